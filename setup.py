@@ -15,7 +15,9 @@ and CFLAGS, `checked` has Cython check indices, None and overflow; both are for 
 import os
 import re
 import sys
+import sysconfig
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,6 +37,9 @@ FUSED = ("screen_f32", "screen_f32_small")
 #: Chooses among the levels, whose functions end in these names; base is as CC and CFLAGS have it.
 CHOICE = KERNELS / "src" / "ff_levels.c"
 LEVELS = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "base": []}
+#: One wheel for this Python and all later ones. Python without the GIL has no such interface yet.
+ABI3 = None if sysconfig.get_config_var("Py_GIL_DISABLED") else "cp311"
+ABI3_MACROS = [("Py_LIMITED_API", "0x030B0000")] if ABI3 else []
 WORDS = os.environ.get("FASTFED_BUILD", "").split()
 PLAIN = "plain" in WORDS
 #: An index below zero counts as outside, checked or not.
@@ -73,6 +78,14 @@ NAMED_PROBE = """
 #error
 #endif
 """
+#: A function that other files see.
+DEFINITION = r"^(?!static|FF_INLINE)[a-z][\w *]*?\b(ff_\w+)\([^;{]*\)\s*\{"
+
+CLANG_PROBE = """
+#ifndef __clang__
+#error
+#endif
+"""
 OPENMP_PROBE = """
 #include <omp.h>
 int main(void) { return omp_get_max_threads() < 1; }
@@ -80,6 +93,13 @@ int main(void) { return omp_get_max_threads() < 1; }
 
 
 class BuildKernels(build_ext):
+    def spelled(self, flags: Iterable[str]) -> list[str]:
+        """Flags of gcc and clang, as clang-cl wants them."""
+        return [f"/clang:{flag}" if self.msvc() else flag for flag in flags]
+
+    def msvc(self) -> bool:
+        return self.compiler.compiler_type == "msvc"
+
     def compiles(self, source: str, *flags: str) -> bool:
         """Whether a small program compiles, without warnings, and links with these flags."""
         with tempfile.TemporaryDirectory() as folder:
@@ -87,11 +107,12 @@ class BuildKernels(build_ext):
             file.write_text(source)
             try:
                 objects = self.compiler.compile(
-                    [str(file)], output_dir=folder, extra_postargs=[*flags, "-Werror"]
+                    [str(file)], output_dir=folder, extra_postargs=self.spelled([*flags, "-Werror"])
                 )
                 self.compiler.link_executable(
-                    objects, "probe", output_dir=folder, extra_postargs=list(flags)
-                )
+                    objects, "probe", output_dir=folder,
+                    extra_postargs=[] if self.msvc() else list(flags),
+                )  # fmt: skip
             except Exception:
                 return False
         return True
@@ -110,13 +131,18 @@ class BuildKernels(build_ext):
             ]
             if ("FF_LEVELS", "1") in macros:
                 for level, flags in LEVELS.items():
-                    own = ["-include", self.renamed(level)]
-                    args = level, [*compile_args, *flags, *own]
+                    own = self.spelled([*flags, f"-include{self.renamed(level)}"])
+                    args = level, [*compile_args, *own]
                     parts.append(pool.submit(self.levelled, *args))
             else:
                 parts.append(pool.submit(self.levelled, "", compile_args))
             for part in parts:
                 native.extra_objects += part.result()
+        # Of a build before abi3: Python would load it first.
+        target = Path(self.get_ext_fullpath(native.name))
+        older = target.with_name("_native" + sysconfig.get_config_var("EXT_SUFFIX"))
+        if older != target:
+            older.unlink(missing_ok=True)
         super().build_extensions()
 
     def renamed(self, level: str) -> str:
@@ -141,16 +167,20 @@ class BuildKernels(build_ext):
         return self.compiler.compile(
             [str(file) for file in files],
             output_dir=str(Path(self.build_temp) / level),
-            macros=macros,
+            macros=[*macros, *ABI3_MACROS],
             include_dirs=self.extensions[0].include_dirs,
             extra_postargs=flags,
         )
 
     def flags(self) -> tuple[list[str], list[str], list[tuple[str, str]]]:
         """To compile, to link, and macros."""
-        if self.compiler.compiler_type == "msvc":
-            print("fastfed: plain build (MSVC): one thread per run, one level of instructions")
-            return ["/O2", "/fp:precise"], [], []
+        if self.msvc():
+            wanted = os.environ.get("CC", "")
+            if not Path(wanted).stem.startswith("clang-cl"):
+                print("fastfed: MSVC: one thread per run, one level; CC=clang-cl has all levels")
+                return ["/O2", "/fp:precise"], [], []
+            self.compiler.initialize()
+            self.compiler.cc = wanted
         # No contraction and no fast-math: the same bits on every processor.
         compile_args = [
             *([] if PLAIN else ["-O3"]),
@@ -161,7 +191,7 @@ class BuildKernels(build_ext):
             "-Wno-psabi",
         ]
         link_args, macros = [], []
-        if self.compiles(OPENMP_PROBE, "-fopenmp"):
+        if not self.msvc() and self.compiles(OPENMP_PROBE, "-fopenmp"):
             compile_args.append("-fopenmp")
             link_args.append("-fopenmp")
         else:
@@ -176,9 +206,15 @@ class BuildKernels(build_ext):
                 "its levels (same results, slower on x86-64)",
                 file=sys.stderr,
             )
+        # Left alone, it makes vectors of half a register where AVX-512 once lowered the clock.
+        if self.compiles(CLANG_PROBE):
+            LEVELS["v4"].append("-mprefer-vector-width=512")
+        if not WORDS:  # debug information is most of the size
+            compile_args.append("-g0")
+            link_args += [] if self.msvc() else ["-Wl,-x" if sys.platform == "darwin" else "-s"]
         if self.compiles(NAMED_PROBE * PLAIN + AVX512_PROBE):
             macros.append(("FF_AVX512", "1"))
-        return compile_args, link_args, macros
+        return self.spelled(compile_args), link_args, macros
 
 
 def path(name: str) -> Path:
@@ -198,7 +234,9 @@ def listed() -> list[str]:
         function: name
         for name in (*EXACT, *FUSED)
         for function in re.findall(
-            r"^(?!static|FF_INLINE)[a-z][\w *]*?\b(ff_\w+)\([^;{]*\)\s*\{", path(name).read_text(), re.M
+            r"^(?!static|FF_INLINE)[a-z][\w *]*?\b(ff_\w+)\([^;{]*\)\s*\{",
+            path(name).read_text(),
+            re.M,
         )
     }
     if missing := sorted(set(defined) - set(names)):
@@ -224,6 +262,8 @@ def bindings() -> list[Extension]:
         [source for each in made for source in each.sources],
         include_dirs=[str(KERNELS / "src")],
         depends=[str(p) for p in sorted((KERNELS / "src").glob("*.[ch]"))],
+        define_macros=ABI3_MACROS,
+        py_limited_api=ABI3 is not None,
         export_symbols=[f"PyInit_{name}" for name in (*BINDINGS, "_views")],
     )
     return [native]
@@ -231,4 +271,8 @@ def bindings() -> list[Extension]:
 
 if set(WORDS) - {"plain", "checked"}:
     sys.exit(f"FASTFED_BUILD takes the words plain and checked, got {' '.join(WORDS)}")
-setup(ext_modules=bindings(), cmdclass={"build_ext": BuildKernels})
+setup(
+    ext_modules=bindings(),
+    cmdclass={"build_ext": BuildKernels},
+    options={"bdist_wheel": {"py_limited_api": ABI3}} if ABI3 else {},
+)
