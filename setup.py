@@ -8,17 +8,18 @@ same bits; the build log and `fastfed doctor` say which it was.
 All bindings and all C files become one shared object, `fastfed._kernels._native`, which
 `fastfed/_kernels/__init__.py` loads the modules from.
 
-`FASTFED_BUILD`, in the environment, takes words: `plain` leaves optimization and processor to CC
-and CFLAGS, `checked` has Cython check indices, None and overflow; both are for scripts/sanitize.
+`FASTFED_BUILD`, in the environment, takes words: `abi3` makes one wheel for this Python and all
+later ones; `plain` leaves optimization and processor to CC and CFLAGS, `checked` has Cython check
+indices, None and overflow, and both are for scripts/sanitize.
 """
 
 import os
 import re
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -37,11 +38,11 @@ FUSED = ("screen_f32", "screen_f32_small")
 #: Chooses among the levels, whose functions end in these names; base is as CC and CFLAGS have it.
 CHOICE = KERNELS / "src" / "ff_levels.c"
 LEVELS = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "base": []}
-#: One wheel for this Python and all later ones. Python without the GIL has no such interface yet.
-ABI3 = None if sysconfig.get_config_var("Py_GIL_DISABLED") else "cp311"
-ABI3_MACROS = [("Py_LIMITED_API", "0x030B0000")] if ABI3 else []
 WORDS = os.environ.get("FASTFED_BUILD", "").split()
 PLAIN = "plain" in WORDS
+#: One wheel for this Python and all later ones, which costs every view of an array some 60 ns.
+ABI3 = "abi3" in WORDS
+ABI3_MACROS = [("Py_LIMITED_API", "0x030B0000")] if ABI3 else []
 #: An index below zero counts as outside, checked or not.
 DIRECTIVES = {"language_level": 3, "wraparound": False} | dict.fromkeys(
     ("boundscheck", "initializedcheck", "nonecheck", "overflowcheck"), "checked" in WORDS
@@ -138,11 +139,12 @@ class BuildKernels(build_ext):
                 parts.append(pool.submit(self.levelled, "", compile_args))
             for part in parts:
                 native.extra_objects += part.result()
-        # Of a build before abi3: Python would load it first.
+        # Of another kind of build: Python might load it first, and a wheel would hold both.
         target = Path(self.get_ext_fullpath(native.name))
-        older = target.with_name("_native" + sysconfig.get_config_var("EXT_SUFFIX"))
-        if older != target:
-            older.unlink(missing_ok=True)
+        for suffix in EXTENSION_SUFFIXES:
+            other = target.with_name("_native" + suffix)
+            if other != target:
+                other.unlink(missing_ok=True)
         super().build_extensions()
 
     def renamed(self, level: str) -> str:
@@ -209,7 +211,7 @@ class BuildKernels(build_ext):
         # Left alone, it makes vectors of half a register where AVX-512 once lowered the clock.
         if self.compiles(CLANG_PROBE):
             LEVELS["v4"].append("-mprefer-vector-width=512")
-        if not WORDS:  # debug information is most of the size
+        if not {"plain", "checked"} & set(WORDS):  # debug information is most of the size
             compile_args.append("-g0")
             link_args += [] if self.msvc() else ["-Wl,-x" if sys.platform == "darwin" else "-s"]
         if self.compiles(NAMED_PROBE * PLAIN + AVX512_PROBE):
@@ -263,16 +265,16 @@ def bindings() -> list[Extension]:
         include_dirs=[str(KERNELS / "src")],
         depends=[str(p) for p in sorted((KERNELS / "src").glob("*.[ch]"))],
         define_macros=ABI3_MACROS,
-        py_limited_api=ABI3 is not None,
+        py_limited_api=ABI3,
         export_symbols=[f"PyInit_{name}" for name in (*BINDINGS, "_views")],
     )
     return [native]
 
 
-if set(WORDS) - {"plain", "checked"}:
-    sys.exit(f"FASTFED_BUILD takes the words plain and checked, got {' '.join(WORDS)}")
+if set(WORDS) - {"abi3", "plain", "checked"}:
+    sys.exit(f"FASTFED_BUILD takes the words abi3, plain and checked, got {' '.join(WORDS)}")
 setup(
     ext_modules=bindings(),
     cmdclass={"build_ext": BuildKernels},
-    options={"bdist_wheel": {"py_limited_api": ABI3}} if ABI3 else {},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if ABI3 else {},
 )

@@ -40,6 +40,7 @@ COMMANDS = {
     "ledger": ("deploy", "Look at a silo's budget, or verify a party's log."),
     "bench": ("doctor", "Measure the compiled driver against a plain loop in NumPy."),
     "doctor": ("doctor", "Check this installation and its data."),
+    "completion": ("completion", "Print the script that completes `fastfed` in bash, zsh or fish."),
 }
 
 

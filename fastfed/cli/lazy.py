@@ -60,7 +60,8 @@ class LazyGroup(click.RichGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        unknown = args and not args[0].startswith("-") and args[0] not in self.commands
+        if unknown and not ctx.resilient_parsing:
             from fastfed._validate import nearest
 
             raise click.UsageError(
