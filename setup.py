@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -249,6 +250,22 @@ def listed() -> list[str]:
     return names
 
 
+def readme() -> str:
+    """README.md with links that work on the package index too."""
+    root = Path(__file__).parent
+    address = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    code = (root / "fastfed" / "__init__.py").read_text()
+    version = re.search(r'^__version__ = "(.*)"', code, re.MULTILINE)[1]
+
+    def absolute(match: re.Match[str]) -> str:
+        kind = "raw" if match[1].startswith("!") else "blob"
+        return f"{match[1]}{address}/{kind}/v{version}/{match[2]}"
+
+    # No scheme, no anchor of the page itself: a file of the repository.
+    relative = r"(!?\[[^\]]*\]\()(?![a-z]+:|#)([^)\s]+)"
+    return re.sub(relative, absolute, (root / "README.md").read_text(encoding="utf-8"))
+
+
 def bindings() -> list[Extension]:
     """One extension of all bindings."""
     made = cythonize(
@@ -274,6 +291,8 @@ def bindings() -> list[Extension]:
 if set(WORDS) - {"abi3", "plain", "checked"}:
     sys.exit(f"FASTFED_BUILD takes the words abi3, plain and checked, got {' '.join(WORDS)}")
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=bindings(),
     cmdclass={"build_ext": BuildKernels},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if ABI3 else {},
