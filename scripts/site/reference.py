@@ -22,11 +22,15 @@ MODULES = {
     "results": "what a run leaves behind",
     "simulation": "experiments of specs",
     "experiments": "the papers' figures",
-    "reporting": "pages, pictures and tables",
     "advice": "which system to take, and whether to share",
     "kernels": "the compiled kernels, validated",
     "off_policy": "what another policy would have earned",
     "counter_rng": "keyed random numbers for plug-ins",
+}
+#: Modules that list nothing: what is public of them, by module.
+UNLISTED = {
+    "protocols": [("protocols", "make_randomizer"), ("protocols.plan", "Plan")],
+    "results": [("results.results", "Results"), ("results.results", "CurveResult")],
 }
 
 
@@ -48,11 +52,12 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "reference/keys.md", _keys()
     import fastfed
 
-    listed = [name for name in fastfed.__all__ if not name.startswith("_")]
-    yield "reference/fastfed.md", _module("fastfed", listed, "the names of `import fastfed`")
+    listed = [("", name) for name in fastfed.__all__ if not name.startswith("_")]
+    yield "reference/fastfed.md", _page("fastfed", listed, "the names of `import fastfed`")
     for name, summary in MODULES.items():
         module = importlib.import_module(f"fastfed.{name}")
-        yield f"reference/{name}.md", _module(f"fastfed.{name}", list(module.__all__), summary)
+        found = [(name, listed) for listed in getattr(module, "__all__", ())] or UNLISTED[name]
+        yield f"reference/{name}.md", _page(f"fastfed.{name}", found, summary)
 
 
 def _index() -> str:
@@ -78,19 +83,20 @@ def _index() -> str:
 # ---- Python -------------------------------------------------------------------------------------
 
 
-def _module(full: str, names: list[str], summary: str) -> str:
-    """A page of all public names of a module, each by the place where it is defined."""
-    module = importlib.import_module(full)
-    lines = [f"# `{full}`", "", f"{summary[0].upper()}{summary[1:]}.", ""]
+def _page(title: str, names: list[tuple[str, str]], summary: str) -> str:
+    """A page of public names, each by the place where it is defined."""
+    lines = [f"# `{title}`", "", f"{summary[0].upper()}{summary[1:]}.", ""]
+    above = set(importlib.import_module("fastfed.api").__all__) if title != "fastfed" else set()
     constants = []
-    for name in names:
-        found = getattr(module, name)
-        home = getattr(found, "__module__", None)
-        documented = inspect.isclass(found) or inspect.isfunction(found)
-        if documented and home and home.startswith("fastfed"):
-            # numba's functions and aliases keep their own name.
+    for module, name in names:
+        full = f"fastfed.{module}".rstrip(".")
+        found = getattr(importlib.import_module(full), name)
+        home = getattr(found, "__module__", None) or ""
+        if name in above:
+            lines += [f"`{name}` stands among [the names of fastfed](fastfed.md).", ""]
+        elif (inspect.isclass(found) or inspect.isfunction(found)) and home.startswith("fastfed"):
             lines += [f"::: {home}.{found.__name__}", ""]
-        elif hasattr(found, "py_func"):
+        elif hasattr(found, "py_func"):  # compiled by numba
             lines += [f"::: {full}.{name}", ""]
         else:
             constants.append((name, found))
