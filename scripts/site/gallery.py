@@ -19,18 +19,17 @@ _after: dict[str, list[str]] = {}
 _cards: list[tuple[str, str, str]] = []
 
 
-def run(folder: Path) -> dict[str, bytes]:
-    """Run every page; the pictures by their file's name."""
+def run(folder: Path, order: list[str]) -> dict[str, bytes]:
+    """Run every page, in this order; the pictures by their file's name."""
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["figure.figsize"] = 5.0, 3.2
     images: dict[str, bytes] = {}
     _after.clear()
     _cards.clear()
-    for path in sorted(folder.glob("*.md")):
+    for path in [folder / name for name in order]:
         text = path.read_text(encoding="utf-8")
-        if path.name == "index.md":
-            continue
         scope: dict[str, Any] = {"__name__": "page"}
         _after[path.name] = []
         for position, block in enumerate(BLOCK.findall(text)):
@@ -39,7 +38,7 @@ def run(folder: Path) -> dict[str, bytes]:
                 exec(compile(block, f"docs/gallery/{path.name}", "exec"), scope)
             shown = f"```text\n{printed.getvalue().rstrip()}\n```\n" if printed.getvalue() else ""
             _after[path.name].append(shown + _pictures(path.stem, position, images))
-        title, first = re.findall(r"^# (.*)\n+(.*?)\n\n", text, re.MULTILINE | re.DOTALL)[0]
+        title, first = re.findall(r"^# (.*)\n+((?:.+\n)+)", text)[0]
         _cards.append((path.name, title, " ".join(first.split())))
     return images
 
@@ -51,7 +50,6 @@ def _pictures(stem: str, position: int, images: dict[str, bytes]) -> str:
     for number in pyplot.get_fignums():
         figure = pyplot.figure(number)
         name = f"{stem}-{position}-{number}"
-        # What is described twice is heard twice: the second has no text of its own.
         for scheme, ink in INK.items():
             recolour(figure, ink)
             held = io.BytesIO()
@@ -78,6 +76,8 @@ def recolour(figure: Any, ink: str) -> None:
         axes.tick_params(colors=ink, which="both")
         for spine in axes.spines.values():
             spine.set_edgecolor(ink)
+        for line in (*axes.get_xgridlines(), *axes.get_ygridlines()):
+            line.set(color=ink, alpha=0.15)
     for legend in figure.findobj(lambda found: hasattr(found, "get_frame")):
         legend.get_frame().set_alpha(0.0)
     for found in figure.findobj():

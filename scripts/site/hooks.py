@@ -42,7 +42,9 @@ def on_files(files, config):
     made |= _examples()
     for uri, text in made.items():
         files.append(File.generated(config, uri, content=text))
-    for uri, image in gallery.run(ROOT / "docs" / "gallery").items():
+    (listed,) = [entry["Gallery"] for entry in config.nav if "Gallery" in entry]
+    order = [page.removeprefix("gallery/") for page in listed[1:] if isinstance(page, str)]
+    for uri, image in gallery.run(ROOT / "docs" / "gallery", order).items():
         files.append(File.generated(config, f"gallery/{uri}", content=image))
     files.append(
         File.generated(config, "site.css", content=(ROOT / "scripts/site/site.css").read_text())
@@ -107,3 +109,11 @@ def on_page_markdown(markdown, page, config, files):
     # Links in code blocks are no links.
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else LINK.sub(mended, part) for part in parts)
+
+
+#: A type of numpydoc with its shape, which mkdocstrings reads as a tuple.
+SHAPED = re.compile(r"<code>\(([\w ,.|]+), shape(\([^()<]*\))\)</code>")
+
+
+def on_page_content(html, page, config, files):
+    return SHAPED.sub(r"<code>\1, shape \2</code>", html)

@@ -172,7 +172,13 @@ def _keys() -> str:
         cls, summary = ENVIRONMENTS[kind]
         fields = [f for f in dataclasses.fields(cls) if f.init]
         rows = [(f.name, f.type, _default(f.default, f.default_factory)) for f in fields]
-        lines += [f'### `kind = "{kind}"`', "", f"{summary}.", "", *_table(rows)]
+        lines += [
+            f'### `kind = "{kind}"`',
+            "",
+            f"{summary[0].upper()}{summary[1:]}.",
+            "",
+            *_table(rows),
+        ]
     lines += ["## Curves", ""]
     for name, entry in ALGORITHMS.items():
         fields = msgspec.structs.fields(entry.config)
@@ -184,7 +190,13 @@ def _keys() -> str:
             )
             for f in fields
         ]
-        lines += [f'### `algorithm = "{name}"`', "", f"{entry.summary}.", "", *_table(rows)]
+        lines += [
+            f'### `algorithm = "{name}"`',
+            "",
+            f"{entry.summary[0].upper()}{entry.summary[1:]}.",
+            "",
+            *_table(rows),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -213,6 +225,10 @@ def _default(value: Any, factory: Any) -> str:
         if any(factory is m for m in missing):
             return "required"
         value = factory()
+    if dataclasses.is_dataclass(value):
+        shown = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        pairs = [f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in shown.items()]
+        return "`{ " + ", ".join(pairs) + " }`"
     return f"`{value!r}`" if not isinstance(value, str) else f'`"{value}"`'
 
 
