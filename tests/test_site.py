@@ -62,9 +62,7 @@ def test_broken_links_are_found(tmp_path):
         '<a href="https://elsewhere.example">.</a>'
     )
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "index.html").write_text(
-        '<p id="end"><img src="../picture.svg#only-dark">'
-    )
+    (tmp_path / "b" / "index.html").write_text('<p id="end"><img src="../picture.svg#only-dark">')
     (tmp_path / "picture.svg").write_text("<svg/>")
     assert broken(tmp_path) == (2, [])
     (tmp_path / "b" / "index.html").write_text('<script src="https://cdn.example/x.js"></script>')

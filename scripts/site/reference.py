@@ -85,7 +85,7 @@ def _index() -> str:
 
 def _page(title: str, names: list[tuple[str, str]], summary: str) -> str:
     """A page of public names, each by the place where it is defined."""
-    lines = [f"# `{title}`", "", f"{summary[0].upper()}{summary[1:]}.", ""]
+    lines = [f"# `{title}`", "", _sentence(summary), ""]
     above = set(importlib.import_module("fastfed.api").__all__) if title != "fastfed" else set()
     constants = []
     for module, name in names:
@@ -198,6 +198,10 @@ def _keys() -> str:
             *_table(rows),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _sentence(summary: str) -> str:
+    return f"{summary[0].upper()}{summary[1:]}."
 
 
 def _table(rows: list[tuple[str, Any, str]]) -> list[str]:
