@@ -1,25 +1,26 @@
 """Build of the compiled core; everything else stands in pyproject.toml.
 
-Threads (pthreads and C11 atomics) and dispatch by processor (GNU ifunc) are probed. Without them
-the build is plain, slower and gives the same bits; the build log and `fastfed doctor` say which it
-was.
-
-Where there is dispatch, the compiler clones the loops that it vectorises by itself. Vectors that
-are written out should be as wide as a processor's registers, which is known only when a whole file
-is compiled for it: those files are compiled once for each level, and ff_levels.c chooses.
+Files with loops that vectorise are compiled once for each level of x86-64, and ff_levels.c chooses
+among them when the package is imported. That needs gcc or clang; elsewhere, and on other
+processors, there is one level. Threads (pthreads and C11 atomics) are probed. Without either the
+build is slower and gives the same bits; the build log and `fastfed doctor` say which it was.
 
 All bindings and all C files become one shared object, `fastfed._kernels._native`, which
 `fastfed/_kernels/__init__.py` loads the modules from.
 
-`FASTFED_BUILD`, in the environment, is for scripts/sanitize and takes words: `plain` leaves
-optimization and processor to CC and CFLAGS, `checked` has Cython check indices, None and overflow.
+`FASTFED_BUILD`, in the environment, takes words: `abi3` makes one wheel for this Python and all
+later ones; `plain` leaves optimization and processor to CC and CFLAGS, `checked` has Cython check
+indices, None and overflow, and both are for scripts/sanitize.
 """
 
 import os
 import re
 import sys
 import tempfile
+import tomllib
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -40,26 +41,49 @@ BINDINGS = (
 )
 #: The module of what Cython needs for views of arrays, which the bindings share.
 VIEWS = "fastfed._kernels._views"
-#: With vectors written out. Screening alone may fuse multiplications and additions: what it keeps
-#: is scored exactly.
-EXACT = [KERNELS / "src" / f"ff_{name}.c" for name in ("linalg", "scores", "environment")]
-FUSED = [KERNELS / "src" / f"ff_{name}.c" for name in ("screen_f32", "screen_f32_small")]
+#: Compiled once for each level. Screening alone may fuse multiplications and additions: what it
+#: keeps is scored exactly.
+EXACT = (
+    *(
+        "aggregation",
+        "batch",
+        "bits",
+        "environment",
+        "linalg",
+        "losses",
+        "random",
+        "release",
+        "scores",
+    ),
+    "tracked",
+)
+FUSED = ("screen_f32", "screen_f32_small")
 #: Chooses among the levels, whose functions end in these names; base is as CC and CFLAGS have it.
 CHOICE = KERNELS / "src" / "ff_levels.c"
-#: Compiled once.
-ONCE = sorted({*(KERNELS / "src").glob("*.c")} - {*EXACT, *FUSED, CHOICE})
 LEVELS = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "base": []}
 WORDS = os.environ.get("FASTFED_BUILD", "").split()
 PLAIN = "plain" in WORDS
+#: One wheel for this Python and all later ones, which costs every view of an array some 60 ns.
+ABI3 = "abi3" in WORDS
+ABI3_MACROS = [("Py_LIMITED_API", "0x030B0000")] if ABI3 else []
 #: An index below zero counts as outside, checked or not.
 DIRECTIVES = {"language_level": 3, "wraparound": False} | dict.fromkeys(
     ("boundscheck", "initializedcheck", "nonecheck", "overflowcheck"), "checked" in WORDS
 )
 
-CLONES_PROBE = """
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-int twice(int x) { return 2 * x; }
-int main(void) { return __builtin_cpu_supports("x86-64-v4") ? twice(0) : 0; }
+#: What ff_levels.c is made of, compiled with the highest level's flags.
+LEVELS_PROBE = """
+#include <cpuid.h>
+int twice_base(int x) { return 2 * x; }
+int (*twice_at)(int) __attribute__((used)) = twice_base;
+#ifdef __APPLE__
+#define US "_"
+#else
+#define US
+#endif
+__asm__(".text\\n.globl " US "twice\\n" US "twice:\\n jmp *" US "twice_at(%rip)\\n");
+int twice(int x);
+int main(void) { unsigned a, b, c, d; return __get_cpuid(1, &a, &b, &c, &d) ? twice(0) : 0; }
 """
 #: Instructions of AVX-512 by name, used where the processor has them.
 AVX512_PROBE = """
@@ -70,7 +94,7 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))) int twi
     __asm__("vpdpwssd %1, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi16(1)));
     return _mm512_reduce_add_epi32(sum);
 }
-int main(void) { return __builtin_cpu_supports("avx512vnni") ? twice(0) : 0; }
+int main(int count, char **words) { return words ? 0 : twice(count); }
 """
 #: In a plain build only for a processor that has them by name.
 NAMED_PROBE = """
@@ -92,9 +116,21 @@ int main(void)
     return pthread_create(&other, NULL, serve, NULL) || pthread_join(other, NULL) || !made;
 }
 """
+CLANG_PROBE = """
+#ifndef __clang__
+#error
+#endif
+"""
 
 
 class BuildKernels(build_ext):
+    def spelled(self, flags: Iterable[str]) -> list[str]:
+        """Flags of gcc and clang, as clang-cl wants them."""
+        return [f"/clang:{flag}" if self.msvc() else flag for flag in flags]
+
+    def msvc(self) -> bool:
+        return self.compiler.compiler_type == "msvc"
+
     def compiles(self, source: str, *flags: str) -> bool:
         """Whether a small program compiles, without warnings, and links with these flags."""
         with tempfile.TemporaryDirectory() as folder:
@@ -102,11 +138,12 @@ class BuildKernels(build_ext):
             file.write_text(source)
             try:
                 objects = self.compiler.compile(
-                    [str(file)], output_dir=folder, extra_postargs=[*flags, "-Werror"]
+                    [str(file)], output_dir=folder, extra_postargs=self.spelled([*flags, "-Werror"])
                 )
                 self.compiler.link_executable(
-                    objects, "probe", output_dir=folder, extra_postargs=list(flags)
-                )
+                    objects, "probe", output_dir=folder,
+                    extra_postargs=[] if self.msvc() else list(flags),
+                )  # fmt: skip
             except Exception:
                 return False
         return True
@@ -115,33 +152,46 @@ class BuildKernels(build_ext):
         compile_args, link_args, macros = self.flags()
         (native,) = self.extensions
         native.extra_link_args = link_args
+        threads = [macro for macro in macros if macro[0] == "FF_THREADS"]
         wrappers, native.sources = native.sources, []
         native.depends += wrappers
         # The wrappers take longer than all else, so they are compiled side by side.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             parts = [
                 pool.submit(self.objects, "", [Path(one)], compile_args, macros)
-                for one in [*wrappers, *ONCE]
+                for one in [*wrappers, *once()]
             ]
-            if ("FF_TARGET_CLONES", "1") in macros:
-                names = re.findall(r"each\((ff_\w+)\)", CHOICE.read_text())
-                parts.append(pool.submit(self.objects, "", [CHOICE], compile_args, []))
+            if ("FF_LEVELS", "1") in macros:
                 for level, flags in LEVELS.items():
-                    own = [(name, f"{name}_{level}") for name in names]
-                    args = level, [*compile_args, *flags], own
-                    parts.append(pool.submit(self.vectors, *args))
+                    own = self.spelled([*flags, f"-include{self.renamed(level)}"])
+                    args = level, [*compile_args, *own], threads
+                    parts.append(pool.submit(self.levelled, *args))
             else:
-                parts.append(pool.submit(self.vectors, "", compile_args, []))
+                parts.append(pool.submit(self.levelled, "", compile_args, threads))
             for part in parts:
                 native.extra_objects += part.result()
+        # Of another kind of build: Python might load it first, and a wheel would hold both.
+        target = Path(self.get_ext_fullpath(native.name))
+        for suffix in EXTENSION_SUFFIXES:
+            other = target.with_name("_native" + suffix)
+            if other != target:
+                other.unlink(missing_ok=True)
         super().build_extensions()
 
-    def vectors(self, level: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
-        """The objects of the files with vectors written out, in a folder of the level's name."""
-        fusing = [flag for flag in flags if "contract" not in flag]
+    def renamed(self, level: str) -> str:
+        """A header that gives a level's functions names of their own."""
+        header = Path(self.build_temp) / level / "names.h"
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text("".join(f"#define {name} {name}_{level}\n" for name in listed()))
+        return str(header)
+
+    def levelled(self, level: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
+        """The objects of the files that are compiled for each level, in a folder of its name."""
+        # By name, for compilers differ in what they fuse when nothing is said.
+        fusing = [flag.replace("contract=off", "contract=fast") for flag in flags]
         return [
-            *self.objects(level, EXACT, flags, macros),
-            *self.objects(level, FUSED, fusing, macros),
+            *self.objects(level, [path(name) for name in EXACT], flags, macros),
+            *self.objects(level, [path(name) for name in FUSED], fusing, macros),
         ]
 
     def objects(
@@ -150,16 +200,20 @@ class BuildKernels(build_ext):
         return self.compiler.compile(
             [str(file) for file in files],
             output_dir=str(Path(self.build_temp) / level),
-            macros=macros,
+            macros=[*macros, *ABI3_MACROS],
             include_dirs=self.extensions[0].include_dirs,
             extra_postargs=flags,
         )
 
     def flags(self) -> tuple[list[str], list[str], list[tuple[str, str]]]:
         """To compile, to link, and macros."""
-        if self.compiler.compiler_type == "msvc":
-            print("fastfed: plain build (MSVC): one thread per run, no processor clones")
-            return ["/O2", "/fp:precise"], [], []
+        if self.msvc():
+            wanted = os.environ.get("CC", "")
+            if not Path(wanted).stem.startswith("clang-cl"):
+                print("fastfed: MSVC: one thread per run, one level; CC=clang-cl has all levels")
+                return ["/O2", "/fp:precise"], [], []
+            self.compiler.initialize()
+            self.compiler.cc = wanted
         # No contraction and no fast-math: the same bits on every processor.
         compile_args = [
             *([] if PLAIN else ["-O3"]),
@@ -170,25 +224,77 @@ class BuildKernels(build_ext):
             "-Wno-psabi",
         ]
         link_args, macros = [], []
-        if self.compiles(THREADS_PROBE, "-std=gnu11", "-pthread"):
+        if not self.msvc() and self.compiles(THREADS_PROBE, "-std=gnu11", "-pthread"):
             compile_args.append("-pthread")
             link_args.append("-pthread")
             macros.append(("FF_THREADS", "1"))
         else:
             print("fastfed: no pthreads found: one replicate uses one thread", file=sys.stderr)
         if PLAIN:
-            print("fastfed: plain build: for the processor that CC and CFLAGS name, no clones")
-        elif self.compiles(CLONES_PROBE):
-            macros.append(("FF_TARGET_CLONES", "1"))
+            print("fastfed: plain build: for the processor that CC and CFLAGS name, one level")
+        elif self.compiles(LEVELS_PROBE, *LEVELS["v4"]):
+            macros.append(("FF_LEVELS", "1"))
         else:
             print(
-                "fastfed: no target_clones here: plain code for the baseline processor "
-                "(same results, slower)",
+                "fastfed: one level of instructions: no x86-64, or a compiler that does not know "
+                "its levels (same results, slower on x86-64)",
                 file=sys.stderr,
             )
+        # Left alone, it makes vectors of half a register where AVX-512 once lowered the clock.
+        if self.compiles(CLANG_PROBE):
+            LEVELS["v4"].append("-mprefer-vector-width=512")
+        if not {"plain", "checked"} & set(WORDS):  # debug information is most of the size
+            compile_args.append("-g0")
+            link_args += [] if self.msvc() else ["-Wl,-x" if sys.platform == "darwin" else "-s"]
         if self.compiles(NAMED_PROBE * PLAIN + AVX512_PROBE):
             macros.append(("FF_AVX512", "1"))
-        return compile_args, link_args, macros
+        return self.spelled(compile_args), link_args, macros
+
+
+def path(name: str) -> Path:
+    """A file of the kernels."""
+    return KERNELS / "src" / f"ff_{name}.c"
+
+
+def once() -> list[Path]:
+    """The files that are compiled once."""
+    return sorted({*(KERNELS / "src").glob("*.c")} - {path(name) for name in (*EXACT, *FUSED)})
+
+
+def listed() -> list[str]:
+    """The functions that have levels; stops where the files and the list of ff_levels.c differ."""
+    names = re.findall(r"each\((ff_\w+)\)", CHOICE.read_text())
+    defined = {
+        function: name
+        for name in (*EXACT, *FUSED)
+        for function in re.findall(
+            r"^(?!static|FF_INLINE)[a-z][\w *]*?\b(ff_\w+)\([^;{]*\)\s*\{",
+            path(name).read_text(),
+            re.M,
+        )
+    }
+    if missing := sorted(set(defined) - set(names)):
+        where = ", ".join(f"{function} of ff_{defined[function]}.c" for function in missing)
+        sys.exit(f"ff_levels.c must list every function of a file with levels: add {where}")
+    if unknown := sorted(set(names) - set(defined)):
+        sys.exit(f"ff_levels.c lists what no file with levels defines: {', '.join(unknown)}")
+    return names
+
+
+def readme() -> str:
+    """README.md with links that work on the package index too."""
+    root = Path(__file__).parent
+    address = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    code = (root / "fastfed" / "__init__.py").read_text()
+    version = re.search(r'^__version__ = "(.*)"', code, re.MULTILINE)[1]
+
+    def absolute(match: re.Match[str]) -> str:
+        kind = "raw" if match[1].startswith("!") else "blob"
+        return f"{match[1]}{address}/{kind}/v{version}/{match[2]}"
+
+    # No scheme, no anchor of the page itself: a file of the repository.
+    relative = r"(!?\[[^\]]*\]\()(?![a-z]+:|#)([^)\s]+)"
+    return re.sub(relative, absolute, (root / "README.md").read_text(encoding="utf-8"))
 
 
 def bindings() -> list[Extension]:
@@ -206,11 +312,19 @@ def bindings() -> list[Extension]:
         [source for each in made for source in each.sources],
         include_dirs=[str(KERNELS / "src")],
         depends=[str(p) for p in sorted((KERNELS / "src").glob("*.[ch]"))],
+        define_macros=ABI3_MACROS,
+        py_limited_api=ABI3,
         export_symbols=[f"PyInit_{name}" for name in (*BINDINGS, "_views")],
     )
     return [native]
 
 
-if set(WORDS) - {"plain", "checked"}:
-    sys.exit(f"FASTFED_BUILD takes the words plain and checked, got {' '.join(WORDS)}")
-setup(ext_modules=bindings(), cmdclass={"build_ext": BuildKernels})
+if set(WORDS) - {"abi3", "plain", "checked"}:
+    sys.exit(f"FASTFED_BUILD takes the words abi3, plain and checked, got {' '.join(WORDS)}")
+setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    ext_modules=bindings(),
+    cmdclass={"build_ext": BuildKernels},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if ABI3 else {},
+)

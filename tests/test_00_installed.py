@@ -39,4 +39,4 @@ def test_an_unknown_name_is_an_attribute_error():
 )
 def test_the_installation_has_a_level_for_every_processor():
     """Without them tests of levels are skipped, and everything is several times slower."""
-    assert _native.HAS_TARGET_CLONES
+    assert _native.HAS_LEVELS

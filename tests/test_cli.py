@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -249,6 +250,47 @@ def test_doctor_tells_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert result.exit_code == 1
         assert "changed since it was cached" in result.stdout
     assert fastfed("doctor", "--data", tmp_path / "none").exit_code == 2
+
+
+def test_doctor_says_which_instructions_run_and_why() -> None:
+    from fastfed._kernels import _native
+
+    build = json.loads(fastfed("doctor", "--json").stdout)["build"]
+    assert build["level"] == _native.LEVEL and build["compiler"] == _native.COMPILER
+    line = f"instructions: {build['level']} ("
+    assert line in fastfed("doctor").stdout and build["level_reason"] in fastfed("doctor").stdout
+    if _native.HAS_LEVELS and _native.PROCESSOR == "v4":
+        held = {**os.environ, "FASTFED_LEVEL": "v3"}
+        code = "from fastfed.cli import main; main()"
+        run = subprocess.run(
+            [sys.executable, "-c", code, "doctor"], env=held, capture_output=True, text=True
+        )
+        assert "v3 (AVX2), FASTFED_LEVEL=v3 holds it down; the processor has v4" in run.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_that_its_shell_accepts(shell: str) -> None:
+    script = fastfed("completion", shell).stdout
+    assert "_FASTFED_COMPLETE=" in script
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=script, text=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("fastfed compl", {"plain,completion"}),
+        ("fastfed run --eng", {"plain,--engine"}),
+        ("fastfed completion fi", {"plain,fish"}),
+        ("fastfed nothing --eng", set()),
+    ],
+)
+def test_commands_options_and_choices_complete(words: str, found: set[str]) -> None:
+    env = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    result = CliRunner().invoke(
+        cli, [], prog_name="fastfed", env={**env, "_FASTFED_COMPLETE": "bash_complete"}
+    )
+    assert set(result.stdout.split()) == found
 
 
 def test_bench_prints_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

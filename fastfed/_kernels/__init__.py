@@ -19,26 +19,33 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
-
-from fastfed._kernels import _native
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
 __all__ = ["aggregation", "checked", "driver", "environments", "linalg", "losses", "rng"]
 
 
-def _load(name: str) -> None:
+def _shared_object() -> str:
+    found = find_spec(f"{__name__}._native")
+    if found is None or found.origin is None:
+        raise ImportError("the compiled core is not built: `pip install .` in the checkout")
+    return found.origin
+
+
+def _load(name: str, file: str) -> None:
     """Load one module of the shared object."""
     full = f"{__name__}.{name}"
-    loader = ExtensionFileLoader(full, _native.__file__)
-    spec = spec_from_file_location(full, _native.__file__, loader=loader)
+    loader = ExtensionFileLoader(full, file)
+    spec = spec_from_file_location(full, file, loader=loader)
     assert spec is not None
     module = sys.modules[full] = module_from_spec(spec)
     loader.exec_module(module)
     globals()[name] = module
 
 
-# Each comes after those that it imports.
-for _name in ("_views", "environments", "rng", "linalg", "aggregation"):
-    _load(_name)
-for _name in ("checked", "losses", "driver"):
-    _load(_name)
+_file = _shared_object()
+# Each comes after those that it imports, and _native before what asks which level runs.
+for _name in (
+    *("_views", "_native", "environments", "rng", "linalg", "aggregation", "checked"),
+    *("losses", "driver"),
+):  # fmt: skip
+    _load(_name, _file)

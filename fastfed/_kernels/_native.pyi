@@ -1,4 +1,10 @@
-# Types of the shared object of all kernels: how it was built.
+"""The shared object of all kernels: how it was built, and which level of it runs here."""
 
-HAS_TARGET_CLONES: bool
 HAS_THREADS: bool
+COMPILER: str
+LEVELS: dict[str, int]
+PROCESSOR: str
+HAS_VNNI: bool
+MOST: str
+HAS_LEVELS: bool
+LEVEL: str

@@ -1,21 +1,52 @@
 # cython: language_level=3
-"""The shared object of all kernels, and how it was built."""
+"""The shared object of all kernels: how it was built, and which level of it runs here."""
+
+import os
+
+cdef extern from "ff_processor.h":
+    enum:
+        FF_LEVEL_BASE
+        FF_LEVEL_V3
+        FF_LEVEL_V4
+    int ff_processor_level()
+    int ff_processor_vnni()
+    int ff_levels_choose(int most)
 
 cdef extern from *:
     """
-    #ifdef FF_TARGET_CLONES
-    #define FF_HAS_CLONES 1
-    #else
-    #define FF_HAS_CLONES 0
-    #endif
     #ifdef FF_THREADS
     #define FF_HAS_THREADS 1
     #else
     #define FF_HAS_THREADS 0
     #endif
+    #if defined(__clang__)
+    #define FF_COMPILER "clang " __clang_version__
+    #elif defined(__GNUC__)
+    #define FF_COMPILER "gcc " __VERSION__
+    #elif defined(_MSC_VER)
+    #define FF_COMPILER "MSVC"
+    #else
+    #define FF_COMPILER "unknown"
+    #endif
     """
-    int FF_HAS_CLONES
     int FF_HAS_THREADS
+    const char *FF_COMPILER
 
-HAS_TARGET_CLONES = bool(FF_HAS_CLONES)
 HAS_THREADS = bool(FF_HAS_THREADS)
+COMPILER = FF_COMPILER.decode().strip()
+#: Levels of instructions, by name; the others are for x86-64.
+LEVELS = {"base": FF_LEVEL_BASE, "v3": FF_LEVEL_V3, "v4": FF_LEVEL_V4}
+#: The highest that this processor has.
+PROCESSOR = {value: name for name, value in LEVELS.items()}[ff_processor_level()]
+#: Whether it has AVX-512 VNNI, which screening in 16 bits uses.
+HAS_VNNI = bool(ff_processor_vnni())
+#: The highest level that may run: FASTFED_LEVEL, in the environment, or any.
+MOST = os.environ.get("FASTFED_LEVEL") or "v4"
+
+if MOST not in LEVELS:
+    raise ImportError(f"FASTFED_LEVEL must be one of {', '.join(LEVELS)}, got {MOST!r}")
+
+cdef int chosen = ff_levels_choose(LEVELS[MOST])
+#: Whether this build has all levels, and the one that runs.
+HAS_LEVELS = chosen >= 0
+LEVEL = {value: name for name, value in LEVELS.items()}[max(chosen, 0)]

@@ -65,7 +65,8 @@ class LazyGroup(click.RichGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        unknown = args and not args[0].startswith("-") and args[0] not in self.commands
+        if unknown and not ctx.resilient_parsing:
             from fastfed._validate import nearest
 
             raise click.UsageError(
@@ -165,6 +166,7 @@ COMMANDS = {
     "ledger": ("deploy", "Look at a silo's budget, or verify a party's log."),
     "bench": ("doctor", "Measure the compiled driver against a plain loop in NumPy."),
     "doctor": ("doctor", "Check this installation and its data."),
+    "completion": ("completion", "Print the script that completes `fastfed` in bash, zsh or fish."),
 }
 
 

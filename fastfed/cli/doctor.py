@@ -94,6 +94,9 @@ def _build(problems: list[str]) -> dict[str, Any]:
             "compiled": False,
             "threaded": None,
             "openmp": None,
+            "compiler": None,
+            "level": None,
+            "level_reason": None,
             "target_clones": None,
             "short_sieve": None,
             "threads": None,
@@ -102,10 +105,28 @@ def _build(problems: list[str]) -> dict[str, Any]:
         "compiled": True,
         "threaded": _native.HAS_THREADS,
         "openmp": _native.HAS_THREADS,  # the name of `threaded` before threads were our own
-        "target_clones": _native.HAS_TARGET_CLONES,
+        "compiler": _native.COMPILER,
+        "level": _native.LEVEL,
+        "level_reason": _why(_native),
+        "target_clones": _native.HAS_LEVELS,
         "short_sieve": linalg.has_screen_i16(),
         "threads": default_threads(),
     }
+
+
+#: Levels of instructions, with what they are known for.
+LEVELS = {"v4": "AVX-512", "v3": "AVX2", "base": "the least that processors of its kind have"}
+
+
+def _why(native: Any) -> str:
+    """Why this level of the compiled core runs, and not another."""
+    if not native.HAS_LEVELS:
+        if platform.machine() in ("x86_64", "AMD64"):
+            return "this build has one level: rebuild with gcc or clang, it is several times faster"
+        return "there is one level for this kind of processor"
+    if native.LEVEL != native.PROCESSOR:
+        return f"FASTFED_LEVEL={native.MOST} holds it down; the processor has {native.PROCESSOR}"
+    return "the highest that this processor has"
 
 
 def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
@@ -154,9 +175,11 @@ def _print(found: dict[str, Any]) -> None:
     click.echo(
         f"compiled core: {without[build['compiled']]}; "
         f"threads in a run: {without[build['threaded']]}; "
-        f"processor clones: {without[build['target_clones']]}; "
         f"screening in 16 bits: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
+    if build["compiled"]:
+        level = f"{build['level']} ({LEVELS[build['level']]})"
+        click.echo(f"instructions: {level}, {build['level_reason']}; built by {build['compiler']}")
     if found["memory"] is not None:
         click.echo(f"memory available: {found['memory'] / 1e9:.3g} GB")
     rows = [

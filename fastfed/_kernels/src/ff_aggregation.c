@@ -8,21 +8,18 @@ int64_t ff_node_level(int64_t k)
     return level;
 }
 
-FF_CLONES
 void ff_add(double *restrict into, const double *restrict from, int64_t s)
 {
     for (int64_t j = 0; j < s; j++)
         into[j] += from[j];
 }
 
-FF_CLONES
 void ff_multiply(double *restrict into, const double *restrict from, int64_t s)
 {
     for (int64_t j = 0; j < s; j++)
         into[j] *= from[j];
 }
 
-FF_CLONES
 void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out)
 {
     for (int64_t j = 0; j < s; j++)
@@ -50,7 +47,6 @@ void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restr
             ff_add(out, nodes + j * s, s);
 }
 
-FF_CLONES
 void ff_add_noise(const double *restrict statistic, const double *restrict normals,
                   const ff_noise_std *std, int64_t d, double *restrict out)
 {

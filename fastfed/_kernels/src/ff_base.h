@@ -1,4 +1,4 @@
-/* Shared by all kernel files: integer types, restrict, inlining, and instruction-set clones. */
+/* Shared by all kernel files: integer types, restrict, inlining and alignment. */
 #ifndef FF_BASE_H
 #define FF_BASE_H
 
@@ -8,16 +8,6 @@
 
 #if defined(_MSC_VER)
 #define restrict __restrict
-#endif
-
-/* FF_TARGET_CLONES is defined by setup.py when the compiler and the C library can dispatch at
- * load time. Every clone runs the same additions and multiplications in the same order
- * (no contraction, no fast-math), so all levels give equal bits. Clones are for loops that the
- * compiler vectorises; files with vectors written out have levels of their own, see ff_levels.c. */
-#ifdef FF_TARGET_CLONES
-#define FF_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FF_CLONES
 #endif
 
 #if defined(__GNUC__)

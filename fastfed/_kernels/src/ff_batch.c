@@ -20,7 +20,6 @@
 #define EXPONENT 0x7ff0000000000000
 #define EXPONENT32 0x7f800000
 
-FF_CLONES
 int ff_all_finite(const double *x, int64_t n)
 {
     int64_t odd = 0;
@@ -32,7 +31,6 @@ int ff_all_finite(const double *x, int64_t n)
     return !odd;
 }
 
-FF_CLONES
 static int all_finite_f32(const float *x, int64_t n)
 {
     int32_t odd = 0;
@@ -45,7 +43,6 @@ static int all_finite_f32(const float *x, int64_t n)
 }
 
 /* The largest absolute value; infinity and what is not a number count as infinity. */
-FF_CLONES
 static double largest(const double *x, int64_t n)
 {
     int64_t top = 0;
@@ -70,7 +67,6 @@ FF_INLINE int64_t magnitude(double x)
     return bits & INT64_MAX;
 }
 
-FF_CLONES
 int ff_is_symmetric(const double *a, int64_t d)
 {
     const double most = largest(a, d * d);
@@ -103,7 +99,6 @@ int ff_is_symmetric(const double *a, int64_t d)
     return !beyond;
 }
 
-FF_CLONES
 int ff_is_inverse_factor(const double *w, int64_t d)
 {
     int64_t odd = 0;
@@ -126,7 +121,6 @@ int ff_is_inverse_factor(const double *w, int64_t d)
 }
 
 /* x' a x of a symmetric matrix, for a look at it: the order of its sum decides nothing. */
-FF_CLONES
 static double form(const double *restrict a, const double *restrict x, int64_t d,
                    double *restrict scratch)
 {
@@ -150,7 +144,6 @@ static double form(const double *restrict a, const double *restrict x, int64_t d
     return sum;
 }
 
-FF_CLONES
 static double sum_of_squares(const double *x, int64_t n)
 {
     double s[8] FF_ALIGNED = {0};

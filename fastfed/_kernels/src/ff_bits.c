@@ -2,7 +2,6 @@
 
 #include <math.h>
 
-FF_CLONES
 void ff_round_point(const double *restrict point, int64_t s, double g, int64_t clamped,
                     const uint32_t *restrict random, double *restrict sums)
 {

@@ -1,46 +1,121 @@
-/* Dispatch by instruction set. Functions of files that are compiled once for each level of x86-64
- * have the name that callers know here, and run at the highest level that this processor has,
- * chosen when the library loads. setup.py reads the list and renames each level's own functions to
- * name_v4, name_v3 and name_base. */
-#include "ff_base.h"
+/* Dispatch by instruction set. Files whose loops vectorise are compiled once for each level of
+ * x86-64; setup.py reads the list here and renames each level's own functions to name_v4, name_v3
+ * and name_base. Callers know the name alone: it is one jump through a pointer that
+ * ff_levels_choose sets, as a linker's table would do it, but with every compiler and format of
+ * objects alike (target_clones and ifunc are GNU's own, and for ELF). */
+#include "ff_processor.h"
 
-#define EACH_OF(each)                                                                          \
-    each(ff_factor) each(ff_solve) each(ff_log_det) each(ff_observe) each(ff_observe_whitened) \
-    each(ff_whiten) each(ff_accumulate) each(ff_accumulate_many) each(ff_rank_one)             \
-    each(ff_sherman_morrison) each(ff_clip_norm)                                               \
-    each(ff_scores) each(ff_score_scratch) each(ff_best_of) each(ff_select) each(ff_features)  \
-    each(ff_select_tied) each(ff_select_least) each(ff_scored) each(ff_scored_scratch)         \
-    each(ff_screen_f32) each(ff_screen_f32_scratch)                                            \
-    each(ff_screen_f32_small) each(ff_screen_f32_small_fits)                                   \
-    each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of)              \
-    each(ff_sphere_fill) each(ff_sphere_mean) each(ff_gap_fill) each(ff_gap_mean)              \
-    each(ff_mean_error) each(ff_hard_fill) each(ff_pool_borrow) each(ff_pool_query)
+#ifndef FF_LEVELS
 
-typedef void function(void);
-
-/* As target_clones chooses. */
-static int levels_below(void)
+int ff_levels_choose(int most)
 {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("x86-64-v4") ? 0 : __builtin_cpu_supports("x86-64-v3") ? 1 : 2;
+    (void)most;
+    return -1;
 }
 
-/* Hidden, for this runs before the addresses of what others could replace are known. The types are
- * those of the headers, which this file does without. */
-#define HIDDEN __attribute__((visibility("hidden")))
-#define CHOOSE(name)                                                                           \
-    HIDDEN function name##_v4, name##_v3, name##_base;                                         \
-    static function *choose_##name(void)                                                       \
-    {                                                                                          \
-        const int below = levels_below();                                                      \
-        return below == 0 ? name##_v4 : below == 1 ? name##_v3 : name##_base;                  \
-    }                                                                                          \
-    void name(void) __attribute__((ifunc("choose_" #name)));
-EACH_OF(CHOOSE)
+int ff_levels_chosen(void) { return FF_LEVEL_V4; }
 
-/* All of them, for tests: the last has no name. */
-#define ROW(name) {#name, {name##_v4, name##_v3, name##_base}},
-const struct {
+#else
+
+/* clang-format off */
+#define EACH_OF(each) \
+    each(ff_stream_open) each(ff_philox) each(ff_key) each(ff_normal_capacity_f32) \
+    each(ff_normals_f32) each(ff_random_u32_capacity) each(ff_random_u32) \
+    each(ff_normal_capacity_f64) each(ff_normals_from_bits) each(ff_normals_f64) \
+    each(ff_laplace_capacity) each(ff_laplace_from_bits) each(ff_laplace) \
+    each(ff_ideal_normals) each(ff_ideal_laplace) each(ff_uniform) each(ff_normal) \
+    each(ff_unit) each(ff_log) each(ff_logs) each(ff_uniform_int) each(ff_permutation) \
+    each(ff_round_point) each(ff_touched_levels) each(ff_binomial_try) each(ff_binomials) \
+    each(ff_encode_bits) each(ff_shuffle_bits) \
+    each(ff_node_level) each(ff_add) each(ff_multiply) each(ff_scale) each(ff_psum) \
+    each(ff_prefix) each(ff_add_noise) each(ff_noise_capacity) each(ff_node_normals) \
+    each(ff_honaker) each(ff_honaker_number) each(ff_nested_draws) each(ff_toeplitz) \
+    each(ff_weighted_sum) each(ff_round_noisy) \
+    each(ff_losses_row_capacity) each(ff_losses_row) each(ff_losses_sums) \
+    each(ff_square_gradient) each(ff_losses_gradients) each(ff_losses_excess) \
+    each(ff_losses_value) \
+    each(ff_factor) each(ff_solve) each(ff_log_det) each(ff_observe) \
+    each(ff_observe_whitened) each(ff_whiten) each(ff_accumulate) each(ff_accumulate_many) \
+    each(ff_rank_one) each(ff_sherman_morrison) each(ff_clip_norm) \
+    each(ff_score_scratch) each(ff_scores) each(ff_select_least) each(ff_best_of) \
+    each(ff_select) each(ff_select_tied) each(ff_features) each(ff_scored_scratch) \
+    each(ff_scored) \
+    each(ff_all_finite) \
+    each(ff_is_symmetric) \
+    each(ff_is_inverse_factor) \
+    each(ff_rank_one_rows) \
+    each(ff_sherman_morrison_rows) \
+    each(ff_factor_rows) \
+    each(ff_inverse_factors) \
+    each(ff_solve_rows) \
+    each(ff_one_set) \
+    each(ff_score_sets) \
+    each(ff_argmax_sets) \
+    each(ff_tracked_make) each(ff_tracked_choose) each(ff_tracked_observe) \
+    each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of) \
+    each(ff_mean_error) each(ff_sphere_mean) each(ff_sphere_fill) each(ff_gap_fill) \
+    each(ff_gap_mean) each(ff_hard_fill) each(ff_pool_query) each(ff_pool_borrow) \
+    each(ff_screen_f32_scratch) each(ff_screen_f32) \
+    each(ff_screen_f32_small_fits) each(ff_screen_f32_small)                                   
+/* clang-format on */
+
+/* The types are those of the headers, which this file does without. */
+typedef void function(void);
+
+#if defined(__APPLE__)
+#define SYMBOL(name) "_" #name
+#define HIDE(name) ".private_extern " SYMBOL(name) "\n"
+#elif defined(__ELF__)
+#define SYMBOL(name) #name
+#define HIDE(name) ".hidden " #name "\n.type " #name ", @function\n"
+#else
+#define SYMBOL(name) #name
+#define HIDE(name)
+#endif
+
+/* Where processors check it, a place that pointers may lead to. */
+#ifdef __CET__
+#define LANDING "endbr64\n"
+#else
+#define LANDING
+#endif
+
+#if defined(__ELF__) || defined(__APPLE__)
+#define HIDDEN __attribute__((visibility("hidden")))
+#else
+#define HIDDEN
+#endif
+
+#define ENTRY(name)                                                                            \
+    HIDDEN function name##_v4, name##_v3, name##_base;                                         \
+    HIDDEN function *name##_at __attribute__((used)) = name##_base;                            \
+    __asm__(".text\n.p2align 4\n.globl " SYMBOL(name) "\n" HIDE(name) SYMBOL(name) ":\n"       \
+            LANDING "jmp *" SYMBOL(name##_at) "(%rip)\n");
+EACH_OF(ENTRY)
+
+/* All of them; the last has no name. Tests read it. */
+typedef struct {
     const char *name;
-    function *at[3];
-} ff_levels[] = {EACH_OF(ROW){NULL, {NULL}}};
+    function *of[FF_LEVEL_COUNT];
+    function **at;
+} row;
+#define ROW(name) {#name, {name##_base, name##_v3, name##_v4}, &name##_at},
+#ifdef __ELF__
+__attribute__((visibility("default")))
+#endif
+const row ff_levels[] = {EACH_OF(ROW){NULL, {NULL}, NULL}};
+
+static int chosen = FF_LEVEL_BASE;
+
+int ff_levels_choose(int most)
+{
+    const int has = ff_processor_level();
+    chosen = most < has ? most : has;
+    for (const row *each = ff_levels; each->name; each++)
+        *each->at = each->of[chosen];
+    return chosen;
+}
+
+int ff_levels_chosen(void) { return chosen; }
+
+#endif

@@ -22,14 +22,12 @@ FF_INLINE int64_t loses(const ff_losses *l, int64_t round)
     return round % 2 == 0 && round / 2 <= l->lost;
 }
 
-FF_CLONES
 static void coins(const uint32_t *restrict chance, int64_t d, uint32_t *restrict row)
 {
     for (int64_t n = 0; n < d; n++)
         row[n] = (row[n] >> (32 - FF_CHANCE_BITS)) < chance[n];
 }
 
-FF_CLONES
 static void add_row(const uint32_t *restrict row, int64_t d, int64_t times,
                     int64_t *restrict total)
 {

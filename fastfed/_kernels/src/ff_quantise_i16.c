@@ -1,4 +1,5 @@
 /* Actions in 16-bit integers, for screening (ff_screen_i16.h). */
+#include "ff_processor.h"
 #include "ff_screen_i16.h"
 
 #ifdef FF_AVX512
@@ -10,7 +11,17 @@
 /* Up to here what rounding adds to a length is below a hundredth of it. */
 #define LARGEST_DIMENSION 65536
 
-int64_t ff_screen_i16_available(void) { return __builtin_cpu_supports("avx512vnni") != 0; }
+int64_t ff_screen_i16_available(void)
+{
+    /* Asked for every choice of an action: the answer is kept. */
+    static int kept = -1;
+    int vnni = __atomic_load_n(&kept, __ATOMIC_RELAXED);
+    if (vnni < 0) {
+        vnni = ff_processor_vnni();
+        __atomic_store_n(&kept, vnni, __ATOMIC_RELAXED);
+    }
+    return vnni && ff_levels_chosen() == FF_LEVEL_V4;
+}
 
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
 {

@@ -151,13 +151,13 @@ typedef struct {
     lanes_u32 s0, s1, s2, s3;
 } generators;
 
-#ifdef FF_AVX512
+#if defined(__AVX512F__) && defined(__GNUC__)
 #include <immintrin.h>
 
 /* Every block of xoshiro_start side by side, eight counters of 32 bits in the lower halves of a
  * vector's lanes: one instruction multiplies eight pairs to 64 bits, and compilers do not find it.
  * What stands in the upper halves is not read. */
-__attribute__((target("avx512f"))) static void start_wide(const ff_stream *s, xoshiro *x)
+static void start_wide(const ff_stream *s, xoshiro *x)
 {
     const __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
     __m512i c0[2], c1[2], c2[2], c3[2];
@@ -188,15 +188,13 @@ __attribute__((target("avx512f"))) static void start_wide(const ff_stream *s, xo
 
 FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
 {
-#ifdef FF_AVX512
-    if (__builtin_cpu_supports("avx512f")) {
-        start_wide(s, x);
-        return;
-    }
-#endif
+#if defined(__AVX512F__) && defined(__GNUC__)
+    start_wide(s, x);
+#else
     for (int l = 0; l < LANES; l++)
         philox_block(s->key0, s->key1, (uint32_t)l, s->replicate, s->silo, s->index, &x->s[0][l],
                      &x->s[1][l], &x->s[2][l], &x->s[3][l]);
+#endif
 }
 
 #define ROTATE(v, k) (((v) << (k)) | ((v) >> (32 - (k))))
@@ -254,7 +252,6 @@ FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
         }
 }
 
-FF_CLONES
 void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
 {
     const int64_t capacity = ff_normal_capacity_f32(n);
@@ -271,7 +268,6 @@ void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
 
 int64_t ff_random_u32_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-FF_CLONES
 void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
 {
     const int64_t capacity = ff_random_u32_capacity(n);
@@ -375,7 +371,6 @@ int64_t ff_normal_capacity_f64(int64_t n)
     return 2 * ((blocks + LANES - 1) / LANES * LANES);
 }
 
-FF_CLONES
 void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b, int64_t half,
                           double *restrict out)
 {
@@ -384,7 +379,6 @@ void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b
         box_muller_f64(a[l], b[l], &cosines[l], &sines[l]);
 }
 
-FF_CLONES
 void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_normal_capacity_f64(n) / 2;
@@ -415,14 +409,12 @@ FF_INLINE double laplace_f64(uint64_t a)
 
 int64_t ff_laplace_capacity(int64_t n) { return ff_normal_capacity_f64(n); }
 
-FF_CLONES
 void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restrict out)
 {
     for (int64_t l = 0; l < n; l++)
         out[l] = laplace_f64(a[l]);
 }
 
-FF_CLONES
 void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_laplace_capacity(n) / 2;
@@ -463,7 +455,6 @@ FF_INLINE int at_the_ends(uint64_t a)
     return a + (1ull << 44) < (2ull << 44);
 }
 
-FF_CLONES
 int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out)
 {
     const uint64_t *restrict turns = words + half;
@@ -480,7 +471,6 @@ int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *r
     return unsure;
 }
 
-FF_CLONES
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out)
 {
     int64_t unsure = 0;
@@ -516,7 +506,6 @@ double ff_unit(uint32_t high, uint32_t low) { return unit_f64(bits53(high, low))
 
 double ff_log(double x) { return log_f64(x); }
 
-FF_CLONES
 void ff_logs(const double *restrict x, int64_t n, double *restrict out)
 {
     for (int64_t i = 0; i < n; i++)

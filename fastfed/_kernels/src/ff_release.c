@@ -4,7 +4,6 @@
 
 #include "ff_random.h"
 
-FF_CLONES
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
 {
@@ -26,7 +25,6 @@ int64_t ff_nested_draws(int64_t k)
     return k ? 1 + (int64_t)ff_log((double)(k + 1)) : 0;
 }
 
-FF_CLONES
 void ff_toeplitz(const double *restrict history, const double *restrict f, int64_t k, int64_t s,
                  double *restrict out)
 {
@@ -39,7 +37,6 @@ void ff_toeplitz(const double *restrict history, const double *restrict f, int64
     }
 }
 
-FF_CLONES
 void ff_weighted_sum(const double *restrict rows, const double *restrict weights, int64_t k,
                      int64_t s, double *restrict out)
 {
@@ -51,7 +48,6 @@ void ff_weighted_sum(const double *restrict rows, const double *restrict weights
     }
 }
 
-FF_CLONES
 int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
                        const double *restrict std, const double *restrict grid, double error,
                        int64_t s, double *restrict out, uint8_t *restrict doubtful)

@@ -28,7 +28,7 @@ FF_INLINE parts cut(double *values, int64_t n)
 FF_INLINE double unit_of(int64_t d) { return (double)(d + 8) * 0x1p-53; }
 
 /* Eight actions at a time, side by side; zeros past the last one. */
-FF_CLONES static void make_all(const ff_actions *actions, const double *restrict w,
+static void make_all(const ff_actions *actions, const double *restrict w,
                                const double *restrict theta, int twice, int64_t d,
                                double *restrict panel, parts p, double *restrict longest)
 {
@@ -110,7 +110,7 @@ void ff_tracked_make(ff_tracked *k, double *restrict values, const ff_actions *a
 
 /* The largest number that all scores but an action's own are not needed for: bounds from below, and
  * each from above into `upper`. */
-FF_CLONES static double bound_all(parts p, int64_t n, double beta, double gamma, double mean_error,
+static double bound_all(parts p, int64_t n, double beta, double gamma, double mean_error,
                                   double width_error, double second_error, double *restrict upper)
 {
     double floor = -INFINITY;
@@ -170,7 +170,7 @@ int64_t ff_tracked_choose(ff_tracked *k, double *restrict values, const ff_actio
 }
 
 /* <x_a, v> of all actions into along, and <x_a, u> into across where u is not NULL. */
-FF_CLONES static void products(const float *restrict x, int64_t stride, int64_t n,
+static void products(const float *restrict x, int64_t stride, int64_t n,
                                const double *restrict v, const double *restrict u, int64_t d,
                                double *restrict along, double *restrict across)
 {
@@ -202,7 +202,7 @@ FF_CLONES static void products(const float *restrict x, int64_t stride, int64_t 
     }
 }
 
-FF_CLONES static void move_all(parts p, int64_t n, double e, double s, double square, int twice)
+static void move_all(parts p, int64_t n, double e, double s, double square, int twice)
 {
     for (int64_t a = 0; a < n; a++) {
         const double share = p.along[a] / s;
@@ -215,7 +215,7 @@ FF_CLONES static void move_all(parts p, int64_t n, double e, double s, double sq
 }
 
 /* z = W v and u = W'z. */
-FF_CLONES static void twice_by(const double *restrict w, const double *restrict v, int64_t d,
+static void twice_by(const double *restrict w, const double *restrict v, int64_t d,
                                double *restrict z, double *restrict u)
 {
     ff_whiten(w, v, d, z);

@@ -1,0 +1,66 @@
+#include "ff_processor.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+
+/* Bits of cpuid's registers, by leaf. */
+#define HAS(word, bit) (((word) >> (bit)) & 1u)
+
+/* What the operating system saves of the registers when it changes tasks (XCR0). */
+static uint64_t saved_registers(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+typedef struct {
+    int level, vnni;
+} processor;
+
+/* The levels as the psABI of x86-64 defines them. Compilers' own __builtin_cpu_supports knows them
+ * by name in gcc 11 and clang 18 only, and needs a library that clang on Windows does not link. */
+static processor ask(void)
+{
+    uint32_t a, b, c, d, extended = 0, b7 = 0, c7 = 0;
+    processor found = {FF_LEVEL_BASE, 0};
+    if (!__get_cpuid(1, &a, &b, &c, &d))
+        return found;
+    const uint32_t c1 = c;
+    if (__get_cpuid(0x80000001, &a, &b, &c, &d))
+        extended = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        b7 = b, c7 = c;
+    /* FMA, MOVBE, OSXSAVE, AVX, F16C; BMI1, AVX2, BMI2; LZCNT; and SSE3 to SSE4.2, POPCNT below. */
+    const uint32_t v2 = HAS(c1, 0) & HAS(c1, 9) & HAS(c1, 13) & HAS(c1, 19) & HAS(c1, 20) &
+                        HAS(c1, 23) & HAS(extended, 0);
+    const uint32_t v3 = v2 & HAS(c1, 12) & HAS(c1, 22) & HAS(c1, 27) & HAS(c1, 28) & HAS(c1, 29) &
+                        HAS(b7, 3) & HAS(b7, 5) & HAS(b7, 8) & HAS(extended, 5);
+    /* AVX512F, DQ, CD, BW, VL. */
+    const uint32_t v4 =
+        v3 & HAS(b7, 16) & HAS(b7, 17) & HAS(b7, 28) & HAS(b7, 30) & HAS(b7, 31);
+    if (!v3)
+        return found;
+    const uint64_t saved = saved_registers();
+    if ((saved & 0x6) != 0x6)
+        return found;
+    found.level = FF_LEVEL_V3;
+    /* macOS turns the wide registers on when a thread first uses them. */
+#ifndef __APPLE__
+    if ((saved & 0xE0) != 0xE0)
+        return found;
+#endif
+    if (v4) {
+        found.level = FF_LEVEL_V4;
+        found.vnni = (int)HAS(c7, 11);
+    }
+    return found;
+}
+
+int ff_processor_level(void) { return ask().level; }
+int ff_processor_vnni(void) { return ask().vnni; }
+
+#else
+int ff_processor_level(void) { return FF_LEVEL_BASE; }
+int ff_processor_vnni(void) { return 0; }
+#endif

@@ -1,0 +1,31 @@
+"""`fastfed completion`: what a shell needs to complete commands, options and files."""
+
+from __future__ import annotations
+
+import rich_click as click
+from click.shell_completion import get_completion_class
+
+#: Shell: the line to write, once, where it starts.
+LINES = {
+    "bash": 'eval "$(fastfed completion bash)"  # in ~/.bashrc',
+    "zsh": 'eval "$(fastfed completion zsh)"   # in ~/.zshrc, after compinit',
+    "fish": "fastfed completion fish | source     # in ~/.config/fish/config.fish",
+}
+
+
+@click.command(epilog="\n\n".join(["To switch it on:", *LINES.values()]))
+@click.argument("shell", type=click.Choice(list(LINES)))
+def completion(shell: str) -> None:
+    """Print the script that completes `fastfed` in bash, zsh or fish.
+
+    Commands, options, choices and files are completed. The script asks the installed `fastfed`,
+    so it stays right when that is upgraded.
+    """
+    from fastfed.cli import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(cli, {}, "fastfed", "_FASTFED_COMPLETE").source())
+
+
+COMMANDS = {"completion": completion}
