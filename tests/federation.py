@@ -301,6 +301,9 @@ class World:
             self.restores += 1
             self.stores[name] = MemoryStore(self.random.choice(self.backups[name]))
             self.start(name)
+            # The application tells again what the silo does not know any more.
+            ended = self.parties[name].ended
+            self.open[name] = [each for each in self.parties[name].decisions if each not in ended]
 
     def restore_hub(self):
         """Put the hub back to an old backup, or take one."""

@@ -10,6 +10,7 @@ import federation
 
 from fastfed import InputError
 from fastfed.deployment import wire
+from fastfed.deployment.charges import charge_of
 from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore, Write
 from fastfed.deployment.party import Process, SiloProcess, Step
 from fastfed.deployment.seal import Identity
@@ -351,6 +352,40 @@ def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(l
     period(made, 2)
     made.settle()
     assert (2, 0) in hub.reports and hub.reports[2, 0] == silo.party.sealed[2]
+
+
+def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_reports_have_left():
+    """A reward that is told again after each restore enters a leaf each time: three in all."""
+    made = running()
+    made.ledgers["silo0"].set_ceiling("records", 9.0, 1e-6)
+    made.now = made.plan.document.calendar.closes[0] - 10.0
+    decision = made.processes["silo0"].decide(ROWS).id
+    backup = list(made.processes["silo0"].store.writes())
+    told = []
+    for release, reward in ((1, 0.5), (2, 0.6), (3, 0.7)):
+        silo = made.processes["silo0"]
+        made.now = made.plan.document.calendar.closes[release - 1] - 1.0
+        silo.reward(decision, reward)
+        told.append(leaves(silo))
+        made.now += 1.0
+        made.settle()
+        assert release in silo.party.sealed
+        if release < 3:
+            silo = restored(made, "silo0", backup)
+            made.settle()
+            assert sorted(silo.party.lost) == list(range(1, release + 1))
+            silo.recover()
+            made.settle()
+            # Recovered again without a report since: nothing is paid for again.
+            silo = restored(made, "silo0", backup)
+            made.settle()
+            silo.recover()
+            made.settle()
+    assert told == [[1], [2], [3]]
+    charged = [c.release for c in silo.ledger.charges("records")]
+    assert charged == [-2, -1, 1, 2, 3]
+    whole = charge_of(made.plan.plan, made.plan.digest, "records", -1)
+    assert sum(c.mu2 for c in silo.ledger.charges("records")) > 2.0 * whole.mu2
 
 
 # ---- a hub that lies -----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ pytest.importorskip("cryptography")
 
 import federation
 
+from fastfed._kernels import _native
 from fastfed.cli import LazyCommand, cli
 from fastfed.deployment.plans import compile_plan
 
@@ -128,6 +129,14 @@ def test_the_image_holds_no_secret_and_runs_as_nobody_special():
     dockerfile = re.search(r"dockerfile: (.*)", COMPOSE)[1]
     context = re.search(r"context: (.*)", COMPOSE)[1]
     assert (HERE / context / dockerfile).samefile(HERE / "Dockerfile")
+
+
+def test_the_image_has_the_libraries_that_the_kernels_need():
+    """A slim image has few; which are needed, the extension itself says."""
+    needed = set(re.findall(rb"lib(\w+)\.so\.[0-9]+", Path(_native.__file__).read_bytes()))
+    last = IMAGE.rpartition("\nFROM ")[2]
+    for name in needed - {b"c", b"m", b"pthread", b"dl", b"rt"}:
+        assert f"lib{name.decode()}1" in last, name
 
 
 def test_the_spec_compiles_once_it_has_keys():

@@ -562,10 +562,11 @@ class SiloParty(Speaker):
         """Make up for reports that were sent but are not in this silo's state.
 
         The same records give the same bytes, and nothing is lost. Other records: the report is
-        given up, and as a record may now be in two leaves the whole plan is charged once more.
+        given up, and as a record may now be in two leaves the whole plan is charged once more. So
+        it is each time that reports have left since: the last of them names the charge.
         """
         writes: list[Write | Charge] = []
-        again = -min(self.lost, default=0)
+        again = -max(self.lost, default=0)
         for release in range(1, max(self.lost, default=0) + 1):
             if release in self.sealed or release in self.without:
                 continue
