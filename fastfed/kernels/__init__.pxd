@@ -3,8 +3,9 @@
 
 They are found when the module that cimports them loads; neither headers nor a library are needed.
 All arrays are C-contiguous and must have the sizes named here, which nothing checks. Each function
-returns 0, or the reason why nothing has changed: 1 for a matrix or vector of the model that is not
-what it should be, 2 for rows, rewards or actions that are not finite or too long, 3 for memory.
+returns 0, or why no model has changed and results are of no use: 1 for a matrix or vector of the
+model that is not what it should be, 2 for rows, rewards or actions that are not finite or too long,
+3 for memory.
 ``trusted`` leaves out the look at the model's values. What each computes stands in the docstring of
 the function of the same name. None of them needs the GIL.
 """

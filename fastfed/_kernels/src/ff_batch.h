@@ -2,9 +2,9 @@
  * fastfed.kernels, numba and other extensions call. Every row is taken as the leaf functions would
  * take it alone, in order, so the bits are those of one call for each.
  *
- * All return one of the reasons below; nothing has changed unless it is FF_FINE. `trusted` leaves
- * out the look at gram, bias, inverse, factor and theta, which takes longer than their use; rows,
- * actions and rewards are looked at in any case. */
+ * All return one of the reasons below; unless it is FF_FINE no model has changed, and what was
+ * written to results is of no use. `trusted` leaves out the look at gram, bias, inverse, factor and
+ * theta, which takes longer than their use; rows, actions and rewards are looked at in any case. */
 #ifndef FF_BATCH_H
 #define FF_BATCH_H
 
