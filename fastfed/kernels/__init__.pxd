@@ -27,7 +27,7 @@ cdef int32_t factor_update(double *factor, double *theta, const double *x, const
 # factor (d, d), u (n, d), theta (n, d).
 cdef int32_t solve(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
                    int32_t trusted) noexcept nogil
-# actions (sets, K, d), factor (models, d, d), theta (models, d), scores or index (jobs, K) or (jobs,).
+# actions (sets, K, d), factor (models, d, d), theta (models, d); scores (jobs, K) or index (jobs,).
 # One of sets and models is 1, or they are equal; jobs is the larger. Radii are >= 0.
 cdef int32_t ucb_scores(const double *actions, int64_t sets, int64_t K, int64_t d,
                         const double *factor, const double *theta, int64_t models, double radius,

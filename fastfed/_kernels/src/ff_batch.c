@@ -15,7 +15,7 @@
 /* The square of a width that enters an update is squared again. */
 #define WIDEST 1e150
 
-/* ---- looks at values ---------------------------------------------------------------------------- */
+/* ---- looks at values ------------------------------------------------------------------------ */
 
 #define EXPONENT 0x7ff0000000000000
 #define EXPONENT32 0x7f800000
@@ -186,7 +186,7 @@ static void leave(double *local, double *scratch)
         free(scratch);
 }
 
-/* ---- rows --------------------------------------------------------------------------------------- */
+/* ---- rows ----------------------------------------------------------------------------------- */
 
 /* Packs the lower triangle; 0 if the upper one has other bits. */
 static int pack_symmetric(const double *a, int64_t d, double *packed)
@@ -327,7 +327,7 @@ int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, d
     return FF_FINE;
 }
 
-/* ---- sets of actions ---------------------------------------------------------------------------- */
+/* ---- sets of actions ------------------------------------------------------------------------ */
 
 ff_actions ff_one_set(const ff_sets *sets, int64_t i)
 {

@@ -54,9 +54,9 @@ typedef struct {
 /* The i-th of them. */
 ff_actions ff_one_set(const ff_sets *sets, int64_t i);
 
-/* Scores of each set under each model it meets, factor (m, d, d) and theta (m, d): one set meets all
- * models; else all meet the one model, or the i-th the i-th. out: (jobs, K), where jobs is the larger
- * of n and m. */
+/* Scores of each set under each model it meets, factor (m, d, d) and theta (m, d): one set meets
+ * all models; else all meet the one model, or the i-th the i-th. out: (jobs, K), where jobs is the
+ * larger of n and m. */
 int ff_score_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                   double radius, double second_radius, int64_t trusted, double *out);
 
