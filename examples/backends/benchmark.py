@@ -208,7 +208,8 @@ def measure_all(d: int, k: int, blocks: int, seconds: float) -> dict[str, dict[s
     longest = max(lengths.values())
     stream = players.Stream.of(d, k, WARM + blocks * longest)
     everyone = {**players.ONE_MODEL, **players.MODEL_PER_ARM}
-    made = {name: everyone[name](stream) for name in lengths}
+    # Lists and texts are made of what a player plays, and of no more.
+    made = {n: everyone[n](stream.first(WARM + blocks * lengths[n])) for n in lengths}
     warm = min(WARM, *lengths.values())
     chosen = {name: player(0, warm) for name, player in made.items()}
     times: dict[str, list[float]] = {name: [] for name in made}

@@ -32,6 +32,10 @@ class Stream:
         offers = draw.normal(size=(rounds, k, d)) / np.sqrt(d)
         return cls(offers, offers @ theta + 0.1 * draw.normal(size=(rounds, k)))
 
+    def first(self, rounds: int) -> Stream:
+        """The first rounds."""
+        return Stream(self.offers[:rounds], self.rewards[:rounds])
+
     @property
     def size(self) -> tuple[int, int]:
         """d, K."""

@@ -467,7 +467,7 @@ def gaussians(seed, count, purpose, replicate, silo, index, bint single):
 
 def tree(uint64_t seed, const int64_t[::1] releases, int64_t d, double std, double off_diagonal,
          double diagonal, bint prefixes, int64_t replicate, int64_t silo):
-    """Noise of nodes or prefixes: bias (n, d) and covariance (n, d, d). The arguments are trusted."""
+    """Noise of nodes or prefixes: bias (n, d) and covariance (n, d, d); arguments are trusted."""
     cdef int64_t n = releases.shape[0], s = d + d * (d + 1) // 2, row, i, j, end, level
     cdef ff_noise_std stds
     stds.bias, stds.off_diagonal, stds.diagonal = std, off_diagonal, diagonal

@@ -3,8 +3,9 @@
 
 They are found when the module that cimports them loads; neither headers nor a library are needed.
 All arrays are C-contiguous and must have the sizes named here, which nothing checks. Each function
-returns 0, or the reason why nothing has changed: 1 for a matrix or vector of the model that is not
-what it should be, 2 for rows, rewards or actions that are not finite or too long, 3 for memory.
+returns 0, or why no model has changed and results are of no use: 1 for a matrix or vector of the
+model that is not what it should be, 2 for rows, rewards or actions that are not finite or too long,
+3 for memory.
 ``trusted`` leaves out the look at the model's values. What each computes stands in the docstring of
 the function of the same name. None of them needs the GIL.
 """
@@ -26,7 +27,7 @@ cdef int32_t factor_update(double *factor, double *theta, const double *x, const
 # factor (d, d), u (n, d), theta (n, d).
 cdef int32_t solve(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
                    int32_t trusted) noexcept nogil
-# actions (sets, K, d), factor (models, d, d), theta (models, d), scores or index (jobs, K) or (jobs,).
+# actions (sets, K, d), factor (models, d, d), theta (models, d); scores (jobs, K) or index (jobs,).
 # One of sets and models is 1, or they are equal; jobs is the larger. Radii are >= 0.
 cdef int32_t ucb_scores(const double *actions, int64_t sets, int64_t K, int64_t d,
                         const double *factor, const double *theta, int64_t models, double radius,

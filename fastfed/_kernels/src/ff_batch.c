@@ -15,7 +15,7 @@
 /* The square of a width that enters an update is squared again. */
 #define WIDEST 1e150
 
-/* ---- looks at values ---------------------------------------------------------------------------- */
+/* ---- looks at values ------------------------------------------------------------------------ */
 
 #define EXPONENT 0x7ff0000000000000
 #define EXPONENT32 0x7f800000
@@ -179,7 +179,7 @@ static void leave(double *local, double *scratch)
         free(scratch);
 }
 
-/* ---- rows --------------------------------------------------------------------------------------- */
+/* ---- rows ----------------------------------------------------------------------------------- */
 
 /* Packs the lower triangle; 0 if the upper one has other bits. */
 static int pack_symmetric(const double *a, int64_t d, double *packed)
@@ -320,7 +320,7 @@ int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, d
     return FF_FINE;
 }
 
-/* ---- sets of actions ---------------------------------------------------------------------------- */
+/* ---- sets of actions ------------------------------------------------------------------------ */
 
 ff_actions ff_one_set(const ff_sets *sets, int64_t i)
 {
@@ -347,69 +347,66 @@ static int row_is_finite(const ff_sets *sets, const ff_actions *actions, int64_t
     return 1;
 }
 
-static int sets_are_finite(const ff_sets *s)
+/* One set after the other, each while it is read anyway. */
+static int set_is_finite(const ff_sets *s, const ff_actions *actions)
 {
-    const int64_t set = s->actions * s->dimension;
-    const int whole = s->feature_stride == 1 && s->action_stride == s->dimension;
-    if (whole && (s->sets == 1 || s->set_stride == set))
-        return s->is_double ? ff_all_finite(s->x, s->sets * set)
-                            : all_finite_f32(s->x, s->sets * set);
-    for (int64_t i = 0; i < s->sets; i++) {
-        const ff_actions actions = ff_one_set(s, i);
-        for (int64_t a = 0; a < s->actions; a++)
-            if (!row_is_finite(s, &actions, a))
-                return 0;
+    if (actions->feature_stride == 1 && actions->action_stride == s->dimension) {
+        const int64_t size = s->actions * s->dimension;
+        return s->is_double ? ff_all_finite(actions->x, size) : all_finite_f32(actions->x, size);
     }
+    for (int64_t a = 0; a < s->actions; a++)
+        if (!row_is_finite(s, actions, a))
+            return 0;
     return 1;
 }
 
-/* The looks that scores and argmax share. */
-static int look(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
-                int64_t trusted)
+static int models_are_fit(const double *factor, const double *theta, int64_t models, int64_t d)
 {
-    const int64_t d = sets->dimension;
-    for (int64_t k = 0; k < models && !trusted; k++)
+    for (int64_t k = 0; k < models; k++)
         if (!ff_is_inverse_factor(factor + k * d * d, d) || !ff_all_finite(theta + k * d, d))
-            return FF_BAD_STATE;
-    return sets_are_finite(sets) ? FF_FINE : FF_BAD_ROW;
+            return 0;
+    return 1;
+}
+
+/* Scores of all jobs into scores, or the indices of the largest into index. */
+static int run_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
+                    double radius, double second_radius, int64_t trusted, double *scores,
+                    int64_t *index)
+{
+    const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
+    const int64_t i_step = sets->sets > 1, k_step = models > 1;
+    double local[LOCAL], *scratch;
+    int status = FF_FINE;
+    if (!trusted && !models_are_fit(factor, theta, models, d))
+        return FF_BAD_STATE;
+    if (!(scratch = room(local, d + ff_score_scratch(d, sets->actions))))
+        return FF_NO_ROOM;
+    for (int64_t job = 0; job < jobs; job++) {
+        const ff_actions actions = ff_one_set(sets, i_step * job);
+        const double *w = factor + k_step * job * d * d, *estimate = theta + k_step * job * d;
+        if ((job == 0 || i_step) && !set_is_finite(sets, &actions)) {
+            status = FF_BAD_ROW;
+            break;
+        }
+        if (scores)
+            ff_scores(&actions, w, estimate, radius, second_radius, d, scratch + d,
+                      scores + job * sets->actions);
+        else
+            index[job] = ff_select(&actions, w, estimate, radius, second_radius, d, scratch + d,
+                                   scratch, NULL);
+    }
+    leave(local, scratch);
+    return status;
 }
 
 int ff_score_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                   double radius, double second_radius, int64_t trusted, double *out)
 {
-    const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
-    const int64_t i_step = sets->sets > 1, k_step = models > 1;
-    double local[LOCAL], *scratch;
-    const int status = look(sets, factor, theta, models, trusted);
-    if (status != FF_FINE)
-        return status;
-    if (!(scratch = room(local, ff_score_scratch(d, sets->actions))))
-        return FF_NO_ROOM;
-    for (int64_t job = 0; job < jobs; job++) {
-        const ff_actions actions = ff_one_set(sets, i_step * job);
-        ff_scores(&actions, factor + k_step * job * d * d, theta + k_step * job * d, radius,
-                  second_radius, d, scratch, out + job * sets->actions);
-    }
-    leave(local, scratch);
-    return FF_FINE;
+    return run_sets(sets, factor, theta, models, radius, second_radius, trusted, out, NULL);
 }
 
 int ff_argmax_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                    double radius, double second_radius, int64_t trusted, int64_t *out)
 {
-    const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
-    const int64_t i_step = sets->sets > 1, k_step = models > 1;
-    double local[LOCAL], *scratch;
-    const int status = look(sets, factor, theta, models, trusted);
-    if (status != FF_FINE)
-        return status;
-    if (!(scratch = room(local, d + ff_score_scratch(d, sets->actions))))
-        return FF_NO_ROOM;
-    for (int64_t job = 0; job < jobs; job++) {
-        const ff_actions actions = ff_one_set(sets, i_step * job);
-        out[job] = ff_select(&actions, factor + k_step * job * d * d, theta + k_step * job * d,
-                             radius, second_radius, d, scratch + d, scratch, NULL);
-    }
-    leave(local, scratch);
-    return FF_FINE;
+    return run_sets(sets, factor, theta, models, radius, second_radius, trusted, NULL, out);
 }

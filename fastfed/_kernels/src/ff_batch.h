@@ -2,9 +2,9 @@
  * fastfed.kernels, numba and other extensions call. Every row is taken as the leaf functions would
  * take it alone, in order, so the bits are those of one call for each.
  *
- * All return one of the reasons below; nothing has changed unless it is FF_FINE. `trusted` leaves
- * out the look at gram, bias, inverse, factor and theta, which takes longer than their use; rows,
- * actions and rewards are looked at in any case. */
+ * All return one of the reasons below; unless it is FF_FINE no model has changed, and what was
+ * written to results is of no use. `trusted` leaves out the look at gram, bias, inverse, factor and
+ * theta, which takes longer than their use; rows, actions and rewards are looked at in any case. */
 #ifndef FF_BATCH_H
 #define FF_BATCH_H
 
@@ -54,9 +54,9 @@ typedef struct {
 /* The i-th of them. */
 ff_actions ff_one_set(const ff_sets *sets, int64_t i);
 
-/* Scores of each set under each model it meets, factor (m, d, d) and theta (m, d): one set meets all
- * models; else all meet the one model, or the i-th the i-th. out: (jobs, K), where jobs is the larger
- * of n and m. */
+/* Scores of each set under each model it meets, factor (m, d, d) and theta (m, d): one set meets
+ * all models; else all meet the one model, or the i-th the i-th. out: (jobs, K), where jobs is the
+ * larger of n and m. */
 int ff_score_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                   double radius, double second_radius, int64_t trusted, double *out);
 
