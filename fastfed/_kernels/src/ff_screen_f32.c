@@ -120,7 +120,7 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const n
         made[a] = m[a] + beta * sqrtf(q[a]);
         /* What a short panel is filled up with is no action; nor is it long. What is not a number
          * proves nothing. */
-        seen->score[a] = (a < held) & (made[a] > seen->score[a]) ? made[a] : seen->score[a];
+        seen->score[a] = ((a < held) & (made[a] > seen->score[a])) ? made[a] : seen->score[a];
         seen->width[a] = q[a] > seen->width[a] ? q[a] : seen->width[a];
         seen->length[a] = x[a] > seen->length[a] ? x[a] : seen->length[a];
     }
