@@ -212,8 +212,6 @@ def _figure(
             every[0].set_title(text, loc="left", fontsize=8, color="#444444", linespacing=1.35)
         title = figure.suptitle(wrapped([source.title], form.title), fontsize=12, ha="left")
     names = [_write_ends(axes, part.ends) for axes, part in zip(every, parts, strict=True)]
-    if tex:
-        _escape(figure)
     figure.draw_without_rendering()
     if title is not None:
         # The title begins where the axes do, which only the layout knows.
@@ -222,6 +220,9 @@ def _figure(
     figure.set_layout_engine("none")
     for axes, written in zip(every, names, strict=True):
         _spread_ends(axes, written)
+    if tex:
+        # Only now: the layout measures texts as they are read, in a wider type than TeX's.
+        _escape(figure)
     return figure
 
 
