@@ -211,7 +211,13 @@ def _figure(
             text = wrapped(small, form.small)
             every[0].set_title(text, loc="left", fontsize=8, color="#444444", linespacing=1.35)
         title = figure.suptitle(wrapped([source.title], form.title), fontsize=12, ha="left")
-    names = [_write_ends(axes, part.ends) for axes, part in zip(every, parts, strict=True)]
+    # In several panels with a legend below there is no room for names beside lines.
+    crowded = len(parts) > 1 and legend_title is not None
+    ends = [() if crowded else part.ends for part in parts]
+    names = [_write_ends(axes, of) for axes, of in zip(every, ends, strict=True)]
+    for axes in every:
+        if columns > 1 and axes.get_xscale() == "linear":
+            axes.locator_params(axis="x", nbins=4)
     figure.draw_without_rendering()
     if title is not None:
         # The title begins where the axes do, which only the layout knows.
@@ -338,7 +344,7 @@ def _escape(figure: Figure) -> None:
 def _saved(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}
-    keys = {"metadata": undated[kind]} if kind in undated else {}
+    keys: dict[str, Any] = {"metadata": undated[kind]} if kind in undated else {}
     try:
         figure.savefig(file, format=kind, dpi=150, **keys)
     except (OSError, RuntimeError) as error:
