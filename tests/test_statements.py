@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -119,11 +120,10 @@ def test_groups_are_ordered_by_their_spread() -> None:
     """Largest over smallest regret in each replicate: 2, 2 and 2 against 4, 3 and 5."""
     tight = [curve("t1", [1.0, 2.0, 3.0]), curve("t2", [2.0, 4.0, 6.0])]
     loose = [curve("l1", [4.0, 3.0, 5.0]), curve("l2", [1.0, 1.0, 1.0])]
-    groups = {"tight": ["t1", "t2"], "loose": ["l1", "l2"]}
+    groups = [["t1", "t2"], ["l1", "l2"]]
     assert verdict({"spread": groups}, *tight, *loose) == "holds"
-    turned = {name: groups[name] for name in ("loose", "tight")}
-    assert verdict({"spread": turned}, *tight, *loose) == "fails"
-    assert verdict({"spread": {"one": ["t1", "t2"], "two": ["t2", "t1"]}}, *tight) == "undecided"
+    assert verdict({"spread": groups[::-1]}, *tight, *loose) == "fails"
+    assert verdict({"spread": [["t1", "t2"], ["t2", "t1"]]}, *tight) == "undecided"
     table = {"statement": [{"says": "s", "spread": groups}]}
     (claim,) = judge(Results("x", 10, 2, (*tight, *loose), table))
     (difference,) = claim.differences
@@ -133,6 +133,17 @@ def test_groups_are_ordered_by_their_spread() -> None:
         pytest.approx(60.0 ** (1.0 / 3.0)),
     )
     assert difference_texts(claim)[0].endswith("(2 x against 3.91 x)")
+    assert (difference.first, difference.second) == ("t1", "l1")
+
+
+def test_groups_are_called_after_what_they_share() -> None:
+    """And stay in their order in a store, which sorts keys."""
+    labels = [[f"F, gap = {g}, epsilon = {e}" for e in (1, 2)] for g in ("b", "a")]
+    curves = [curve(x, [i + 1.0, i + 2.0]) for i, x in enumerate(labels[0] + labels[1])]
+    table = {"statement": [{"says": "s", "spread": labels}]}
+    figure = msgspec.json.decode(msgspec.json.encode(table, order="sorted"))
+    (claim,) = judge(Results("x", 10, 2, tuple(curves), figure))
+    assert (claim.differences[0].first, claim.differences[0].second) == ("F, gap = b", "F, gap = a")
 
 
 def test_a_paper_s_claim_has_two_verdicts() -> None:
@@ -338,10 +349,10 @@ def test_curves_of_one_size_are_judged_alike_on_every_axis(y: str) -> None:
             [{"says": "s", "power": ["A", "B"], "of": [1, 2], "exponent": [2, 1]}],
             "exponent must be from, to, got [2, 1]",
         ),
-        ([{"says": "s", "spread": ["A", "B"]}], "spread must be a table of two groups"),
+        ([{"says": "s", "spread": [["A", "B"]]}], "spread must be two lists of labels or more"),
         (
-            [{"says": "s", "spread": {"x": ["A", "B"], "y": ["A", "D"]}}],
-            'unknown curve "D" in figure.statement.spread.y',
+            [{"says": "s", "spread": [["A", "B"], ["A", "D"]]}],
+            'unknown curve "D" in figure.statement.spread',
         ),
         ([{"says": "s", "below": ["A", "B"], "why": "so"}], "why must be a table"),
         ([{"says": "s", "below": ["A", "B"], "why": {"fail": "x"}}], 'did you mean "fails"'),

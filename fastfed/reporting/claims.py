@@ -244,19 +244,26 @@ def _check_power(table: dict[str, Any]) -> None:
 
 
 def _check_spread(groups: Any, labels: Sequence[str] | None) -> None:
-    if not isinstance(groups, dict) or len(groups) < 2:
+    if not isinstance(groups, list) or len(groups) < 2:
         raise InputError(
-            "figure.statement.spread must be a table of two groups of labels or more, the least "
-            f"spread first, got {show(groups)}"
+            "figure.statement.spread must be two lists of labels or more, the least spread first, "
+            f"got {show(groups)}"
         )
-    for name, curves in groups.items():
-        _check_curves(f"spread.{name}", curves, labels)
+    for curves in groups:
+        _check_curves("spread", curves, labels)
+
+
+def _common(labels: Sequence[str]) -> str:
+    """What the labels of a group have in common: "FedUCB, gap = 0.1"."""
+    parts = [label.split(", ") for label in labels]
+    shared = [part for part in parts[0] if all(part in other for other in parts)]
+    return ", ".join(shared) or labels[0]
 
 
 def labels_of(table: dict[str, Any]) -> list[str]:
     """Labels of the curves that a claim is about."""
     if "spread" in table:
-        return [label for curves in table["spread"].values() for label in curves]
+        return [label for curves in table["spread"] for label in curves]
     (found,) = (table[kind] for kind in KINDS if kind in table)
     return list(found)
 
@@ -372,7 +379,7 @@ def _measured(table: dict[str, Any], results: Results) -> tuple[tuple[Difference
         outside = slope.mean + slope.reach < low or slope.mean - slope.reach > high
         return (slope,), [FAILS if outside else UNDECIDED]
     if "spread" in table:
-        pairs = pairwise(table["spread"].items())
+        pairs = pairwise(table["spread"])
         found = tuple(_spreads(results, first, second) for first, second in pairs)
     else:
         found = tuple(_difference(results, *pair) for pair in pairwise(table["below"]))
@@ -425,21 +432,20 @@ def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> D
     return Difference(EXPONENT, "", *_mean(slopes), replicates=len(shared), of=EXPONENT)
 
 
-def _spreads(
-    results: Results, first: tuple[str, list[str]], second: tuple[str, list[str]]
-) -> Difference:
+def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> Difference:
     """Difference of the logarithms of two groups' spreads, each largest over smallest regret."""
-    shared = _shared(results, [*first[1], *second[1]])
+    names = _common(first), _common(second)
+    shared = _shared(results, [*first, *second])
     if not shared:
-        return Difference(first[0], second[0], math.nan, math.nan, of=SPREAD)
+        return Difference(*names, math.nan, math.nan, of=SPREAD)
     logs = []
-    for _, labels in (first, second):
+    for labels in (first, second):
         regret = np.array([_finals(results, label, shared) for label in labels])
         with np.errstate(divide="ignore", invalid="ignore"):
             logs.append(np.log(regret.max(axis=0) / regret.min(axis=0)))
     a, b = (float(np.exp(each.mean())) for each in logs)
     mean, stderr = _mean(logs[0] - logs[1])
-    return Difference(first[0], second[0], mean, stderr, a, b, len(shared), SPREAD)
+    return Difference(*names, mean, stderr, a, b, len(shared), SPREAD)
 
 
 def _below(difference: Difference) -> str:

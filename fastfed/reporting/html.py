@@ -257,8 +257,7 @@ def table(
         if position == 0:
             return element("th", content, scope="row", class_=side)
         # One element, so that the grid of a narrow screen has two columns.
-        inner = content if isinstance(content, Html) else element("span", content)
-        return element("td", inner, class_=side, data_label=str(names[position]))
+        return element("td", element("div", content), class_=side, data_label=str(names[position]))
 
     head = element("tr", [cell(i, h, True) for i, h in enumerate(names)])
     body = [element("tr", [cell(i, c, False) for i, c in enumerate(row)]) for row in rows]
@@ -309,7 +308,7 @@ VARIABLES = {
     **{colour.lower(): f"var(--c{i + 1})" for i, colour in enumerate(COLOURS)},
 }
 _COLOUR = re.compile(r"#[0-9a-f]{6}(?=[;\"])")
-_DECIMALS = re.compile(r"(\.\d\d)\d+")
+_DECIMALS = re.compile(r"(\.\d)\d+")
 _FONTS = re.compile(r"font-family: [^;\"]*; ?|font: (\d[\d.]*px) [^;\"]*")
 
 
@@ -318,7 +317,7 @@ def inline(svg: bytes, prefix: str, label: str) -> Html:
 
     ``prefix`` goes before its ids: pages hold several pictures, and ids must differ. Its style
     sheet is dropped, for inside a page it would hold for the whole page. Colours become variables
-    of the page, type is the page's own, and places have two decimals.
+    of the page, type is the page's own, and places have one decimal, of a point.
     """
     text = svg.decode()
     text = text[text.index("<svg") :]

@@ -168,7 +168,7 @@ def report(
     folder : str or Path
         Output folder.
     formats : sequence of {"png", "svg", "pdf", "pgf"}
-        Of the pictures beside the page. PDF and PGF are for papers: one column (8.5 cm) wide,
+        Of the pictures beside the page. PDF and PGF are for papers: one column (8 cm) wide,
         without title and legend; PGF needs a LaTeX that is installed.
     on_left_out : callable, optional
         Called with the reason for each experiment that cannot be read and is left out.

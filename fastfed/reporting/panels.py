@@ -186,9 +186,13 @@ def _groups(
     """Title and curves of each panel. Curves without the keys are in every panel, if they fit."""
     found: dict[tuple[str, ...], list[int]] = {}
     without = []
+    # A key that a sweep varies is one of the curves of that sweep.
+    by_sweep = {k for k in facet if any(k in table[SWEPT].split(", ") for table in keys)}
     for i, table in enumerate(keys):
-        if all(key in table for key in facet) and (facet != ("label",) or table[SWEPT]):
-            found.setdefault(tuple(table[key] for key in facet), []).append(i)
+        swept = table[SWEPT].split(", ")
+        has = all(k in table and (k not in by_sweep or k in swept) for k in facet)
+        if has and (facet != ("label",) or table[SWEPT]):
+            found.setdefault(tuple(table[k] for k in facet), []).append(i)
         else:
             without.append(i)
     largest = max((len(members) for members in found.values()), default=0)

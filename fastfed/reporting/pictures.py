@@ -235,6 +235,8 @@ def _draw_sent(axes: Axes, source: Source, panel: Panel) -> list[tuple[Artist, s
 
 #: Curves from which on a picture of dots says more than the ends of lines, and most that it holds.
 DOTS = (6, MOST_DRAWN)
+#: Characters in a line beside a dot.
+ROW = 30
 #: Largest over smallest regret from which on its axis is logarithmic.
 WIDE = 20.0
 
@@ -249,7 +251,12 @@ def draw_final(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[
     if not DOTS[0] <= len(curves) <= DOTS[1]:
         return {}
 
+    labels = [symbols(curve.label).replace(" = ", "\u00a0=\u00a0") for curve in curves]
+    names = [plotting.wrapped([label], ROW) for label in labels]
+
     def plot(axes: Axes) -> list[tuple[Artist, str]]:
+        from matplotlib.ticker import FixedFormatter
+
         finals = [tuple(float(v[-1]) for v in regret(source, curve)) for curve in curves]
         means = [mean for mean, _ in finals]
         for row, (style, (mean, spread)) in enumerate(
@@ -265,7 +272,8 @@ def draw_final(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[
                 markerfacecolor=style["color"] if style["linestyle"] == "-" else "none",
                 linewidth=1.4,
             )
-        axes.set_yticks(range(len(curves)), [symbols(curve.label) for curve in curves])
+        axes.set_yticks(range(len(curves)))
+        axes.yaxis.set_major_formatter(FixedFormatter(names))
         axes.set_ylim(len(curves) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"{plotting.Y_LABELS[y_axis(source)]}, last round")
@@ -279,7 +287,7 @@ def draw_final(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[
         )
         return []
 
-    height = 0.6 + 0.22 * len(curves)
+    height = 0.6 + (0.08 + 0.14 * max(name.count("\n") + 1 for name in names)) * len(curves)
     small = plotting.small_print(source)
     return plotting.render(source, [plotting.Part("", plot)], small, None, kinds, height=height)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,12 +100,12 @@ class Format:
 ALONE = Format(6.4, 4.2, 62, 92, 88, "outside lower center", columns=2)
 #: Type of the same size in a smaller picture, readable on a phone; one picture for each panel.
 IN_PAGE = Format(4.8, 3.1, None, 0, 60, "outside lower left")
-#: One column of a two-column paper: 3.35 inches, 8.5 cm.
-COLUMN = Format(3.35, 2.2, None, 0, 46, "outside lower left", style=SMALL)
+#: One column of a two-column paper, the narrowest in use: 3.15 inches, 8 cm.
+COLUMN = Format(3.15, 2.2, None, 0, 46, "outside lower left", style=SMALL)
 PAGE = "page.svg"
 KINDS = ("png", "svg", PAGE)
-#: Kinds for papers, one column wide.
-PAPER = ("pdf", "pgf")
+#: Kinds for papers, one column wide; the last is input to TeX.
+PAPER = ("pdf", TEX := "pgf")
 
 
 def render(
@@ -144,8 +145,10 @@ def render(
                     name = f"{number + 1}.{PAGE}" if number else PAGE
                     pictures[name] = _saved(figure, "svg")
                 continue
-            figure = _figure(source, parts, small, title, form, height)
-            pictures.update({kind: _saved(figure, kind) for kind in chosen})
+            for tex in (False, True):
+                if of := [kind for kind in chosen if (kind == TEX) == tex]:
+                    figure = _figure(source, parts, small, title, form, height, tex=tex)
+                    pictures.update({kind: _saved(figure, kind) for kind in of})
     return pictures
 
 
@@ -157,6 +160,8 @@ def _figure(
     form: Format,
     height: float | None,
     limits: tuple[float, float] | None = None,
+    *,
+    tex: bool = False,
 ) -> Figure:
     from matplotlib.figure import Figure
 
@@ -206,7 +211,13 @@ def _figure(
             text = wrapped(small, form.small)
             every[0].set_title(text, loc="left", fontsize=8, color="#444444", linespacing=1.35)
         title = figure.suptitle(wrapped([source.title], form.title), fontsize=12, ha="left")
-    names = [_write_ends(axes, part.ends) for axes, part in zip(every, parts, strict=True)]
+    # In several panels with a legend below there is no room for names beside lines.
+    crowded = len(parts) > 1 and legend_title is not None
+    ends = [() if crowded else part.ends for part in parts]
+    names = [_write_ends(axes, of) for axes, of in zip(every, ends, strict=True)]
+    for axes in every:
+        if columns > 1 and axes.get_xscale() == "linear":
+            axes.locator_params(axis="x", nbins=4)
     figure.draw_without_rendering()
     if title is not None:
         # The title begins where the axes do, which only the layout knows.
@@ -215,6 +226,9 @@ def _figure(
     figure.set_layout_engine("none")
     for axes, written in zip(every, names, strict=True):
         _spread_ends(axes, written)
+    if tex:
+        # Only now: the layout measures texts as they are read, in a wider type than TeX's.
+        _escape(figure)
     return figure
 
 
@@ -301,11 +315,38 @@ def _spread_ends(axes: Axes, written: Sequence[tuple[Any, float]]) -> None:
         note.set_position((BESIDE, (now - at) / per_point))
 
 
+#: What TeX reads as a command, or has in no text font. "^" and "%" are matplotlib's to escape.
+_TEX = {
+    "\\$": r"\$", "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "#": r"\#", "&": r"\&",
+    "_": r"\_", "~": r"\textasciitilde{}", "ε": r"$\varepsilon$", "δ": r"$\delta$",
+    "α": r"$\alpha$", "ρ": r"$\rho$",
+}  # fmt: skip
+_IN_TEX = re.compile(r"\\\$|[\\{}#&_~εδαρ]")
+
+
+def _escape(figure: Figure) -> None:
+    """Turn every text of a figure into TeX; "$" is escaped already."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FixedFormatter
+
+    def escaped(text: str) -> str:
+        return _IN_TEX.sub(lambda found: _TEX[found[0]], text)
+
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(formatter := axis.get_major_formatter(), FixedFormatter):
+                formatter.seq = [escaped(text) for text in formatter.seq]
+    for text in figure.findobj(Text):
+        if isinstance(text, Text):
+            text.set_text(escaped(text.get_text()))
+
+
 def _saved(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}
+    keys: dict[str, Any] = {"metadata": undated[kind]} if kind in undated else {}
     try:
-        figure.savefig(file, format=kind, dpi=150, metadata=undated.get(kind))
+        figure.savefig(file, format=kind, dpi=150, **keys)
     except (OSError, RuntimeError) as error:
         if kind != "pgf":
             raise

@@ -26,6 +26,7 @@ import fastfed
 from fastfed._validate import InputError
 from fastfed.results import files
 from fastfed.results.files import LockHeld, exclusive, write_error
+from fastfed.results.identity import difference, moves_of
 from fastfed.results.results import CurveResult, Results, total_events
 
 FILE = "results.sqlite"
@@ -461,38 +462,14 @@ def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int]
         now = msgspec.json.decode(_json(meta["identity"]))
         if before == now:
             return list(range(len(now.get("curves", ()))))
-        moves = _moves(before, now)
+        moves = moves_of(before, now)
         if moves is not None:
             return moves
-        name, what = before.get("name"), _difference(before, now)
+        name, what = before.get("name"), difference(before, now)
     raise InputError(
         f'{folder} holds another experiment ("{name}", different {what}); '
         "choose another output folder"
     )
-
-
-#: Keys of an identity that hold something for each curve: its table, or by its label.
-OF_CURVES = ("curves", "packages", "accounts")
-
-
-def _moves(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
-    """Position in ``now`` of every curve of ``before``; None unless only curves were added."""
-    rest = [{k: v for k, v in each.items() if k not in OF_CURVES} for each in (before, now)]
-    if rest[0] != rest[1]:
-        return None
-    places = {curve["label"]: i for i, curve in enumerate(now["curves"])}
-    moves = []
-    for curve in before["curves"]:
-        label = curve["label"]
-        place = places.get(label)
-        if place is None or now["curves"][place] != curve:
-            return None
-        if any(
-            before.get(key, {}).get(label) != now.get(key, {}).get(label) for key in OF_CURVES[1:]
-        ):
-            return None
-        moves.append(place)
-    return moves
 
 
 def _grow(
@@ -593,20 +570,3 @@ def _run_of(row: Sequence[Any]) -> RunRow:
     seconds, threads, *versions = row
     texts = map(files.check_text, versions)
     return RunRow(files.check_finite(seconds), files.check_whole(threads), *texts)
-
-
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return the names of the first keys in which two identities differ, and which curves."""
-    both = {**before, **now}
-    keys = [k for k in both if before.get(k) != now.get(k)]
-    if keys != ["curves"]:
-        return ", ".join(keys) or "keys"
-    new = {curve["label"]: curve for curve in now["curves"]}
-    for curve in before["curves"]:
-        other = new.get(curve["label"])
-        if other is None:
-            return f'curves: "{curve["label"]}" is not among these'
-        differ = [k for k in {**curve, **other} if curve.get(k) != other.get(k)]
-        if differ:
-            return f'curves: "{curve["label"]}" in {", ".join(differ)}'
-    return "curves"
