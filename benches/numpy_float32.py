@@ -37,9 +37,7 @@ class Own(Shared):
         self.inverse -= np.outer(moved, moved / grown)
 
 
-def scores(
-    rows: np.ndarray, state: Shared, beta: float, gamma: float
-) -> np.ndarray:
+def scores(rows: np.ndarray, state: Shared, beta: float, gamma: float) -> np.ndarray:
     """Upper confidence bounds of the rows (K, d), all float32."""
     moved = rows @ state.inverse
     score = rows @ state.theta
