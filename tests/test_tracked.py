@@ -46,6 +46,20 @@ def test_what_is_tracked_is_within_its_bounds(d, spread, gamma):
         tracked.observe(rows[draw.integers(19)].astype(float), draw.normal())
 
 
+@pytest.mark.parametrize("d", [1, 2])
+def test_rounding_adds_up_and_is_followed(d):
+    """Data points so small that rounding is most of what they change: it leaves the first bounds."""
+    draw = np.random.default_rng(1)
+    rows, w, theta = start(draw, d, 19, 0.1)
+    tracked, x = driver.Tracked(rows, w, theta, 3.0), rows[3].astype(float) * 1e-7
+    at_first = tracked.found()[1]
+    for _ in range(4000):
+        tracked.observe(x * (1.0 + 0.3 * draw.random()), draw.normal())
+    kept, errors = tracked.found()
+    for one, error, exact, before in zip(kept, errors, told(rows, w, theta), at_first, strict=True):
+        assert before < np.abs(one - exact).max() <= error
+
+
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
 def test_the_best_is_chosen(gamma):
     """Near ties among them, told apart by exact scores alone."""

@@ -159,14 +159,14 @@ cdef class Run:
     def bonus_bounds(self):
         """State of the bonus bounds, by curve that has them: by query the release, plus one, whose
         bounds are cached; and by silo how many factors of its own it made since the last, and by
-        how much of ||W x|| its ||V^{-1} x|| may have grown."""
+        how much of ||W x|| its ||V^{-1} x|| may have grown since."""
         cdef ff_bonus_silo *silo
         found = []
         for i in range(self.c.curve_count):
             silo = self.curves[i].bonus_cache.silo
             if silo != NULL:
                 factors = [silo[j].made for j in range(self.c.silos)]
-                moved = [silo[j].moved_in_all for j in range(self.c.silos)]
+                moved = [silo[j].moved for j in range(self.c.silos)]
                 found.append((np.array(self.caches[i][0]) >> 30, np.array(factors), np.array(moved)))
         return found
 

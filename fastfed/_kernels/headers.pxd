@@ -114,7 +114,7 @@ cdef extern from "ff_bonus_factor.h" nogil:
 cdef extern from "ff_bonus_cache.h" nogil:
     ctypedef struct ff_bonus_silo:
         int64_t made
-        double moved_in_all
+        double moved
     ctypedef struct ff_bonus_cache:
         ff_bonus_silo *silo
         float *bound
