@@ -225,7 +225,8 @@ def test_before_any_data_lengths_decide(gamma, dtype):
             rows /= np.linalg.norm(rows, axis=1, keepdims=True)
             rows[-1] = rows[k // 2]
             w, theta = np.eye(d) * draw.uniform(0.1, 2.0), moved * draw.normal(size=d)
-            for order in "CF":
-                x = np.asarray(rows * draw.choice([0.5, 1.0]), dtype, order=order)
+            for order, longest in (("C", 1.0), ("F", 1.0), ("C", 9.0), ("F", 9.0)):
+                lengths = draw.uniform(1.0, longest, (k, 1))
+                x = np.asarray(rows * lengths, dtype, order=order)
                 scores = linalg.scores(x, w, theta, 2.0, gamma)
                 assert linalg.select(x, w, theta, 2.0, gamma)[0] == np.argmax(scores)

@@ -48,7 +48,7 @@ def test_what_is_tracked_is_within_its_bounds(d, spread, gamma):
 
 @pytest.mark.parametrize("d", [1, 2])
 def test_rounding_adds_up_and_is_followed(d):
-    """Data points so small that rounding is most of what they change: it leaves the first bounds."""
+    """Of tiny data points rounding is most of what they change: it leaves the first bounds."""
     draw = np.random.default_rng(1)
     rows, w, theta = start(draw, d, 19, 0.1)
     tracked, x = driver.Tracked(rows, w, theta, 3.0), rows[3].astype(float) * 1e-7
