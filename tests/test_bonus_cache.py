@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from test_drivers import experiment, same
@@ -151,14 +153,14 @@ def test_how_far_the_second_bonus_has_grown_is_known():
 @needs_it
 def test_choices_go_on_where_data_decide_when_to_synchronise():
     """Silos go back, and what they had bounded of a later V is of no use."""
-    draw, sizes = np.random.default_rng(3), [60] * 9
-    curve = {"label": "dp20", "algorithm": "feducb", "epsilon": 5.0, "delta": 1e-5, "lazy": False}
-    curve |= {"schedule": "determinant", "communication": 2.0}
+    draw, sizes = np.random.default_rng(0), [90] * 12
+    curve = {"label": "dp20", "algorithm": "feducb", "epsilon": 1e5, "delta": 1e-5, "lazy": False}
+    curve |= {"schedule": "determinant", "communication": 50.0}
     rows = Rows(rows_of(draw, sizes, 20, "unit"), sizes, 3)
-    e = make_experiment(name="back", environment=rows, curves=[curve], horizon=300, silos=3)
-    (fast,), (readable,), _ = played(e)
+    e = make_experiment(name="back", environment=rows, curves=[curve], horizon=400, silos=3)
+    (fast,), (readable,), [(_, factors, _)] = played(e)
     same(fast, readable)
-    assert fast.synchronisations[-1] > 1
+    assert 1 < fast.synchronisations[-1] < 100 and factors.max() > 0
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -219,14 +221,13 @@ def test_columns_that_differ_share_no_bounds():
 def test_before_any_data_lengths_decide(gamma, dtype):
     """V = lambda I: unit actions tie in float32, and the largest score in float64 is chosen."""
     draw = np.random.default_rng(6)
-    for d, k in ((1, 9), (2, 30), (10, 100), (57, 123)):
-        for moved in (0.0, 1e-9, 0.3):
+    sizes = ((1, 9), (2, 30), (10, 100), (57, 123))
+    for (d, k), moved, most in itertools.product(sizes, (0.0, 1e-9, 0.3), (1.0, 1.2, 9.0)):
+        for order in "CFCFCF":
             rows = draw.normal(size=(k, d))
-            rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+            rows *= draw.uniform(1.0, most, (k, 1)) / np.linalg.norm(rows, axis=1, keepdims=True)
             rows[-1] = rows[k // 2]
+            x = np.asarray(rows, dtype, order=order)
             w, theta = np.eye(d) * draw.uniform(0.1, 2.0), moved * draw.normal(size=d)
-            for order, longest in (("C", 1.0), ("F", 1.0), ("C", 9.0), ("F", 9.0)):
-                lengths = draw.uniform(1.0, longest, (k, 1))
-                x = np.asarray(rows * lengths, dtype, order=order)
-                scores = linalg.scores(x, w, theta, 2.0, gamma)
-                assert linalg.select(x, w, theta, 2.0, gamma)[0] == np.argmax(scores)
+            scores = linalg.scores(x, w, theta, 2.0, gamma)
+            assert linalg.select(x, w, theta, 2.0, gamma)[0] == np.argmax(scores)

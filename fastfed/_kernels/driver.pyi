@@ -11,6 +11,7 @@ SKIP_BOUND_SIZE: int
 RECOMPUTE_MAX: int
 
 def snapshot_size(d: int) -> int: ...
+def bonus_cache_size(d: int) -> int: ...
 
 class Run:
     def __init__(

@@ -91,6 +91,11 @@ cdef class Tracked:
                            norm, y, s, self.gamma, d, &self.scratch[0])
 
 
+def bonus_cache_size(int64_t d):
+    """Doubles of what a silo bounds bonuses by where it makes a factor of its own."""
+    return ff_bonus_cache_size(d)
+
+
 cdef double *pointer(array) except? NULL:
     return <double *>address_of(array)
 
