@@ -112,7 +112,7 @@ def test_silos_go_back_where_data_decide_when_to_synchronise():
     curve = {"label": "dp20", "algorithm": "feducb", "epsilon": 1e5, "delta": 1e-5, "lazy": False}
     curve |= {"schedule": "determinant", "communication": 20.0}
     e = make_experiment(
-        name="fixed", environment=FixedSet(13, 40), curves=[curve], horizon=200, silos=3
+        name="fixed", environment=FixedSet(13, 40), curves=[curve], horizon=400, silos=3
     )
     (fast,), (readable,) = both(e)
     same(fast, readable)
