@@ -1,10 +1,14 @@
-"""Cases of `fastfed bench` by the papers' style of code: the reference with the plan's numbers."""
+"""Cases of `fastfed bench` by other code with the plan's numbers.
+
+It is the papers' style of code, and where all is by default a competent NumPy loop.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import numpy_float32
 import reference
 import reference_agent
 
@@ -12,16 +16,37 @@ from fastfed._kernels import environments
 from fastfed.bandits.system import System
 from fastfed.environments import FixedSet
 from fastfed.protocols.plan import Plan, check_plan
-from fastfed.simulation.bench import SyntheticPool
+from fastfed.simulation.bench import LetorPool, SyntheticPool
 from fastfed.simulation.experiment import Experiment
 
 
 def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
     """(microseconds per agent-round, the part spent on contexts) of the reference."""
-    agent = isinstance(experiment.environment, FixedSet)
+    environment = experiment.environment
+    if experiment.curves[0].label.startswith("default"):
+        return competent_microseconds(experiment), 0.0
+    agent = isinstance(environment, FixedSet)
     result = agent_reference(experiment) if agent else federated_reference(experiment)
     each = 1e6 / experiment.agent_rounds([0])
     return each * result["total_seconds"], each * result["data_seconds"]
+
+
+def competent_microseconds(experiment: Experiment) -> float:
+    """Microseconds per agent-round of a competent NumPy loop."""
+    environment, plan = experiment.environment, check_plan(experiment.curves[0].system.plan)
+    if isinstance(environment, LetorPool):
+        return numpy_float32.pool_microseconds(
+            plan,
+            environment.rows,
+            environment.starts,
+            environment.silo_starts,
+            environment.means,
+            rounds=experiment.horizon,
+        )
+    opened = environment.open(experiment.seed, 0, 1)
+    assert isinstance(opened, environments.Environment)
+    rows, means = opened.round(0, 0)
+    return numpy_float32.fixed_set_microseconds(plan, rows, means, rounds=experiment.horizon)
 
 
 def federated_reference(experiment: Experiment, seed: int = 0) -> reference.Result:

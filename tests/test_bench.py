@@ -14,7 +14,14 @@ from problems import ordinary_cases
 from fastfed._validate import InputError
 from fastfed.environments import FixedSet, Sphere
 from fastfed.simulation import bench, compiled
-from fastfed.simulation.bench import CASES, Case, SyntheticPool, experiments_of, measure
+from fastfed.simulation.bench import (
+    CASES,
+    Case,
+    LetorPool,
+    SyntheticPool,
+    experiments_of,
+    measure,
+)
 from fastfed.simulation.experiment import Experiment, make_experiment
 
 
@@ -34,6 +41,9 @@ AGENTS = {case.protocol: case for case in CASES if case.name.startswith("fixed-k
             reference_sizes=(2, 1),
         ),
         Case("pool", 1.0, lambda: SyntheticPool(5, 4, queries=20), 50, 25),
+        Case("letor", None, lambda: LetorPool(4, 30), 50, 25, "default", batch_size=None),
+        Case("eager", None, lambda: LetorPool(4, 30), 50, 25, "default-eager", batch_size=None),
+        Case("set", None, lambda: FixedSet(13, 8), 60, 40, "default-linucb", 1, None),
         *(
             Case(system, None, small_set, 60, 40, system, 1, case.batch_size)
             for system, case in AGENTS.items()

@@ -244,7 +244,7 @@ ABSURD = {
     ),
     "dimension": (
         {"silos": 100_000, "environment": {"kind": "sphere", "dimension": 2**15, "actions": 2}},
-        r"about 1\.3 PB \(silo states .* 100 000 silos x d = 32768",
+        r"about 1\.[35] PB \(silo states .* 100 000 silos x d = 32768",
     ),
 }
 

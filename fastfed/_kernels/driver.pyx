@@ -100,6 +100,11 @@ cdef class Tracked:
                            norm, y, s, self.gamma, d, &self.scratch[0])
 
 
+def bonus_cache_size(int64_t d):
+    """Doubles of what a silo bounds bonuses by where it makes a factor of its own."""
+    return ff_bonus_cache_size(d)
+
+
 cdef double *pointer(array) except? NULL:
     return <double *>address_of(array)
 
@@ -166,15 +171,17 @@ cdef class Run:
                 self.caches[i] = self.tracked(i)
 
     def bonus_bounds(self):
-        """State of the cached bonus bounds, by curve that has them: by query the release, plus one,
-        whose bounds are cached, and by silo how many factors of its own it made since the last."""
+        """State of the bonus bounds, by curve that has them: by query the release, plus one, whose
+        bounds are cached; and by silo how many factors of its own it made since the last, and by
+        how much of ||W x|| its ||V^{-1} x|| may have grown since."""
         cdef ff_bonus_silo *silo
         found = []
         for i in range(self.c.curve_count):
             silo = self.curves[i].bonus_cache.silo
             if silo != NULL:
                 factors = [silo[j].made for j in range(self.c.silos)]
-                found.append((np.array(self.caches[i][0]) >> 30, np.array(factors)))
+                moved = [silo[j].moved for j in range(self.c.silos)]
+                found.append((np.array(self.caches[i][0]) >> 30, np.array(factors), np.array(moved)))
         return found
 
     cdef bint bounds_pay(self):

@@ -113,9 +113,8 @@ cdef extern from "ff_bonus_factor.h" nogil:
 
 cdef extern from "ff_bonus_cache.h" nogil:
     ctypedef struct ff_bonus_silo:
-        int64_t version
         int64_t made
-        int64_t work
+        double moved
     ctypedef struct ff_bonus_cache:
         ff_bonus_silo *silo
         float *bound

@@ -266,8 +266,12 @@ class FixedSet:
         return self._sphere().theta(seed, replicate)
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
-        """Return the bytes of a replicate: every silo has a copy of the actions and their means."""
-        return silos * (self.actions * (4 * self.dimension + 8) + 24)
+        """Return the bytes of a replicate.
+
+        Every silo has a copy of the actions and their means; where its V changes with every data
+        point a curve tracks five numbers of each action.
+        """
+        return silos * (self.actions * (4 * self.dimension + 8 + 40 * curves) + 24)
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""

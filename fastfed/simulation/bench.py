@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,12 @@ RIDGE = 300.0
 CURVES: dict[str, dict[str, Any]] = {
     "silo-ldp": {**FEDERATED, "protocol": "silo-ldp"},
     "shuffle-vector": {**FEDERATED, "protocol": "shuffle-vector", "epsilon": 0.2},
+    # As users run them, by every default.
+    "default": {"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-6},
+    "default-eager": {
+        "algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-6, "lazy": False,
+    },
+    "default-linucb": {"algorithm": "linucb"},
     "linucb": {"algorithm": "linucb", "radius": "published-code"},
     # The paper's tree, which its code does not play.
     "linucb-jdp": {
@@ -77,6 +83,54 @@ class SyntheticPool(PoolEnvironment):
         self.silo_starts = equal_blocks(queries, SILOS)
 
     def load(self, silos: int | None) -> Pool:
+        return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class LetorPool(PoolEnvironment):
+    """Queries like those of MSLR-WEB10K: 116 documents on average, features that go together.
+
+    Features are positive, with a long tail, a third of them 0, and scaled by column as those of
+    `fastfed.environments.Letor` are. A few hundred queries are drawn; the others are copies of
+    these, which lie elsewhere in memory.
+    """
+
+    kind = "letor-pool"
+    drawn = 200
+
+    def __init__(self, dimension: int, queries: int) -> None:
+        super().__init__(sampling="with-replacement", reward=RewardDistribution("bernoulli"))
+        draw = np.random.default_rng(0)
+        sizes = np.clip(np.rint(draw.lognormal(4.6, 0.55, self.drawn)), 5, 320).astype(int)
+        loadings = draw.normal(size=(8, dimension)) / np.sqrt(8.0)
+        blocks = []
+        for size in sizes:
+            common = draw.normal(size=8) + draw.normal(size=(size, 8))
+            level = common @ loadings + 0.5 * draw.normal(size=(size, dimension))
+            block = np.exp(level) * (draw.random((size, dimension)) > 1.0 / 3.0)
+            block[:, 0] = 1.0
+            blocks.append(block)
+        rows = np.concatenate(blocks)
+        rows /= rows.max(axis=0)
+        rows[:, 0] = 0.01
+        rows /= 1.000001 * np.linalg.norm(rows, axis=1).max()
+        means = rows @ draw.uniform(size=dimension)
+        means /= means.max()
+        order = draw.integers(0, self.drawn, queries)
+        first = np.concatenate([[0], np.cumsum(sizes)])
+        which = np.concatenate([np.arange(first[q], first[q + 1]) for q in order])
+        self.rows, self.means = rows.astype(np.float32)[which], means[which]
+        self.starts = np.concatenate([[0], np.cumsum(sizes[order])])
+        self.silo_starts = equal_blocks(queries, SILOS)
+
+    def load(self, silos: int | None) -> Pool:
+        return self.made
+
+    @cached_property
+    def made(self) -> Pool:
+        """The pool, made once: its features in 16 bits are."""
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 
     def describe(self) -> dict[str, Any]:
@@ -115,7 +169,7 @@ class Case:
     reference_rounds: int
     protocol: str = "silo-ldp"  # of CURVES: a federation's protocol, or the system of an agent
     silos: int = SILOS
-    batch_size: int = BATCH
+    batch_size: int | None = BATCH  # None: the default
     #: Silos and batch size of the reference, where they are others.
     reference_sizes: tuple[int, int] | None = None
 
@@ -128,6 +182,19 @@ def agent_case(name: str, system: str, batch_size: int = 1) -> Case:
     """
     environment = partial(FixedSet, basis_actions=True)
     return Case(name, None, environment, 20_000, 4000, system, 1, batch_size)
+
+
+def letor_case(dimension: int, queries: int, protocol: str) -> Case:
+    """A case of LETOR-shaped rows by every default, against a competent NumPy float32 loop."""
+    name = f"letor-d{dimension}-q{queries}" + "-eager" * (protocol == "default-eager")
+    environment = partial(LetorPool, dimension, queries)
+    return Case(name, None, environment, 1000, 200, protocol, batch_size=None)
+
+
+def wide_case(dimension: int) -> Case:
+    """A case of one agent over a fixed set by every default, against NumPy's O(K d) updates."""
+    environment = partial(FixedSet, dimension=dimension)
+    return Case(f"set-k100-d{dimension}", None, environment, 2000, 1000, "default-linucb", 1, None)
 
 
 CASES = (
@@ -146,6 +213,12 @@ CASES = (
     agent_case("fixed-k100-d5-ldp", "linucb-ldp"),
     agent_case("fixed-k100-d5-amp", "linucb-sdp-amp", 20),
     agent_case("fixed-k100-d5-vec", "linucb-sdp-vec", 20),
+    letor_case(57, 2000, "default"),
+    letor_case(57, 2000, "default-eager"),
+    letor_case(57, 16_000, "default"),
+    letor_case(135, 2000, "default"),
+    letor_case(135, 2000, "default-eager"),
+    *(wide_case(d) for d in (20, 100, 200)),
 )  # fmt: skip
 
 
@@ -159,9 +232,11 @@ def cases_of(names: Sequence[str]) -> list[Case]:
 
 
 def bench_experiment(
-    environment: Environment, rounds: int, protocol: str, silos: int, batch_size: int
+    environment: Environment, rounds: int, protocol: str, silos: int, batch_size: int | None
 ) -> Experiment:
-    curve = {"label": protocol, **CURVES[protocol], "batch_size": batch_size}
+    curve = {"label": protocol, **CURVES[protocol]}
+    if batch_size is not None:
+        curve["batch_size"] = batch_size
     return make_experiment(
         name="bench", environment=environment, curves=[curve], horizon=rounds, silos=silos
     )

@@ -306,6 +306,8 @@ def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
         }.get(name)
         if plan.trigger is None or kind in (None, plan.trigger.kind):
             sizes[f"trigger {name}"] = array_bytes(*one)
+    if not plan.lazy and plan.dimension >= SHORT:
+        sizes["factors of bonuses"] = 8 * plan.silos * driver.bonus_cache_size(plan.dimension)
     # Noise scales, a tuple and an array of it, and statuses.
     states = sum(sizes.values()) + 8 * 4 * plan.silos
     marks = f"{spaced(plan.silos)} silos x {spaced(checkpoints)} checkpoints"
