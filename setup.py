@@ -44,17 +44,15 @@ VIEWS = "fastfed._kernels._views"
 #: Compiled once for each level. Screening alone may fuse multiplications and additions: what it
 #: keeps is scored exactly.
 EXACT = (
-    *(
-        "aggregation",
-        "batch",
-        "bits",
-        "environment",
-        "linalg",
-        "losses",
-        "random",
-        "release",
-        "scores",
-    ),
+    "aggregation",
+    "batch",
+    "bits",
+    "environment",
+    "linalg",
+    "losses",
+    "random",
+    "release",
+    "scores",
     "tracked",
 )
 FUSED = ("screen_f32", "screen_f32_small")

@@ -29,8 +29,8 @@ FF_INLINE double unit_of(int64_t d) { return (double)(d + 8) * 0x1p-53; }
 
 /* Eight actions at a time, side by side; zeros past the last one. */
 static void make_all(const ff_actions *actions, const double *restrict w,
-                               const double *restrict theta, int twice, int64_t d,
-                               double *restrict panel, parts p, double *restrict longest)
+                     const double *restrict theta, int twice, int64_t d,
+                     double *restrict panel, parts p, double *restrict longest)
 {
     const float *x = (const float *)actions->x;
     const int64_t count = actions->actions, stride = actions->feature_stride;
@@ -111,7 +111,7 @@ void ff_tracked_make(ff_tracked *k, double *restrict values, const ff_actions *a
 /* The largest number that all scores but an action's own are not needed for: bounds from below, and
  * each from above into `upper`. */
 static double bound_all(parts p, int64_t n, double beta, double gamma, double mean_error,
-                                  double width_error, double second_error, double *restrict upper)
+                        double width_error, double second_error, double *restrict upper)
 {
     double floor = -INFINITY;
     if (gamma != 0.0)
@@ -171,8 +171,8 @@ int64_t ff_tracked_choose(ff_tracked *k, double *restrict values, const ff_actio
 
 /* <x_a, v> of all actions into along, and <x_a, u> into across where u is not NULL. */
 static void products(const float *restrict x, int64_t stride, int64_t n,
-                               const double *restrict v, const double *restrict u, int64_t d,
-                               double *restrict along, double *restrict across)
+                     const double *restrict v, const double *restrict u, int64_t d,
+                     double *restrict along, double *restrict across)
 {
     for (int64_t a = 0; a < n; a++)
         along[a] = across[a] = 0.0;
@@ -216,7 +216,7 @@ static void move_all(parts p, int64_t n, double e, double s, double square, int 
 
 /* z = W v and u = W'z. */
 static void twice_by(const double *restrict w, const double *restrict v, int64_t d,
-                               double *restrict z, double *restrict u)
+                     double *restrict z, double *restrict u)
 {
     ff_whiten(w, v, d, z);
     for (int64_t j = 0; j < d; j++)
