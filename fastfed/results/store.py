@@ -2,7 +2,8 @@
 
 The tables ``meta``, ``curves`` and ``cells`` (one row per curve and replicate) hold results, which
 are the same however a run was divided. Times and versions are apart, in ``timings`` and ``runs``;
-``certified`` says when, and by which version, each certificate was made.
+``certified`` says when, and by which version, each certificate was made; ``digests`` has a digest
+of every row.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 import fastfed
 from fastfed._validate import InputError
-from fastfed.results import files
+from fastfed.results import digests, files
 from fastfed.results.files import LockHeld, exclusive, write_error
 from fastfed.results.identity import difference, moves_of
 from fastfed.results.results import CurveResult, Results, total_events
@@ -215,6 +216,11 @@ class Store:
         _read_meta(path)
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
         try:
+            with _damage_named(path):
+                # One transaction: another process may be writing.
+                connection.execute("BEGIN")
+                digests.check(connection)
+                connection.rollback()
             yield cls(connection, path)
         finally:
             connection.close()
@@ -273,6 +279,8 @@ class Store:
                     "INSERT OR IGNORE INTO timings VALUES (?, ?, ?, ?, ?)",
                     (c.position, c.replicate, seconds, agent_rounds, threads),
                 )
+                for table in ("cells", "timings"):
+                    digests.seal_row(self._db, table, c.position, c.replicate)
             self._note_run()
 
     def _note_run(self) -> None:
@@ -287,6 +295,7 @@ class Store:
             ).lastrowid
         else:
             self._db.execute("UPDATE runs SET seconds = ? WHERE run = ?", (seconds, self._run))
+        digests.seal_row(self._db, "runs", self._run)
 
     def effort(self) -> Effort:
         """Return the cost of all committed rows."""
@@ -403,7 +412,9 @@ def _opened(
     connection = sqlite3.connect(path, timeout=30.0)
     try:
         # The figure and what is known of privacy are no part of the results: the newest wins.
-        with connection:
+        with _damage_named(path), connection:
+            digests.check(connection)
+            whole = not digests.sealed(connection)
             connection.execute(CERTIFIED)
             made = tuple(made_now(meta["identity"]).values())
             for position, curve in enumerate(curves):
@@ -426,6 +437,7 @@ def _opened(
                 "UPDATE meta SET value = ?1 WHERE key = 'figure' AND value != ?1",
                 (_json(meta.get("figure", {})),),
             )
+            digests.seal(connection, digests.KEYS if whole else ("meta", "curves", "certified"))
         yield Store(connection, path, threads)
     finally:
         connection.close()
@@ -478,7 +490,8 @@ def _grow(
     """Give a store the curves that it lacks; those that it has move to their new positions."""
     connection = sqlite3.connect(path, timeout=30.0)
     try:
-        with connection:
+        with _damage_named(path), connection:
+            digests.check(connection)
             if list(moves) != list(range(len(moves))):
                 for table in ("curves", "cells", "timings"):
                     # First out of the way: positions are keys.
@@ -497,6 +510,8 @@ def _grow(
             connection.execute(
                 "UPDATE meta SET value = ? WHERE key = 'identity'", (_json(meta["identity"]),)
             )
+            if digests.sealed(connection):
+                digests.seal(connection)
     finally:
         connection.close()
 
