@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fastfed
 from fastfed import experiments
 from fastfed._validate import InputError
+from fastfed.environments import Sphere
 from fastfed.reporting.figure import Source, in_memory
 from fastfed.reporting.html import VARIABLES, inline
 from fastfed.reporting.panels import (
@@ -27,7 +29,7 @@ from fastfed.reporting.panels import (
 from fastfed.reporting.pictures import draw, draw_final, legend_texts
 from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE
 from fastfed.results.results import CurveResult, Results
-from fastfed.simulation.experiment import expand
+from fastfed.simulation.experiment import expand, make_experiment
 
 PRIVATE = {
     "claimed": {"epsilon": 1.0, "delta": 1e-5}, "exact": {"epsilon": 1.0, "delta": 1e-5},
@@ -242,3 +244,31 @@ def test_pgf_is_input_to_latex_whatever_labels_are(tmp_path: Path) -> None:
     log = (tmp_path / "paper.log").read_text(errors="replace")
     assert done.returncode == 0, log[-2000:]
     assert "Missing character" not in log and "Overfull" not in log
+
+
+@pytest.mark.slow
+def test_a_sweep_of_a_thousand_curves_has_a_page_of_a_few_megabytes(tmp_path: Path) -> None:
+    results = fastfed.run(
+        make_experiment(
+            name="sweep",
+            environment=Sphere(dimension=3, actions=5),
+            curves=[
+                {
+                    "label": "LDP", "algorithm": "private-fedlinucb", "batch_size": [5, 10],
+                    "epsilon": [0.1 * i for i in range(1, 21)],
+                    "delta": [10.0**-i for i in range(3, 28)],
+                }
+            ],
+            horizon=20,
+            silos=2,
+            replicates=2,
+        ),
+        tmp_path,
+    )  # fmt: skip
+    assert len(results.curves) == 1000
+    fastfed.report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert len(page) < 5e6
+    assert page.count('<th scope="row">') > 2000  # each has its row of results, and of privacy
+    assert "more certificates stand in certificates.txt" in page
+    assert (tmp_path / "certificates.txt").read_text().count("\n====") == 1000
