@@ -209,7 +209,7 @@ cdef class Run:
         cdef float[::1] bound = np.zeros(max(1, self.environment.rows), np.float32)
         cdef int64_t[::1] made = np.zeros(max(1, self.environment.queries), np.int64)
         cdef uint8_t[::1] silo = np.zeros(silos * sizeof(ff_bonus_silo), np.uint8)
-        cdef double[::1] sample = np.zeros(FF_SAMPLES * self.c.dimension)
+        cdef double[::1] sample = np.zeros(silos * self.c.dimension)
         cdef double[::1] factor = np.zeros(size)
         cdef double[::1] own = np.zeros(1 if lazy else silos * size)
         cache.bound, cache.made = &bound[0], &made[0]

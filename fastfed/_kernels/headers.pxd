@@ -124,7 +124,6 @@ cdef extern from "ff_bonus_cache.h" nogil:
         double *own
         int64_t version
     int64_t ff_bonus_cache_size(int64_t d)
-    enum: FF_SAMPLES
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)

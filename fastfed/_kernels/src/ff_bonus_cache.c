@@ -35,14 +35,14 @@ FF_INLINE const quantised_factor *quantised(const double *factor)
 
 /* R of W in 16 bits into `factor`; its c is NaN where there is none. */
 static ff_bonus_factor make(const double *restrict w, double beta, double gamma,
-                            const double *restrict sample, int64_t d, double *restrict scratch,
-                            double *restrict factor)
+                            const double *restrict sample, int64_t samples, int64_t d,
+                            double *restrict scratch, double *restrict factor)
 {
     quantised_factor *m = (quantised_factor *)factor;
     const double *restrict r = w;
     ff_bonus_factor model = {0.0, 0.0, 0.0};
     if (gamma != 0.0) {
-        const double c = ff_bonus_factor_weight(w, beta, gamma, sample, FF_SAMPLES, d, scratch);
+        const double c = ff_bonus_factor_weight(w, beta, gamma, sample, samples, d, scratch);
         if (c > 0.0 && c < INFINITY)
             model = ff_bonus_factor_make(w, c, d, scratch, scratch + d * d);
         if (model.c == 0.0) {
@@ -81,7 +81,8 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
     k->version = 0;
     /* Not for fewer actions than take as long to screen otherwise. */
     if (gamma == 0.0 || choices > 2.0 * (double)d) {
-        k->model = make(w, beta, gamma, k->sample, d, scratch, k->factor);
+        k->model = make(w, beta, gamma, k->sample, silos < FF_SAMPLES ? silos : FF_SAMPLES, d,
+                        scratch, k->factor);
         if (!isnan(k->model.c))
             k->version = (released + 1) << VERSIONS;
     }
@@ -110,7 +111,7 @@ static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *r
     own->patience = lasted > 16 ? (own->patience + 1) / 2 : 2 * own->patience;
     if (own->patience > MOST_PATIENCE)
         own->patience = MOST_PATIENCE;
-    own->model = make(w, beta, gamma, k->sample, d, room, factor);
+    own->model = make(w, beta, gamma, k->sample + silo * d, 1, d, room, factor);
     own->factor = factor;
     own->version = isnan(own->model.c) ? 0 : k->version + ++own->made;
     own->from = seen;
@@ -441,7 +442,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
         known->x[0] = NAN;
         ff_features(actions, chosen, d, x);
     }
-    if (gamma != 0.0 && silo < FF_SAMPLES)
+    if (gamma != 0.0 && (k->own || silo < FF_SAMPLES))
         memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
     return chosen;
 }

@@ -13,7 +13,7 @@
 #include "ff_bonus_factor.h"
 #include "ff_scores.h"
 
-/* Silos whose last choices tell what actions are like. */
+/* Silos whose last choices tell at a release what actions are like. */
 #define FF_SAMPLES 4
 
 /* What a silo bounds its bonuses by. */
@@ -34,7 +34,7 @@ typedef struct {
     ff_bonus_silo *silo; /* (M); NULL: no cache */
     float *bound;        /* (rows of the pool): on ||R x||, in units of the factor; or NULL */
     int64_t *made;       /* (queries): the version of its bounds */
-    double *sample;      /* (FF_SAMPLES, d): features of the last choices; zeros: none yet */
+    double *sample;      /* (M, d): features of the last choices; zeros: none yet */
     double *factor;      /* ff_bonus_cache_size() doubles: R in 16 bits */
     double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
     ff_bonus_factor model;
