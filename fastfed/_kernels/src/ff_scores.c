@@ -266,7 +266,7 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     double *own = (double *)(candidates + actions->actions);
     int64_t kept = -1;
-    const double scale = bounds ? 0.0 : ff_multiple_of_identity(w, d);
+    const double scale = bounds ? 0.0 : fabs(ff_multiple_of_identity(w, d));
     if (scale != 0.0)
         kept = screen_alike(actions, scale, theta, beta, gamma, d, aligned(scratch), own,
                             candidates);
