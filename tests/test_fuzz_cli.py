@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from test_cli import SPEC
 from test_cli import fastfed as command
 
+from fastfed.results import digests
+
 RANDOM = st.randoms(use_true_random=False)
 NUMBERS = (
     *("0", "1", "-1", "2", "0.5", "nan", "inf", "-inf", "1e308", "1e-320", "1e400", "", " ", "x"),
@@ -161,6 +163,8 @@ def broken(rng, good: bytes, path: Path) -> None:
         )
         with contextlib.suppress(sqlite3.IntegrityError):  # SQLite itself refuses some values
             db.execute(change, (value,) * change.count("?"))
+        if rng.random() < 0.5:  # as if it had been written like that
+            digests.seal(db)
     db.close()
 
 
@@ -210,6 +214,7 @@ def test_found_by_fuzzing(played, tmp_path, change):
     path.write_bytes((played / "good" / "results.sqlite").read_bytes())
     with sqlite3.connect(path) as db:
         db.execute(change)
+        digests.seal(db)
     db.close()
     assert said("results", tmp_path) == 2
     assert "is damaged, or no store of fastfed" in command("results", tmp_path).stderr
@@ -222,6 +227,7 @@ def test_a_statement_that_was_changed_in_a_store_gets_a_sentence(played, tmp_pat
         db.execute(
             """UPDATE meta SET value = '{"statement":[{"says":null}]}' WHERE key = 'figure'"""
         )
+        digests.seal(db)
     db.close()
     assert said("report", tmp_path) == 2
     assert "results.sqlite is damaged: " in command("report", tmp_path).stderr

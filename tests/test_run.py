@@ -17,6 +17,7 @@ import fastfed
 from fastfed.reporting.figure import read_source
 from fastfed.reporting.page import write_report
 from fastfed.reporting.text import spec_text
+from fastfed.results import digests
 from fastfed.results import store as store_module
 from fastfed.results.store import FILE, Store, made_now
 from fastfed.simulation import dispatch as passes_module
@@ -373,6 +374,7 @@ def test_a_resumed_store_shows_the_certificate_of_today(tmp_path):
     fastfed.run(experiment_from_spec(spec()), tmp_path)
     with sqlite3.connect(tmp_path / FILE) as db:
         db.execute("UPDATE curves SET certificate = '{}' WHERE position = 1")
+        digests.seal(db)
     resumed = fastfed.run(experiment_from_spec(spec()), tmp_path)
     assert resumed.curves[1].certificate["status"] == "proven"
 
@@ -508,6 +510,7 @@ def test_an_older_store_of_real_records_says_so_too(tmp_path):
         del facts["about_records"]
         db.execute("UPDATE curves SET facts = ?", (json.dumps(facts),))
         db.execute("DROP TABLE certified")
+        db.execute("DROP TABLE digests")
     source = read_source(tmp_path / "out")
     (note,) = source.about_records
     assert note.startswith("Made of real records") and "earlier version" in note
@@ -538,6 +541,7 @@ def test_certificates_say_by_what_and_when_they_were_made(tmp_path, monkeypatch)
     assert again.made == first.made and again.certificate == first.certificate
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
         db.execute("UPDATE curves SET certificate = replace(certificate, 'conditional', 'none')")
+        digests.seal(db)
     assert run_module.run(e, tmp_path / "out", threads=1).curves[0].made["date"] == "2031-01-03"
     shown = first.to_builtins()["certificate"]
     assert shown == {**first.certificate, **first.made}

@@ -21,6 +21,7 @@ from fastfed.cli import cli
 from fastfed.experiments.specs import change, load_spec, parse_changes, sized_experiment
 from fastfed.reporting.claims import judge
 from fastfed.reporting.figure import read_source
+from fastfed.results import digests
 from fastfed.simulation.driver import checkpoint_rounds
 from tests.outputs import content
 
@@ -236,5 +237,6 @@ def test_a_curve_without_a_finished_replicate_is_not_damage(tmp_path: Path) -> N
     fastfed.run(spec_of(tmp_path, OPEN, LDP.format(epsilon=2.0), head=head), out)
     with sqlite3.connect(out / "results.sqlite") as db:
         db.execute("DELETE FROM cells WHERE position = 1")
+        digests.seal(db)
     (claim,) = judge(read_source(out).results)
     assert claim.verdict == "undecided" and math.isnan(claim.differences[0].mean)
