@@ -261,7 +261,7 @@ class Hub(Speaker):
 
     def tick(self, now: float) -> Step:
         """Open the next set where its time has come, and send what was made of it."""
-        if self._started is None:
+        if self._started is None and self._heard:
             self._started = now
         if self.ended:
             return Step()
@@ -338,6 +338,7 @@ class Hub(Speaker):
     def _settled(self, now: float) -> bool:
         """True once every silo has been heard since the start, or had the time to be.
 
+        Time counts from the first silo that is heard: before, it may be the hub that is cut off.
         A silo may have a broadcast that this hub's log has lost, which comes after its `join`. Who
         says so, and never sends it, delays one start of the hub and no more.
         """
