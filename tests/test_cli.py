@@ -355,7 +355,7 @@ def test_more_replicates_repeat_nothing_and_equal_a_straight_run(
     assert {k: timings(grown)[k] for k in clock} == clock
 
     again = fastfed("run", spec, "-o", grown, "--replicates", 4)
-    assert again.exit_code == 0 and "nothing left to play" in again.stderr
+    assert again.exit_code == 0 and "nothing left to run" in again.stderr
     assert "4 replicates" in again.stdout
 
 
@@ -401,7 +401,7 @@ def test_figure_table_is_about_drawing_only(spec: Path, tmp_path: Path) -> None:
     fastfed("run", spec, "-o", out)
     spec.write_text(SPEC + '[figure]\ntitle = "A new title"\ny = "time-average"\n')
     again = fastfed("run", spec, "-o", out)
-    assert "nothing left to play" in again.stderr
+    assert "nothing left to run" in again.stderr
     assert again.stdout.startswith("A new title\n")
     assert fastfed("results", out).stdout.startswith("A new title\n")
 
@@ -461,7 +461,7 @@ def test_interrupt_keeps_what_was_played(tmp_path: Path) -> None:
     assert child.returncode == 1
     assert errors.splitlines()[-1].startswith("interrupted:") and "Traceback" not in errors
     empty = fastfed("results", out)
-    assert empty.exit_code == 0 and "no replicate is played" in empty.stdout
+    assert empty.exit_code == 0 and "no replicate has run" in empty.stdout
     assert json.loads(fastfed("results", out, "--json").stdout)["curves"] == []
 
 

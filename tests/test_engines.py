@@ -287,7 +287,7 @@ def test_a_cell_that_always_dies_is_named_and_the_rest_is_played(tmp_path, modul
         fastfed.run(e, tmp_path / "out", engine="processes", threads=2)
     text = str(error.value)
     assert text.startswith('curve "in company", replicate 1; curve "beside it", replicate 1: ')
-    assert "killed by SIGKILL" in text and "all others are played" in text and "\n" not in text
+    assert "killed by SIGKILL" in text and "all others are done" in text and "\n" not in text
     assert int((modules / "deaths").read_text()) == ALWAYS - 3 - 2
     keys = content(tmp_path / "out" / FILE)["cells by key"]
     assert keys == [(c, r) for c in (0, 1) for r in (0, 2, 3)]
@@ -302,7 +302,7 @@ def test_a_cell_that_always_dies_is_named_and_the_rest_is_played(tmp_path, modul
 def test_dask_names_a_cell_that_always_dies(tmp_path, modules, cluster, monkeypatch):
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)
     e = deadly(modules, ALWAYS)
-    with pytest.raises(EngineError, match=r'^curve "one", replicate 1: .* all others are played$'):
+    with pytest.raises(EngineError, match=r'^curve "one", replicate 1: .* all others are done$'):
         fastfed.run(e, tmp_path, engine="dask", scheduler=cluster.scheduler_address)
     assert int((modules / "deaths").read_text()) == ALWAYS - 2
     assert content(tmp_path / FILE)["cells by key"] == [(0, r) for r in (0, 2, 3)]
@@ -405,7 +405,7 @@ def test_what_died_in_company_may_live_alone():
 def test_only_the_curve_that_dies_is_named():
     _, run_round = rounds_of({(1, 2)}, {(1, 2)})
     played = []
-    with pytest.raises(EngineError, match=r'^curve "b", replicate 2: .* all others are played'):
+    with pytest.raises(EngineError, match=r'^curve "b", replicate 2: .* all others are done'):
         for p in run_all_rounds(NAMED, [RunBatch(r, (0, 1)) for r in range(3)], run_round):
             played.append(p.work)
     assert played[-1] == RunBatch(2, (0,))
@@ -415,7 +415,7 @@ def test_where_everything_dies_not_everything_is_tried():
     passes = [RunBatch(r, (0,)) for r in range(50)]
     everything = {(0, r) for r in range(50)}
     log, run_round = rounds_of(everything, everything)
-    with pytest.raises(EngineError, match=r"and 5 more: .* 42 more passes were not tried"):
+    with pytest.raises(EngineError, match=r"and 5 more: .* 42 more batches were not tried"):
         list(run_all_rounds(NAMED, passes, run_round))
     assert len(log) == 1 + HOPELESS
     # If they live alone, company was the reason, and all are played.

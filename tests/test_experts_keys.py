@@ -856,7 +856,7 @@ def test_the_same_command_again_plays_nothing(toml, tmp_path, monkeypatch):
     invoke("run", toml, "-o", out)
     before = cells(out)
     again = CliRunner().invoke(cli, ["run", str(toml), "-o", str(out)])
-    assert again.exit_code == 0 and "nothing left to play" in again.stderr
+    assert again.exit_code == 0 and "nothing left to run" in again.stderr
     assert cells(out) == before
     more = CliRunner().invoke(cli, ["run", str(toml), "-o", str(out), "--replicates", "3"])
     assert more.exit_code == 0 and len(cells(out)[2]) == 12

@@ -477,7 +477,7 @@ class TestLooks:
 
     def test_results_without_curves(self, results):
         empty = replace(results, curves=())
-        assert "No replicate is played to its end yet." in read(empty).texts
+        assert "No replicate has run to its end yet." in read(empty).texts
         assert "simulation" in printed(empty)
 
     def test_a_stored_certificate_stays_plain_data(self, results):

@@ -548,7 +548,7 @@ def test_write_report_before_the_first_replicate(source: Source, tmp_path: Path)
     empty = replace(source, results=replace(source.results, curves=()))
     written = {p.name for p in write_report(empty, tmp_path)}
     assert written == {"table.txt", "table.csv", "certificates.txt", "report.html"}
-    assert "no replicate is played" in (tmp_path / "table.txt").read_text()
+    assert "no replicate has run" in (tmp_path / "table.txt").read_text()
 
 
 def test_write_report_where_nothing_can_be_written(source: Source, tmp_path: Path) -> None:

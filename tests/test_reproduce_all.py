@@ -110,7 +110,7 @@ def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
     assert lines[3][:4] == ["all", "14", "4", "480"]
     assert "skipped files: it needs learning-to-rank files, --data PATH" in result.stderr
     assert "skipped trial: It takes a day." in result.stderr
-    assert "1 of 2 figures in " in result.stderr and "played in " in result.stderr
+    assert "1 of 2 figures in " in result.stderr and "ran in " in result.stderr
 
     found = rows(figures)
     assert {key: row["verdict"] for key, row in found.items()} == {
@@ -153,7 +153,7 @@ def test_the_same_again_plays_nothing_and_keeps_the_table(figures: Path) -> None
     before = (figures / "statements.json").read_bytes()
     written = (figures / "exact" / "report.html").stat().st_mtime_ns
     again = fastfed("reproduce", "all", "-o", figures)
-    assert again.exit_code == 0 and "exact: nothing left to play" in again.stderr
+    assert again.exit_code == 0 and "exact: nothing left to run" in again.stderr
     assert [line.split()[-1] for line in again.stdout.splitlines()[1:4]] == ["-"] * 3
     assert (figures / "exact" / "report.html").stat().st_mtime_ns == written
     assert (figures / "statements.json").read_bytes() == before
@@ -167,7 +167,7 @@ def test_what_a_figure_says_may_change_without_playing_it(figures: Path) -> None
     path = experiments.FOLDER / "exact.toml"
     path.write_text(path.read_text().replace("Noise is noise.", "Nothing is free."))
     again = fastfed("reproduce", "all", "-o", figures)
-    assert "exact: nothing left to play" in again.stderr
+    assert "exact: nothing left to run" in again.stderr
     assert rows(figures)["exact", "Privacy is free."]["why"] == "Nothing is free."
     assert "Nothing is free." in (figures / "exact" / "report.html").read_text()
 
@@ -233,7 +233,7 @@ def test_a_stop_keeps_what_was_played(
         assert second["verdict"] == "not played" and "stopped" in second["why"]
     monkeypatch.setattr(module, what, real)
     again = fastfed("reproduce", "all", "-o", figures)
-    assert again.exit_code == 0 and "exact: nothing left to play" in again.stderr
+    assert again.exit_code == 0 and "exact: nothing left to run" in again.stderr
     assert again.stdout.splitlines()[1].split()[3] == "0"
     assert rows(figures)["printed", "Privacy costs."]["verdict"] == "unproven"
     assert (figures / "printed" / "report.html").exists()

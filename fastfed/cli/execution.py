@@ -45,7 +45,7 @@ from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predic
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
 
-KEPT = "what was played is kept, and the same command continues"
+KEPT = "what was run is kept, and the same command continues"
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
 
 
@@ -125,7 +125,7 @@ def announce(experiment: Experiment, batches: list[RunBatch], threads: int) -> s
     expected = len(experiment.curves) * experiment.replicates
     missing = sum(len(b.positions) for b in batches)
     if not missing:
-        return f"{experiment.name}: nothing left to play"
+        return f"{experiment.name}: nothing left to run"
     share = f"{missing} of {expected}" if missing < expected else f"{missing}"
     left = sum(experiment.agent_rounds(b.positions) for b in batches)
     work = f"{experiment.name}: {share} curve replicates, {spaced(left)} agent-rounds"
@@ -172,7 +172,7 @@ def failures(folder: Path) -> Iterator[None]:
 
 
 HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
-STOPPED = "stopped before it was played; the same command continues"
+STOPPED = "stopped before it was run; the same command continues"
 #: Columns of text where a terminal does not say how wide it is.
 WIDTH = 100
 
@@ -241,7 +241,7 @@ def simulate_several(
         try:
             drawn.update(simulate_figure(each, folder / name, resources))
         except (Stopped, KeyboardInterrupt):
-            say(f"interrupted: writing the page over what was played into {folder}")
+            say(f"interrupted: writing the page over what was run into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
             say_overview(folder, [*left_out, *_rows(waiting, STOPPED)], drawn)
             raise Stopped(f"interrupted: {KEPT}") from None
@@ -249,7 +249,7 @@ def simulate_several(
             failed[name] = error.message
             say(f"{name}: failed: {error.message}")
             continue
-        took = duration(time.monotonic() - start) if each.missing else "nothing left to play"
+        took = duration(time.monotonic() - start) if each.missing else "nothing left to run"
         say(f"{name}: {took}; {counts(rows_of(name, read_source(folder / name)))}")
         if number + 1 < len(plan):
             say(how_far(plan, number + 1, time.monotonic() - began))
@@ -257,7 +257,7 @@ def simulate_several(
     not_played = [row for p in unplayed for row in _rows([p], failed[p.figure.id])]
     print_claims(say_overview(folder, [*left_out, *not_played], drawn))
     effort = f"{duration(time.monotonic() - began)}, processor time {duration(time.process_time())}"
-    say(f"played in {effort}{_memory()}")
+    say(f"ran in {effort}{_memory()}")
     if not has_matplotlib():
         say(NO_MATPLOTLIB)
     if failed:

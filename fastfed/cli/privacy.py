@@ -318,7 +318,7 @@ def plan(
     else:
         _print(found)
     if write is not None:
-        say(f"{write}: play it with `fastfed run {write} -o DIR`")
+        say(f"{write}: run it with `fastfed run {write} -o DIR`")
 
 
 def _print(found: Advice) -> None:

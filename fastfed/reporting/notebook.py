@@ -86,7 +86,7 @@ def _alone(curve: CurveResult) -> Results:
 def _results(results: Results) -> Html:
     title = element("p", element("strong", in_memory(results).title))
     if not results.curves:
-        return join(title, element("p", "No replicate is played to its end yet."))
+        return join(title, element("p", "No replicate has run to its end yet."))
     return join(title, _table(results))
 
 

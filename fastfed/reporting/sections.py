@@ -220,7 +220,7 @@ def experiment_section(drawn: Drawn, level: int) -> Html:
     heading = f"h{level}"
     curves = source.results.curves
     if not curves:
-        return element("p", "No replicate is played to its end yet.")
+        return element("p", "No replicate has run to its end yet.")
     names = legend_labels(source)
     parts: list[Html] = []
     if judge(source.results):

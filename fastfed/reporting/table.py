@@ -107,7 +107,7 @@ def remarks(source: Source, *, speed: bool = True) -> list[str]:
             if (count := curve.events.get(event, 0))
         ]
     if not source.results.curves:
-        lines = ["no replicate is played to its end yet"]
+        lines = ["no replicate has run to its end yet"]
     return lines
 
 
@@ -182,7 +182,7 @@ def difference_text(
 ) -> str:
     """Text of A - B: mean, standard error, and the limit where the claim has one."""
     known = math.isfinite(difference.mean)
-    measured = plus_minus(difference.mean, difference.stderr) if known else "not played yet"
+    measured = plus_minus(difference.mean, difference.stderr) if known else "not run yet"
     if difference.of == EXPONENT:
         wanted = f"wanted: {exponent[0]:g} to {exponent[1]:g}" if exponent else ""
         return ", ".join(text for text in (f"exponent: {measured}", wanted) if text)

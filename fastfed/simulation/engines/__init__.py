@@ -34,7 +34,7 @@ from fastfed.simulation.snapshots import Snapshots
 Progress = Callable[[int], None]
 
 #: The usual reason why workers of a script do not start: they run the script again.
-GUARD = 'in a script, what plays belongs under `if __name__ == "__main__":`'
+GUARD = 'in a script, what runs belongs under `if __name__ == "__main__":`'
 
 
 class EngineError(RuntimeError):
@@ -273,8 +273,8 @@ def _sentence(experiment: Experiment, dead: list[PoisonBatch], untried: int) -> 
         for position in poison.work.positions
     ]
     shown = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
-    rest = f"{untried} more passes were not tried" if untried else "all others are played"
-    return f"{shown}: every worker that played it ended ({dead[-1].end}), alone too; {rest}"
+    rest = f"{untried} more batches were not tried" if untried else "all others are done"
+    return f"{shown}: every worker that ran it ended ({dead[-1].end}), alone too; {rest}"
 
 
 # ---- Engines by name -----------------------------------------------------------------------------
