@@ -281,3 +281,32 @@ def test_a_new_report_leaves_once():
     made.now = 1100.0
     sent = [m.data for m in made.processes["silo0"].tick()]
     assert [made.plan.wire.read(data).kind for data in sent] == ["report", "join"]
+
+
+def test_a_hub_asks_the_helper_which_set_it_has_opened():
+    """No silo has the broadcast, but the helper opened the set before the log was put back."""
+    made = started("secure-sum")
+    plan, hub, helper = made.plan, made.processes["hub"], made.processes["helper"]
+    backup = list(hub.store.writes())
+    period(made, 1)
+    opened = helper.party.sets[1]
+    fresh = Hub(plan, federation.secret("hub"))
+    for write in backup:
+        fresh.fold(write)
+    (message,) = helper.party.tick(made.now).messages
+    fresh.handle(message.data, made.now)
+    step = fresh.tick(made.now)
+    assert [m.to for m in step.messages] == ["helper"] and not step.writes
+    answer = helper.party.handle(step.messages[0].data, made.now)
+    assert not answer.problem and not answer.writes
+    assert not fresh.handle(answer.messages[0].data, made.now).writes
+    # It waits for the reports of that set, and opens no other.
+    assert not fresh.tick(made.now + 1e6).writes and not fresh.sets
+    for name in plan.silos:
+        report = made.processes[name].party.sealed[1]
+        for write in fresh.handle(report, made.now).writes:
+            fresh.fold(write)
+    (write,) = fresh.tick(made.now).writes
+    assert write.kind == "set"
+    fresh.fold(write)
+    assert fresh.sets[1].entries == opened

@@ -84,7 +84,8 @@ class Child:
 
     def start(self) -> None:
         """Start it, or start it again."""
-        command = [sys.executable, "-m", "fastfed", *self.arguments]
+        # Not from the folder that this runs in, which may be a checkout that is not built.
+        command = [sys.executable, "-P", "-m", "fastfed", *self.arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def kill(self) -> None:
@@ -112,7 +113,7 @@ def time_to_start() -> float:
     """Seconds that a process needs on this machine, as busy as it is, until it does something."""
     started = time.monotonic()
     command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
-    subprocess.run([sys.executable, "-c", command], check=True)
+    subprocess.run([sys.executable, "-P", "-c", command], check=True)
     return time.monotonic() - started
 
 

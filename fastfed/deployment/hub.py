@@ -79,6 +79,10 @@ class Hub(Speaker):
         self._nonce = os.urandom(16)
         self._past: dict[int, bytes] = {}
         self._started: float | None = None
+        #: Releases that the helper has opened, as it says since the start; and their sets, where
+        #: this hub's log has lost them.
+        self._opened: int | None = None
+        self._opened_sets: dict[int, tuple[wire.Entry, ...]] = {}
         #: What is durable.
         self.joined: set[str] = set()
         self.left: set[int] = set()
@@ -129,6 +133,7 @@ class Hub(Speaker):
         self.deployed.check_agreed(found.sender, body.agreed)
         first = () if found.sender in self.joined else (Write("join", found.sender, data),)
         if found.sender not in self.deployed.silos:
+            self._opened = max(found.release, self._opened or 0)
             return Step(first, self._questions())
         silo = self.deployed.index(found.sender)
         if len(body.nonce) != 16:
@@ -230,6 +235,12 @@ class Hub(Speaker):
             text = f"the helper opened two sets of release {release}"
             return Step((Write("alarm", text, text.encode()),), problem=text)
         body = self.wire.body(found, Opened)
+        later = len(self.broadcasts) < release <= self.plan.releases
+        if asked is None and later and len(body.entries) >= self.deployed.document.least:
+            # Opened before the log was put back: no other set is.
+            check_entries(body.entries, self.plan.silos, f"the helper's set {release}")
+            self._opened_sets[release] = body.entries
+            return Step()
         if asked is None or body.entries != asked.entries or body.sealed:
             raise Refused(
                 f"the helper opened another set of release {release} than it was asked for"
@@ -269,8 +280,11 @@ class Hub(Speaker):
         if release > self.plan.releases:
             return Step()
         if release not in self.sets:
-            if any(k >= release for k in self._past):
+            if any(k >= release for k in (*self._past, *self._opened_sets)):
                 return self._reopening(release)
+            helper = self.deployed.document.helper
+            if helper is not None and (self._opened or 0) >= release:
+                return Step((), (Message(helper.name, self.made(release, Opened(()))),))
             return self._opening(release, now)
         if self.deployed.shared and release not in self.answers:
             return Step((), self._questions())
@@ -326,14 +340,13 @@ class Hub(Speaker):
 
     def _reopening(self, release: int) -> Step:
         """The set of a release that was opened before the log was put back, once it can be."""
-        past = self._past.get(release)
-        if past is None:
+        entries = self._opened_sets.get(release, ())
+        if release in self._past:
+            entries = self.wire.body(self.wire.read(self._past[release]), Broadcast).entries
+        has = (digest(self.reports.get((release, e.silo), b"")) == e.digest for e in entries)
+        if not entries or not all(has):
             return Step()
-        body = self.wire.body(self.wire.read(past), Broadcast)
-        has = (digest(self.reports.get((release, e.silo), b"")) == e.digest for e in body.entries)
-        if not all(has):
-            return Step()
-        return Step((Write("set", str(release), self.made(release, Opened(body.entries))),))
+        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
 
     def _settled(self, now: float) -> bool:
         """True once every silo has been heard since the start, or had the time to be.
@@ -346,7 +359,8 @@ class Hub(Speaker):
         wait = max(PATIENCE, self.deployed.document.calendar.grace)
         known = all(last <= len(self.broadcasts) for last in self._heard.values())
         over = self._started is not None and now >= self._started + wait
-        return over or (known and active <= self._heard.keys())
+        helper = not self.deployed.shared or self._opened is not None
+        return over or (known and helper and active <= self._heard.keys())
 
     def _opening(self, release: int, now: float) -> Step:
         """The set of a release: whoever has reported, once all have or the grace period is over."""
