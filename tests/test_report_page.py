@@ -306,7 +306,7 @@ def test_without_matplotlib_the_page_says_so(
 
 def test_before_the_first_replicate(source: Source, tmp_path: Path) -> None:
     write_report(replace(source, results=replace(source.results, curves=())), tmp_path)
-    assert "No replicate is played" in Page((tmp_path / "report.html").read_text()).words
+    assert "No replicate has run" in Page((tmp_path / "report.html").read_text()).words
 
 
 @pytest.mark.usefixtures("no_pictures")
