@@ -360,7 +360,8 @@ class Hub(Speaker):
         known = all(last <= len(self.broadcasts) for last in self._heard.values())
         over = self._started is not None and now >= self._started + wait
         helper = not self.deployed.shared or self._opened is not None
-        return over or (known and helper and active <= self._heard.keys())
+        # Without the helper nothing is released anyway, so nobody waits for it in vain.
+        return helper and (over or (known and active <= self._heard.keys()))
 
     def _opening(self, release: int, now: float) -> Step:
         """The set of a release: whoever has reported, once all have or the grace period is over."""
