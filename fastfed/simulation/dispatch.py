@@ -114,9 +114,6 @@ def run_steps(environment: OpenEnvironment, plan: AnyPlan, checkpoints: np.ndarr
     return driver_of(plan).run_steps(environment, plan, checkpoints)
 
 
-# ---- Batches of runs: what is run at once, on how many threads, and how long it will take --------
-
-
 # ---- What a run may use of a machine, and who runs it. No result depends on it ------------------
 
 
