@@ -250,6 +250,7 @@ class World:
         self.truth = {}  # (silo, decision) -> (leaf by the calendar)
         self.open = {name: [] for name in plan.silos}
         self.reports, self.sets, self.broadcasts, self.stolen = {}, {}, {}, []
+        self.named = {}  # release -> the sets that the hub asked the helper to open
         self.told = {}  # (silo, release) -> the message with its session
         self.parties, self.down = {}, {}
         for each in plan.parties:
@@ -350,8 +351,8 @@ class World:
             paid = {c.release for c in self.ledgers[name].charges("records")}
             if int(write.key) not in paid:
                 raise Violation(f"invariant 5: {name} sealed release {write.key} uncharged")
-        if write.kind == "set":
-            self.check_set(int(write.key), self.plan.wire.read(write.value), Opened)
+        if write.kind in ("set", "answer"):
+            self.check_set(name, self.plan.wire.read(write.value), Opened)
         if write.kind == "ended" and name != "hub":
             ended = self.parties[name]
             leaf = _ended(write).leaf
@@ -378,20 +379,28 @@ class World:
             if known != message.data:
                 raise Violation(f"invariant 2: two sessions of {name} for release {found.release}")
         elif found.kind in ("set", "broadcast"):
-            self.check_set(found.release, found, Opened if found.kind == "set" else Broadcast)
+            self.check_set(name, found, Opened if found.kind == "set" else Broadcast)
             if found.kind == "broadcast":
                 known = self.broadcasts.setdefault(found.release, message.data)
                 if known != message.data:
                     raise Violation(f"invariant 6: two broadcasts of release {found.release}")
 
-    def check_set(self, release, found, kind):
-        entries = self.plan.wire.body(found, kind).entries
+    def check_set(self, name, found, kind):
+        """One opened set for each release, and none that is too small.
+
+        A set is opened by whoever can: the hub, or the helper where shares are encrypted to it.
+        Then a hub alone names sets. It may name another one after it was put back, if the helper
+        has not opened the first: nothing was seen of it.
+        """
+        release, entries = found.release, self.plan.wire.body(found, kind).entries
         if not entries:  # a question which set there was
             return
-        if self.sets.setdefault(release, entries) != entries:
-            raise Violation(f"invariant 4: two sets of release {release}")
         if len(entries) < self.plan.document.least:
             raise Violation(f"invariant 4: a set of {len(entries)} silos")
+        if self.plan.shared and name == "hub" and kind is Opened:
+            self.named.setdefault(release, set()).add(entries)
+        elif self.sets.setdefault(release, entries) != entries:
+            raise Violation(f"invariant 4: two sets of release {release}")
 
     # ---- one schedule ----------------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ from federation import MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, dep
 from fastfed._random import SystemNoise
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Write
-from fastfed.deployment.party import Step
+from fastfed.deployment.party import Message, Step
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.sums import Helper
 from fastfed.deployment.wire import Opened, entry_of
 
 FEWER = {"system": {"batch_size": 3, "honest_fraction": 0.6}, "federation": {"least": 2}}
@@ -105,6 +106,9 @@ def drawn(seed: int) -> tuple[Counter, str]:
             "sets with silos left out": sum(
                 len(entries) < world.plan.plan.silos for entries in world.sets.values()
             ),
+            "releases of which two sets were named, and one opened": sum(
+                len(sets) > 1 for sets in world.named.values()
+            ),
         }
     )
     if broken:
@@ -163,11 +167,41 @@ class Opener(Hub):
         return Step((Write("set", str(release), self.made(release, Opened(entries))),))
 
 
+class Renaming(Hub):
+    """Asks the helper for the set without its last silo, too."""
+
+    def _questions(self):
+        asked = super()._questions()
+        for to, data in asked:
+            body = self.wire.body(self.wire.read(data), Opened)
+            if len(body.entries) > self.deployed.document.least:
+                fewer = Opened(body.entries[:-1], body.sealed[:-1])
+                asked += (Message(to, self.made(len(self.broadcasts) + 1, fewer)),)
+        return asked
+
+
+class Obliging(Helper):
+    """Opens every set that it is asked for, and keeps the first: a store takes no second one."""
+
+    def handle(self, data, now):
+        release = self.wire.read(data).release
+        kept = self.sets, self.answers
+        self.sets, self.answers = {}, {k: a for k, a in self.answers.items() if k < release}
+        step = super().handle(data, now)
+        self.sets, self.answers = kept
+        return step._replace(writes=()) if release in self.answers else step
+
+
+FEWER_BITS = "shuffle-vector, fewer"
 PLANTED = {
     "nothing": ({}, "invariant"),
     "no fsync": ({"forget": True, "kill": 0.1}, "invariant 1"),
     "redrawn noise": ({"kinds": {"silo": Redrawn}}, "invariant [12]"),
     "second set opened": ({"kinds": {"hub": Reopening}}, "invariant 4"),
+    "second set opened by the helper": (
+        {"kinds": {"hub": Renaming, "helper": Obliging}, "plan": FEWER_BITS},
+        "invariant 4: two sets",
+    ),
     "charge after seal": ({"reverse": True}, "invariant 5"),
     "leaf by count": ({"kinds": {"silo": ByCount}}, "invariant 3"),
     "a set that is too small": ({"kinds": {"hub": Opener}}, "invariant 4"),
@@ -177,11 +211,14 @@ PLANTED = {
 def planted(fault: str, seeds: Iterable[int]) -> tuple[int | None, set[str]]:
     """The seed of the first schedule in which a fault broke its invariant, and what else broke."""
     keys, expected = PLANTED[fault]
+    keys = dict(keys)
+    protocol, tables = PLANS[keys.pop("plan", "silo-ldp")]
+    sizes = {"batches": 2, "batch": 3} if tables else {}
     said = set()
     for seed in seeds:
         try:
             with quickly():
-                World(deployed("silo-ldp"), seed, **keys).run()
+                World(deployed(protocol, **tables, **sizes), seed, **keys).run()
         except (ValueError, Violation) as error:
             # A party that stopped itself has caught it, too; go on to what the scheduler sees.
             said.add(str(error))

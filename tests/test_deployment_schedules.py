@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 import schedules as schedules_of_all
-from federation import World, deployed
+from federation import Violation, World, deployed
 from schedules import PLANTED, planted
 
 PROTOCOLS = ("silo-ldp", "feducb", "central", "secure-sum")
@@ -106,6 +106,21 @@ def test_planted_faults_are_caught(fault):
     """In one of a few schedules at least; the parties as they are pass all of them, see below."""
     seed, said = planted(fault, range(60))
     assert seed is not None, f"{fault} was not caught: {said}"
+
+
+def test_a_hub_that_names_two_sets_sees_one_opened():
+    """The helper opens the first: the plan stops at worst, and nothing is seen twice."""
+    world = World(
+        deployed("shuffle-vector", **schedules_of_all.FEWER, batches=2, batch=3),
+        1,
+        kinds={"hub": schedules_of_all.Renaming},
+    )
+    with pytest.raises(Violation, match=r"alarm|come to its end"):
+        world.run()
+    assert any(len(named) == 2 for named in world.named.values())
+    # Whatever else the hub named: every answer of the helper is about one set.
+    assert len(world.sets) <= len(world.named)
+    assert len(world.sets[1]) >= world.plan.document.least
 
 
 def test_planted_faults_are_caught_by_the_script(monkeypatch, capsys):
