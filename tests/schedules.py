@@ -118,14 +118,19 @@ def drawn(seed: int) -> tuple[Counter, str]:
 
 
 def waits_for_lost_records(name: str, world: World) -> bool:
-    """True where a silo lost records of a report that every set of the plan needs.
+    """True where too few silos have a report of the next release, as their records are lost.
 
-    It gave the report up, or told a session before that its records do not lead to any more
+    They gave the report up, or told a session before that their records do not lead to any more
     (docs/deployment.md: such a plan waits).
     """
-    silos = [world.parties[silo] for silo in world.plan.silos]
-    gave_up = any(silo.without or silo.sessions.foreign for silo in silos)
-    return name in NEEDS_ALL and world.restores > 0 and gave_up
+    hub, silos = world.parties["hub"], [world.parties[silo] for silo in world.plan.silos]
+    release = len(hub.broadcasts) + 1
+    if name in NEEDS_ALL:
+        gave_up = any(silo.without or silo.sessions.foreign for silo in silos)
+    else:
+        lost = sum("lost" in silo.without.get(release, "") for silo in silos)
+        gave_up = len(silos) - lost < world.plan.document.least
+    return world.restores > 0 and gave_up
 
 
 # ---- planted faults ------------------------------------------------------------------------------
