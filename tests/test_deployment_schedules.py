@@ -98,6 +98,19 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
     assert thetas[0] == thetas[1]
 
 
+#: A hub put back whose grace ran out unheard, whose helper alone knew the set, whose helper was
+#: killed before it opened one, silos that gave up too many reports, and a hub that heard of the
+#: helper's second set before its first.
+FOUND = (26615, 35896, 301648, 52317, 96124)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_schedules_that_have_found_something(seed):
+    did, broken = schedules_of_all.run(seed)
+    assert not broken
+    assert did["kills"] or did["silos put back"]
+
+
 # ---- planted faults ------------------------------------------------------------------------------
 
 

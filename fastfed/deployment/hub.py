@@ -280,12 +280,14 @@ class Hub(Speaker):
         if release > self.plan.releases:
             return Step()
         if release not in self.sets:
-            if any(k >= release for k in (*self._past, *self._opened_sets)):
+            if release in self._past or release in self._opened_sets:
                 return self._reopening(release)
+            later = any(k > release for k in (*self._past, *self._opened_sets))
             helper = self.deployed.document.helper
-            if helper is not None and (self._opened or 0) >= release:
+            if helper is not None and (later or (self._opened or 0) >= release):
                 return Step((), (Message(helper.name, self.made(release, Opened(()))),))
-            return self._opening(release, now)
+            # Without a helper, the silos send the broadcasts in between.
+            return Step() if later else self._opening(release, now)
         if self.deployed.shared and release not in self.answers:
             return Step((), self._questions())
         beyond = self._beyond(release)
