@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fastfed._roots import brentq
 from fastfed._validate import InputError, array, integer, number
 
 __all__ = [
@@ -342,7 +343,6 @@ def _mean(terms: np.ndarray) -> tuple[float, float]:
 
 def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:
     """Return the closed interval of p in [0, 1] with n kl(mean, p) <= ln(2 / (1 - confidence))."""
-    from scipy.optimize import brentq
     from scipy.special import rel_entr
 
     limit = math.log(2.0 / (1.0 - confidence)) / n

@@ -319,8 +319,8 @@ def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) 
     result = fastfed("run", spec, "-o", out)
     assert result.exit_code == 0, result.output
     assert sorted(p.name for p in out.iterdir()) == [
-        "certificates.txt", "communication.png", "communication.svg", "figure.png", "figure.svg",
-        "report.html", "results.sqlite", "table.csv", "table.txt",
+        ".pictures", "certificates.txt", "communication.png", "communication.svg", "figure.png",
+        "figure.svg", "report.html", "results.sqlite", "table.csv", "table.txt",
     ]  # fmt: skip
     table = (out / "table.txt").read_text()
     assert result.stdout.startswith(table)

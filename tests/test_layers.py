@@ -17,23 +17,27 @@ ALLOWED = {
     "_validate": set(),
     "_memory": {"_validate"},
     "_registry": {"_validate"},
+    "_roots": set(),
     "counter_rng": set(),
     "keyed": {"counter_rng"},
     "_display": set(),
     "_sampling": {"_kernels"},
     "_random": {"_kernels", "_validate", "_sampling"},
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
-    "privacy": {"_kernels", "_registry", "_validate", "_random", "_sampling", "_display"},
+    "privacy": {
+        "_kernels", "_registry", "_validate", "_random", "_sampling", "_display", "_roots",
+    },
     "protocols": {
         "_kernels", "_registry", "_validate", "_random", "_sampling", "privacy",
     },
     "_system": {"_validate", "_display", "privacy"},
     "bandits": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
-        "off_policy",
+        "off_policy", "_roots",
     },
     "experts": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
+        "_roots",
     },
     "deployment": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
@@ -41,7 +45,7 @@ ALLOWED = {
     },
     "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
     "results": {"_validate", "_display"},
-    "off_policy": {"_validate"},
+    "off_policy": {"_validate", "_roots"},
     "simulation": {
         "_kernels", "_registry", "_validate", "_random", "_memory", "_system",
         "privacy", "protocols", "bandits", "experts", "environments", "results",

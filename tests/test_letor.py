@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def file(tmp_path):
 # ---- the two parsers -------------------------------------------------------------------------
 
 
-def test_plain_block_takes_the_vectorised_path_and_has_the_right_numbers():
+def test_plain_block_takes_the_compiled_path_and_has_the_right_numbers():
     rows = parse_block(PLAIN.encode())
     assert rows is not None
     assert rows.relevance.tolist() == [2, 0]
@@ -79,7 +80,7 @@ def random_value(rng) -> str:
     )
 
 
-def test_vectorised_and_exact_parsers_agree_bitwise():
+def test_compiled_and_exact_parsers_agree_bitwise():
     rng = np.random.default_rng(1)
     taken = 0
     for _ in range(200):
@@ -100,7 +101,47 @@ def test_vectorised_and_exact_parsers_agree_bitwise():
     assert taken > 50
 
 
-def test_vectorised_parser_never_accepts_what_the_exact_one_refuses():
+def hard_value(rng) -> str:
+    """A decimal of any length, near a tie of two float32 as often as not, perhaps an exponent."""
+    if rng.random() < 0.5:
+        low = np.float32(rng.uniform(0.0, 1.0) * 10.0 ** rng.integers(-30, 30))
+        tie = (Fraction(float(low)) + Fraction(float(np.nextafter(low, np.float32(np.inf))))) / 2
+        scale = int(rng.integers(0, 40))
+        text = str(int(tie * 10**scale) + int(rng.integers(-1, 2)))
+        return f"{text}e-{scale}" if rng.random() < 0.5 else f"{text}.{rng.integers(0, 3)}e{-scale}"
+    digits = "".join(map(str, rng.integers(0, 10, rng.integers(1, 26))))
+    point = int(rng.integers(0, len(digits) + 1))
+    exponent = f"{rng.choice(['e', 'E', 'e+', 'e-'])}{rng.integers(0, 13)}"
+    sign = rng.choice(["", "-", "+"])
+    return f"{sign}{digits[:point]}.{digits[point:]}{exponent if rng.random() < 0.5 else ''}"
+
+
+def test_compiled_values_are_those_of_python_at_any_length():
+    rng = np.random.default_rng(3)
+    texts = [hard_value(rng) for _ in range(4000)]
+    block = "".join(f"0 qid:1 1:{text} # 2:3\n\n" for text in texts).encode()
+    rows = parse_block(block)
+    assert rows is not None
+    expected = np.array([[float(text)] for text in texts]).astype(np.float32)
+    np.testing.assert_array_equal(rows.values.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("value", ["1e39", "-3.5e38", "1e99999", "1" * 40])
+def test_values_beyond_float32_are_left_to_the_parser_that_refuses_them(value):
+    block = f"0 qid:1 1:{value}\n".encode()
+    assert parse_block(block) is None
+    with pytest.raises(InputError, match=r"^f:1: feature 1 must fit a float32"):
+        parse_lines(block, "f")
+
+
+def test_rows_wider_than_the_first_are_read_again():
+    rows = parse_block(b"1 qid:1 2:5\n2 qid:1\n\n0 qid:2 1:1 7:2.5 # end\n")
+    assert rows is not None
+    assert rows.values.tolist() == [[0, 5, 0, 0, 0, 0, 0], [0] * 7, [1, 0, 0, 0, 0, 0, 2.5]]
+    assert rows.qid.tolist() == [1, 1, 2]
+
+
+def test_compiled_parser_never_accepts_what_the_exact_one_refuses():
     rng = np.random.default_rng(2)
     alphabet = np.frombuffer(b"0123456789 :.-\n\r\tqid#eE+naf", dtype=np.uint8)
     refused = accepted = 0

@@ -101,3 +101,7 @@ class Called(Environment):
         actions: int,
         reward: tuple[int, float],
     ) -> None: ...
+
+def parse_letor(
+    text: bytes, limit: int, values: np.ndarray, relevance: np.ndarray, qid: np.ndarray
+) -> tuple[int | None, int] | None: ...

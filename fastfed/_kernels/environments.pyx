@@ -4,7 +4,8 @@
 Contexts and rewards are functions of (seed, replicate, silo, round) alone.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
+from libc.float cimport FLT_MAX
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 
 import numpy as np
 
@@ -246,3 +247,37 @@ cdef class Called(Environment):
     def error(self):
         failure, self.failure = self.failure, None
         return failure
+
+
+def parse_letor(bytes text, int64_t limit, float[:, ::1] values, int32_t[::1] relevance,
+                int64_t[::1] qid):
+    """Read whole lines of learning-to-rank text into arrays of as many rows as it has lines.
+
+    ``values`` holds zeros. Returns (rows, largest index), and None in place of the rows where that
+    is larger than the table is wide; None alone for what only an exact parser reads, or refuses.
+    """
+    cdef const char *data = text
+    cdef int64_t size = len(text)
+    cdef int64_t[::1] hard = np.empty(3 * (size // 6 + 1), np.int64)
+    cdef ff_letor_table table
+    cdef int status
+    cdef int64_t i
+    if not size or not len(qid) or not values.shape[1]:
+        return None
+    table.width = values.shape[1]
+    table.values = &values[0, 0]
+    table.relevance = &relevance[0]
+    table.qid = &qid[0]
+    table.hard = &hard[0]
+    with nogil:
+        status = ff_letor_parse(data, size, limit, &table)
+    if status == FF_LETOR_UNUSUAL:
+        return None
+    if status == FF_LETOR_WIDER:
+        return None, table.largest
+    for i in range(table.hards):
+        number = float(text[hard[3 * i] : hard[3 * i + 1]])
+        if not abs(number) <= FLT_MAX:
+            return None
+        table.values[hard[3 * i + 2]] = number
+    return table.rows, table.largest

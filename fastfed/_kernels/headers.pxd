@@ -27,6 +27,22 @@ cdef extern from "ff_random.h" nogil:
     int64_t ff_random_u32_capacity(int64_t n)
     void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *out)
 
+cdef extern from "ff_letor.h" nogil:
+    enum:
+        FF_LETOR_READ
+        FF_LETOR_WIDER
+        FF_LETOR_UNUSUAL
+    ctypedef struct ff_letor_table:
+        int64_t width
+        float *values
+        int32_t *relevance
+        int64_t *qid
+        int64_t *hard
+        int64_t rows
+        int64_t largest
+        int64_t hards
+    int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table *table)
+
 cdef extern from "ff_linalg.h" nogil:
     int ff_factor(const double *packed, int64_t d, double *w)
     void ff_solve(const double *w, const double *u, int64_t d, double *scratch, double *theta)

@@ -19,6 +19,7 @@ from functools import cache
 
 import numpy as np
 
+from fastfed._roots import brentq
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
 from fastfed.protocols.plan import NoiseStd
@@ -349,7 +350,6 @@ def norm_quantile(dimension: int, common: float, extra: float, probability: floa
     ||X||^2 = common chi^2_{d-1} + (common + extra) z^2: one integral over z, with z = a sin(s) so
     that the integrand is smooth at its end, where the chi-square has no mass left.
     """
-    from scipy.optimize import brentq
     from scipy.special import gammaincc, ndtr, ndtri
 
     if common == 0.0:

@@ -14,7 +14,7 @@ from fastfed._validate import InputError
 from fastfed.experiments import Figure, figure_ids, with_panels
 from fastfed.experiments.specs import sized_experiment
 from fastfed.reporting.figure import Source, read_source
-from fastfed.reporting.page import PAGE, draw_all, drawn_experiment, write_overview, write_report
+from fastfed.reporting.page import PAGE, drawn_experiment, pictures_of, write_overview, write_report
 from fastfed.reporting.sections import Drawn
 from fastfed.reporting.table import Row, rows_left_out
 from fastfed.results.results import Results
@@ -225,7 +225,7 @@ def simulate_missing(
 def write_figure(folder: Path) -> dict[str, Drawn]:
     """Write the report of a figure's folder; its pictures, for the page over several figures."""
     source = read_source(folder)  # with replicates that an earlier call simulated beyond these
-    pictures = draw_all(source)
+    pictures = pictures_of(source, folder)
     write_report(source, folder, pictures)
     return {folder.name: drawn_experiment(folder.name, source, pictures)}
 

@@ -44,10 +44,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.polynomial.legendre import leggauss
-from scipy.optimize import brentq, minimize_scalar
-from scipy.special import digamma
 
+from fastfed._roots import brentq
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.frank_wolfe import MAX_TREES
 from fastfed.experts.lower_bounds import (
@@ -151,6 +149,8 @@ def _squared_errors(tree: int, smoothness: float, spread: float) -> np.ndarray:
 
 def _harmonic(count: float) -> float:
     """1 + 1/2 + ... + 1/count."""
+    from scipy.special import digamma
+
     return float(digamma(count + 1.0)) + float(np.euler_gamma)
 
 
@@ -173,6 +173,8 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
     plain = math.sqrt(2.0 * log_d * variance)
     if scale == 0.0:
         return plain
+    from scipy.optimize import minimize_scalar
+
     # Relative to 1/scale the minimizer lies below that for Gaussian noise of the same variance.
     unit = variance / scale / scale
     top = min(math.sqrt(2.0 * log_d / (unit + 2.0 * draws)), 1.0 - 1e-9)
@@ -516,7 +518,7 @@ def _some_above(w: float, k: float, a: float, b: float) -> float:
     steps = start * 2.0 ** np.arange(max(1, math.ceil(math.log2((w + high) / start)) + 1))
     edges = np.concatenate([kinks, *(kinks + s for s in steps), *(kinks - s for s in steps)])
     edges = np.unique(np.append(edges[(edges > -w) & (edges < high)], [-w, high]))
-    u, weights = leggauss(20)
+    u, weights = np.polynomial.legendre.leggauss(20)
     half = np.diff(edges)[:, None] / 2.0
     r = edges[:-1, None] + half * (1.0 + u)
     over = half * weights * np.exp(-np.abs(r) / a) / (2.0 * a) * some(w + r)

@@ -10,7 +10,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import betainc
 
 from fastfed._validate import choice, integer, number
 from fastfed.experts.plan import ExpertPlan, ProblemSpec
@@ -67,6 +66,8 @@ def theorem_2_4(horizon: int, experts: int) -> float:
     """
     t = integer("horizon", horizon, at_least=1, at_most=2**40)
     d = check_experts(experts)
+    from scipy.special import betainc
+
     # The largest is as far above T/2 as the least is below: sum P(max > k) - T/2, where P(max > k)
     # differs from 1 or 0 by less than 1e-16 only within this many standard deviations.
     half = t // 2

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from fastfed._validate import choice
+from fastfed.reporting import kept
 from fastfed.reporting import table as tables
 from fastfed.reporting.figure import Source, read_all
 from fastfed.reporting.html import CSS, Html, element, join, table
@@ -190,7 +192,7 @@ def report(
     written = [
         path
         for each, source in sources.items()
-        for path in write_report(source, each, draw_all(source, (*formats, IN_PAGE)))
+        for path in write_report(source, each, pictures_of(source, each, (*formats, IN_PAGE)))
     ]
     if on_left_out is not None:
         for reason in left_out:
@@ -205,11 +207,11 @@ def write_report(
     """Write the tables, the certificates, the pictures and the page of an experiment.
 
     Returns what was written, the page last: without matplotlib, or before the first replicate,
-    no pictures. ``pictures`` are those of ``draw_all`` where they are drawn already. Raises
+    no pictures. ``pictures`` are those of ``pictures_of`` where they are at hand. Raises
     InputError where the folder cannot be written.
     """
     curves = source.results.curves
-    pictures = draw_all(source) if pictures is None else pictures
+    pictures = pictures_of(source, folder) if pictures is None else pictures
     alone = {name: data for name, data in pictures.items() if not name.endswith(IN_PAGE)}
     files = {
         "table.txt": tables.as_text(source).encode(),
@@ -220,7 +222,7 @@ def write_report(
         **alone,
         PAGE: page(drawn_experiment("report", source, pictures)).encode(),
     }
-    return [replace_file(Path(folder) / name, data) for name, data in files.items()]
+    return [_write(Path(folder) / name, data) for name, data in files.items()]
 
 
 def write_overview(
@@ -248,12 +250,33 @@ def write_overview(
     rows = ordered([*rows, *(row for row in not_played if row.figure not in names)])
     known = drawn or {}
     experiments = [
-        known.get(each.name) or drawn_experiment(each.name, source, draw_all(source, (IN_PAGE,)))
+        known.get(each.name)
+        or drawn_experiment(each.name, source, pictures_of(source, each, (IN_PAGE,)))
         for each, source in sources.items()
     ]
-    replace_file(path / tables.FILE, tables.as_json(rows))
+    _write(path / tables.FILE, tables.as_json(rows))
     text = overview(path.resolve().name, experiments, rows, left_out)
-    return replace_file(path / PAGE, text.encode()), rows
+    return _write(path / PAGE, text.encode()), rows
+
+
+def _write(path: Path, data: bytes) -> Path:
+    """Write a file; one that holds the same already is left alone."""
+    try:
+        same = path.read_bytes() == data
+    except OSError:
+        same = False
+    return path if same else replace_file(path, data)
+
+
+def pictures_of(
+    source: Source, folder: str | Path, kinds: Collection[str] = KINDS
+) -> dict[str, bytes]:
+    """Pictures of an experiment as `draw_all` draws them; those in its folder where nothing that
+    they show has changed.
+    """
+    if not source.results.curves or not has_matplotlib():
+        return {}
+    return kept.pictures(source, Path(folder), kinds, IN_PAGE, lambda of: draw_all(source, of))
 
 
 def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
@@ -281,8 +304,5 @@ def drawn_experiment(name: str, source: Source, pictures: Mapping[str, bytes]) -
 
 def has_matplotlib() -> bool:
     """Return True if matplotlib is installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    # Found, not imported: where nothing is drawn again it stays unloaded.
+    return find_spec("matplotlib") is not None

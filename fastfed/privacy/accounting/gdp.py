@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 
+from fastfed._roots import brentq
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Guarantee
 
@@ -141,8 +142,6 @@ def epsilon_of(mu: float, delta: float) -> float:
 @lru_cache(4096)
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Compute `epsilon_of` for arguments that were checked before."""
-    from scipy.optimize import brentq
-
     if mu == 0:
         return 0.0
     if delta == 0:
@@ -194,7 +193,6 @@ def mu_of(epsilon: float, delta: float) -> float:
 @lru_cache(4096)
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Compute `mu_of` for arguments that were checked before, such as a Budget's."""
-    from scipy.optimize import brentq
     from scipy.special import erfinv
 
     if delta == 0:
@@ -338,7 +336,6 @@ def rho_of_epsilon(epsilon: float, delta: float) -> float:
 
 def _log_delta_of_rho(epsilon: float, rho: float) -> float:
     """Compute ln of delta_of_rho before it is cut at 1, for rho > 0."""
-    from scipy.optimize import brentq
 
     # With u = ln(alpha - 1) the exponent's derivative in alpha is slope(u), which increases:
     # below 0 at the lower end since ln(1 + e^-u) > -u there, above 0 at the upper end.
@@ -374,8 +371,6 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
     Never above the classic formula. Source: Canonne, Kamath & Steinke 2020, Section 2.3.
     """
-    from scipy.optimize import brentq
-
     rho = number("rho", rho, at_least=0)
     delta = number("delta", delta, above=0, below=1)
     if rho == 0.0:

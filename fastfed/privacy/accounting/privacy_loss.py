@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from fastfed._roots import brentq
 from fastfed._validate import InputError, choice, integer, number, show
 
 # ---- composition of many pure mechanisms, by the privacy-loss distribution -----------------------
@@ -376,7 +377,6 @@ def largest_share(
 @lru_cache(maxsize=4096)
 def _largest(epsilon: float, delta: float, kind: str, count: int, given: tuple[Part, ...]) -> float:
     """Compute `largest_share` for arguments that were checked before."""
-    from scipy.optimize import brentq
 
     def total(each: float) -> float:
         """Epsilon of all mechanisms together."""

@@ -10,6 +10,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+from fastfed._roots import brentq
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.releases.gaussian_release import (
@@ -134,8 +135,6 @@ def amplified_std(
 @lru_cache(8192)
 def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) -> float:
     """Noise per unit of sensitivity at this inner delta; infinite where it cannot be had."""
-    from scipy.optimize import brentq
-
     high = min(_exponent(silos, inner), 1.0) / n
     if high <= 0.0:
         return math.inf

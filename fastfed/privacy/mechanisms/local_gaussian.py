@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fastfed._roots import brentq
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.privacy.accounting.gdp import advanced, gaussian_delta, gaussian_epsilon, gaussian_mu
 from fastfed.privacy.certificate import (
@@ -131,8 +132,6 @@ def _least(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
 
 def _root(function: Callable[[float], float], high: float) -> float:
     """Find the change of sign of a function between 0 and high, to relative accuracy."""
-    from scipy.optimize import brentq
-
     return float(brentq(function, 0.0, high, xtol=1e-300, rtol=1e-15, maxiter=2000))
 
 

@@ -12,6 +12,7 @@ import math
 import msgspec
 import numpy as np
 
+from fastfed._roots import brentq
 from fastfed._validate import InputError, array, boolean, choice, integer, number
 from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range, rho_of_epsilon
 from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon, largest_share
@@ -487,8 +488,6 @@ def calibrate_switching(
 
 def _largest_rho(epsilon: float, delta: float) -> float:
     """Largest rho for which rho-zCDP is proven (epsilon, delta), to a relative 1e-9 or so."""
-    from scipy.optimize import brentq
-
     low = rho_of_epsilon(epsilon, delta)  # by the classic formula, which is never better
     high = 2.0 * low
     while epsilon_of_rho(high, delta) <= epsilon:

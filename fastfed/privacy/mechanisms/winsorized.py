@@ -17,6 +17,7 @@ import numpy as np
 
 from fastfed._kernels import rng
 from fastfed._random import BIAS_NOISE, check_seed
+from fastfed._roots import brentq
 from fastfed._sampling import Laplaces, Uniforms
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.accounting.gdp import advanced
@@ -368,7 +369,6 @@ def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
 
 def _largest(budget: Budget, coordinates: int) -> float:
     """Largest epsilon' for which that many coordinates are within the budget."""
-    from scipy.optimize import brentq
 
     def excess(each: float) -> float:
         """Epsilon of all coordinates, less the budget."""

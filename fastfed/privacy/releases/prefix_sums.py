@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from functools import cache, cached_property, lru_cache
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from fastfed._validate import InputError, array, integer
 
@@ -437,6 +436,8 @@ class Factor:
         size = len(self)
         if not size:
             return np.zeros((0, 0))
+        from scipy.linalg import solve_triangular
+
         ones = np.tri(size)
         made = np.tril(solve_triangular(self.matrix, ones, lower=True, check_finite=False))
         inverse = solve_triangular(self.matrix, np.eye(size), lower=True, check_finite=False)
@@ -528,6 +529,8 @@ def _optimal(ends: tuple[int, ...], horizon: int) -> Factor:
 
 def factor_for(weights: np.ndarray) -> Factor:
     """Factor with the least sum_k weights_k ||B_k||^2, for weights (K,) > 0."""
+    from scipy.linalg import solve_triangular
+
     size = len(weights)
     weights = weights / weights.sum()
     ones = np.tri(size)

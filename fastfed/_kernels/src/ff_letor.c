@@ -1,0 +1,138 @@
+#include "ff_letor.h"
+
+static const double POWERS[23] = {
+    1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
+    1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22,
+};
+
+FF_INLINE int is_digit(char c)
+{
+    return (unsigned char)(c - '0') < 10;
+}
+
+FF_INLINE int is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+FF_INLINE int ends_token(char c)
+{
+    return is_blank(c) || c == '\n' || c == '#';
+}
+
+/* Digits from `at` on, at least one and at most `most`; NULL otherwise. */
+FF_INLINE const char *whole(const char *at, int64_t most, int64_t *found)
+{
+    const char *first = at;
+    int64_t number = 0;
+    for (; is_digit(*at) && at - first < most; at++)
+        number = 10 * number + (*at - '0');
+    *found = number;
+    return at == first || is_digit(*at) ? NULL : at;
+}
+
+/* A decimal from `at` on; NULL where there is none. `hard`: its value is not exact here. */
+FF_INLINE const char *decimal(const char *at, double *value, int *hard)
+{
+    const int negative = *at == '-';
+    at += negative || *at == '+';
+    uint64_t number = 0; /* wraps beyond 19 digits, which are hard */
+    const char *first = at;
+    for (; is_digit(*at); at++)
+        number = 10 * number + (uint64_t)(*at - '0');
+    int64_t digits = at - first, power = 0;
+    if (*at == '.') {
+        first = ++at;
+        for (; is_digit(*at); at++)
+            number = 10 * number + (uint64_t)(*at - '0');
+        power = first - at;
+        digits -= power;
+    }
+    if (!digits)
+        return NULL;
+    if (*at == 'e' || *at == 'E') {
+        const int down = *++at == '-';
+        at += down || *at == '+';
+        int64_t exponent;
+        const char *after = whole(at, 9, &exponent);
+        if (!after)
+            return NULL;
+        at = after;
+        power += down ? -exponent : exponent;
+    }
+    *hard = digits > 19 || number > (uint64_t)1 << 53 || power < -22 || power > 22;
+    if (!*hard) {
+        const double exact = (double)number;
+        const double rounded = power < 0 ? exact / POWERS[-power] : exact * POWERS[power];
+        *value = negative ? -rounded : rounded;
+    }
+    return at;
+}
+
+int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table *table)
+{
+    table->rows = table->largest = table->hards = 0;
+    if (!size || text[size - 1] != '\n')
+        return FF_LETOR_UNUSUAL;
+    /* No loop passes the line end that comes last. */
+    const char *at = text, *end = text + size;
+    const int64_t width = table->width;
+    int64_t largest = 0;
+    while (at < end) {
+        while (is_blank(*at))
+            at++;
+        if (*at == '#')
+            at = memchr(at, '\n', (size_t)(end - at));
+        if (*at == '\n') {
+            at++;
+            continue;
+        }
+        const int64_t row = table->rows;
+        int64_t relevance, last = 0;
+        at = whole(at, 10, &relevance);
+        if (!at || relevance > INT32_MAX || !is_blank(*at))
+            return FF_LETOR_UNUSUAL;
+        while (is_blank(*at))
+            at++;
+        if (end - at < 5 || memcmp(at, "qid:", 4))
+            return FF_LETOR_UNUSUAL;
+        at = whole(at + 4, 18, &table->qid[row]);
+        if (!at || !ends_token(*at))
+            return FF_LETOR_UNUSUAL;
+        table->relevance[row] = (int32_t)relevance;
+        float *values = table->values + row * width;
+        for (;;) {
+            while (is_blank(*at))
+                at++;
+            if (*at == '#')
+                at = memchr(at, '\n', (size_t)(end - at));
+            if (*at == '\n')
+                break;
+            int64_t index;
+            at = whole(at, 9, &index);
+            if (!at || *at != ':' || index <= last || index > limit)
+                return FF_LETOR_UNUSUAL;
+            last = index;
+            const char *token = ++at;
+            double value = 0.0;
+            int hard;
+            at = decimal(token, &value, &hard);
+            if (!at || !ends_token(*at))
+                return FF_LETOR_UNUSUAL;
+            if (index > width)
+                continue; /* read again, into a wider table */
+            values[index - 1] = (float)value;
+            if (hard) {
+                int64_t *triple = table->hard + 3 * table->hards++;
+                triple[0] = token - text;
+                triple[1] = at - text;
+                triple[2] = row * width + index - 1;
+            }
+        }
+        largest = last > largest ? last : largest;
+        at++;
+        table->rows++;
+    }
+    table->largest = largest;
+    return largest > width ? FF_LETOR_WIDER : FF_LETOR_READ;
+}

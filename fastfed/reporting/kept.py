@@ -1,0 +1,153 @@
+"""Pictures that were drawn before of the same curves: kept beside the results, not drawn again.
+
+``.pictures`` in an output folder holds the pictures of the page, and digests: of what all pictures
+were made from, and of each file. A picture is taken from there, or from its file, only where both
+digests are right; a file that somebody changed or removed is drawn again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import fastfed
+from fastfed._validate import InputError
+from fastfed.reporting.figure import Source
+from fastfed.results.files import replace_file
+
+FILE = ".pictures"
+#: Fields that say how long something took, or when it was made: no picture shows them.
+TIMES = ("agent_rounds_per_second", "made")
+
+
+class _Picture(msgspec.Struct):
+    kind: str
+    digest: str
+    data: bytes | None  # compressed; None: in the file of its name
+
+
+class _Kept(msgspec.Struct):
+    made_from: str
+    kinds: list[str]
+    pictures: dict[str, _Picture]
+
+
+def pictures(
+    source: Source,
+    folder: Path,
+    kinds: Collection[str],
+    in_page: str,
+    draw: Callable[[Collection[str]], dict[str, bytes]],
+) -> dict[str, bytes]:
+    """Every picture of ``kinds`` by name: as it was kept in a folder, or drawn and then kept.
+
+    ``draw`` draws pictures of kinds; that of kind ``in_page`` has no file of its own.
+    """
+    made_from = made_from_digest(source)
+    before = _read(folder / FILE)
+    known: dict[str, _Picture] = {}
+    if before is not None and before.made_from == made_from:
+        known = before.pictures
+        found = {
+            name: _data(folder / name, picture)
+            for name, picture in known.items()
+            if picture.kind in kinds
+        }
+        whole = {name: data for name, data in found.items() if data is not None}
+        if len(whole) == len(found) and set(kinds) <= set(before.kinds):
+            return whole
+    drawn = draw(kinds)
+    fresh = {name: _picture(name, data, in_page) for name, data in drawn.items()}
+    others = {name: picture for name, picture in known.items() if picture.kind not in kinds}
+    kept = _Kept(
+        made_from,
+        sorted({*kinds, *(picture.kind for picture in others.values())}),
+        {**others, **fresh},
+    )
+    # Where it cannot be written, the report itself will say so.
+    with suppress(InputError, OSError):
+        replace_file(folder / FILE, msgspec.msgpack.encode(kept))
+    return drawn
+
+
+def made_from_digest(source: Source) -> str:
+    """SHA-256 of all that pictures are made from: results, the code that draws, its libraries."""
+    parts = (
+        *(fastfed.__version__, _code(), _matplotlib(), np.__version__),
+        *(source.title, source.setting, source.replicates, source.notes),
+        *(source.batch_sizes, source.radius_multipliers, source.identity),
+        {
+            name: value
+            for name, value in vars(source.results).items()
+            if name not in ("curves", *TIMES)
+        },
+        [
+            {name: value for name, value in vars(curve).items() if name not in TIMES}
+            for curve in source.results.curves
+        ],
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(parts, enc_hook=_plain)).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        data = np.ascontiguousarray(value)
+        return [data.dtype.str, list(data.shape), hashlib.sha256(data.tobytes()).digest()]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return dict(value)
+    raise TypeError(f"a picture cannot depend on a {type(value).__name__}")
+
+
+@cache
+def _code() -> str:
+    """SHA-256 of the code that draws, for a version that is being worked on stays the same."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _matplotlib() -> str:
+    """Its version, without importing it."""
+    try:
+        return version("matplotlib")
+    except PackageNotFoundError:
+        return ""
+
+
+def _picture(name: str, data: bytes, in_page: str) -> _Picture:
+    inside = name.endswith(in_page)
+    return _Picture(
+        in_page if inside else name.rpartition(".")[2],
+        hashlib.sha256(data).hexdigest(),
+        zlib.compress(data) if inside else None,
+    )
+
+
+def _read(path: Path) -> _Kept | None:
+    """What was kept; None where nothing was, or it is damaged."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _data(path: Path, picture: _Picture) -> bytes | None:
+    """A picture as it was drawn; None where it is not there, or another."""
+    try:
+        data = path.read_bytes() if picture.data is None else zlib.decompress(picture.data)
+    except (OSError, zlib.error):
+        return None
+    return data if hashlib.sha256(data).hexdigest() == picture.digest else None
