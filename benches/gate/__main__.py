@@ -31,7 +31,9 @@ def failures(found: Found) -> list[str]:
     for row in found.rows:
         c = row.comparison
         if c.last_verdict == SLOWER:
-            said.append(f"{row.name}: {c.ratio:.2f} times base's time ({c.low:.2f} to {c.high:.2f})")
+            said.append(
+                f"{row.name}: {c.ratio:.2f} times base's time ({c.low:.2f} to {c.high:.2f})"
+            )
         elif row.waits:
             said.append(f"{row.name}: waits where base does not, in every run")
     return said

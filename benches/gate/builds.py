@@ -109,4 +109,3 @@ def compiled(tree: Path, cache: Path = CACHE) -> tuple[Path, bool]:
         part.rename(kept)
     shutil.copytree(kept, tree, dirs_exist_ok=True)
     return tree, fresh
-

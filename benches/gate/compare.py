@@ -54,7 +54,10 @@ class Side:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         if kind is not None:
             self.process.kill()
@@ -183,7 +186,9 @@ def known(found: Found, old: Side, new: Side) -> Iterable[str]:
     if "error" in mine:
         raise RuntimeError(f"head knows no workloads: {mine['error']}")
     theirs = old.ask(names=True).get("names", [])
-    found.lost.update({name: "head does not know it" for name in theirs if name not in mine["names"]})
+    found.lost.update(
+        {name: "head does not know it" for name in theirs if name not in mine["names"]}
+    )
     return list(mine["names"])
 
 

@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def last_verdict(self) -> str:
-        """The verdict when there will be no more blocks: where nothing is proven the median decides."""
+        """The verdict when there will be no more blocks: the median decides what is open."""
         if self.verdict != OPEN:
             return self.verdict
         return SLOWER if self.ratio > self.limit else EQUAL

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,7 @@ PLANTS = {
         "fastfed/_kernels/src/ff_linalg.c",
         "        scratch[i] = dot(inverse + i * d, x, d);\n    double scale",
         "        scratch[i] = dot(inverse + i * d, x, d);\n"
-        "    for (int64_t i = 0; i < d * 3 / 4; i++) {\n"
+        "    for (int64_t i = 0; i < d * 11 / 20; i++) {\n"
         '        __asm__ volatile("" ::: "memory");\n'
         "        scratch[i] = dot(inverse + i * d, x, d);\n    }\n    double scale",
         "kernel sherman_morrison d=57",
@@ -108,10 +109,12 @@ def main() -> int:
             ratios = sorted(row["ratio"] for row in found["rows"].values())
             ratio = found["rows"][plant.workload]["ratio"] if plant else ratios[-1]
             print(
-                f"{kind} {turn + 1}: {'failed' if status else 'passed'} in {seconds:.0f} s; ratio "
-                f"{ratio:.3f} ({'planted' if plant else 'the largest'}); {', '.join(failed) or '-'}",
+                f"{kind} {turn + 1}: {'failed' if status else 'passed'} in {seconds:.0f} s; "
+                f"ratio {ratio:.3f} ({'planted' if plant else 'the largest'}); "
+                f"{', '.join(failed) or '-'}",
                 flush=True,
             )
+        shutil.rmtree(tree, ignore_errors=True)
         print(f"{kind}: right {good} of {said.runs}", flush=True)
         right = right and good == said.runs
     return not right

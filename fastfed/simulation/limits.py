@@ -18,7 +18,7 @@ MEMORY = ("L1", "L2", "L3", "DRAM")
 
 @dataclass(frozen=True)
 class Peaks:
-    """What one core does in a second: operations by kind of arithmetic, bytes by level of memory."""
+    """What one core does in a second: operations by kind, bytes by level of memory."""
 
     rates: Mapping[str, float]
     #: Bytes that L1, L2 and L3 hold.
@@ -27,6 +27,12 @@ class Peaks:
     def level(self, footprint: float) -> str:
         """The nearest level that holds so many bytes."""
         return next((name for name in MEMORY[:-1] if footprint <= self.sizes[name]), MEMORY[-1])
+
+
+def best_of(*measured: Peaks) -> Peaks:
+    """The higher of each peak: what was reached once can be reached."""
+    rates = {name: max(each.rates[name] for each in measured) for name in measured[0].rates}
+    return Peaks(rates, measured[0].sizes)
 
 
 @dataclass(frozen=True)
