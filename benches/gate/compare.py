@@ -17,7 +17,7 @@ from typing import Any
 from gate.statistic import LIMIT, OPEN, Block, Comparison, compare, waits
 
 #: A timing takes this long at least, in nanoseconds of processor time, unless one call does.
-LEAST = 3_000_000
+LEAST = 2_000_000
 #: Blocks of a workload in one pair of processes, pairs for all, and for what is still open.
 BLOCKS, PAIRS, MOST_PAIRS = 5, 3, 12
 

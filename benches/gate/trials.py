@@ -48,14 +48,14 @@ PLANTS = {
         "fastfed/_kernels/src/ff_environment.c",
         "        ff_normals_f32(&s, k * free, p.normals);\n    /* One pass for the sums",
         "        ff_normals_f32(&s, k * free, p.normals);\n    if (free > 0)\n"
-        "        ff_normals_f32(&s, k * free / 2, p.normals);\n    /* One pass for the sums",
+        "        ff_normals_f32(&s, k * free * 3 / 5, p.normals);\n    /* One pass for the sums",
         "bench sphere-k100-d10-ldp",
     ),
     # An empty loop in Python.
     "python": Plant(
         "fastfed/experts/baselines.py",
         "        weights = np.exp(-self.plan.learning_rate * behind)\n",
-        "        for _ in range(250):\n            pass\n"
+        "        for _ in range(850):\n            pass\n"
         "        weights = np.exp(-self.plan.learning_rate * behind)\n",
         "system hedge",
     ),

@@ -99,13 +99,21 @@ def case(name: str) -> Call:
     from fastfed.simulation import bench, compiled
 
     (found,) = (each for each in bench.CASES if each.name == name)
-    numbers = [int(part[1:]) for part in name.split("-") if part[1:].isdigit()]
+    sizes = [part for part in name.split("-") if part[0] in "kd" and part[1:].isdigit()]
+    numbers = [int(part[1:]) for part in sizes]
     if name.startswith("letor"):
         found = replace(found, environment=lambda: bench.LetorPool(numbers[0], 15 * QUERIES))
     elif name.startswith("pool"):
         found = replace(found, environment=lambda: bench.SyntheticPool(*numbers, QUERIES))
-    one = found.silos == 1
-    small = replace(found, rounds=found.rounds // 10 if one else 50, silos=1 if one else 3)
+    # Some milliseconds, so that a call's own costs do not hide those of its rounds.
+    rounds, silos = 50, found.silos
+    if silos == 1:
+        rounds = found.rounds // 10
+    elif numbers[-1] < 20:
+        rounds = 200
+    elif numbers[-1] >= 100:
+        silos = 3
+    small = replace(found, rounds=rounds, silos=silos)
     e, _ = bench.experiments_of(small)
     opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
     return lambda: compiled.run(opened, plans, e.checkpoints, rounds_per_call=e.horizon)
