@@ -104,9 +104,18 @@ def compare(pairs: Sequence[Sequence[Block]], limit: float = LIMIT) -> Compariso
 def waits(pairs: Sequence[Sequence[Block]], limit: float = LIMIT) -> bool:
     """Whether head waits where base does not: wall time that processor time does not show.
 
-    By the run that waited least, for a run that had to wait for the processor proves nothing.
+    On a busy machine many runs wait for the processor. Head waits by itself only if none of its
+    runs went through at once, and base's did so often that chance would not leave them all to base
+    (a hypergeometric probability) but once in a hundred of ALPHA.
     """
     blocks = [block for one in pairs for block in one]
-    head = min(w / c for b in blocks for w, c in zip(b.head_wall, b.head, strict=True))
-    base = min(w / c for b in blocks for w, c in zip(b.base_wall, b.base, strict=True))
-    return head > limit * max(base, 1.0)
+    at_once = [
+        sum(
+            wall <= limit * taken
+            for b in blocks
+            for wall, taken in zip(getattr(b, side + "_wall"), getattr(b, side), strict=True)
+        )
+        for side in ("base", "head")
+    ]
+    n, seen = 2 * len(blocks), at_once[0]
+    return not at_once[1] and math.comb(n, seen) / math.comb(2 * n, seen) < ALPHA / 100

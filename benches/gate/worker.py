@@ -1,7 +1,7 @@
 """One process of one side: makes workloads and times them, as it is told line by line.
 
-A line of JSON asks, one answers: {"names": true} for what this side knows, {"name": N, "loops": L}
-for L calls in nanoseconds of processor and wall time. A workload that fails answers {"error": ...}.
+A line of JSON asks, one answers: {"names": true} for what this side knows, {"name": N, "loops": L, "runs": R}
+for R times L calls, each in nanoseconds of processor and wall time. A workload that fails answers {"error": ...}.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ class Worker:
             gc.collect()
         call = self.made[name]
         call()  # the other process has had the caches
-        wall, cpu = time.perf_counter_ns(), time.process_time_ns()
-        for _ in range(loops):
-            call()
-        return {"cpu": time.process_time_ns() - cpu, "wall": time.perf_counter_ns() - wall}
+        times = []
+        for _ in range(asked.get("runs", 1)):
+            wall, cpu = time.perf_counter_ns(), time.process_time_ns()
+            for _ in range(loops):
+                call()
+            times.append((time.process_time_ns() - cpu, time.perf_counter_ns() - wall))
+        return {"times": times}
 
 
 def main() -> None:
