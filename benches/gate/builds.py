@@ -57,8 +57,18 @@ def base_tree(revision: str, root: Path = ROOT, cache: Path = CACHE) -> Path:
             ["git", "archive", commit], cwd=root, check=True, stdout=subprocess.PIPE
         )
         subprocess.run(["tar", "-x", "-C", str(part)], input=archive.stdout, check=True)
-        part.rename(tree)
+        settle(part, tree)
     return tree
+
+
+def settle(part: Path, target: Path) -> None:
+    """Give a finished folder its name, unless another run was first."""
+    try:
+        part.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(part)
 
 
 def head_tree(tree: Path, root: Path = ROOT) -> Path:
@@ -106,6 +116,11 @@ def compiled(tree: Path, cache: Path = CACHE) -> tuple[Path, bool]:
             target = part / path.relative_to(tree)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
-        part.rename(kept)
-    shutil.copytree(kept, tree, dirs_exist_ok=True)
+        settle(part, kept)
+    for path in kept.glob("fastfed/**/*.so"):
+        target = tree / path.relative_to(kept)
+        # A file of its own: another run may have the one there loaded.
+        own = target.with_name(f".{os.getpid()}.{target.name}")
+        shutil.copy2(path, own)
+        own.replace(target)
     return tree, fresh
