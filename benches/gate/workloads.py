@@ -66,6 +66,8 @@ def system(name: str) -> Call:
     if algorithm in EXPERTS:
         losses = RealizableLosses if algorithm == "fed-svt" else StochasticLosses
         environment, horizon = losses(experts=50), 300
+    elif algorithm == "robin":
+        horizon = 50
     elif algorithm.startswith("linucb"):
         environment, horizon, silos = FixedSet(basis_actions=True), 2000, 1
     e = make_experiment(
@@ -102,7 +104,7 @@ def case(name: str) -> Call:
     sizes = [part for part in name.split("-") if part[0] in "kd" and part[1:].isdigit()]
     numbers = [int(part[1:]) for part in sizes]
     if name.startswith("letor"):
-        found = replace(found, environment=lambda: bench.LetorPool(numbers[0], 15 * QUERIES))
+        found = replace(found, environment=lambda: bench.LetorPool(numbers[0], 5 * QUERIES))
     elif name.startswith("pool"):
         found = replace(found, environment=lambda: bench.SyntheticPool(*numbers, QUERIES))
     # Some milliseconds, so that a call's own costs do not hide those of its rounds.
@@ -112,7 +114,7 @@ def case(name: str) -> Call:
     elif numbers[-1] < 20:
         rounds = 200
     elif numbers[-1] >= 100:
-        silos = 3
+        silos = 1
     small = replace(found, rounds=rounds, silos=silos)
     e, _ = bench.experiments_of(small)
     opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
