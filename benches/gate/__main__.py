@@ -13,12 +13,14 @@ from pathlib import Path
 from gate import builds
 from gate.compare import Found, play
 from gate.statistic import EQUAL, LIMIT, SLOWER
+from gate.workloads import GROUPS
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gate", description=__doc__)
     parser.add_argument("base", nargs="?", help="a commit (default: where HEAD left main)")
     parser.add_argument("--only", action="append", help="workloads whose name has this in it")
+    parser.add_argument("--group", action="append", choices=[*GROUPS], help="these alone (all)")
     parser.add_argument("--limit", type=float, default=LIMIT, help=f"ratio allowed ({LIMIT})")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--tree", type=Path, help="a tree to compare instead of the checkout")
@@ -89,7 +91,7 @@ def main() -> int:
             trees.append(path)
         wanted = said.only or [""]
         chosen = lambda name: any(part in name for part in wanted)  # noqa: E731
-        found = play(*trees, chosen, said.limit, heard)
+        found = play(*trees, chosen, said.group or GROUPS, said.limit, heard)
     except builds.BuildError as error:
         print(error, file=sys.stderr)
         return 2

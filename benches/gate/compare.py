@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from gate.statistic import LIMIT, OPEN, Block, Comparison, compare, waits
+from gate.workloads import GROUPS
 
 #: A timing takes this long at least, in nanoseconds of processor time, unless one call does.
 LEAST = 2_000_000
@@ -136,6 +137,7 @@ def play(
     base: Path,
     head: Path,
     chosen: Callable[[str], bool] = lambda name: True,
+    groups: Iterable[str] = GROUPS,
     limit: float = LIMIT,
     heard: Callable[[str], None] = lambda said: None,
 ) -> Found:
@@ -155,7 +157,7 @@ def play(
             ]
             old, new = own
             if not turn:
-                names = [name for name in known(found, old, new) if chosen(name)]
+                names = [name for name in known(found, own, groups) if chosen(name)]
                 heard(f"{len(names)} workloads")
             for name in names:
                 if not turn and (loops := loops_in_both(found, name, old, new)):
@@ -181,15 +183,13 @@ def play(
     return found
 
 
-def known(found: Found, old: Side, new: Side) -> Iterable[str]:
+def known(found: Found, sides: Sequence[Side], groups: Iterable[str]) -> list[str]:
     """Names that head has, and those that base alone has, which are lost."""
-    mine = new.ask(names=True)
+    theirs, mine = (side.ask(names=list(groups)) for side in sides)
     if "error" in mine:
         raise RuntimeError(f"head knows no workloads: {mine['error']}")
-    theirs = old.ask(names=True).get("names", [])
-    found.lost.update(
-        {name: "head does not know it" for name in theirs if name not in mine["names"]}
-    )
+    gone = set(theirs.get("names", [])) - set(mine["names"])
+    found.lost.update({name: "head does not know it" for name in sorted(gone)})
     return list(mine["names"])
 
 

@@ -55,7 +55,7 @@ PLANTS = {
     "python": Plant(
         "fastfed/experts/baselines.py",
         "        weights = np.exp(-self.plan.learning_rate * behind)\n",
-        "        for _ in range(850):\n            pass\n"
+        "        for _ in range(430):\n            pass\n"
         "        weights = np.exp(-self.plan.learning_rate * behind)\n",
         "system hedge",
     ),
@@ -92,8 +92,10 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10, help="runs of each kind (10)")
     parser.add_argument("--kind", action="append", choices=["itself", *PLANTS], help="only these")
     parser.add_argument("--only", action="append", default=[], help="handed to the gate")
+    parser.add_argument("--group", action="append", default=[], help="handed to the gate")
     said = parser.parse_args()
     extra = [word for name in said.only for word in ("--only", name)]
+    extra += [word for name in said.group for word in ("--group", name)]
     right = True
     for kind in said.kind or ["itself", *PLANTS]:
         plant = PLANTS.get(kind)

@@ -1,6 +1,6 @@
 """One process of one side: makes workloads and times them, as it is told line by line.
 
-A line of JSON asks, one answers: {"names": true} for what this side knows, {"name": N, "loops": L,
+A line of JSON asks, one answers: {"names": GROUPS} for what this side knows, {"name": N, "loops": L,
 "runs": R} for R times L calls, in nanoseconds of processor and wall time. What fails answers
 {"error": ...}.
 """
@@ -27,7 +27,7 @@ class Worker:
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         if "names" in asked:
-            return {"names": workloads.names()}
+            return {"names": workloads.names(asked["names"])}
         name, loops = asked["name"], asked["loops"]
         if name not in self.made:
             self.made[name] = workloads.make(name)

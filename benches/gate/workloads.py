@@ -6,7 +6,7 @@ versions have too; what a side cannot make is named and left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -178,9 +178,9 @@ GROUPS = {
 }
 
 
-def names() -> list[str]:
-    """All workloads that this side knows, as `GROUP NAME`."""
-    return [f"{group} {name}" for group, (listed, _) in GROUPS.items() for name in listed()]
+def names(groups: Iterable[str] = GROUPS) -> list[str]:
+    """The workloads of some groups that this side knows, as `GROUP NAME`."""
+    return [f"{group} {name}" for group in groups for name in GROUPS[group][0]()]
 
 
 def make(name: str) -> Call:
