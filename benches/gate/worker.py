@@ -1,8 +1,8 @@
 """One process of one side: makes workloads and times them, as it is told line by line.
 
-A line of JSON asks, one answers: {"names": GROUPS} for what this side knows, {"name": N, "loops": L,
-"runs": R} for R times L calls, in nanoseconds of processor and wall time. What fails answers
-{"error": ...}.
+A line of JSON asks, one answers: {"names": GROUPS} for what this side knows, {"name": N,
+"loops": L, "runs": R} for R times L calls, in nanoseconds of processor and wall time. What fails
+answers {"error": ...}.
 """
 
 from __future__ import annotations
