@@ -73,7 +73,7 @@ def pool_microseconds(
     chosen = np.empty((silos, batch, d), np.float32)
     rewards = np.empty((silos, batch), np.float32)
     regret, released = 0.0, 0
-    start = time.perf_counter()
+    start = time.process_time()
     beta, gamma = _release(plan, states, covariance, bias, released)
     for t in range(rounds):
         for i in range(silos):
@@ -98,7 +98,7 @@ def pool_microseconds(
             bias_noise = draw.normal(0.0, plan.noise_std.bias, d)
             beta, gamma = _release(plan, states, noisy, bias + bias_noise, entry)
     assert math.isfinite(regret) and radius is not None
-    return 1e6 * (time.perf_counter() - start) / (rounds * silos)
+    return 1e6 * (time.process_time() - start) / (rounds * silos)
 
 
 def _release(
@@ -145,7 +145,7 @@ def fixed_set_microseconds(
         gamma = radius.multiplier * (radius.tau * ridge + float(radius.error_bound[0]))
     uniform = np.random.default_rng(seed).random(rounds)
     log_det, regret = d * math.log(ridge), 0.0
-    start = time.perf_counter()
+    start = time.process_time()
     for t in range(rounds):
         if radius.determinant:
             growth = radius.base + max(0.0, log_det - d * math.log(radius.anchor))
@@ -171,4 +171,4 @@ def fixed_set_microseconds(
         inverse -= np.outer(v, share)
         log_det += math.log(grown)
     assert math.isfinite(regret)
-    return 1e6 * (time.perf_counter() - start) / rounds
+    return 1e6 * (time.process_time() - start) / rounds

@@ -166,7 +166,7 @@ def linucb_fixed_set(
     ridge = regularizer * np.eye(d)
     best = means.max()
     regret = np.zeros(horizon)
-    began = time.perf_counter()
+    began = time.process_time()
     inverse: np.ndarray = np.linalg.inv(ridge)
     estimate: np.ndarray = np.zeros(d)
     with np.errstate(invalid="raise"):
@@ -185,5 +185,5 @@ def linucb_fixed_set(
     return {
         "group_regret": np.cumsum(regret),
         "data_seconds": 0.0,  # the set is there before the first round
-        "total_seconds": time.perf_counter() - began,
+        "total_seconds": time.process_time() - began,
     }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
+import peaks
 import pytest
 import reference_agent
 import reference_cases
@@ -13,7 +15,7 @@ from problems import ordinary_cases
 
 from fastfed._validate import InputError
 from fastfed.environments import FixedSet, Sphere
-from fastfed.simulation import bench, compiled
+from fastfed.simulation import bench, compiled, limits
 from fastfed.simulation.bench import (
     CASES,
     Case,
@@ -21,8 +23,21 @@ from fastfed.simulation.bench import (
     SyntheticPool,
     experiments_of,
     measure,
+    pool_work,
+    set_work,
+    sphere_work,
 )
 from fastfed.simulation.experiment import Experiment, make_experiment
+from fastfed.simulation.limits import Bound, Peaks, Work
+
+#: One operation in a nanosecond, a byte as well; farther memory is slower.
+PEAKS = Peaks(
+    {
+        **{"int16": 1e9, "float32": 1e9, "float64": 5e8, "normals": 1e8},
+        **{"L1": 5e9, "L2": 1e9, "L3": 5e8, "DRAM": 1e8},
+    },
+    {"L1": 1000, "L2": 4000, "L3": 10000},
+)
 
 
 def small_set() -> FixedSet:
@@ -35,15 +50,15 @@ AGENTS = {case.protocol: case for case in CASES if case.name.startswith("fixed-k
 @pytest.mark.parametrize(
     "case",
     [
-        Case("sphere", 1.0, lambda: Sphere(dimension=3, actions=4), 50, 25),
+        Case("sphere", sphere_work, lambda: Sphere(dimension=3, actions=4), 50, 25),
         Case(
-            "bits", 1.0, lambda: Sphere(dimension=10, actions=4), 50, 4, "shuffle-vector",
+            "bits", sphere_work, lambda: Sphere(dimension=10, actions=4), 50, 4, "shuffle-vector",
             reference_sizes=(2, 1),
         ),
-        Case("pool", 1.0, lambda: SyntheticPool(5, 4, queries=20), 50, 25),
-        Case("letor", None, lambda: LetorPool(4, 30), 50, 25, "default", batch_size=None),
-        Case("eager", None, lambda: LetorPool(4, 30), 50, 25, "default-eager", batch_size=None),
-        Case("set", None, lambda: FixedSet(13, 8), 60, 40, "default-linucb", 1, None),
+        Case("pool", pool_work, lambda: SyntheticPool(5, 4, queries=20), 50, 25),
+        Case("letor", pool_work, lambda: LetorPool(4, 30), 50, 25, "default", batch_size=None),
+        Case("late", pool_work, lambda: LetorPool(4, 30), 50, 25, "default-eager", batch_size=None),
+        Case("set", set_work, lambda: FixedSet(13, 8), 60, 40, "default-linucb", 1, None),
         *(
             Case(system, None, small_set, 60, 40, system, 1, case.batch_size)
             for system, case in AGENTS.items()
@@ -52,16 +67,69 @@ AGENTS = {case.protocol: case for case in CASES if case.name.startswith("fixed-k
     ids=lambda case: case.name,
 )  # fmt: skip
 def test_every_kind_of_case_is_measured(case):
-    found = measure(case, reference_cases.reference_microseconds, repeats=1)
+    found = measure(case, reference_cases.reference_microseconds, 1, lambda: PEAKS)
     assert found["name"] == case.name
     assert found["microseconds_per_agent_round"] > 0
     assert found["ratio"] >= found["ratio_without_data"] > 0
+    if case.work is None:
+        assert found["limit_microseconds"] is found["bound"] is found["share_of_limit"] is None
+    else:
+        assert found["bound"] in (*limits.ARITHMETIC, *limits.MEMORY)
+        taken = found["limit_microseconds"] / found["share_of_limit"]
+        assert taken == pytest.approx(found["microseconds_per_agent_round"])
 
 
-def test_outside_a_checkout_there_are_no_ratios():
-    found = measure(Case("sphere", 1.0, lambda: Sphere(dimension=3, actions=4), 50, 25), None, 1)
+def test_outside_a_checkout_there_are_no_ratios_and_no_limit():
+    case = Case("sphere", sphere_work, lambda: Sphere(dimension=3, actions=4), 50, 25)
+    found = measure(case, None, 1)
     assert found["microseconds_per_agent_round"] > 0
-    assert all(value is None for key, value in found.items() if "ratio" in key or "ref" in key)
+    assert {key for key, value in found.items() if value is None} == {
+        *("reference_microseconds_per_agent_round", "ratio", "ratio_without_data"),
+        *("limit_microseconds", "bound", "share_of_limit"),
+    }
+
+
+def test_a_bound_is_the_longer_of_arithmetic_and_memory():
+    """Times of one kind of unit add up; what takes most of the longer side is named."""
+    work = Work(int16=4e3, float64=1e3, reads=((5e2, 10.0), (5e2, 1e9)))
+    assert limits.bound(work, PEAKS) == Bound(pytest.approx(4.0 + 2.0), "int16")
+    far = Work(int16=4e3, reads=((5e2, 10.0), (5e3, 5e3)))
+    assert limits.bound(far, PEAKS) == Bound(pytest.approx(0.1 + 10.0), "L3")
+    assert limits.bound(Work(), PEAKS).microseconds == 0.0
+
+
+def test_without_16_bit_products_float32_does_them():
+    rates = {name: rate for name, rate in PEAKS.rates.items() if name != "int16"}
+    found = limits.bound(Work(int16=2e3, float32=1e3), Peaks(rates, PEAKS.sizes))
+    assert found == Bound(pytest.approx(3.0), "float32")
+
+
+def test_the_better_of_two_measurements_is_a_peak():
+    other = Peaks({**PEAKS.rates, "int16": 5e9, "L1": 1e9}, PEAKS.sizes)
+    assert limits.best_of(PEAKS, other).rates == {**PEAKS.rates, "int16": 5e9}
+
+
+def test_the_work_of_a_pool_follows_its_batches():
+    """Two silos with ten queries each; one batch of 25 rounds and a short last one."""
+    case = Case("pool", pool_work, lambda: SyntheticPool(6, 3, queries=20), 35, 25, silos=2)
+    experiment = experiments_of(case)[0]
+    plan = experiment.curves[0].system.plan
+    assert (plan.releases, plan.end(1), plan.lazy) == (1, 25, False)
+    met = 10 * (1 - 0.9**25 + 1 - 0.9**10) / 35
+    work = pool_work(experiment)
+    assert work.int16 == pytest.approx(2 * 6 * (met * 6 + 3))
+    assert work.float64 == pytest.approx(7 * 6 + 2 / 3 * 27 / (35 * 2))
+    assert work.bytes == pytest.approx(2 * 6 * 3 + 2 * met * 6 + 8 * 6)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks.c is for gcc and clang on Linux")
+def test_peaks_are_measured():
+    """Loosely: no core makes more float64 than float32, or reads memory faster than its L1."""
+    found = peaks.measure(runs=3)
+    assert found is not None and set(found.rates) >= {*limits.MEMORY, "float32", "float64"}
+    assert found.rates["float64"] < 1.2 * found.rates["float32"]
+    assert found.rates["DRAM"] < 1.2 * found.rates["L1"]
+    assert all(1e7 < rate < 1e13 for rate in found.rates.values())
 
 
 def test_the_vector_case_has_the_tree_of_the_paper():

@@ -303,6 +303,7 @@ def test_bench_prints_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         "ratio": 40.5,
         "ratio_without_data": 30.1,
         "limit_microseconds": 2.0,
+        "bound": "int16",
         "share_of_limit": 0.62,
         "threads": 1,
     }

@@ -209,6 +209,7 @@ COLUMNS = {
     "name": "instance",
     "microseconds_per_agent_round": "us/agent-round",
     "limit_microseconds": "limit",
+    "bound": "bound by",
     "share_of_limit": "share",
     "reference_microseconds_per_agent_round": "reference",
     "ratio": "ratio",
@@ -223,11 +224,12 @@ COLUMNS = {
 def bench(names: tuple[str, ...], as_json: bool) -> None:
     """Measure the compiled driver against a plain loop in NumPy.
 
-    Microseconds per agent-round, of the instances whose name starts with one of those given, or of
-    all. The limit is what the arithmetic alone would take on one core of 2.4 GHz with AVX-512, the
-    share how much of the time that is. The reference is a plain loop in NumPy, timed in the same
-    run; "ratio without data" leaves out its making of the contexts. It stands in the repository's
-    benches/: elsewhere than in a checkout there is no ratio.
+    Microseconds of processor time per agent-round, of the instances whose name starts with one of
+    those given, or of all. The limit is the least time of the work that such a round asks for, at
+    the peaks of this core, measured before and after it; "bound by" says what takes most of it, and
+    the share how much of the time it is. The reference is a plain loop in NumPy, timed in turn;
+    "ratio without data" leaves out its making of the contexts. Peaks and reference stand in the
+    repository's benches/: elsewhere than in a checkout there are none.
     """
     from fastfed.simulation.bench import run_bench
 

@@ -22,9 +22,10 @@ from fastfed._kernels import environments
 from fastfed._validate import InputError, nearest
 from fastfed.environments import Environment, FixedSet, RewardDistribution, Sphere
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
-from fastfed.protocols.plan import check_plan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.simulation import compiled
 from fastfed.simulation.experiment import Experiment, make_experiment
+from fastfed.simulation.limits import Peaks, Work, best_of, bound
 
 SILOS = 10
 BATCH = 25
@@ -137,24 +138,73 @@ class LetorPool(PoolEnvironment):
         return {"kind": self.kind}
 
 
-def arithmetic(actions: int, dimension: int, normals: int = 0, fresh: float = 1.0) -> float:
-    """Microseconds that the arithmetic of an agent-round takes on its own, as a limit.
+#: What a case's rounds ask for, by its experiment.
+Count = Callable[[Experiment], Work]
 
-    At the measured peak of one core of 2.4 GHz with two 512-bit units: W times the actions that
-    are ``fresh`` (a fraction) and theta times all of them, in 16 bits (64 products a cycle), seven
-    operations of 64 bits for each entry of V (16 a cycle), and 0.95 ns a normal. Nothing for
-    memory, noise or rewards.
+
+def entries(dimension: int) -> float:
+    """Numbers of a symmetric or triangular matrix."""
+    return dimension * (dimension + 1) / 2
+
+
+def upkeep(plan: Plan) -> float:
+    """Operations in 64 bits that keep V and W for one data point.
+
+    Two for each entry of V, five for each of its factor where that follows in every round; the new
+    factor of a release is shared by all rounds and silos of its batch.
     """
-    entries = dimension * (dimension + 1) / 2
-    cycles = actions * (fresh * entries + dimension) / 64 + 7 * entries / 16
-    return (cycles / 2.4 + 0.95 * normals) / 1000
+    each = 2.0 if plan.lazy else 7.0
+    factors = 2.0 / 3.0 * plan.dimension**3 * plan.releases / (plan.horizon * plan.silos)
+    return each * entries(plan.dimension) + factors
 
 
-def pool_arithmetic(actions: int, dimension: int) -> float:
-    """The same over a synthetic pool: a query is fresh when a silo meets it first in a batch."""
-    queries = QUERIES / SILOS
-    met = queries * (1.0 - (1.0 - 1.0 / queries) ** BATCH)
-    return arithmetic(actions, dimension, fresh=met / BATCH)
+def sphere_work(experiment: Experiment) -> Work:
+    """Fresh contexts: their normals and norms, all scores in float32, one data point."""
+    plan, k = check_plan(experiment.curves[0].system.plan), 100
+    d = plan.dimension
+    return Work(
+        normals=k * (d - 1),
+        # W x and its square, <x, theta>; the norm of x and its scaling.
+        float32=k * (2 * entries(d) + 2 * d + 2 * d + 3 * d),
+        float64=upkeep(plan),
+        reads=((4.0 * k * d, 4.0 * k * d), (8.0 * entries(d), 8.0 * entries(d))),
+    )
+
+
+def pool_work(experiment: Experiment) -> Work:
+    """Queries of a pool: theta times all actions, W times those met first since the last release.
+
+    In 16 bits, where bounds of a query are kept until the next release.
+    """
+    plan, environment = check_plan(experiment.curves[0].system.plan), experiment.environment
+    assert isinstance(environment, SyntheticPool | LetorPool)
+    d, queries = plan.dimension, len(environment.starts) - 1
+    k, own = len(environment.rows) / queries, queries / experiment.silos
+    ends = [0, *(plan.end(release + 1) for release in range(plan.releases)), plan.horizon]
+    lengths = np.diff(ends)
+    met = (own * (1.0 - (1.0 - 1.0 / own) ** lengths)).sum() / plan.horizon
+    row = 2.0 * k * d
+    return Work(
+        int16=2 * k * (met * entries(d) + d),
+        float64=upkeep(plan),
+        reads=(
+            # Those met before in this batch are as near as the silo's own queries allow.
+            (row * met, row * queries),
+            (row * (1.0 - met), row * own),
+            (2.0 * met * entries(d), 2.0 * entries(d)),
+            (8.0 * entries(d) * (not plan.lazy), 8.0 * entries(d)),
+        ),
+    )
+
+
+def set_work(experiment: Experiment) -> Work:
+    """A fixed set whose means and both bonuses follow by two products of the rows."""
+    plan, k = check_plan(experiment.curves[0].system.plan), 100
+    d = plan.dimension
+    return Work(
+        float64=upkeep(plan) + 2 * 2 * k * d + 2 * d * d,
+        reads=((4.0 * k * d, 4.0 * k * d), (8.0 * entries(d), 8.0 * entries(d))),
+    )
 
 
 @dataclass(frozen=True)
@@ -162,8 +212,8 @@ class Case:
     """One bench: an environment, the reference over it, and how many rounds each plays."""
 
     name: str
-    #: What the arithmetic alone costs; None where that is not what costs.
-    limit_microseconds: float | None
+    #: What an agent-round asks for at least; None where that is not what costs.
+    work: Count | None
     environment: Callable[[], Environment]
     rounds: int
     reference_rounds: int
@@ -188,26 +238,28 @@ def letor_case(dimension: int, queries: int, protocol: str) -> Case:
     """A case of LETOR-shaped rows by every default, against a competent NumPy float32 loop."""
     name = f"letor-d{dimension}-q{queries}" + "-eager" * (protocol == "default-eager")
     environment = partial(LetorPool, dimension, queries)
-    return Case(name, None, environment, 1000, 200, protocol, batch_size=None)
+    return Case(name, pool_work, environment, 1000, 200, protocol, batch_size=None)
 
 
 def wide_case(dimension: int) -> Case:
     """A case of one agent over a fixed set by every default, against NumPy's O(K d) updates."""
     environment = partial(FixedSet, dimension=dimension)
-    return Case(f"set-k100-d{dimension}", None, environment, 2000, 1000, "default-linucb", 1, None)
+    return Case(
+        f"set-k100-d{dimension}", set_work, environment, 2000, 1000, "default-linucb", 1, None
+    )
 
 
 CASES = (
-    Case("sphere-k100-d10-ldp", arithmetic(100, 10, 900), Sphere, 1000, 50),
+    Case("sphere-k100-d10-ldp", sphere_work, Sphere, 1000, 50),
     # A data point is encoded for 4.76 nodes on average when T / B = 400. B = 1 gives the
     # reference the same tree in few rounds, and few silos: its cost is by data point.
     Case(
-        "sphere-k100-d10-vector", arithmetic(100, 10, 900), Sphere, 10_000, 400, "shuffle-vector",
+        "sphere-k100-d10-vector", sphere_work, Sphere, 10_000, 400, "shuffle-vector",
         reference_sizes=(2, 1),
     ),
-    Case("pool-k120-d57", pool_arithmetic(120, 57), lambda: SyntheticPool(120, 57), 1000, 25),
-    Case("pool-k120-d135", pool_arithmetic(120, 135), lambda: SyntheticPool(120, 135), 500, 25),
-    Case("pool-k908-d135", pool_arithmetic(908, 135), lambda: SyntheticPool(908, 135), 250, 25),
+    Case("pool-k120-d57", pool_work, lambda: SyntheticPool(120, 57), 1000, 25),
+    Case("pool-k120-d135", pool_work, lambda: SyntheticPool(120, 135), 500, 25),
+    Case("pool-k908-d135", pool_work, lambda: SyntheticPool(908, 135), 250, 25),
     agent_case("fixed-k100-d5", "linucb"),
     agent_case("fixed-k100-d5-jdp", "linucb-jdp"),
     agent_case("fixed-k100-d5-ldp", "linucb-ldp"),
@@ -253,44 +305,80 @@ def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
 
 
 def ours_microseconds(experiment: Experiment) -> float:
-    """Microseconds per agent-round of the compiled driver, one thread."""
+    """Microseconds of processor time per agent-round of the compiled driver, one thread.
+
+    Processor time, for a machine with other work on it takes longer without being slower.
+    """
     opened = experiment.environment.open(0, 0, experiment.silos)
     assert isinstance(opened, environments.Environment)
     plans = [check_plan(c.system.plan) for c in experiment.curves]
-    start = time.perf_counter()
+    start = time.process_time()
     compiled.run(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
-    return 1e6 * (time.perf_counter() - start) / experiment.agent_rounds([0])
+    return 1e6 * (time.process_time() - start) / experiment.agent_rounds([0])
 
 
 #: Microseconds per agent-round of the reference, and its part spent on contexts.
 Reference = Callable[[Experiment], tuple[float, float]]
 
 
-def load_reference() -> Reference | None:
-    """Load the papers' style of code, which is in the repository's benches/.
+def load_bench(module: str) -> Any:
+    """Load a module of the repository's benches/.
 
     None where fastfed is not installed in a checkout, or in an environment inside of one.
     """
     package = Path(str(files("fastfed")))
     folders = [folder / "benches" for folder in package.parents]
-    beside = [folder for folder in folders if (folder / "reference_cases.py").is_file()]
+    beside = [folder for folder in folders if (folder / f"{module}.py").is_file()]
     if not beside:
         return None
     if str(beside[0]) not in sys.path:
         sys.path.append(str(beside[0]))
-    found: Reference = importlib.import_module("reference_cases").reference_microseconds
+    return importlib.import_module(module)
+
+
+def load_reference() -> Reference | None:
+    """Load the papers' style of code; None outside of a checkout."""
+    cases = load_bench("reference_cases")
+    return None if cases is None else cases.reference_microseconds
+
+
+def measure_peaks() -> Peaks | None:
+    """What one core can do now; None outside of a checkout, and where there is no C compiler."""
+    peaks = load_bench("peaks")
+    found: Peaks | None = None if peaks is None else peaks.measure(runs=8)
     return found
 
 
-def measure(case: Case, reference: Reference | None, repeats: int = 5) -> dict[str, Any]:
+def limit_of(
+    case: Case, experiment: Experiment, microseconds: float, *measured: Peaks | None
+) -> dict[str, Any]:
+    """The columns of a row that say what bounds it, by the peaks before and after it."""
+    work, found = case.work and case.work(experiment), [each for each in measured if each]
+    least = bound(work, best_of(*found)) if work and found else None
+    return {
+        "operations": work and work.operations,
+        "normals": work and work.normals,
+        "bytes": work and work.bytes,
+        "limit_microseconds": least and least.microseconds,
+        "bound": least and least.by,
+        "share_of_limit": least and least.microseconds / microseconds,
+    }
+
+
+def measure(
+    case: Case,
+    reference: Reference | None,
+    repeats: int = 5,
+    peaks: Callable[[], Peaks | None] = lambda: None,
+) -> dict[str, Any]:
     """One case: ours and the reference in turn, medians of the figures and of the ratios.
 
-    Without a reference its figures and the ratios are None.
+    Without a reference its figures and the ratios are None, without peaks limit, bound and share.
     """
     ours_experiment, reference_experiment = experiments_of(case)
-    limit = case.limit_microseconds
     ours_microseconds(ours_experiment)
     ours, other, ratio, without = [], [], [], []
+    before = peaks()
     for _ in range(repeats):
         mine = ours_microseconds(ours_experiment)
         ours.append(mine)
@@ -305,10 +393,17 @@ def measure(case: Case, reference: Reference | None, repeats: int = 5) -> dict[s
         "reference_microseconds_per_agent_round": statistics.median(other) if other else None,
         "ratio": statistics.median(ratio) if ratio else None,
         "ratio_without_data": statistics.median(without) if without else None,
-        "limit_microseconds": limit,
-        "share_of_limit": limit and limit / statistics.median(ours),
+        **limit_of(case, ours_experiment, statistics.median(ours), before, peaks()),
         "threads": 1,
     }
+
+
+def measure_all(
+    names: Sequence[str], reference: Reference | None, repeats: int = 5
+) -> list[dict[str, Any]]:
+    """The cases of these names, each with the peaks of the moment."""
+    chosen = [case for case in CASES if case.name in names]
+    return [measure(case, reference, repeats, measure_peaks) for case in chosen]
 
 
 def run_bench(*names: str) -> list[dict[str, Any]]:
@@ -327,5 +422,4 @@ def run_bench(*names: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure the cases named on the command line; a list of rows as JSON."""
-    reference = load_reference()
-    json.dump([measure(case, reference) for case in CASES if case.name in sys.argv[1:]], sys.stdout)
+    json.dump(measure_all(sys.argv[1:], load_reference()), sys.stdout)

@@ -1,0 +1,189 @@
+"""What is timed: every algorithm through the simulator, the main benches, every public kernel.
+
+Head's copy of this file describes the work to both sides, so it uses only names that earlier
+versions have too; what a side cannot make is named and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+Call = Callable[[], object]
+
+# ---- every algorithm ----------------------------------------------------------------------------
+
+#: What has to be said where a curve may say it; all else is by default.
+REQUIRED = {"epsilon": 1.0, "delta": 1e-5, "graph": "ring", "initial_phases": 2, "diversity": 0.01}
+#: Needed instead of these: what the algorithm asks for.
+OWN: dict[str, dict[str, Any]] = {
+    "linucb-sdp-amp": {"epsilon": 0.2, "delta": 0.1},
+    "linucb-sdp-vec": {"epsilon": 0.2, "delta": 0.1},
+    "robin": {"epsilon": 2.0},
+}
+#: Runs classes of a user's own.
+NOT_TIMED = ("policy",)
+
+
+def system_names() -> list[str]:
+    """`ALGORITHM` or `ALGORITHM/PROTOCOL` of all that is registered."""
+    from fastfed.protocols.protocol import PROTOCOLS
+    from fastfed.simulation.systems import ALGORITHMS
+
+    names: list[str] = []
+    for name in ALGORITHMS.builtin:
+        if name == "private-fedlinucb":
+            names += [f"{name}/{each}" for each in federated(PROTOCOLS)]
+        elif name not in NOT_TIMED:
+            names.append(name)
+    return names
+
+
+def federated(protocols: dict[str, Any]) -> list[str]:
+    """The protocols of a federation's silos."""
+    return [n for n, p in protocols.items() if n != "none" and p.senders == "silos"]
+
+
+def system(name: str) -> Call:
+    """A run of an algorithm at a small size, every key at its default."""
+    from fastfed.environments import FixedSet, RealizableLosses, Sphere, StochasticLosses
+    from fastfed.experts import ALGORITHMS as EXPERTS
+    from fastfed.simulation import dispatch
+    from fastfed.simulation.experiment import make_experiment
+    from fastfed.simulation.systems import ALGORITHMS
+
+    algorithm, _, protocol = name.partition("/")
+    known = ALGORITHMS[algorithm].config.__struct_fields__
+    keys = {**REQUIRED, **OWN.get(algorithm, {})}
+    keys = {key: value for key, value in keys.items() if key in known}
+    if protocol:
+        keys["protocol"] = protocol
+    environment: Any = Sphere(dimension=10, actions=100)
+    horizon, silos = 200, 4
+    if algorithm in EXPERTS:
+        losses = RealizableLosses if algorithm == "fed-svt" else StochasticLosses
+        environment, horizon = losses(experts=50), 300
+    elif algorithm == "robin":
+        horizon = 50
+    elif algorithm.startswith("linucb"):
+        environment, horizon, silos = FixedSet(basis_actions=True), 2000, 1
+    e = make_experiment(
+        name="gate",
+        environment=environment,
+        curves=[{"label": "a", "algorithm": algorithm, **keys}],
+        horizon=horizon,
+        silos=silos,
+        checkpoints=5,
+    )
+    opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
+    return lambda: dispatch.run(opened, plans, e.checkpoints)
+
+
+# ---- the rows of `fastfed bench` ----------------------------------------------------------------
+
+#: Queries of a pool: what is timed is a round, and large pools take seconds to make.
+QUERIES = 20
+#: The same sizes with another number of queries.
+LEFT_OUT = ("letor-d57-q16000",)
+
+
+def case_names() -> list[str]:
+    from fastfed.simulation import bench
+
+    return [case.name for case in bench.CASES if case.name not in LEFT_OUT]
+
+
+def case(name: str) -> Call:
+    """A row of `fastfed bench`, with fewer rounds, silos and queries."""
+    from fastfed.simulation import bench, compiled
+
+    (found,) = (each for each in bench.CASES if each.name == name)
+    sizes = [part for part in name.split("-") if part[0] in "kd" and part[1:].isdigit()]
+    numbers = [int(part[1:]) for part in sizes]
+    if name.startswith("letor"):
+        found = replace(found, environment=lambda: bench.LetorPool(numbers[0], 5 * QUERIES))
+    elif name.startswith("pool"):
+        found = replace(found, environment=lambda: bench.SyntheticPool(*numbers, QUERIES))
+    # Some milliseconds, so that a call's own costs do not hide those of its rounds.
+    rounds, silos = 50, found.silos
+    if silos == 1:
+        rounds = found.rounds // 10
+    elif numbers[-1] < 20:
+        rounds = 200
+    elif numbers[-1] >= 100:
+        silos = 1
+    small = replace(found, rounds=rounds, silos=silos)
+    e, _ = bench.experiments_of(small)
+    opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
+    return lambda: compiled.run(opened, plans, e.checkpoints, rounds_per_call=e.horizon)
+
+
+# ---- public kernels -----------------------------------------------------------------------------
+
+DIMENSIONS = (10, 57)
+
+
+def kernel_calls(d: int, trusted: bool) -> dict[str, Call]:
+    """Every function of `fastfed.kernels` at d dimensions and K = 100, by its name."""
+    from fastfed import kernels
+
+    draw = np.random.default_rng(0)
+    actions = (draw.normal(size=(100, d)) / np.sqrt(d)).astype(np.float32)
+    v = actions.astype(float).T @ actions + 5.0 * np.eye(d)
+    factor = kernels.inverse_factor(v)
+    theta, x = draw.normal(size=d) / d, actions[0].astype(float) / 8.0
+    rows, rewards = np.tile(x, (10, 1)), np.full(10, 0.1)
+    gram, bias, inverse = v.copy(), np.zeros(d), np.linalg.inv(v)
+    w, estimate = factor.copy(), theta.copy()
+    bits = kernels.encode_bits(np.arange(65), 100)
+    keys = {"trusted": trusted}
+    return {
+        "rank_one_update": lambda: kernels.rank_one_update(gram, bias, rows, rewards, **keys),
+        "sherman_morrison": lambda: kernels.sherman_morrison(inverse, rows, **keys),
+        "factor_update": lambda: kernels.factor_update(w, estimate, rows, rewards, **keys),
+        "inverse_factor": lambda: kernels.inverse_factor(v, **keys),
+        "solve": lambda: kernels.solve(factor, theta, **keys),
+        "ucb_scores": lambda: kernels.ucb_scores(actions, factor, theta, 2.0, **keys),
+        "ucb_argmax": lambda: kernels.ucb_argmax(actions, factor, theta, 2.0, **keys),
+        "normals": lambda: kernels.normals(0, 16 * d),
+        "tree_noise": lambda: kernels.tree_noise(0, 7, d, 1.0),
+        "encode_bits": lambda: kernels.encode_bits(np.arange(d), 100),
+        "shuffle_bits": lambda: kernels.shuffle_bits(bits, 1),
+    }
+
+
+def kernel_names() -> list[str]:
+    """`NAME d=D`, and with checked values too (`checked`) at the smaller size."""
+    names = kernel_calls(2, True)
+    return [
+        *(f"{name} d={d}" for d in DIMENSIONS for name in names),
+        *(f"{name} d={DIMENSIONS[0]} checked" for name in list(names)[:7]),
+    ]
+
+
+def kernel(name: str) -> Call:
+    function, size, *checked = name.split()
+    return kernel_calls(int(size.removeprefix("d=")), not checked)[function]
+
+
+# ---- all of it ----------------------------------------------------------------------------------
+
+GROUPS = {
+    "system": (system_names, system),
+    "bench": (case_names, case),
+    "kernel": (kernel_names, kernel),
+}
+
+
+def names(groups: Iterable[str] = GROUPS) -> list[str]:
+    """The workloads of some groups that this side knows, as `GROUP NAME`."""
+    return [f"{group} {name}" for group in groups for name in GROUPS[group][0]()]
+
+
+def make(name: str) -> Call:
+    """The work itself, made ready: what is not timed is done."""
+    group, _, rest = name.partition(" ")
+    return GROUPS[group][1](rest)
