@@ -21,11 +21,15 @@ STDOUT = 1
 class RunFailed(click.ClickException):
     """A run that could not be finished, with a sentence that says why."""
 
-    exit_code = 1
+    exit_code: int = 1
 
 
 class Stopped(RunFailed):
-    """A run that the user stopped: no error, but not finished."""
+    """A run that a signal stopped: no error, but not finished."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
 
 
 class LazyCommand(click.RichCommand):
@@ -92,7 +96,10 @@ class LazyGroup(click.RichGroup):
 
 
 def _exit_code(run: Any) -> int:
-    """Exit code: 0 done, 1 the run failed, 2 bad input; other errors keep their traceback."""
+    """Exit code: 0 done, 1 the run failed, 2 bad input, 128 + signal where one ended it.
+
+    Other errors keep their traceback.
+    """
     try:
         code = run()
         sys.stdout.flush()
@@ -106,8 +113,10 @@ def _exit_code(run: Any) -> int:
         return error.exit_code
     except click.ClickException as error:
         return _say(error.format_message(), error.exit_code)
-    except click.Abort:
-        return _say("interrupted", 1)
+    except click.Abort as error:
+        from fastfed import _signals
+
+        return _say("interrupted", _signals.exit_code(error.__cause__ or error.__context__))
     except ValueError as error:
         from fastfed._validate import InputError
 
@@ -192,7 +201,7 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli(context: click.Context) -> None:
     """Differentially private federated bandits at compiled speed.
 
-    Exit codes: 0 done, 1 the run failed, 2 bad input.
+    Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -200,4 +209,12 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """The console script."""
-    cli.main(prog_name="fastfed")
+    try:
+        cli.main(prog_name="fastfed")
+    except SystemExit as ended:
+        engine = sys.modules.get("fastfed.simulation.engines.local")
+        if engine is not None and engine.left_behind():
+            # Python would take itself apart under a thread that is still running.
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
+        raise
