@@ -21,15 +21,15 @@ STDOUT = 1
 class RunFailed(click.ClickException):
     """A run that could not be finished, with a sentence that says why."""
 
-    exit_code: int = 1
+    exit_code = 1
 
 
 class Stopped(RunFailed):
     """A run that a signal stopped: no error, but not finished."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc]
+        self.code = code
 
 
 class LazyCommand(click.RichCommand):
@@ -110,7 +110,7 @@ def _exit_code(run: Any) -> int:
         return 1
     except Stopped as error:
         click.echo(error.format_message(), err=True)
-        return error.exit_code
+        return error.code
     except click.ClickException as error:
         return _say(error.format_message(), error.exit_code)
     except click.Abort as error:

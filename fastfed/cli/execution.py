@@ -254,7 +254,7 @@ def simulate_several(
             say(f"interrupted: writing the page over what was run into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
             say_overview(folder, [*left_out, *_rows(waiting, STOPPED)], drawn)
-            code = error.exit_code if isinstance(error, Stopped) else _signals.exit_code(error)
+            code = error.code if isinstance(error, Stopped) else _signals.exit_code(error)
             raise Stopped(f"interrupted: {KEPT}", code) from None
         except RunFailed as error:
             failed[name] = error.message
