@@ -205,7 +205,8 @@ def write_report(
     """Write the tables, the certificates, the pictures and the page of an experiment.
 
     Returns what was written, the page last: without matplotlib, or before the first replicate,
-    no pictures. ``pictures`` are those of ``draw_all`` where they are drawn already. Raises
+    no pictures. ``pictures`` are those of ``draw_all`` where they are drawn already. Those of
+    real records are for their owner alone (mode 0600). Raises
     InputError where the folder cannot be written.
     """
     curves = source.results.curves
@@ -220,7 +221,8 @@ def write_report(
         **alone,
         PAGE: page(drawn_experiment("report", source, pictures)).encode(),
     }
-    return [replace_file(Path(folder) / name, data) for name, data in files.items()]
+    private = bool(source.about_records)
+    return [replace_file(Path(folder) / name, data, private) for name, data in files.items()]
 
 
 def write_overview(
@@ -251,9 +253,10 @@ def write_overview(
         known.get(each.name) or drawn_experiment(each.name, source, draw_all(source, (IN_PAGE,)))
         for each, source in sources.items()
     ]
-    replace_file(path / tables.FILE, tables.as_json(rows))
+    private = any(source.about_records for source in sources.values())
+    replace_file(path / tables.FILE, tables.as_json(rows), private)
     text = overview(path.resolve().name, experiments, rows, left_out)
-    return replace_file(path / PAGE, text.encode()), rows
+    return replace_file(path / PAGE, text.encode(), private), rows
 
 
 def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
