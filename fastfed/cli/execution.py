@@ -48,6 +48,11 @@ from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predic
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
 
+#: Said of a cluster whose scheduler does not ask who is there.
+OPEN_CLUSTER = (
+    "{} is not encrypted: whoever reaches its port runs any code on every machine of the cluster, "
+    "this one too, and reads what is sent; docs/clusters.md shows tls://"
+)
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
 
 
@@ -59,6 +64,8 @@ def simulate(
     """Simulate what a folder lacks, print the table, and write the report."""
 
     def on_start(batches: list[RunBatch], threads: int) -> None:
+        if resources.scheduler is not None and not resources.scheduler.startswith("tls://"):
+            say(OPEN_CLUSTER.format(resources.scheduler))
         say(announce(experiment, batches, threads, resources.engine))
 
     source = simulate_silently(experiment, folder, resources, on_start)

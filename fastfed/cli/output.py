@@ -234,7 +234,8 @@ def run_options(command: F) -> F:
             ),
             click.option(
                 "--scheduler", metavar="ADDR",
-                help="With --engine dask: a running cluster (default: start one on this machine).",
+                help="With --engine dask: a running cluster (default: start one on this machine). "
+                "Whoever reaches its port runs any code on every machine of it: use tls://.",
             ),
             click.option(
                 "--memory", metavar="SIZE",

@@ -308,7 +308,8 @@ def _connected(address: str) -> Iterator[Client]:
     try:
         with no_interrupts():
             client = _with_loop(partial(_client, address))
-    except (OSError, TimeoutError, ValueError) as error:
+    except (OSError, TimeoutError, ValueError, TypeError) as error:
+        # A TypeError is dask's word for certificates that its configuration lacks.
         reason = " ".join(str(error).split())
         raise InputError(f"no dask scheduler answers at {address} ({reason})") from None
     with client:
