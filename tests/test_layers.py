@@ -16,6 +16,7 @@ ALLOWED = {
     "_kernels": set(),
     "_validate": set(),
     "_memory": {"_validate"},
+    "_signals": {"_kernels"},
     "_registry": {"_validate"},
     "_roots": set(),
     "counter_rng": set(),
@@ -47,7 +48,7 @@ ALLOWED = {
     "results": {"_validate", "_display"},
     "off_policy": {"_validate", "_roots"},
     "simulation": {
-        "_kernels", "_registry", "_validate", "_random", "_memory", "_system",
+        "_kernels", "_registry", "_validate", "_random", "_memory", "_signals", "_system",
         "privacy", "protocols", "bandits", "experts", "environments", "results",
     },
     "reporting": {"_validate", "_system", "results", "privacy"},

@@ -1,4 +1,4 @@
-"""The shared object of all kernels: how it was built, and which level of it runs here."""
+"""The shared object of all kernels: how it was built, which level of it runs here, and watches."""
 
 HAS_THREADS: bool
 COMPILER: str
@@ -8,3 +8,7 @@ HAS_VNNI: bool
 MOST: str
 HAS_LEVELS: bool
 LEVEL: str
+HEARD: int
+
+def watch_signals(pipe: int, grace: int, message: bytes) -> None: ...
+def watch_owner(pipe: int) -> None: ...

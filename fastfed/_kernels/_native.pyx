@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The shared object of all kernels: how it was built, and which level of it runs here."""
+"""The shared object of all kernels: how it was built, which level of it runs here, and watches."""
 
 import os
 
@@ -50,3 +50,28 @@ cdef int chosen = ff_levels_choose(LEVELS[MOST])
 #: Whether this build has all levels, and the one that runs.
 HAS_LEVELS = chosen >= 0
 LEVEL = {value: name for name, value in LEVELS.items()}[max(chosen, 0)]
+
+# ---- Watches: what ends a process whose Python does not come back ---------------------------------
+
+cdef extern from "ff_watch.h":
+    enum:
+        FF_WATCH_HEARD
+    int ff_watch_signals(int pipe, int grace, const char *message, size_t size) nogil
+    int ff_watch_owner(int pipe) nogil
+
+#: The byte that tells `watch_signals` that a signal has been heard.
+HEARD = FF_WATCH_HEARD
+
+
+def watch_signals(int pipe, int grace, bytes message):
+    """See ff_watch_signals (src/ff_watch.h); for a thread of its own."""
+    cdef const char *text = message
+    cdef size_t size = len(message)
+    with nogil:
+        ff_watch_signals(pipe, grace, text, size)
+
+
+def watch_owner(int pipe):
+    """See ff_watch_owner (src/ff_watch.h); for a thread of its own."""
+    with nogil:
+        ff_watch_owner(pipe)

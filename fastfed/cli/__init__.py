@@ -17,6 +17,48 @@ import rich_click as click
 
 STDOUT = 1
 
+#: Address space in bytes without which NumPy cannot be loaded (its BLAS waits for memory for ever),
+#: and below which a failure to load or to start something is most likely a lack of it.
+LEAST_ADDRESSES, FEW_ADDRESSES = 400_000 << 10, 4_000_000 << 10
+
+
+def _addresses() -> int | None:
+    """The limit of address space (`ulimit -v`) in bytes, or None."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _check_addresses() -> None:
+    """Refuse a limit of address space that is too small to load anything."""
+    limit = _addresses()
+    if limit is None:
+        return
+    if limit < LEAST_ADDRESSES:
+        raise RunFailed(
+            f"the limit of address space is {limit >> 10} kB (ulimit -v), too little to load "
+            f"NumPy: at least {LEAST_ADDRESSES >> 10} kB, and what the run needs"
+        )
+    if limit < FEW_ADDRESSES:
+        # A buffer for each thread, of which no result of ours makes use.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _standard_streams() -> None:
+    """Exit where standard output is closed; write to nothing where standard error is.
+
+    A file that is opened later would else get its number, and whatever is printed there.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        code = _say("standard output is closed: send it to a file, or to /dev/null", 1)
+        sys.stderr.flush()
+        os._exit(code)
+
 
 class RunFailed(click.ClickException):
     """A run that could not be finished, with a sentence that says why."""
@@ -25,7 +67,11 @@ class RunFailed(click.ClickException):
 
 
 class Stopped(RunFailed):
-    """A run that the user stopped: no error, but not finished."""
+    """A run that a signal stopped: no error, but not finished."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class LazyCommand(click.RichCommand):
@@ -37,6 +83,7 @@ class LazyCommand(click.RichCommand):
 
     def load(self) -> click.Command:
         """Import the command, which its module lists under the same name."""
+        _check_addresses()
         module = importlib.import_module(f"fastfed.cli.{self.module}")
         found: click.Command = module.COMMANDS[self.name]
         return found
@@ -92,7 +139,10 @@ class LazyGroup(click.RichGroup):
 
 
 def _exit_code(run: Any) -> int:
-    """Exit code: 0 done, 1 the run failed, 2 bad input; other errors keep their traceback."""
+    """Exit code: 0 done, 1 the run failed, 2 bad input, 128 + signal where one ended it.
+
+    Other errors keep their traceback.
+    """
     try:
         code = run()
         sys.stdout.flush()
@@ -103,11 +153,13 @@ def _exit_code(run: Any) -> int:
         return 1
     except Stopped as error:
         click.echo(error.format_message(), err=True)
-        return error.exit_code
+        return error.code
     except click.ClickException as error:
         return _say(error.format_message(), error.exit_code)
-    except click.Abort:
-        return _say("interrupted", 1)
+    except click.Abort as error:
+        from fastfed import _signals
+
+        return _say("interrupted", _signals.exit_code(error.__cause__ or error.__context__))
     except ValueError as error:
         from fastfed._validate import InputError
 
@@ -117,9 +169,19 @@ def _exit_code(run: Any) -> int:
     except MemoryError as error:
         return _say(str(error) or "out of memory", 1)
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _say(f"out of memory: {error.strerror}", 1)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         return _say(f"{error.filename or 'output'} cannot be written: {error.strerror}", 1)
+    except (ImportError, SystemError, RuntimeError) as error:
+        limit = _addresses()
+        if limit is None or limit >= FEW_ADDRESSES:
+            raise
+        return _say(
+            f"out of memory: the limit of address space is {limit >> 10} kB (ulimit -v); what "
+            f"failed is {type(error).__name__}: {error}", 1,
+        )  # fmt: skip
 
 
 def _say(message: str, code: int) -> int:
@@ -192,7 +254,7 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli(context: click.Context) -> None:
     """Differentially private federated bandits at compiled speed.
 
-    Exit codes: 0 done, 1 the run failed, 2 bad input.
+    Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -200,4 +262,13 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """The console script."""
-    cli.main(prog_name="fastfed")
+    _standard_streams()
+    try:
+        cli.main(prog_name="fastfed")
+    except SystemExit as ended:
+        engine = sys.modules.get("fastfed.simulation.engines.local")
+        if engine is not None and engine.left_behind():
+            # Python would take itself apart under a thread that is still running.
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
+        raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from fastfed.cli.output import json_option, print_json, print_table, say
+from fastfed.cli.output import json_option, print_json, print_table, say, stoppable
 
 if TYPE_CHECKING:
     from fastfed._registry import Registry
@@ -221,6 +221,7 @@ COLUMNS = {
 @click.command()
 @click.argument("names", nargs=-1, metavar="[INSTANCE]...")
 @json_option
+@stoppable
 def bench(names: tuple[str, ...], as_json: bool) -> None:
     """Measure the compiled driver against a plain loop in NumPy.
 

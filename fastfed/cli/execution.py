@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import rich_click as click
 
+from fastfed import _signals
 from fastfed._kernels import environments
 from fastfed._memory import format_size
 from fastfed._validate import InputError
 from fastfed.cli import RunFailed, Stopped
 from fastfed.cli.output import (
+    KEPT,
     Heard,
     duration,
     print_results,
@@ -45,7 +48,11 @@ from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predic
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
 
-KEPT = "what was run is kept, and the same command continues"
+#: Said of a cluster whose scheduler does not ask who is there.
+OPEN_CLUSTER = (
+    "{} is not encrypted: whoever reaches its port runs any code on every machine of the cluster, "
+    "this one too, and reads what is sent; docs/clusters.md shows tls://"
+)
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
 
 
@@ -57,7 +64,9 @@ def simulate(
     """Simulate what a folder lacks, print the table, and write the report."""
 
     def on_start(batches: list[RunBatch], threads: int) -> None:
-        say(announce(experiment, batches, threads))
+        if resources.scheduler is not None and not resources.scheduler.startswith("tls://"):
+            say(OPEN_CLUSTER.format(resources.scheduler))
+        say(announce(experiment, batches, threads, resources.engine))
 
     source = simulate_silently(experiment, folder, resources, on_start)
     with failures(folder):
@@ -120,7 +129,9 @@ def say_overview(
     return rows
 
 
-def announce(experiment: Experiment, batches: list[RunBatch], threads: int) -> str:
+def announce(
+    experiment: Experiment, batches: list[RunBatch], threads: int, engine: str = "local"
+) -> str:
     """Sentence about the work that is left and the time that it will take."""
     expected = len(experiment.curves) * experiment.replicates
     missing = sum(len(b.positions) for b in batches)
@@ -131,10 +142,14 @@ def announce(experiment: Experiment, batches: list[RunBatch], threads: int) -> s
     work = f"{experiment.name}: {share} curve replicates, {spaced(left)} agent-rounds"
     if not threads:
         return f"{work}; the cluster has no workers yet: waiting for them"
-    return (
-        f"{work} on {threads} thread{'s' if threads > 1 else ''}, "
-        f"about {duration(predict_seconds(experiment, batches, threads))}"
-    )
+    timed = None
+    if engine != "local":
+        from fastfed.simulation.engines.processes import time_kinds
+
+        timed = time_kinds(experiment, dict.fromkeys(b.positions for b in batches))
+    seconds = predict_seconds(experiment, batches, threads, timed)
+    known = f"about {duration(seconds)}" if math.isfinite(seconds) else "for an unknown time"
+    return f"{work} on {threads} thread{'s' if threads > 1 else ''}, {known}"
 
 
 @contextmanager
@@ -142,8 +157,9 @@ def failures(folder: Path) -> Iterator[None]:
     """Turn failures of a run into RunFailed or Stopped, with a sentence."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise Stopped(f"interrupted: {KEPT}") from None
+    except KeyboardInterrupt as error:
+        _signals.heard()
+        raise Stopped(f"interrupted: {KEPT}", _signals.exit_code(error)) from None
     except environments.SimulationError as error:
         raise RunFailed(f"{error}; {KEPT}") from None
     except sqlite3.Error as error:
@@ -240,11 +256,13 @@ def simulate_several(
         start = time.monotonic()
         try:
             drawn.update(simulate_figure(each, folder / name, resources))
-        except (Stopped, KeyboardInterrupt):
+        except (Stopped, KeyboardInterrupt) as error:
+            _signals.heard()
             say(f"interrupted: writing the page over what was run into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
             say_overview(folder, [*left_out, *_rows(waiting, STOPPED)], drawn)
-            raise Stopped(f"interrupted: {KEPT}") from None
+            code = error.code if isinstance(error, Stopped) else _signals.exit_code(error)
+            raise Stopped(f"interrupted: {KEPT}", code) from None
         except RunFailed as error:
             failed[name] = error.message
             say(f"{name}: failed: {error.message}")

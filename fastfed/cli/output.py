@@ -166,6 +166,23 @@ ENGINES = ("local", "processes", "dask")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
+#: What an interrupted run leaves.
+KEPT = "what was run is kept, and the same command continues"
+
+
+def stoppable(command: F, kept: str = "") -> F:
+    """Let Ctrl-C and SIGTERM end a command, whatever code of the user's it runs."""
+
+    @wraps(command)
+    def watched(*args: Any, **others: Any) -> Any:
+        from fastfed import _signals
+
+        with _signals.stoppable(kept):
+            return command(*args, **others)
+
+    return cast(F, watched)
+
+
 def run_options(command: F) -> F:
     """Add -o and the options of every run; those that change no result come as ``resources``.
 
@@ -195,7 +212,7 @@ def run_options(command: F) -> F:
         resources = Resources(threads, engine, scheduler, memory)
         return command(resources=resources, changes=changes, **others)
 
-    made = cast(F, packed)
+    made = stoppable(cast(F, packed), f"; {KEPT}")
     for option in reversed(
         [
             click.option(
@@ -217,7 +234,8 @@ def run_options(command: F) -> F:
             ),
             click.option(
                 "--scheduler", metavar="ADDR",
-                help="With --engine dask: a running cluster (default: start one on this machine).",
+                help="With --engine dask: a running cluster (default: start one on this machine). "
+                "Whoever reaches its port runs any code on every machine of it: use tls://.",
             ),
             click.option(
                 "--memory", metavar="SIZE",

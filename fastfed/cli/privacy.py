@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from fastfed.cli.output import json_option, print_json, print_table, say
+from fastfed.cli.output import json_option, print_json, print_table, say, stoppable
 
 if TYPE_CHECKING:
     from fastfed.advice import Advice, Candidate
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, metavar="N", help="Of the runs.")
 @json_option
+@stoppable
 def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
     """Audit a mechanism or a system: attack it, and bound the privacy it loses.
 
@@ -193,6 +194,7 @@ def _list_mechanisms(as_json: bool) -> None:
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @click.option("--curve", metavar="LABEL", help="Only the curve of this label.")
 @json_option
+@stoppable
 def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
     """Privacy certificates of a spec, without running it.
 
@@ -256,6 +258,7 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
 @click.option("--write", type=click.Path(path_type=Path), metavar="SPEC.toml",
               help="Write a spec of what is recommended, for `fastfed run`.")  # fmt: skip
 @json_option
+@stoppable
 def plan(
     silos: int | None,
     horizon: int,

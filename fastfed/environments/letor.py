@@ -38,6 +38,7 @@ from fastfed.environments.storage import (
     fresh_folder,
     load_array,
     load_meta,
+    save_array,
     write_meta,
 )
 
@@ -252,7 +253,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
                 with closing(FileStorage(temporary)) as storage:
                     made = make(storage)
                     storage.finish()
-                np.save(temporary / "theta.npy", made.theta)
+                save_array(temporary / "theta.npy", made.theta)
                 meta = {"format": FORMAT, **options, "notes": made.notes, "linear": made.linear}
                 write_meta(temporary, meta)
         except OSError as error:

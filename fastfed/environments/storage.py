@@ -54,7 +54,7 @@ class GrowableArray:
         #: (rows, width) of each run of blocks of one width, in order.
         self._runs: list[tuple[int, int]] = []
         self._room = 0  # bytes reserved for the header
-        self._file = path.open("wb")
+        self._file = open(path, "wb", opener=_private)  # noqa: SIM115
 
     @property
     def width(self) -> int:
@@ -91,7 +91,7 @@ class GrowableArray:
             return
         self._file.close()
         wide = self.path.with_suffix(".wide")
-        with wide.open("wb") as file:
+        with open(wide, "wb", opener=_private) as file:
             file.write(header)
             for block in self._blocks():
                 file.write(_widened(block, self.width).data)
@@ -138,6 +138,11 @@ class StoredArray:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _private(path: str, flags: int) -> int:
+    """Opener of files that hold real records: only their owner may read them."""
+    return os.open(path, flags, 0o600)
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -190,9 +195,15 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
     ``folder``. The next writer removes what a killed process left. Raises OSError when the folder
     cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _sweep(folder.parent)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
+    made = [each for each in (folder.parent, *folder.parent.parents) if not each.exists()]
+    try:
+        for each in reversed(made):  # `parents=True` would give all but the last the usual mode
+            each.mkdir(exist_ok=True, mode=0o700)
+        _sweep(folder.parent)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
+    except OSError:
+        _unmake(made)
+        raise
     try:
         with _locked(temporary):
             yield temporary
@@ -203,11 +214,26 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
                 _rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        _unmake(made)
+
+
+def _unmake(made: list[Path]) -> None:
+    """Remove the folders that are empty, innermost first: what is refused leaves nothing."""
+    with contextlib.suppress(OSError):
+        for each in made:
+            each.rmdir()
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Write meta.json."""
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+    with open(folder / "meta.json", "w", encoding="utf-8", opener=_private) as file:
+        json.dump(meta, file, indent=1)
+
+
+def save_array(path: Path, values: np.ndarray) -> None:
+    """Write a small .npy file, for its owner alone."""
+    with open(path, "wb", opener=_private) as file:
+        np.save(file, values)
 
 
 def load_meta(folder: Path) -> dict[str, Any] | None:

@@ -75,7 +75,9 @@ def pictures(
     )
     # Where it cannot be written, the report itself will say so.
     with suppress(InputError, OSError):
-        replace_file(folder / FILE, msgspec.msgpack.encode(kept))
+        replace_file(
+            folder / FILE, msgspec.msgpack.encode(kept), private=bool(source.about_records)
+        )
     return drawn
 
 

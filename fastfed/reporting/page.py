@@ -207,7 +207,8 @@ def write_report(
     """Write the tables, the certificates, the pictures and the page of an experiment.
 
     Returns what was written, the page last: without matplotlib, or before the first replicate,
-    no pictures. ``pictures`` are those of ``pictures_of`` where they are at hand. Raises
+    no pictures. ``pictures`` are those of ``pictures_of`` where they are at hand. Those of
+    real records are for their owner alone (mode 0600). Raises
     InputError where the folder cannot be written.
     """
     curves = source.results.curves
@@ -222,7 +223,8 @@ def write_report(
         **alone,
         PAGE: page(drawn_experiment("report", source, pictures)).encode(),
     }
-    return [_write(Path(folder) / name, data) for name, data in files.items()]
+    private = bool(source.about_records)
+    return [_write(Path(folder) / name, data, private) for name, data in files.items()]
 
 
 def write_overview(
@@ -254,18 +256,19 @@ def write_overview(
         or drawn_experiment(each.name, source, pictures_of(source, each, (IN_PAGE,)))
         for each, source in sources.items()
     ]
-    _write(path / tables.FILE, tables.as_json(rows))
+    private = any(source.about_records for source in sources.values())
+    _write(path / tables.FILE, tables.as_json(rows), private)
     text = overview(path.resolve().name, experiments, rows, left_out)
-    return _write(path / PAGE, text.encode()), rows
+    return _write(path / PAGE, text.encode(), private), rows
 
 
-def _write(path: Path, data: bytes) -> Path:
+def _write(path: Path, data: bytes, private: bool) -> Path:
     """Write a file; one that holds the same already is left alone."""
     try:
         same = path.read_bytes() == data
     except OSError:
         same = False
-    return path if same else replace_file(path, data)
+    return path if same else replace_file(path, data, private)
 
 
 def pictures_of(

@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -203,8 +203,19 @@ def _same(descriptor: int, path: Path) -> bool:
         return False
 
 
-def replace_file(path: Path, data: bytes) -> Path:
+def opener(private: bool) -> Callable[[str, int], int]:
+    """Return an opener for `open`: a file that is created is then for its owner alone (0600)."""
+
+    def opened(path: str, flags: int) -> int:
+        return os.open(path, flags, 0o600 if private else 0o666)
+
+    return opened
+
+
+def replace_file(path: Path, data: bytes, private: bool = False) -> Path:
     """Write a file under another name and rename it, so that no reader ever sees half of it.
+
+    ``private``: only its owner may read it (mode 0600).
 
     Raises
     ------
@@ -216,7 +227,9 @@ def replace_file(path: Path, data: bytes) -> Path:
     fresh = path.with_name(f".{path.name}.new")
     try:
         with exclusive(fresh, wait=True):
-            with open(fresh, "wb") as file:
+            with open(fresh, "wb", opener=opener(private)) as file:
+                if private and hasattr(os, "fchmod"):  # the lock has made the file already
+                    os.fchmod(file.fileno(), 0o600)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

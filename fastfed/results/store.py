@@ -185,11 +185,13 @@ class Store:
         _check_identity(folder, path, meta)
         there = folder.exists()
         with ExitStack() as stack:
-            stack.enter_context(_owned(folder))
+            # Made of real records, without noise: for whoever ran it.
+            private = any("about_records" in curve.facts for curve in curves)
+            stack.enter_context(_owned(folder, private))
             moves = _check_identity(folder, path, meta)
             made = moves is None
             if moves is None:
-                _make(folder, path, meta, curves)
+                _make(folder, path, meta, curves, private)
             elif len(moves) < len(curves):
                 with _damage_named(path):
                     _grow(path, moves, meta, curves)
@@ -444,12 +446,15 @@ def _opened(
 
 
 @contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    """Hold the output folder, created if need be, so that no other process writes into it."""
+def _owned(folder: Path, private: bool) -> Iterator[None]:
+    """Hold the output folder, created if need be, so that no other process writes into it.
+
+    ``private``: one that is created is for its owner alone.
+    """
     lock = folder / LOCK
     with ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
             stack.enter_context(exclusive(lock))
         except LockHeld as held:
             by = f" by process {held.owner}" if held.owner else ""
@@ -521,11 +526,15 @@ def _curve_values(position: int, curve: CurveRow) -> tuple[Any, ...]:
     return position, curve.label, curve.algorithm, curve.protocol, facts, certificate
 
 
-def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow]) -> None:
+def _make(
+    folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow], private: bool
+) -> None:
     """Create a new store, complete under another name before it gets its own."""
     fresh = folder / f".{FILE}.new"
     try:
         fresh.unlink(missing_ok=True)
+        # SQLite gives its journals the mode of the file.
+        open(fresh, "xb", opener=files.opener(private)).close()
         connection = sqlite3.connect(fresh)
         try:
             # A journal on disk would outlive the file, which is deleted if this fails.

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -219,12 +219,22 @@ def run_together(
 TIMED_SECONDS = 0.02
 
 
-def predict_seconds(experiment: Experiment, passes: list[RunBatch], threads: int) -> float:
-    """Seconds the batches of runs will take, from running a few rounds of each kind."""
+def predict_seconds(
+    experiment: Experiment,
+    passes: list[RunBatch],
+    threads: int,
+    timed: Mapping[tuple[int, ...], float] | None = None,
+) -> float:
+    """Seconds the batches of runs will take, from running a few rounds of each kind.
+
+    ``timed``: what was timed elsewhere; infinite where it lacks a kind.
+    """
     if not passes:
         return 0.0
     kinds = Counter(work.positions for work in passes)
-    alone = sum(seconds_of(experiment, kind) * times for kind, times in kinds.items())
+    if timed is None:
+        timed = {kind: seconds_of(experiment, kind) for kind in kinds}
+    alone = sum(timed.get(kind, math.inf) * times for kind, times in kinds.items())
     silos = experiment.curves[passes[0].positions[0]].problem.silos
     return alone / min(threads, max(len(passes), silos))
 

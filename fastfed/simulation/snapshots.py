@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,22 @@ TIMES_OF_WRITING = 20.0
 
 #: Caches, which say nothing of the results.
 CACHES = frozenset({"choice", "candidates"})
+
+_writers: set[int] = set()
+
+
+def writers() -> set[int]:
+    """Threads of this process that are writing a snapshot: to leave them would lose it."""
+    return set(_writers)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    _writers.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _writers.discard(threading.get_ident())
 
 
 @dataclass
@@ -55,6 +72,10 @@ class Snapshot:
 
     def write(self, round: int, numbers: np.ndarray, states: Sequence[dict[str, Any]]) -> None:
         """Keep what holds after a round. A disk that has no room is no failure of the run."""
+        with _writing():
+            self._write(round, numbers, states)
+
+    def _write(self, round: int, numbers: np.ndarray, states: Sequence[dict[str, Any]]) -> None:
         start = time.monotonic()
         about = np.frombuffer(json.dumps({"of": self.of, "round": round}).encode(), np.uint8)
         fresh = self.path.with_name(f"{self.path.name}.new")

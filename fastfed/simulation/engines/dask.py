@@ -8,6 +8,8 @@ back as a KilledWorker, and is then played alone (``poisoned``).
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -28,6 +30,7 @@ from distributed import (
 )
 
 import fastfed
+from fastfed import _signals
 from fastfed._validate import InputError
 from fastfed.simulation.dispatch import (
     Interrupted,
@@ -126,7 +129,11 @@ class Dask:
                 }
                 return (yield from _play_tasks(client, name, tasks, inner, tally))
 
-            yield from run_all_rounds(experiment, passes, run_round)
+            try:
+                yield from run_all_rounds(experiment, passes, run_round)
+            except KeyboardInterrupt:
+                _signals.heard()  # to close a cluster takes some seconds
+                raise
 
 
 def blocks(experiment: Experiment, passes: list[RunBatch], most: int) -> Iterator[Block]:
@@ -186,6 +193,9 @@ def _play_tasks(
             if len(left.poisoned) >= HOPELESS and not played:
                 left.untried.extend(work for key in waiting for work in tasks[key])
                 break
+    except KeyboardInterrupt:
+        _end_workers(client)
+        raise
     finally:
         # Tasks that are running see it, and stop.
         with suppress(Exception):
@@ -298,7 +308,8 @@ def _connected(address: str) -> Iterator[Client]:
     try:
         with no_interrupts():
             client = _with_loop(partial(_client, address))
-    except (OSError, TimeoutError, ValueError) as error:
+    except (OSError, TimeoutError, ValueError, TypeError) as error:
+        # A TypeError is dask's word for certificates that its configuration lacks.
         reason = " ".join(str(error).split())
         raise InputError(f"no dask scheduler answers at {address} ({reason})") from None
     with client:
@@ -326,6 +337,16 @@ def _local_cluster(workers: int) -> Iterator[Client]:
             raise EngineError(f"no dask worker can be started ({error}); {GUARD}") from None
         with cluster, Client(cluster, set_as_default=False) as client:
             yield client
+
+
+def _end_workers(client: Client) -> None:
+    """Kill the workers of a cluster of this machine: they would be waited for, and one that a
+    function of the user's keeps for long."""
+    for nanny in getattr(client.cluster, "workers", {}).values():
+        nanny.auto_restart = False
+        if nanny.pid is not None:
+            with suppress(OSError):
+                os.kill(nanny.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 def _check_workers(client: Client, address: str) -> int:

@@ -5,15 +5,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import SimpleQueue
 
+from fastfed import _signals
 from fastfed.simulation import dispatch as playing
+from fastfed.simulation import snapshots as keeping
 from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads
 from fastfed.simulation.engines import Engine, Finished, Progress
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.snapshots import Snapshots
+
+#: Seconds that threads have to stop, once the run is stopped. One that a function of the user's
+#: keeps longer is left behind: nothing can end a thread.
+GRACE = 1.0
+
+#: Threads of runs that are over, of which some may have been left behind.
+_left: list[threading.Thread] = []
+
+
+def left_behind() -> bool:
+    """Whether a thread of a stopped run is still at work: only its process can end it."""
+    _left[:] = [thread for thread in _left if thread.is_alive()]
+    return bool(_left)
 
 
 @contextmanager
@@ -42,6 +57,8 @@ class Local:
         stop = threading.Event()
         workers = max(1, min(self.threads, len(passes), self.at_once or self.threads))
         inner = max(1, self.threads // workers)
+        asked: SimpleQueue[RunBatch | None] = SimpleQueue()
+        ended: SimpleQueue[Finished | BaseException] = SimpleQueue()
 
         def heard(agent_rounds: int) -> None:
             if stop.is_set():
@@ -54,17 +71,48 @@ class Local:
             outcomes = playing.run_together(experiment, work, inner, heard, snapshots=snapshots)
             return Finished(work, outcomes, time.perf_counter() - start, inner)
 
-        waiting = iter(passes)
-        with ThreadPoolExecutor(workers, thread_name_prefix="fastfed") as pool:
-            running: set[Future[Finished]] = set()
-            try:
-                while True:
-                    while len(running) < workers and (work := next(waiting, None)) is not None:
-                        running.add(pool.submit(job, work))
-                    if not running:
-                        return
-                    ended, running = wait(running, return_when=FIRST_COMPLETED)
-                    for future in ended:
-                        yield future.result()
-            finally:
-                stop.set()
+        def serve() -> None:
+            while (work := asked.get()) is not None and not stop.is_set():
+                try:
+                    ended.put(job(work))
+                except BaseException as error:
+                    ended.put(error)
+
+        # Not a pool of the standard library, whose threads are waited for, however long they take.
+        pool = [
+            threading.Thread(target=serve, name=f"fastfed_{i}", daemon=True)
+            for i in range(workers if passes else 0)
+        ]
+        for thread in pool:
+            thread.start()
+        waiting, running = iter(passes), 0
+        try:
+            while True:
+                while running < workers and (work := next(waiting, None)) is not None:
+                    asked.put(work)
+                    running += 1
+                if not running:
+                    return
+                found = ended.get()
+                running -= 1
+                if isinstance(found, BaseException):
+                    raise found
+                yield found
+        finally:
+            stop.set()
+            for _ in pool:
+                asked.put(None)
+            _signals.heard()
+            _dismiss(pool)
+
+
+def _dismiss(pool: list[threading.Thread]) -> None:
+    """Wait for threads that were told to stop, but not for ever."""
+    _left.extend(pool)
+    until = time.monotonic() + GRACE
+    for thread in pool:
+        while thread.is_alive():
+            thread.join(0.05)
+            if time.monotonic() > until and thread.ident not in keeping.writers():
+                break
+    left_behind()

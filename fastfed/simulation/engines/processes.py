@@ -8,13 +8,20 @@ import signal
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads, run_together
+from fastfed import _signals
+from fastfed.simulation.dispatch import (
+    Interrupted,
+    RunBatch,
+    check_threads,
+    run_together,
+    seconds_of,
+)
 from fastfed.simulation.engines import (
     GUARD,
     HOPELESS,
@@ -40,14 +47,25 @@ from fastfed.simulation.snapshots import Snapshots
 
 #: Kinds of messages to the owner.
 HELLO, HEARD, ENDED, FAILED, EXHAUSTED = "hello", "heard", "ended", "failed", "exhausted"
+TIMED = "timed"
 
 #: Seconds between two words on how far a batch of runs has come.
 EVERY = 0.5
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Asks a worker how long a batch of runs over these curves takes."""
+
+    positions: tuple[int, ...]
+
+
 def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> None:
     """Run with that many threads. The first message that comes is the packed experiment."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (owner := multiprocessing.parent_process()) is not None:
+        # A function that never comes back would outlive the owner.
+        _signals.end_with(owner.sentinel)
     try:
         connection.send((HELLO, None))
         packed, experiment = connection.recv(), None
@@ -55,6 +73,9 @@ def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> 
             work = connection.recv()
             try:
                 experiment = experiment or unpack(packed)
+                if isinstance(work, Timing):
+                    connection.send((TIMED, seconds_of(experiment, work.positions)))
+                    continue
                 start = time.perf_counter()
                 outcomes = run_together(
                     experiment, work, threads, _heard(connection), snapshots=snapshots
@@ -284,3 +305,46 @@ class WorkerPool:
         if len(left.poisoned) >= HOPELESS and not self.played:
             left.untried.extend(waiting)
             waiting.clear()
+
+
+# How long batches of runs take, asked of a worker: a function of the user's that ends its process
+# must not end the one that owns the results.
+
+
+#: Seconds that timing may take in all.
+TIMING_SECONDS = 15.0
+
+
+def time_kinds(
+    experiment: Experiment, kinds: Iterable[tuple[int, ...]]
+) -> dict[tuple[int, ...], float]:
+    """Seconds of one batch of runs of each kind on one thread, as `seconds_of` has them.
+
+    What ends its worker, raises or takes too long is left out.
+    """
+    packed, found = pack(experiment), {}
+    until = time.monotonic() + TIMING_SECONDS
+    waiting = deque(kinds)
+    while waiting and time.monotonic() < until:
+        worker = Worker(1, None)
+        try:
+            for value in (packed, *map(Timing, waiting)):
+                worker.send(value)
+            asked = 0
+            while waiting and worker.connection.poll(max(0.0, until - time.monotonic())):
+                kind, value = worker.connection.recv()
+                if kind == HELLO:
+                    asked = 1
+                    continue
+                positions = waiting.popleft()
+                if kind == TIMED:
+                    found[positions] = value
+                elif kind == EXHAUSTED:
+                    break
+        except (EOFError, OSError):
+            if not asked:  # it has not even started
+                break
+            waiting.popleft()
+        finally:
+            worker.kill()
+    return found

@@ -1,0 +1,250 @@
+"""Ctrl-C, SIGTERM and functions of the user's that never come back, or end their process."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from test_cli import fastfed as command
+
+import fastfed
+from fastfed import _signals
+from fastfed.simulation.engines import local, processes
+from fastfed.simulation.experiment import experiment_from_spec, make_experiment
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals as on POSIX")
+
+#: Of replicate 1, from round 7 on: `holds` keeps Python's lock, `swallows` every exception.
+MINE = """
+import itertools
+import os
+import time
+import numpy as np
+
+def holds(seed, replicate, silo, round):
+    if (replicate, round) == (1, 7):
+        sum(itertools.repeat(1))
+    return np.eye(3), np.array([0.2, 0.5, 0.1])
+
+def swallows(seed, replicate, silo, round):
+    while (replicate, round) == (1, 7):
+        try:
+            time.sleep(100)
+        except BaseException:
+            pass
+    return np.eye(3), np.array([0.2, 0.5, 0.1])
+
+def ends(seed, replicate, silo, round):
+    if (replicate, round) == (0, 7):
+        os._exit(0)
+    return np.eye(3), np.array([0.2, 0.5, 0.1])
+
+def lacks(seed, replicate, silo, round):
+    if (replicate, round) == (0, 7):
+        raise MemoryError
+    return np.eye(3), np.array([0.2, 0.5, 0.1])
+"""
+
+SPEC = """
+name = "mine"
+horizon = 400
+silos = 1
+replicates = 3
+[environment]
+kind = "python"
+function = "stopping_mine:{}"
+dimension = 3
+actions = 3
+[[curve]]
+algorithm = "fedlinucb"
+batch_size = 10
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "stopping_mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+
+    def spec(function):
+        (tmp_path / "s.toml").write_text(SPEC.format(function))
+        return tmp_path / "s.toml"
+
+    return spec
+
+
+# ---- the watch ----------------------------------------------------------------------------------
+
+CHILD = """
+import itertools, sys, time
+from fastfed import _signals
+_signals.GRACE = 300
+try:
+    with _signals.stoppable("; kept"):
+        print("ready", flush=True)
+        {}
+except KeyboardInterrupt as error:
+    print("by itself", flush=True)
+    sys.exit(_signals.exit_code(error))
+"""
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("does", "number", "itself"),
+    [
+        ("sum(itertools.repeat(1))", signal.SIGINT, False),
+        ("sum(itertools.repeat(1))", signal.SIGTERM, False),
+        ("time.sleep(60)", signal.SIGTERM, True),
+    ],
+)
+def test_a_signal_ends_what_holds_the_lock_of_python(does, number, itself):
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD.format(does)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    child.send_signal(number)
+    out, errors = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert (out, errors) == (
+        ("by itself\n", "") if itself else ("", f"{_signals.SENTENCE}; kept\n")
+    )
+
+
+@POSIX
+def test_handlers_are_put_back_and_ignored_signals_stay_ignored():
+    before = {number: signal.getsignal(number) for number in _signals.ENDING}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _signals.stoppable():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            with pytest.raises(_signals.Terminated) as error:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            _signals.heard()
+            with _signals.stoppable():  # within another it does nothing
+                pass
+        assert _signals.exit_code(error.value) == 143
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+    assert {number: signal.getsignal(number) for number in _signals.ENDING} == before
+    assert _signals.exit_code(KeyboardInterrupt()) == 130
+
+
+# ---- engines ------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_does_not_stop_is_left_behind(tmp_path):
+    come, go = threading.Event(), threading.Event()
+
+    def function(seed, replicate, silo, round):
+        if (replicate, round) == (1, 7):
+            come.set()
+            go.wait(60)
+        return [[1.0]], [0.5]
+
+    def stop(agent_rounds):
+        if agent_rounds:
+            come.wait(60)
+            raise KeyboardInterrupt
+
+    environment = fastfed.environments.Python(function=function, dimension=1, actions=1)
+    e = make_experiment(
+        name="x", environment=environment, horizon=30, silos=1, replicates=3,
+        curves=[{"algorithm": "fedlinucb", "batch_size": 5}],
+    )  # fmt: skip
+    start = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fastfed.run(e, tmp_path, threads=2, progress=stop)
+        assert time.monotonic() - start < 20.0 and local.left_behind()
+    finally:
+        go.set()
+    for _ in range(200):
+        if not local.left_behind():
+            break
+        time.sleep(0.05)
+    assert not local.left_behind()
+    assert fastfed.load(tmp_path).curves == ()
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "processes", "dask"])
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [("holds", signal.SIGINT), ("swallows", signal.SIGINT), ("swallows", signal.SIGTERM)],
+)
+def test_a_function_that_never_comes_back(engine, function, number, mine, tmp_path):
+    if engine == "dask":
+        pytest.importorskip("distributed")
+    out = tmp_path / "out"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "fastfed", "run", mine(function), "-o", out,
+         "--engine", engine, "--threads", "1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 100
+        while time.monotonic() < until and "replicates: 1" not in done(out):
+            time.sleep(0.3)
+        time.sleep(0.5)
+        child.send_signal(number)
+        start = time.monotonic()
+        _, errors = child.communicate(timeout=60)
+        took = time.monotonic() - start
+        assert child.returncode == 128 + number, errors
+        assert took < (30.0 if engine == "dask" else 8.0)  # on a busy machine
+        assert "interrupted: " in errors and "Traceback" not in errors
+        assert "same command continues" in errors
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+    assert command("results", out).exit_code == 0
+    assert "replicates: 1" in done(out)
+
+
+def done(folder):
+    """How many replicates of the first curve there are."""
+    try:
+        found = fastfed.load(folder).curves
+    except fastfed.InputError:
+        return ""
+    return f"replicates: {len(found[0].replicates)}" if found else ""
+
+
+def test_what_ends_its_worker_is_not_timed(mine):
+    for function in ("ends", "lacks"):
+        e = experiment_from_spec_file(mine(function))
+        assert processes.time_kinds(e, [(0,)]) == {}
+
+
+def experiment_from_spec_file(path):
+    import tomllib
+
+    return experiment_from_spec(tomllib.loads(path.read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "end"), [("ends", "exit code 0"), ("lacks", "out of memory")])
+def test_processes_survive_what_ends_its_process_while_it_is_timed(function, end, mine, tmp_path):
+    out = tmp_path / "out"
+    child = subprocess.run(
+        [sys.executable, "-m", "fastfed", "run", mine(function), "-o", out,
+         "--engine", "processes", "--threads", "2"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert child.returncode == 1, child.stderr
+    assert "for an unknown time" in child.stderr and "Traceback" not in child.stderr
+    assert f'curve "fedlinucb", replicate 0: every worker that ran it ended ({end})' in child.stderr
+    assert fastfed.load(out).curves[0].replicates == (1, 2)
