@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from fastfed._kernels import experts as kernels
 from fastfed._random import NoiseSource
 from fastfed._system import account
 from fastfed._validate import integer, number
@@ -27,6 +28,7 @@ from fastfed.experts.plan import (
     Decider,
     ExpertChoice,
     ProblemSpec,
+    Stretches,
     SumsPlan,
     System,
     check_linear,
@@ -85,6 +87,19 @@ class Leader:
         self.switches += leader != self._expert
         self._expert = leader
         return ExpertChoice(self._release, leader)
+
+    def decide_many(self, stretches: Stretches) -> np.ndarray:
+        """The experts (n,) of stretches of rounds."""
+        part = stretches.until_last()
+        chosen = np.full(len(stretches.asks), self._expert)
+        if len(part.asks):
+            found, switches = kernels.follow(part.sums, part.asks, part.lost, self._expert)
+            chosen[: len(found)], chosen[len(found) :] = found, found[-1]
+            self._total = stretches.unit * part.lost
+            self._release += int(part.asks.sum())
+            self.switches += switches
+            self._expert = int(found[-1])
+        return chosen
 
     @property
     def events(self) -> dict[str, int]:
@@ -184,6 +199,17 @@ class Hedge:
         behind = (self._total - self._total.min()) / self.plan.silos
         weights = np.exp(-self.plan.learning_rate * behind)
         return ExpertChoice(self._release, None, weights / weights.sum())
+
+    def decide_many(self, stretches: Stretches) -> np.ndarray:
+        """The weights (k, d) after the k exchanges of stretches of rounds."""
+        part, m, rate = stretches.until_last(), self.plan.silos, self.plan.learning_rate
+        rows = np.empty((int(part.asks.sum()), self.plan.experts))
+        if len(rows):
+            kernels.hedge(part.sums, part.asks, part.lost, stretches.unit, m, -rate, rows)
+            kernels.to_weights(np.exp(rows, out=rows))
+            self._total = stretches.unit * part.lost
+            self._release += len(rows)
+        return rows
 
 
 def build_hedge(config: HedgeConfig, problem: ProblemSpec) -> System:

@@ -27,7 +27,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._random import CHOICE, QUERY, THRESHOLD, IdealSource, NoiseSource, is_exact
+from fastfed._kernels import experts as kernels
+from fastfed._random import (
+    CHOICE,
+    QUERY,
+    THRESHOLD,
+    IdealSource,
+    NoiseSource,
+    SeededNoise,
+    is_exact,
+)
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.lower_bounds import lower_bound_curves
@@ -40,6 +49,7 @@ from fastfed.experts.plan import (
     Decider,
     ExpertChoice,
     ProblemSpec,
+    Stretches,
     SumsPlan,
     System,
     budget_exceeded,
@@ -160,6 +170,43 @@ class SparseVector:
         self._total, self._release, self._drawn = lost, release, {}
         self._expert, self._before, self._limit, self.switches = expert, before, limit, switches
         return choice
+
+    def decide_many(self, stretches: Stretches) -> np.ndarray:
+        """The experts (n,) of stretches of rounds; noise is that of `SeededNoise`."""
+        noise, plan, unit = self.noise, self.plan, stretches.unit
+        assert type(noise) is SeededNoise
+        part = stretches.until_last()
+        count, at, decided = len(part.asks), 0, False
+        chosen = np.full(len(stretches.asks), self._expert)
+        while at < count:
+            at, self._release = kernels.sparse(
+                noise.seed,
+                noise.replicate,
+                self._expert,
+                self._release,
+                self.switches >= plan.noise.switches,
+                unit,
+                self._before,
+                self._limit,
+                plan.noise.query_scale,
+                part.sums,
+                part.asks,
+                at,
+                decided,
+                part.lost,
+                chosen,
+            )
+            if decided := at < count:
+                lost = unit * part.lost
+                self._release += 1
+                self._expert = self._choose(np.maximum(lost, plan.floor), self._release)
+                self.switches += 1
+                self._limit = self._threshold(self.switches)
+                self._before, self._drawn = float(lost[self._expert]), {}
+        if count:
+            self._total = unit * part.lost
+            chosen[count:] = self._expert
+        return chosen
 
     @property
     def events(self) -> dict[str, int]:

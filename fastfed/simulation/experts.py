@@ -13,16 +13,29 @@ from typing import Any
 
 import numpy as np
 
+from fastfed._kernels import experts as kernels
 from fastfed._kernels import losses as loss_kernels
 from fastfed._kernels import rng
 from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.base import Adversary
-from fastfed.experts.frank_wolfe import Phase, Walk
-from fastfed.experts.plan import ExpertClient, ExpertPlan, ExpertServer, Gradient, check_expert_plan
+from fastfed.experts.baselines import Hedge, HedgePlan, Leader, LeaderPlan
+from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
+from fastfed.experts.frank_wolfe import NoisyLeast, Phase, Walk
+from fastfed.experts.plan import (
+    ExpertChoice,
+    ExpertClient,
+    ExpertPlan,
+    ExpertServer,
+    Gradient,
+    Stretches,
+    check_expert_plan,
+)
 from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Term, outcome_term, spaced
 
 #: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
+#: Sums of a block whose decisions are made at once: they stay in a core's cache.
+MOST_SUMS_TOGETHER = 2**16
 
 #: Progress is heard of, and Ctrl-C looked for, once in so many stretches of rounds.
 STRETCHES_HEARD = 256
@@ -44,6 +57,7 @@ class Ledger:
         self._rounds, self._sums = 0, np.zeros_like(self._total)  # not settled yet
         self._seen: np.ndarray | None = None
         self._expert: int | None = None
+        self._gap_of: dict[int, float] = {}  # of single experts
 
     @property
     def needs_sums(self) -> bool:
@@ -66,6 +80,57 @@ class Ledger:
             best = float(self._total.min()) if self.needs_sums else 0.0
             self.regret[self._at] = self._lost - best
             self._at += 1
+
+    def played_many(
+        self,
+        edges: np.ndarray,
+        settles: np.ndarray,
+        which: np.ndarray,
+        weights: np.ndarray | None,
+        sums: np.ndarray,
+    ) -> None:
+        """Stretches edges[i] + 1 .. edges[i + 1], as `played` and `settle` one after the other.
+
+        ``which``: the expert (n,) of each, or where ``weights`` (k, d) are given their row. They
+        are settled where ``settles`` (n,) is 1, and at checkpoints. ``sums``: (n, d) whole units.
+        """
+        gaps = None
+        if self.adversary.suboptimality is not None:
+            gaps = self._gaps(which, weights)
+        self._lost, self._rounds, self._at = kernels.regret(
+            self._lost,
+            self._total,
+            self._sums,
+            self._rounds,
+            self._at,
+            self.checkpoints,
+            self.regret,
+            sums,
+            edges,
+            settles,
+            which,
+            weights,
+            gaps,
+            self.adversary.losses.silos,
+            self.adversary.losses.unit,
+        )
+
+    def _gaps(self, which: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+        """What each decision loses more than the best in expectation, (n,)."""
+        suboptimality = self.adversary.suboptimality
+        assert suboptimality is not None
+        if weights is not None:
+            many = getattr(suboptimality, "of_rows", None)
+            rows = many(weights) if many else np.array([suboptimality(x) for x in weights])
+            found: np.ndarray = rows[which]
+            return found
+        played, places = np.unique(which, return_inverse=True)
+        for expert in played:
+            if int(expert) not in self._gap_of:
+                alone = np.zeros(self.adversary.losses.experts)
+                alone[expert] = 1.0
+                self._gap_of[int(expert)] = suboptimality(alone)
+        return np.array([self._gap_of[int(expert)] for expert in played])[places]
 
     def settle(self, x: np.ndarray) -> None:
         """x has been played since the last call, and something else may be from now on."""
@@ -149,6 +214,11 @@ def run(
     ask = totals(adversary.losses, plan, noise, threads)
     made = end = told = 0
     until = last or plan.horizon
+    if whole(plan, decider, adversary):
+        edges = stretches_of(plan, checkpoints, until, rounds_of_call(adversary.losses))
+        x = run_whole(plan, decider, ledger, edges, x, threads, progress)
+        reached = [plan.exchanges_before(int(c)) if c <= until else 0 for c in checkpoints]
+        return outcome(plan, ledger, np.array(reached, np.int64), x, decider.events)
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     pseudo = adversary.suboptimality is not None and not sums_needed
     most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
@@ -157,7 +227,11 @@ def run(
     for count, (first, end, sums) in enumerate(played, start=1):
         if plan.exchanges_before(first) > made:
             ledger.settle(x)
-        for release in range(made + 1, plan.exchanges_before(first) + 1):
+        due = plan.exchanges_before(first)
+        if made < due and isinstance(ask, Scores) and type(decider) is NoisyLeast:
+            x = ask.walk(made + 1, due, x)
+            made = due
+        for release in range(made + 1, due + 1):
             x = plan.move(x, decider.decide(ask.total(release, x)))
             made = release
         if sums is not None:
@@ -170,6 +244,63 @@ def run(
     return outcome(plan, ledger, np.array(reached, np.int64), x, decider.events)
 
 
+def whole(plan: ExpertPlan, decider: object, adversary: Adversary) -> bool:
+    """Whether all decisions of a block of rounds can be made at once: by these classes themselves,
+    for a subclass may decide otherwise."""
+    return (
+        type(decider) in (Leader, Hedge, SparseVector)
+        and type(plan) in (LeaderPlan, HedgePlan, SparseVectorPlan)
+        and adversary.optimum is None
+    )
+
+
+def run_whole(
+    plan: ExpertPlan,
+    decider: Any,
+    ledger: Ledger,
+    edges: np.ndarray,
+    x: np.ndarray,
+    threads: int,
+    progress: Progress | None,
+) -> np.ndarray:
+    """Play the stretches, a block of them at a time; returns the last decision, first x."""
+    losses, told = ledger.adversary.losses, 0
+    asks = np.zeros(len(edges), np.uint8)  # the last one's is of no stretch
+    asks[np.searchsorted(edges, plan.asking_rounds(int(edges[-1])) - 1)] = 1
+    asks[0] = asks[-1] = 0
+    lost = np.zeros(plan.experts, np.int64)
+    for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
+        sums = losses.sums(edges[at : end + 1], threads)
+        stretches = Stretches(sums, losses.unit, asks[at:end], lost)
+        which = decider.decide_many(stretches)
+        weights = None
+        if which.ndim == 2:
+            weights = np.concatenate([x[None], which])
+            which = np.cumsum(stretches.asks, dtype=np.int64)
+            x = weights[-1]
+        else:
+            x = plan.move(x, ExpertChoice(0, int(which[-1])))
+        ledger.played_many(edges[at : end + 1], asks[at + 1 : end + 1], which, weights, sums)
+        lost = lost + sums.sum(axis=0)
+        if progress is not None:
+            progress(int(edges[end]) - told)
+            told = int(edges[end])
+    return x
+
+
+def blocks_of(
+    losses: loss_kernels.Losses, edges: np.ndarray, most_sums: int
+) -> Iterator[tuple[int, int]]:
+    """Stretches at..end - 1 whose sums are made in one call."""
+    most_rounds, most_stretches = rounds_of_call(losses), max(1, most_sums // losses.experts)
+    at = 0
+    while at < len(edges) - 1:
+        reach = int(np.searchsorted(edges, edges[at] + most_rounds, side="right")) - 1
+        end = max(at + 1, min(reach, at + most_stretches))
+        yield at, end
+        at = end
+
+
 def stretches_of(
     plan: ExpertPlan, checkpoints: np.ndarray, last: int, most_rounds: int
 ) -> np.ndarray:
@@ -178,8 +309,10 @@ def stretches_of(
     asking = plan.asking_rounds(last)
     inside = checkpoints[checkpoints < last]
     cuts = np.arange(0, last, most_rounds)
-    edges = np.unique(np.concatenate([cuts, asking[asking > 1] - 1, inside, [last]]))
-    return edges.astype(np.int64)
+    cut = np.concatenate([cuts, asking[asking > 1] - 1, inside, [last]]).astype(np.int64)
+    # Four runs in order: a stable sort merges them.
+    cut.sort(kind="stable")
+    return cut[np.append(True, np.diff(cut) > 0)]
 
 
 def rounds_of_call(losses: loss_kernels.Losses) -> int:
@@ -194,16 +327,11 @@ def with_sums(
     losses: loss_kernels.Losses, edges: np.ndarray, needed: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
     """(first, last, what every expert lost at all clients) of each stretch, made in blocks."""
-    most_rounds, most_stretches = rounds_of_call(losses), max(1, MOST_SUMS // losses.experts)
-    at = 0
-    while at < len(edges) - 1:
-        reach = int(np.searchsorted(edges, edges[at] + most_rounds, side="right")) - 1
-        end = max(at + 1, min(reach, at + most_stretches))
+    for at, end in blocks_of(losses, edges, MOST_SUMS):
         part = edges[at : end + 1]
         sums = losses.unit * losses.sums(part, threads) if needed else None
         for i, (before, after) in enumerate(pairwise(part)):
             yield int(before) + 1, int(after), None if sums is None else sums[i]
-        at = end
 
 
 class Sums:
@@ -251,6 +379,41 @@ class Scores:
         rounds = np.ascontiguousarray(self._rounds[:, start:stop])
         bounds = self.plan.bounds.low, self.plan.bounds.high, most
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
+
+    def walk(self, release: int, last: int, x: np.ndarray) -> np.ndarray:
+        """The decision after exchanges release..last with `NoisyLeast`, whole phases at once."""
+        plan, x = self.plan, x.copy()
+        while release <= last:
+            phase = plan.phase_of(release)
+            if self._walk is None or self._walk.phase is not phase:
+                self._walk = self._begin(phase)
+            release = self._leaves(self._walk, release, last, x)
+        return x
+
+    def _leaves(self, walk: Walk, release: int, last: int, x: np.ndarray) -> int:
+        """Walk on, as far as one call should; returns the next exchange. x is moved."""
+        plan, phase, m, d = self.plan, walk.phase, self.plan.silos, self.plan.experts
+        most = rounds_of_call(self.losses)
+        taken, samples = [], 0
+        for leaf in phase.leaves[walk.done : walk.done + last + 1 - release]:
+            samples += leaf.stop - leaf.start
+            if taken and samples > most:
+                break
+            taken.append((*leaf, phase.scales[leaf.tree - 1]))
+        self.losses.walk(
+            self._rounds,
+            taken,
+            release,
+            x,
+            walk.estimates,
+            walk.points,
+            plan.bounds,
+            linear=plan.linear,
+            noise_by=plan.protocol.noise_by,
+            threads=self.threads,
+        )
+        walk.done += len(taken)
+        return release + len(taken)
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
         """Values that all clients send in one exchange, added up in order, (d,)."""

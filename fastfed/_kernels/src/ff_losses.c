@@ -69,19 +69,19 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
     return FF_OK;
 }
 
-/* The rows of all silos in rounds first..last added up, into scratch->sums. */
+/* The rows of all silos in rounds first..last added up, into sums (d). */
 static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
-                        int64_t last, const ff_losses_scratch *scratch)
+                        int64_t last, const ff_losses_scratch *scratch, int64_t *sums)
 {
     const int64_t d = l->experts;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
-    memset(scratch->sums, 0, (size_t)d * sizeof *scratch->sums);
+    memset(sums, 0, (size_t)d * sizeof *sums);
     for (int64_t round = first; round <= last; round++)
         for (int64_t silo = 0; silo < rows; silo++) {
             int64_t status = ff_losses_row(l, seed, replicate, silo, round, scratch);
             if (status < 0)
                 return status;
-            add_row(scratch->row, d, times, scratch->sums);
+            add_row(scratch->row, d, times, sums);
         }
     return FF_OK;
 }
@@ -120,13 +120,16 @@ static void sum_block(void *work, int64_t index, int64_t thread)
         const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
         if (last <= done)
             continue;
-        const int64_t status = sum_rows(b->l, b->seed, b->replicate, done + 1, last, mine);
+        /* A segment that lies inside the block is nobody else's. */
+        const int whole = edges[low] >= from && edges[low + 1] <= end;
+        int64_t *sums = whole ? b->totals + low * d : mine->sums;
+        const int64_t status = sum_rows(b->l, b->seed, b->replicate, done + 1, last, mine, sums);
         if (status < 0) {
             FF_ATOMIC_WRITE(&b->failed, status);
             return;
         }
         done = last;
-        for (int64_t n = 0; n < d; n++)
+        for (int64_t n = 0; !whole && n < d; n++)
             FF_ATOMIC_ADD(&b->totals[low * d + n], mine->sums[n]);
     }
 }
@@ -220,7 +223,7 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
 typedef struct {
     const ff_losses *l;
     uint64_t seed;
-    int64_t replicate, n;
+    int64_t replicate, stride, n;
     const int64_t *rounds;
     const double *x, *parent;
     const ff_gradient_bounds *bounds;
@@ -235,20 +238,20 @@ static void gradients_of(void *work, int64_t silo, int64_t thread)
     if (FF_ATOMIC_READ(&g->failed) != FF_OK)
         return;
     const int64_t status =
-        add_gradients(g->l, g->seed, g->replicate, silo, g->rounds + silo * g->n, g->n, g->x,
+        add_gradients(g->l, g->seed, g->replicate, silo, g->rounds + silo * g->stride, g->n, g->x,
                       g->parent, g->bounds, &g->scratch[thread], g->totals + silo * g->l->experts);
     if (status < 0)
         FF_ATOMIC_WRITE(&g->failed, status);
 }
 
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
-                            const int64_t *rounds, int64_t n, const double *x,
+                            const int64_t *rounds, int64_t stride, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,
                             int64_t threads, const ff_losses_scratch *scratch, double *totals)
 {
-    ff_gradients gradients = {.l = l, .seed = seed, .replicate = replicate, .n = n,
-                              .rounds = rounds, .x = x, .parent = parent, .bounds = bounds,
-                              .scratch = scratch, .totals = totals};
+    ff_gradients gradients = {.l = l, .seed = seed, .replicate = replicate, .stride = stride,
+                              .n = n, .rounds = rounds, .x = x, .parent = parent,
+                              .bounds = bounds, .scratch = scratch, .totals = totals};
     ff_pace pace = {0};
     ff_team *team = ff_team_open(threads);
     ff_team_each(team, &pace, l->silos, 1.0, gradients_of, &gradients);

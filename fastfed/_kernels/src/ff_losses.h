@@ -66,10 +66,11 @@ typedef struct {
     double low, high, most;
 } ff_gradient_bounds;
 
-/* totals (m, d) += gradients at x of the losses of each silo in its rounds (m, n), one after the
- * other; where parent (d) is not NULL, less the gradients there. */
+/* totals (m, d) += gradients at x of the losses of each silo in its n rounds, one after the other;
+ * where parent (d) is not NULL, less the gradients there. A silo's rounds begin `stride` numbers
+ * after those of the one before. */
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
-                            const int64_t *rounds, int64_t n, const double *x,
+                            const int64_t *rounds, int64_t stride, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,
                             int64_t threads, const ff_losses_scratch *scratch, double *totals);
 

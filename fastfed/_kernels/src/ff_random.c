@@ -533,13 +533,50 @@ int64_t ff_uniform_int(const ff_stream *s, int64_t n)
     return below(s, (uint32_t)n, &block);
 }
 
+/* Blocks of words that are made side by side. */
+#define AHEAD 64
+
+typedef struct {
+    uint32_t w[4][AHEAD];
+    uint32_t first; /* the number of the first of them */
+} blocks_ahead;
+
+static void make_ahead(const ff_stream *s, uint32_t first, blocks_ahead *a)
+{
+    a->first = first;
+    for (uint32_t l = 0; l < AHEAD; l++)
+        philox_block(s->key0, s->key1, first + l, s->replicate, s->silo, s->index, &a->w[0][l],
+                     &a->w[1][l], &a->w[2][l], &a->w[3][l]);
+}
+
+/* below() from blocks that have been made, and the same number. */
+FF_INLINE int64_t below_ahead(const ff_stream *s, uint32_t n, uint32_t *block, blocks_ahead *a)
+{
+    for (;;) {
+        uint32_t at = *block - a->first;
+        if (at >= AHEAD) {
+            make_ahead(s, *block, a);
+            at = 0;
+        }
+        *block += 1;
+        for (int j = 0; j < 4; j++) {
+            const uint64_t product = (uint64_t)a->w[j][at] * n;
+            /* What is rejected is less than (2^32 - n) mod n, so less than n. */
+            if ((uint32_t)product >= n || (uint32_t)product >= (0u - n) % n)
+                return (int64_t)(product >> 32);
+        }
+    }
+}
+
 void ff_permutation(const ff_stream *s, int64_t n, int64_t *restrict out)
 {
     uint32_t block = 0;
+    blocks_ahead ahead;
+    make_ahead(s, 0, &ahead);
     for (int64_t i = 0; i < n; i++)
         out[i] = i;
     for (int64_t i = n - 1; i > 0; i--) {
-        int64_t j = below(s, (uint32_t)(i + 1), &block);
+        int64_t j = below_ahead(s, (uint32_t)(i + 1), &block, &ahead);
         int64_t t = out[i];
         out[i] = out[j];
         out[j] = t;
