@@ -89,7 +89,7 @@ cdef class Losses:
         cdef int64_t[::1] sums
         threads = min(max(threads, 1), MOST_THREADS)
         while len(self.rows) < threads:
-            row = np.zeros(ff_losses_row_capacity(self.c.experts), np.uint32)
+            row = np.zeros(2 * ff_losses_row_capacity(self.c.experts), np.uint32)
             called = np.zeros(3 * self.c.experts)
             sums = np.zeros(self.c.experts, np.int64)
             self.scratch[len(self.rows)].row = &row[0]
@@ -207,8 +207,10 @@ cdef class Coins(Losses):
                  last=None, int64_t planned=-1, int64_t lost=0):
         Losses.__init__(self, seed, replicate, silos, chance.shape[0], common=common,
                         quadratic=quadratic)
-        self.keep = chance
-        self.c.kind, self.c.chance = FF_LOSS_COINS, &chance[0]
+        cdef uint32_t[::1] padded = np.zeros(ff_losses_row_capacity(chance.shape[0]), np.uint32)
+        padded[: chance.shape[0]] = chance
+        self.keep = padded
+        self.c.kind, self.c.chance = FF_LOSS_COINS, &padded[0]
         self.c.last = (1 << 62) if last is None else last
         self.c.planned, self.c.lost = planned, lost
 

@@ -89,16 +89,13 @@ class Leader:
         return ExpertChoice(self._release, leader)
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """The experts (n,) of stretches of rounds."""
-        part = stretches.until_last()
-        chosen = np.full(len(stretches.asks), self._expert)
-        if len(part.asks):
-            found, switches = kernels.follow(part.sums, part.asks, part.lost, self._expert)
-            chosen[: len(found)], chosen[len(found) :] = found, found[-1]
-            self._total = stretches.unit * part.lost
-            self._release += int(part.asks.sum())
-            self.switches += switches
-            self._expert = int(found[-1])
+        """The experts (n,) of n >= 1 stretches of rounds, an exchange before the last."""
+        sums, unit, asks, lost = stretches
+        chosen, switches = kernels.follow(sums, asks, lost, self._expert)
+        self._total = unit * lost
+        self._release += int(asks.sum())
+        self.switches += switches
+        self._expert = int(chosen[-1])
         return chosen
 
     @property
@@ -201,14 +198,13 @@ class Hedge:
         return ExpertChoice(self._release, None, weights / weights.sum())
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """The weights (k, d) after the k exchanges of stretches of rounds."""
-        part, m, rate = stretches.until_last(), self.plan.silos, self.plan.learning_rate
-        rows = np.empty((int(part.asks.sum()), self.plan.experts))
-        if len(rows):
-            kernels.hedge(part.sums, part.asks, part.lost, stretches.unit, m, -rate, rows)
-            kernels.to_weights(np.exp(rows, out=rows))
-            self._total = stretches.unit * part.lost
-            self._release += len(rows)
+        """The weights (k, d) after the k exchanges of stretches, one of them before the last."""
+        (sums, unit, asks, lost), rate = stretches, self.plan.learning_rate
+        rows = np.empty((int(asks.sum()), self.plan.experts))
+        kernels.hedge(sums, asks, lost, unit, self.plan.silos, -rate, rows)
+        kernels.to_weights(np.exp(rows, out=rows))
+        self._total = unit * lost
+        self._release += len(rows)
         return rows
 
 

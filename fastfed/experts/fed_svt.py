@@ -172,13 +172,12 @@ class SparseVector:
         return choice
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """The experts (n,) of stretches of rounds; noise is that of `SeededNoise`."""
-        noise, plan, unit = self.noise, self.plan, stretches.unit
+        """The experts (n,) of n >= 1 stretches of rounds, an exchange before the last; noise is
+        that of `SeededNoise`."""
+        (sums, unit, asks, lost), noise, plan = stretches, self.noise, self.plan
         assert type(noise) is SeededNoise
-        part = stretches.until_last()
-        count, at, decided = len(part.asks), 0, False
-        chosen = np.full(len(stretches.asks), self._expert)
-        while at < count:
+        chosen, at, decided = np.empty(len(asks), np.int64), 0, False
+        while at < len(asks):
             at, self._release = kernels.sparse(
                 noise.seed,
                 noise.replicate,
@@ -189,23 +188,21 @@ class SparseVector:
                 self._before,
                 self._limit,
                 plan.noise.query_scale,
-                part.sums,
-                part.asks,
+                sums,
+                asks,
                 at,
                 decided,
-                part.lost,
+                lost,
                 chosen,
             )
-            if decided := at < count:
-                lost = unit * part.lost
+            if decided := at < len(asks):
+                total = unit * lost
                 self._release += 1
-                self._expert = self._choose(np.maximum(lost, plan.floor), self._release)
+                self._expert = self._choose(np.maximum(total, plan.floor), self._release)
                 self.switches += 1
                 self._limit = self._threshold(self.switches)
-                self._before, self._drawn = float(lost[self._expert]), {}
-        if count:
-            self._total = unit * part.lost
-            chosen[count:] = self._expert
+                self._before, self._drawn = float(total[self._expert]), {}
+        self._total = unit * lost
         return chosen
 
     @property

@@ -246,7 +246,9 @@ class Walk:
         else:
             parent = self.points[h - 1]
             most = self._bounds.most(x, parent)
-            v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, most) / (stop - start)
+            v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, most) / (
+                stop - start
+            )
         # Left children below take over both.
         self.estimates[h : tree + 1] = v
         self.points[h : tree + 1] = x

@@ -236,18 +236,14 @@ class Stretches(NamedTuple):
     asks : ndarray of uint8, shape (n,)
         1 where one exchange comes before the stretch.
     lost : ndarray of int64, shape (d,)
-        What every expert had lost before the first, in units.
+        What every expert had lost before the first, in units; a decider of many makes it what was
+        lost before the last.
     """
 
     sums: np.ndarray
     unit: float
     asks: np.ndarray
     lost: np.ndarray
-
-    def until_last(self) -> Stretches:
-        """Those up to the last with an exchange; ``lost`` is a copy, for a kernel to write to."""
-        count = int(np.flatnonzero(self.asks)[-1]) + 1 if self.asks.any() else 0
-        return Stretches(self.sums[:count], self.unit, self.asks[:count], self.lost.copy())
 
 
 @dataclass(frozen=True, kw_only=True)

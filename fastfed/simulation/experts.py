@@ -20,7 +20,7 @@ from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.base import Adversary
 from fastfed.experts.baselines import Hedge, HedgePlan, Leader, LeaderPlan
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
-from fastfed.experts.frank_wolfe import NoisyLeast, Phase, Walk
+from fastfed.experts.frank_wolfe import FrankWolfePlan, NoisyLeast, Phase, Walk
 from fastfed.experts.plan import (
     ExpertChoice,
     ExpertClient,
@@ -87,12 +87,13 @@ class Ledger:
         settles: np.ndarray,
         which: np.ndarray,
         weights: np.ndarray | None,
-        sums: np.ndarray,
+        sums: np.ndarray | None,
     ) -> None:
         """Stretches edges[i] + 1 .. edges[i + 1], as `played` and `settle` one after the other.
 
         ``which``: the expert (n,) of each, or where ``weights`` (k, d) are given their row. They
-        are settled where ``settles`` (n,) is 1, and at checkpoints. ``sums``: (n, d) whole units.
+        are settled where ``settles`` (n,) is 1, and at checkpoints. ``sums``: (n, d) whole units,
+        which pseudo-regret does without.
         """
         gaps = None
         if self.adversary.suboptimality is not None:
@@ -210,15 +211,22 @@ def run(
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
     ledger = Ledger(adversary, checkpoints)
-    x = plan.move(None, decider.start())
     ask = totals(adversary.losses, plan, noise, threads)
-    made = end = told = 0
     until = last or plan.horizon
-    if whole(plan, decider, adversary):
-        edges = stretches_of(plan, checkpoints, until, rounds_of_call(adversary.losses))
-        x = run_whole(plan, decider, ledger, edges, x, threads, progress)
-        reached = [plan.exchanges_before(int(c)) if c <= until else 0 for c in checkpoints]
-        return outcome(plan, ledger, np.array(reached, np.int64), x, decider.events)
+    # A subclass may decide otherwise, message by message.
+    scores = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
+    if adversary.optimum is None and (scores or whole(plan, decider)):
+        pseudo = scores and not ledger.needs_sums
+        most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
+        edges = stretches_of(plan, checkpoints, until, most)
+        heard = progress or (lambda rounds: None)
+        if isinstance(ask, Scores):
+            x = run_scores(plan, ask, ledger, edges, heard)
+        else:
+            x = run_sums(plan, decider, ledger, edges, threads, heard)
+        return finished(plan, ledger, checkpoints, until, x, decider.events)
+    x = plan.move(None, decider.start())
+    made = end = told = 0
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     pseudo = adversary.suboptimality is not None and not sums_needed
     most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
@@ -227,11 +235,7 @@ def run(
     for count, (first, end, sums) in enumerate(played, start=1):
         if plan.exchanges_before(first) > made:
             ledger.settle(x)
-        due = plan.exchanges_before(first)
-        if made < due and isinstance(ask, Scores) and type(decider) is NoisyLeast:
-            x = ask.walk(made + 1, due, x)
-            made = due
-        for release in range(made + 1, due + 1):
+        for release in range(made + 1, plan.exchanges_before(first) + 1):
             x = plan.move(x, decider.decide(ask.total(release, x)))
             made = release
         if sums is not None:
@@ -240,51 +244,94 @@ def run(
         if progress is not None and (count % STRETCHES_HEARD == 0 or end == until):
             progress(end - told)
             told = end
-    reached = [plan.exchanges_before(int(c)) if c <= end else 0 for c in checkpoints]
-    return outcome(plan, ledger, np.array(reached, np.int64), x, decider.events)
+    return finished(plan, ledger, checkpoints, end, x, decider.events)
 
 
-def whole(plan: ExpertPlan, decider: object, adversary: Adversary) -> bool:
+def finished(
+    plan: ExpertPlan,
+    ledger: Ledger,
+    checkpoints: np.ndarray,
+    last: int,
+    x: np.ndarray,
+    events: dict[str, int],
+) -> Outcome:
+    """Outcome after rounds 1..last."""
+    reached = [plan.exchanges_before(int(c)) if c <= last else 0 for c in checkpoints]
+    return outcome(plan, ledger, np.array(reached, np.int64), x, events)
+
+
+def whole(plan: ExpertPlan, decider: object) -> bool:
     """Whether all decisions of a block of rounds can be made at once: by these classes themselves,
     for a subclass may decide otherwise."""
-    return (
-        type(decider) in (Leader, Hedge, SparseVector)
-        and type(plan) in (LeaderPlan, HedgePlan, SparseVectorPlan)
-        and adversary.optimum is None
+    return type(decider) in (Leader, Hedge, SparseVector) and type(plan) in (
+        LeaderPlan,
+        HedgePlan,
+        SparseVectorPlan,
     )
 
 
-def run_whole(
+def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
+    """1 where messages are exchanged before the stretch that begins at an edge, (n + 1,)."""
+    asks = np.zeros(len(edges), np.uint8)
+    asking = plan.asking_rounds(int(edges[-1]))
+    asks[np.searchsorted(edges, asking[asking > 1] - 1)] = 1
+    return asks
+
+
+def run_sums(
     plan: ExpertPlan,
     decider: Any,
     ledger: Ledger,
     edges: np.ndarray,
-    x: np.ndarray,
     threads: int,
-    progress: Progress | None,
+    heard: Progress,
 ) -> np.ndarray:
-    """Play the stretches, a block of them at a time; returns the last decision, first x."""
-    losses, told = ledger.adversary.losses, 0
-    asks = np.zeros(len(edges), np.uint8)  # the last one's is of no stretch
-    asks[np.searchsorted(edges, plan.asking_rounds(int(edges[-1])) - 1)] = 1
-    asks[0] = asks[-1] = 0
-    lost = np.zeros(plan.experts, np.int64)
+    """Play the stretches, decisions of a block of them at once; returns the last one."""
+    losses, x = ledger.adversary.losses, plan.move(None, decider.start())
+    # The last edge is where no stretch begins.
+    asks, lost = asks_of(plan, edges), np.zeros(plan.experts, np.int64)
     for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
-        sums = losses.sums(edges[at : end + 1], threads)
-        stretches = Stretches(sums, losses.unit, asks[at:end], lost)
-        which = decider.decide_many(stretches)
+        sums, part = losses.sums(edges[at : end + 1], threads), asks[at:end]
+        count = int(np.flatnonzero(part)[-1]) + 1 if part.any() else 0
+        found = np.zeros(0, np.int64)
+        if count:
+            found = decider.decide_many(Stretches(sums[:count], losses.unit, part[:count], lost))
+        lost += sums[max(count - 1, 0) :].sum(axis=0)
         weights = None
-        if which.ndim == 2:
-            weights = np.concatenate([x[None], which])
-            which = np.cumsum(stretches.asks, dtype=np.int64)
+        if plan.sends_weights(1):
+            weights = np.concatenate([x[None], found]) if count else x[None]
+            which = np.cumsum(part, dtype=np.int64)
             x = weights[-1]
         else:
+            which = np.full(end - at, found[-1] if count else x.argmax())
+            which[:count] = found
             x = plan.move(x, ExpertChoice(0, int(which[-1])))
         ledger.played_many(edges[at : end + 1], asks[at + 1 : end + 1], which, weights, sums)
-        lost = lost + sums.sum(axis=0)
-        if progress is not None:
-            progress(int(edges[end]) - told)
-            told = int(edges[end])
+        heard(int(edges[end] - edges[at]))
+    return x
+
+
+def run_scores(
+    plan: Any, ask: Scores, ledger: Ledger, edges: np.ndarray, heard: Progress
+) -> np.ndarray:
+    """Play the stretches, exchanges of a phase at once; returns the last decision."""
+    losses, x, made = ledger.adversary.losses, plan.move(None, None), 0
+    asks = asks_of(plan, edges)
+    for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
+        sums = losses.sums(edges[at : end + 1], ask.threads) if ledger.needs_sums else None
+        cuts = [at, *(at + 1 + np.flatnonzero(asks[at + 1 : end])), end]
+        for first, after in pairwise(cuts):
+            due = plan.exchanges_before(int(edges[first]) + 1)
+            if made < due:
+                x, made = ask.walk(made + 1, due, x), due
+            ledger.played_many(
+                edges[first : after + 1],
+                asks[first + 1 : after + 1],
+                np.zeros(after - first, np.int64),
+                x[None],
+                None if sums is None else sums[first - at : after - at],
+            )
+        heard(int(edges[end] - edges[at]))
     return x
 
 

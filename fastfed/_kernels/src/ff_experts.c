@@ -92,27 +92,26 @@ void ff_to_weights(int64_t n, int64_t d, double *rows)
     }
 }
 
-/* Standard Laplace noise from the uniform of one exchange, as privacy/mechanisms/laplace.py. */
-static double laplace_of(uint64_t seed, uint64_t purpose, int64_t replicate, int64_t release)
-{
-    const ff_stream s =
-        ff_stream_open(seed, purpose, (uint32_t)replicate, 0, (uint32_t)release);
-    const double below_one = 1.0 - 0x1p-53, drawn = ff_uniform(&s, 0);
-    const double u = drawn < below_one ? drawn : below_one;
-    const double size = -ff_log(2.0 * (u < 1.0 - u ? u : 1.0 - u));
-    return u < 0.5 ? -size : size;
-}
+/* Draws that are made side by side. */
+#define AHEAD 64
 
 int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, int64_t from,
                       int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
 {
+    double noise[AHEAD];
+    int64_t first = -AHEAD; /* the exchange of noise[0] */
     for (int64_t i = from; i < n; i++) {
         if (asks[i] && !(decided && i == from)) {
             if (!s->spent) {
-                const double noise =
-                    laplace_of(s->seed, FF_QUERY, s->replicate, s->release + 1);
+                const int64_t number = s->release + 1;
+                if (number - first >= AHEAD) {
+                    const ff_stream stream = ff_stream_open(
+                        s->seed, FF_QUERY, (uint32_t)s->replicate, 0, (uint32_t)number);
+                    ff_laplaces(&stream, AHEAD, noise);
+                    first = number;
+                }
                 const double query = s->unit * (double)lost[s->expert] - s->before;
-                if (query + s->query_scale * noise > s->limit)
+                if (query + s->query_scale * noise[number - first] > s->limit)
                     return i;
             }
             s->release++;
@@ -130,12 +129,17 @@ int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, in
 static double inner(const double *restrict open, const double *restrict x, int64_t d,
                     double *restrict products)
 {
-    int64_t best = -1;
+    int alone = 0;
     for (int64_t k = 0; k < d; k++) {
         products[k] = open[k] * x[k];
-        best = x[k] == 1.0 && best < 0 ? k : best;
+        alone |= x[k] == 1.0;
     }
-    return best < 0 ? ff_pairwise(products, d) : open[best];
+    if (!alone)
+        return ff_pairwise(products, d);
+    int64_t best = 0;
+    while (x[best] != 1.0)
+        best++;
+    return open[best];
 }
 
 void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,

@@ -23,6 +23,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_normals_f32) each(ff_random_u32_capacity) each(ff_random_u32) \
     each(ff_normal_capacity_f64) each(ff_normals_from_bits) each(ff_normals_f64) \
     each(ff_laplace_capacity) each(ff_laplace_from_bits) each(ff_laplace) \
+    each(ff_laplaces) \
     each(ff_ideal_normals) each(ff_ideal_laplace) each(ff_uniform) each(ff_normal) \
     each(ff_unit) each(ff_log) each(ff_logs) each(ff_uniform_int) each(ff_permutation) \
     each(ff_round_point) each(ff_touched_levels) each(ff_binomial_try) each(ff_binomials) \

@@ -6,6 +6,8 @@
 #include "ff_random.h"
 #include "ff_threads.h"
 
+/* Divides what ff_random_u32 writes. */
+#define FF_COINS_TOGETHER 16
 /* Rows that a thread adds up before it hands its sums over. */
 #define BLOCK_ROWS 256
 
@@ -20,6 +22,14 @@ FF_INLINE double unit_of(const ff_losses *l)
 FF_INLINE int64_t loses(const ff_losses *l, int64_t round)
 {
     return round % 2 == 0 && round / 2 <= l->lost;
+}
+
+/* How often it does in rounds first..last. */
+static int64_t losses_of_planned(const ff_losses *l, int64_t first, int64_t last)
+{
+    const int64_t until = last / 2 < l->lost ? last / 2 : l->lost;
+    const int64_t before = (first - 1) / 2 < l->lost ? (first - 1) / 2 : l->lost;
+    return until - before;
 }
 
 static void coins(const uint32_t *restrict chance, int64_t d, uint32_t *restrict row)
@@ -69,12 +79,42 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
     return FF_OK;
 }
 
+/* How often coins fall in rounds first..last at silos 0..rows-1, behind the row: less than 2^32 times.
+ * Whole vectors, beyond the d-th expert too: there the chances are 0. */
+static void count_coins(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
+                        int64_t last, int64_t rows, const ff_losses_scratch *scratch)
+{
+    const int64_t capacity = ff_random_u32_capacity(l->experts);
+    const uint32_t *restrict chance = l->chance;
+    uint32_t *restrict row = scratch->row, *restrict counts = row + capacity;
+    memset(counts, 0, (size_t)capacity * sizeof *counts);
+    ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, 0, 0);
+    for (int64_t round = first; round <= last && round <= l->last; round++)
+        for (int64_t silo = 0; silo < rows; silo++) {
+            s.silo = (uint32_t)silo;
+            s.index = (uint32_t)round;
+            ff_random_u32(&s, l->experts, row);
+            for (int64_t base = 0; base < capacity; base += FF_COINS_TOGETHER)
+                for (int64_t n = base; n < base + FF_COINS_TOGETHER; n++)
+                    counts[n] += (row[n] >> (32 - FF_CHANCE_BITS)) < chance[n];
+        }
+}
+
 /* The rows of all silos in rounds first..last added up, into sums (d). */
 static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
                         int64_t last, const ff_losses_scratch *scratch, int64_t *sums)
 {
     const int64_t d = l->experts;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
+    if (l->kind == FF_LOSS_COINS) {
+        count_coins(l, seed, replicate, first, last, rows, scratch);
+        const uint32_t *counts = scratch->row + ff_random_u32_capacity(d);
+        for (int64_t n = 0; n < d; n++)
+            sums[n] = times * (int64_t)counts[n];
+        if (l->planned >= 0)
+            sums[l->planned] = l->silos * losses_of_planned(l, first, last);
+        return FF_OK;
+    }
     memset(sums, 0, (size_t)d * sizeof *sums);
     for (int64_t round = first; round <= last; round++)
         for (int64_t silo = 0; silo < rows; silo++) {

@@ -27,7 +27,8 @@ typedef struct {
     int64_t silos;    /* m */
     int64_t common;   /* 1: one row a round for all silos */
     int64_t quadratic; /* 1: a row g stands for the loss <g, x>^2 / 2, not <g, x> */
-    /* coins: expert n loses 1 with this chance, and 0 otherwise; all lose 0 after round `last` */
+    /* coins: expert n loses 1 with this chance, and 0 otherwise; all lose 0 after round `last`. With
+     * zeros behind, ff_losses_row_capacity(d) numbers. */
     const uint32_t *chance;
     int64_t last;
     /* ... but expert `planned` (-1: none), which loses 1 in rounds 2, 4, ..., 2 lost */
@@ -41,7 +42,7 @@ typedef struct {
     void *state;
 } ff_losses;
 
-/* Scratch of a thread: a row, 3 d doubles, d sums. */
+/* Scratch of a thread: room for two rows, 3 d doubles, d sums. */
 typedef struct {
     uint32_t *row;
     double *called;

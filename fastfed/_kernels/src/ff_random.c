@@ -178,11 +178,12 @@ static void start_wide(const ff_stream *s, xoshiro *x)
             c1[half] = p1;
             c3[half] = p0;
         }
-    for (int half = 0; half < 2; half++) {
-        const __m512i c[4] = {c0[half], c1[half], c2[half], c3[half]};
-        for (int i = 0; i < 4; i++)
-            _mm256_storeu_si256((__m256i *)(x->s[i] + 8 * half), _mm512_cvtepi64_epi32(c[i]));
-    }
+    /* Whole vectors, as they are read: two halves would have to be written first. */
+    const __m512i c[4][2] = {{c0[0], c0[1]}, {c1[0], c1[1]}, {c2[0], c2[1]}, {c3[0], c3[1]}};
+    for (int i = 0; i < 4; i++)
+        _mm512_storeu_si512(x->s[i], _mm512_inserti64x4(_mm512_castsi256_si512(
+                                                            _mm512_cvtepi64_epi32(c[i][0])),
+                                                        _mm512_cvtepi64_epi32(c[i][1]), 1));
 }
 #endif
 
@@ -272,12 +273,11 @@ void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
 {
     const int64_t capacity = ff_random_u32_capacity(n);
     xoshiro x;
+    generators g;
     xoshiro_start(s, &x);
+    memcpy(&g, &x, sizeof g);
     for (int64_t base = 0; base < capacity; base += LANES)
-        for (int l = 0; l < LANES; l++) {
-            uint32_t t;
-            XOSHIRO_STEP(out[base + l], x.s[0][l], x.s[1][l], x.s[2][l], x.s[3][l], t);
-        }
+        next_u32(&g, out + base);
 }
 
 /* ---- float64: the same shape, 53 bits ----------------------------------------------------- */
@@ -491,6 +491,28 @@ double ff_uniform(const ff_stream *s, uint32_t block)
     uint32_t w[4];
     ff_philox(s, block, w);
     return unit_f64(bits53(w[0], w[1]));
+}
+
+void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
+{
+    const uint32_t k0 = s->key0, k1 = s->key1;
+    const uint32_t rep = s->replicate, silo = s->silo, index = s->index;
+    for (int64_t base = 0; base < n; base += LANES) {
+        uint64_t a[LANES];
+        double drawn[LANES];
+        for (uint32_t l = 0; l < LANES; l++) {
+            uint32_t w0, w1, w2, w3;
+            philox_block(k0, k1, 0, rep, silo, index + (uint32_t)base + l, &w0, &w1, &w2, &w3);
+            a[l] = bits53(w0, w1);
+        }
+        for (int l = 0; l < LANES; l++) {
+            const double below_one = 1.0 - 0x1p-53, unit = unit_f64(a[l]);
+            const double u = unit < below_one ? unit : below_one, rest = 1.0 - u;
+            const double size = -log_f64(2.0 * (rest < u ? rest : u));
+            drawn[l] = u < 0.5 ? -size : size;
+        }
+        memcpy(out + base, drawn, (size_t)(n - base < LANES ? n - base : LANES) * sizeof *out);
+    }
 }
 
 double ff_normal(const ff_stream *s)
