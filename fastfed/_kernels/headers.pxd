@@ -268,6 +268,10 @@ cdef extern from "ff_release.h" nogil:
     void ff_honaker(double *estimate, const double *node, const double *sibling, int64_t level,
                     int64_t s)
     int64_t ff_honaker_number(int64_t k)
+    void ff_buffered(const double *z, const double *coefficients, int64_t q, int64_t s,
+                     double *buffers, double *out)
+    void ff_buffered_column(const double *coefficients, int64_t q, int64_t n, double *state,
+                            double *out)
     void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
     void ff_weighted_sum(const double *rows, const double *weights, int64_t k, int64_t s,
                          double *out)
@@ -320,6 +324,7 @@ cdef extern from "ff_run.h" nogil:
         int64_t analyzer
         int64_t release
         const double *coefficients
+        int64_t buffers
         const double *noise_scale
         ff_noise_std noise_std
         ff_radius radius
