@@ -50,11 +50,11 @@ def test_factors_are_those_of_dense_matrices(releases):
 
 
 @pytest.mark.parametrize("releases", SIZES)
-def test_error_is_that_of_the_square_root_within_a_third_of_a_percent(releases):
+def test_error_is_that_of_the_square_root_within_half_a_percent(releases):
     t, w, direct = buffers(releases)
     left = oracle.decoder(np.array(t), np.array(w), direct, releases)
     best = oracle.square_root(releases)
-    assert oracle.error(left, oracle.encoder(left)) < (1.0 + 1 / 300) * oracle.error(best, best)
+    assert oracle.error(left, oracle.encoder(left)) < 1.005 * oracle.error(best, best)
 
 
 @pytest.mark.parametrize("releases", [10**3, 10**4, 10**5, 10**6])
@@ -63,7 +63,7 @@ def test_so_it_is_for_many_releases(releases):
     error = math.sqrt(variance * buffered_sensitivity_squared(releases))
     exact = toeplitz_prefix_variances(releases)[-1]
     assert exact == pytest.approx(toeplitz_sensitivity_squared(releases))
-    assert 1.0 - 1e-12 < error / exact < 1.0 + 1 / 300
+    assert 1.0 - 1e-12 < error / exact < 1.003
     assert len(buffers(releases)[0]) <= 8
 
 
@@ -114,7 +114,7 @@ def test_noise_is_calibrated_to_the_coefficients_that_run():
     assert "Dvijotham" in release.source
     worse = calibrate_release("toeplitz", Budget(1.0, 1e-6), 300)
     stds = [r.noise_std * math.sqrt(r.variance_factors[-1]) for r in (release, worse)]
-    assert stds[1] < stds[0] < stds[1] * (1.0 + 1 / 300)
+    assert stds[1] < stds[0] < stds[1] * 1.005
 
 
 def plan_of(release="buffered", **keys):
@@ -144,14 +144,18 @@ def test_both_drivers_play_it(protocol, lazy):
     e, system = plan_of(protocol=protocol, lazy=lazy, epsilon=20.0)
     (fast,), (readable,) = both(e)
     same(fast, readable)
-    assert system.certificate.status == "proven"
-    (other,), _ = both(plan_of("toeplitz", protocol=protocol, lazy=lazy, epsilon=20.0)[0])
+    assert system.certificate.status == ("proven" if lazy else "unproven")
+    if lazy:
+        assert system.certificate.exact.epsilon == pytest.approx(20.0, rel=1e-7)
+    square_root, square_root_system = plan_of("toeplitz", protocol=protocol, lazy=lazy, epsilon=20.0)
+    assert system.certificate.status == square_root_system.certificate.status
+    (other,), _ = both(square_root)
     assert not np.array_equal(fast.total, other.total)
 
 
 def test_an_agent_has_it_too():
-    keys = {"algorithm": "linucb-jdp", "epsilon": 2.0, "delta": 0.01, "batch_size": 2}
-    sizes = {"silos": 1, "horizon": 30, "release": "buffered"}
+    keys = {"epsilon": 2.0, "delta": 0.01}
+    sizes = {"silos": 1, "horizon": 30, "release": "buffered", "protocol": "linucb-jdp", "batch_size": 2}
     (fast,), (readable,) = both(experiment(Sphere(dimension=2, actions=3), sizes, **keys))
     same(fast, readable)
 
