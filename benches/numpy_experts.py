@@ -9,7 +9,7 @@ adds up the gradients of a leaf by one call. Losses are coins; regret is what th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -23,7 +23,7 @@ BLOCK = 2**17
 
 
 def microseconds(plan: ExpertPlan, mean: float, seed: int = 0) -> float:
-    """Microseconds per client-round of a plan over fair coins of this mean, noise included."""
+    """Microseconds of CPU per client-round of a plan over fair coins of this mean, noise included."""
     plays: dict[type, Callable[..., float]] = {
         LeaderPlan: leader,
         HedgePlan: hedge,
@@ -41,7 +41,7 @@ def coins(draw: np.random.Generator, mean: float, shape: tuple[int, ...]) -> np.
     return draw.random(shape, np.float32) < np.float32(mean)
 
 
-def blocks(plan: ExpertPlan, mean: float, draw: np.random.Generator):
+def blocks(plan: ExpertPlan, mean: float, draw: np.random.Generator) -> Iterator[np.ndarray]:
     """What every expert loses at all clients in each round, (n, d), a block of rounds at a time."""
     m, d = plan.silos, plan.experts
     rounds = max(1, BLOCK // (m * d))
@@ -121,7 +121,7 @@ def frank_wolfe(plan: FrankWolfePlan, mean: float, draw: np.random.Generator) ->
     for phase in plan.phases:
         regret += (phase.first - 1 - played) * (means @ x - best)
         played = phase.first - 1
-        # Coins are alike in all rounds: no order of them has to be drawn.
+        # Coins are alike in all rounds: no order of them has to be drawn, as the plan does.
         losses = coins(draw, mean, (m, phase.used, d))
         root = np.zeros((m, d))
         for leaf in phase.leaves:

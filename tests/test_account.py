@@ -123,6 +123,7 @@ CASES = {
     ),
     "central": _private("central"),
     "central toeplitz": _private("central", release="toeplitz"),
+    "central buffered": _private("central", release="buffered"),
     "central honaker": _private("central", release="honaker"),
     "shuffle-amplified": _private("shuffle-amplified"),
     # So many silos that the lemma needs less noise than local privacy.

@@ -135,7 +135,9 @@ def test_prefix_noise_is_a_row_of_the_dense_factor():
         np.testing.assert_array_equal(once, again)
         np.testing.assert_allclose(once, left[k - 1] @ z, rtol=1e-12, atol=1e-13)
         terms = made.terms(k)
-        assert all(Fraction(float(left[k - 1, n - 1])) == pytest.approx(c) for n, c in terms.items())
+        assert all(
+            Fraction(float(left[k - 1, n - 1])) == pytest.approx(c) for n, c in terms.items()
+        )
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
@@ -147,7 +149,9 @@ def test_both_drivers_play_it(protocol, lazy):
     assert system.certificate.status == ("proven" if lazy else "unproven")
     if lazy:
         assert system.certificate.exact.epsilon == pytest.approx(20.0, rel=1e-7)
-    square_root, square_root_system = plan_of("toeplitz", protocol=protocol, lazy=lazy, epsilon=20.0)
+    square_root, square_root_system = plan_of(
+        "toeplitz", protocol=protocol, lazy=lazy, epsilon=20.0
+    )
     assert system.certificate.status == square_root_system.certificate.status
     (other,), _ = both(square_root)
     assert not np.array_equal(fast.total, other.total)
@@ -155,7 +159,13 @@ def test_both_drivers_play_it(protocol, lazy):
 
 def test_an_agent_has_it_too():
     keys = {"epsilon": 2.0, "delta": 0.01}
-    sizes = {"silos": 1, "horizon": 30, "release": "buffered", "protocol": "linucb-jdp", "batch_size": 2}
+    sizes = {
+        "silos": 1,
+        "horizon": 30,
+        "release": "buffered",
+        "protocol": "linucb-jdp",
+        "batch_size": 2,
+    }
     (fast,), (readable,) = both(experiment(Sphere(dimension=2, actions=3), sizes, **keys))
     same(fast, readable)
 

@@ -256,8 +256,11 @@ def finished(
     events: dict[str, int],
 ) -> Outcome:
     """Outcome after rounds 1..last."""
-    reached = [plan.exchanges_before(int(c)) if c <= last else 0 for c in checkpoints]
-    return outcome(plan, ledger, np.array(reached, np.int64), x, events)
+    # Exchanges are few rounds apart, or all before few rounds: checkpoints share their counts.
+    asked = np.searchsorted(plan.asking_rounds(last), checkpoints, side="right")
+    _, where, places = np.unique(asked, return_index=True, return_inverse=True)
+    counts = np.array([plan.exchanges_before(int(checkpoints[at])) for at in where], np.int64)
+    return outcome(plan, ledger, counts[places] * (checkpoints <= last), x, events)
 
 
 def whole(plan: ExpertPlan, decider: object) -> bool:
@@ -272,10 +275,21 @@ def whole(plan: ExpertPlan, decider: object) -> bool:
 
 def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
     """1 where messages are exchanged before the stretch that begins at an edge, (n + 1,)."""
-    asks = np.zeros(len(edges), np.uint8)
-    asking = plan.asking_rounds(int(edges[-1]))
-    asks[np.searchsorted(edges, asking[asking > 1] - 1)] = 1
+    last, asks = int(edges[-1]), np.zeros(len(edges), np.uint8)
+    asking = plan.asking_rounds(last)
+    asking = asking[asking > 1]
+    if dense(asking, last):
+        marks = np.zeros(last + 1, np.uint8)
+        marks[asking - 1] = 1
+        found: np.ndarray = marks[edges]
+        return found
+    asks[np.searchsorted(edges, asking - 1)] = 1
     return asks
+
+
+def dense(asking: np.ndarray, last: int) -> bool:
+    """Whether a byte for each round takes no more than the stretches themselves."""
+    return 8 * len(asking) > last
 
 
 def run_sums(
@@ -356,6 +370,11 @@ def stretches_of(
     asking = plan.asking_rounds(last)
     inside = checkpoints[checkpoints < last]
     cuts = np.arange(0, last, most_rounds)
+    if dense(asking, last):
+        marks = np.zeros(last + 1, bool)
+        for part in (cuts, asking[asking > 1] - 1, inside, last):
+            marks[part] = True
+        return np.flatnonzero(marks)
     cut = np.concatenate([cuts, asking[asking > 1] - 1, inside, [last]]).astype(np.int64)
     # Four runs in order: a stable sort merges them.
     cut.sort(kind="stable")

@@ -40,7 +40,9 @@ def encoder(made: np.ndarray) -> np.ndarray:
 def square_root(releases: int) -> np.ndarray:
     """The exact factor (K, K), of both sides."""
     f = [math.comb(2 * k, k) / 4.0**k for k in range(releases)]
-    return np.array([[f[i - j] if i >= j else 0.0 for j in range(releases)] for i in range(releases)])
+    return np.array(
+        [[f[i - j] if i >= j else 0.0 for j in range(releases)] for i in range(releases)]
+    )
 
 
 def error(left: np.ndarray, right: np.ndarray) -> float:

@@ -48,13 +48,24 @@ static int64_t least_of(const int64_t *lost, int64_t d)
 
 /* ---- What the server decides ----------------------------------------------------------------- */
 
+/* The same, and the least of them. */
+static int64_t add_and_least(const int64_t *restrict row, int64_t d, int64_t *restrict lost)
+{
+    int64_t least = INT64_MAX;
+    for (int64_t k = 0; k < d; k++) {
+        const int64_t here = lost[k] + row[k];
+        lost[k] = here;
+        least = here < least ? here : least;
+    }
+    return least;
+}
+
 int64_t ff_follow(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
                   int64_t *expert, int64_t *chosen)
 {
-    int64_t switches = 0;
+    int64_t switches = 0, least = least_of(lost, d);
     for (int64_t i = 0; i < n; i++) {
         if (asks[i]) {
-            const int64_t least = least_of(lost, d);
             int64_t leader = 0;
             while (lost[leader] != least) /* the first of equals */
                 leader++;
@@ -63,7 +74,7 @@ int64_t ff_follow(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d
         }
         chosen[i] = *expert;
         if (i + 1 < n)
-            add_sums(sums + i * d, d, lost);
+            least = add_and_least(sums + i * d, d, lost);
     }
     return switches;
 }
@@ -71,15 +82,15 @@ int64_t ff_follow(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d
 void ff_hedge(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows)
 {
+    int64_t least = least_of(lost, d);
     for (int64_t i = 0; i < n; i++) {
         if (asks[i]) {
-            const int64_t least = least_of(lost, d);
             for (int64_t k = 0; k < d; k++)
                 rows[k] = rate * (unit * (double)(lost[k] - least) / silos);
             rows += d;
         }
         if (i + 1 < n)
-            add_sums(sums + i * d, d, lost);
+            least = add_and_least(sums + i * d, d, lost);
     }
 }
 
@@ -129,7 +140,7 @@ int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, in
 static double inner(const double *restrict open, const double *restrict x, int64_t d,
                     double *restrict products)
 {
-    int alone = 0;
+    int64_t alone = 0;
     for (int64_t k = 0; k < d; k++) {
         products[k] = open[k] * x[k];
         alone |= x[k] == 1.0;
@@ -146,28 +157,37 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
                    const uint8_t *settles, const int64_t *which, const double *weights,
                    const double *gaps, int64_t silos, double unit, int64_t n, int64_t d)
 {
+    double *restrict total = r->total, *restrict open = r->open;
     for (int64_t i = 0; i < n; i++) {
-        const int64_t *row = sums + i * d, at = which[i];
+        const int64_t *restrict row = sums + i * d, at = which[i];
         const int reached = r->at < r->count && edges[i + 1] == r->checkpoints[r->at];
-        r->rounds += edges[i + 1] - edges[i];
-        for (int64_t k = 0; !gaps && k < d; k++)
-            r->open[k] += unit * (double)row[k];
-        if (settles[i] || reached) {
+        /* Settled at once: nothing is open before or after. */
+        const int single = !gaps && !weights && r->rounds == 0 && (settles[i] || reached);
+        if (single) {
+            r->lost += unit * (double)row[at];
+            for (int64_t k = 0; k < d; k++)
+                total[k] += unit * (double)row[k];
+        } else {
+            r->rounds += edges[i + 1] - edges[i];
+            for (int64_t k = 0; !gaps && k < d; k++)
+                open[k] += unit * (double)row[k];
+        }
+        if (!single && (settles[i] || reached)) {
             if (gaps)
                 r->lost += (double)(silos * r->rounds) * gaps[i];
             else
-                r->lost += weights ? inner(r->open, weights + at * d, d, r->products)
-                                   : r->open[at];
+                r->lost += weights ? inner(open, weights + at * d, d, r->products)
+                                   : open[at];
             for (int64_t k = 0; !gaps && k < d; k++) {
-                r->total[k] += r->open[k];
-                r->open[k] = 0.0;
+                total[k] += open[k];
+                open[k] = 0.0;
             }
             r->rounds = 0;
         }
         if (reached) {
-            double best = gaps ? 0.0 : r->total[0];
+            double best = gaps ? 0.0 : total[0];
             for (int64_t k = 1; !gaps && k < d; k++)
-                best = r->total[k] < best ? r->total[k] : best;
+                best = total[k] < best ? total[k] : best;
             r->regret[r->at++] = r->lost - best;
         }
     }

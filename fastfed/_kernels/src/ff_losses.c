@@ -81,14 +81,14 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
 
 /* How often coins fall in rounds first..last at silos 0..rows-1, behind the row: less than 2^32 times.
  * Whole vectors, beyond the d-th expert too: there the chances are 0. */
-static void count_coins(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
-                        int64_t last, int64_t rows, const ff_losses_scratch *scratch)
+static void count_coins(const ff_losses *l, int64_t first, int64_t last, int64_t rows,
+                        const ff_stream *coin, const ff_losses_scratch *scratch)
 {
     const int64_t capacity = ff_random_u32_capacity(l->experts);
     const uint32_t *restrict chance = l->chance;
     uint32_t *restrict row = scratch->row, *restrict counts = row + capacity;
     memset(counts, 0, (size_t)capacity * sizeof *counts);
-    ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, 0, 0);
+    ff_stream s = *coin;
     for (int64_t round = first; round <= last && round <= l->last; round++)
         for (int64_t silo = 0; silo < rows; silo++) {
             s.silo = (uint32_t)silo;
@@ -102,12 +102,23 @@ static void count_coins(const ff_losses *l, uint64_t seed, int64_t replicate, in
 
 /* The rows of all silos in rounds first..last added up, into sums (d). */
 static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
-                        int64_t last, const ff_losses_scratch *scratch, int64_t *sums)
+                        int64_t last, const ff_stream *coin, const ff_losses_scratch *scratch,
+                        int64_t *restrict sums)
 {
     const int64_t d = l->experts;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
+    if (l->kind == FF_LOSS_COINS && rows == 1 && first == last && first <= l->last) {
+        ff_stream s = *coin;
+        s.index = (uint32_t)first;
+        ff_random_u32(&s, d, scratch->row);
+        for (int64_t n = 0; n < d; n++)
+            sums[n] = (scratch->row[n] >> (32 - FF_CHANCE_BITS)) < l->chance[n] ? times : 0;
+        if (l->planned >= 0)
+            sums[l->planned] = l->silos * loses(l, first);
+        return FF_OK;
+    }
     if (l->kind == FF_LOSS_COINS) {
-        count_coins(l, seed, replicate, first, last, rows, scratch);
+        count_coins(l, first, last, rows, coin, scratch);
         const uint32_t *counts = scratch->row + ff_random_u32_capacity(d);
         for (int64_t n = 0; n < d; n++)
             sums[n] = times * (int64_t)counts[n];
@@ -132,6 +143,7 @@ typedef struct {
     uint64_t seed;
     int64_t replicate, block, rounds, segments;
     const int64_t *edges;
+    ff_stream coin; /* of silo 0, in no round */
     const ff_losses_scratch *scratch;
     int64_t *totals; /* whole numbers, so their order changes nothing */
     int64_t failed;
@@ -163,7 +175,7 @@ static void sum_block(void *work, int64_t index, int64_t thread)
         /* A segment that lies inside the block is nobody else's. */
         const int whole = edges[low] >= from && edges[low + 1] <= end;
         int64_t *sums = whole ? b->totals + low * d : mine->sums;
-        const int64_t status = sum_rows(b->l, b->seed, b->replicate, done + 1, last, mine, sums);
+        const int64_t status = sum_rows(b->l, b->seed, b->replicate, done + 1, last, &b->coin, mine, sums);
         if (status < 0) {
             FF_ATOMIC_WRITE(&b->failed, status);
             return;
@@ -182,6 +194,7 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
     ff_blocks blocks = {.l = l, .seed = seed, .replicate = replicate, .rounds = rounds,
                         .segments = segments, .edges = edges, .scratch = scratch,
                         .totals = totals};
+    blocks.coin = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, 0, 0);
     blocks.block = rows < BLOCK_ROWS ? BLOCK_ROWS / rows : 1;
     memset(totals, 0, (size_t)(segments * l->experts) * sizeof *totals);
     ff_pace pace = {0};
