@@ -23,7 +23,7 @@ BLOCK = 2**17
 
 
 def microseconds(plan: ExpertPlan, mean: float, seed: int = 0) -> float:
-    """Microseconds of CPU per client-round of a plan over fair coins of this mean, noise included."""
+    """Microseconds of CPU per client-round of a plan over coins of this mean."""
     plays: dict[type, Callable[..., float]] = {
         LeaderPlan: leader,
         HedgePlan: hedge,

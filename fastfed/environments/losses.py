@@ -129,7 +129,7 @@ class LinearSuboptimality:
         return linear_suboptimality(self.means, self.best, x)
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return that of rows (n, d), each a product of its own: that of a matrix has other bits."""
+        """Return that of rows (n, d), with the bits of one: a matrix times a vector has others."""
         products = (rows[:, None, :] @ self.means[:, None])[:, 0, 0]
         found: np.ndarray = np.maximum(0.0, products - self.best)
         return found

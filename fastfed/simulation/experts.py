@@ -458,9 +458,10 @@ class Scores:
 
     def _leaves(self, walk: Walk, release: int, last: int, x: np.ndarray) -> int:
         """Walk on, as far as one call should; returns the next exchange. x is moved."""
-        plan, phase, m, d = self.plan, walk.phase, self.plan.silos, self.plan.experts
+        plan, phase = self.plan, walk.phase
         most = rounds_of_call(self.losses)
-        taken, samples = [], 0
+        taken: list[tuple[float, ...]] = []
+        samples = 0
         for leaf in phase.leaves[walk.done : walk.done + last + 1 - release]:
             samples += leaf.stop - leaf.start
             if taken and samples > most:

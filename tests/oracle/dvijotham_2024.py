@@ -46,6 +46,6 @@ def square_root(releases: int) -> np.ndarray:
 
 
 def error(left: np.ndarray, right: np.ndarray) -> float:
-    """The largest standard deviation of a prefix for noise of the least std that pays for a leaf."""
+    """The largest standard deviation of a prefix, for noise that pays for one leaf with mu = 1."""
     rows, columns = (left**2).sum(axis=1), (right**2).sum(axis=0)
     return math.sqrt(rows.max() * columns.max())

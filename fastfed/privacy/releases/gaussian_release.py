@@ -83,8 +83,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     `returning` leaves at most, everything released of both streams together is one Gaussian
     mechanism of GDP parameter mu(relation), also when later leaves are chosen in view of earlier
     releases (by adaptive composition of the releases, "honaker": each given all before it;
-    "toeplitz", "factorised", "buffered": since the factor is lower triangular, Denisov et al. 2022, Theorem
-    2.1).
+    "toeplitz", "factorised", "buffered": since the factor is lower triangular, Denisov et al. 2022,
+    Theorem 2.1).
     """
 
     releases: int
@@ -127,7 +127,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     def variance_factors(self) -> np.ndarray:
         """Variance of the noise in prefix k = 0..K, in units of one noise entry's, (K + 1,).
 
-        The same for every entry of both streams. Increasing in k for "toeplitz" and "buffered" only.
+        The same for every entry of both streams. It increases in k for "toeplitz" and "buffered".
         """
         if self.release == "toeplitz":
             return np.concatenate([np.zeros(1), toeplitz_prefix_variances(self.releases)])

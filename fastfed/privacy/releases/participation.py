@@ -11,8 +11,9 @@ Claim: in "tree" and "toeplitz", of K >= M0 leaves, the first M0 leaves are the 
 in "honaker" too if all its nodes were seen; what is seen is less, and bounded below.
 
 "toeplitz". ||C n||^2 sums (C'C)_ij over all pairs of chosen leaves. For i <= j that entry is
-sum_{l=0}^{K-j} f_l f_{l+j-i}, f positive and decreasing ("buffered": c): it decreases in the gap j - i and in j.
-The a-th smallest chosen leaf is at least a, and the gap of the a-th and b-th at least |b - a|.
+sum_{l=0}^{K-j} f_l f_{l+j-i}, f positive and decreasing ("buffered": c): it decreases in the gap
+j - i and in j. The a-th smallest chosen leaf is at least a, and the gap of the a-th and b-th at
+least |b - a|.
 
 "honaker", all nodes. Level j has floor(K / 2^j) nodes, in each c <= 2^j, and all c add up to at
 most M0. Sums of squares are convex: the largest has as many full nodes as there can be and the rest
