@@ -37,6 +37,7 @@ BINDINGS = (
     "checked",
     "environments",
     "losses",
+    "experts",
     "driver",
 )
 #: The module of what Cython needs for views of arrays, which the bindings share.
@@ -48,6 +49,7 @@ EXACT = (
     "batch",
     "bits",
     "environment",
+    "experts",
     "linalg",
     "losses",
     "random",

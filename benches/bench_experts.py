@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+
 import numpy as np
+import numpy_experts
 import pytest
 
 from fastfed._kernels import losses as loss_kernels
@@ -56,3 +60,56 @@ def test_fed_dp_ope_stoch(benchmark, noise):
     """100 clients, 100 experts, 12 phases."""
     curve = {"algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "noise": noise, "batch": "largest"}
     benchmark(dispatch.run, *played(StochasticLosses(experts=100), 100, 4095, **curve))
+
+
+#: Curves that a competent NumPy loop plays too, the losses, and how they compare by name.
+AGAINST_NUMPY = {
+    "fed-svt": (RealizableLosses, {"algorithm": "fed-svt", "epsilon": 1.0}),
+    "follow-the-leader": (RealizableLosses, {"algorithm": "follow-the-leader"}),
+    "hedge": (RealizableLosses, {"algorithm": "hedge"}),
+    "fed-dp-ope-stoch": (
+        StochasticLosses,
+        {"algorithm": "fed-dp-ope-stoch", "epsilon": 10.0, "noise": "central", "batch": "largest"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("silos", "experts", "horizon"),
+    [(1, 10, 50_000), (1, 100, 20_000), (10, 10, 20_000), (100, 100, 2000)],
+    ids=["m1-d10", "m1-d100", "m10-d10", "m100-d100"],
+)
+@pytest.mark.parametrize("system", AGAINST_NUMPY)
+def test_against_numpy(benchmark, baseline, system, silos, experts, horizon):
+    """CPU time of both sides in turn; extra_info holds the ratio and microseconds by client-round.
+
+    An exchange a round, but for fed-dp-ope-stoch, whose phases double.
+    """
+    environment, curve = AGAINST_NUMPY[system]
+    run = played(environment(experts=experts), silos, horizon, **curve)
+    name = f"{system}-m{silos}-d{experts}"
+    mine: list[float] = []
+    theirs: list[float] = []
+    dispatch.run(*run)
+
+    def play() -> None:
+        start = time.process_time()
+        dispatch.run(*run)
+        mine.append(1e6 * (time.process_time() - start) / (silos * horizon))
+
+    def play_reference() -> None:
+        theirs.append(numpy_experts.microseconds(run[1][0], 0.5))
+
+    benchmark.pedantic(play, setup=play_reference, rounds=7)
+    ratio = statistics.median(b / a for a, b in zip(mine, theirs, strict=True))
+    benchmark.extra_info["ratio"] = ratio
+    benchmark.extra_info["microseconds_per_client_round"] = statistics.median(mine)
+    benchmark.extra_info["numpy"] = statistics.median(theirs)
+    print(
+        f"{name}: {statistics.median(mine):.3f}, NumPy {statistics.median(theirs):.3f}, {ratio:.2f}"
+    )
+    least = baseline.least(name)
+    baseline.found[name] = round(ratio, 2)
+    if least is None:
+        pytest.skip("no baseline is compared: one is written, or there is none of this case")
+    assert ratio >= least, f"ratio {ratio:.3g}, least {least:.3g}"

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from oracle import dvijotham_2024
 
 import fastfed
 from fastfed import _system
@@ -32,6 +33,7 @@ from fastfed.experts.plan import ExpertPlan
 from fastfed.experts.plan import ProblemSpec as LossSetting
 from fastfed.privacy.account import Claim, accounted, event_epsilon, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
+from fastfed.privacy.releases.buffered import buffers
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
 from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.privacy.sensitivity import user_sensitivity
@@ -114,12 +116,14 @@ CASES = {
     "silo-ldp published": _private("silo-ldp", calibration="published-code", clip=True),
     "silo-ldp prefix": _private("silo-ldp-prefix"),
     "silo-ldp toeplitz": _private("silo-ldp", release="toeplitz"),
+    "silo-ldp buffered": _private("silo-ldp", release="buffered"),
     "silo-ldp honaker": _private("silo-ldp", release="honaker"),
     "silo-ldp by silo": Case(
         "private-fedlinucb", {"silo_epsilon": (0.5, 1.0, 0.5), "batch_size": BATCH}
     ),
     "central": _private("central"),
     "central toeplitz": _private("central", release="toeplitz"),
+    "central buffered": _private("central", release="buffered"),
     "central honaker": _private("central", release="honaker"),
     "shuffle-amplified": _private("shuffle-amplified"),
     # So many silos that the lemma needs less noise than local privacy.
@@ -987,7 +991,7 @@ def drawn(seed: int) -> tuple[str, dict[str, Any], Any]:
         + ["linucb-jdp", "linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec"]
         + ["feducb", "feducb-decentralized", "robin", "fed-svt", "fed-dp-ope-stoch"]
     )
-    release = r.choice(["tree", "toeplitz", "honaker", "factorised"])
+    release = r.choice(["tree", "toeplitz", "honaker", "factorised", "buffered"])
     unequal = {"batch_size": "growing", "batch_first": batch, "batch_ratio": r.choice([1.0, 1.3])}
     batches: dict[str, Any] = unequal if r.random() < 0.4 else {"batch_size": batch}
     silos = r.choice([1, 3, 8])
@@ -1050,6 +1054,11 @@ def brute_squares(plan: Plan, participations: int) -> float:
     if plan.release == "factorised":
         # B C = A, exactly: entries of B are binary fractions.
         rows = exact_encoder(plan.factor.matrix)
+    elif plan.release == "buffered":
+        t, w, direct = buffers(k)
+        rows = dvijotham_2024.encoder(
+            dvijotham_2024.decoder(np.array(t), np.array(w), direct, k)
+        ).tolist()
     elif plan.release == "toeplitz":
         f = [1.0]
         for i in range(1, k):

@@ -131,7 +131,7 @@ def test_a_log_with_a_cap_replays_bit_for_bit_and_says_the_same():
 # ---- the cap -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("release", ["tree", "toeplitz", "factorised", "honaker"])
+@pytest.mark.parametrize("release", ["tree", "toeplitz", "factorised", "honaker", "buffered"])
 def test_an_honest_report_is_scaled_once_in_a_million(release):
     """All rows point one way, with the noise of the plan: norms stay below, and not far below."""
     system = {"batch_size": 20, "release": release}

@@ -81,7 +81,7 @@ def test_they_agree_where_lambda_falls(sizes):
     same(fast, readable)
 
 
-@pytest.mark.parametrize("release", ["honaker", "toeplitz"])
+@pytest.mark.parametrize("release", ["honaker", "toeplitz", "buffered"])
 def test_they_agree_where_lambda_falls_in_part(release):
     """At the last release, which the last rounds play with: neither 0 nor full is chosen."""
     keys = {"batch_size": 5, "lazy": False, "protocol": "silo-ldp", "release": release}

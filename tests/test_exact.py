@@ -23,6 +23,7 @@ from fastfed._random import SystemNoise
 from fastfed._sampling import ERROR, Laplaces, Normals, Uniforms
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.privacy import centred_sensitivity, exact
+from fastfed.privacy.releases.buffered import buffered_coefficients
 from fastfed.privacy.releases.prefix_sums import (
     honaker_coefficients,
     node_number,
@@ -287,7 +288,7 @@ def plan_of(release="tree", protocol="silo-ldp", horizon=12, dimension=3):
     ).plan  # fmt: skip
 
 
-@pytest.mark.parametrize("release", ["honaker", "toeplitz", "factorised"])
+@pytest.mark.parametrize("release", ["honaker", "toeplitz", "factorised", "buffered"])
 def test_a_prefix_is_the_combination_of_its_draws(release):
     """Against dense factors: every prefix is the rounded exact sum, whatever the driver's order."""
     plan = plan_of(release)
@@ -304,6 +305,9 @@ def test_a_prefix_is_the_combination_of_its_draws(release):
         if release == "toeplitz":
             f = toeplitz_coefficients(k)
             wanted = {j: f[step - j] for j in range(1, step + 1)}
+        elif release == "buffered":
+            b = buffered_coefficients(k)
+            wanted = {j: b[step - j] for j in range(1, step + 1)}
         elif release == "factorised":
             row = plan.factor.matrix[step - 1]
             wanted = {j: row[j - 1] for j in range(1, step + 1)}

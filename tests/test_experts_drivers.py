@@ -299,20 +299,24 @@ def test_progress_hears_of_every_round_once(name):
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("saw", lambda self, row: SAW(self, 0.999 * row)),
-        ("total", lambda self, release, x: TOTAL(self, max(1, release - 1), x) * (release > 1)),
+        (
+            experts.Hedge,
+            "decide_many",
+            lambda self, part: MANY(self, part._replace(sums=part.sums * 2)),
+        ),
+        (experts, "asks_of", lambda plan, edges: ASKS(plan, edges) * (np.arange(len(edges)) != 7)),
     ],
     ids=["sums", "an exchange"],
 )
 def test_a_fault_of_one_driver_is_noticed(wrong, monkeypatch):
-    monkeypatch.setattr(experts.Sums, *wrong)
+    monkeypatch.setattr(*wrong)
     for name in ("hedge", "hedge, N = 7"):
         e = experiment(name)
         with pytest.raises(AssertionError):
             same(fast(e), readable(e))
 
 
-SAW, TOTAL = experts.Sums.saw, experts.Sums.total
+MANY, ASKS = experts.Hedge.decide_many, experts.asks_of
 
 
 # -- Compiled losses -------------------------------------------------------------------------------
@@ -856,14 +860,15 @@ def test_pseudo_regret_of_a_run_is_the_sum_over_rounds():
         played: list[np.ndarray] = []
 
         def note(
-            self: Any, first: int, last: int, x: np.ndarray, row: Any,
-            log: list[np.ndarray] = played,
+            self: Any, edges: np.ndarray, settles: Any, which: np.ndarray, weights: np.ndarray,
+            sums: Any, log: list[np.ndarray] = played,
         ) -> None:  # fmt: skip
-            log += [x.copy()] * (last - first + 1)
-            LEDGER(self, first, last, x, row)
+            for row, rounds in zip(which, np.diff(edges), strict=True):
+                log += [weights[row].copy()] * rounds
+            LEDGER(self, edges, settles, which, weights, sums)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(experts.Ledger, "played", note)
+            patch.setattr(experts.Ledger, "played_many", note)
             outcome = fast(e)
         law = e.environment
         means = np.full(5, law.mean)
@@ -875,7 +880,7 @@ def test_pseudo_regret_of_a_run_is_the_sum_over_rounds():
         assert len(played) == e.horizon
 
 
-LEDGER = experts.Ledger.played
+LEDGER = experts.Ledger.played_many
 
 
 def test_regret_has_the_signs_it_must_have():

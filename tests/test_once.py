@@ -81,6 +81,7 @@ PROTOCOLS = [
     ("central", {}),
     ("central", {"release": "honaker"}),
     ("central", {"release": "toeplitz"}),
+    ("silo-ldp", {"release": "buffered"}),
     ("shuffle-amplified", {}),
     ("shuffle-vector", {}),
     ("secure-sum", {}),

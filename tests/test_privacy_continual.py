@@ -9,12 +9,14 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 import pytest
+from oracle import dvijotham_2024
 from oracle import factorised as oracle
 from problems import ordinary_cases
 
 from fastfed._kernels import aggregation
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate_tree, delta_of, mu_of
+from fastfed.privacy.releases.buffered import buffers
 from fastfed.privacy.releases.gaussian_release import SHARED, GaussianRelease, calibrate_release
 from fastfed.privacy.releases.prefix_sums import (
     honaker_coefficients,
@@ -299,6 +301,10 @@ def test_privacy_is_that_of_the_worst_leaf(name: str, layout: str, joint: float)
     releases = 13
     if name == "toeplitz":
         columns = (toeplitz_factor(releases) ** 2).sum(axis=0)
+    elif name == "buffered":
+        t, w, direct = buffers(releases)
+        made = dvijotham_2024.decoder(np.array(t), np.array(w), direct, releases)
+        columns = (dvijotham_2024.encoder(made) ** 2).sum(axis=0)
     elif name == "factorised":
         columns = np.array(oracle.encoder(optimal_factor(tuple(range(1, 14)), 13).matrix), float)
         columns = (columns**2).sum(axis=0)

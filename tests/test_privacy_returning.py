@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+import oracle.dvijotham_2024 as oracle
 import pytest
 
 from fastfed._validate import InputError
@@ -16,6 +17,7 @@ from fastfed.privacy.accounting.binomial import masses
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree, calibrate_vector_sum
+from fastfed.privacy.releases.buffered import buffered_sensitivity_squared, buffers
 from fastfed.privacy.releases.gaussian_release import RELEASES, GaussianRelease
 from fastfed.privacy.releases.participation import (
     level_squares,
@@ -55,6 +57,9 @@ def moves(name: str, releases: int) -> np.ndarray:
     """(outputs, leaves): what one unit in each leaf does to everything released."""
     if name == "toeplitz":
         return toeplitz_factor(releases)
+    if name == "buffered":
+        t, w, direct = buffers(releases)
+        return oracle.encoder(oracle.decoder(np.array(t), np.array(w), direct, releases))
     if name == "honaker":
         # The prefixes, whitened by the covariance of their noises.
         rows = np.zeros((releases, node_count(releases)))
@@ -148,6 +153,7 @@ def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
     one = {
         "toeplitz": toeplitz_sensitivity_squared,
         "honaker": honaker_sensitivity_squared,
+        "buffered": buffered_sensitivity_squared,
     }.get(name, depth)(releases)
     assert max_squared_sensitivity(name, releases, 1) == one
     every = float(np.sum(moves(name, releases).sum(axis=1) ** 2)) if releases else 0.0
@@ -162,7 +168,8 @@ def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
     for m, value in enumerate(values, 1):
         bound = proposition_e_7_squared(releases, m)
         assert bound == m * m * depth(releases)
-        assert value <= m * m * one <= bound
+        # Rounding is paid for once more.
+        assert value <= m * m * one <= bound * (1.0 + 1e-12 * (name == "buffered"))
     # A Struct says the same.
     if releases:
         made = GaussianRelease(

@@ -8,10 +8,11 @@ validated door.
 ``checked``      the kernels of ``fastfed.kernels``, which look at their arguments themselves
 ``environments`` contexts and rewards, one replicate each
 ``losses``       losses of experts, one replicate each
+``experts``      decisions of experts' servers, and regret, many rounds at once
 ``driver``       simulates the rounds of a run
 ===============  ==============================================================================
 
-All seven are in one shared object, ``_native``, so that they share one copy of the C code. PEP 489
+All eight are in one shared object, ``_native``, so that they share one copy of the C code. PEP 489
 ("Multiple modules in one library") leaves finding them to the package.
 """
 
@@ -21,7 +22,7 @@ import sys
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
-__all__ = ["aggregation", "checked", "driver", "environments", "linalg", "losses", "rng"]
+__all__ = ["aggregation", "checked", "driver", "environments", "experts", "linalg", "losses", "rng"]
 
 
 def _shared_object() -> str:
@@ -46,6 +47,6 @@ _file = _shared_object()
 # Each comes after those that it imports, and _native before what asks which level runs.
 for _name in (
     *("_views", "_native", "environments", "rng", "linalg", "aggregation", "checked"),
-    *("losses", "driver"),
+    *("losses", "experts", "driver"),
 ):  # fmt: skip
     _load(_name, _file)

@@ -83,6 +83,21 @@ def honaker_number(int64_t k):
     return ff_honaker_number(k)
 
 
+def buffered(const double[::1] z, const double[::1] coefficients, double[:, ::1] buffers):
+    """Noise of the next prefix (s,) from buffers (q, s), which are changed."""
+    cdef double[::1] out = np.empty(z.shape[0])
+    ff_buffered(&z[0], &coefficients[0], coefficients.shape[0] // 2, z.shape[0],
+                &buffers[0, 0] if buffers.shape[0] else NULL, &out[0])
+    return np.asarray(out)
+
+
+def buffered_column(const double[::1] coefficients, int64_t n):
+    """The first n coefficients of 1 / ((1 - x) b(x)), b the series of these buffers."""
+    cdef double[::1] out = np.empty(max(1, n)), state = np.empty(max(1, coefficients.shape[0]))
+    ff_buffered_column(&coefficients[0], coefficients.shape[0] // 2, n, &state[0], &out[0])
+    return np.asarray(out)[:n]
+
+
 def toeplitz(const double[:, ::1] history, const double[::1] f, int64_t k):
     """Noise of prefix k from the rows of history, (s,)."""
     cdef double[::1] out = np.empty(history.shape[1])

@@ -249,6 +249,7 @@ cdef class Run:
         c.last_entry = len(curve["regularizer"]) - 1
         c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
         c.release, c.coefficients = curve["release"], pointer(curve["coefficients"])
+        c.buffers = curve["buffers"]
         c.history = pointer(curve["history"])
         c.share_until = curve["share_until"]
         if c.share_until:

@@ -284,6 +284,10 @@ cdef extern from "ff_release.h" nogil:
     void ff_honaker(double *estimate, const double *node, const double *sibling, int64_t level,
                     int64_t s)
     int64_t ff_honaker_number(int64_t k)
+    void ff_buffered(const double *z, const double *coefficients, int64_t q, int64_t s,
+                     double *buffers, double *out)
+    void ff_buffered_column(const double *coefficients, int64_t q, int64_t n, double *state,
+                            double *out)
     void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
     void ff_weighted_sum(const double *rows, const double *weights, int64_t k, int64_t s,
                          double *out)
@@ -336,6 +340,7 @@ cdef extern from "ff_run.h" nogil:
         int64_t analyzer
         int64_t release
         const double *coefficients
+        int64_t buffers
         const double *noise_scale
         ff_noise_std noise_std
         ff_radius radius
@@ -482,8 +487,9 @@ cdef extern from "ff_losses.h" nogil:
         double high
         double most
     int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
-                                const int64_t *rounds, int64_t n, const double *x,
-                                const double *parent, const ff_gradient_bounds *bounds,
+                                const int64_t *rounds, int64_t stride, int64_t n,
+                                const double *x, const double *parent,
+                                const ff_gradient_bounds *bounds,
                                 int64_t threads, const ff_losses_scratch *scratch,
                                 double *totals)
     double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
@@ -492,6 +498,69 @@ cdef extern from "ff_losses.h" nogil:
     double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, const double *x, double *gradient)
     double ff_square_gradient(const double *g, const double *x, int64_t d, double *out)
+
+cdef extern from "ff_experts.h" nogil:
+    double ff_pairwise(const double *a, int64_t n)
+    int64_t ff_follow(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d,
+                      int64_t *lost, int64_t *expert, int64_t *chosen)
+    void ff_hedge(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
+                  double unit, double silos, double rate, double *rows)
+    void ff_to_weights(int64_t n, int64_t d, double *rows)
+    ctypedef struct ff_sparse:
+        uint64_t seed
+        int64_t replicate
+        int64_t expert
+        int64_t release
+        int64_t spent
+        double unit
+        double before
+        double limit
+        double query_scale
+    int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, int64_t start,
+                          int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
+    ctypedef struct ff_regret:
+        double lost
+        double *total
+        double *open
+        double *products
+        int64_t rounds
+        int64_t at
+        const int64_t *checkpoints
+        int64_t count
+        double *regret
+    void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
+                       const uint8_t *settles, const int64_t *which, const double *weights,
+                       const double *gaps, int64_t silos, double unit, int64_t n, int64_t d)
+    enum:
+        FF_NOISE_NONE
+        FF_NOISE_SILOS
+        FF_NOISE_SERVER
+    ctypedef struct ff_leaf:
+        int64_t tree
+        int64_t depth
+        int64_t start
+        int64_t stop
+        double step
+        double scale
+    ctypedef struct ff_walk:
+        const ff_losses *losses
+        uint64_t seed
+        int64_t replicate
+        int64_t used
+        const int64_t *rounds
+        int64_t linear
+        int64_t noise_by
+        double low
+        double high
+        double smoothness
+        double *v
+        double *points
+        double *sums
+        double *drawn
+        double *total
+    int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count,
+                           int64_t release, int64_t threads, const ff_losses_scratch *scratch,
+                           double *x, int64_t *least)
 
 
 cdef extern from "ff_batch.h" nogil:

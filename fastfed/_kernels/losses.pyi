@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,20 @@ class Losses:
         threads: int = 1,
         parent: np.ndarray | None = None,
         bounds: tuple[float, float, float] = ...,
+    ) -> np.ndarray: ...
+    def walk(
+        self,
+        rounds: np.ndarray,
+        leaves: Sequence[tuple[float, ...]],
+        release: int,
+        x: np.ndarray,
+        v: np.ndarray,
+        points: np.ndarray,
+        bounds: tuple[float, float, float],
+        *,
+        linear: bool,
+        noise_by: str,
+        threads: int = 1,
     ) -> np.ndarray: ...
     def excess(
         self, first: int, last: int, x: np.ndarray, optimum: np.ndarray, lost: float

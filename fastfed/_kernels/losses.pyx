@@ -5,7 +5,7 @@ Thin wrappers that trust their inputs.
 """
 
 from libc.math cimport isfinite
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from fastfed._kernels.headers cimport *
 #: Chances are whole multiples of 1 / CHANCES; losses that are no coins, of 1 / PARTS.
 CHANCES = (<int64_t>1) << FF_CHANCE_BITS
 PARTS = (<int64_t>1) << FF_LOSS_BITS
+#: Who adds noise to scores.
+NOISES = {"none": FF_NOISE_NONE, "silos": FF_NOISE_SILOS, "server": FF_NOISE_SERVER}
 #: The most threads of one call.
 MOST_THREADS = 64
 
@@ -87,7 +89,7 @@ cdef class Losses:
         cdef int64_t[::1] sums
         threads = min(max(threads, 1), MOST_THREADS)
         while len(self.rows) < threads:
-            row = np.zeros(ff_losses_row_capacity(self.c.experts), np.uint32)
+            row = np.zeros(2 * ff_losses_row_capacity(self.c.experts), np.uint32)
             called = np.zeros(3 * self.c.experts)
             sums = np.zeros(self.c.experts, np.int64)
             self.scratch[len(self.rows)].row = &row[0]
@@ -134,12 +136,44 @@ cdef class Losses:
             before = &parent[0]
         threads = self.prepare(threads)
         with nogil:
-            status = ff_losses_gradients(&self.c, self.seed, self.replicate, &rounds[0, 0], n,
+            status = ff_losses_gradients(&self.c, self.seed, self.replicate, &rounds[0, 0], n, n,
                                          &x[0], before, &clip, threads, &self.scratch[0],
                                          &totals[0, 0])
         if status < 0:
             raise self.error() or loss_error(status)
         return np.asarray(totals)
+
+    def walk(self, const int64_t[:, ::1] rounds, leaves, int64_t release, double[::1] x,
+             double[:, :, ::1] v, double[:, ::1] points, bounds, *, bint linear, str noise_by,
+             int64_t threads=1):
+        """Experts (count,) that leaves of a phase move x (d,) to, which is moved; rounds (m, used)
+        are its samples, v (depths, m, d) and points (depths, d) its path. ``leaves``: rows
+        (tree, depth, start, stop, step, scale), of exchange ``release`` and the ones after it."""
+        cdef int64_t status, i, count = len(leaves), m = self.c.silos, d = self.c.experts
+        cdef ff_walk w
+        cdef double[:, ::1] rows = np.array(leaves, np.float64).reshape(count, 6)
+        cdef uint8_t[::1] room = np.empty(max(1, count) * sizeof(ff_leaf), np.uint8)
+        cdef ff_leaf *path = <ff_leaf *>&room[0]
+        cdef double[::1] sums = np.empty(m * d), total = np.empty(d)
+        cdef double[::1] drawn = np.empty(max(1, ff_laplace_capacity(d)))
+        cdef int64_t[::1] least = np.empty(max(1, count), np.int64)
+        for i in range(count):
+            path[i].tree, path[i].depth = <int64_t>rows[i, 0], <int64_t>rows[i, 1]
+            path[i].start, path[i].stop = <int64_t>rows[i, 2], <int64_t>rows[i, 3]
+            path[i].step, path[i].scale = rows[i, 4], rows[i, 5]
+        w.losses, w.seed, w.replicate = &self.c, self.seed, self.replicate
+        w.used, w.rounds = rounds.shape[1], &rounds[0, 0]
+        w.linear, w.noise_by = linear, NOISES[noise_by]
+        w.low, w.high, w.smoothness = bounds
+        w.v, w.points, w.sums = &v[0, 0, 0], &points[0, 0], &sums[0]
+        w.drawn, w.total = &drawn[0], &total[0]
+        threads = self.prepare(threads)
+        with nogil:
+            status = ff_walk_leaves(&w, path, count, release, threads, &self.scratch[0], &x[0],
+                                    &least[0])
+        if status < 0:
+            raise self.error() or loss_error(status)
+        return np.asarray(least)[:count]
 
     def excess(self, int64_t first, int64_t last, const double[::1] x,
                const double[::1] optimum, double lost):
@@ -173,8 +207,10 @@ cdef class Coins(Losses):
                  last=None, int64_t planned=-1, int64_t lost=0):
         Losses.__init__(self, seed, replicate, silos, chance.shape[0], common=common,
                         quadratic=quadratic)
-        self.keep = chance
-        self.c.kind, self.c.chance = FF_LOSS_COINS, &chance[0]
+        cdef uint32_t[::1] padded = np.zeros(ff_losses_row_capacity(chance.shape[0]), np.uint32)
+        padded[: chance.shape[0]] = chance
+        self.keep = padded
+        self.c.kind, self.c.chance = FF_LOSS_COINS, &padded[0]
         self.c.last = (1 << 62) if last is None else last
         self.c.planned, self.c.lost = planned, lost
 

@@ -92,7 +92,7 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    release : {"tree", "honaker", "toeplitz", "factorised"}
+    release : {"tree", "honaker", "toeplitz", "buffered", "factorised"}
         The continual release of prefix sums.
     """
 

@@ -101,7 +101,7 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
     relation : {"replace", "zero-out"}
         Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
         cousin.
-    release : {"tree", "honaker", "toeplitz", "factorised", "flat"}, optional
+    release : {"tree", "honaker", "toeplitz", "buffered", "factorised", "flat"}, optional
         The continual release of prefix sums; "flat", for "shuffle-vector" alone: none, every batch
         is shuffled once and the server adds them up. By default "tree" for equal batches, and for
         others and for "secure-sum" what has the least noise: "factorised" or "flat".

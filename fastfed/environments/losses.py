@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,10 +90,14 @@ class StochasticLosses:
         coins = chances(means)
         drawn = coins / loss_kernels.CHANCES
         quadratic = self.loss == "quadratic"
-        suboptimality = square_suboptimality if quadratic else linear_suboptimality
         best = square_minimum(drawn) if quadratic else float(drawn.min())
+        suboptimality: Callable[[np.ndarray], float] = (
+            partial(square_suboptimality, drawn, best)
+            if quadratic
+            else LinearSuboptimality(drawn, best)
+        )
         losses = loss_kernels.Coins(seed, replicate, silos, coins, quadratic=quadratic)
-        return Adversary(losses, partial(suboptimality, drawn, best))
+        return Adversary(losses, suboptimality)
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify the environment."""
@@ -102,6 +107,32 @@ class StochasticLosses:
 def linear_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
     """Return <mu, x> - min_n mu_n."""
     return max(0.0, float(means @ x) - best)
+
+
+@dataclass(frozen=True)
+class LinearSuboptimality:
+    """`linear_suboptimality` of one point, or of rows of them.
+
+    Parameters
+    ----------
+    means : ndarray, shape (d,)
+        mu.
+    best : float
+        Their minimum.
+    """
+
+    means: np.ndarray
+    best: float
+
+    def __call__(self, x: np.ndarray) -> float:
+        """Return that of x (d,)."""
+        return linear_suboptimality(self.means, self.best, x)
+
+    def of_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return that of rows (n, d), with the bits of one: a matrix times a vector has others."""
+        products = (rows[:, None, :] @ self.means[:, None])[:, 0, 0]
+        found: np.ndarray = np.maximum(0.0, products - self.best)
+        return found
 
 
 def square_loss(means: np.ndarray, x: np.ndarray) -> float:

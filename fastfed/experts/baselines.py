@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from fastfed._kernels import experts as kernels
 from fastfed._random import NoiseSource
 from fastfed._system import account
 from fastfed._validate import integer, number
@@ -27,6 +28,7 @@ from fastfed.experts.plan import (
     Decider,
     ExpertChoice,
     ProblemSpec,
+    Stretches,
     SumsPlan,
     System,
     check_linear,
@@ -85,6 +87,16 @@ class Leader:
         self.switches += leader != self._expert
         self._expert = leader
         return ExpertChoice(self._release, leader)
+
+    def decide_many(self, stretches: Stretches) -> np.ndarray:
+        """The experts (n,) of n >= 1 stretches of rounds, an exchange before the last."""
+        sums, unit, asks, lost = stretches
+        chosen, switches = kernels.follow(sums, asks, lost, self._expert)
+        self._total = unit * lost
+        self._release += int(asks.sum())
+        self.switches += switches
+        self._expert = int(chosen[-1])
+        return chosen
 
     @property
     def events(self) -> dict[str, int]:
@@ -184,6 +196,16 @@ class Hedge:
         behind = (self._total - self._total.min()) / self.plan.silos
         weights = np.exp(-self.plan.learning_rate * behind)
         return ExpertChoice(self._release, None, weights / weights.sum())
+
+    def decide_many(self, stretches: Stretches) -> np.ndarray:
+        """The weights (k, d) after the k exchanges of stretches, one of them before the last."""
+        (sums, unit, asks, lost), rate = stretches, self.plan.learning_rate
+        rows = np.empty((int(asks.sum()), self.plan.experts))
+        kernels.hedge(sums, asks, lost, unit, self.plan.silos, -rate, rows)
+        kernels.to_weights(np.exp(rows, out=rows))
+        self._total = unit * lost
+        self._release += len(rows)
+        return rows
 
 
 def build_hedge(config: HedgeConfig, problem: ProblemSpec) -> System:

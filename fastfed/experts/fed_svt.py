@@ -27,7 +27,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._random import CHOICE, QUERY, THRESHOLD, IdealSource, NoiseSource, is_exact
+from fastfed._kernels import experts as kernels
+from fastfed._random import (
+    CHOICE,
+    QUERY,
+    THRESHOLD,
+    IdealSource,
+    NoiseSource,
+    SeededNoise,
+    is_exact,
+)
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.lower_bounds import lower_bound_curves
@@ -40,6 +49,7 @@ from fastfed.experts.plan import (
     Decider,
     ExpertChoice,
     ProblemSpec,
+    Stretches,
     SumsPlan,
     System,
     budget_exceeded,
@@ -160,6 +170,40 @@ class SparseVector:
         self._total, self._release, self._drawn = lost, release, {}
         self._expert, self._before, self._limit, self.switches = expert, before, limit, switches
         return choice
+
+    def decide_many(self, stretches: Stretches) -> np.ndarray:
+        """The experts (n,) of n >= 1 stretches of rounds, an exchange before the last; noise is
+        that of `SeededNoise`."""
+        (sums, unit, asks, lost), noise, plan = stretches, self.noise, self.plan
+        assert type(noise) is SeededNoise
+        chosen, at, decided = np.empty(len(asks), np.int64), 0, False
+        while at < len(asks):
+            at, self._release = kernels.sparse(
+                noise.seed,
+                noise.replicate,
+                self._expert,
+                self._release,
+                self.switches >= plan.noise.switches,
+                unit,
+                self._before,
+                self._limit,
+                plan.noise.query_scale,
+                sums,
+                asks,
+                at,
+                decided,
+                lost,
+                chosen,
+            )
+            if decided := at < len(asks):
+                total = unit * lost
+                self._release += 1
+                self._expert = self._choose(np.maximum(total, plan.floor), self._release)
+                self.switches += 1
+                self._limit = self._threshold(self.switches)
+                self._before, self._drawn = float(total[self._expert]), {}
+        self._total = unit * lost
+        return chosen
 
     @property
     def events(self) -> dict[str, int]:

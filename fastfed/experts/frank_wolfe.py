@@ -229,27 +229,30 @@ class Walk:
         self.phase, self._gradients = phase, gradients
         self._bounds, self._linear = bounds, linear
         depths = 1 if linear else phase.trees + 1
-        self._v = np.zeros((depths, rows, experts))
-        self._x = np.zeros((depths, experts))
-        self._next = 0
+        #: Estimates (depths, r, d) on the path, the points (depths, d) they are of, leaves walked.
+        self.estimates = np.zeros((depths, rows, experts))
+        self.points = np.zeros((depths, experts))
+        self.done = 0
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
         """v of the next leaf, shape (r, d), at the current decision x (d,)."""
-        if self._next == len(self.phase.leaves):
-            raise InputError(f"the phase has {self._next} leaves, asked for one more")
-        tree, h, start, stop, _ = self.phase.leaves[self._next]
+        if self.done == len(self.phase.leaves):
+            raise InputError(f"the phase has {self.done} leaves, asked for one more")
+        tree, h, start, stop, _ = self.phase.leaves[self.done]
         if h == 0:
             v = self._gradients(start, stop, x, None, 0.0) / (stop - start)
         elif self._linear:
-            v = self._v[0]
+            v = self.estimates[0]
         else:
-            parent = self._x[h - 1]
+            parent = self.points[h - 1]
             most = self._bounds.most(x, parent)
-            v = self._v[h - 1] + self._gradients(start, stop, x, parent, most) / (stop - start)
+            v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, most) / (
+                stop - start
+            )
         # Left children below take over both.
-        self._v[h : tree + 1] = v
-        self._x[h : tree + 1] = x
-        self._next += 1
+        self.estimates[h : tree + 1] = v
+        self.points[h : tree + 1] = x
+        self.done += 1
         return v
 
 

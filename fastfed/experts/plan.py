@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 from typing import Protocol as Interface
 
 import numpy as np
@@ -222,6 +222,28 @@ class Decider(Interface):
     def events(self) -> dict[str, int]:
         """Counts of events for the results, by name."""
         ...
+
+
+class Stretches(NamedTuple):
+    """Stretches of rounds between which decisions may change, for all decisions at once.
+
+    Attributes
+    ----------
+    sums : ndarray of int64, shape (n, d)
+        What every expert loses at all clients in each stretch, in whole units.
+    unit : float
+        The unit.
+    asks : ndarray of uint8, shape (n,)
+        1 where one exchange comes before the stretch.
+    lost : ndarray of int64, shape (d,)
+        What every expert had lost before the first, in units; a decider of many makes it what was
+        lost before the last.
+    """
+
+    sums: np.ndarray
+    unit: float
+    asks: np.ndarray
+    lost: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)

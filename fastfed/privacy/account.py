@@ -174,7 +174,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     budget : Budget
         The budget that was asked for. Its delta and relation are the account's.
-    release : {"tree", "honaker", "toeplitz", "factorised", "flat"}
+    release : {"tree", "honaker", "toeplitz", "factorised", "buffered", "flat"}
         The noise of prefix sums; "flat" sends every batch once, with noise of its own.
     releases : int
         K >= 1.

@@ -15,6 +15,7 @@ import numpy as np
 from fastfed._kernels import aggregation, linalg
 from fastfed._validate import InputError
 from fastfed.privacy.account import Claim, verify
+from fastfed.privacy.releases.buffered import packed
 from fastfed.privacy.releases.prefix_sums import Factor, toeplitz_coefficients
 from fastfed.protocols.protocol import Protocol, statistic_size
 from fastfed.protocols.schedule import OwnRounds, Trigger
@@ -272,12 +273,20 @@ class Plan:
 
     @cached_property
     def coefficients(self) -> np.ndarray:
-        """f of the square-root Toeplitz factor, (K,), or rows of a factor; else empty."""
+        """f of the square-root Toeplitz factor, (K,), rows of a factor, or numbers of buffers; else
+        empty."""
         if self.release == "factorised":
             if self.factor is None or len(self.factor) != self.releases:
                 raise InputError(f'release "factorised" needs a factor of {self.releases} releases')
             return self.factor.matrix
+        if self.release == "buffered":
+            return packed(self.releases)
         return toeplitz_coefficients(self.releases if self.release == "toeplitz" else 0)
+
+    @property
+    def buffers(self) -> int:
+        """How many vectors of noise one party keeps, of release "buffered"."""
+        return len(self.coefficients) // 2 if self.release == "buffered" else 0
 
     @cached_property
     def statistic_size(self) -> int:

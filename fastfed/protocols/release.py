@@ -19,6 +19,7 @@ from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
 from fastfed._validate import array
 from fastfed.privacy import exact
+from fastfed.privacy.releases.buffered import buffered_coefficients
 from fastfed.privacy.releases.gaussian_release import RELEASES as ACCOUNTED
 from fastfed.privacy.releases.prefix_sums import node_number, prefix_nodes
 from fastfed.protocols.account import bounds
@@ -103,6 +104,32 @@ class ToeplitzNoise:
         return k, float(self._sums[k - 1]) * (1.0 + (k + 2) * 2.0**-40)
 
 
+class BufferedNoise:
+    """Rows of B z from a few sums that decay (fastfed.privacy.releases.buffered)."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._packed, self._releases = plan.coefficients, plan.releases
+        self._after = np.zeros((plan.buffers, plan.statistic_size))
+        self._before, self._k = self._after, 0
+
+    def at(self, k: int, draw: Draw) -> np.ndarray:
+        z = np.array(draw(k))
+        # Asked for again, it starts from the same buffers.
+        before = self._after if k > self._k else self._before
+        after = before.copy()
+        noise = aggregation.buffered(z, self._packed, after)
+        self._before, self._after, self._k = before, after, k
+        return noise
+
+    def terms(self, k: int) -> dict[int, Fraction]:
+        row = buffered_coefficients(self._releases)
+        return {k - j: Fraction(float(row[j])) for j in range(k)}
+
+    def size(self, k: int) -> tuple[int, float]:
+        row = buffered_coefficients(self._releases)
+        return k, float(row[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
+
+
 class FactorisedNoise:
     """Rows of B z, every z drawn once and kept (fastfed.privacy.releases.prefix_sums)."""
 
@@ -153,6 +180,8 @@ def prefix_noise(plan: Plan) -> PrefixNoise | None:
         return HonakerNoise(plan.levels, plan.statistic_size)
     if plan.release == "toeplitz":
         return ToeplitzNoise(plan.coefficients, plan.statistic_size)
+    if plan.release == "buffered":
+        return BufferedNoise(plan)
     if plan.release == "factorised":
         return FactorisedNoise(plan.coefficients, plan.statistic_size)
     if plan.release == "nested":

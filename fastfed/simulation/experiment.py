@@ -375,7 +375,7 @@ def check_history(curves: Iterable[Curve]) -> None:
         raise InputError(
             f'release "toeplitz" would keep {needed / 1e9:.3g} GB of noise in every replicate, at '
             f"most {MOST_HISTORY / 1e9:.3g} GB; fewer such curves at once or a larger batch_size "
-            'need less, and "honaker" next to nothing'
+            'need less, and "buffered", of all but the same noise, or "honaker" next to nothing'
         )
 
 

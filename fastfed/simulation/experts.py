@@ -13,16 +13,29 @@ from typing import Any
 
 import numpy as np
 
+from fastfed._kernels import experts as kernels
 from fastfed._kernels import losses as loss_kernels
 from fastfed._kernels import rng
 from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.base import Adversary
-from fastfed.experts.frank_wolfe import Phase, Walk
-from fastfed.experts.plan import ExpertClient, ExpertPlan, ExpertServer, Gradient, check_expert_plan
+from fastfed.experts.baselines import Hedge, HedgePlan, Leader, LeaderPlan
+from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
+from fastfed.experts.frank_wolfe import FrankWolfePlan, NoisyLeast, Phase, Walk
+from fastfed.experts.plan import (
+    ExpertChoice,
+    ExpertClient,
+    ExpertPlan,
+    ExpertServer,
+    Gradient,
+    Stretches,
+    check_expert_plan,
+)
 from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Term, outcome_term, spaced
 
 #: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
+#: Sums of a block whose decisions are made at once: they stay in a core's cache.
+MOST_SUMS_TOGETHER = 2**16
 
 #: Progress is heard of, and Ctrl-C looked for, once in so many stretches of rounds.
 STRETCHES_HEARD = 256
@@ -44,6 +57,7 @@ class Ledger:
         self._rounds, self._sums = 0, np.zeros_like(self._total)  # not settled yet
         self._seen: np.ndarray | None = None
         self._expert: int | None = None
+        self._gap_of: dict[int, float] = {}  # of single experts
 
     @property
     def needs_sums(self) -> bool:
@@ -66,6 +80,58 @@ class Ledger:
             best = float(self._total.min()) if self.needs_sums else 0.0
             self.regret[self._at] = self._lost - best
             self._at += 1
+
+    def played_many(
+        self,
+        edges: np.ndarray,
+        settles: np.ndarray,
+        which: np.ndarray,
+        weights: np.ndarray | None,
+        sums: np.ndarray | None,
+    ) -> None:
+        """Stretches edges[i] + 1 .. edges[i + 1], as `played` and `settle` one after the other.
+
+        ``which``: the expert (n,) of each, or where ``weights`` (k, d) are given their row. They
+        are settled where ``settles`` (n,) is 1, and at checkpoints. ``sums``: (n, d) whole units,
+        which pseudo-regret does without.
+        """
+        gaps = None
+        if self.adversary.suboptimality is not None:
+            gaps = self._gaps(which, weights)
+        self._lost, self._rounds, self._at = kernels.regret(
+            self._lost,
+            self._total,
+            self._sums,
+            self._rounds,
+            self._at,
+            self.checkpoints,
+            self.regret,
+            sums,
+            edges,
+            settles,
+            which,
+            weights,
+            gaps,
+            self.adversary.losses.silos,
+            self.adversary.losses.unit,
+        )
+
+    def _gaps(self, which: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+        """What each decision loses more than the best in expectation, (n,)."""
+        suboptimality = self.adversary.suboptimality
+        assert suboptimality is not None
+        if weights is not None:
+            many = getattr(suboptimality, "of_rows", None)
+            rows = many(weights) if many else np.array([suboptimality(x) for x in weights])
+            found: np.ndarray = rows[which]
+            return found
+        played, places = np.unique(which, return_inverse=True)
+        for expert in played:
+            if int(expert) not in self._gap_of:
+                alone = np.zeros(self.adversary.losses.experts)
+                alone[expert] = 1.0
+                self._gap_of[int(expert)] = suboptimality(alone)
+        return np.array([self._gap_of[int(expert)] for expert in played])[places]
 
     def settle(self, x: np.ndarray) -> None:
         """x has been played since the last call, and something else may be from now on."""
@@ -145,10 +211,22 @@ def run(
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
     ledger = Ledger(adversary, checkpoints)
-    x = plan.move(None, decider.start())
     ask = totals(adversary.losses, plan, noise, threads)
-    made = end = told = 0
     until = last or plan.horizon
+    # A subclass may decide otherwise, message by message.
+    scores = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
+    if adversary.optimum is None and (scores or whole(plan, decider)):
+        pseudo = scores and not ledger.needs_sums
+        most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
+        edges = stretches_of(plan, checkpoints, until, most)
+        heard = progress or (lambda rounds: None)
+        if isinstance(ask, Scores):
+            x = run_scores(plan, ask, ledger, edges, heard)
+        else:
+            x = run_sums(plan, decider, ledger, edges, threads, heard)
+        return finished(plan, ledger, checkpoints, until, x, decider.events)
+    x = plan.move(None, decider.start())
+    made = end = told = 0
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     pseudo = adversary.suboptimality is not None and not sums_needed
     most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
@@ -166,8 +244,122 @@ def run(
         if progress is not None and (count % STRETCHES_HEARD == 0 or end == until):
             progress(end - told)
             told = end
-    reached = [plan.exchanges_before(int(c)) if c <= end else 0 for c in checkpoints]
-    return outcome(plan, ledger, np.array(reached, np.int64), x, decider.events)
+    return finished(plan, ledger, checkpoints, end, x, decider.events)
+
+
+def finished(
+    plan: ExpertPlan,
+    ledger: Ledger,
+    checkpoints: np.ndarray,
+    last: int,
+    x: np.ndarray,
+    events: dict[str, int],
+) -> Outcome:
+    """Outcome after rounds 1..last."""
+    # Exchanges are few rounds apart, or all before few rounds: checkpoints share their counts.
+    asked = np.searchsorted(plan.asking_rounds(last), checkpoints, side="right")
+    _, where, places = np.unique(asked, return_index=True, return_inverse=True)
+    counts = np.array([plan.exchanges_before(int(checkpoints[at])) for at in where], np.int64)
+    return outcome(plan, ledger, counts[places] * (checkpoints <= last), x, events)
+
+
+def whole(plan: ExpertPlan, decider: object) -> bool:
+    """Whether all decisions of a block of rounds can be made at once: by these classes themselves,
+    for a subclass may decide otherwise."""
+    return type(decider) in (Leader, Hedge, SparseVector) and type(plan) in (
+        LeaderPlan,
+        HedgePlan,
+        SparseVectorPlan,
+    )
+
+
+def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
+    """1 where messages are exchanged before the stretch that begins at an edge, (n + 1,)."""
+    last, asks = int(edges[-1]), np.zeros(len(edges), np.uint8)
+    asking = plan.asking_rounds(last)
+    asking = asking[asking > 1]
+    if dense(asking, last):
+        marks = np.zeros(last + 1, np.uint8)
+        marks[asking - 1] = 1
+        found: np.ndarray = marks[edges]
+        return found
+    asks[np.searchsorted(edges, asking - 1)] = 1
+    return asks
+
+
+def dense(asking: np.ndarray, last: int) -> bool:
+    """Whether a byte for each round takes no more than the stretches themselves."""
+    return 8 * len(asking) > last
+
+
+def run_sums(
+    plan: ExpertPlan,
+    decider: Any,
+    ledger: Ledger,
+    edges: np.ndarray,
+    threads: int,
+    heard: Progress,
+) -> np.ndarray:
+    """Play the stretches, decisions of a block of them at once; returns the last one."""
+    losses, x = ledger.adversary.losses, plan.move(None, decider.start())
+    # The last edge is where no stretch begins.
+    asks, lost = asks_of(plan, edges), np.zeros(plan.experts, np.int64)
+    for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
+        sums, part = losses.sums(edges[at : end + 1], threads), asks[at:end]
+        count = int(np.flatnonzero(part)[-1]) + 1 if part.any() else 0
+        found = np.zeros(0, np.int64)
+        if count:
+            found = decider.decide_many(Stretches(sums[:count], losses.unit, part[:count], lost))
+        lost += sums[max(count - 1, 0) :].sum(axis=0)
+        weights = None
+        if plan.sends_weights(1):
+            weights = np.concatenate([x[None], found]) if count else x[None]
+            which = np.cumsum(part, dtype=np.int64)
+            x = weights[-1]
+        else:
+            which = np.full(end - at, found[-1] if count else x.argmax())
+            which[:count] = found
+            x = plan.move(x, ExpertChoice(0, int(which[-1])))
+        ledger.played_many(edges[at : end + 1], asks[at + 1 : end + 1], which, weights, sums)
+        heard(int(edges[end] - edges[at]))
+    return x
+
+
+def run_scores(
+    plan: Any, ask: Scores, ledger: Ledger, edges: np.ndarray, heard: Progress
+) -> np.ndarray:
+    """Play the stretches, exchanges of a phase at once; returns the last decision."""
+    losses, x, made = ledger.adversary.losses, plan.move(None, None), 0
+    asks = asks_of(plan, edges)
+    for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
+        sums = losses.sums(edges[at : end + 1], ask.threads) if ledger.needs_sums else None
+        cuts = [at, *(at + 1 + np.flatnonzero(asks[at + 1 : end])), end]
+        for first, after in pairwise(cuts):
+            due = plan.exchanges_before(int(edges[first]) + 1)
+            if made < due:
+                x, made = ask.walk(made + 1, due, x), due
+            ledger.played_many(
+                edges[first : after + 1],
+                asks[first + 1 : after + 1],
+                np.zeros(after - first, np.int64),
+                x[None],
+                None if sums is None else sums[first - at : after - at],
+            )
+        heard(int(edges[end] - edges[at]))
+    return x
+
+
+def blocks_of(
+    losses: loss_kernels.Losses, edges: np.ndarray, most_sums: int
+) -> Iterator[tuple[int, int]]:
+    """Stretches at..end - 1 whose sums are made in one call."""
+    most_rounds, most_stretches = rounds_of_call(losses), max(1, most_sums // losses.experts)
+    at = 0
+    while at < len(edges) - 1:
+        reach = int(np.searchsorted(edges, edges[at] + most_rounds, side="right")) - 1
+        end = max(at + 1, min(reach, at + most_stretches))
+        yield at, end
+        at = end
 
 
 def stretches_of(
@@ -178,8 +370,15 @@ def stretches_of(
     asking = plan.asking_rounds(last)
     inside = checkpoints[checkpoints < last]
     cuts = np.arange(0, last, most_rounds)
-    edges = np.unique(np.concatenate([cuts, asking[asking > 1] - 1, inside, [last]]))
-    return edges.astype(np.int64)
+    if dense(asking, last):
+        marks = np.zeros(last + 1, bool)
+        for part in (cuts, asking[asking > 1] - 1, inside, last):
+            marks[part] = True
+        return np.flatnonzero(marks)
+    cut = np.concatenate([cuts, asking[asking > 1] - 1, inside, [last]]).astype(np.int64)
+    # Four runs in order: a stable sort merges them.
+    cut.sort(kind="stable")
+    return cut[np.append(True, np.diff(cut) > 0)]
 
 
 def rounds_of_call(losses: loss_kernels.Losses) -> int:
@@ -194,16 +393,11 @@ def with_sums(
     losses: loss_kernels.Losses, edges: np.ndarray, needed: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
     """(first, last, what every expert lost at all clients) of each stretch, made in blocks."""
-    most_rounds, most_stretches = rounds_of_call(losses), max(1, MOST_SUMS // losses.experts)
-    at = 0
-    while at < len(edges) - 1:
-        reach = int(np.searchsorted(edges, edges[at] + most_rounds, side="right")) - 1
-        end = max(at + 1, min(reach, at + most_stretches))
+    for at, end in blocks_of(losses, edges, MOST_SUMS):
         part = edges[at : end + 1]
         sums = losses.unit * losses.sums(part, threads) if needed else None
         for i, (before, after) in enumerate(pairwise(part)):
             yield int(before) + 1, int(after), None if sums is None else sums[i]
-        at = end
 
 
 class Sums:
@@ -251,6 +445,42 @@ class Scores:
         rounds = np.ascontiguousarray(self._rounds[:, start:stop])
         bounds = self.plan.bounds.low, self.plan.bounds.high, most
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
+
+    def walk(self, release: int, last: int, x: np.ndarray) -> np.ndarray:
+        """The decision after exchanges release..last with `NoisyLeast`, whole phases at once."""
+        plan, x = self.plan, x.copy()
+        while release <= last:
+            phase = plan.phase_of(release)
+            if self._walk is None or self._walk.phase is not phase:
+                self._walk = self._begin(phase)
+            release = self._leaves(self._walk, release, last, x)
+        return x
+
+    def _leaves(self, walk: Walk, release: int, last: int, x: np.ndarray) -> int:
+        """Walk on, as far as one call should; returns the next exchange. x is moved."""
+        plan, phase = self.plan, walk.phase
+        most = rounds_of_call(self.losses)
+        taken: list[tuple[float, ...]] = []
+        samples = 0
+        for leaf in phase.leaves[walk.done : walk.done + last + 1 - release]:
+            samples += leaf.stop - leaf.start
+            if taken and samples > most:
+                break
+            taken.append((*leaf, phase.scales[leaf.tree - 1]))
+        self.losses.walk(
+            self._rounds,
+            taken,
+            release,
+            x,
+            walk.estimates,
+            walk.points,
+            plan.bounds,
+            linear=plan.linear,
+            noise_by=plan.protocol.noise_by,
+            threads=self.threads,
+        )
+        walk.done += len(taken)
+        return release + len(taken)
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
         """Values that all clients send in one exchange, added up in order, (d,)."""

@@ -23,6 +23,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_normals_f32) each(ff_random_u32_capacity) each(ff_random_u32) \
     each(ff_normal_capacity_f64) each(ff_normals_from_bits) each(ff_normals_f64) \
     each(ff_laplace_capacity) each(ff_laplace_from_bits) each(ff_laplace) \
+    each(ff_laplaces) \
     each(ff_ideal_normals) each(ff_ideal_laplace) each(ff_uniform) each(ff_normal) \
     each(ff_unit) each(ff_log) each(ff_logs) each(ff_uniform_int) each(ff_permutation) \
     each(ff_round_point) each(ff_touched_levels) each(ff_binomial_try) each(ff_binomials) \
@@ -30,10 +31,13 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_node_level) each(ff_add) each(ff_multiply) each(ff_scale) each(ff_psum) \
     each(ff_prefix) each(ff_add_noise) each(ff_noise_capacity) each(ff_node_normals) \
     each(ff_honaker) each(ff_honaker_number) each(ff_nested_draws) each(ff_toeplitz) \
+    each(ff_buffered) each(ff_buffered_column) \
     each(ff_weighted_sum) each(ff_round_noisy) \
     each(ff_losses_row_capacity) each(ff_losses_row) each(ff_losses_sums) \
     each(ff_square_gradient) each(ff_losses_gradients) each(ff_losses_excess) \
     each(ff_losses_value) \
+    each(ff_pairwise) each(ff_follow) each(ff_hedge) each(ff_to_weights) each(ff_sparse_run) \
+    each(ff_regret_add) each(ff_walk_leaves) \
     each(ff_factor) each(ff_solve) each(ff_log_det) each(ff_observe) \
     each(ff_observe_whitened) each(ff_whiten) each(ff_accumulate) each(ff_accumulate_many) \
     each(ff_rank_one) each(ff_sherman_morrison) each(ff_clip_norm) \

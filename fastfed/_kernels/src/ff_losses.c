@@ -6,6 +6,8 @@
 #include "ff_random.h"
 #include "ff_threads.h"
 
+/* Divides what ff_random_u32 writes. */
+#define FF_COINS_TOGETHER 16
 /* Rows that a thread adds up before it hands its sums over. */
 #define BLOCK_ROWS 256
 
@@ -20,6 +22,14 @@ FF_INLINE double unit_of(const ff_losses *l)
 FF_INLINE int64_t loses(const ff_losses *l, int64_t round)
 {
     return round % 2 == 0 && round / 2 <= l->lost;
+}
+
+/* How often it does in rounds first..last. */
+static int64_t losses_of_planned(const ff_losses *l, int64_t first, int64_t last)
+{
+    const int64_t until = last / 2 < l->lost ? last / 2 : l->lost;
+    const int64_t before = (first - 1) / 2 < l->lost ? (first - 1) / 2 : l->lost;
+    return until - before;
 }
 
 static void coins(const uint32_t *restrict chance, int64_t d, uint32_t *restrict row)
@@ -69,19 +79,60 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
     return FF_OK;
 }
 
-/* The rows of all silos in rounds first..last added up, into scratch->sums. */
+/* How often coins fall in rounds first..last at silos 0..rows-1, behind the row: less than 2^32 times.
+ * Whole vectors, beyond the d-th expert too: there the chances are 0. */
+static void count_coins(const ff_losses *l, int64_t first, int64_t last, int64_t rows,
+                        const ff_stream *coin, const ff_losses_scratch *scratch)
+{
+    const int64_t capacity = ff_random_u32_capacity(l->experts);
+    const uint32_t *restrict chance = l->chance;
+    uint32_t *restrict row = scratch->row, *restrict counts = row + capacity;
+    memset(counts, 0, (size_t)capacity * sizeof *counts);
+    ff_stream s = *coin;
+    for (int64_t round = first; round <= last && round <= l->last; round++)
+        for (int64_t silo = 0; silo < rows; silo++) {
+            s.silo = (uint32_t)silo;
+            s.index = (uint32_t)round;
+            ff_random_u32(&s, l->experts, row);
+            for (int64_t base = 0; base < capacity; base += FF_COINS_TOGETHER)
+                for (int64_t n = base; n < base + FF_COINS_TOGETHER; n++)
+                    counts[n] += (row[n] >> (32 - FF_CHANCE_BITS)) < chance[n];
+        }
+}
+
+/* The rows of all silos in rounds first..last added up, into sums (d). */
 static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
-                        int64_t last, const ff_losses_scratch *scratch)
+                        int64_t last, const ff_stream *coin, const ff_losses_scratch *scratch,
+                        int64_t *restrict sums)
 {
     const int64_t d = l->experts;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
-    memset(scratch->sums, 0, (size_t)d * sizeof *scratch->sums);
+    if (l->kind == FF_LOSS_COINS && rows == 1 && first == last && first <= l->last) {
+        ff_stream s = *coin;
+        s.index = (uint32_t)first;
+        ff_random_u32(&s, d, scratch->row);
+        for (int64_t n = 0; n < d; n++)
+            sums[n] = (scratch->row[n] >> (32 - FF_CHANCE_BITS)) < l->chance[n] ? times : 0;
+        if (l->planned >= 0)
+            sums[l->planned] = l->silos * loses(l, first);
+        return FF_OK;
+    }
+    if (l->kind == FF_LOSS_COINS) {
+        count_coins(l, first, last, rows, coin, scratch);
+        const uint32_t *counts = scratch->row + ff_random_u32_capacity(d);
+        for (int64_t n = 0; n < d; n++)
+            sums[n] = times * (int64_t)counts[n];
+        if (l->planned >= 0)
+            sums[l->planned] = l->silos * losses_of_planned(l, first, last);
+        return FF_OK;
+    }
+    memset(sums, 0, (size_t)d * sizeof *sums);
     for (int64_t round = first; round <= last; round++)
         for (int64_t silo = 0; silo < rows; silo++) {
             int64_t status = ff_losses_row(l, seed, replicate, silo, round, scratch);
             if (status < 0)
                 return status;
-            add_row(scratch->row, d, times, scratch->sums);
+            add_row(scratch->row, d, times, sums);
         }
     return FF_OK;
 }
@@ -92,6 +143,7 @@ typedef struct {
     uint64_t seed;
     int64_t replicate, block, rounds, segments;
     const int64_t *edges;
+    ff_stream coin; /* of silo 0, in no round */
     const ff_losses_scratch *scratch;
     int64_t *totals; /* whole numbers, so their order changes nothing */
     int64_t failed;
@@ -120,13 +172,16 @@ static void sum_block(void *work, int64_t index, int64_t thread)
         const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
         if (last <= done)
             continue;
-        const int64_t status = sum_rows(b->l, b->seed, b->replicate, done + 1, last, mine);
+        /* A segment that lies inside the block is nobody else's. */
+        const int whole = edges[low] >= from && edges[low + 1] <= end;
+        int64_t *sums = whole ? b->totals + low * d : mine->sums;
+        const int64_t status = sum_rows(b->l, b->seed, b->replicate, done + 1, last, &b->coin, mine, sums);
         if (status < 0) {
             FF_ATOMIC_WRITE(&b->failed, status);
             return;
         }
         done = last;
-        for (int64_t n = 0; n < d; n++)
+        for (int64_t n = 0; !whole && n < d; n++)
             FF_ATOMIC_ADD(&b->totals[low * d + n], mine->sums[n]);
     }
 }
@@ -139,6 +194,7 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
     ff_blocks blocks = {.l = l, .seed = seed, .replicate = replicate, .rounds = rounds,
                         .segments = segments, .edges = edges, .scratch = scratch,
                         .totals = totals};
+    blocks.coin = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, 0, 0);
     blocks.block = rows < BLOCK_ROWS ? BLOCK_ROWS / rows : 1;
     memset(totals, 0, (size_t)(segments * l->experts) * sizeof *totals);
     ff_pace pace = {0};
@@ -220,7 +276,7 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
 typedef struct {
     const ff_losses *l;
     uint64_t seed;
-    int64_t replicate, n;
+    int64_t replicate, stride, n;
     const int64_t *rounds;
     const double *x, *parent;
     const ff_gradient_bounds *bounds;
@@ -235,20 +291,20 @@ static void gradients_of(void *work, int64_t silo, int64_t thread)
     if (FF_ATOMIC_READ(&g->failed) != FF_OK)
         return;
     const int64_t status =
-        add_gradients(g->l, g->seed, g->replicate, silo, g->rounds + silo * g->n, g->n, g->x,
+        add_gradients(g->l, g->seed, g->replicate, silo, g->rounds + silo * g->stride, g->n, g->x,
                       g->parent, g->bounds, &g->scratch[thread], g->totals + silo * g->l->experts);
     if (status < 0)
         FF_ATOMIC_WRITE(&g->failed, status);
 }
 
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
-                            const int64_t *rounds, int64_t n, const double *x,
+                            const int64_t *rounds, int64_t stride, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,
                             int64_t threads, const ff_losses_scratch *scratch, double *totals)
 {
-    ff_gradients gradients = {.l = l, .seed = seed, .replicate = replicate, .n = n,
-                              .rounds = rounds, .x = x, .parent = parent, .bounds = bounds,
-                              .scratch = scratch, .totals = totals};
+    ff_gradients gradients = {.l = l, .seed = seed, .replicate = replicate, .stride = stride,
+                              .n = n, .rounds = rounds, .x = x, .parent = parent,
+                              .bounds = bounds, .scratch = scratch, .totals = totals};
     ff_pace pace = {0};
     ff_team *team = ff_team_open(threads);
     ff_team_each(team, &pace, l->silos, 1.0, gradients_of, &gradients);

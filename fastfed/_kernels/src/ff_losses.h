@@ -27,7 +27,8 @@ typedef struct {
     int64_t silos;    /* m */
     int64_t common;   /* 1: one row a round for all silos */
     int64_t quadratic; /* 1: a row g stands for the loss <g, x>^2 / 2, not <g, x> */
-    /* coins: expert n loses 1 with this chance, and 0 otherwise; all lose 0 after round `last` */
+    /* coins: expert n loses 1 with this chance, and 0 otherwise; all lose 0 after round `last`. With
+     * zeros behind, ff_losses_row_capacity(d) numbers. */
     const uint32_t *chance;
     int64_t last;
     /* ... but expert `planned` (-1: none), which loses 1 in rounds 2, 4, ..., 2 lost */
@@ -41,7 +42,7 @@ typedef struct {
     void *state;
 } ff_losses;
 
-/* Scratch of a thread: a row, 3 d doubles, d sums. */
+/* Scratch of a thread: room for two rows, 3 d doubles, d sums. */
 typedef struct {
     uint32_t *row;
     double *called;
@@ -66,10 +67,11 @@ typedef struct {
     double low, high, most;
 } ff_gradient_bounds;
 
-/* totals (m, d) += gradients at x of the losses of each silo in its rounds (m, n), one after the
- * other; where parent (d) is not NULL, less the gradients there. */
+/* totals (m, d) += gradients at x of the losses of each silo in its n rounds, one after the other;
+ * where parent (d) is not NULL, less the gradients there. A silo's rounds begin `stride` numbers
+ * after those of the one before. */
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
-                            const int64_t *rounds, int64_t n, const double *x,
+                            const int64_t *rounds, int64_t stride, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,
                             int64_t threads, const ff_losses_scratch *scratch, double *totals);
 

@@ -52,6 +52,13 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
             ff_weighted_sum(history, c->coefficients + (k - 1) * c->releases, k, s, p->normals);
         return;
     }
+    if (c->release == FF_BUFFERED) {
+        ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, k), d, p->normals);
+        memcpy(p->point, p->normals, (size_t)s * sizeof(double));
+        ff_buffered(p->point, c->coefficients, c->buffers, s, c->nodes + row * c->buffers * s,
+                    p->normals);
+        return;
+    }
     double *estimates = c->nodes + row * c->levels * s;
     if (c->release == FF_NESTED) {
         for (int64_t i = ff_nested_draws(k - 1) + 1; i <= ff_nested_draws(k); i++) {

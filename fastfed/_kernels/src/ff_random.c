@@ -178,11 +178,12 @@ static void start_wide(const ff_stream *s, xoshiro *x)
             c1[half] = p1;
             c3[half] = p0;
         }
-    for (int half = 0; half < 2; half++) {
-        const __m512i c[4] = {c0[half], c1[half], c2[half], c3[half]};
-        for (int i = 0; i < 4; i++)
-            _mm256_storeu_si256((__m256i *)(x->s[i] + 8 * half), _mm512_cvtepi64_epi32(c[i]));
-    }
+    /* Whole vectors, as they are read: two halves would have to be written first. */
+    const __m512i c[4][2] = {{c0[0], c0[1]}, {c1[0], c1[1]}, {c2[0], c2[1]}, {c3[0], c3[1]}};
+    for (int i = 0; i < 4; i++)
+        _mm512_storeu_si512(x->s[i], _mm512_inserti64x4(_mm512_castsi256_si512(
+                                                            _mm512_cvtepi64_epi32(c[i][0])),
+                                                        _mm512_cvtepi64_epi32(c[i][1]), 1));
 }
 #endif
 
@@ -272,12 +273,11 @@ void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
 {
     const int64_t capacity = ff_random_u32_capacity(n);
     xoshiro x;
+    generators g;
     xoshiro_start(s, &x);
+    memcpy(&g, &x, sizeof g);
     for (int64_t base = 0; base < capacity; base += LANES)
-        for (int l = 0; l < LANES; l++) {
-            uint32_t t;
-            XOSHIRO_STEP(out[base + l], x.s[0][l], x.s[1][l], x.s[2][l], x.s[3][l], t);
-        }
+        next_u32(&g, out + base);
 }
 
 /* ---- float64: the same shape, 53 bits ----------------------------------------------------- */
@@ -493,6 +493,28 @@ double ff_uniform(const ff_stream *s, uint32_t block)
     return unit_f64(bits53(w[0], w[1]));
 }
 
+void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
+{
+    const uint32_t k0 = s->key0, k1 = s->key1;
+    const uint32_t rep = s->replicate, silo = s->silo, index = s->index;
+    for (int64_t base = 0; base < n; base += LANES) {
+        uint64_t a[LANES];
+        double drawn[LANES];
+        for (uint32_t l = 0; l < LANES; l++) {
+            uint32_t w0, w1, w2, w3;
+            philox_block(k0, k1, 0, rep, silo, index + (uint32_t)base + l, &w0, &w1, &w2, &w3);
+            a[l] = bits53(w0, w1);
+        }
+        for (int l = 0; l < LANES; l++) {
+            const double below_one = 1.0 - 0x1p-53, unit = unit_f64(a[l]);
+            const double u = unit < below_one ? unit : below_one, rest = 1.0 - u;
+            const double size = -log_f64(2.0 * (rest < u ? rest : u));
+            drawn[l] = u < 0.5 ? -size : size;
+        }
+        memcpy(out + base, drawn, (size_t)(n - base < LANES ? n - base : LANES) * sizeof *out);
+    }
+}
+
 double ff_normal(const ff_stream *s)
 {
     uint32_t w[4];
@@ -533,13 +555,50 @@ int64_t ff_uniform_int(const ff_stream *s, int64_t n)
     return below(s, (uint32_t)n, &block);
 }
 
+/* Blocks of words that are made side by side. */
+#define AHEAD 64
+
+typedef struct {
+    uint32_t w[4][AHEAD];
+    uint32_t first; /* the number of the first of them */
+} blocks_ahead;
+
+static void make_ahead(const ff_stream *s, uint32_t first, blocks_ahead *a)
+{
+    a->first = first;
+    for (uint32_t l = 0; l < AHEAD; l++)
+        philox_block(s->key0, s->key1, first + l, s->replicate, s->silo, s->index, &a->w[0][l],
+                     &a->w[1][l], &a->w[2][l], &a->w[3][l]);
+}
+
+/* below() from blocks that have been made, and the same number. */
+FF_INLINE int64_t below_ahead(const ff_stream *s, uint32_t n, uint32_t *block, blocks_ahead *a)
+{
+    for (;;) {
+        uint32_t at = *block - a->first;
+        if (at >= AHEAD) {
+            make_ahead(s, *block, a);
+            at = 0;
+        }
+        *block += 1;
+        for (int j = 0; j < 4; j++) {
+            const uint64_t product = (uint64_t)a->w[j][at] * n;
+            /* What is rejected is less than (2^32 - n) mod n, so less than n. */
+            if ((uint32_t)product >= n || (uint32_t)product >= (0u - n) % n)
+                return (int64_t)(product >> 32);
+        }
+    }
+}
+
 void ff_permutation(const ff_stream *s, int64_t n, int64_t *restrict out)
 {
     uint32_t block = 0;
+    blocks_ahead ahead;
+    make_ahead(s, 0, &ahead);
     for (int64_t i = 0; i < n; i++)
         out[i] = i;
     for (int64_t i = n - 1; i > 0; i--) {
-        int64_t j = below(s, (uint32_t)(i + 1), &block);
+        int64_t j = below_ahead(s, (uint32_t)(i + 1), &block, &ahead);
         int64_t t = out[i];
         out[i] = out[j];
         out[j] = t;

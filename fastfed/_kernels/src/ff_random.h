@@ -63,7 +63,10 @@ void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b
 int64_t ff_laplace_capacity(int64_t n);
 void ff_laplace(const ff_stream *s, int64_t n, double *restrict out);
 
-/* The same from 53-bit integers in [0, 2^53), whose bits come from the operating system. */
+/* Of n streams, from index s->index on, the one draw that the first uniform of each makes. */
+void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out);
+
+/* ff_laplace from 53-bit integers in [0, 2^53), whose bits come from the operating system. */
 void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restrict out);
 
 /* Ideal standard normals, known to within 2^-40 (docs/exact.md): `words` holds the first 64 bits of

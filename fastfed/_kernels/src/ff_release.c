@@ -67,3 +67,40 @@ int64_t ff_round_noisy(const double *restrict values, const double *restrict noi
     }
     return doubts;
 }
+
+void ff_buffered(const double *restrict z, const double *restrict coefficients, int64_t q,
+                 int64_t s, double *restrict buffers, double *restrict out)
+{
+    for (int64_t j = 0; j < s; j++)
+        out[j] = coefficients[0] * z[j];
+    for (int64_t i = 0; i < q; i++) {
+        const double decay = coefficients[2 * i + 1], weight = coefficients[2 * i + 2];
+        double *restrict row = buffers + i * s;
+        for (int64_t j = 0; j < s; j++) {
+            row[j] = decay * row[j] + z[j];
+            out[j] += weight * row[j];
+        }
+    }
+}
+
+void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t n,
+                        double *restrict state, double *restrict out)
+{
+    double first = coefficients[0], sum = 0.0;
+    for (int64_t i = 0; i < q; i++)
+        first += coefficients[2 * i + 2];
+    memset(state, 0, (size_t)q * sizeof *state);
+    for (int64_t k = 0; k < n; k++) {
+        /* The next z for which B z is 1, 0, 0, ...: a coefficient of 1 / b(x). */
+        double made = k == 0 ? 1.0 : 0.0;
+        for (int64_t i = 0; i < q; i++) {
+            state[i] *= coefficients[2 * i + 1];
+            made -= coefficients[2 * i + 2] * state[i];
+        }
+        made /= first;
+        for (int64_t i = 0; i < q; i++)
+            state[i] += made;
+        sum += made;
+        out[k] = sum;
+    }
+}

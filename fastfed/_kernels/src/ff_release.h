@@ -32,4 +32,14 @@ int64_t ff_round_noisy(const double *restrict values, const double *restrict noi
                        const double *restrict std, const double *restrict grid, double error,
                        int64_t s, double *restrict out, uint8_t *restrict doubtful);
 
+/* Noise of the next prefix from q buffers (q, s): each becomes its decay times itself plus z, and out
+ * <- w_0 z + the sum of weights times buffers. coefficients: w_0, then decay and weight of each
+ * (privacy/releases/buffered.py). */
+void ff_buffered(const double *restrict z, const double *restrict coefficients, int64_t q,
+                 int64_t s, double *restrict buffers, double *restrict out);
+
+/* The first n coefficients of 1 / ((1 - x) b(x)), b the series of those buffers; state: (q). */
+void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t n,
+                        double *restrict state, double *restrict out);
+
 #endif

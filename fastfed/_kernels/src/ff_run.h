@@ -35,7 +35,14 @@ enum {
 enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3, FF_NOISY_ADD = 4 };
 
 /* The mechanism that makes the noise of a prefix. */
-enum { FF_TREE_RELEASE = 0, FF_HONAKER = 1, FF_TOEPLITZ = 2, FF_FACTORISED = 3, FF_NESTED = 4 };
+enum {
+    FF_TREE_RELEASE = 0,
+    FF_HONAKER = 1,
+    FF_TOEPLITZ = 2,
+    FF_FACTORISED = 3,
+    FF_BUFFERED = 4,
+    FF_NESTED = 5
+};
 
 /* The last choice of a silo that acts on released statistics only. Until the next synchronisation
  * it chooses the same action whenever the environment offers the same rows. */
@@ -58,7 +65,8 @@ typedef struct {
     const double *score_state; /* (score_state_size) copied for every call, or NULL */
     int64_t score_state_size;
     int64_t randomizer, analyzer, release;
-    const double *coefficients; /* f of the Toeplitz factor, or rows (K, K) of another */
+    const double *coefficients; /* f of the Toeplitz factor, rows (K, K) of another, or buffers' */
+    int64_t buffers;            /* how many, of FF_BUFFERED */
     ff_noise_std noise_std;
     const double *noise_scale; /* (M): each silo's noise, in units of noise_std */
     ff_radius radius;
@@ -119,7 +127,8 @@ typedef struct {
     double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
     double *batch;               /* (M, s): the statistic of the current batch */
     double *sums;                /* (M, levels, s): p-sums, raw or rounded point by point */
-    double *nodes;               /* (M or 1, levels, s): noisy p-sums, or Honaker's estimates */
+    double *nodes;               /* (M or 1, levels or buffers, s): noisy p-sums, Honaker's
+                                    estimates, or buffers */
     double *messages;            /* (M, s) */
     double *own_w, *own_theta;   /* (M, d, d), (M, d): own rounds only */
     double *own_sums;            /* (M, s): the raw statistic of all of a silo's rounds */

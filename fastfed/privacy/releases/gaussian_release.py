@@ -14,6 +14,7 @@ import numpy as np
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.releases.buffered import buffered_prefix_variances
 from fastfed.privacy.releases.participation import participation_conditions, squared_sensitivity
 from fastfed.privacy.releases.prefix_sums import (
     Factor,
@@ -36,7 +37,7 @@ from fastfed.privacy.sensitivity import (
 CALIBRATIONS = ("exact", "theorem", "published-code")
 _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
 #: How the noise of prefix sums is made; the same order stands in src/ff_run.h.
-RELEASES = ("tree", "honaker", "toeplitz", "factorised")
+RELEASES = ("tree", "honaker", "toeplitz", "factorised", "buffered")
 
 
 class GaussianRelease(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         Author-year of the rule.
     covariance_ratio : float
         r > 0: the layout's parameter for the covariance stream is r noise_std.
-    release : {"tree", "honaker", "toeplitz", "factorised"}
+    release : {"tree", "honaker", "toeplitz", "factorised", "buffered"}
         The noise of prefix sums: a noise vector for each released p-sum, for each node of the
         binary tree, or for each step. "tree" releases the noisy p-sums, the others the noisy
         prefix sums alone.
@@ -82,8 +83,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     `returning` leaves at most, everything released of both streams together is one Gaussian
     mechanism of GDP parameter mu(relation), also when later leaves are chosen in view of earlier
     releases (by adaptive composition of the releases, "honaker": each given all before it;
-    "toeplitz", "factorised": since the factor is lower triangular, Denisov et al. 2022, Theorem
-    2.1).
+    "toeplitz", "factorised", "buffered": since the factor is lower triangular, Denisov et al. 2022,
+    Theorem 2.1).
     """
 
     releases: int
@@ -126,10 +127,12 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     def variance_factors(self) -> np.ndarray:
         """Variance of the noise in prefix k = 0..K, in units of one noise entry's, (K + 1,).
 
-        The same for every entry of both streams. Increasing in k for "toeplitz" only.
+        The same for every entry of both streams. It increases in k for "toeplitz" and "buffered".
         """
         if self.release == "toeplitz":
             return np.concatenate([np.zeros(1), toeplitz_prefix_variances(self.releases)])
+        if self.release == "buffered":
+            return np.concatenate([np.zeros(1), buffered_prefix_variances(self.releases)])
         if self.factor is not None:
             return np.concatenate([np.zeros(1), self.factor.variances])
         factor = honaker_prefix_variance if self.release == "honaker" else int.bit_count
@@ -421,6 +424,9 @@ _RELEASE_SOURCE = {
     "toeplitz": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the square-root "
     "Toeplitz factor (Fichtenberger, Henzinger & Upadhyay 2023); adaptive inputs: Denisov et al. "
     "2022, Theorem 2.1",
+    "buffered": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of a buffered linear "
+    "Toeplitz factor (Dvijotham et al. 2024), of the coefficients that run; adaptive inputs: "
+    "Denisov et al. 2022, Theorem 2.1",
     "factorised": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of an optimal lower "
     "triangular factor of prefix sums (Denisov et al. 2022, Theorem 2.1)",
 }
@@ -441,7 +447,7 @@ def calibrate_release(
 
     Parameters
     ----------
-    release : {"honaker", "toeplitz", "factorised"}
+    release : {"honaker", "toeplitz", "factorised", "buffered"}
         How noise is shared between prefixes.
     budget : Budget
         delta > 0; unit "user" or "item".

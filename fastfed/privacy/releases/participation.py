@@ -11,8 +11,9 @@ Claim: in "tree" and "toeplitz", of K >= M0 leaves, the first M0 leaves are the 
 in "honaker" too if all its nodes were seen; what is seen is less, and bounded below.
 
 "toeplitz". ||C n||^2 sums (C'C)_ij over all pairs of chosen leaves. For i <= j that entry is
-sum_{l=0}^{K-j} f_l f_{l+j-i}, f positive and decreasing: it decreases in the gap j - i and in j.
-The a-th smallest chosen leaf is at least a, and the gap of the a-th and b-th at least |b - a|.
+sum_{l=0}^{K-j} f_l f_{l+j-i}, f positive and decreasing ("buffered": c): it decreases in the gap
+j - i and in j. The a-th smallest chosen leaf is at least a, and the gap of the a-th and b-th at
+least |b - a|.
 
 "honaker", all nodes. Level j has floor(K / 2^j) nodes, in each c <= 2^j, and all c add up to at
 most M0. Sums of squares are convex: the largest has as many full nodes as there can be and the rest
@@ -59,6 +60,7 @@ import numpy as np
 
 from fastfed._validate import choice, integer, number
 from fastfed.privacy.certificate import Condition
+from fastfed.privacy.releases.buffered import buffered_sensitivity_squared
 from fastfed.privacy.releases.prefix_sums import (
     depth,
     honaker_max_by_depth,
@@ -74,7 +76,7 @@ def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> 
 
     Parameters
     ----------
-    release : {"tree", "honaker", "toeplitz"}
+    release : {"tree", "honaker", "toeplitz", "buffered"}
         How the noise of prefix sums is made.
     releases : int
         K >= 0.
@@ -86,7 +88,7 @@ def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> 
     float
         Exact, but for "honaker" with 1 < returning < K, where it is an upper bound (proofs: top of
         this module). 1 gives kappa = floor(log2 K) + 1 for "tree", W(kappa) for "honaker" and S_K
-        for "toeplitz".
+        for "toeplitz"; for "buffered" it is as much above as rounding could take away.
 
     Raises
     ------
@@ -198,4 +200,9 @@ def _toeplitz(releases: int, returning: int) -> float:
     return float(rows @ rows)
 
 
-_MOST = {"tree": _tree, "honaker": _honaker, "toeplitz": _toeplitz}
+_MOST = {
+    "tree": _tree,
+    "honaker": _honaker,
+    "toeplitz": _toeplitz,
+    "buffered": buffered_sensitivity_squared,
+}

@@ -1,0 +1,284 @@
+#include "ff_experts.h"
+
+#include <math.h>
+
+#include "ff_environment.h"
+#include "ff_random.h"
+
+/* ---- Sums ---------------------------------------------------------------------------------- */
+
+double ff_pairwise(const double *a, int64_t n)
+{
+    if (n < 8) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < n; i++)
+            sum += a[i];
+        return sum;
+    }
+    if (n <= 128) {
+        double r[8];
+        int64_t i = 8;
+        for (int64_t j = 0; j < 8; j++)
+            r[j] = a[j];
+        for (; i < n - n % 8; i += 8)
+            for (int64_t j = 0; j < 8; j++)
+                r[j] += a[i + j];
+        double sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+        for (; i < n; i++)
+            sum += a[i];
+        return sum;
+    }
+    const int64_t half = n / 2 - n / 2 % 8;
+    return ff_pairwise(a, half) + ff_pairwise(a + half, n - half);
+}
+
+static void add_sums(const int64_t *restrict row, int64_t d, int64_t *restrict lost)
+{
+    for (int64_t k = 0; k < d; k++)
+        lost[k] += row[k];
+}
+
+static int64_t least_of(const int64_t *lost, int64_t d)
+{
+    int64_t least = lost[0];
+    for (int64_t k = 1; k < d; k++)
+        least = lost[k] < least ? lost[k] : least;
+    return least;
+}
+
+/* ---- What the server decides ----------------------------------------------------------------- */
+
+/* The same, and the least of them. */
+static int64_t add_and_least(const int64_t *restrict row, int64_t d, int64_t *restrict lost)
+{
+    int64_t least = INT64_MAX;
+    for (int64_t k = 0; k < d; k++) {
+        const int64_t here = lost[k] + row[k];
+        lost[k] = here;
+        least = here < least ? here : least;
+    }
+    return least;
+}
+
+int64_t ff_follow(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
+                  int64_t *expert, int64_t *chosen)
+{
+    int64_t switches = 0, least = least_of(lost, d);
+    for (int64_t i = 0; i < n; i++) {
+        if (asks[i]) {
+            int64_t leader = 0;
+            while (lost[leader] != least) /* the first of equals */
+                leader++;
+            switches += leader != *expert;
+            *expert = leader;
+        }
+        chosen[i] = *expert;
+        if (i + 1 < n)
+            least = add_and_least(sums + i * d, d, lost);
+    }
+    return switches;
+}
+
+void ff_hedge(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
+              double unit, double silos, double rate, double *rows)
+{
+    int64_t least = least_of(lost, d);
+    for (int64_t i = 0; i < n; i++) {
+        if (asks[i]) {
+            for (int64_t k = 0; k < d; k++)
+                rows[k] = rate * (unit * (double)(lost[k] - least) / silos);
+            rows += d;
+        }
+        if (i + 1 < n)
+            least = add_and_least(sums + i * d, d, lost);
+    }
+}
+
+void ff_to_weights(int64_t n, int64_t d, double *rows)
+{
+    for (int64_t i = 0; i < n; i++, rows += d) {
+        const double sum = ff_pairwise(rows, d);
+        for (int64_t k = 0; k < d; k++)
+            rows[k] /= sum;
+    }
+}
+
+/* Draws that are made side by side. */
+#define AHEAD 64
+
+int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, int64_t from,
+                      int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
+{
+    double noise[AHEAD];
+    int64_t first = -AHEAD; /* the exchange of noise[0] */
+    for (int64_t i = from; i < n; i++) {
+        if (asks[i] && !(decided && i == from)) {
+            if (!s->spent) {
+                const int64_t number = s->release + 1;
+                if (number - first >= AHEAD) {
+                    const ff_stream stream = ff_stream_open(
+                        s->seed, FF_QUERY, (uint32_t)s->replicate, 0, (uint32_t)number);
+                    ff_laplaces(&stream, AHEAD, noise);
+                    first = number;
+                }
+                const double query = s->unit * (double)lost[s->expert] - s->before;
+                if (query + s->query_scale * noise[number - first] > s->limit)
+                    return i;
+            }
+            s->release++;
+        }
+        chosen[i] = s->expert;
+        if (i + 1 < n)
+            add_sums(sums + i * d, d, lost);
+    }
+    return n;
+}
+
+/* ---- Regret ----------------------------------------------------------------------------------- */
+
+/* Of weights x: the loss is exact where all is on one expert. */
+static double inner(const double *restrict open, const double *restrict x, int64_t d,
+                    double *restrict products)
+{
+    int64_t alone = 0;
+    for (int64_t k = 0; k < d; k++) {
+        products[k] = open[k] * x[k];
+        alone |= x[k] == 1.0;
+    }
+    if (!alone)
+        return ff_pairwise(products, d);
+    int64_t best = 0;
+    while (x[best] != 1.0)
+        best++;
+    return open[best];
+}
+
+void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
+                   const uint8_t *settles, const int64_t *which, const double *weights,
+                   const double *gaps, int64_t silos, double unit, int64_t n, int64_t d)
+{
+    double *restrict total = r->total, *restrict open = r->open;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t *restrict row = sums + i * d, at = which[i];
+        const int reached = r->at < r->count && edges[i + 1] == r->checkpoints[r->at];
+        /* Settled at once: nothing is open before or after. */
+        const int single = !gaps && !weights && r->rounds == 0 && (settles[i] || reached);
+        if (single) {
+            r->lost += unit * (double)row[at];
+            for (int64_t k = 0; k < d; k++)
+                total[k] += unit * (double)row[k];
+        } else {
+            r->rounds += edges[i + 1] - edges[i];
+            for (int64_t k = 0; !gaps && k < d; k++)
+                open[k] += unit * (double)row[k];
+        }
+        if (!single && (settles[i] || reached)) {
+            if (gaps)
+                r->lost += (double)(silos * r->rounds) * gaps[i];
+            else
+                r->lost += weights ? inner(open, weights + at * d, d, r->products)
+                                   : open[at];
+            for (int64_t k = 0; !gaps && k < d; k++) {
+                total[k] += open[k];
+                open[k] = 0.0;
+            }
+            r->rounds = 0;
+        }
+        if (reached) {
+            double best = gaps ? 0.0 : total[0];
+            for (int64_t k = 1; !gaps && k < d; k++)
+                best = total[k] < best ? total[k] : best;
+            r->regret[r->at++] = r->lost - best;
+        }
+    }
+}
+
+/* ---- Frank-Wolfe steps ------------------------------------------------------------------------ */
+
+/* The bound on differences between gradients at x and at parent; `away` (d) is scratch. */
+static double most_between(const ff_walk *w, const double *x, const double *parent, int64_t d,
+                           double *away)
+{
+    for (int64_t k = 0; k < d; k++)
+        away[k] = fabs(x[k] - parent[k]);
+    const double range = w->high - w->low, smooth = w->smoothness * ff_pairwise(away, d);
+    return smooth < range ? smooth : range;
+}
+
+/* The estimates of the next leaf at x, for all clients, into w->v from its depth on; *v is where. */
+static int64_t leaf_of(const ff_walk *w, const ff_leaf *leaf, int64_t threads,
+                       const ff_losses_scratch *scratch, const double *x, const double **v)
+{
+    const int64_t m = w->losses->silos, d = w->losses->experts, h = leaf->depth, size = m * d;
+    const double n = (double)(leaf->stop - leaf->start);
+    double *here = w->v + (w->linear ? 0 : h) * size;
+    *v = here;
+    if (h == 0 || !w->linear) {
+        const double *parent = h ? w->points + (h - 1) * d : NULL;
+        const ff_gradient_bounds bounds = {
+            w->low, w->high, parent ? most_between(w, x, parent, d, w->total) : 0.0};
+        memset(w->sums, 0, (size_t)size * sizeof *w->sums);
+        const int64_t status = ff_losses_gradients(
+            w->losses, w->seed, w->replicate, w->rounds + leaf->start, w->used,
+            leaf->stop - leaf->start, x, parent, &bounds, threads, scratch, w->sums);
+        if (status < 0)
+            return status;
+        for (int64_t j = 0; j < size; j++)
+            here[j] = parent ? here[j - size] + w->sums[j] / n : w->sums[j] / n;
+    }
+    /* Left children below take over both. */
+    if (!w->linear)
+        for (int64_t depth = h; depth <= leaf->tree; depth++) {
+            if (depth > h)
+                memcpy(w->v + depth * size, here, (size_t)size * sizeof *here);
+            memcpy(w->points + depth * d, x, (size_t)d * sizeof *x);
+        }
+    return FF_OK;
+}
+
+int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, int64_t release,
+                       int64_t threads, const ff_losses_scratch *scratch, double *x,
+                       int64_t *least)
+{
+    const int64_t m = w->losses->silos, d = w->losses->experts;
+    const uint32_t replicate = (uint32_t)w->replicate;
+    double *total = w->total;
+    for (int64_t i = 0; i < count; i++) {
+        const ff_leaf *leaf = leaves + i;
+        const double *v;
+        const uint32_t number = (uint32_t)(release + i);
+        const int64_t status = leaf_of(w, leaf, threads, scratch, x, &v);
+        if (status < 0)
+            return status;
+        memset(total, 0, (size_t)d * sizeof *total);
+        for (int64_t silo = 0; silo < m; silo++) {
+            if (w->noise_by == FF_NOISE_SILOS) {
+                const ff_stream s =
+                    ff_stream_open(w->seed, FF_SCORE_NOISE, replicate, (uint32_t)silo, number);
+                ff_laplace(&s, d, w->drawn);
+                for (int64_t k = 0; k < d; k++)
+                    total[k] += v[silo * d + k] + leaf->scale * w->drawn[k];
+            } else {
+                for (int64_t k = 0; k < d; k++)
+                    total[k] += v[silo * d + k];
+            }
+        }
+        for (int64_t k = 0; k < d; k++)
+            total[k] /= (double)m;
+        if (w->noise_by == FF_NOISE_SERVER) {
+            const ff_stream s =
+                ff_stream_open(w->seed, FF_SCORE_NOISE, replicate, (uint32_t)m, number);
+            ff_laplace(&s, d, w->drawn);
+            for (int64_t k = 0; k < d; k++)
+                total[k] += leaf->scale / (double)m * w->drawn[k];
+        }
+        int64_t best = 0;
+        for (int64_t k = 1; k < d; k++)
+            best = total[k] < total[best] ? k : best;
+        least[i] = best;
+        for (int64_t k = 0; k < d; k++)
+            x[k] *= 1.0 - leaf->step;
+        x[best] += leaf->step;
+    }
+    return FF_OK;
+}
