@@ -27,6 +27,7 @@ from fastfed._validate import InputError, choice, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon, sampled_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.mechanisms.seldom import Dartboard, FreshChoices
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
@@ -397,6 +398,10 @@ class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.noises, key=self._cost).conditions() if self.noises else []
 
 
+#: Accounts of one replaced loss.
+OneLoss = SparseSwitching | VertexScores | Dartboard | FreshChoices
+
+
 class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
     """A mechanism of experts, accounted for a record that is behind several losses.
 
@@ -404,7 +409,7 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
     are replaced together. budget: the one that was asked for, whose delta is the account's.
     """
 
-    one: SparseSwitching | VertexScores
+    one: OneLoss
     members: int
     budget: Budget
 
@@ -428,7 +433,7 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
         return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
 
 
-def per_record(one: SparseSwitching | VertexScores, claim: Claim) -> PrivacyEvent:
+def per_record(one: OneLoss, claim: Claim) -> PrivacyEvent:
     """Account for all losses of one record, given the account of one of them."""
     if claim.max_participations == 1:
         return one
