@@ -246,10 +246,8 @@ def least_bound(
     grid = grid[grid >= LEAST_CHANCE]
     m, most = problem.silos, float(problem.silos * length)
     tail = min(1.0, 1.0 / (m * problem.horizon))
-    low, high = (
-        np.full(len(grid), 1e-12),
-        np.full(len(grid), hedge_rate(problem, coins + 1, length)),
-    )
+    largest = hedge_rate(problem, coins + 1, length)
+    low, high = np.full(len(grid), 1e-12), np.full(len(grid), largest)
 
     def draws(rate: np.ndarray) -> np.ndarray:
         """K, by rate and p."""
