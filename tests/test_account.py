@@ -27,11 +27,11 @@ from fastfed._validate import InputError
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.environments import Sphere, StochasticLosses
 from fastfed.experts.fed_svt import SparseVectorPlan
-from fastfed.experts.limited_updates import LimitedPlan
-from fastfed.experts.private_dartboard import DartboardPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
+from fastfed.experts.limited_updates import LimitedPlan
 from fastfed.experts.plan import ExpertPlan
 from fastfed.experts.plan import ProblemSpec as LossSetting
+from fastfed.experts.private_dartboard import DartboardPlan
 from fastfed.privacy.account import Claim, accounted, event_epsilon, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
