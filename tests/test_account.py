@@ -71,8 +71,9 @@ class Case:
 
     def make(self, **changes: Any) -> Any:
         keys = {"epsilon": EPSILON, "delta": DELTA, **self.keys, **changes}
-        if "silo_epsilon" in keys:
-            del keys["epsilon"]
+        for key in ("epsilon", "delta"):
+            if f"silo_{key}" in keys:
+                del keys[key]
         return ALGORITHMS.choose(self.algorithm).make(keys, self.setting)
 
 
@@ -145,6 +146,9 @@ CASES = {
         "linucb-sdp-vec", epsilon=8.0, messages="individual", honest_fraction=0.8
     ),
     "feducb fixed": _feducb("feducb", "fixed"),
+    "feducb by silo": _feducb(
+        "feducb", "fixed", silo_epsilon=(0.5, 1.0, 0.5), silo_delta=(1e-4, 1e-3, 1e-4)
+    ),
     "feducb private-determinant": _feducb("feducb", "private-determinant"),
     "feducb-decentralized fixed": Case(
         "feducb-decentralized",
@@ -552,7 +556,7 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "a batch shorter than its noise": (
         shorter_batch, tuple(n for n in UNEQUAL if not n.startswith("linucb-ldp")),
     ),
-    "a silo with less noise": (one_silo_less, ("silo-ldp by silo",)),
+    "a silo with less noise": (one_silo_less, ("silo-ldp by silo", "feducb by silo")),
     "users counted on": (not_the_users_own, ("shuffle-vector", "linucb-sdp-vec")),
     "colluders forgotten": (colluders_forgotten, ("secure-sum",)),
     "longer columns": (longer_columns, ("secure-sum",)),
@@ -1042,6 +1046,10 @@ def drawn(seed: int) -> tuple[str, dict[str, Any], Any]:
         keys["schedule"] = r.choice(["fixed", "private-determinant"])
         if keys["schedule"] == "fixed":
             keys |= batches
+            if algorithm == "feducb" and r.random() < 0.4:
+                del keys["epsilon"], keys["delta"]
+                keys["silo_epsilon"] = tuple(r.choice([0.5, 2.0, 7.0]) for _ in range(silos))
+                keys["silo_delta"] = tuple(r.choice([1e-6, 1e-3]) for _ in range(silos))
         if algorithm == "feducb-decentralized":
             keys["graph"] = r.choice(["line", "star", "complete"])
         return algorithm, keys, ProblemSpec(silos=silos, horizon=horizon, dimension=3)

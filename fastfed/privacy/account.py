@@ -81,6 +81,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         The epsilon of each of the plan's events, as it was when the plan was `sealed`.
     terms : tuple of str
         The other terms that the certificate rests on, as they were then.
+    delta_by_silo : tuple of float
+        The delta beside each of ``by_silo``; empty where all silos have the budget's.
     """
 
     source: str
@@ -96,6 +98,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     caveats: tuple[str, ...] = ()
     exact: tuple[float, ...] = ()
     terms: tuple[str, ...] = ()
+    delta_by_silo: tuple[float, ...] = ()
+
+    @property
+    def silo_budgets(self) -> tuple[tuple[float, float], ...]:
+        """(epsilon, delta) that each silo asked for, if it had a say."""
+        deltas = self.delta_by_silo or (self.asked.delta,) * len(self.by_silo)
+        return tuple(zip(self.by_silo, deltas, strict=True))
 
     @property
     def asked(self) -> Budget:
