@@ -29,8 +29,10 @@ from fastfed.bandits.problem import ProblemSpec
 from fastfed.environments import Sphere, StochasticLosses
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
+from fastfed.experts.limited_updates import LimitedPlan
 from fastfed.experts.plan import ExpertPlan
 from fastfed.experts.plan import ProblemSpec as LossSetting
+from fastfed.experts.private_dartboard import DartboardPlan
 from fastfed.privacy.account import Claim, accounted, event_epsilon, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.releases.buffered import buffers
@@ -64,15 +66,16 @@ class Case:
 
     @property
     def setting(self) -> Any:
-        if self.algorithm.startswith("fed-"):
+        if self.algorithm.startswith(("fed-", "private-dart", "limited")):
             return LossSetting(silos=self.silos, horizon=self.horizon, experts=5)
         sizes = {"silos": self.silos, "horizon": self.horizon, "dimension": 3}
         return ProblemSpec(**sizes, intercept=self.intercept)
 
     def make(self, **changes: Any) -> Any:
         keys = {"epsilon": EPSILON, "delta": DELTA, **self.keys, **changes}
-        if "silo_epsilon" in keys:
-            del keys["epsilon"]
+        for key in ("epsilon", "delta"):
+            if f"silo_{key}" in keys:
+                del keys[key]
         return ALGORITHMS.choose(self.algorithm).make(keys, self.setting)
 
 
@@ -147,6 +150,9 @@ CASES = {
         "linucb-sdp-vec", epsilon=8.0, messages="individual", honest_fraction=0.8
     ),
     "feducb fixed": _feducb("feducb", "fixed"),
+    "feducb by silo": _feducb(
+        "feducb", "fixed", silo_epsilon=(0.5, 1.0, 0.5), silo_delta=(1e-4, 1e-3, 1e-4)
+    ),
     "feducb private-determinant": _feducb("feducb", "private-determinant"),
     "feducb-decentralized fixed": Case(
         "feducb-decentralized",
@@ -193,6 +199,10 @@ CASES = {
     "robin": Case("robin", {"diversity": 0.2, "initial_phases": 2}, silos=30, horizon=62),
     "fed-svt": Case("fed-svt", {"optimal_loss": 2.0}, horizon=100),
     "fed-svt pure": Case("fed-svt", {"optimal_loss": 2.0, "delta": 0.0}, horizon=100),
+    "private-dartboard": Case("private-dartboard", {}, horizon=100),
+    "private-dartboard pure": Case("private-dartboard", {"delta": 0.0}, horizon=100),
+    "limited-updates": Case("limited-updates", {}, horizon=100),
+    "limited-updates pure": Case("limited-updates", {"delta": 0.0}, horizon=100),
     "fed-dp-ope-stoch local": Case(
         "fed-dp-ope-stoch", {"batch": "largest", "epsilon": 2.0}, horizon=300
     ),
@@ -221,7 +231,7 @@ FACTORISED = tuple(name for name in CASES if CASES[name].keys.get("release") == 
 CENTRED = tuple(name for name in CASES if "reward_centre" in CASES[name].keys)
 #: Where batches differ, and each has bits of its own.
 UNEQUAL = tuple(name for name in BITS if "growing" in name)
-EXPERTS = tuple(name for name in CASES if name.startswith("fed-"))
+EXPERTS = tuple(n for n in CASES if n.startswith(("fed-", "private-dart", "limited")))
 
 
 # ---- faults --------------------------------------------------------------------------------------
@@ -273,6 +283,10 @@ def half_the_noise(case: Case, plan: Any) -> Any:
             eta=noise.eta / half,
         )
         return replace(plan, noise=less)
+    if isinstance(plan, DartboardPlan):
+        return replace(plan, noise=msgspec.structs.replace(plan.noise, rate=2.0 * plan.noise.rate))
+    if isinstance(plan, LimitedPlan):
+        return replace(plan, noise=msgspec.structs.replace(plan.noise, eta=2.0 * plan.noise.eta))
     if isinstance(plan, FrankWolfePlan):
         less_phases = (replace(p, scales=tuple(0.5 * s for s in p.scales)) for p in plan.phases)
         return replace(plan, phases=tuple(less_phases))
@@ -284,7 +298,7 @@ def one_release_short(case: Case, plan: Any) -> Any:
     if isinstance(plan, PhasePlan):
         longer = replace(plan.local, horizon=2 * plan.horizon + 2)
         return replace(plan, local=longer, means=(*plan.means, plan.means[-1]))
-    if isinstance(plan, SparseVectorPlan):
+    if isinstance(plan, (SparseVectorPlan, DartboardPlan)):
         noise = msgspec.structs.replace(plan.noise, switches=plan.noise.switches + 1)
         return replace(plan, noise=noise)
     if isinstance(plan, FrankWolfePlan):
@@ -492,6 +506,11 @@ def shorter_batch(case: Case, plan: Any) -> Any:
     return replace(plan, release_rounds=(first - 1, *rest))
 
 
+def less_chance(case: Case, plan: Any) -> Any:
+    """Coins that tell more of what the expert lost."""
+    return replace(plan, noise=msgspec.structs.replace(plan.noise, chance=0.5 * plan.noise.chance))
+
+
 Fault = Callable[[Case, Any], Any]
 _LINEAR = tuple(n for n in CASES if n not in (*EXPERTS, "robin"))
 _GAUSSIAN = tuple(n for n in _LINEAR if n not in BITS)
@@ -502,7 +521,9 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "half the noise": (half_the_noise, tuple(CASES)),
     "one release short": (
         # A factor is of so many releases: `test_parts_of_a_secure_sum_belong_together`.
-        one_release_short, tuple(n for n in CASES if n not in (*FLAT, "secure-sum")),
+        # Fresh choices cost what one does.
+        one_release_short,
+        tuple(n for n in CASES if n not in (*FLAT, "secure-sum") and not n.startswith("limited")),
     ),
     "bias accounted alone": (
         bias_alone,
@@ -515,6 +536,7 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "schedule forgotten": (schedule_forgotten, _SCHEDULED),
     "schedule with less noise": (quiet_schedule, _SCHEDULED),
     "schedule without noise": (raw_schedule, _SCHEDULED),
+    "p smaller": (less_chance, ("private-dartboard", "private-dartboard pure")),
     "query's noise forgotten": (query_forgotten, ("fed-svt", "fed-svt pure")),
     "threshold's noise forgotten": (threshold_forgotten, ("fed-svt", "fed-svt pure")),
     "a tree without noise": (
@@ -538,7 +560,7 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "a batch shorter than its noise": (
         shorter_batch, tuple(n for n in UNEQUAL if not n.startswith("linucb-ldp")),
     ),
-    "a silo with less noise": (one_silo_less, ("silo-ldp by silo",)),
+    "a silo with less noise": (one_silo_less, ("silo-ldp by silo", "feducb by silo")),
     "users counted on": (not_the_users_own, ("shuffle-vector", "linucb-sdp-vec")),
     "colluders forgotten": (colluders_forgotten, ("secure-sum",)),
     "longer columns": (longer_columns, ("secure-sum",)),
@@ -1028,6 +1050,10 @@ def drawn(seed: int) -> tuple[str, dict[str, Any], Any]:
         keys["schedule"] = r.choice(["fixed", "private-determinant"])
         if keys["schedule"] == "fixed":
             keys |= batches
+            if algorithm == "feducb" and r.random() < 0.4:
+                del keys["epsilon"], keys["delta"]
+                keys["silo_epsilon"] = tuple(r.choice([0.5, 2.0, 7.0]) for _ in range(silos))
+                keys["silo_delta"] = tuple(r.choice([1e-6, 1e-3]) for _ in range(silos))
         if algorithm == "feducb-decentralized":
             keys["graph"] = r.choice(["line", "star", "complete"])
         return algorithm, keys, ProblemSpec(silos=silos, horizon=horizon, dimension=3)

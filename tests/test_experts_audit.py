@@ -8,6 +8,7 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
+from oracle import asi_2022 as asi
 from oracle import gao_2024 as oracle
 from scipy import stats
 
@@ -17,10 +18,11 @@ from fastfed.experts.plan import ExpertServer
 from fastfed.privacy.audit import mechanisms as mechanisms
 from fastfed.simulation import audit as registry
 from fastfed.simulation.audit import experts as audits
-from fastfed.simulation.audit.experts import SWITCHING, VERTICES, Switching, Vertices
+from fastfed.simulation.audit.experts import BOARDS, SWITCHING, VERTICES, Switching, Vertices
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 PRINTED = "fault-fed-svt-printed-threshold"
+BOARD, BARE = "private-dartboard", "fault-private-dartboard-bare-coin"
 QUARTER = "fault-fed-dp-ope-stoch-quarter-of-the-noise"
 
 
@@ -32,6 +34,8 @@ QUARTER = "fault-fed-dp-ope-stoch-quarter-of-the-noise"
     [
         ("fed-svt", 600),
         pytest.param(PRINTED, 3000, marks=pytest.mark.slow),
+        (BOARD, 600),
+        (BARE, 600),
         ("fed-dp-ope-stoch", 600),
         (QUARTER, 1500),
     ],
@@ -56,6 +60,8 @@ def test_the_same_losses_pass_without_the_fault() -> None:
     [
         ("fed-svt", 0.0, 1.0),
         (PRINTED, 1.0, 4.0),
+        (BOARD, 0.1, 1.0),
+        (BARE, 1.0, 9.0),
         ("fed-dp-ope-stoch", 0.1, 1.0),
         (QUARTER, 1.0, 3.0),
     ],
@@ -65,9 +71,9 @@ def test_bounds_of_the_default_runs(name: str, low: float, high: float, seed: in
 
 
 def test_names() -> None:
-    assert set(audits.AUDITS) == {"fed-svt", "fed-dp-ope-stoch", PRINTED, QUARTER}
+    assert set(audits.AUDITS) == {"fed-svt", "fed-dp-ope-stoch", PRINTED, QUARTER, BOARD, BARE}
     assert set(registry.AUDITS) == set(registry.TRIALS) >= registry.FAULTY
-    assert {PRINTED, QUARTER} <= registry.FAULTY
+    assert {PRINTED, QUARTER, BARE} <= registry.FAULTY
     # No system hides a mechanism of its name.
     assert not set(audits.AUDITS) & set(mechanisms.AUDITS)
 
@@ -105,9 +111,9 @@ def differ_in_one_loss(first: np.ndarray, second: np.ndarray) -> bool:
     return inside and int((first != second).any(axis=2).sum()) == 1
 
 
-@pytest.mark.parametrize("name", sorted(SWITCHING))
+@pytest.mark.parametrize("name", sorted(SWITCHING | BOARDS))
 def test_worlds_of_switching_differ_in_one_loss(name: str) -> None:
-    case = SWITCHING[name]
+    case = (SWITCHING | BOARDS)[name]
     assert differ_in_one_loss(case.losses(0), case.losses(1))
     assert case.losses(0).shape == (case.horizon, case.plan().silos, case.experts)
 
@@ -199,6 +205,23 @@ def test_leaves_of_the_tree_have_their_law(world: int, horizon: int) -> None:
     assert fits(counts.ravel(), np.outer(p, p).ravel())
     other = np.exp(audits.leaf_law(plan, 1 - world))
     assert not fits(counts.ravel(), np.outer(other, other).ravel())
+
+
+@pytest.mark.parametrize(("name", "least"), [(BOARD, 0.5), (BARE, 0.5)])
+def test_no_ratio_of_the_dartboard_is_above_the_claim(name: str, least: float) -> None:
+    """All that can be played: by the law here, and by the oracle's."""
+    case = BOARDS[name]
+    board, d, tables = case.plan().noise, case.experts, [case.losses(w) for w in (0, 1)]
+    first, second = (audits.board_law(case.plan(), table) for table in tables)
+    outcomes = list(product(range(d), repeat=case.horizon))
+    seen = [o for o in outcomes if sum(a != b for a, b in pairwise(o)) <= case.switches]
+    ratios = [abs(second(o) - first(o)) for o in seen]
+    assert least < max(ratios) <= 1.0 + 1e-9
+    assert sum(np.exp(first(o)) for o in seen) == pytest.approx(1.0, rel=1e-9)
+    eta = -np.expm1(-board.rate)
+    game = {"eta": eta, "p": board.chance, "K": board.switches, "N": 1}
+    law = asi.experts_of(asi.dartboard_law(tables[1].transpose(1, 0, 2), **game))
+    assert [np.exp(second(o)) for o in seen] == pytest.approx([law[o] for o in seen])
 
 
 @pytest.mark.parametrize(("name", "least"), [("fed-svt", 0.6), (PRINTED, 0.49)])

@@ -133,6 +133,16 @@ PROBLEMS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     ),
     "svt, pseudo-regret": (linear(), {**SVT, "optimal_loss": 0.0}, 90, 3),
     "svt, one client": (LowerBoundLosses(experts=3, theorem="2.7", burst=60), SVT, 90, 1),
+    "dartboard": (
+        ObliviousLosses(losses=TABLE),
+        {"algorithm": "private-dartboard", "epsilon": 20.0, "switch_probability": 0.1}, 150, 3,
+    ),
+    "dartboard, N = 7, pseudo-regret": (
+        linear(), {"algorithm": "private-dartboard", "epsilon": 20.0, "phase_length": 7}, 140, 3
+    ),
+    "limited updates": (
+        RealizableLosses(experts=7), {"algorithm": "limited-updates", "epsilon": 2.0}, 140, 4
+    ),
     "leader": (ObliviousLosses(losses=TABLE), LEADER, 140, 3),
     "leader, ties": (LowerBoundLosses(experts=5), {**LEADER, "phase_length": 7}, 140, 6),
     "leader, pseudo-regret": (linear(), LEADER, 140, 2),

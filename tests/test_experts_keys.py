@@ -42,9 +42,12 @@ SIGNED = dataclasses.replace(SMOOTH, spread=2.0, loss_range=2.0)
 ROUGH = dataclasses.replace(SIGNED, smoothness=1e6)
 
 SVT, OPE, HEDGE, LEADER = "fed-svt", "fed-dp-ope-stoch", "hedge", "follow-the-leader"
+BOARD, LIMITED = "private-dartboard", "limited-updates"
 REQUIRED: dict[str, dict[str, Any]] = {
     SVT: {"epsilon": 1.0},
     OPE: {"epsilon": 8.0},
+    BOARD: {"epsilon": 1.0},
+    LIMITED: {"epsilon": 1.0},
     HEDGE: {},
     LEADER: {},
 }
@@ -224,6 +227,14 @@ def test_defaults():
             "batch": "paper",
             "smoothness": None,
         },
+        BOARD: {
+            "epsilon": 1.0,
+            "delta": 0.0,
+            "phase_length": 1,
+            "switch_probability": "proven",
+            "switches": "proven",
+        },
+        LIMITED: {"epsilon": 1.0, "delta": 0.0},
         HEDGE: {"phase_length": 1, "learning_rate": None},
         LEADER: {"phase_length": 1},
     }
@@ -241,7 +252,7 @@ def dataclass_of(keys: Any) -> dict[str, Any]:
     return {name: getattr(keys, name) for name in keys.__struct_fields__}
 
 
-@pytest.mark.parametrize("algorithm", [SVT, HEDGE, LEADER])
+@pytest.mark.parametrize("algorithm", [SVT, BOARD, HEDGE, LEADER])
 @pytest.mark.parametrize(("length", "exchanges"), [(1, 1999), (2, 1000), (7, 285), (2000, 1)])
 def test_phase_length_is_when_messages_are_exchanged(algorithm, length, exchanges):
     plan = make(algorithm, phase_length=length).plan
@@ -253,7 +264,7 @@ def test_phase_length_is_when_messages_are_exchanged(algorithm, length, exchange
     assert [t for t in range(2, 2001) if made[t - 1] > made[t - 2]] == expected
     assert made[0] == 0 and made[-1] == exchanges
     assert plan.bits_up(3) == 3 * 64 * 6 * 4
-    down = {SVT: 4, LEADER: 4, HEDGE: 3 * 6}[algorithm]
+    down = {SVT: 4, BOARD: 4, LEADER: 4, HEDGE: 3 * 6}[algorithm]
     assert plan.bits_down(3) == down * 64 * 4
 
 

@@ -62,7 +62,9 @@ ELSEWHERE = {
     "feducb-decentralized": "needs a graph of who hears whom; see docs/feducb.md",
     "robin": "its unit is all that one client holds, another guarantee than that of a user",
     "linucb-jdp, linucb-ldp, linucb-sdp-amp, linucb-sdp-vec": "of a single agent: nothing to share",
-    "fed-svt, fed-dp-ope-stoch": "predict from experts, and see no contexts",
+    "fed-svt, fed-dp-ope-stoch, private-dartboard, limited-updates": (
+        "predict from experts, and see no contexts"
+    ),
 }
 
 #: Why no rewards are centred, and why no silo keeps rounds to itself, where that is so.

@@ -100,6 +100,8 @@ class Noise:
         Where silos have budgets of their own: each one's noise, in units of ``std``.
     silo_epsilon : tuple of float, optional
         Each silo's own epsilon.
+    silo_delta : tuple of float, optional
+        Each silo's own delta, where these differ.
     factor : Factor, optional
         Of release "factorised".
     secure : SecureSum, optional
@@ -112,6 +114,7 @@ class Noise:
     encoding: Encoding | None = None
     silo_noise: tuple[float, ...] = ()
     silo_epsilon: tuple[float, ...] = ()
+    silo_delta: tuple[float, ...] = ()
     factor: Factor | None = None
     secure: SecureSum | None = None
 

@@ -99,6 +99,7 @@ def declared(
     source: str,
     theory: Theory | None = None,
     by_silo: tuple[float, ...] = (),
+    delta_by_silo: tuple[float, ...] = (),
 ) -> Claim:
     """The claim of a plan with this mechanism's noise: nothing that the plan's numbers say.
 
@@ -110,8 +111,8 @@ def declared(
         Author-year and theorem of the guarantee.
     theory : Theory, optional
         For its caveats about the regret bound.
-    by_silo : tuple of float, optional
-        Each silo's own epsilon.
+    by_silo, delta_by_silo : tuple of float, optional
+        Each silo's own epsilon, and its own delta.
 
     Returns
     -------
@@ -134,6 +135,7 @@ def declared(
         honest_fraction=getattr(mechanism, "honest_fraction", 1.0),
         vector_scale=getattr(mechanism, "vector_scale", 1.0),
         by_silo=by_silo,
+        delta_by_silo=delta_by_silo,
         conditions=own,
         caveats=theory.caveats if theory is not None else (),
     )
@@ -171,7 +173,7 @@ def certify(
     if noise is None:
         claim = Claim(source=source, caveats=theory.caveats)
     else:
-        claim = declared(noise.mechanism, source, theory, noise.silo_epsilon)
+        claim = declared(noise.mechanism, source, theory, noise.silo_epsilon, noise.silo_delta)
     plan = sealed(replace(plan, privacy=claim))
     return plan, account(plan, problem)
 
@@ -350,7 +352,8 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
                 source=other.source,
             )
         )
-    for (asked, silos), own in zip(alike(claim.by_silo).items(), found[1:], strict=False):
+    budgets = alike(claim.silo_budgets) if claim.by_silo else {}
+    for ((asked, delta), silos), own in zip(budgets.items(), found[1:], strict=False):
         epsilon = event_epsilon(own)
         who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(
@@ -358,8 +361,8 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
                 unit=unit if lazy else "item",
                 relation=budget.relation,
                 model=f"{protocol.model}; users of {who}",
-                claimed=Guarantee(asked, budget.delta),
-                exact=Guarantee(epsilon, budget.delta) if math.isfinite(epsilon) else None,
+                claimed=Guarantee(asked, delta),
+                exact=Guarantee(epsilon, delta) if math.isfinite(epsilon) else None,
                 status=status if math.isfinite(epsilon) else "unproven",
                 noise_std=own.noise_stds,
                 conditions=(*assumed.about_data, *own.conditions()),

@@ -100,9 +100,14 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     private : bool, default True
         False for no noise.
     epsilon : float
-        Budget of one user, > 0; required if private.
+        Budget of one user, > 0; required if private, unless ``silo_epsilon`` is given.
     delta : float
-        Budget of one user, in (0, 1); required if private.
+        Budget of one user, in (0, 1); required if private, unless ``silo_delta`` is given.
+    silo_epsilon : tuple of float, optional
+        One epsilon for each silo in place of ``epsilon``: each silo adds the noise of its own
+        budget. For ``schedule = "fixed"``.
+    silo_delta : tuple of float, optional
+        With it, one delta for each silo in place of ``delta``.
     calibration : {"exact", "theorem"}
         The least noise that gives the budget, or the paper's.
     relation : {"replace", "zero-out"}
@@ -123,6 +128,8 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     relation: str = "replace"
     rho_min: float | None = None
     radius: str = "proposition-2"
+    silo_epsilon: tuple[float, ...] | None = None
+    silo_delta: tuple[float, ...] | None = None
 
     radii: ClassVar[tuple[str, ...]] = ("proposition-2", "direct")
 
@@ -165,18 +172,21 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
         choice("relation", self.relation, RELATIONS)
         choice("calibration", self.calibration, PRIVATIZER_CALIBRATIONS)
         if not self.private:
-            for key in ("epsilon", "delta"):
+            for key in ("epsilon", "delta", "silo_epsilon", "silo_delta"):
                 if getattr(self, key) is not None:
                     raise InputError(f"{key} has no meaning where private = false")
             if self.radius != "proposition-2" or self.schedule == "private-determinant":
                 what = "radius" if self.radius != "proposition-2" else "schedule"
                 raise InputError(f'{what} "{getattr(self, what)}" needs private = true')
             return
+        self._check_silo_budgets()
         for key in ("epsilon", "delta"):
-            if getattr(self, key) is None:
+            if getattr(self, key) is None and getattr(self, f"silo_{key}") is None:
                 raise InputError(f"{key} is required, or private = false")
-        number("epsilon", self.epsilon, above=0.0)
-        number("delta", self.delta, above=0.0, below=1.0)
+        if self.silo_epsilon is None:
+            number("epsilon", self.epsilon, above=0.0)
+        if self.silo_delta is None:
+            number("delta", self.delta, above=0.0, below=1.0)
         if self.calibration == "theorem":
             if self.schedule == "private-determinant":
                 raise InputError('schedule "private-determinant" needs calibration "exact"')
@@ -188,11 +198,66 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             if self.rho_min is not None:
                 raise InputError('rho_min belongs to radius "proposition-2", got radius "direct"')
 
+    def _check_silo_budgets(self) -> None:
+        """Raise InputError for budgets of single silos that make no sense."""
+        for key in ("epsilon", "delta"):
+            if (given := getattr(self, f"silo_{key}")) is None:
+                continue
+            if not given:
+                raise InputError(f"silo_{key} must hold one number for each silo, got none")
+            if getattr(self, key) is not None:
+                raise InputError(f"give either {key} or silo_{key}, not both")
+            for value in given:
+                number(f"silo_{key}", value, above=0.0, below=math.inf if key == "epsilon" else 1.0)
+        if self.silo_epsilon is None:
+            if self.silo_delta is not None:
+                raise InputError("silo_delta needs silo_epsilon, one for each silo beside it")
+            return
+        if self.schedule != "fixed" and not self.every_round:
+            raise InputError(
+                'silo_epsilon needs schedule "fixed": what the data schedule has one noise, or '
+                f'none, for all silos, got "{self.schedule}"'
+            )
 
-def privatizer(config: FedUCBConfig, releases: int) -> Privatizer | None:
-    """Calibrate the noise of one silo's tree of so many releases; None without privacy."""
+
+def privatizers(
+    config: FedUCBConfig, problem: ProblemSpec, releases: int
+) -> tuple[Privatizer, ...]:
+    """Calibrate each silo's noise, where silos have budgets of their own; () where not."""
+    if config.silo_epsilon is None:
+        return ()
+    deltas = config.silo_delta or (config.delta or 0.0,) * problem.silos
+    for key, given in (("silo_epsilon", config.silo_epsilon), ("silo_delta", deltas)):
+        if len(given) != problem.silos:
+            raise InputError(
+                f"{key} must hold one number for each of {problem.silos} silos, got {len(given)}"
+            )
+    budgets = [
+        Budget(float(epsilon), float(delta), config.relation)
+        for epsilon, delta in zip(config.silo_epsilon, deltas, strict=True)
+    ]
+    made = {b: calibrate_privatizer(b, releases, config.calibration) for b in set(budgets)}
+    return tuple(made[budget] for budget in budgets)
+
+
+def weakest(own: tuple[Privatizer, ...]) -> Privatizer:
+    """The least noise of any silo, under a budget that is no less than any silo's."""
+    least = min(own, key=lambda p: p.noise_std)
+    epsilon, delta = max(p.budget.epsilon for p in own), max(p.budget.delta for p in own)
+    return msgspec.structs.replace(least, budget=Budget(epsilon, delta, least.budget.relation))
+
+
+def privatizer(
+    config: FedUCBConfig, releases: int, own: tuple[Privatizer, ...] = ()
+) -> Privatizer | None:
+    """Calibrate the noise of one silo's tree of so many releases; None without privacy.
+
+    ``own``: each silo's, where they differ; of these the weakest.
+    """
     if not config.private:
         return None
+    if own:
+        return weakest(own)
     assert config.epsilon is not None and config.delta is not None
     rounds = releases if config.schedule == "private-determinant" else 0
     budget = Budget(config.epsilon, config.delta, config.relation)
@@ -207,7 +272,8 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     if config.batch_size != "theorem":
         return config.batches(problem)
     federation = Federation(problem)
-    found = constants(config, federation, privatizer(config, problem.horizon))
+    own = privatizers(config, problem, problem.horizon)
+    found = constants(config, federation, privatizer(config, problem.horizon, own), own)
     bar = threshold_of(config, federation, found)
     # D of "M1.5" is 0 for one silo and one round: synchronise after every round.
     if not bar:
@@ -230,12 +296,14 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     config = resolve_schedule(config)
     fixed = config.schedule == "fixed"
     schedule = fixed_schedule(config, problem) if fixed else Schedule(problem.horizon, 1)
-    noise = privatizer(config, schedule.releases)
+    own = privatizers(config, problem, schedule.releases)
+    noise = privatizer(config, schedule.releases, own)
     clip = config.bounds(published=False)
     federation = Federation(problem)
-    plan, theory = plan_and_theory(config, federation, noise, schedule, clip)
+    plan, theory = plan_and_theory(config, federation, noise, schedule, clip, own)
     source = source_text(config, noise, "Algorithm 1")
-    plan, certificate = certify(plan, problem, theory, _noise(config, problem, noise), source)
+    made = _noise(config, problem, noise, own)
+    plan, certificate = certify(plan, problem, theory, made, source)
     return System(
         "feducb", plan, certificate, _bound_curves(config, federation, noise), theory=theory
     )
@@ -265,6 +333,7 @@ def plan_and_theory(
     noise: Privatizer | None,
     schedule: Schedule,
     clip: Clip | None,
+    own: tuple[Privatizer, ...] = (),
 ) -> tuple[Plan, Theory]:
     """Plan and theory of the silos that share one estimator.
 
@@ -280,10 +349,12 @@ def plan_and_theory(
         The rounds of synchronisation; where data decide, each of them.
     clip : Clip or None
         Bounds that features and rewards are clipped to.
+    own : tuple of Privatizer, optional
+        Each silo's noise, where silos have budgets of their own.
     """
     problem = federation.problem
-    made = _noise(config, problem, noise)
-    found = constants(config, federation, noise)
+    made = _noise(config, problem, noise, own)
+    found = constants(config, federation, noise, own)
     protocol = PROTOCOLS["silo-ldp-prefix" if noise else "none"]
     rule = trigger(config, federation, found, noise)
     if config.radius == "direct":
@@ -299,13 +370,16 @@ def plan_and_theory(
         )
         return replace(plan, trigger=rule), theory
     only = released_only(config, schedule)
-    theory = proposition_2(config, federation, found, clip, only)
+    theory = proposition_2(config, federation, found, clip, only, bool(own))
     plan = make_plan(config, problem, protocol, schedule, clip, theory, made)
     return replace(plan, trigger=rule), theory
 
 
 def _noise(
-    config: FedUCBConfig, problem: ProblemSpec, mechanism: Privatizer | None
+    config: FedUCBConfig,
+    problem: ProblemSpec,
+    mechanism: Privatizer | None,
+    own: tuple[Privatizer, ...] = (),
 ) -> Noise | None:
     """Noise of a federation for theory and plan; None without privacy."""
     if mechanism is None:
@@ -319,7 +393,18 @@ def _noise(
         distribution = NoiseDistribution(
             std, problem.silos, np.array([0.0, most]), counted=mechanism.releases
         )
-    return Noise(mechanism, distribution, std)
+    if not own:
+        return Noise(mechanism, distribution, std)
+    scales = tuple(p.noise_std / mechanism.noise_std for p in own)
+    deltas = tuple(p.budget.delta for p in own)
+    return Noise(
+        mechanism,
+        replace(distribution, noises=sum(f * f for f in scales)),
+        std,
+        silo_noise=scales,
+        silo_epsilon=tuple(p.budget.epsilon for p in own),
+        silo_delta=deltas if config.silo_delta is not None else (),
+    )
 
 
 def source_text(config: FedUCBConfig, noise: Privatizer | None, algorithm: str) -> str:
@@ -367,6 +452,10 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.silo_epsilon is not None:
+            raise InputError(
+                "silo_epsilon needs a server: in feducb-decentralized all silos have one noise"
+            )
         if isinstance(self.graph, str):
             choice("graph", self.graph, GRAPHS)
         integer("graph_seed", self.graph_seed, at_least=0, at_most=2**63 - 1)
@@ -529,11 +618,31 @@ class Constants:
         return (self.rho_min + self.rho_max) / 2.0
 
 
-def constants(config: FedUCBConfig, federation: Federation, noise: Privatizer | None) -> Constants:
+def constants(
+    config: FedUCBConfig,
+    federation: Federation,
+    noise: Privatizer | None,
+    own: tuple[Privatizer, ...] = (),
+) -> Constants:
     """rho_min, rho_max and kappa: as printed for "theorem", from the noise for "exact".
 
-    A given rho_min stands for Lambda, so rho_max is three times that.
+    A given rho_min stands for Lambda, so rho_max is three times that. Where silos have noise of
+    their ``own``, with constants rho_i and kappa_i, they are the mean of rho_i and the root of that
+    of kappa_i^2. All that is proven takes the sums: M rho_min I <= sum H_i <= M rho_max I, and for
+    h = sum h_i, of any H_i > 0, h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i <= M kappa^2, because
+    (h, H) -> h' H^-1 h is convex and homogeneous, so subadditive. Each silo's bounds are made for
+    a union over all M silos, so that all of them fail as seldom as those of equal silos.
     """
+    if own:
+        each = {p: constants(config, federation, p) for p in set(own)}
+        found = [each[p] for p in own]
+        return Constants(
+            sum(c.rho_min for c in found) / len(found),
+            sum(c.rho_max for c in found) / len(found),
+            math.sqrt(sum(c.kappa**2 for c in found) / len(found)),
+            bounded=all(c.bounded for c in found),
+            biased=all(c.biased for c in found),
+        )
     if noise is None:
         rho = PLAIN_RHO if config.rho_min is None else config.rho_min
         return Constants(rho, rho, 0.0)
@@ -560,6 +669,7 @@ def proposition_2(
     found: Constants,
     clip: Clip | None,
     released_only: bool,
+    own: bool = False,
 ) -> Theory:
     """Theory of Proposition 2, with its proof's constants.
 
@@ -568,6 +678,7 @@ def proposition_2(
     with, as its proof has it. The bound holds for one silo's order of events; where every silo has
     an order of its own (without lazy updates), "exact" takes it once for each: ln(2 M / alpha).
     Without a server every clique has an order of its own in every estimator.
+    Silos with noise of their ``own`` have their own bounds, of which ``found`` is the mean.
     """
     problem, alpha = federation.problem, config.failure_probability
     m = problem.silos
@@ -580,7 +691,12 @@ def proposition_2(
     ordered = config.schedule == "fixed" or released_only or federation.all.silos == 1
     conditions = (
         *reward_conditions(problem, clip),
-        Condition("every silo's regularizer lies between rho_min and rho_max", found.bounded),
+        Condition(
+            "every silo's regularizer lies between its own rho_min and rho_max"
+            if own
+            else "every silo's regularizer lies between rho_min and rho_max",
+            found.bounded,
+        ),
         Condition("kappa exceeds the bias noise in every release", found.biased),
         Condition(
             "one order of events serves all silos, or the bound is taken for each",

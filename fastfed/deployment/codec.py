@@ -43,6 +43,9 @@ CLASSES: dict[str, type] = {
 CLASSES["ExpertProblem"] = ExpertProblem
 _NAMES = {found: name for name, found in CLASSES.items()}
 _MOST = 2**63
+#: Last fields that were added later, and stand in the bytes only where they say something: plans of
+#: before keep their bytes.
+_ADDED: dict[type, str] = {Claim: "delta_by_silo"}
 
 
 def encode(value: Any) -> bytes:
@@ -78,7 +81,10 @@ def _plain(value: Any) -> Any:
         return ["Factor", _plain(value.matrix)]
     name = _NAMES.get(type(value))
     if name is not None:
-        return [name, *(_plain(getattr(value, field)) for field in _fields(type(value)))]
+        fields = list(_fields(type(value)))
+        if type(value) in _ADDED and not getattr(value, _ADDED[type(value)]):
+            fields.pop()
+        return [name, *(_plain(getattr(value, field)) for field in fields)]
     raise InputError(f"a plan of a deployment cannot hold a {type(value).__name__}")
 
 
@@ -119,6 +125,8 @@ def _made(plain: Any) -> Any:
     if kind is None:
         raise InputError(f"the plan's numbers hold a {show(tag)}, which no plan does")
     declared = _fields(kind)
+    if kind in _ADDED and len(rest) == len(declared) - 1:
+        del declared[_ADDED[kind]]
     if len(rest) != len(declared):
         raise InputError(f"a {tag} has {len(declared)} fields, the plan's has {len(rest)}")
     values = {}

@@ -49,6 +49,10 @@ _DEVICES = (
     "its guarantee is for what leaves a user's own device, and a silo that draws the noise for its "
     "users has seen their data"
 )
+_BASELINE = (
+    "it is a baseline of simulations, whose parties keep no state on disk; "
+    'system.algorithm = "fed-svt" and "fed-dp-ope-stoch" do'
+)
 #: Why a system or protocol is not deployed, where it is more than that nobody has built it.
 REFUSED = {
     "shuffle-amplified": (
@@ -60,6 +64,8 @@ REFUSED = {
     "linucb-sdp-vec": _DEVICES,
     "feducb-decentralized": "it has no hub, and when its silos report depends on their data",
     "fedlinucb": "it is not private",
+    "private-dartboard": _BASELINE,
+    "limited-updates": _BASELINE,
 }
 #: How the sums of masked protocols are hidden: two shares, for hub and helper, or pairwise masks.
 SUMS = ("shares", "masks")

@@ -7,7 +7,7 @@ it is an entry point (docs/extending.md).
 from __future__ import annotations
 
 from fastfed._system import account, renamed
-from fastfed.experts import baselines, fed_dp_ope_stoch, fed_svt
+from fastfed.experts import baselines, fed_dp_ope_stoch, fed_svt, limited_updates, private_dartboard
 from fastfed.experts.plan import Algorithm, ProblemSpec, System
 
 ALGORITHMS = {
@@ -15,6 +15,8 @@ ALGORITHMS = {
     for a in (
         fed_dp_ope_stoch.ALGORITHM,
         fed_svt.ALGORITHM,
+        private_dartboard.ALGORITHM,
+        limited_updates.ALGORITHM,
         baselines.LEADER,
         baselines.HEDGE,
     )

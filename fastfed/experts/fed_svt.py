@@ -39,11 +39,9 @@ from fastfed._random import (
 )
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
+from fastfed.experts.certify import certificate_of_choices
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
-    ONE_LOSS,
-    PROTECTS_CHOICES,
-    RAW_MESSAGES,
     SPARSE_SWITCHING,
     Algorithm,
     Decider,
@@ -52,22 +50,13 @@ from fastfed.experts.plan import (
     Stretches,
     SumsPlan,
     System,
-    budget_exceeded,
     check_linear,
     check_phase_length,
-    multiplicity_condition,
     start_expert,
 )
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, PrivacyEvent, event_epsilon, per_record, released, sealed
-from fastfed.privacy.certificate import (
-    CHANCES,
-    SIMULATION,
-    Certificate,
-    Condition,
-    Guarantee,
-    SideCertificate,
-)
+from fastfed.privacy.account import Claim, PrivacyEvent, per_record, released, sealed
+from fastfed.privacy.certificate import CHANCES, Certificate
 from fastfed.privacy.mechanisms.laplace import standard_laplace
 from fastfed.privacy.mechanisms.sparse_vector import (
     CALIBRATIONS,
@@ -442,56 +431,7 @@ def declared(config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, be
 @account.register
 def _certificate(plan: SparseVectorPlan, problem: ProblemSpec) -> Certificate:
     """The certificate for one record: a loss of one client in one round, or all it is behind."""
-    claim, noise = plan.privacy or Claim(source=plan.noise.source), plan.noise
-    found = released(plan)
-    assert found is not None
-    budget, uses, exact = claim.asked, claim.max_participations, event_epsilon(found[0])
-    claimed, once = (
-        Guarantee(budget.epsilon, budget.delta),
-        multiplicity_condition(uses, problem.multiplicity),
-    )
-    about_losses = (
-        Condition("when messages are exchanged does not depend on losses", True),
-        Condition(
-            "losses are fixed in advance: they do not look at what is played (on trust)", True
-        ),
-    )
-    also: tuple[SideCertificate, ...] = ()
-    if problem.multiplicity > 1:
-        also = (
-            SideCertificate(
-                unit="item",
-                relation="replace",
-                model=f"{plan.protocol.model}; {ONE_LOSS}",
-                claimed=claimed,
-                exact=Guarantee(event_epsilon(noise), budget.delta),
-                status="proven",
-                noise_std=noise.noise_stds,
-                conditions=(*about_losses, *noise.conditions()),
-                source=claim.source,
-            ),
-        )
-    return Certificate(
-        unit="user",
-        relation="replace",
-        model=plan.protocol.model,
-        claimed=claimed,
-        exact=Guarantee(exact, budget.delta),
-        status="proven" if once.holds else "conditional",
-        noise_std=noise.noise_stds,
-        conditions=(*about_losses, once, *found[0].conditions()),
-        caveats=(
-            PROTECTS_CHOICES,
-            RAW_MESSAGES,
-            *claim.caveats,
-            *((budget_exceeded(uses),) if exact > budget.epsilon else ()),
-            SIMULATION,
-            CHANCES,
-            *problem.notes,
-        ),
-        source=claim.source,
-        also=also,
-    )
+    return certificate_of_choices(plan, problem, plan.noise, CHANCES)
 
 
 def _regret_caveats(

@@ -27,6 +27,7 @@ from fastfed._validate import InputError, choice, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon, sampled_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.mechanisms.seldom import Dartboard, FreshChoices
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
@@ -80,6 +81,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         The epsilon of each of the plan's events, as it was when the plan was `sealed`.
     terms : tuple of str
         The other terms that the certificate rests on, as they were then.
+    delta_by_silo : tuple of float
+        The delta beside each of ``by_silo``; empty where all silos have the budget's.
     """
 
     source: str
@@ -95,6 +98,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     caveats: tuple[str, ...] = ()
     exact: tuple[float, ...] = ()
     terms: tuple[str, ...] = ()
+    delta_by_silo: tuple[float, ...] = ()
+
+    @property
+    def silo_budgets(self) -> tuple[tuple[float, float], ...]:
+        """(epsilon, delta) that each silo asked for, if it had a say."""
+        deltas = self.delta_by_silo or (self.asked.delta,) * len(self.by_silo)
+        return tuple(zip(self.by_silo, deltas, strict=True))
 
     @property
     def asked(self) -> Budget:
@@ -397,6 +407,10 @@ class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.noises, key=self._cost).conditions() if self.noises else []
 
 
+#: Accounts of one replaced loss.
+OneLoss = SparseSwitching | VertexScores | Dartboard | FreshChoices
+
+
 class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
     """A mechanism of experts, accounted for a record that is behind several losses.
 
@@ -404,7 +418,7 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
     are replaced together. budget: the one that was asked for, whose delta is the account's.
     """
 
-    one: SparseSwitching | VertexScores
+    one: OneLoss
     members: int
     budget: Budget
 
@@ -428,7 +442,7 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
         return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
 
 
-def per_record(one: SparseSwitching | VertexScores, claim: Claim) -> PrivacyEvent:
+def per_record(one: OneLoss, claim: Claim) -> PrivacyEvent:
     """Account for all losses of one record, given the account of one of them."""
     if claim.max_participations == 1:
         return one

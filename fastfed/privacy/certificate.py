@@ -34,11 +34,20 @@ CHANCES = (
     "the exact value is for real-valued Laplace noise and exact chances; what is drawn has 53 "
     "bits, and what is released is float64"
 )
+REAL_CHANCES = (
+    "the exact value is for exact chances; what decides has 53 bits, and chances are float64"
+)
 #: The caveat that replaces them in the certificate of a deployment.
 SAMPLER = (
     "released values are exact: fixed-point records and ideal real noise, summed and rounded to a "
     "grid of at most 2^-14 noise standard deviations, from the operating system's random bits "
     "(docs/exact.md)"
+)
+
+#: The same where nothing has noise and chances decide.
+DECISIONS = (
+    "decisions are exact: fixed-point losses, and as many of the operating system's random bits as "
+    "it takes to decide as with real numbers (docs/exact.md)"
 )
 
 #: The caveat of noise bits and roundings on a real machine.
@@ -264,7 +273,7 @@ def deployed(certificate: Certificate) -> Certificate:
 
     Raises InputError for a delta so small that it would be a claim about the generator itself.
     """
-    seeded = (SIMULATION, FLOATS, REALS, CHANCES, LIMITS)
+    seeded = (SIMULATION, FLOATS, REALS, CHANCES, REAL_CHANCES, LIMITS)
     kept = tuple(c for c in certificate.caveats if c not in seeded)
     if len(kept) == len(certificate.caveats):
         return certificate
@@ -276,6 +285,8 @@ def deployed(certificate: Certificate) -> Certificate:
         )
     if any(c in certificate.caveats for c in (FLOATS, REALS, CHANCES)):
         kept += (SAMPLER,)
+    if REAL_CHANCES in certificate.caveats:
+        kept += (DECISIONS,)
     if LIMITS in certificate.caveats:
         kept += (COINS,)
     return msgspec.structs.replace(certificate, caveats=kept)

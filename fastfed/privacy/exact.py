@@ -252,3 +252,36 @@ def _place(sizes: list[Fraction], each: list[Fraction], target: Fraction) -> tup
             return k, int(target / each[k])
         target -= size
     return len(sizes) - 1, int(target / each[-1]) if each[-1] else 0
+
+
+def kept(chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0) -> bool:
+    """Throw a coin of probability (1 - chance) exp(-rate cost), cost >= 0, as for real numbers.
+
+    True if a uniform of any length is below it; 0 <= chance <= 1.
+    """
+    if chance == 1.0:
+        return False
+    about = (1.0 - chance) * math.exp(-rate * cost)
+    lead = float(draw.random_u64[index]) * 2.0**-64 - about
+    # An exponent x is rounded to x 2^-53, which moves exp(-x) by less than 2^-54; the function, the
+    # products and the uniform's other bits add some 2^-53 each.
+    if abs(lead) > 2.0**-48:
+        return lead < 0.0
+    exponent = Fraction(rate) * Fraction(cost)
+    bits = 128
+    while True:
+        digits = math.ceil(0.30103 * bits) + 12
+        # As in `_chosen`: what is below 10^-digits counts as 0.
+        deepest, lost = math.ceil(2.31 * digits), Fraction(1, 10**digits)
+        found = Fraction(0)
+        if exponent <= deepest:
+            with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
+                power = -Decimal(exponent.numerator) / Decimal(exponent.denominator)
+                found = (1 - Fraction(chance)) * Fraction(power.exp())
+        error = Fraction(16 + 16 * deepest, 10 ** (digits - 1))
+        low, high = draw.interval(index, bits)
+        if high <= found * (1 - error):
+            return True
+        if low >= found * (1 + error) + lost:
+            return False
+        bits *= 2

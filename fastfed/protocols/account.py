@@ -115,14 +115,15 @@ def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     worst = _sums(plan, claim, budget, plan.noise_std.times(min(plan.silo_noise, default=1.0)))
     if not claim.by_silo:
         return (worst,)
-    if not len(claim.by_silo) == len(plan.noise_scale) == plan.silos:
+    own_deltas = len(claim.delta_by_silo) in (0, plan.silos)
+    if not len(claim.by_silo) == len(plan.noise_scale) == plan.silos or not own_deltas:
         raise InputError(
             f"privacy.by_silo and silo_noise must hold one number for each of {plan.silos} silos, "
             f"got {len(claim.by_silo)}"
         )
     if not isinstance(worst, GaussianSums):
         raise InputError(f'silos of "{protocol.id}" cannot have budgets of their own')
-    return _by_silo(worst, plan.noise_std.parts, plan.noise_scale, claim.by_silo)
+    return _by_silo(worst, plan.noise_std.parts, plan.noise_scale, claim.silo_budgets)
 
 
 def _check_coin(plan: Plan, claim: Claim) -> None:
@@ -140,27 +141,29 @@ def _by_silo(
     worst: GaussianSums,
     stds: tuple[float, float, float],
     scales: tuple[float, ...],
-    asked: tuple[float, ...],
+    asked: tuple[tuple[float, float], ...],
 ) -> tuple[PrivacyEvent, ...]:
-    """The worst of all silos, then one for each epsilon that some asked for.
+    """The worst of all silos, then one for each (epsilon, delta) that some asked for.
 
     All of it once for a plan: there may be as many as there are silos, each of which verifies it.
     """
     found = [worst]
-    for epsilon, silos in alike(asked).items():
+    for (epsilon, delta), silos in alike(asked).items():
         scale = min(scales[i] for i in silos)
         own = NoiseStd(*stds).times(scale).parts
-        budget = msgspec.structs.replace(worst.budget, epsilon=epsilon)
+        budget = msgspec.structs.replace(worst.budget, epsilon=epsilon, delta=delta)
         found.append(msgspec.structs.replace(worst, budget=budget, stds=own))
     return HashedTuple(found)
 
 
-def alike(asked: tuple[float, ...]) -> dict[float, tuple[int, ...]]:
-    """Silos that asked for one epsilon, by epsilon."""
-    found: dict[float, list[int]] = {}
-    for silo, epsilon in enumerate(asked):
-        found.setdefault(epsilon, []).append(silo)
-    return {epsilon: tuple(silos) for epsilon, silos in found.items()}
+def alike(
+    asked: tuple[tuple[float, float], ...],
+) -> dict[tuple[float, float], tuple[int, ...]]:
+    """Silos that asked for one (epsilon, delta), by budget."""
+    found: dict[tuple[float, float], list[int]] = {}
+    for silo, budget in enumerate(asked):
+        found.setdefault(budget, []).append(silo)
+    return {budget: tuple(silos) for budget, silos in found.items()}
 
 
 def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:

@@ -43,7 +43,7 @@ MOST_HISTORY = 4 * 2**30
 MOST_CURVES = 1000
 
 #: Keys whose value may be a list itself, and no sweep over values: always, or when it holds lists.
-LISTS = ("silo_epsilon", "release_rounds", "base_rates")
+LISTS = ("silo_epsilon", "silo_delta", "release_rounds", "base_rates")
 LISTS_OF_LISTS = ("graph",)
 
 TOP_KEYS = (

@@ -378,6 +378,8 @@ ABOUT: dict[str, tuple[str, tuple[str, str]]] = {
     "feducb-schedule-private": ("when the private determinant asks for one", _USER),
     "fed-svt": ("experts that deployed clients play, Fed-SVT", _LOSS),
     "fault-fed-svt-printed-threshold": ("the same with a bare threshold", _LOSS),
+    "private-dartboard": ("experts that deployed clients play, private dartboard", _LOSS),
+    "fault-private-dartboard-bare-coin": ("the same with a coin of the loss alone", _LOSS),
     "fed-dp-ope-stoch": ("experts that deployed clients play, central noise", _LOSS),
     "fault-fed-dp-ope-stoch-quarter-of-the-noise": ("the same with a quarter of the noise", _LOSS),
     "copies": ("copies and pickles of every object that draws noise", _USER),

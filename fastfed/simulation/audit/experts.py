@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from itertools import pairwise
 
 import numpy as np
 
-from fastfed._random import NoiseSource, SeededNoise, check_seed
+from fastfed._random import QUERY, NoiseSource, SeededNoise, check_seed
 from fastfed._validate import integer
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import Decider, ExpertClient, ExpertPlan, ExpertServer
+from fastfed.experts.private_dartboard import Dart, DartboardPlan
 from fastfed.privacy.audit.bounds import AuditResult, audit
 from fastfed.privacy.audit.experts import crossing_distributions
 from fastfed.privacy.mechanisms.sparse_vector import NoisyArgmin
@@ -163,6 +165,105 @@ def audit_switching(case: Switching, name: str, trials: int, seed: int) -> Audit
     return run(name, ratio, trials, seed)
 
 
+# ---- private-dartboard --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Board:
+    """One client that loses nothing after the first round: coins of later ones tell nothing."""
+
+    experts: int
+    switches: int
+    chance: float
+    horizon: int
+    #: The first round's losses in the two worlds.
+    first: tuple[tuple[float, ...], tuple[float, ...]]
+    #: The coin of p is not thrown, behind the certificate's back.
+    bare: bool = False
+
+    def plan(self) -> DartboardPlan:
+        epsilon, delta = CLAIM
+        made: DartboardPlan = make_system(
+            "private-dartboard",
+            horizon=self.horizon,
+            dimension=self.experts,
+            epsilon=epsilon,
+            delta=delta,
+            switch_probability=self.chance,
+            switches=self.switches,
+        ).plan
+        return made
+
+    def played(self) -> DartboardPlan:
+        """The plan that is run: the claimed one, or the fault."""
+        plan = self.plan()
+        if not self.bare:
+            return plan
+        return BarePlan(**{f.name: getattr(plan, f.name) for f in fields(plan)})
+
+    def losses(self, world: int) -> np.ndarray:
+        """(T, 1, d)."""
+        table = np.zeros((self.horizon, 1, self.experts))
+        table[0, 0] = self.first[world]
+        return table
+
+
+class BarePlan(DartboardPlan):
+    """A planted fault: the shrinking dartboard without privacy, whose coin is of the loss alone."""
+
+    def decider(self, noise: NoiseSource) -> Decider:
+        return Bare(self, noise)
+
+
+class Bare(Dart):
+    """The server of `BarePlan`."""
+
+    def _keeps(self, lost: float, release: int) -> bool:
+        rate = self.plan.noise.rate
+        return bool(self._draw(QUERY, release) < np.exp(-rate * lost))
+
+
+def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], float]:
+    """ln of the probability of a sequence of experts (T of them) for N = 1, exactly.
+
+    A draw of the expert that is played is not seen: all ways to a sequence are added up.
+    """
+    assert plan.phase_length == 1
+    sums, board = losses.sum(axis=1)[:-1], plan.noise
+    choices = [np.exp(board.choices.log_probabilities(s)) for s in np.cumsum(sums, axis=0)]
+
+    @cache
+    def law(experts: Chosen) -> float:
+        ways = {0: 1.0 / plan.experts}  # of how many were drawn
+        for t, (before, after) in enumerate(pairwise(experts)):
+            longer: dict[int, float] = {}
+            for drawn, p in ways.items():
+                left = drawn < board.switches
+                stays = board.keeps(float(sums[t][before])) if left else 1.0
+                if before == after:
+                    longer[drawn] = longer.get(drawn, 0.0) + p * stays
+                if left:
+                    here = p * (1.0 - stays) * float(choices[t][after])
+                    longer[drawn + 1] = longer.get(drawn + 1, 0.0) + here
+            ways = longer
+        return float(np.log(sum(ways.values())))
+
+    return law
+
+
+def audit_board(case: Board, name: str, trials: int, seed: int) -> AuditResult:
+    """The ratio is that of all experts that are played."""
+    claimed, plan = case.plan(), case.played()
+    tables = [case.losses(world) for world in (0, 1)]
+    laws = [board_law(claimed, table) for table in tables]
+
+    def ratio(noise: SeededNoise, world: int) -> float:
+        experts = chosen(plan, noise, tables[world])
+        return laws[1](experts) - laws[0](experts)
+
+    return run(name, ratio, trials, seed)
+
+
 # ---- fed-dp-ope-stoch ---------------------------------------------------------------------------
 
 
@@ -282,6 +383,10 @@ SWITCHING = {
         12, 1, threshold=0.5, quiet=6, horizon=10, first=_SHIFTED, printed=True
     ),
 }
+BOARDS = {
+    "private-dartboard": Board(3, 2, 0.2, horizon=4, first=_SWAPPED),
+    "fault-private-dartboard-bare-coin": Board(12, 1, 0.2, horizon=3, first=_SHIFTED, bare=True),
+}
 VERTICES = {
     "fed-dp-ope-stoch": Vertices(),
     # Noise for one score of one leaf, where an argmin of scores that move both ways costs twice
@@ -292,6 +397,7 @@ VERTICES = {
 #: Name -> audit(trials, seed).
 AUDITS: dict[str, Audit] = {
     **{name: partial(audit_switching, case, name) for name, case in SWITCHING.items()},
+    **{name: partial(audit_board, case, name) for name, case in BOARDS.items()},
     **{name: partial(audit_vertices, case, name) for name, case in VERTICES.items()},
 }
 FAULTY = frozenset(name for name in AUDITS if name.startswith("fault-"))
@@ -299,6 +405,8 @@ FAULTY = frozenset(name for name in AUDITS if name.startswith("fault-"))
 TRIALS: dict[str, int] = {
     "fed-svt": 3500,
     "fault-fed-svt-printed-threshold": 5000,
+    "private-dartboard": 8000,
+    "fault-private-dartboard-bare-coin": 3000,
     "fed-dp-ope-stoch": 4000,
     "fault-fed-dp-ope-stoch-quarter-of-the-noise": 3000,
 }

@@ -1,0 +1,290 @@
+"""Limited updates (asi-2022), for losses of one distribution: a new expert at each power of two.
+
+Before round 2^i an expert is chosen from the losses of rounds 2^(i-1) .. 2^i - 1 alone, and played
+until the next one. Each loss is looked at once, so that every choice has the whole budget. Gao et
+al. (2024), Table 1, compare Fed-DP-OPE-Stoch with it. Deviations from the paper, and why:
+
+- The paper has one client, and any private learner in a phase. Here losses are linear, the learner
+  is the exponential mechanism, and its losses are those of all m clients; ``silos = 1`` is the
+  paper's.
+- eta is epsilon at delta = 0, and otherwise the largest that one exponential mechanism allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._random import CHOICE, IdealSource, NoiseSource, is_exact
+from fastfed._system import account
+from fastfed._validate import number
+from fastfed.experts.certify import certificate_of_choices
+from fastfed.experts.lower_bounds import lower_bound_curves
+from fastfed.experts.plan import (
+    Algorithm,
+    Collector,
+    Decider,
+    ExpertChoice,
+    ExpertPlan,
+    ProblemSpec,
+    SumCollector,
+    System,
+    check_linear,
+    start_expert,
+)
+from fastfed.privacy import exact
+from fastfed.privacy.account import Claim, PrivacyEvent, per_record, released, sealed
+from fastfed.privacy.certificate import REAL_CHANCES, Certificate
+from fastfed.privacy.mechanisms.seldom import FreshChoices, calibrate_choices
+from fastfed.privacy.sensitivity import Budget
+from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
+
+LIMITED_UPDATES = Protocol(
+    "limited-updates",
+    "a trusted server draws the expert of all from the last losses, at powers of two",
+    "central: the server is trusted; whoever sees the experts that are played is not",
+    SEND_BATCH,
+    ADD,
+    "server",
+    "asi-2022, limited updates for stochastic adversaries",
+)
+
+# ---- Plan and server -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedPlan(ExpertPlan):
+    """Plan of one limited-updates curve: exchanges before rounds 2, 4, 8, ...
+
+    Parameters
+    ----------
+    noise : FreshChoices
+        The calibrated mechanism.
+    """
+
+    noise: FreshChoices
+
+    @property
+    def exchanges(self) -> int:
+        """The number of exchanges."""
+        return self.exchanges_before(self.horizon)
+
+    def exchanges_before(self, round: int) -> int:
+        """Exchanges that must have been completed before a round."""
+        return max(min(round, self.horizon).bit_length() - 1, 0)
+
+    def asking_rounds(self, last: int) -> np.ndarray:
+        """The rounds up to ``last`` before which messages are exchanged, ascending."""
+        return 2 ** np.arange(1, int(last).bit_length(), dtype=np.int64)
+
+    def collector(self, index: int, noise: NoiseSource) -> Collector:
+        """Make the state of a client."""
+        points = self.silos * self.horizon
+        return SumCollector(self.experts, exact.quantum(points) if is_exact(noise) else None)
+
+    def decider(self, noise: NoiseSource) -> Decider:
+        """Make the server: with exact decisions where the noise source is exact."""
+        return ExactLast(self, noise) if is_exact(noise) else Last(self, noise)
+
+
+@released.register
+def _(plan: LimitedPlan) -> tuple[PrivacyEvent, ...]:
+    """Everything released: the choices."""
+    return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
+
+
+class Last:
+    """Server that chooses from the last losses, in float64 from uniforms of 53 bits."""
+
+    def __init__(self, plan: LimitedPlan, noise: NoiseSource) -> None:
+        self.plan, self.noise = plan, noise
+        self.switches = 0
+        self._release = 0
+        self._expert = 0
+        self._drawn: Any = None
+
+    def _source(self, release: int) -> Any:
+        """Draw from the noise source."""
+        return self.noise.uniform(CHOICE, release)
+
+    def _choose(self, costs: np.ndarray, drawn: Any) -> int:
+        """Draw the next expert."""
+        return self.plan.noise.mechanism.choose(costs, drawn)
+
+    def start(self) -> ExpertChoice:
+        """Choose a uniformly random expert."""
+        self._expert = start_expert(self.plan.experts, self.noise)
+        return ExpertChoice(0, self._expert)
+
+    def decide(self, total: np.ndarray) -> ExpertChoice:
+        """Draw an expert, from the sums (d,) of all clients' losses since the last exchange."""
+        release = self._release + 1
+        if self._drawn is None:  # else a failure came after the draw
+            self._drawn = self._source(release)
+        expert = self._choose(total, self._drawn)
+        made = ExpertChoice(release, expert)
+        # Everything is computed: from here on nothing can fail.
+        self.switches += expert != self._expert
+        self._release, self._expert, self._drawn = release, expert, None
+        return made
+
+    @property
+    def events(self) -> dict[str, int]:
+        """How often another expert was chosen."""
+        return {"switches": self.switches}
+
+
+class ExactLast(Last):
+    """Server that chooses as for real numbers, from losses in multiples of a unit.
+
+    Rounding moves a loss, and costs as in `fastfed.experts.private_dartboard.ExactDart`.
+    """
+
+    noise: IdealSource
+
+    def __init__(self, plan: LimitedPlan, noise: IdealSource) -> None:
+        self._unit = exact.quantum(plan.silos * plan.horizon)
+        self._rate = 0.5 * plan.noise.eta / (1.0 + 2.0 * self._unit + 2.0**-48)
+        super().__init__(plan, noise)
+
+    def decide(self, total: np.ndarray) -> ExpertChoice:
+        """Draw an expert, from sums (d,) that are multiples of the unit."""
+        exact.check_fixed(total, self._unit, "the sum of the reports")
+        return super().decide(total)
+
+    def _source(self, release: int) -> Any:
+        """Draw ideally: digits of real numbers, as many as decisions need."""
+        return self.noise.ideal_uniforms(CHOICE, release, 1)
+
+    def _choose(self, costs: np.ndarray, drawn: Any) -> int:
+        """Draw the next expert."""
+        at, _ = exact.choose(costs, self._rate, np.ones(len(costs), dtype=np.int64), drawn)
+        return at
+
+
+# ---- Bound ---------------------------------------------------------------------------------------
+# Let the losses of all clients and rounds be independent, of one distribution with means mu(x), and
+# n = m 2^(i-1) of them be looked at before round 2^i. With S their sums and P the law of the chosen
+# x, P minimises E_P S(x) + (2/eta) KL(P, uniform), so E_P S(x) <= min S + 2 ln d / eta. And
+# n mu(x) - S(x) <= max_x (n mu(x) - S(x)), whose mean is at most sqrt(n ln d / 2), since summands
+# are in [0, 1] (Hoeffding's lemma, and the maximum of d sub-Gaussian numbers of variance n/4).
+# Together n (E mu(x) - min mu) <= 2 ln d / eta + sqrt(n ln d / 2). It is played in 2^i rounds by m
+# clients, which are 2 n losses.
+
+
+def limited_regret(rounds: int, clients: int, experts: int, eta: float) -> float:
+    """Expected group pseudo-regret of limited updates after so many rounds, i.i.d. losses.
+
+    Parameters
+    ----------
+    rounds, clients, experts : int
+        T, m and d.
+    eta : float
+        Of the exponential mechanism.
+
+    Returns
+    -------
+    float
+    """
+    log_d = math.log(experts)
+    found, first = float(clients), 2  # round 1
+    while first <= rounds:
+        played = clients * (min(rounds, 2 * first - 1) - first + 1)
+        seen = clients * first // 2
+        each = (2.0 * log_d / eta + math.sqrt(seen * log_d / 2.0)) / seen
+        found += played * min(each, 1.0)
+        first *= 2
+    return found
+
+
+# ---- Config and system ---------------------------------------------------------------------------
+
+
+class LimitedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a limited-updates curve.
+
+    Parameters
+    ----------
+    epsilon : float
+        Budget of one record, in [1e-9, 1e6].
+    delta : float, default 0
+        Budget of one record, in [0, 1).
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
+        number("delta", self.delta, at_least=0.0, below=1.0)
+
+
+def build(config: LimitedConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one limited-updates curve."""
+    check_linear("limited-updates", problem)
+    budget = Budget(config.epsilon, config.delta, "replace", "user")
+    noise = calibrate_choices(budget, choices=problem.horizon.bit_length() - 1)
+    plan = LimitedPlan(
+        silos=problem.silos,
+        horizon=problem.horizon,
+        experts=problem.experts,
+        protocol=LIMITED_UPDATES,
+        noise=noise,
+    )
+    claim = Claim(
+        budget=budget,
+        source=noise.source,
+        max_participations=problem.multiplicity,
+        caveats=tuple(_regret_caveats(problem)),
+    )
+    plan = sealed(replace(plan, privacy=claim))
+    return System(
+        "limited-updates", plan, account(plan, problem), bound_curves(config, problem, plan)
+    )
+
+
+def bound_curves(
+    config: LimitedConfig, problem: ProblemSpec, plan: LimitedPlan
+) -> Callable[[np.ndarray], dict[str, list[float]]]:
+    """Bounds of expected group regret at rounds (C,): the proven one, and lower ones."""
+
+    def at(rounds: np.ndarray) -> dict[str, list[float]]:
+        """Bounds at rounds (C,), by name."""
+        found = {}
+        if problem.iid:
+            found["proven"] = [
+                limited_regret(int(t), plan.silos, plan.experts, plan.noise.eta) for t in rounds
+            ]
+        return {**found, **lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta)}
+
+    return at
+
+
+def _regret_caveats(problem: ProblemSpec) -> list[str]:
+    """Caveats about the regret."""
+    if problem.iid:
+        return []
+    return [
+        "nothing is promised of the regret: these losses are not of one distribution, and what an "
+        "expert lost before the last exchange is forgotten"
+    ]
+
+
+@account.register
+def _certificate(plan: LimitedPlan, problem: ProblemSpec) -> Certificate:
+    """The certificate for one record: a loss of one client in one round, or all it is behind."""
+    return certificate_of_choices(plan, problem, plan.noise, REAL_CHANCES)
+
+
+ALGORITHM = Algorithm(
+    id="limited-updates",
+    paper="asi-2022",
+    summary="at each power of two the expert that lost least since the last one, by chance",
+    config=LimitedConfig,
+    build=build,
+)

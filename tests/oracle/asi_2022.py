@@ -1,0 +1,160 @@
+"""Asi, Feldman, Koren and Talwar (2022), "Private Online Prediction from Experts: Separations and
+Faster Rates": the private shrinking dartboard, and limited updates for stochastic adversaries.
+
+Every random number is an argument. The paper has one client; here a loss is the sum of those of m
+clients in the rounds since the last decision, with decisions at t = N, 2 N, ... but not at 1, as in
+Algorithm 4 of Gao et al. (2024). With m = N = 1 it is the paper's algorithm.
+
+The paper's symbols: T rounds, d experts, eta the step size, p the switching probability, K the
+switching budget, w_t the weights, P_t their law, z_t the coin (1: the expert stays). Rounds count
+from 1, experts from 0. Weights are multiplied as printed, round by round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import exp, inf, log
+
+import numpy as np
+
+from .gao_2024 import checked_table, decisions
+from .huang_2023 import select_by_uniform
+
+
+@dataclass
+class Run:
+    x: np.ndarray  # (T,), the experts
+    coins: list[int] = field(default_factory=list)  # rounds in which a coin was thrown
+    draws: list[int] = field(default_factory=list)  # rounds with a new draw, also of the same x
+    laws: list[np.ndarray] = field(default_factory=list)  # (d,) of every draw
+    # Below rounding, the run is not determined: least distance of a uniform from an edge.
+    margin: float = inf
+
+
+def since(losses: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """(d,): what each expert lost at all clients in rounds start .. stop - 1."""
+    return np.sum(losses[:, start - 1 : stop - 1], axis=(0, 1))
+
+
+def drawn(run: Run, law: np.ndarray, u: float, t: int) -> int:
+    run.draws.append(t)
+    run.laws.append(law)
+    run.margin = min([run.margin, *np.abs(np.cumsum(law)[:-1] - u).tolist()])
+    return select_by_uniform(law, u)
+
+
+def dartboard(
+    losses: np.ndarray,
+    *,
+    eta: float,
+    p: float,
+    K: int,
+    N: int,
+    coin: Callable[[int], float],
+    uniform: Callable[[int], float],
+) -> Run:
+    """Private shrinking dartboard on losses (m, T, d) in [0, 1].
+
+    `coin(t)` and `uniform(t)`, in [0, 1), are of the coins and of the draw of round t; t = 1 for
+    x_1. The two coins, of 1 - p and of w_t / w_(t-1), are made of one uniform: where it is below
+    1 - p, its quotient by 1 - p is uniform again.
+    """
+    losses = checked_table(losses)
+    _, T, d = losses.shape
+    run = Run(np.zeros(T, dtype=int))
+    w = np.ones(d)
+    x = select_by_uniform(w / d, uniform(1))
+    k, before = 0, 1
+    deciding = set(decisions(T, N))
+    for t in range(1, T + 1):
+        if t in deciding:
+            last, w = w, w * (1 - eta) ** since(losses, before, t)
+            before = t
+            if k < K:
+                u = coin(t)
+                run.coins.append(t)
+                stays = (1 - p) * w[x] / last[x]
+                run.margin = min(run.margin, abs(u - stays))
+                z = u < 1 - p
+                if z:
+                    z = u / (1 - p) < w[x] / last[x]
+                if not z:
+                    k += 1
+                    x = drawn(run, w / np.sum(w), uniform(t), t)
+        run.x[t - 1] = x
+    return run
+
+
+def limited_updates(losses: np.ndarray, *, epsilon: float, uniform: Callable[[int], float]) -> Run:
+    """At t = 2, 4, 8, ... an expert from the losses of rounds t/2 .. t - 1, by the exponential
+    mechanism: P(x) ~ exp(-epsilon loss / 2)."""
+    losses = checked_table(losses)
+    _, T, d = losses.shape
+    run = Run(np.zeros(T, dtype=int))
+    x = select_by_uniform(np.full(d, 1 / d), uniform(1))
+    for t in range(1, T + 1):
+        if t > 1 and t & (t - 1) == 0:
+            cost = since(losses, t // 2, t)
+            law = np.exp(-epsilon * (cost - np.min(cost)) / 2)
+            x = drawn(run, law / np.sum(law), uniform(t), t)
+        run.x[t - 1] = x
+    return run
+
+
+#: Outcome: for each decision the expert drawn, or -1 where the old one stays; x_1 first.
+Law = dict[tuple[int, ...], float]
+
+
+def dartboard_law(losses: np.ndarray, *, eta: float, p: float, K: int, N: int) -> Law:
+    """The law of coins and draws, exactly, by enumeration."""
+    losses = checked_table(losses)
+    _, T, d = losses.shape
+    at = decisions(T, N)
+    law: Law = {}
+
+    def go(n: int, seen: tuple[int, ...], x: int, k: int, chance: float) -> None:
+        if n == len(at):
+            law[seen] = law.get(seen, 0.0) + chance
+            return
+        t, before = at[n], at[n - 1] if n else 1
+        if k == K:
+            go(n + 1, (*seen, -1), x, k, chance)
+            return
+        stays = (1 - p) * (1 - eta) ** since(losses, before, t)[x]
+        if stays:
+            go(n + 1, (*seen, -1), x, k, chance * stays)
+        w = (1 - eta) ** since(losses, 1, t)
+        for y in range(d):
+            go(n + 1, (*seen, y), y, k + 1, chance * (1 - stays) * w[y] / np.sum(w))
+
+    for x in range(d):
+        go(0, (x,), x, 0, 1 / d)
+    return law
+
+
+def experts_of(law: Law) -> Law:
+    """The same of what is played: a draw of the same expert is not seen."""
+    out: Law = {}
+    for seen, chance in law.items():
+        x = [seen[0]]
+        for y in seen[1:]:
+            x.append(x[-1] if y < 0 else y)
+        out[tuple(x)] = out.get(tuple(x), 0.0) + chance
+    return out
+
+
+def hockey_stick(here: Law, there: Law, epsilon: float) -> float:
+    """sup_S P(S) - e^epsilon Q(S), the larger of both directions."""
+
+    def one(a: Law, b: Law) -> float:
+        return sum(max(0.0, a.get(o, 0.0) - exp(epsilon) * b.get(o, 0.0)) for o in a)
+
+    return max(one(here, there), one(there, here))
+
+
+def proven_epsilon(*, eta: float, p: float, K: int) -> float:
+    """Ours, at delta = 0: one coin and K draws, with r = -log(1 - eta)."""
+    r = -log(1 - eta)
+    coin = max(r, log((1 - (1 - p) * (1 - eta)) / p)) if p < 1 else 0.0
+    return coin + 2 * r * K
