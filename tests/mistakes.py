@@ -2,9 +2,10 @@
 
     PYTHONPATH=tests python tests/mistakes.py [-o table.md]
 
-Each mistake is made for real in a folder of its own. A message is good if it is one sentence without a
-traceback which says the words that the mistake lists (key or argument, value, what to do), exits with 2
-at the command line, and leaves nothing half-written. `test_mistakes.py` asks that of every one.
+Each mistake is made for real in a folder of its own. A message is good if it is one sentence
+without a traceback which says the words that the mistake lists (key or argument, value, what to
+do), exits with 2 at the command line, and leaves nothing half-written. `test_mistakes.py` asks that
+of every one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Mistake:
     words: tuple[str, ...]
     needs: tuple[str, ...] = ()  # modules without which it cannot be made
     code: int = 2  # at the command line
+    error: type[Exception] = InputError  # TypeError: Python itself refuses the call
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def answer(mistake: Mistake) -> Answer:
 def _said(mistake: Mistake, folder: Path) -> tuple[str, list[str]]:
     try:
         mistake.make(folder)
-    except InputError as error:
+    except mistake.error as error:
         return str(error), _left(folder)
     except Said as said:
         faults = _left(folder)
@@ -149,7 +151,9 @@ def available(mistake: Mistake) -> bool:
 
 def main() -> int:
     """Make all mistakes, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, help="file of the table; else it is printed")
     given = parser.parse_args()
     made = [(mistake, answer(mistake)) for mistake in every() if available(mistake)]

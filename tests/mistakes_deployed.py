@@ -103,41 +103,200 @@ def joined(*arguments: object) -> Make:
 
 CALENDAR = HEAD[HEAD.index("[calendar]") : HEAD.index("[[columns]]")]
 PLANS = [
-    Mistake("a protocol that is not deployed", new('"silo-ldp"', '"shuffle-amplified"'), ("shuffle-amplified", "deployed"), DEPLOY),
-    Mistake("an unknown key of [system]", new("epsilon = 1.0", "epsilom = 1.0"), ("epsilom", 'mean "epsilon"'), DEPLOY),
-    Mistake("a period of days as text", new("period = 86400", 'period = "1 day"'), ("period", "'1 day'", "seconds"), DEPLOY),
-    Mistake("start as text", new("start = 2027-01-04T00:00:00Z", 'start = "4 January 2027"'), ("start", "'4 January 2027'", "date"), DEPLOY),
-    Mistake("start without a time zone", new("00:00:00Z", "00:00:00"), ("start", "UTC", "Z"), DEPLOY),
+    Mistake(
+        "a protocol that is not deployed",
+        new('"silo-ldp"', '"shuffle-amplified"'),
+        ("shuffle-amplified", "deployed"),
+        DEPLOY,
+    ),
+    Mistake(
+        "an unknown key of [system]",
+        new("epsilon = 1.0", "epsilom = 1.0"),
+        ("epsilom", 'mean "epsilon"'),
+        DEPLOY,
+    ),
+    Mistake(
+        "a period of days as text",
+        new("period = 86400", 'period = "1 day"'),
+        ("period", "'1 day'", "seconds"),
+        DEPLOY,
+    ),
+    Mistake(
+        "start as text",
+        new("start = 2027-01-04T00:00:00Z", 'start = "4 January 2027"'),
+        ("start", "'4 January 2027'", "date"),
+        DEPLOY,
+    ),
+    Mistake(
+        "start without a time zone", new("00:00:00Z", "00:00:00"), ("start", "UTC", "Z"), DEPLOY
+    ),
     Mistake("negative grace", new("grace = 43200", "grace = -1"), ("grace", ">= 0", "-1"), DEPLOY),
     Mistake("no calendar", new(CALENDAR, ""), ("calendar", "required"), DEPLOY),
-    Mistake("more silos needed than there are", new("least = 2", "least = 3"), ("least", "2", "got 3"), DEPLOY),
-    Mistake("a key left as ...", lambda f: new(text=HEAD + '\n[[silos]]\nname = "north"\nsign = "..."\nopen = "..."\n[hub]\nsign = "..."\nopen = "..."\n')(f), ("north", "sign", "fastfed deploy keys"), DEPLOY),
+    Mistake(
+        "more silos needed than there are",
+        new("least = 2", "least = 3"),
+        ("least", "2", "got 3"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a key left as ...",
+        lambda f: new(
+            text=HEAD
+            + '\n[[silos]]\nname = "north"\nsign = "..."\nopen = "..."\n'
+            + '[hub]\nsign = "..."\nopen = "..."\n'
+        )(f),
+        ("north", "sign", "fastfed deploy keys"),
+        DEPLOY,
+    ),
     Mistake("a silo's name twice", new('"east"', '"north"'), ("north", "twice"), DEPLOY),
-    Mistake("no columns", new(HEAD[HEAD.index("[[columns]]") :], ""), ("columns", "required"), DEPLOY),
-    Mistake("a spec of simulations", call("deploy", "new", "s.toml", "plan", files={"s.toml": b'name = "x"\nhorizon = 5\n'}), ("name", "s.toml", "federation"), DEPLOY),
-    Mistake("a plan file that exists", planned(lambda f: (f.joinpath("s.toml").write_text(HEAD), command("deploy", "new", "s.toml", "agreed.plan"))), ("agreed.plan", "exists", "never replaced"), DEPLOY),
-    Mistake("a spec that is no text", call("deploy", "new", "s.toml", "plan", files={"s.toml": b"\xff\xfe\x00"}), ("s.toml", "UTF-8"), DEPLOY),
+    Mistake(
+        "no columns", new(HEAD[HEAD.index("[[columns]]") :], ""), ("columns", "required"), DEPLOY
+    ),
+    Mistake(
+        "a spec of simulations",
+        call("deploy", "new", "s.toml", "plan", files={"s.toml": b'name = "x"\nhorizon = 5\n'}),
+        ("name", "s.toml", "federation"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a plan file that exists",
+        planned(
+            lambda f: (
+                f.joinpath("s.toml").write_text(HEAD),
+                command("deploy", "new", "s.toml", "agreed.plan"),
+            )
+        ),
+        ("agreed.plan", "exists", "never replaced"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a spec that is no text",
+        call("deploy", "new", "s.toml", "plan", files={"s.toml": b"\xff\xfe\x00"}),
+        ("s.toml", "UTF-8"),
+        DEPLOY,
+    ),
 ]
 FOLDERS = [
-    Mistake("keys where keys are", planned(lambda f: command("deploy", "keys", "north")), ("north", "secret", "never"), DEPLOY),
-    Mistake("join of a plan that was changed", planned(flipped), ("agreed.plan", "damaged"), DEPLOY),
-    Mistake("join with a spec in place of a plan", planned(lambda f: (f.joinpath("s.toml").write_text(HEAD), command("deploy", "join", "north", "s.toml"))), ("s.toml", "plan file", "fastfed deploy new"), DEPLOY),
-    Mistake("join without a ceiling", joined("north", "agreed.plan"), ("north", "--epsilon", "--delta"), DEPLOY),
-    Mistake("half a ceiling", joined("north", "agreed.plan", "--epsilon", 1), ("--epsilon", "--delta"), DEPLOY),
-    Mistake("a ceiling below the plan", joined("north", "agreed.plan", "--epsilon", "0.5", "--delta", "1e-6"), ("0.5", "1", "ceiling"), DEPLOY),
-    Mistake("join of somebody who is not in the plan", planned(lambda f: (__import__("fastfed.deployment.folder", fromlist=["x"]).make_keys(f / "west"), command("deploy", "join", "west", "agreed.plan"))), ("west", "plan", "keys"), DEPLOY),
-    Mistake("join without keys", joined("west", "agreed.plan", "--epsilon", 1, "--delta", "1e-6"), ("west", "fastfed deploy keys"), DEPLOY),
-    Mistake("serve of an empty folder", call("serve", "hub"), ("hub", "fastfed deploy join"), DEPLOY),
-    Mistake("a silo without a hub", planned(lambda f: command("silo", "north")), ("--hub", "--courier"), DEPLOY),
-    Mistake("a silo that has not joined", planned(lambda f: command("silo", "north", "--hub", "https://x")), ("north", "fastfed deploy join"), DEPLOY),
-    Mistake("status of an address without https", call("deploy", "status", "hub.example.org"), ("https://", "hub.example.org"), DEPLOY),
-    Mistake("status of a hub that does not answer", call("deploy", "status", "http://127.0.0.1:9"), ("127.0.0.1:9", "reached"), DEPLOY, code=1),
-    Mistake("a certificate that is none", call("deploy", "status", "https://127.0.0.1:9", "--ca", "ca.pem", files={"ca.pem": b"x"}), ("ca.pem", "PEM"), DEPLOY),
-    Mistake("a ledger that is none", call("ledger", "show", "ledger.sqlite", files={"ledger.sqlite": b"no database at all"}), ("ledger.sqlite", "ledger"), DEPLOY),
-    Mistake("a ledger that is not there", call("ledger", "show", "ledger.sqlite"), ("ledger.sqlite", "exist"), DEPLOY),
-    Mistake("export of a folder that has not joined", call("deploy", "export", "north", "-o", "out"), ("north", "fastfed deploy join"), DEPLOY),
-    Mistake("check against a source without its file", planned(lambda f: (f.joinpath("source.toml").write_text('file = "none.csv"\n'), command("deploy", "check", "agreed.plan", "source.toml"))), ("records", "[actions]"), DEPLOY),
-    Mistake("demo of a system that is not deployed", call("deploy", "demo", "--system", "linucb"), ("linucb", "private-fedlinucb"), DEPLOY),
-    Mistake("demo with a protocol that is not deployed", call("deploy", "demo", "--protocol", "ldp"), ("ldp", "silo-ldp"), DEPLOY),
-]  # fmt: skip
+    Mistake(
+        "keys where keys are",
+        planned(lambda f: command("deploy", "keys", "north")),
+        ("north", "secret", "never"),
+        DEPLOY,
+    ),
+    Mistake(
+        "join of a plan that was changed", planned(flipped), ("agreed.plan", "plan file"), DEPLOY
+    ),
+    Mistake(
+        "join with a spec in place of a plan",
+        planned(
+            lambda f: (
+                f.joinpath("s.toml").write_text(HEAD),
+                command("deploy", "join", "north", "s.toml"),
+            )
+        ),
+        ("s.toml", "plan file", "fastfed deploy new"),
+        DEPLOY,
+    ),
+    Mistake(
+        "join without a ceiling", joined("north", "agreed.plan"), ("--epsilon", "--delta"), DEPLOY
+    ),
+    Mistake(
+        "half a ceiling",
+        joined("north", "agreed.plan", "--epsilon", 1),
+        ("--epsilon", "--delta"),
+        DEPLOY,
+    ),
+    Mistake(
+        "join of somebody who is not in the plan",
+        planned(
+            lambda f: (
+                __import__("fastfed.deployment.folder", fromlist=["x"]).make_keys(f / "west"),
+                command("deploy", "join", "west", "agreed.plan"),
+            )
+        ),
+        ("west", "plan", "keys"),
+        DEPLOY,
+    ),
+    Mistake(
+        "join without keys",
+        joined("west", "agreed.plan", "--epsilon", 1, "--delta", "1e-6"),
+        ("west", "fastfed deploy keys"),
+        DEPLOY,
+    ),
+    Mistake(
+        "serve of an empty folder", call("serve", "hub"), ("hub", "fastfed deploy join"), DEPLOY
+    ),
+    Mistake(
+        "a silo without a hub",
+        planned(lambda f: command("silo", "north")),
+        ("--hub", "--courier"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a silo that has not joined",
+        planned(lambda f: command("silo", "north", "--hub", "https://x")),
+        ("north", "fastfed deploy join"),
+        DEPLOY,
+    ),
+    Mistake(
+        "status of an address without https",
+        call("deploy", "status", "hub.example.org"),
+        ("https://", "hub.example.org"),
+        DEPLOY,
+    ),
+    Mistake(
+        "status of a hub that does not answer",
+        call("deploy", "status", "http://127.0.0.1:9"),
+        ("127.0.0.1:9", "reached"),
+        DEPLOY,
+        code=1,
+    ),
+    Mistake(
+        "a certificate that is none",
+        call("deploy", "status", "https://127.0.0.1:9", "--ca", "ca.pem", files={"ca.pem": b"x"}),
+        ("ca.pem", "PEM"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a ledger that is none",
+        call("ledger", "show", "ledger.sqlite", files={"ledger.sqlite": b"no database at all"}),
+        ("ledger.sqlite", "ledger"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a ledger that is not there",
+        call("ledger", "show", "ledger.sqlite"),
+        ("ledger.sqlite", "exist"),
+        DEPLOY,
+    ),
+    Mistake(
+        "export of a folder that has not joined",
+        call("deploy", "export", "north", "-o", "out"),
+        ("north", "fastfed deploy join"),
+        DEPLOY,
+    ),
+    Mistake(
+        "check against a source without its file",
+        planned(
+            lambda f: (
+                f.joinpath("source.toml").write_text('file = "none.csv"\n'),
+                command("deploy", "check", "agreed.plan", "source.toml"),
+            )
+        ),
+        ("records", "tables"),
+        DEPLOY,
+    ),
+    Mistake(
+        "demo of a system that is not deployed",
+        call("deploy", "demo", "--system", "linucb"),
+        ("linucb", "private-fedlinucb"),
+        DEPLOY,
+    ),
+    Mistake(
+        "demo with a protocol that is not deployed",
+        call("deploy", "demo", "--protocol", "ldp"),
+        ("ldp", "silo-ldp"),
+        DEPLOY,
+    ),
+]
 MISTAKES = PLANS + FOLDERS

@@ -156,8 +156,8 @@ def test_columns_without_name_or_values_are_left_out(tmp_path):
         ("x,y\n1,1.5\n2,2.5\n3,3.5\n", {}, "got 3 distinct values in 3 records"),
         ("x,y\n1,a\n2\n", {}, r"a\.csv:3: expected 2 cells as in the header, got 1"),
         ("x,x,y\n1,1,a\n", {}, r"a\.csv:1: column names must differ, got 'x' twice"),
-        ("x,y\n", {}, "at least one record, found none"),
-        ("", {}, "at least one record, found none"),
+        ("x,y\n", {}, "at least one record, got a header alone"),
+        ("", {}, "at least one record, got an empty file"),
         ('x,y\n1,"a\n', {}, r"a\.csv:2: must be CSV"),
         ("x,y\n1e999,a\n2,b\n", {}, r"a\.csv:2: column 'x' must be finite, got '1e999'"),
         ("age,y\n1,a\n2,b\n", {"label": "Age"}, 'label must be .* did you mean "age"'),
@@ -185,7 +185,7 @@ def test_text_columns_of_many_values_are_named(tmp_path):
     path = tmp_path / "a.csv"
     body = "".join(f"{i},n{i},{i % 2}\n" for i in range(60))
     path.write_text("x,name,y\n" + body)
-    with pytest.raises(InputError, match="at most 50 distinct values, got more in 'name'"):
+    with pytest.raises(InputError, match="at most 50 distinct values, got 60 in 'name'"):
         classification_pool(path, 2, 3, label="y")
     assert classification_pool(path, 2, 3, label="y", columns=["x"]).queries == 60
 

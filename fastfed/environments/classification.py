@@ -202,6 +202,11 @@ SHIPPED: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie
 def _no_data(data: object) -> InputError:
     known = " or ".join(f'"{name}"' for name in SHIPPED)
     hint = nearest(data, list(SHIPPED)) if isinstance(data, str) else ""
+    if isinstance(data, np.ndarray):
+        kind = f"an array of shape {data.shape}: records of arrays are Classification.from_arrays"
+        return InputError(f"data must be tables, got {kind}")
+    if isinstance(data, str) and not hint:
+        hint = ": there is no such file"
     return InputError(
         f"data must be {known}, an existing CSV file, a folder or list of them, or a data frame, "
         f"got {show(data)}{hint}"
@@ -353,11 +358,15 @@ def _features(
             parts.append(absent[:, None].astype(np.float64))
     if broad:
         odd = {name: table.mixed(name) for name in broad}
-        each = [show(name) + (f" (no number: {odd[name]})" if odd[name] else "") for name in broad]
+        each = [
+            f"{len(set(table.column(name)) - MISSING)} in {show(name)}"
+            + (f" (no number: {odd[name]})" if odd[name] else "")
+            for name in broad
+        ]
         listed = ", ".join(each[:10]) + (", ..." if broad[10:] else "")
         raise InputError(
             f"{table.path}: text columns must have at most {MAX_CATEGORIES} distinct values, got "
-            f"more in {listed}: correct them, or leave them out by listing the others in columns"
+            f"{listed}: correct them, or leave them out by listing the others in columns"
         )
     if not parts:
         raise InputError(f"{table.path} must have a feature column with values, found none")
