@@ -207,3 +207,27 @@ def test_heart_disease_has_four_hospitals():
     assert np.diff(pool.silo_starts).tolist() == [303, 294, 123, 200]
     assert pool.max_actions == 5
     assert all(np.isfinite(pool.rows(q)).all() for q in range(0, 920, 50))
+
+
+# ---- declared texts ------------------------------------------------------------------------------
+
+
+def test_declared_texts_that_are_numbers_are_compared_as_numbers(tmp_path):
+    """Hospitals write 1 and 1.0; as texts alone every 1.0 would silently count as missing."""
+    written = {}
+    for name, cells in {"whole": ["1", "0", "1", "?"], "points": ["1.0", "0.0", "1", ""]}.items():
+        path = tmp_path / f"{name}.csv"
+        rows = [f"{cell},{y}" for cell, y in zip(cells, "abab", strict=True)]
+        path.write_text("\n".join(["sex,y", *rows]) + "\n")
+        pool = classification_pool(path, 1, 3, label="y", ranges={"sex": ["0", "1"]})
+        written[name] = pool.rows(0).tobytes()
+    assert written["whole"] == written["points"]
+
+
+def test_declared_texts_of_which_no_cell_has_one_are_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("sex,y\nfemale,a\nmale,b\n?,b\n")
+    with pytest.raises(InputError, match=r"ranges\.sex in some cell, got 'female' and none of"):
+        classification_pool(path, 1, 3, label="y", ranges={"sex": ["f", "m"]})
+    path.write_text("sex,y\n?,a\n,b\n?,b\n")  # nothing is known of anybody
+    assert classification_pool(path, 1, 3, label="y", ranges={"sex": ["f", "m"]}).queries == 3

@@ -296,6 +296,17 @@ def _chosen(table: Table, label: str, silo: str | None, columns: Sequence[str] |
     return list(columns)
 
 
+def _places(cells: list[str], known: list[str]) -> list[int]:
+    """Position of each cell among the texts of a range, len(known) for others: 4.0 is "4"."""
+    at = {value: i for i, value in enumerate(known)}
+    numbers = {float(value): i for value, i in at.items() if NUMBER.fullmatch(value)}
+    found = {}
+    for cell in set(cells):
+        number = numbers.get(float(cell)) if NUMBER.fullmatch(cell) else None
+        found[cell] = at.get(cell, len(known) if number is None else number)
+    return [found[cell] for cell in cells]
+
+
 def _declared(table: Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
     """Code a column by its declared range, with a mark of missing cells: (n, 2 or categories + 1).
 
@@ -303,9 +314,15 @@ def _declared(table: Table, name: str, known: tuple[float, float] | list[str]) -
     """
     cells = table.column(name)
     if isinstance(known, list):
-        at = {value: i for i, value in enumerate(known)}
+        places = _places(cells, known)
+        present = [cell for cell in cells if cell not in MISSING]
+        if present and min(places) == len(known):
+            raise InputError(
+                f"{table.path}: column {show(name)} must hold one of the texts of ranges.{name} in "
+                f"some cell, got {show(present[0])} and none of {show(known)}"
+            )
         coded = np.zeros((len(cells), len(known) + 1))
-        coded[np.arange(len(cells)), [at.get(cell, len(known)) for cell in cells]] = 1.0
+        coded[np.arange(len(cells)), places] = 1.0
         return coded
     low, high = known
     scaled = np.zeros((len(cells), 2))

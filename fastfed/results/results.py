@@ -44,11 +44,15 @@ def means(counts: np.ndarray) -> list[float]:
 
 
 class StoredCertificate(dict[str, Any], Displayed):
-    """A certificate as it is stored: plain data, displayed as sentences in notebooks."""
+    """A certificate as it is stored: plain data, printed and displayed as text."""
+
+    def __str__(self) -> str:
+        """Format as the certificate that was stored does; ``dict(certificate)`` is the data."""
+        return str(renderer().as_text(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print text where IPython runs in a terminal."""
-        printer.text(renderer().as_text(self))
+        printer.text(str(self))
 
 
 @dataclass(frozen=True, repr=False)
