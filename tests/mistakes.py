@@ -38,6 +38,7 @@ class Mistake:
     needs: tuple[str, ...] = ()  # modules without which it cannot be made
     code: int = 2  # at the command line
     error: type[Exception] = InputError  # TypeError: Python itself refuses the call
+    never: tuple[str, ...] = ()  # what an answer must not say
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def command(*args: object) -> None:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     if result.exit_code == 0:
-        raise Said(f"(accepted) {result.stdout[:200]}", 0, result.stdout)
+        raise Said(result.stderr + result.stdout, 0, result.stdout)
     raise Said(result.stderr.rstrip("\n"), result.exit_code, result.stdout)
 
 
@@ -85,6 +86,10 @@ def answer(mistake: Mistake) -> Answer:
             os.chdir(home)
     message = message.replace(f"{made}/", "").replace(made, "FOLDER")
     faults += [f"does not say {word}" for word in mistake.words if word not in message]
+    faults += [f"says {word}" for word in mistake.never if word in message]
+    if mistake.code == 0:  # an answer: what it says first of what it has to
+        lines = [line for line in message.splitlines() if mistake.words[0] in line] or [message]
+        message = lines[0].strip()[:LONGEST]
     faults += [f"warns: {w.message}" for w in warned if not issubclass(w.category, ResourceWarning)]
     if "\n" in message:
         faults.append("several lines")
@@ -99,14 +104,15 @@ def _said(mistake: Mistake, folder: Path) -> tuple[str, list[str]]:
     except mistake.error as error:
         return str(error), _left(folder)
     except Said as said:
-        faults = _left(folder)
+        faults = [] if mistake.code == 0 else _left(folder)
         if said.code != mistake.code:
             faults.append(f"exit code {said.code}")
         if said.printed and said.code:
             faults.append("prints on standard output")
-        if not str(said).startswith("error: "):
+        if mistake.code and not str(said).startswith("error: "):
             faults.append("does not begin with error:")
-        return str(said).removeprefix("error: "), faults
+        accepted = "(accepted) " if mistake.code and not said.code else ""
+        return accepted + str(said).removeprefix("error: "), faults
     except Exception as error:
         return f"{type(error).__name__}: {error}", ["traceback"]
     return "(accepted)", ["nothing is said"]
@@ -120,13 +126,17 @@ def _left(folder: Path) -> list[str]:
 
 def every() -> list[Mistake]:
     """All mistakes, those at the command line first."""
+    import mistakes_answered
     import mistakes_deployed
     import mistakes_parts
     import mistakes_python
     import mistakes_specs
     import mistakes_tables
 
-    modules = mistakes_specs, mistakes_tables, mistakes_python, mistakes_parts, mistakes_deployed
+    modules = (
+        *(mistakes_specs, mistakes_tables, mistakes_python, mistakes_parts, mistakes_deployed),
+        mistakes_answered,
+    )
     return [mistake for module in modules for mistake in module.MISTAKES]
 
 
