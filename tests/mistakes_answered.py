@@ -1,4 +1,4 @@
-"""What looks like a mistake and has an answer: little data, odd labels, places that are read-only."""
+"""What looks like a mistake and has an answer: little data, odd labels, read-only places."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def missing_package(folder: Path) -> None:
         raise_as_said(doctor.examine(None)["problems"])
 
 
-PLAN = ("--silos", 20, "--horizon", 300, "--dimension", 3, "--actions", 5, "--seconds", 0.3)
+PLAN = ("--silos", 4, "--horizon", 60, "--dimension", 2, "--actions", 5, "--seconds", 0.1)
 MISTAKES = [
     Mistake(
         "one replicate",
@@ -115,7 +115,7 @@ MISTAKES = [
     ),
     Mistake(
         "a plan where sharing does not pay",
-        lambda f: command("plan", *PLAN, "--epsilon", 0.1, "--delta", "1e-5"),
+        lambda f: command("plan", *PLAN, "--epsilon", 0.1, "--delta", "1e-5", "--trust", "central"),
         ("do not share",),
         code=0,
         never=("no less than chance",),

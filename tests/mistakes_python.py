@@ -199,7 +199,11 @@ SIMULATIONS = [
         ("pandas",),
     ),
     Mistake("rounds for horizon", simulate(rounds=5), ("rounds", "release_rounds")),
-    Mistake("no algorithm", simulate(curves=None, algorithm=None), ("algorithm", "curves")),
+    Mistake(
+        "neither algorithm nor curves",
+        simulate(curves=None, algorithm=None),
+        ("algorithm", "curves"),
+    ),
     Mistake(
         "curves and an algorithm",
         simulate(WORLD, "local-linucb", curves=[{"algorithm": "random"}]),

@@ -231,3 +231,25 @@ def test_declared_texts_of_which_no_cell_has_one_are_refused(tmp_path):
         classification_pool(path, 1, 3, label="y", ranges={"sex": ["f", "m"]})
     path.write_text("sex,y\n?,a\n,b\n?,b\n")  # nothing is known of anybody
     assert classification_pool(path, 1, 3, label="y", ranges={"sex": ["f", "m"]}).queries == 3
+
+
+def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
+    """The column is coded as texts, which few want: the certificate names it, and no cell."""
+    path = tmp_path / "a.csv"
+    path.write_text("dose,site,y\n" + "".join(f"{i},n{i % 2},{i % 2}\n" for i in range(9)))
+    assert not any("but for" in note for note in classification_pool(path, 2, 3, label="y").notes)
+    path.write_text(path.read_text().replace("\n3,", "\n3 mg,"))
+    notes = classification_pool(path, 2, 3, label="y").notes
+    assert "columns that are numbers but for some cells are coded as texts: dose" in notes
+    assert not any("3 mg" in note for note in notes)
+
+
+def test_decimal_points_and_commas_in_one_column_are_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("dose;y\n1,5;a\n2,5;b\n3;a\n")
+    assert classification_pool(path, 1, 3, label="y").queries == 3
+    path.write_text("dose;y\n1.5;a\n2,5;b\n3;a\n")
+    with pytest.raises(InputError, match=r"a\.csv:3: column 'dose' must have decimal points or"):
+        classification_pool(path, 1, 3, label="y")
+    path.write_text("dose;y\n1.5 mg;a\n2,5;b\n3;a\n")  # texts may have both
+    assert classification_pool(path, 1, 3, label="y").queries == 3

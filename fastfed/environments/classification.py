@@ -346,7 +346,8 @@ def _features(
     parts: list[np.ndarray] = []
     empty: list[str] = []
     broad: list[str] = []
-    text = missing = False
+    coded_as_text: list[str] = []
+    missing = False
     for name in names:
         if name in known:
             parts.append(_declared(table, name, known[name]))
@@ -364,7 +365,7 @@ def _features(
             if len(values) > MAX_CATEGORIES:
                 broad.append(name)
                 continue
-            text = True
+            coded_as_text.append(name)
             at = {value: i for i, value in enumerate(values)}
             coded = np.zeros((len(cells), len(values)))
             rows = np.flatnonzero(~absent)
@@ -391,9 +392,15 @@ def _features(
         return np.hstack(parts), ("features are scaled and coded by declared ranges",)
     what = "the least and largest value of each column"
     what += " that is not declared" if known else ""
-    what += ", the categories" if text else ""
+    what += ", the categories" if coded_as_text else ""
     what += " and which columns have missing values" if missing else ""
     notes = [f"features are scaled and coded from the data: {what} are taken as public"]
+    # Names alone: a certificate holds no cell.
+    slips = [name for name in coded_as_text if table.mixed(name)]
+    if slips:
+        notes.append(
+            f"columns that are numbers but for some cells are coded as texts: {', '.join(slips)}"
+        )
     if empty:
         notes.append(f"columns without any value are left out: {', '.join(empty)}")
     return np.hstack(parts), tuple(notes)
