@@ -274,7 +274,7 @@ def test_bad_logs_are_refused_before_anything_is_learned():
         ((contexts, actions[:3], rewards), r"actions must have shape \(20,\), got \(3,\)"),
         ((contexts, actions + 4, rewards), "actions must be integers from 0 to K - 1, got"),
         ((contexts, actions + 0.5, rewards), "actions must be integers from 0 to K - 1, got"),
-        ((contexts, actions, rewards[:-1]), r"rewards must have shape \(20\)"),
+        ((contexts, actions, rewards[:-1]), r"rewards must have shape \(20,\)"),
         ((contexts, actions, rewards, np.zeros(20)), "propensities must be > 0 and <= 1, got 0"),
         ((contexts[:1], actions, rewards), "contexts must hold at least 2 rounds"),
         ((contexts[0], actions[:4], rewards[:4]), r"contexts must hold actions \(K, d\)"),
