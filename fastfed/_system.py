@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from fastfed._display import Displayed
-from fastfed._validate import InputError, nearest, plain, show
+from fastfed._validate import InputError, nearest, plain, show, unquoted
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
@@ -232,7 +233,8 @@ class Algorithm:
                     "in which no row fades; what forgets is fastfed.LinUCB, which is not private"
                 )
             if key not in known:
-                raise InputError(f'unknown key "{key}" for {self.id}{nearest(key, known)}')
+                hint = nearest(key, known) or f"; it takes {', '.join(known)}"
+                raise InputError(f'unknown key "{key}" for {self.id}{hint}')
         try:
             return msgspec.convert(plain(keys), self.config)
         except msgspec.ValidationError as error:
@@ -240,16 +242,38 @@ class Algorithm:
             cause = error.__cause__
             if isinstance(cause, InputError):
                 raise cause from None
-            raise InputError(_type_error(error)) from None
+            raise InputError(_type_error(error, keys)) from None
 
 
-def _type_error(error: msgspec.ValidationError) -> str:
-    """msgspec's text with the key in front: `epsilon must be float, got str`."""
+#: What msgspec calls the types of keys, and what a sentence does.
+_TYPES = {
+    "float": "a number",
+    "int": "an integer",
+    "bool": "true or false",
+    "str": "a text",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+def _type_error(error: msgspec.ValidationError, keys: dict[str, Any]) -> str:
+    """msgspec's text with key and value: `epsilon must be a number, got 'one'`."""
     text = str(error)
     what, _, where = text.partition(" - at `$.")
-    key = where.rstrip("`")
-    what = what.replace("Expected `", "must be ").replace("`", "").replace(" | null", "")
-    return f"{key} {what}" if key else text
+    found = re.fullmatch(r"Expected `(.+)`(.*), got .+", what)
+    key, value = where.rstrip("`"), keys
+    for part in re.findall(r"[^.\[\]]+", key):
+        try:
+            value = value[int(part)] if isinstance(value, (list, tuple)) else value[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            found = None
+            break
+    if not key or found is None:
+        return f"{key} {what.replace('Expected `', 'must be ').replace('`', '')}" if key else text
+    types = [t for t in found[1].split(" | ") if t != "null"]
+    wanted = " or ".join(_TYPES.get(t, t) for t in types)
+    remedy = unquoted(value) if {"float", "int"} & set(types) else ""
+    return f"{key} must be {wanted}{found[2]}, got {show(value)}{remedy}"
 
 
 def renamed(module: str, names: dict[str, Any]) -> Callable[[str], Any]:

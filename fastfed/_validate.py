@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -40,10 +41,17 @@ def show(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def listed(word: str, options: Iterable[str], what: str = "it may have") -> str:
+    """Return the hint of `nearest`, or all options after the word ``what`` where none is close."""
+    named = list(options)
+    return nearest(word, named) or f"; {what} {', '.join(named)}"
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the option closest to word, or "" when none is close."""
-    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    named = {str(option).lower(): option for option in options}
+    close = difflib.get_close_matches(str(word).lower(), list(named), n=1, cutoff=0.5)
+    return f'; did you mean "{named[close[0]]}"?' if close else ""
 
 
 def choice(name: str, value: object, options: Sequence[str]) -> str:
@@ -63,6 +71,15 @@ def boolean(name: str, value: object) -> bool:
     raise InputError(f"{name} must be true or false, got {show(value)}")
 
 
+def unquoted(value: object) -> str:
+    """Return `: write it without quotes` for a text that is a number, else ""."""
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+    return ": write it without quotes" if isinstance(value, str) else ""
+
+
 def number(
     name: str,
     value: object,
@@ -74,7 +91,7 @@ def number(
 ) -> float:
     """Return value as a finite float inside the given bounds."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InputError(f"{name} must be a number, got {show(value)}")
+        raise InputError(f"{name} must be a number, got {show(value)}{unquoted(value)}")
     try:
         result = float(value)
     except OverflowError:
@@ -89,8 +106,20 @@ def number(
         limits = ((">", above), (">=", at_least), ("<", below), ("<=", at_most))
         bounds = " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
         tail = ": it must be finite" if math.isinf(result) and bounds else ""
+        if tail and name == "epsilon" and result > 0:
+            tail += "; without privacy there is no epsilon (fedlinucb)"
         raise InputError(f"{name} must be {bounds or 'finite'}, got {show(value)}{tail}")
     return result
+
+
+def folder(value: object) -> Path:
+    """Return value as the path of an output folder, whether it exists or not."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise InputError(
+            f"folder must be the path of an output folder, as fastfed.run writes one, got "
+            f"{show(value)}"
+        )
+    return Path(value)
 
 
 def plain(value: Any) -> Any:
@@ -109,7 +138,9 @@ def integer(
 ) -> int:
     """Return value as an int inside the given bounds (2.0 and True are not integers)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InputError(f"{name} must be an integer, got {show(value)}")
+        whole = isinstance(value, (float, np.floating)) and math.isfinite(value)
+        remedy = f": write {int(value)}" if whole and int(value) == value else unquoted(value)  # type: ignore[call-overload]
+        raise InputError(f"{name} must be an integer, got {show(value)}{remedy}")
     result = int(value)
     if (at_least is not None and result < at_least) or (at_most is not None and result > at_most):
         bounds = " and ".join(
@@ -151,13 +182,15 @@ def array(
     ready = type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous
     result = value if ready and value.flags.aligned else _converted(name, value, dtype)
     if ndim is not None and result.ndim != ndim:
-        raise InputError(f"{name} must have {ndim} axes, got shape {result.shape}")
+        axes = f"{ndim} axes" if ndim != 1 else "1 axis"
+        raise InputError(f"{name} must have {axes}, got shape {result.shape}")
     if shape is not None and result.shape != shape:
         fits = result.ndim == len(shape) and all(
             want is None or want == have for want, have in zip(shape, result.shape, strict=True)
         )
         if not fits:
-            wanted = "(" + ", ".join("any" if s is None else str(s) for s in shape) + ")"
+            wanted = ", ".join("any" if s is None else str(s) for s in shape)
+            wanted = f"({wanted},)" if len(shape) == 1 else f"({wanted})"
             raise InputError(f"{name} must have shape {wanted}, got {result.shape}")
     if finite and result.dtype.kind == "f" and not np.isfinite(result).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])

@@ -134,10 +134,13 @@ def run(
     OutOfMemory
         A MemoryError, where memory ends all the same. What was simulated is kept.
     """
-    from fastfed._validate import InputError
+    from fastfed._validate import InputError, show
+    from fastfed._validate import folder as path_of
     from fastfed.experiments.specs import load_spec
+    from fastfed.simulation.experiment import Experiment
     from fastfed.simulation.run import run as run_experiment
 
+    folder = path_of(folder)
     if isinstance(experiment, (str, Path)):
         experiment = load_spec(
             experiment, replicates=replicates, seed=seed, quick=quick, changes=changes
@@ -145,6 +148,11 @@ def run(
     elif quick or replicates is not None or seed is not None or changes:
         raise InputError(
             "replicates, seed, quick and changes go with a spec file, not with an Experiment"
+        )
+    if not isinstance(experiment, Experiment):
+        raise InputError(
+            f"experiment must be the name of a spec file (TOML), or an Experiment, got "
+            f"{show(experiment)}: tables of Python are run by fastfed.simulate"
         )
     return run_experiment(
         experiment,

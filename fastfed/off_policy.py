@@ -86,8 +86,13 @@ class _Log:
         n, k = policy.shape
         if n < 2:
             raise InputError(f"policy must have a row for each of at least 2 rounds, got {n}")
-        if policy.min() < 0.0 or abs(policy.sum(axis=1) - 1.0).max() > 1e-6:
-            raise InputError("policy must hold probabilities: rows >= 0 that sum to 1")
+        sums = policy.sum(axis=1)
+        if policy.min() < 0.0 or abs(sums - 1.0).max() > 1e-6:
+            odd = policy.min() if policy.min() < 0.0 else sums[abs(sums - 1.0).argmax()]
+            what = "one of" if policy.min() < 0.0 else "a sum of"
+            raise InputError(
+                f"policy must hold probabilities: rows >= 0 that sum to 1, got {what} {odd:g}"
+            )
         actions = _actions(actions, n, k)
         rewards = array("rewards", rewards, shape=(n,))
         propensities = array("propensities", propensities, shape=(n,))

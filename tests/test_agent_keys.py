@@ -70,7 +70,7 @@ def test_one_agent_and_one_sentence(algorithm):
             ({"epsilon": ...}, "epsilon is required"),
             ({"delta": ...}, "delta is required"),
             ({"epsilon": 0.0}, "epsilon must be > 0, got 0.0"),
-            ({"epsilon": "x"}, "epsilon must be float, got str"),
+            ({"epsilon": "x"}, "epsilon must be a number, got '"),
             ({"delta": 0.0}, "delta must be > 0 and < 1, got 0.0"),
             ({"delta": 1.0}, "delta must be > 0 and < 1, got 1.0"),
             ({"relation": "add"}, "relation must be one of .*got 'add'"),

@@ -156,8 +156,8 @@ def test_columns_without_name_or_values_are_left_out(tmp_path):
         ("x,y\n1,1.5\n2,2.5\n3,3.5\n", {}, "got 3 distinct values in 3 records"),
         ("x,y\n1,a\n2\n", {}, r"a\.csv:3: expected 2 cells as in the header, got 1"),
         ("x,x,y\n1,1,a\n", {}, r"a\.csv:1: column names must differ, got 'x' twice"),
-        ("x,y\n", {}, "at least one record, found none"),
-        ("", {}, "at least one record, found none"),
+        ("x,y\n", {}, "at least one record, got a header alone"),
+        ("", {}, "at least one record, got an empty file"),
         ('x,y\n1,"a\n', {}, r"a\.csv:2: must be CSV"),
         ("x,y\n1e999,a\n2,b\n", {}, r"a\.csv:2: column 'x' must be finite, got '1e999'"),
         ("age,y\n1,a\n2,b\n", {"label": "Age"}, 'label must be .* did you mean "age"'),
@@ -185,7 +185,7 @@ def test_text_columns_of_many_values_are_named(tmp_path):
     path = tmp_path / "a.csv"
     body = "".join(f"{i},n{i},{i % 2}\n" for i in range(60))
     path.write_text("x,name,y\n" + body)
-    with pytest.raises(InputError, match="at most 50 distinct values, got more in 'name'"):
+    with pytest.raises(InputError, match="at most 50 distinct values, got 60 in 'name'"):
         classification_pool(path, 2, 3, label="y")
     assert classification_pool(path, 2, 3, label="y", columns=["x"]).queries == 60
 
@@ -207,3 +207,49 @@ def test_heart_disease_has_four_hospitals():
     assert np.diff(pool.silo_starts).tolist() == [303, 294, 123, 200]
     assert pool.max_actions == 5
     assert all(np.isfinite(pool.rows(q)).all() for q in range(0, 920, 50))
+
+
+# ---- declared texts ------------------------------------------------------------------------------
+
+
+def test_declared_texts_that_are_numbers_are_compared_as_numbers(tmp_path):
+    """Hospitals write 1 and 1.0; as texts alone every 1.0 would silently count as missing."""
+    written = {}
+    for name, cells in {"whole": ["1", "0", "1", "?"], "points": ["1.0", "0.0", "1", ""]}.items():
+        path = tmp_path / f"{name}.csv"
+        rows = [f"{cell},{y}" for cell, y in zip(cells, "abab", strict=True)]
+        path.write_text("\n".join(["sex,y", *rows]) + "\n")
+        pool = classification_pool(path, 1, 3, label="y", ranges={"sex": ["0", "1"]})
+        written[name] = pool.rows(0).tobytes()
+    assert written["whole"] == written["points"]
+
+
+def test_declared_texts_of_which_no_cell_has_one_are_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("sex,y\nfemale,a\nmale,b\n?,b\n")
+    with pytest.raises(InputError, match=r"ranges\.sex in some cell, got 'female' and none of"):
+        classification_pool(path, 1, 3, label="y", ranges={"sex": ["f", "m"]})
+    path.write_text("sex,y\n?,a\n,b\n?,b\n")  # nothing is known of anybody
+    assert classification_pool(path, 1, 3, label="y", ranges={"sex": ["f", "m"]}).queries == 3
+
+
+def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
+    """The column is coded as texts, which few want: the certificate names it, and no cell."""
+    path = tmp_path / "a.csv"
+    path.write_text("dose,site,y\n" + "".join(f"{i},n{i % 2},{i % 2}\n" for i in range(9)))
+    assert not any("but for" in note for note in classification_pool(path, 2, 3, label="y").notes)
+    path.write_text(path.read_text().replace("\n3,", "\n3 mg,"))
+    notes = classification_pool(path, 2, 3, label="y").notes
+    assert "columns that are numbers but for some cells are coded as texts: dose" in notes
+    assert not any("3 mg" in note for note in notes)
+
+
+def test_decimal_points_and_commas_in_one_column_are_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("dose;y\n1,5;a\n2,5;b\n3;a\n")
+    assert classification_pool(path, 1, 3, label="y").queries == 3
+    path.write_text("dose;y\n1.5;a\n2,5;b\n3;a\n")
+    with pytest.raises(InputError, match=r"a\.csv:3: column 'dose' must have decimal points or"):
+        classification_pool(path, 1, 3, label="y")
+    path.write_text("dose;y\n1.5 mg;a\n2,5;b\n3;a\n")  # texts may have both
+    assert classification_pool(path, 1, 3, label="y").queries == 3

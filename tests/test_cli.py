@@ -640,7 +640,7 @@ def test_empty_and_missing_specs(tmp_path: Path) -> None:
     complains(fastfed("run", empty, "-o", out), "empty.toml", "name is required")
     complains(fastfed("run", binary, "-o", out), "binary.toml", "UTF-8")
     complains(fastfed("run", tmp_path / "no.toml", "-o", out), "no.toml", "cannot be read")
-    complains(fastfed("run", tmp_path, "-o", out), "cannot be read")
+    complains(fastfed("run", tmp_path, "-o", out), "a folder, where a spec file (TOML) is needed")
     a_figure = experiments.figure_ids()[0]
     complains(fastfed("run", a_figure, "-o", out), f"fastfed reproduce {a_figure}")
     assert not out.exists()

@@ -281,7 +281,7 @@ def test_a_countersignature_of_another_plan_is_refused():
         ({"calendar": {"start": 0, "closes": [1, 2]}}, "calendar must close 4"),
         ({"calendar": {"start": 0, "closes": [1, 3, 2, 4]}}, "one after the other"),
         ({"helper": {}}, "public key"),
-        ({"columns": []}, "number of columns"),
+        ({"columns": []}, "columns is required"),
         ({"extra": 1}, "unknown key"),
     ],
 )

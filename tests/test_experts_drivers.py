@@ -956,10 +956,10 @@ def test_exceptions_of_a_function_come_out_with_a_note(how, kind, at):
         (np.array([0.5, np.inf, 0.5]), "losses must be finite, got inf at index (1,)"),
         (np.array([0.5, 1.5, 0.5]), "losses must be in [0, 1], got 0.5 to 1.5"),
         (np.array([0.5, 0.5, -1e-9]), "losses must be in [0, 1], got -1e-09 to 0.5"),
-        (np.array([0.5, 0.5]), "losses must have shape (3), got (2,)"),
-        (0.5, "losses must have shape (3), got ()"),
+        (np.array([0.5, 0.5]), "losses must have shape (3,), got (2,)"),
+        (0.5, "losses must have shape (3,), got ()"),
         ("half", "losses must be an array of numbers, got 'half'"),
-        (None, "losses must have shape (3), got ()"),
+        (None, "losses must have shape (3,), got ()"),
     ],
 )
 def test_losses_out_of_range_are_refused(how, answer, message):
@@ -974,7 +974,7 @@ GRADIENT_ANSWERS: dict[str, tuple[Any, str]] = {
     "NaN loss": ((np.nan, np.zeros(3)), "loss must be finite, got nan"),
     "a text": (("much", np.zeros(3)), "loss must be a number, got 'much'"),
     "NaN gradient": ((0.5, np.array([0, np.nan, 0])), "gradient must be finite, got nan"),
-    "short gradient": ((0.5, np.zeros(2)), "gradient must have shape (3), got (2,)"),
+    "short gradient": ((0.5, np.zeros(2)), "gradient must have shape (3,), got (2,)"),
     "no tuple": (0.5, "function must return (loss, gradient)"),
     "no gradient": ((0.5,), "function must return (loss, gradient)"),
 }

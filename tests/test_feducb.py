@@ -547,8 +547,8 @@ def test_confidence_sets_cover_in_a_whole_run(schedule):
         ({**FIXED, "batch_size": "theorm"}, 'batch_size must be one of "theorem", "growing", got'),
         ({**PRIVATE, "comunication": "MT"}, 'unknown key "comunication" for feducb; did you mean'),
         ({**PRIVATE, "protocol": "central"}, 'unknown key "protocol" for feducb'),
-        ({"private": "no"}, "private must be bool, got str"),
-        ({**PRIVATE, "epsilon": "one"}, "epsilon must be float, got str"),
+        ({"private": "no"}, "private must be true or false, got 'no'"),
+        ({**PRIVATE, "epsilon": "one"}, "epsilon must be a number, got '"),
     ],
 )
 def test_bad_keys_are_one_clear_sentence(keys, sentence):

@@ -104,7 +104,7 @@ def test_refused_updates_change_nothing():
     gram, bias = np.eye(2), np.zeros(2)
     for x, y, message in (
         ([1.0, np.nan], 1.0, r"x must be finite, got nan at index \(1,\)"),
-        ([1.0], 1.0, r"x must have shape \(2\), got \(1,\)"),
+        ([1.0], 1.0, r"x must have shape \(2,\), got \(1,\)"),
         ("abc", 1.0, "x must be an array of numbers, got 'abc'"),
         ([1.0, 1.0], math.inf, "y must be finite, got inf"),
         ([1.0, 1.0], "1", "y must be a number, got '1'"),
@@ -113,7 +113,7 @@ def test_refused_updates_change_nothing():
             kernels.rank_one_update(gram, bias, x, y)
     with pytest.raises(InputError, match="bias must be writable"):
         kernels.rank_one_update(gram, np.zeros(4)[::2], [1.0, 1.0], 1.0)
-    with pytest.raises(InputError, match=r"bias must have shape \(2\), got \(3,\)"):
+    with pytest.raises(InputError, match=r"bias must have shape \(2,\), got \(3,\)"):
         kernels.rank_one_update(gram, np.zeros(3), [1.0, 1.0], 1.0)
     with pytest.raises(InputError, match="gram and bias must not share memory"):
         kernels.rank_one_update(gram, gram[0], [1.0, 1.0], 1.0)
@@ -224,7 +224,7 @@ def test_actions_of_other_types_are_converted(implementation):
         ({"factor": np.ones((2, 3))}, r"factor must have shape \(d, d\) with d >= 1"),
         ({"factor": [[1.0, 0.5], [0.5, 1.0]]}, r"factor must be lower triangular .*inverse_factor"),
         ({"factor": [[1.0, 0.0], [0.5, 0.0]]}, "factor must be lower triangular with a positive"),
-        ({"theta": [1.0]}, r"theta must have shape \(2\), got \(1,\)"),
+        ({"theta": [1.0]}, r"theta must have shape \(2,\), got \(1,\)"),
         ({"radius": -1.0}, "radius must be >= 0, got -1.0"),
         ({"radius": math.nan}, "radius must be >= 0, got nan"),
         ({"second_radius": -0.5}, "second_radius must be >= 0, got -0.5"),
@@ -303,11 +303,11 @@ def test_x_may_be_a_row_of_the_factor():
     [
         ({"x": [1.0, np.nan]}, r"x must be finite, got nan at index \(1,\)"),
         ({"x": np.array([np.inf, 0.0])}, r"x must be finite, got inf at index \(0,\)"),
-        ({"x": [1.0]}, r"x must have shape \(2\), got \(1,\)"),
+        ({"x": [1.0]}, r"x must have shape \(2,\), got \(1,\)"),
         ({"x": [1e200, 0.0]}, r"x must have a width .* of at most 1e75, got inf"),
         ({"x": np.array([0.0, 1e80])}, r"x must have a width .* of at most 1e75, got 1e\+80"),
         ({"y": math.nan}, "y must be finite, got nan"),
-        ({"theta": np.zeros(3)}, r"theta must have shape \(2\), got \(3,\)"),
+        ({"theta": np.zeros(3)}, r"theta must have shape \(2,\), got \(3,\)"),
         ({"theta": np.zeros(4)[::2]}, "theta must be writable and C-contiguous"),
         ({"theta": [0.0, 0.0]}, "theta must be a float64 array, for it is updated in place"),
         ({"factor": np.eye(2, dtype=np.float32)}, "factor must be a float64 array"),
@@ -347,7 +347,7 @@ def test_a_trusted_factor_that_is_none_spoils_scores_and_nothing_else(dtype, ent
         kernels.ucb_scores(actions, factor[:3], np.zeros(40), 1.0, trusted=True)
     with pytest.raises(InputError, match=r"actions must have shape \(any, 39\)"):
         kernels.ucb_scores(actions, factor[:39, :39], np.zeros(39), 1.0, trusted=True)
-    with pytest.raises(InputError, match=r"theta must have shape \(40\), got \(39,\)"):
+    with pytest.raises(InputError, match=r"theta must have shape \(40,\), got \(39,\)"):
         kernels.ucb_argmax(actions, factor, np.zeros(39), 1.0, trusted=True)
 
 

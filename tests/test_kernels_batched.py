@@ -121,10 +121,10 @@ def test_rows_of_other_types_and_rows_that_are_part_of_the_target(implementation
     ("x", "y", "message"),
     [
         (np.ones((2, 3)), [1.0, 1.0], r"x must have shape \(any, 2\), got \(2, 3\)"),
-        (np.ones((2, 2)), [1.0], r"y must have shape \(2\), got \(1,\)"),
-        (np.ones((2, 2)), 1.0, r"y must have shape \(2\), got \(\)"),
+        (np.ones((2, 2)), [1.0], r"y must have shape \(2,\), got \(1,\)"),
+        (np.ones((2, 2)), 1.0, r"y must have shape \(2,\), got \(\)"),
         (np.ones(2), [1.0], r"y must be a number, got \[1.0\]"),
-        (np.ones((1, 2, 2)), [1.0], r"x must have shape \(2\), got \(1, 2, 2\)"),
+        (np.ones((1, 2, 2)), [1.0], r"x must have shape \(2,\), got \(1, 2, 2\)"),
         ([[1.0, 1.0], [1.0, np.nan]], [1.0, 1.0], r"x must be finite, got nan at index \(1, 1\)"),
         (np.array([[1, 1], [np.inf, 1]]), np.ones(2), r"x must be finite, got inf at index"),
         (np.ones((2, 2)), np.array([1.0, np.nan]), r"y must be finite, got nan at index \(1,\)"),
@@ -174,7 +174,7 @@ def test_what_is_trusted_is_not_looked_at():
         kernels.solve(np.eye(2), [1.0, np.inf], trusted=True)
     with pytest.raises(InputError, match="factor must be lower triangular"):
         kernels.solve(np.ones((2, 2)), [1.0, 1.0])
-    with pytest.raises(InputError, match=r"u must have shape \(2\), got \(3,\)"):
+    with pytest.raises(InputError, match=r"u must have shape \(2,\), got \(3,\)"):
         kernels.solve(np.eye(2), np.ones(3))
 
 
@@ -224,7 +224,7 @@ def test_bad_sets(trusted):
         for given, message in (
             ((sets[:2], factors, thetas), r"actions of 3 models must be one set.*got shape \(2, 4"),
             ((sets, factors, thetas[:2]), r"theta must have shape \(3, 2\), got \(2, 2\)"),
-            ((sets, factors[0], thetas), r"theta must have shape \(2\), got \(3, 2\)"),
+            ((sets, factors[0], thetas), r"theta must have shape \(2,\), got \(3, 2\)"),
             ((sets[:0], factors[0], thetas[0]), "actions must hold at least one set"),
             ((sets[:, :0], factors[0], thetas[0]), "actions must hold at least one action"),
             ((sets[..., :1], factors[0], thetas[0]), r"actions must have shape \(any, any, 2\)"),

@@ -131,7 +131,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gradient-losses", {"function": ...}, "environment.function is required"),
     ("gradient-losses", {"function": None}, "function must be a numba.cfunc, a callable or"),
     ("gradient-losses", {"optimum": ...}, "environment.optimum is required"),
-    ("gradient-losses", {"optimum": [0.5, 0.5]}, r"optimum must have shape \(3\), got \(2,\)"),
+    ("gradient-losses", {"optimum": [0.5, 0.5]}, r"optimum must have shape \(3,\), got \(2,\)"),
     ("gradient-losses", {"optimum": [0.5, 0.6, -0.1]}, "optimum must hold weights >= 0 that add"),
     ("gradient-losses", {"optimum": [0.5, 0.4, 0.2]}, "optimum must hold weights >= 0 that add"),
     ("gradient-losses", {"optimum": [0.5, 0.5, np.nan]}, "optimum must be finite, got nan"),
@@ -701,7 +701,7 @@ def test_a_plain_function_is_asked_for_its_key():
 @pytest.mark.parametrize(
     ("returned", "sentence"),
     [
-        ([0.0, 1.0], r"losses must have shape \(3\), got \(2,\)"),
+        ([0.0, 1.0], r"losses must have shape \(3,\), got \(2,\)"),
         ([0.0, 1.0, 1.5], r"losses must be in \[0, 1\], got 0 to 1.5"),
         ([0.0, -0.5, 1.0], r"losses must be in \[0, 1\], got -0.5 to 1"),
         ([0.0, np.nan, 1.0], "losses must be finite, got nan"),
@@ -722,7 +722,7 @@ def test_what_a_function_returns_is_checked(returned, sentence):
     ("returned", "sentence"),
     [
         (0.5, r"function must return \(loss, gradient\)"),
-        ((0.5, [0.0, 1.0]), r"gradient must have shape \(3\), got \(2,\)"),
+        ((0.5, [0.0, 1.0]), r"gradient must have shape \(3,\), got \(2,\)"),
         ((0.5, [0.0, 1.0, np.inf]), "gradient must be finite, got inf"),
         ((np.nan, [0.0, 1.0, 0.0]), "loss must be finite, got nan"),
         (("a", [0.0, 1.0, 0.0]), "loss must be a number, got 'a'"),

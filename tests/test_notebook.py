@@ -489,6 +489,11 @@ class TestLooks:
         again = pickle.loads(pickle.dumps(results.curves[1]))
         assert again.certificate == plain and again.certificate._repr_html_()
 
+    def test_a_stored_certificate_prints_as_the_certificate_does(self, results):
+        stored = results["lazy, epsilon = 0.5"].certificate
+        assert str(stored) == as_text(stored) and "status      proven" in f"{stored}"
+        assert repr(stored) == repr(dict(stored))
+
     def test_a_proven_certificate_in_sentences(self, results):
         stored = results["lazy, epsilon = 0.5"].certificate
         exact = f"epsilon {rounded_up(stored['exact']['epsilon'])}, delta 1e-05"

@@ -164,7 +164,7 @@ def test_a_largest_weight_that_is_known_shortens_the_bounded_interval():
     ("change", "sentence"),
     [
         ({0: lambda a: a + 5}, "actions must be integers from 0 to 4"),
-        ({0: lambda a: a[:3]}, r"actions must have shape \(40\), got \(3,\)"),
+        ({0: lambda a: a[:3]}, r"actions must have shape \(40,\), got \(3,\)"),
         ({1: lambda r: r * np.nan}, "rewards must be finite"),
         ({2: lambda p: 0 * p}, "propensities must be > 0 and <= 1, got 0"),
         ({3: lambda q: 2 * q}, "policy must hold probabilities"),

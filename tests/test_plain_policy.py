@@ -176,7 +176,7 @@ def test_our_own_agent_is_a_plain_policy():
             {"parameters": {"tau": 1}},
             "cannot be made: .*unexpected keyword argument 'tau'",
         ),
-        (Uniform, {"shared": 1}, "shared must be bool"),
+        (Uniform, {"shared": 1}, "shared must be true or false"),
         (Uniform, {"source": "00"}, r"has another source than the spec asks for \(00\), got"),
         (Uniform, {"epsilon": 1.0}, 'unknown key "epsilon" for policy'),
         (Wrong, {}, "must select an integer from 0 to 5, got 6"),

@@ -81,7 +81,7 @@ def test_what_is_missing_is_said():
     for call, message in (
         (lambda: made.observe(1.0), "observe needs a select before it"),
         (lambda: made.observe_many([1.0]), "observe_many needs a select_many before it"),
-        (lambda: made.observe_many([1.0], np.ones((2, D))), r"rewards must have shape \(2\), one"),
+        (lambda: made.observe_many([1.0], np.ones((2, D))), r"rewards must have shape \(2,\), one"),
         (lambda: made.observe_many([np.nan], np.ones((1, D))), "rewards must be finite"),
         (lambda: made.observe_many([1.0], np.ones((1, 2))), r"actions must have shape \(any, 6\)"),
         (lambda: made.select_many(3), r"actions must have shape \(n, K, d\), or be a sequence"),
@@ -117,7 +117,7 @@ def test_names_of_scikit_learn(discount):
     sparse = scipy.sparse.csr_array(X)
     np.testing.assert_allclose(made.predict(sparse), made.predict(X), rtol=1e-12)
     assert made.predict(sparse[:0]).shape == (0,)
-    with pytest.raises(InputError, match="rewards must be finite"):
+    with pytest.raises(InputError, match="y must be finite"):
         made.fit(X, y * np.nan)
     assert made.round == 33  # what is refused forgets nothing
 
@@ -271,10 +271,10 @@ def test_bad_logs_are_refused_before_anything_is_learned():
     late = contexts.copy()
     late[-1] = np.nan
     for given, message in (
-        ((contexts, actions[:3], rewards), r"actions must have shape \(20\), got \(3,\)"),
+        ((contexts, actions[:3], rewards), r"actions must have shape \(20,\), got \(3,\)"),
         ((contexts, actions + 4, rewards), "actions must be integers from 0 to K - 1, got"),
         ((contexts, actions + 0.5, rewards), "actions must be integers from 0 to K - 1, got"),
-        ((contexts, actions, rewards[:-1]), r"rewards must have shape \(20\)"),
+        ((contexts, actions, rewards[:-1]), r"rewards must have shape \(20,\)"),
         ((contexts, actions, rewards, np.zeros(20)), "propensities must be > 0 and <= 1, got 0"),
         ((contexts[:1], actions, rewards), "contexts must hold at least 2 rounds"),
         ((contexts[0], actions[:4], rewards[:4]), r"contexts must hold actions \(K, d\)"),

@@ -576,7 +576,7 @@ def test_calibrate_noisy_argmin(delta: float) -> None:
     [
         (lambda: NoisyArgmin(0.0), "scale must be > 0, got 0.0"),
         (lambda: NoisyArgmin(1.0).choose([], []), "scores must hold at least one candidate"),
-        (lambda: NoisyArgmin(1.0).choose([1.0, 2.0], [0.0]), "noise must have shape (2)"),
+        (lambda: NoisyArgmin(1.0).choose([1.0, 2.0], [0.0]), "noise must have shape (2,)"),
         (lambda: vertices(PURE, batch=12), "batch must be a power of two, got 12"),
         (lambda: vertices(PURE, batch=4), "batch must be at least 2^trees = 8, got 4"),
         (lambda: vertices(PURE, spread=3.0), "spread must be > 0 and <= 2, got 3.0"),

@@ -91,7 +91,7 @@ def test_scales_of_published_mechanisms(sensitivity: float, epsilon: float, scal
     [
         (lambda: Laplace(0.0, 1.0), "sensitivity must be > 0, got 0.0"),
         (lambda: Laplace(1.0, -1.0), "epsilon must be > 0, got -1.0"),
-        (lambda: Laplace(1.0, 1.0).release([1.0, 2.0], [0.5]), r"uniforms must have shape \(2\)"),
+        (lambda: Laplace(1.0, 1.0).release([1.0, 2.0], [0.5]), r"uniforms must have shape \(2,\)"),
         (lambda: Laplace(1.0, 1.0).release(0.0, 0.0), "uniforms must be > 0 and < 1"),
         (lambda: Laplace(1.0, 1.0).release([0.0], [1.0]), "uniforms must be > 0 and < 1"),
         (lambda: Laplace(1.0, 1.0).release([math.nan], [0.5]), "value must be finite"),

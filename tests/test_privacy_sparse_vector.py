@@ -182,7 +182,7 @@ def test_least_scales_meet_the_budget_with_the_least_variance() -> None:
         (lambda: minimal_scales(0.0), "epsilon must be > 0, got 0.0"),
         (
             lambda: AboveThreshold(1.0, 1.0).first_above([1.0], 0.0, [0.5]),
-            r"uniforms must have shape \(2\)",
+            r"uniforms must have shape \(2,\)",
         ),
         (
             lambda: AboveThreshold(1.0, 1.0).crossing_probabilities([math.nan], 0.0),

@@ -27,6 +27,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 #: Pages that stand alone: each of their blocks runs by itself.
 ALONE = {
     "README.md": README,
+    "certificates.md": page("certificates"),
     "deployment.md": page("deployment"),
     "secure-sum.md": page("secure-sum"),
     "spec.md": SPEC,

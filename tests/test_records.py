@@ -93,7 +93,7 @@ def test_identity_follows_every_record_and_choice():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((X, Y[:3]), r"classes must have shape \(30\), got \(3,\)"),
+        ((X, Y[:3]), r"classes must have shape \(30,\), got \(3,\)"),
         ((np.where(X > 1, np.nan, X), Y), "features must be finite, got nan"),
         ((X, Y - 1), "classes must be integers from 0 to 999, got -1"),
         ((X, Y + 0.5), "classes must be integers from 0 to 999, got 0.5"),

@@ -439,7 +439,7 @@ def test_a_store_without_bounds_loads_and_gets_them_when_it_is_resumed(tmp_path,
 
 def test_a_bound_that_misses_a_checkpoint_is_refused(tmp_path):
     e = with_bounds(experiment_from_spec(spec()), 0, lambda rounds: {"short": [1.0]})
-    with pytest.raises(fastfed.InputError, match=r"bound short must have shape \(7\)"):
+    with pytest.raises(fastfed.InputError, match=r"bound short must have shape \(7,\)"):
         fastfed.run(e, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

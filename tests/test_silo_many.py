@@ -69,7 +69,7 @@ def test_what_cannot_be_done_at_once_is_refused():
             call()
     with pytest.raises(InputError, match="observe needs a select before it"):
         silo.observe(1.0)
-    with pytest.raises(InputError, match=r"rewards must have shape \(3\), got \(2,\)"):
+    with pytest.raises(InputError, match=r"rewards must have shape \(3,\), got \(2,\)"):
         silo.observe_many([1.0, 0.0])
     silo.observe_many([1.0, 0.0, 0.0])
     silo.select_many([offers(0, 0)] * 2)

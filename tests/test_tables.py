@@ -176,7 +176,7 @@ def test_a_number_that_is_none_is_named_where_a_column_has_too_many_texts(tmp_pa
     [
         ("a,y\n1,2,3\n", "expected 2 cells as in the header, got 3: put a cell that holds"),
         ("a,a,y\n1,2,3\n", "column names must differ, got 'a' twice"),
-        ("a,y\n", "must hold a header and at least one record, found none"),
+        ("a,y\n", "must hold a header and at least one record, got a header alone"),
     ],
 )
 def test_bad_files_are_one_sentence_that_says_what_to_do(tmp_path, text, said):

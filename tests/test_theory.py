@@ -327,7 +327,7 @@ def test_a_last_short_batch_is_never_released():
     [
         ({"epsilon": 0.0}, "epsilon must be > 0, got 0"),
         ({"epsilon": float("nan")}, "epsilon must be > 0, got nan"),
-        ({"epsilon": "one"}, "epsilon must be float"),
+        ({"epsilon": "one"}, "epsilon must be a number"),
         ({"delta": 0.0}, "delta must be > 0 and < 1, got 0"),
         ({"delta": 1.0}, "delta must be > 0 and < 1, got 1"),
         ({"batch_size": 10_001}, r"batch_size must be <= horizon \(10000\), got 10001"),
@@ -404,7 +404,7 @@ def test_noise_of_a_wrong_shape_never_reaches_a_report():
     silo = fastfed.parties.Silo(system.plan, 0, Short())
     silo.select(np.eye(3))
     silo.observe(1.0)
-    with pytest.raises(fastfed.InputError, match=r"noise must have shape \(9\)"):
+    with pytest.raises(fastfed.InputError, match=r"noise must have shape \(9,\)"):
         silo.report()
     with pytest.raises(fastfed.InputError, match=r"plan must be a Plan, such as system\.plan"):
         fastfed.parties.Silo(system)

@@ -203,8 +203,8 @@ def test_more_vectors_than_releases():
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        ([1.0], r"x must have shape \(2\), got \(1,\)"),
-        ([[1.0, 0.0]], r"x must have shape \(2\), got \(1, 2\)"),
+        ([1.0], r"x must have shape \(2,\), got \(1,\)"),
+        ([[1.0, 0.0]], r"x must have shape \(2,\), got \(1, 2\)"),
         ([np.nan, 0.0], r"x must be finite, got nan at index \(0,\)"),
         ([0.0, np.inf], r"x must be finite, got inf at index \(1,\)"),
         ("xy", "x must be an array of numbers, got 'xy'"),
@@ -227,7 +227,7 @@ def test_bad_vectors_change_nothing_and_draw_no_noise(x, message):
 def test_bad_noise_changes_nothing():
     answers = iter([np.ones(3), [np.nan, 0.0], np.ones(2)])
     tree = TreeRelease(2, 3, noise_std=1.0, noise=lambda node: next(answers))
-    with pytest.raises(InputError, match=r"noise must have shape \(2\), got \(3,\)"):
+    with pytest.raises(InputError, match=r"noise must have shape \(2,\), got \(3,\)"):
         tree.add([1.0, 0.0])
     with pytest.raises(InputError, match="noise must be finite"):
         tree.add([1.0, 0.0])

@@ -49,7 +49,13 @@ from fastfed.advice.systems import (
     trusted_text,
 )
 from fastfed.bandits import ProblemSpec
-from fastfed.environments import Environment, EnvironmentSpec, Sphere, environment_from_spec
+from fastfed.environments import (
+    ENVIRONMENTS,
+    Environment,
+    EnvironmentSpec,
+    Sphere,
+    environment_from_spec,
+)
 from fastfed.environments.pool import PoolEnvironment
 from fastfed.experiments.specs import environment_table
 from fastfed.privacy.sensitivity import RELATIONS
@@ -244,6 +250,11 @@ def _environment(
         return Sphere(dimension=d, actions=k, intercept=kappa), {**table, "intercept": kappa}
     if intercept is not None:
         raise InputError("intercept belongs to the sphere, the environment has its own")
+    if isinstance(environment, str) and environment in ENVIRONMENTS:
+        raise InputError(
+            f"environment must be a spec file, an environment or its table, got "
+            f'{show(environment)}: write {{"kind": "{environment}"}}'
+        )
     if isinstance(environment, (str, Path)):
         environment = environment_table(environment)
     if isinstance(environment, dict):

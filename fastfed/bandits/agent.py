@@ -172,8 +172,9 @@ def check_agent(algorithm: str, problem: ProblemSpec) -> None:
     """Raise InputError unless the problem has one silo, which is the agent."""
     if problem.silos != 1:
         raise InputError(
-            f"silos must be 1 for {algorithm}, where one agent serves all users, "
-            f"got {problem.silos}"
+            f"silos must be 1 for {algorithm}, where one agent serves all users, got "
+            f"{problem.silos}: silos that share have fedlinucb and private-fedlinucb, silos "
+            "alone local-linucb"
         )
 
 

@@ -40,7 +40,7 @@ def check_actions(actions: object, dimension: int) -> np.ndarray:
     else:
         checked = array("actions", actions, shape=(None, dimension))
     if not len(checked):
-        raise InputError("actions must hold at least one action, got shape (0, ...)")
+        raise InputError(f"actions must hold at least one action, got shape {checked.shape}")
     return checked
 
 

@@ -246,6 +246,11 @@ class LinUCB:
                 "actions must have shape (n, K, d), or be a sequence of the actions (K, d) of "
                 f"each user, got {show(actions)}"
             )
+        if not is_sparse(actions[0] if len(actions) else actions) and np.ndim(actions[:1]) == 2:
+            raise InputError(
+                f"actions must have shape (n, K, {self.dimension}), the actions of n users, got "
+                f"{np.shape(actions)}: select chooses for one"
+            )
         chosen, index = np.empty((len(actions), self.dimension)), np.empty(len(actions), np.int64)
         for i, row in enumerate(chosen):
             index[i] = self._best(actions[i], row)
@@ -314,7 +319,7 @@ class LinUCB:
             dense = array("actions", given, shape=(None, self.dimension))
             blocks, n = iter([dense]), len(dense)
         if len(y) != n:
-            raise InputError(f"rewards must have shape ({n}), one for each action, got {y.shape}")
+            raise InputError(f"rewards must have shape ({n},), one for each action, got {y.shape}")
         first = 0
         for block in blocks:
             rows = np.ascontiguousarray(block, dtype=np.float64)
@@ -359,7 +364,9 @@ class LinUCB:
         LinUCB
             The agent itself.
         """
-        self.observe_many(y, X)
+        if not is_sparse(X):
+            X = array("X", X, shape=(None, self.dimension))
+        self.observe_many(array("y", y, ndim=1), X)
         return self
 
     def fit(self, X: object, y: object) -> LinUCB:

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,16 @@ def keys(folder: Path) -> None:
         click.echo(f'{name} = "{value}"')
 
 
+def compiled(spec: Path, made_of: Callable[[str], Any]) -> Any:
+    """What is made of a spec's text; errors name the file."""
+    try:
+        return made_of(spec.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise InputError(f"{spec}: not a text file in UTF-8: save it in UTF-8") from None
+    except InputError as error:
+        raise InputError(f"{spec}: {error}") from None
+
+
 @deploy.command()
 @click.argument("spec", type=FILE)
 @click.argument("plan", type=click.Path(dir_okay=False, path_type=Path))
@@ -238,7 +249,7 @@ def new(spec: Path, plan: Path) -> None:
 
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
-    made = compile_plan(spec.read_text())
+    made = compiled(spec, compile_plan)
     made.save(plan)
     click.echo(f"plan {made.digest.hex()}")
     click.echo(str(made.certificate), nl=False)
@@ -256,7 +267,7 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
     earlier, broadcast = folders.last_broadcast(old)
-    made = folders.extended(spec.read_text(), earlier, broadcast, fresh)
+    made = compiled(spec, lambda text: folders.extended(text, earlier, broadcast, fresh))
     made.save(plan)
     extends = made.document.extends
     assert extends is not None
@@ -294,6 +305,15 @@ def join(
         raise InputError("a ceiling needs both --epsilon and --delta")
     ceiling = None if epsilon is None or delta is None else (epsilon, delta)
     name, found = folders.join(folder, plan, ceiling, dataset, ledger, extends)
+    exact = found.certificate.exact
+    if ceiling is not None and exact is not None and name in found.silos:
+        # The exact number may be a rounding below what the plan asks for.
+        low, whole = ceiling[0] < exact.epsilon * (1.0 - 1e-6), exact.epsilon
+        if low and ceiling[1] <= exact.delta:
+            say(
+                f"note: the ceiling epsilon = {ceiling[0]:g} is below the plan's {whole:.6g}: what "
+                "would pass it is not sent"
+            )
     # Last: whoever reads may stop at the first line.
     click.echo(f"{name} agrees to plan {found.digest.hex()}")
     click.echo(str(found.certificate), nl=False)
@@ -346,15 +366,22 @@ def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> No
 
     if not hub.startswith(("https://", "http://")):
         raise InputError(f"hub must be an address, https://..., got {hub}")
-    context = ssl.create_default_context(cafile=str(ca) if ca else None)
-    if cert is not None:
-        context.load_cert_chain(cert, key)
+    try:
+        context = ssl.create_default_context(cafile=str(ca) if ca else None)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except (ssl.SSLError, OSError) as error:
+        files = " and ".join(str(file) for file in (ca, cert, key) if file is not None)
+        raise InputError(f"{files} must hold certificates and keys in PEM: {error}") from None
     secure = context if hub.startswith("https") else None
     try:
         with urllib.request.urlopen(hub.rstrip("/") + "/status", timeout=30, context=secure) as got:
             click.echo(json.dumps(json.load(got), indent=2))
     except OSError as error:
-        raise RunFailed(f"the hub cannot be reached ({error})") from None
+        raise RunFailed(
+            f"the hub cannot be reached at {hub} ({getattr(error, 'reason', error)}): is it "
+            "running, and the address right?"
+        ) from None
 
 
 @deploy.command()
@@ -368,7 +395,10 @@ def export(folder: Path, output: Path | None) -> None:
     if output is None:
         click.echo(text)
     else:
-        output.write_text(text + "\n", encoding="utf-8")
+        try:
+            output.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
 
 
 @deploy.command()
@@ -406,9 +436,15 @@ def ledger() -> None:
 @click.argument("path", type=FILE)
 def show(path: Path) -> None:
     """Print what was spent of each dataset of the ledger at PATH."""
+    import sqlite3
+
     from fastfed.deployment.ledger import Ledger, spent_lines
 
-    click.echo(json.dumps(spent_lines(Ledger(str(path))), indent=2))
+    try:
+        found = spent_lines(Ledger(str(path)))
+    except sqlite3.DatabaseError as error:
+        raise InputError(f"{path} is no ledger of fastfed, or it is damaged: {error}") from None
+    click.echo(json.dumps(found, indent=2))
 
 
 @ledger.command()

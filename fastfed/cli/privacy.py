@@ -294,8 +294,15 @@ def plan(
         raise click.UsageError("--intercept belongs to the sphere, --environment has its own")
     if write is not None and not os.path.isdir(write.parent):
         raise InputError(f"--write must be in an existing folder, got {str(write)!r}")
-    if not as_json:
-        say(f"about {seconds:g} s of simulation on one core")
+    stages = 0
+
+    def on_stage(text: str) -> None:
+        nonlocal stages
+        if not stages:  # what is wrong with the arguments is said before
+            say(f"about {seconds:g} s of simulation on one core")
+        stages += 1
+        say(text)
+
     found = find_plan(
         silos=silos,
         horizon=horizon,
@@ -311,7 +318,7 @@ def plan(
         seconds=seconds,
         seed=seed,
         threads=threads,
-        on_stage=None if as_json else say,
+        on_stage=None if as_json else on_stage,
         **({} if actions is None else {"actions": actions}),
     )
     if write is not None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastfed._validate import InputError, boolean, choice, integer, number, show
+from fastfed._validate import InputError, boolean, choice, number, show
 from fastfed.deployment.schema import (
     KINDS,
     NO,
@@ -54,7 +54,8 @@ def schema_of(tables: Mapping[str, Any]) -> Schema:
         For what a table may not say.
     """
     given = [_table(f"columns[{i}]", t) for i, t in enumerate(tables.get("columns", ()))]
-    integer("number of columns", len(given), at_least=1)
+    if not given:
+        raise InputError("columns is required: one table [[columns]] for each")
     if "actions" not in tables:
         if "reward" in tables or any("kind" in table for table in given):
             raise InputError("columns with a kind, and reward, need the table actions")

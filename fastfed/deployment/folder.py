@@ -47,19 +47,23 @@ def make_keys(folder: str | Path) -> dict[str, str]:
     return {"sign": sign.hex(), "open": write.hex()}
 
 
-def party_of(plan: DeployedPlan, secret: bytes) -> str:
+def party_of(plan: DeployedPlan, secret: bytes, folder: str | Path = "this folder") -> str:
     """The name of the party whose secret this is."""
     public = Identity(secret).public
     for party in plan.parties:
         if (party.sign, party.open) == public:
             return party.name
-    raise InputError("the secret of this folder is that of no party of the plan")
+    raise InputError(
+        f"the secret of {folder} is that of no party of the plan, whose parties are "
+        f"{', '.join(party.name for party in plan.parties)}: take the folder whose public keys "
+        "are in its spec"
+    )
 
 
 def is_silo(folder: str | Path, plan_file: str | Path) -> bool:
     """True if the party of a folder is a silo of a plan."""
     plan = load(plan_file)
-    return party_of(plan, read_secret(Path(folder) / SECRET)) in plan.silos
+    return party_of(plan, read_secret(Path(folder) / SECRET), folder) in plan.silos
 
 
 def countersign(folder: str | Path, plan_file: str | Path) -> tuple[str, DeployedPlan]:
@@ -77,7 +81,7 @@ def countersign(folder: str | Path, plan_file: str | Path) -> tuple[str, Deploye
     """
     target = Path(folder)
     secret, plan = read_secret(target / SECRET), load(plan_file)
-    name = party_of(plan, secret)
+    name = party_of(plan, secret, folder)
     kept = target / PLAN
     if kept.exists() and load(kept).digest != plan.digest:
         raise InputError(f"{kept} is another plan; a folder belongs to one plan")
@@ -123,7 +127,7 @@ def opened(
     if not (target / PLAN).exists():
         raise InputError(f"{target} holds no plan; join one first: fastfed deploy join")
     secret, plan = read_secret(target / SECRET), load(target / PLAN)
-    name = party_of(plan, secret)
+    name = party_of(plan, secret, folder)
     store = SqliteStore(str(target / STATE))
     if name == plan.document.hub.name:
         return Process(hub_of(plan, secret), store)

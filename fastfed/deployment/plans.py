@@ -132,7 +132,9 @@ def read_document(data: bytes) -> Document:
     try:
         document = msgspec.msgpack.decode(data, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"this is no plan file ({error})") from None
+        raise InputError(
+            f"this is no plan file, as `fastfed deploy new` writes one, or a damaged one ({error})"
+        ) from None
     if spelled(document) != data:
         raise InputError("the plan file is not in canonical form")
     return document
@@ -309,6 +311,9 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     hub = _party("hub", {"name": HUB, **tables.get("hub", {})})
     helper = _party("helper", {"name": HELPER, **tables["helper"]}) if "helper" in tables else None
     schema = schema_of(tables)
+    for name, given in (("silos", silos), ("calendar", tables.get("calendar"))):
+        if not given:
+            raise InputError(f"{name} is required: see docs/deployment.md")
     integer("number of silos", len(silos), at_least=1, at_most=MOST_SILOS)
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
@@ -356,8 +361,10 @@ def _party(name: str, table: Mapping[str, Any]) -> Party:
     for field in ("sign", "open"):
         text = table.get(field)
         if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{64}", text):
+            who = f" of {table['name']}" if table.get("name") != name and "name" in table else ""
             raise InputError(
-                f"{name}.{field} must be a public key of 64 hexadecimal digits, got {show(text)}"
+                f"{name}.{field}{who} must be a public key of 64 hexadecimal digits, as "
+                f"`fastfed deploy keys` prints it, got {show(text)}"
             )
         keys.append(bytes.fromhex(text))
     return Party(str(table.get("name")), *keys)
@@ -375,6 +382,8 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
         closes = [_seconds("calendar.closes", each) for each in table["closes"]]
     else:
         (way,) = ways
+        if not isinstance(table[way], int):
+            raise InputError(f"calendar.{way} must be whole seconds, got {show(table[way])}")
         length = integer(f"calendar.{way}", table[way], at_least=1)
         closes = [start + length * (plan.end(k) if way == "round" else k) for k in releases]
     spans = np.maximum(np.diff([start, *closes]), 1)
@@ -390,8 +399,14 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
 def _seconds(name: str, value: Any) -> int:
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise InputError(f"{name} must have a time zone, such as 2027-01-04T00:00:00Z")
+            raise InputError(
+                f"{name} must have a time zone, such as 2027-01-04T00:00:00Z (UTC), got {value}"
+            )
         return round(value.timestamp())
+    if not isinstance(value, int):
+        raise InputError(
+            f"{name} must be a date without quotes, such as 2027-01-04T00:00:00Z, got {show(value)}"
+        )
     return integer(name, value, at_least=0)
 
 
@@ -416,13 +431,20 @@ def load(source: str | Path | bytes) -> DeployedPlan:
         If it is no plan file, if its numbers are not what its certificate says, or if a
         countersignature is not the party's.
     """
-    data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    if not isinstance(source, bytes):
+        try:
+            return load(Path(source).read_bytes())
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
+    data = source
     if len(data) > LARGEST:
         raise InputError(f"a plan file has at most {LARGEST} bytes, got {len(data)}")
     try:
         inner, signatures = msgspec.msgpack.decode(data, type=tuple[bytes, dict[str, bytes]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"this is no plan file ({error})") from None
+        raise InputError(
+            f"this is no plan file, as `fastfed deploy new` writes one, or a damaged one ({error})"
+        ) from None
     return checked(read_document(inner), signatures)
 
 
@@ -464,7 +486,9 @@ def _check_document(document: Document, plan: Plan) -> None:
         k for p in (*document.silos, document.hub, document.helper) if p for k in (p.sign, p.open)
     ]
     if len(set(names)) < len(names) or len(set(keys)) < len(keys):
-        raise InputError("parties must have different names and different keys")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        said = f"the name {show(twice[0])} twice" if twice else "one key for two parties"
+        raise InputError(f"parties must have different names and different keys, got {said}")
     if any(len(key) != KEY for key in keys):
         raise InputError(f"public keys must have {KEY} bytes")
     if not 1 <= len(document.silos) <= MOST_SILOS or len(document.silos) != plan.silos:

@@ -192,6 +192,11 @@ def make_secret(path: str | Path) -> bytes:
 def read_secret(path: str | Path) -> bytes:
     """Read a secret; InputError for a file that others can read, or of another length."""
     target = Path(path)
+    if not target.exists():
+        raise InputError(
+            f"{target} does not exist: `fastfed deploy keys {target.parent}` makes the secret of a "
+            "party"
+        )
     with open(target, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
         secret = file.read(KEY + 1)

@@ -11,7 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from fastfed._registry import Registry, first_line, must_be
-from fastfed._validate import InputError, nearest, show
+from fastfed._validate import InputError, listed, show
 from fastfed.environments.base import (
     Adversary,
     Environment,
@@ -111,7 +111,14 @@ def environment_from_spec(spec: Any) -> Environment:
     keys = {key: value for key, value in spec.items() if key != "kind"}
     for key in keys:
         if key not in fields:
-            raise InputError(f'unknown key "{key}" for environment "{kind}"{nearest(key, fields)}')
+            hint = listed(key, fields, "it takes")
+            raise InputError(f'unknown key "{key}" for environment "{kind}"{hint}')
+        numbers = fields[key].type in ("int", "float", int, float)
+        if numbers and isinstance(keys[key], list):
+            raise InputError(
+                f"{key} must be one number, got {show(keys[key])}: a list of values stands in a "
+                "[[curve]], which then is one curve for each"
+            )
     for name, field in fields.items():
         missing = dataclasses.MISSING
         if field.default is missing and field.default_factory is missing and name not in keys:

@@ -202,6 +202,11 @@ SHIPPED: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie
 def _no_data(data: object) -> InputError:
     known = " or ".join(f'"{name}"' for name in SHIPPED)
     hint = nearest(data, list(SHIPPED)) if isinstance(data, str) else ""
+    if isinstance(data, np.ndarray):
+        kind = f"an array of shape {data.shape}: records of arrays are Classification.from_arrays"
+        return InputError(f"data must be tables, got {kind}")
+    if isinstance(data, str) and not hint:
+        hint = ": there is no such file"
     return InputError(
         f"data must be {known}, an existing CSV file, a folder or list of them, or a data frame, "
         f"got {show(data)}{hint}"
@@ -291,6 +296,17 @@ def _chosen(table: Table, label: str, silo: str | None, columns: Sequence[str] |
     return list(columns)
 
 
+def _places(cells: list[str], known: list[str]) -> list[int]:
+    """Position of each cell among the texts of a range, len(known) for others: 4.0 is "4"."""
+    at = {value: i for i, value in enumerate(known)}
+    numbers = {float(value): i for value, i in at.items() if NUMBER.fullmatch(value)}
+    found = {}
+    for cell in set(cells):
+        number = numbers.get(float(cell)) if NUMBER.fullmatch(cell) else None
+        found[cell] = at.get(cell, len(known) if number is None else number)
+    return [found[cell] for cell in cells]
+
+
 def _declared(table: Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
     """Code a column by its declared range, with a mark of missing cells: (n, 2 or categories + 1).
 
@@ -298,9 +314,15 @@ def _declared(table: Table, name: str, known: tuple[float, float] | list[str]) -
     """
     cells = table.column(name)
     if isinstance(known, list):
-        at = {value: i for i, value in enumerate(known)}
+        places = _places(cells, known)
+        present = [cell for cell in cells if cell not in MISSING]
+        if present and min(places) == len(known):
+            raise InputError(
+                f"{table.path}: column {show(name)} must hold one of the texts of ranges.{name} in "
+                f"some cell, got {show(present[0])} and none of {show(known)}"
+            )
         coded = np.zeros((len(cells), len(known) + 1))
-        coded[np.arange(len(cells)), [at.get(cell, len(known)) for cell in cells]] = 1.0
+        coded[np.arange(len(cells)), places] = 1.0
         return coded
     low, high = known
     scaled = np.zeros((len(cells), 2))
@@ -324,7 +346,8 @@ def _features(
     parts: list[np.ndarray] = []
     empty: list[str] = []
     broad: list[str] = []
-    text = missing = False
+    coded_as_text: list[str] = []
+    missing = False
     for name in names:
         if name in known:
             parts.append(_declared(table, name, known[name]))
@@ -342,7 +365,7 @@ def _features(
             if len(values) > MAX_CATEGORIES:
                 broad.append(name)
                 continue
-            text = True
+            coded_as_text.append(name)
             at = {value: i for i, value in enumerate(values)}
             coded = np.zeros((len(cells), len(values)))
             rows = np.flatnonzero(~absent)
@@ -353,11 +376,15 @@ def _features(
             parts.append(absent[:, None].astype(np.float64))
     if broad:
         odd = {name: table.mixed(name) for name in broad}
-        each = [show(name) + (f" (no number: {odd[name]})" if odd[name] else "") for name in broad]
+        each = [
+            f"{len(set(table.column(name)) - MISSING)} in {show(name)}"
+            + (f" (no number: {odd[name]})" if odd[name] else "")
+            for name in broad
+        ]
         listed = ", ".join(each[:10]) + (", ..." if broad[10:] else "")
         raise InputError(
             f"{table.path}: text columns must have at most {MAX_CATEGORIES} distinct values, got "
-            f"more in {listed}: correct them, or leave them out by listing the others in columns"
+            f"{listed}: correct them, or leave them out by listing the others in columns"
         )
     if not parts:
         raise InputError(f"{table.path} must have a feature column with values, found none")
@@ -365,9 +392,15 @@ def _features(
         return np.hstack(parts), ("features are scaled and coded by declared ranges",)
     what = "the least and largest value of each column"
     what += " that is not declared" if known else ""
-    what += ", the categories" if text else ""
+    what += ", the categories" if coded_as_text else ""
     what += " and which columns have missing values" if missing else ""
     notes = [f"features are scaled and coded from the data: {what} are taken as public"]
+    # Names alone: a certificate holds no cell.
+    slips = [name for name in coded_as_text if table.mixed(name)]
+    if slips:
+        notes.append(
+            f"columns that are numbers but for some cells are coded as texts: {', '.join(slips)}"
+        )
     if empty:
         notes.append(f"columns without any value are left out: {', '.join(empty)}")
     return np.hstack(parts), tuple(notes)

@@ -271,6 +271,10 @@ class Replay(PoolEnvironment):
             self.contexts, self.rewards = _read(self.path)
         if self.contexts is None or self.rewards is None:
             raise InputError("replay needs contexts and rewards, or path to an .npz with both")
+        if np.ndim(self.contexts) != 4:
+            raise InputError(
+                f"contexts must have the axes (M, T, K, d), got shape {np.shape(self.contexts)}"
+            )
         contexts = array("contexts", self.contexts, ndim=4, dtype=np.float32)
         if 0 in contexts.shape:
             raise InputError(f"contexts must not be empty, got shape {contexts.shape}")
@@ -283,7 +287,7 @@ class Replay(PoolEnvironment):
             least, most = float(rewards.min()), float(rewards.max())
             if least < low or most > high:
                 raise InputError(
-                    f"rewards must lie in reward_range, {low:g} to {high:g}, "
+                    f"rewards must lie in reward_range [{low:g}, {high:g}], "
                     f"got {least:g} to {most:g}"
                 )
         self.contexts, self.rewards = contexts, rewards

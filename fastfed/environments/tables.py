@@ -88,6 +88,8 @@ class Table:
         if not isinstance(name, str) or name not in self.positions:
             named = list(self.positions)
             hint = nearest(str(name), named) or "; it has " + ", ".join(named[:20])
+            if named and all(NUMBER.fullmatch(one) or one in MISSING for one in named[:2]):
+                hint += ": the first line must be a header"
             raise InputError(f"{key} must be a column of {self.path}, got {show(name)}{hint}")
 
     def numbers(self, name: str) -> bool:
@@ -231,14 +233,15 @@ def _of_file(path: Path) -> Table:
     used = _separator(text)
     rows = list(_rows(path, text, used))
     if len(rows) < 2:
-        raise InputError(f"{path} must hold a header and at least one record, found none")
+        found = "a header alone" if rows else "an empty file"
+        raise InputError(f"{path} must hold a header and at least one record, got {found}")
     (line, names), records = rows[0], rows[1:]
     _check_names(f"{path}:{line}", names)
     for line, row in records:
         if len(row) != len(names):
             raise InputError(
                 f"{path}:{line}: expected {len(names)} cells as in the header, got {len(row)}: "
-                "put a cell that holds the separator in double quotes"
+                + _remedy(used, row)
             )
     table = Table(
         str(path), names, [row for _, row in records], [f"{path}:{n}" for n, _ in records]
@@ -246,6 +249,8 @@ def _of_file(path: Path) -> Table:
     if used == ",":
         return table
     note = f"{path.name} is read with {_SEPARATORS[used]} between cells"
+    for name in table.positions:
+        _refuse_both_marks(table, name)
     commas = [name for name in table.positions if _decimal_commas(table.column(name))]
     if commas:
         note += f" and decimal commas in {', '.join(commas[:10])}{', ...' if commas[10:] else ''}"
@@ -258,10 +263,35 @@ def _of_file(path: Path) -> Table:
     return replace(table, notes=(note,))
 
 
+def _remedy(separator: str, row: list[str]) -> str:
+    """What to do about a record with more or fewer cells than the header."""
+    if len(row) == 1:
+        other = max([",", *_SEPARATORS], key=row[0].count)
+        if other in row[0]:
+            named = {",": "commas", **_SEPARATORS}
+            return f"the header has {named[separator]} between cells, this line {named[other]}"
+    semicolons = " (decimal commas need semicolons between cells)" if separator == "," else ""
+    return f"put a cell that holds the separator in double quotes{semicolons}"
+
+
 def _check_names(where: str, names: Sequence[str]) -> None:
     twice = [name for name, many in Counter(names).items() if name and many > 1]
     if twice:
         raise InputError(f"{where}: column names must differ, got {show(twice[0])} twice")
+
+
+def _refuse_both_marks(table: Table, name: str) -> None:
+    """Raise InputError for a column of numbers with decimal commas and decimal points."""
+    cells = table.column(name)
+    with_comma = [at for at, c in enumerate(cells) if "," in c and _WITH_COMMA.fullmatch(c)]
+    others = [c for c in cells if c not in MISSING and "," not in c]
+    points = sum("." in c for c in others)
+    if with_comma and points and all(NUMBER.fullmatch(c) for c in others):
+        at = with_comma[0]
+        raise InputError(
+            f"{table.where[at]}: column {show(name)} must have decimal points or decimal commas, "
+            f"got {show(cells[at])} among {points} with points"
+        )
 
 
 def _decimal_commas(cells: list[str]) -> bool:
@@ -269,10 +299,23 @@ def _decimal_commas(cells: list[str]) -> bool:
     return any("," in c for c in present) and all(_WITH_COMMA.fullmatch(c) for c in present)
 
 
+#: How files begin that are no text, and what to do with them.
+_BINARY = {
+    b"PK\x03\x04": "an Excel file or another archive: save the table as CSV (UTF-8)",
+    b"\xd0\xcf\x11\xe0": "an old Excel file: save the table as CSV (UTF-8)",
+    b"PAR1": "a Parquet file: read it as a frame, such as pandas.read_parquet makes, in Python",
+    b"\xff\xfe": "text in UTF-16: save it in UTF-8",
+    b"\xfe\xff": "text in UTF-16: save it in UTF-8",
+}
+
+
 def _text(path: Path) -> str:
     """Return the text of a file."""
     try:
         data = path.read_bytes()
+        for start, kind in _BINARY.items():
+            if data.startswith(start):
+                raise InputError(f"{path} must be CSV in UTF-8, got {kind}")
         if path.name.endswith(".gz"):
             data = gzip.decompress(data)
         return data.decode("utf-8-sig")
@@ -307,15 +350,27 @@ def _rows(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str
             if any(cell.strip() for cell in row):
                 yield reader.line_num, [cell.strip() for cell in row]
     except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: must be CSV, got damage: {error}") from None
+        raise InputError(
+            f"{path}:{reader.line_num}: must be CSV, got damage: {error} (is a quotation mark "
+            "left open?)"
+        ) from None
 
+
+#: What to do with tables that are not in memory.
+_IN_MEMORY = {
+    "LazyFrame": ": collect() it first",
+    "RecordBatchReader": ": read_all() it first",
+    "Series": ": a column alone is no frame, to_frame() makes it one",
+}
 
 # ---- Frames --------------------------------------------------------------------------------------
 
 
 def _is_frame(data: object) -> bool:
     """Return True for what has columns by name, as all frames have; narwhals decides later."""
-    return any(hasattr(data, name) for name in ("__dataframe__", "__arrow_c_stream__", "columns"))
+    # Of the class: to ask a polars LazyFrame for its columns warns, and may take long.
+    names = "__dataframe__", "__arrow_c_stream__", "columns"
+    return any(hasattr(type(data), name) for name in names) or hasattr(data, "columns")
 
 
 def _of_frame(frame: Any) -> Table:
@@ -328,17 +383,34 @@ def _of_frame(frame: Any) -> Table:
         ) from None
     try:
         known = narwhals.from_native(frame, eager_only=True)
+        odd = [name for name in known.columns if not isinstance(name, (str, int))]
     except TypeError:
         kind = f"{type(frame).__module__}.{type(frame).__name__}"
         raise InputError(
             f"data must be a table in memory, such as one of pandas, polars or Arrow, got {kind}"
+            f"{_IN_MEMORY.get(type(frame).__name__, '')}"
         ) from None
+    except ValueError as error:  # names that are not unique, by narwhals' own check
+        raise InputError(
+            f"data must have columns of different names: {' '.join(str(error).split())}"
+        ) from None
+    if odd:
+        raise InputError(
+            f"data must have columns of one level, with a text as name, got {show(odd[0])}: make "
+            "the names flat"
+        )
     names = [str(name).strip() for name in known.columns]
     _check_names("data", names)
     if not len(known):
         raise InputError("data must hold at least one record, got a table without rows")
     columns = []
     for name in known.columns:
+        if known[name].dtype.is_nested():
+            kind = str(known[name].dtype).split("(")[0].lower()
+            raise InputError(
+                f"data: column {show(name)} must hold numbers or texts, got a {kind} in each cell: "
+                "make a column of each part, or leave it out"
+            )
         absent = known[name].is_null().to_list()
         values = known[name].to_list()
         columns.append(["" if gone else _cell(v) for v, gone in zip(values, absent, strict=True)])

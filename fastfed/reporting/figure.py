@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError, choice, integer, nearest, show
+from fastfed._validate import folder as path_of
 from fastfed.reporting.claims import check_claims
 from fastfed.results.results import CurveResult, Results
 from fastfed.results.store import FILE, Effort, Store
@@ -359,9 +360,7 @@ def regret(source: Source, curve: CurveResult) -> tuple[np.ndarray, np.ndarray]:
 
 def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
-    path = Path(folder)
-    if not os.path.isdir(path):
-        raise InputError(f"{path} is not a folder")
+    path = _output(folder)
     with Store.open_existing(path) as store:
         meta, results, effort = store.meta(), store.results(replicates), store.effort()
     try:
@@ -379,16 +378,24 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     )
 
 
+def _output(folder: str | Path) -> Path:
+    path = path_of(folder)
+    if not os.path.isdir(path):
+        raise InputError(f"{path} is not a folder, such as fastfed run writes")
+    return path
+
+
 def experiment_folders(folder: str | Path) -> list[Path]:
     """The folder itself if it holds results, else its subfolders that do, sorted by name."""
-    path = Path(folder)
-    if not os.path.isdir(path):
-        raise InputError(f"{path} is not a folder")
+    path = _output(folder)
     if os.path.isfile(path / FILE):
         return [path]
     found = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
     if not found:
-        raise InputError(f"{path} holds no results ({FILE} is missing, in its subfolders too)")
+        raise InputError(
+            f"{path} holds no results ({FILE} is missing, in its subfolders too): fastfed run "
+            "writes them"
+        )
     return found
 
 
@@ -397,7 +404,7 @@ def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
 
     InputError when none can.
     """
-    path = Path(folder)
+    path = path_of(folder)
     folders = experiment_folders(path)
     if folders == [path]:
         return {path: read_source(path)}, []

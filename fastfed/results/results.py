@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._display import Displayed, renderer
-from fastfed._validate import InputError, choice
+from fastfed._validate import InputError, choice, listed, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,11 +44,15 @@ def means(counts: np.ndarray) -> list[float]:
 
 
 class StoredCertificate(dict[str, Any], Displayed):
-    """A certificate as it is stored: plain data, displayed as sentences in notebooks."""
+    """A certificate as it is stored: plain data, printed and displayed as text."""
+
+    def __str__(self) -> str:
+        """Format as the certificate that was stored does; ``dict(certificate)`` is the data."""
+        return str(renderer().as_text(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print text where IPython runs in a terminal."""
-        printer.text(renderer().as_text(self))
+        printer.text(str(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -276,6 +280,12 @@ def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
     return {name: sum(events.get(name, 0) for events in replicates) for name in names}
 
 
+class UnknownCurve(InputError, KeyError):
+    """There is no curve of this label."""
+
+    __str__ = Exception.__str__  # KeyError quotes its message
+
+
 @dataclass(frozen=True, repr=False)
 class Results(Displayed):
     """All curves of one experiment, as ``simulate`` returns and ``load`` reads them.
@@ -308,7 +318,12 @@ class Results(Displayed):
         for curve in self.curves:
             if curve.label == label:
                 return curve
-        raise KeyError(f"no curve {label!r}; there are {[c.label for c in self.curves]}")
+        labels = [c.label for c in self.curves]
+        if isinstance(label, int):
+            raise UnknownCurve(
+                f"label must be that of a curve, got {label}: results.curves has them by position"
+            )
+        raise UnknownCurve(f"no curve {show(label)}{listed(str(label), labels, 'there are')}")
 
     def paired_difference(
         self, first: str, second: str, *, per_silo: bool = False
@@ -332,8 +347,8 @@ class Results(Displayed):
 
         Raises
         ------
-        KeyError
-            If there is no curve of a label.
+        UnknownCurve
+            If there is no curve of a label; a KeyError, and an InputError.
         """
         a, b = self[first], self[second]
         shared = sorted(set(a.replicates) & set(b.replicates))

@@ -214,7 +214,9 @@ class Store:
         """Open the store of a folder for reading; InputError where there is none."""
         path = folder / FILE
         if not os.path.isfile(path):
-            raise InputError(f"{folder} holds no results ({FILE} is missing)")
+            raise InputError(
+                f"{folder} holds no results ({FILE} is missing): fastfed run writes them"
+            )
         _read_meta(path)
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
         try:
@@ -454,6 +456,8 @@ def _owned(folder: Path, private: bool) -> Iterator[None]:
     lock = folder / LOCK
     with ExitStack() as stack:
         try:
+            if folder.is_file():
+                raise InputError(f"cannot write to {folder}: it is a file, a folder is needed")
             folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
             stack.enter_context(exclusive(lock))
         except LockHeld as held:

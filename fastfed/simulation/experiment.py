@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import numpy as np
 from fastfed._kernels import environments
 from fastfed._random import check_seed
 from fastfed._system import System
-from fastfed._validate import InputError, choice, integer, nearest, plain, show
+from fastfed._validate import InputError, choice, integer, listed, plain, show
 from fastfed.environments import (
     ENVIRONMENTS,
     Adversary,
@@ -31,7 +32,7 @@ from fastfed.environments import (
 from fastfed.privacy.mechanisms.amplification import HIDING
 from fastfed.protocols.score import SCORES, UCB
 from fastfed.simulation.driver import EVEN, SPACINGS, check_before, checkpoint_rounds
-from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, problem_spec
+from fastfed.simulation.systems import ALGORITHMS, algorithm, check_keys, check_kind, problem_spec
 
 #: Raised whenever the same spec would run other rounds than before: old results then differ.
 SEMANTICS = 3
@@ -257,6 +258,7 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
         problem = changed(base, sizes, horizon)
         check_kind(entry, problem.environment.kind, problem.facts)
         with ALGORITHMS.guard(entry.id):
+            check_keys(entry, keys)
             checked = entry.check(keys)
             system = entry.make_checked(
                 checked, problem_spec(problem.facts, problem.silos, horizon)
@@ -327,11 +329,19 @@ def make_experiment(
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
     base = make_problem(environment, silos, horizon)
     if not curves:
-        raise InputError("curve is required: at least one [[curve]] table")
+        raise InputError("curve is required: at least one [[curve]] table, or one of curves")
     tables: list[dict[str, Any]] = []
     for position, table in enumerate(curves):
         if not isinstance(table, dict):
-            raise InputError(f"curve {position + 1} must be a table, got {show(table)}")
+            raise InputError(
+                f"curve {position + 1} of curves must be a table such as "
+                f'{{"algorithm": "fedlinucb"}}, got {show(table)}'
+            )
+        if table.get("algorithm") is None:
+            raise InputError(
+                "algorithm is required, such as fedlinucb (`fastfed list algorithms` names all; "
+                f"curve {show(table.get('label', position + 1))})"
+            )
         label = table.get("label", str(table.get("algorithm")))
         if not isinstance(label, str) or not label.strip():
             raise InputError(f"label must be a text, got {show(label)}")
@@ -425,14 +435,14 @@ def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
     """The experiment of a spec's tables (DESIGN: one TOML file)."""
     for key in spec:
         if key not in TOP_KEYS:
-            raise InputError(f'unknown key "{key}"{nearest(key, TOP_KEYS)}')
+            raise InputError(f'unknown key "{key}"{listed(key, TOP_KEYS, "a spec may have")}')
     for key in ("name", "horizon", "environment", "curve"):
         if key not in spec:
             raise InputError(f"{key} is required")
     check_integers("spec", spec)
     curves = spec["curve"]
     if not isinstance(curves, list):
-        raise InputError("curve must be a list of tables: write [[curve]]")
+        raise InputError("curve must be a list of tables: write [[curve]], not [curve]")
     keys = {k: v for k, v in spec.items() if k not in ("environment", "curve")}
     return make_experiment(
         environment=environment_from_spec(spec["environment"]),
@@ -446,9 +456,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
+        if os.path.isdir(path):
+            raise InputError(f"{path}: a folder, where a spec file (TOML) is needed") from None
+        if "\n" in str(path):
+            raise InputError(
+                f"a spec file is given by its name, got a text of {len(str(path))} characters: "
+                "save it as a .toml file"
+            ) from None
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file in UTF-8") from None
+        raise InputError(f"{path}: not a text file in UTF-8: save it in UTF-8") from None
     except ValueError as error:  # a path that no system has
         raise InputError(f"{path}: cannot be read ({error})") from None
     try:
@@ -456,7 +473,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise InputError(f"{path}: not TOML: lists or tables are nested too deep") from None
     except ValueError as error:  # TOMLDecodeError, or a number too long for Python to read
-        raise InputError(f"{path}: not TOML: {error}") from None
+        raise InputError(f"{path}: not TOML: {error}{_remedy(text, str(error))}") from None
+
+
+def _remedy(text: str, error: str) -> str:
+    """What to write instead, for the usual slips."""
+    found = re.search(r"at line ([0-9]+)", error)
+    lines = text.splitlines()
+    line = lines[int(found[1]) - 1] if found and int(found[1]) <= len(lines) else ""
+    if re.search(r'"[^"]*\\[^"]*"', line):
+        return ": write a path with \\ in single quotes"
+    if re.search(r"=\s*[+-]?[0-9]+,[0-9]", line):
+        return ": write a number with a decimal point"
+    if text.lstrip().startswith("{") or re.match(r"\s*[A-Za-z_]+:\s", text):
+        return ": a spec says key = value, as `fastfed spec show zc24-fig3a` prints one"
+    return ""
 
 
 #: Config of an environment that name files; a spec may give them relative to itself.

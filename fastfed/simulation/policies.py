@@ -152,13 +152,22 @@ class PolicyPlan:
         try:
             made = found(**{**given, **self.parameters})
         except (TypeError, ValueError) as error:
-            raise InputError(f"policy {self.policy} cannot be made: {error}") from error
+            raise InputError(
+                f"policy {self.policy} cannot be made: {error}; its arguments stand in the key "
+                "parameters"
+            ) from error
         if not isinstance(made, Policy):
             raise InputError(
                 f"policy {self.policy} must make objects with select(actions) and "
-                f"observe(reward), got {show(made)}"
+                f"observe(reward), got {_lacking(made)}"
             )
         return made
+
+
+def _lacking(made: object) -> str:
+    """What an object is, and which of the two methods it has not."""
+    lacks = [name for name in ("select", "observe") if not hasattr(made, name)]
+    return f"a {type(made).__name__} without {' and '.join(lacks)}"
 
 
 def build(config: PolicyConfig, problem: ProblemSpec) -> System:
@@ -198,7 +207,8 @@ def chosen(plan: PolicyPlan, made: Any, actions: int) -> int:
     """The action that a policy selected, if there is such an action."""
     if isinstance(made, bool) or not isinstance(made, (int, np.integer)) or not 0 <= made < actions:
         raise InputError(
-            f"policy {plan.policy} must select an integer from 0 to {actions - 1}, got {show(made)}"
+            f"policy {plan.policy} must select an integer from 0 to {actions - 1}, got "
+            f"{show(made)}: the index of an action"
         )
     return int(made)
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fastfed._validate import InputError, array, choice, show
-from fastfed.environments import Environment, environment_from_spec
+from fastfed._validate import folder as path_of
+from fastfed.environments import ENVIRONMENTS, Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.results.store import CurveRow, ReplicateRow, Store
 from fastfed.simulation import dispatch
@@ -200,9 +201,9 @@ def load(folder: str | Path) -> Results:
     InputError
         Where the folder holds no results, or they are damaged.
     """
-    path = Path(folder)
+    path = path_of(folder)
     if not os.path.isdir(path):
-        raise InputError(f"{path} is not a folder")
+        raise InputError(f"{path} is not a folder: load reads what fastfed.run wrote")
     with Store.open_existing(path) as store:
         return store.results()
 
@@ -290,7 +291,7 @@ def simulate(
     if not hasattr(environment, "facts"):
         raise InputError(
             'environment must be an environment or a table such as {"kind": "sphere"}, '
-            f"got {show(environment)}"
+            f"got {show(environment)}{_remedy(environment)}"
         )
     if (algorithm is None) == (curves is None):
         raise InputError("give either algorithm and its keys, or curves")
@@ -316,6 +317,18 @@ def simulate(
     layout = fit(experiment, resources, driver=driver, kept=True)
     with memory_ends(layout):
         return _played(experiment, layout, check_threads(threads), driver)
+
+
+def _remedy(environment: object) -> str:
+    """What to write in place of what is no environment."""
+    if isinstance(environment, (str, os.PathLike)):
+        kind = str(environment)
+        if kind in ENVIRONMENTS:
+            return f': write {{"kind": "{kind}"}}'
+        return ": a spec file is run by fastfed.run(file, folder)"
+    if hasattr(environment, "columns") or isinstance(environment, np.ndarray):
+        return ": records are fastfed.environments.Classification(data=..., label=...)"
+    return ""
 
 
 def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -> Results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +108,17 @@ def check_kind(entry: _system.Algorithm, kind: str, facts: EnvironmentSpec | Los
         f"{entry.id} {'plays against losses of experts' if not losses else 'needs contexts'}"
         f', which "{kind}" has not (those that fit: {", ".join(fitting)})'
     )
+
+
+def check_keys(entry: _system.Algorithm, keys: Iterable[str]) -> None:
+    """Refuse a key that belongs to other systems, which are named."""
+    for key in keys:
+        if key in entry.config.__struct_fields__:
+            continue
+        takes = [e.id for e in ALGORITHMS.builtin.values() if key in e.config.__struct_fields__]
+        if takes:
+            others = ", ".join(takes[:3]) + (", ..." if takes[3:] else "")
+            raise InputError(f'unknown key "{key}" for {entry.id}; it is one of {others}')
 
 
 def make_system(

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, check_seed
-from fastfed._validate import InputError, choice, integer
+from fastfed._validate import InputError, integer, nearest, show
 from fastfed.bandits.silo import Message, Peer, Silo
 from fastfed.privacy.audit import mechanisms as mechanisms
 from fastfed.privacy.audit import secure_sum as of_secure_sum
@@ -311,7 +311,11 @@ TRIALS: dict[str, int] = {
 
 def run_audit(name: str, trials: int | None = None, seed: int = 1) -> AuditResult:
     """The audit of this name; ``trials`` runs on each dataset (default: enough for a verdict)."""
-    choice("audit", name, tuple(AUDITS))
+    if name not in AUDITS:
+        raise InputError(
+            f"unknown audit {show(name)}{nearest(str(name), AUDITS)} (`fastfed audit list` names "
+            "all)"
+        )
     return AUDITS[name](TRIALS[name] if trials is None else trials, seed)
 
 

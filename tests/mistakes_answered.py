@@ -1,0 +1,135 @@
+"""What looks like a mistake and has an answer: little data, odd labels, read-only places."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mistakes import Mistake, command
+from mistakes_specs import SPEC
+from mistakes_tables import columns
+
+Make = Callable[[Path], Any]
+
+
+def results(change: tuple[str, str], *arguments: object) -> Make:
+    """Run the spec with a part of it replaced, and show its results."""
+
+    def make(folder: Path) -> None:
+        import fastfed
+
+        (folder / "s.toml").write_text(SPEC.replace(*change))
+        fastfed.run(folder / "s.toml", folder / "kept")
+        command("results", folder / "kept", *arguments)
+
+    return make
+
+
+def cache_that_is_read_only(folder: Path) -> None:
+    """Judge a spec over a LETOR file where the cache cannot be written."""
+    lines = [f"{q % 3} qid:{q // 3} 1:{q % 7} 2:{q % 5}" for q in range(24)]
+    (folder / "rows.txt").write_text("\n".join(lines) + "\n")
+    own = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
+    world = '[environment]\nkind = "letor"\npath = "rows.txt"\nfeatures = "all"\n\n'
+    (folder / "s.toml").write_text(SPEC.replace(own, world))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTFED_CACHE", "/proc/none")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import fastfed
+
+            fastfed.run(folder / "s.toml", folder / "kept")
+    raise_as_said([str(one.message) for one in caught])
+
+
+def raise_as_said(lines: list[str]) -> None:
+    """Take lines for what was printed."""
+    from mistakes import Said
+
+    raise Said("\n".join(f"{i}: {line}" for i, line in enumerate(lines, 1)), 0, "")
+
+
+def simulated(make: Callable[[], Any]) -> Make:
+    """Simulate, and say the epsilon that is claimed, or the number of silos."""
+
+    def run(folder: Path) -> None:
+        raise_as_said([make()])
+
+    return run
+
+
+def epsilon_of(number: Any) -> Callable[[], str]:
+    def made() -> str:
+        import fastfed
+
+        keys = {"algorithm": "private-fedlinucb", "epsilon": number, "delta": np.float32(1e-5)}
+        world = {"kind": "sphere", "dimension": 3, "actions": 5}
+        found = fastfed.simulate(world, **keys, silos=2, horizon=20)
+        return f"claimed epsilon {found.curves[0].certificate['claimed']['epsilon']:g}"
+
+    return made
+
+
+def frame_of(library: str) -> Callable[[], str]:
+    def made() -> str:
+        import importlib
+
+        import fastfed
+
+        module = importlib.import_module(library)
+        frame = getattr(module, "table" if library == "pyarrow" else "DataFrame")(columns())
+        world = fastfed.environments.Classification(data=frame, label="state", silo="site")
+        return f"{fastfed.simulate(world, 'local-linucb', horizon=4).silos} silos"
+
+    return made
+
+
+def missing_package(folder: Path) -> None:
+    """Ask the doctor where a package is missing."""
+    from fastfed.cli import doctor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "REQUIRED", ("numpy", "numpypy"))
+        raise_as_said(doctor.examine(None)["problems"])
+
+
+PLAN = ("--silos", 4, "--horizon", 60, "--dimension", 2, "--actions", 5, "--seconds", 0.1)
+MISTAKES = [
+    Mistake(
+        "one replicate",
+        results(("replicates = 1", "replicates = 1")),
+        ("LDP",),
+        code=0,
+        never=("nan", "1 replicates"),
+    ),
+    Mistake(
+        'a label that begins with "=", as CSV',
+        results(('"LDP"', '"=1+1"'), "--csv"),
+        ("'=1+1",),
+        code=0,
+        never=("\n=1+1",),
+    ),
+    Mistake(
+        "a plan where sharing does not pay",
+        lambda f: command("plan", *PLAN, "--epsilon", 0.1, "--delta", "1e-5", "--trust", "central"),
+        ("do not share",),
+        code=0,
+        never=("no less than chance",),
+    ),
+    Mistake(
+        "a cache that is read-only",
+        cache_that_is_read_only,
+        ("parsed in memory",),
+        code=0,
+        never=("2: ",),
+    ),
+    Mistake("doctor where a package is missing", missing_package, ("pip install numpypy",), code=0),
+    Mistake("epsilon = np.float32(0.5)", simulated(epsilon_of(np.float32(0.5))), ("0.5",), code=0),
+    Mistake("a pandas frame", simulated(frame_of("pandas")), ("2 silos",), ("pandas",), 0),
+    Mistake("a polars frame", simulated(frame_of("polars")), ("2 silos",), ("polars",), 0),
+    Mistake("an Arrow table", simulated(frame_of("pyarrow")), ("2 silos",), ("pyarrow",), 0),
+]

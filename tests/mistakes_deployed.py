@@ -1,0 +1,302 @@
+"""Mistakes in deployments: specs of plans, folders, files, ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mistakes import Mistake, command
+
+Make = Callable[[Path], Any]
+DEPLOY = ("cryptography",)
+HEAD = """
+norm = 1.5
+
+[federation]
+name = "trial"
+least = 2
+
+[system]
+horizon = 200
+batch_size = 20
+protocol = "silo-ldp"
+epsilon = 1.0
+delta = 1e-6
+
+[calendar]
+start = 2027-01-04T00:00:00Z
+period = 86400
+grace = 43200
+reward_deadline = 172800
+
+[[columns]]
+name = "age"
+low = 0.0
+high = 1.0
+
+[[columns]]
+name = "dose"
+low = 0.0
+high = 1.0
+"""
+
+
+def spec(folder: Path) -> str:
+    """A spec with the keys of four parties, whose folders are made."""
+    from fastfed.deployment.folder import make_keys
+
+    text = HEAD
+    for name in ("north", "east", "hub"):
+        table = "[hub]" if name == "hub" else f'[[silos]]\nname = "{name}"'
+        keys = "".join(f'{key} = "{value}"\n' for key, value in make_keys(folder / name).items())
+        text += f"\n{table}\n{keys}"
+    return text
+
+
+def new(old: str = "", fresh: str = "", text: str | None = None) -> Make:
+    """Compile a spec with a part of it replaced."""
+
+    def make(folder: Path) -> None:
+        whole = spec(folder) if text is None else text
+        assert old in whole, old
+        (folder / "s.toml").write_text(whole.replace(old, fresh, 1))
+        command("deploy", "new", folder / "s.toml", folder / "plan")
+
+    return make
+
+
+def planned(use: Callable[[Path], object]) -> Make:
+    """Do something with a plan file agreed.plan and the folders of its parties."""
+
+    def make(folder: Path) -> None:
+        from fastfed.deployment.plans import compile_plan
+
+        compile_plan(spec(folder)).save(folder / "agreed.plan")
+        use(folder)
+
+    return make
+
+
+def call(*arguments: object, files: dict[str, bytes] | None = None) -> Make:
+    """Call a command beside these files."""
+
+    def make(folder: Path) -> None:
+        for name, content in (files or {}).items():
+            (folder / name).write_bytes(content)
+        command(*arguments)
+
+    return make
+
+
+def flipped(folder: Path) -> None:
+    path = folder / "agreed.plan"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    command("deploy", "join", "north", "agreed.plan", "--epsilon", 1, "--delta", "1e-6")
+
+
+def joined(*arguments: object) -> Make:
+    return planned(lambda folder: command("deploy", "join", *arguments))
+
+
+CALENDAR = HEAD[HEAD.index("[calendar]") : HEAD.index("[[columns]]")]
+PLANS = [
+    Mistake(
+        "a protocol that is not deployed",
+        new('"silo-ldp"', '"shuffle-amplified"'),
+        ("shuffle-amplified", "deployed"),
+        DEPLOY,
+    ),
+    Mistake(
+        "an unknown key of [system]",
+        new("epsilon = 1.0", "epsilom = 1.0"),
+        ("epsilom", 'mean "epsilon"'),
+        DEPLOY,
+    ),
+    Mistake(
+        "a period of days as text",
+        new("period = 86400", 'period = "1 day"'),
+        ("period", "'1 day'", "seconds"),
+        DEPLOY,
+    ),
+    Mistake(
+        "start as text",
+        new("start = 2027-01-04T00:00:00Z", 'start = "4 January 2027"'),
+        ("start", "'4 January 2027'", "date"),
+        DEPLOY,
+    ),
+    Mistake(
+        "start without a time zone", new("00:00:00Z", "00:00:00"), ("start", "UTC", "Z"), DEPLOY
+    ),
+    Mistake("negative grace", new("grace = 43200", "grace = -1"), ("grace", ">= 0", "-1"), DEPLOY),
+    Mistake("no calendar", new(CALENDAR, ""), ("calendar", "required"), DEPLOY),
+    Mistake(
+        "more silos needed than there are",
+        new("least = 2", "least = 3"),
+        ("least", "2", "got 3"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a key left as ...",
+        lambda f: new(
+            text=HEAD
+            + '\n[[silos]]\nname = "north"\nsign = "..."\nopen = "..."\n'
+            + '[hub]\nsign = "..."\nopen = "..."\n'
+        )(f),
+        ("north", "sign", "fastfed deploy keys"),
+        DEPLOY,
+    ),
+    Mistake("a silo's name twice", new('"east"', '"north"'), ("north", "twice"), DEPLOY),
+    Mistake(
+        "no columns", new(HEAD[HEAD.index("[[columns]]") :], ""), ("columns", "required"), DEPLOY
+    ),
+    Mistake(
+        "a spec of simulations",
+        call("deploy", "new", "s.toml", "plan", files={"s.toml": b'name = "x"\nhorizon = 5\n'}),
+        ("name", "s.toml", "federation"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a plan file that exists",
+        planned(
+            lambda f: (
+                f.joinpath("s.toml").write_text(HEAD),
+                command("deploy", "new", "s.toml", "agreed.plan"),
+            )
+        ),
+        ("agreed.plan", "exists", "never replaced"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a spec that is no text",
+        call("deploy", "new", "s.toml", "plan", files={"s.toml": b"\xff\xfe\x00"}),
+        ("s.toml", "UTF-8"),
+        DEPLOY,
+    ),
+]
+FOLDERS = [
+    Mistake(
+        "keys where keys are",
+        planned(lambda f: command("deploy", "keys", "north")),
+        ("north", "secret", "never"),
+        DEPLOY,
+    ),
+    Mistake(
+        "join of a plan that was changed", planned(flipped), ("agreed.plan", "plan file"), DEPLOY
+    ),
+    Mistake(
+        "join with a spec in place of a plan",
+        planned(
+            lambda f: (
+                f.joinpath("s.toml").write_text(HEAD),
+                command("deploy", "join", "north", "s.toml"),
+            )
+        ),
+        ("s.toml", "plan file", "fastfed deploy new"),
+        DEPLOY,
+    ),
+    Mistake(
+        "join without a ceiling", joined("north", "agreed.plan"), ("--epsilon", "--delta"), DEPLOY
+    ),
+    Mistake(
+        "half a ceiling",
+        joined("north", "agreed.plan", "--epsilon", 1),
+        ("--epsilon", "--delta"),
+        DEPLOY,
+    ),
+    Mistake(
+        "join of somebody who is not in the plan",
+        planned(
+            lambda f: (
+                __import__("fastfed.deployment.folder", fromlist=["x"]).make_keys(f / "west"),
+                command("deploy", "join", "west", "agreed.plan"),
+            )
+        ),
+        ("west", "plan", "keys"),
+        DEPLOY,
+    ),
+    Mistake(
+        "join without keys",
+        joined("west", "agreed.plan", "--epsilon", 1, "--delta", "1e-6"),
+        ("west", "fastfed deploy keys"),
+        DEPLOY,
+    ),
+    Mistake(
+        "serve of an empty folder", call("serve", "hub"), ("hub", "fastfed deploy join"), DEPLOY
+    ),
+    Mistake(
+        "a silo without a hub",
+        planned(lambda f: command("silo", "north")),
+        ("--hub", "--courier"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a silo that has not joined",
+        planned(lambda f: command("silo", "north", "--hub", "https://x")),
+        ("north", "fastfed deploy join"),
+        DEPLOY,
+    ),
+    Mistake(
+        "status of an address without https",
+        call("deploy", "status", "hub.example.org"),
+        ("https://", "hub.example.org"),
+        DEPLOY,
+    ),
+    Mistake(
+        "status of a hub that does not answer",
+        call("deploy", "status", "http://127.0.0.1:9"),
+        ("127.0.0.1:9", "reached"),
+        DEPLOY,
+        code=1,
+    ),
+    Mistake(
+        "a certificate that is none",
+        call("deploy", "status", "https://127.0.0.1:9", "--ca", "ca.pem", files={"ca.pem": b"x"}),
+        ("ca.pem", "PEM"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a ledger that is none",
+        call("ledger", "show", "ledger.sqlite", files={"ledger.sqlite": b"no database at all"}),
+        ("ledger.sqlite", "ledger"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a ledger that is not there",
+        call("ledger", "show", "ledger.sqlite"),
+        ("ledger.sqlite", "exist"),
+        DEPLOY,
+    ),
+    Mistake(
+        "export of a folder that has not joined",
+        call("deploy", "export", "north", "-o", "out"),
+        ("north", "fastfed deploy join"),
+        DEPLOY,
+    ),
+    Mistake(
+        "check against a source without its file",
+        planned(
+            lambda f: (
+                f.joinpath("source.toml").write_text('file = "none.csv"\n'),
+                command("deploy", "check", "agreed.plan", "source.toml"),
+            )
+        ),
+        ("records", "tables"),
+        DEPLOY,
+    ),
+    Mistake(
+        "demo of a system that is not deployed",
+        call("deploy", "demo", "--system", "linucb"),
+        ("linucb", "private-fedlinucb"),
+        DEPLOY,
+    ),
+    Mistake(
+        "demo with a protocol that is not deployed",
+        call("deploy", "demo", "--protocol", "ldp"),
+        ("ldp", "silo-ldp"),
+        DEPLOY,
+    ),
+]
+MISTAKES = PLANS + FOLDERS

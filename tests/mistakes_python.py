@@ -1,0 +1,360 @@
+"""Mistakes in the functions of `import fastfed`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mistakes import Mistake
+from mistakes_specs import SPEC
+
+from fastfed import Budget
+
+Make = Callable[[Path], Any]
+WORLD = {"kind": "sphere", "dimension": 3, "actions": 5}
+BUDGET = Budget(1.0, 1e-5)
+PRIVATE = {"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-5, "batch_size": 10}
+
+
+def simulate(world: Any = None, *arguments: Any, **keys: Any) -> Make:
+    """Simulate; what is not said is right."""
+
+    def make(folder: Path) -> None:
+        import fastfed
+
+        if not arguments and "curves" not in keys:
+            keys.setdefault("algorithm", "local-linucb")
+        fastfed.simulate(
+            WORLD if world is None else world, *arguments, **{"silos": 2, "horizon": 20, **keys}
+        )
+
+    return make
+
+
+def private(**changes: Any) -> Make:
+    """Simulate the private system with keys changed."""
+    return simulate(**{**PRIVATE, **changes})
+
+
+def fastfed(name: str, *arguments: Any, **keys: Any) -> Make:
+    """Call a function of fastfed."""
+
+    def make(folder: Path) -> None:
+        import fastfed as package
+
+        getattr(package, name)(*arguments, **keys)
+
+    return make
+
+
+def results(use: Callable[[Any], object]) -> Make:
+    """Use results in a wrong way."""
+
+    def make(folder: Path) -> None:
+        import fastfed
+
+        curves = [{"label": "alone", "algorithm": "local-linucb"}, {"label": "LDP", **PRIVATE}]
+        use(fastfed.simulate(WORLD, curves=curves, silos=2, horizon=20))
+
+    return make
+
+
+def written(use: Callable[[Any, Path], object]) -> Make:
+    """Use a spec file in a wrong way."""
+
+    def make(folder: Path) -> None:
+        import fastfed
+
+        (folder / "s.toml").write_text(SPEC)
+        use(fastfed, folder / "s.toml")
+
+    return make
+
+
+def world_class(name: str) -> Make:
+    def make(folder: Path) -> None:
+        import fastfed
+
+        fastfed.simulate(getattr(fastfed.environments, name), "local-linucb", silos=2, horizon=20)
+
+    return make
+
+
+def made_world(name: str, **keys: Any) -> Make:
+    def make(folder: Path) -> None:
+        import fastfed
+
+        getattr(fastfed.environments, name)(**keys)
+
+    return make
+
+
+class First:
+    """A policy."""
+
+    def select(self, actions: Any) -> Any:
+        return 0
+
+    def observe(self, reward: float) -> None:
+        pass
+
+
+class Beyond(First):
+    """A policy that chooses an action that is not there."""
+
+    def select(self, actions: Any) -> Any:
+        return len(actions)
+
+
+class Half(First):
+    """A policy that chooses a row of features."""
+
+    def select(self, actions: Any) -> Any:
+        return actions[0]
+
+
+class Needs(First):
+    """A policy with an argument."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+
+def policy(given: Any, **keys: Any) -> Make:
+    return simulate(curves=[{"algorithm": "policy", "policy": given, **keys}])
+
+
+def sized(**keys: Any) -> Make:
+    """Ask for advice; what is not said is right."""
+    given = {
+        "silos": 4,
+        "horizon": 100,
+        "dimension": 3,
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "seconds": 0.1,
+    }
+    return fastfed("plan", **{**given, **keys})
+
+
+RUNS = [
+    Mistake(
+        "a dict in place of a spec file",
+        fastfed("run", {"name": "x"}, "out"),
+        ("experiment", "spec file", "simulate"),
+    ),
+    Mistake(
+        "a folder in place of a spec file",
+        lambda f: fastfed("run", f, f / "out")(f),
+        ("spec file", "folder"),
+    ),
+    Mistake("a spec as text", fastfed("run", SPEC, "out"), ("spec", "name")),
+    Mistake(
+        "run without a folder to write", written(lambda ff, s: ff.run(s, None)), ("folder", "None")
+    ),
+    Mistake(
+        "an unknown change",
+        written(lambda ff, s: ff.run(s, s.parent / "out", changes={"horizont": 5})),
+        ("horizont", 'mean "horizon"'),
+    ),
+    Mistake(
+        "load of a spec file",
+        written(lambda ff, s: ff.load(s)),
+        ("s.toml", "folder", "fastfed.run"),
+    ),
+    Mistake(
+        "load of a folder without results",
+        lambda f: fastfed("load", f)(f),
+        ("results", "fastfed run"),
+    ),
+    Mistake(
+        "report on results",
+        results(lambda r: __import__("fastfed").report(r)),
+        ("folder", "Results", "fastfed.run"),
+    ),
+    Mistake("compare with a spec", written(lambda ff, s: ff.compare(s, s)), ("s.toml", "folder")),
+]
+SIMULATIONS = [
+    Mistake(
+        "a class in place of an environment",
+        world_class("Sphere"),
+        ("environment", "Sphere", "Sphere(...)"),
+    ),
+    Mistake(
+        "a kind in place of an environment",
+        simulate("sphere"),
+        ("environment", "'sphere'", '{"kind": "sphere"}'),
+    ),
+    Mistake(
+        "a spec file in place of an environment",
+        simulate("spec.toml"),
+        ("environment", "spec.toml", "fastfed.run"),
+    ),
+    Mistake(
+        "a frame in place of an environment",
+        lambda f: simulate(__import__("pandas").DataFrame({"a": [1]}))(f),
+        ("environment", "Classification"),
+        ("pandas",),
+    ),
+    Mistake("rounds for horizon", simulate(rounds=5), ("rounds", "release_rounds")),
+    Mistake(
+        "neither algorithm nor curves",
+        simulate(curves=None, algorithm=None),
+        ("algorithm", "curves"),
+    ),
+    Mistake(
+        "curves and an algorithm",
+        simulate(WORLD, "local-linucb", curves=[{"algorithm": "random"}]),
+        ("curves", "algorithm"),
+    ),
+    Mistake(
+        "one curve that is not in a list",
+        simulate(curves={"algorithm": "random"}),
+        ("curves", "list"),
+    ),
+    Mistake(
+        "names in place of curves",
+        simulate(curves=["random"]),
+        ("curves", "'random'", '{"algorithm": "fedlinucb"}'),
+    ),
+    Mistake("no curve at all", simulate(curves=[]), ("curves", "at least one")),
+    Mistake("horizon=1e3 of simulate", simulate(horizon=1e3), ("horizon", "1000.0", "write 1000")),
+    Mistake("silos = 0", simulate(silos=0), ("silos", ">= 1", "got 0")),
+    Mistake("epsilon=0 of simulate", private(epsilon=0), ("epsilon", "> 0", "got 0")),
+    Mistake(
+        "epsilon = float('inf')",
+        private(epsilon=float("inf")),
+        ("epsilon", "inf", "finite", "fedlinucb"),
+    ),
+    Mistake("epsilon = None", private(epsilon=None), ("epsilon", "required")),
+    Mistake("epsilon='1' of simulate", private(epsilon="1"), ("epsilon", "'1'", "without quotes")),
+    Mistake("epsilon = np.float32(-1)", private(epsilon=np.float32(-1)), ("epsilon", "> 0", "-1")),
+    Mistake(
+        "epsilon as an array of two rows", private(epsilon=np.ones((2, 2))), ("epsilon", "number")
+    ),
+    Mistake(
+        "epsilon as a function", private(epsilon=lambda t: 1.0), ("epsilon", "number", "function")
+    ),
+    Mistake("delta = 1", private(delta=1), ("delta", "< 1", "got 1")),
+    Mistake("eps for epsilon", private(eps=1.0), ("eps", 'mean "epsilon"')),
+    Mistake("threads = 0", simulate(threads=0), ("threads", ">= 1", "got 0")),
+    Mistake('driver = "numba"', simulate(driver="numba"), ("driver", "'numba'", "compiled")),
+    Mistake(
+        'memory_limit = "lots"', simulate(memory_limit="lots"), ("memory_limit", "'lots'", "GB")
+    ),
+    Mistake("Sphere(dim=3)", made_world("Sphere", dim=3), ("Sphere", "'dim'"), error=TypeError),
+    Mistake(
+        "Sphere(dimension=0)", made_world("Sphere", dimension=0), ("dimension", ">= 1", "got 0")
+    ),
+    Mistake(
+        "Classification without data",
+        made_world("Classification"),
+        ("Classification", "'data'"),
+        error=TypeError,
+    ),
+]
+USES = [
+    Mistake("an unknown label", results(lambda r: r["ldp"]), ("'ldp'", 'mean "LDP"')),
+    Mistake(
+        "a position in place of a label", results(lambda r: r[0]), ("0", "label", "results.curves")
+    ),
+    Mistake(
+        "an unknown metric",
+        results(lambda r: r.plot(metric="regret")),
+        ("metric", "'regret'", "group_regret"),
+    ),
+    Mistake(
+        "an unknown level",
+        results(lambda r: r.to_frame("curve")),
+        ("level", "'curve'", 'mean "curves"'),
+    ),
+    Mistake(
+        "the difference to no curve",
+        results(lambda r: r.paired_difference("LDP", "none")),
+        ("'none'", "alone"),
+    ),
+    Mistake("log = True", results(lambda r: r.plot(log=True)), ("log", "True", '"xy"')),
+]
+POLICIES = [
+    Mistake(
+        "a policy's object in place of its class", policy(First()), ("policy", "class", "First")
+    ),
+    Mistake(
+        "a policy by name without a module", policy("First"), ("policy", '"First"', "module:name")
+    ),
+    Mistake(
+        "a policy with an argument that is not given",
+        policy(Needs),
+        ("Needs", "rate", "parameters"),
+    ),
+    Mistake(
+        "a policy that chooses beyond the last action",
+        policy(Beyond),
+        ("Beyond", "select", "5", "0 to 4"),
+    ),
+    Mistake("a policy that returns features", policy(Half), ("Half", "select", "index")),
+    Mistake("a budget of a policy", policy(First, epsilon=1.0), ("epsilon", "policy")),
+]
+PRIVACY = [
+    Mistake("Budget(0, 1e-5)", fastfed("Budget", 0, 1e-5), ("epsilon", "> 0", "got 0")),
+    Mistake(
+        'Budget(1, 1e-5, "add-remove")',
+        fastfed("Budget", 1, 1e-5, "add-remove"),
+        ("relation", "'add-remove'", "replace", "zero-out"),
+    ),
+    Mistake(
+        "calibrate an unknown mechanism",
+        fastfed("calibrate", "gauss", BUDGET),
+        ("gauss", 'mean "gaussian"'),
+    ),
+    Mistake(
+        "calibrate by epsilon and delta",
+        fastfed("calibrate", "gaussian", epsilon=1.0, delta=1e-5),
+        ("'epsilon'",),
+        error=TypeError,
+    ),
+    Mistake(
+        "calibrate a shuffle without users",
+        fastfed("calibrate", "shuffled-points", BUDGET),
+        ("users", "shuffled-points", "needs"),
+    ),
+    Mistake(
+        "make_system without sizes",
+        fastfed("make_system", "private-fedlinucb", epsilon=1.0, delta=1e-5, batch_size=10),
+        ("horizon", "dimension"),
+        error=TypeError,
+    ),
+    Mistake(
+        "make_system of an unknown name",
+        fastfed("make_system", "fed-linucb", silos=2, horizon=20, dimension=3, batch_size=5),
+        ("fed-linucb", 'mean "fedlinucb"'),
+    ),
+    Mistake(
+        "audit without a claim",
+        fastfed("audit", lambda data: 1.0, [0.0], [1.0]),
+        ("epsilon", "delta"),
+        error=TypeError,
+    ),
+    Mistake(
+        "audit of a function of texts",
+        fastfed("audit", lambda data: "x", [0.0], [1.0], epsilon=1.0, delta=0.0, trials=10),
+        ("number", "'x'"),
+    ),
+    Mistake(
+        "a claim for an audit that has one",
+        fastfed("audit", "gaussian-tree", epsilon=1.0),
+        ("gaussian-tree", "own", "trials"),
+    ),
+    Mistake("plan for one silo", sized(silos=1), ("silos", ">= 2", "got 1")),
+    Mistake("plan(epsilon=inf)", sized(epsilon=float("inf")), ("epsilon", "inf", "finite")),
+    Mistake('plan for trust = "server"', sized(trust="server"), ("trust", "server", "central")),
+    Mistake(
+        "plan for an environment by its kind",
+        sized(environment="sphere"),
+        ("environment", "sphere", "spec"),
+    ),
+    Mistake("plan with no time", sized(seconds=0), ("seconds", "> 0", "got 0")),
+]
+MISTAKES = RUNS + SIMULATIONS + USES + POLICIES + PRIVACY

@@ -1,0 +1,509 @@
+"""Mistakes in specs and at the command line."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from mistakes import Mistake, command
+
+SPEC = """
+name = "small"
+horizon = 60
+silos = 4
+replicates = 1
+checkpoints = 6
+
+[environment]
+kind = "sphere"
+dimension = 3
+actions = 5
+
+[[curve]]
+label = "open"
+algorithm = "fedlinucb"
+batch_size = 10
+
+[[curve]]
+label = "LDP"
+algorithm = "private-fedlinucb"
+epsilon = 1.0
+delta = 1e-5
+batch_size = 10
+"""
+Make = Callable[[Path], None]
+
+
+def spec(old: str = "", new: str = "", *arguments: object, text: str | None = None) -> Make:
+    """Run the spec with a part of it replaced."""
+
+    def make(folder: Path) -> None:
+        assert text is not None or old in SPEC, old
+        (folder / "s.toml").write_text(SPEC.replace(old, new, 1) if text is None else text)
+        command("run", folder / "s.toml", "-o", folder / "out", *arguments)
+
+    return make
+
+
+def private(keys: str) -> Make:
+    """Run the spec with other keys of the private curve."""
+    return spec("epsilon = 1.0\ndelta = 1e-5\nbatch_size = 10\n", keys)
+
+
+def curve(keys: str) -> Make:
+    """Run the spec with a curve of these keys alone."""
+    return spec(SPEC[SPEC.index("[[curve]]") :], "[[curve]]\n" + keys)
+
+
+def world(keys: str, curves: str = "", then: Callable[[Path], object] | None = None) -> Make:
+    """Run the spec with another environment."""
+    own = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
+
+    def make(folder: Path) -> None:
+        if then is not None:
+            then(folder)
+        changed = SPEC.replace(own, "[environment]\n" + keys + "\n\n")
+        if curves:
+            changed = changed[: changed.index("[[curve]]")] + "[[curve]]\n" + curves
+        spec(text=changed)(folder)
+
+    return make
+
+
+def call(*arguments: object) -> Make:
+    """Call a command in the folder."""
+    return lambda folder: command(*arguments)
+
+
+def stored(*arguments: object, damage: Callable[[Path], None] | None = None) -> Make:
+    """Call a command where a run stands in the folder kept/, perhaps damaged."""
+
+    def make(folder: Path) -> None:
+        import fastfed
+
+        (folder / "s.toml").write_text(SPEC)
+        fastfed.run(folder / "s.toml", folder / "kept")
+        if damage is not None:
+            damage(folder / "kept" / "results.sqlite")
+        command(*arguments)
+
+    return make
+
+
+def sql(*lines: str) -> Callable[[Path], None]:
+    """Damage of a store by these lines of SQL."""
+
+    def damage(path: Path) -> None:
+        with sqlite3.connect(path) as store:
+            for line in lines:
+                store.execute(line)
+        store.close()
+
+    return damage
+
+
+BUDGET = "epsilon = 1.0\ndelta = 1e-5\n"
+PRIVATE = 'algorithm = "private-fedlinucb"\n' + BUDGET
+
+KEYS = [
+    Mistake(
+        "epsilon = 0", spec("epsilon = 1.0", "epsilon = 0"), ("epsilon", "> 0", "got 0", "LDP")
+    ),
+    Mistake(
+        "epsilon = inf",
+        spec("epsilon = 1.0", "epsilon = inf"),
+        ("epsilon", "inf", "finite", "fedlinucb"),
+    ),
+    Mistake(
+        'epsilon = "1"',
+        spec("epsilon = 1.0", 'epsilon = "1"'),
+        ("epsilon", "'1'", "number", "without quotes"),
+    ),
+    Mistake("delta = 0", spec("delta = 1e-5", "delta = 0"), ("delta", "> 0", "got 0")),
+    Mistake(
+        'delta = "1e-5"',
+        spec("delta = 1e-5", 'delta = "1e-5"'),
+        ("delta", "'1e-5'", "without quotes"),
+    ),
+    Mistake(
+        "delta = 1,5: a decimal comma",
+        spec("delta = 1e-5", "delta = 1,5"),
+        ("TOML", "line 22", "decimal point"),
+    ),
+    Mistake("epsilom", spec("epsilon = 1.0", "epsilom = 1.0"), ("epsilom", 'mean "epsilon"')),
+    Mistake("Epsilon", spec("epsilon = 1.0", "Epsilon = 1.0"), ("Epsilon", 'mean "epsilon"')),
+    Mistake(
+        "[curve] for [[curve]]",
+        spec(
+            '[[curve]]\nlabel = "open"\nalgorithm = "fedlinucb"\nbatch_size = 10\n\n[[curve]]',
+            "[curve]",
+        ),
+        ("curve", "[[curve]]"),
+    ),
+    Mistake(
+        "[[curves]]", spec(text=SPEC.replace("[[curve]]", "[[curves]]")), ("curves", 'mean "curve"')
+    ),
+    Mistake("[env]", spec("[environment]", "[env]"), ("env", "environment")),
+    Mistake(
+        "no environment",
+        spec('[environment]\nkind = "sphere"\ndimension = 3\nactions = 5\n', ""),
+        ("environment", "required"),
+    ),
+    Mistake("no kind", spec('kind = "sphere"\n', ""), ("environment", "kind", "sphere")),
+    Mistake('kind = "spheer"', spec('"sphere"', '"spheer"'), ("spheer", 'mean "sphere"')),
+    Mistake(
+        "no algorithm", spec('algorithm = "fedlinucb"\n', ""), ("open", "algorithm", "required")
+    ),
+    Mistake(
+        "one agent's system for four silos",
+        curve('algorithm = "linucb"\n'),
+        ("linucb", "silos", "1", "got 4", "local-linucb"),
+    ),
+    Mistake(
+        'protocol = "ldp"',
+        private(BUDGET + 'batch_size = 10\nprotocol = "ldp"\n'),
+        ("protocol", "'ldp'", "silo-ldp"),
+    ),
+    Mistake(
+        "a protocol of a system without privacy",
+        curve('algorithm = "fedlinucb"\nbatch_size = 10\nprotocol = "central"\n'),
+        ("protocol", "fedlinucb", "private-fedlinucb"),
+    ),
+    Mistake(
+        "a budget of each silo alone",
+        curve('algorithm = "local-linucb"\nepsilon = 1.0\n'),
+        ("epsilon", "local-linucb", "private-fedlinucb"),
+    ),
+    Mistake(
+        "Toeplitz behind a shuffler",
+        private(BUDGET + 'batch_size = 10\nprotocol = "shuffle-amplified"\nrelease = "toeplitz"\n'),
+        ("release", "toeplitz", "shuffle-amplified"),
+    ),
+    Mistake(
+        "B beyond the horizon", private(BUDGET + "batch_size = 61\n"), ("batch_size", "60", "61")
+    ),
+    Mistake(
+        'batch_size = "auto"',
+        private(BUDGET + 'batch_size = "auto"\n'),
+        ("batch_size", "'auto'", "theorem", "growing"),
+    ),
+    Mistake(
+        "horizon = 1e3", spec("horizon = 60", "horizon = 1e3"), ("horizon", "1000.0", "write 1000")
+    ),
+    Mistake(
+        'horizon = "1000"',
+        spec("horizon = 60", 'horizon = "1000"'),
+        ("horizon", "'1000'", "without quotes"),
+    ),
+    Mistake(
+        "three epsilons for four silos",
+        private("silo_epsilon = [1.0, 1.0, 2.0]\ndelta = 1e-5\nbatch_size = 10\n"),
+        ("silo_epsilon", "4", "3"),
+    ),
+    Mistake(
+        "as many colluders as silos",
+        private(BUDGET + 'batch_size = 10\nprotocol = "secure-sum"\ncolluders = 4\n'),
+        ("colluders", "below", "4"),
+    ),
+    Mistake(
+        "centred rewards without an intercept",
+        world('kind = "gap"', PRIVATE + "batch_size = 10\nreward_centre = 0.5\n"),
+        ("reward_centre", "intercept"),
+    ),
+    Mistake(
+        "shared until after the end",
+        private(BUDGET + "batch_size = 10\nshare = { until = 100 }\n"),
+        ("until", "100", "60"),
+    ),
+    Mistake(
+        'checkpoint_spacing = "logarithmic"',
+        spec("checkpoints = 6", 'checkpoint_spacing = "logarithmic"'),
+        ("checkpoint_spacing", "logarithmic", '"log"'),
+    ),
+    Mistake(
+        'radius = "proven"',
+        private(BUDGET + 'batch_size = 10\nradius = "proven"\n'),
+        ("radius", "'proven'", '"direct"'),
+    ),
+    Mistake(
+        "releases out of order",
+        private(BUDGET + "release_rounds = [10, 5]\n"),
+        ("release_rounds", "increas", "5"),
+    ),
+    Mistake(
+        "batches and releases",
+        private(BUDGET + "batch_size = 10\nrelease_rounds = [10, 50]\n"),
+        ("batch_size", "release_rounds", "not both"),
+    ),
+    Mistake(
+        'seed = "today"',
+        spec("replicates = 1", 'replicates = 1\nseed = "today"'),
+        ("seed", "'today'", "integer"),
+    ),
+    Mistake("the same label twice", spec('"LDP"', '"open"'), ("label", '"open"', "unique")),
+    Mistake(
+        "robin without diversity",
+        curve('algorithm = "robin"\n' + BUDGET),
+        ("robin", "diversity", "needs"),
+    ),
+    Mistake(
+        "experts in a world of bandits",
+        curve('algorithm = "fed-svt"\nepsilon = 1.0\n'),
+        ("fed-svt", "sphere", "losses"),
+    ),
+    Mistake(
+        "a bandit in a world of experts",
+        world(
+            'kind = "stochastic-losses"\nexperts = 4', 'algorithm = "fedlinucb"\nbatch_size = 10\n'
+        ),
+        ("fedlinucb", "stochastic-losses"),
+    ),
+    Mistake(
+        "batches of a schedule that data decide",
+        curve('algorithm = "feducb"\nbatch_size = 10\n' + BUDGET),
+        ("batch_size", "schedule", "fixed"),
+    ),
+    Mistake(
+        "dimension = [5, 10] in the environment",
+        spec("dimension = 3", "dimension = [5, 10]"),
+        ("dimension", "[5, 10]", "one number", "[[curve]]"),
+    ),
+    Mistake(
+        'reward = "gaussian"',
+        spec("actions = 5", 'actions = 5\nreward = "gaussian"'),
+        ("reward", "'gaussian'", "{ kind"),
+    ),
+    Mistake(
+        "sigma for std",
+        spec("actions = 5", 'actions = 5\nreward = { kind = "gaussian", sigma = 1.0 }'),
+        ("reward", "sigma", "std"),
+    ),
+    Mistake(
+        "a figure by an unknown key",
+        spec("[[curve]]", '[figure]\nfacet = "epsilom"\n[[curve]]'),
+        ("facet", "epsilom", "epsilon"),
+    ),
+    Mistake(
+        "a claim about no curve",
+        spec("[[curve]]", '[[figure.statement]]\nsays = "x"\nbelow = ["LDP", "opn"]\n[[curve]]'),
+        ("statement", "opn", 'mean "open"'),
+    ),
+    Mistake(
+        "a Windows path in double quotes",
+        world('kind = "classification"\ndata = "C:\\Users\\me\\x.csv"'),
+        ("TOML", "line 10", "single quotes"),
+    ),
+    Mistake("a spec in JSON", spec(text='{"name": "x", "horizon": 5}'), ("TOML", "line 1")),
+    Mistake("a spec in YAML", spec(text="name: x\nhorizon: 5\n"), ("TOML", "line 1")),
+    Mistake(
+        "a function that is not there",
+        world('kind = "python"\nfunction = "nothing:here"\ndimension = 2\nactions = 2'),
+        ("function", "nothing:here"),
+    ),
+    Mistake(
+        "a module with a syntax error",
+        world(
+            'kind = "python"\nfunction = "mine:draw"\ndimension = 2\nactions = 2',
+            then=lambda f: (f / "mine.py").write_text("def draw(:\n"),
+        ),
+        ("function", "mine", "invalid syntax", "line 1"),
+    ),
+    Mistake(
+        "a policy without observe",
+        world(
+            'kind = "sphere"',
+            'algorithm = "policy"\npolicy = "mine:Mine"\n',
+            then=lambda f: (f / "mine.py").write_text(
+                "class Mine:\n    def select(self, actions):\n        return 0\n"
+            ),
+        ),
+        ("policy", "mine:Mine", "observe"),
+    ),
+]
+
+COMMANDS = [
+    Mistake("run without -o", call("run", "s.toml"), ("--output",)),
+    Mistake("run of a folder", call("run", ".", "-o", "out"), (".", "spec", "folder")),
+    Mistake(
+        "run of a figure's id",
+        call("run", "zc24-fig3a", "-o", "out"),
+        ("fastfed reproduce zc24-fig3a",),
+    ),
+    Mistake("run of no file", call("run", "none.toml", "-o", "out"), ("none.toml", "No such file")),
+    Mistake(
+        "an output folder that cannot be",
+        lambda f: (
+            (f / "s.toml").write_text(SPEC),
+            command("run", f / "s.toml", "-o", "/proc/out"),
+        ),
+        ("/proc/out", "cannot write", "No such file"),
+    ),
+    Mistake(
+        "a file as output folder",
+        lambda f: (
+            (f / "s.toml").write_text(SPEC),
+            command("run", f / "s.toml", "-o", f / "s.toml"),
+        ),
+        ("s.toml", "folder"),
+    ),
+    Mistake(
+        "--set without a value", spec("", "", "--set", "horizon"), ("--set", "horizon", "KEY=VALUE")
+    ),
+    Mistake(
+        "--set of a text", spec("", "", "--set", "horizon=abc"), ("horizon", "'abc'", "integer")
+    ),
+    Mistake(
+        "--set of an unknown label",
+        spec("", "", "--set", "curve.LPD.epsilon=2.0"),
+        ("LPD", 'mean "LDP"'),
+    ),
+    Mistake(
+        "--memory 40 apples", spec("", "", "--memory", "40apples"), ("memory", "40apples", "GB")
+    ),
+    Mistake(
+        "--scheduler without dask", spec("", "", "--scheduler", "tcp://x:1"), ("scheduler", "dask")
+    ),
+    Mistake("--replicates 0", spec("", "", "--replicates", "0"), ("replicates", "0", ">=1")),
+    Mistake(
+        "plan without silos",
+        call("plan", "--horizon", 100, "--dimension", 3, "--epsilon", 1, "--delta", "1e-5"),
+        ("silos", "required"),
+    ),
+    Mistake(
+        "plan for epsilon = inf",
+        call(
+            "plan",
+            "--silos",
+            4,
+            "--horizon",
+            100,
+            "--dimension",
+            3,
+            "--epsilon",
+            "inf",
+            "--delta",
+            "1e-5",
+        ),
+        ("epsilon", "inf", "finite"),
+    ),
+    Mistake(
+        "plan for delta = 1.5",
+        call(
+            "plan",
+            "--silos",
+            4,
+            "--horizon",
+            100,
+            "--dimension",
+            3,
+            "--epsilon",
+            1,
+            "--delta",
+            "1.5",
+        ),
+        ("delta", "1.5", "< 1"),
+    ),
+    Mistake(
+        "plan --trust ldp",
+        call(
+            "plan",
+            "--silos",
+            4,
+            "--horizon",
+            100,
+            "--dimension",
+            3,
+            "--epsilon",
+            1,
+            "--delta",
+            "1e-5",
+            "--trust",
+            "ldp",
+        ),
+        ("trust", "ldp", "silo-ldp"),
+    ),
+    Mistake(
+        "plan into a folder that is not there",
+        call(
+            "plan",
+            "--silos",
+            4,
+            "--horizon",
+            40,
+            "--dimension",
+            2,
+            "--epsilon",
+            1,
+            "--delta",
+            "1e-5",
+            "--seconds",
+            "0.1",
+            "--write",
+            "none/out.toml",
+        ),
+        ("none/out.toml", "folder"),
+    ),
+    Mistake("results of no folder", call("results", "nothing"), ("nothing", "folder")),
+    Mistake("results as two formats", call("results", ".", "--json", "--csv"), ("--json", "--csv")),
+    Mistake("report of an empty folder", call("report", "."), ("results", "fastfed run")),
+    Mistake("report as gif", call("report", ".", "--format", "gif"), ("gif", "png", "svg", "pdf")),
+    Mistake(
+        "results of a damaged store",
+        stored("results", "kept", damage=lambda p: p.write_bytes(b"no database")),
+        ("results.sqlite", "damaged"),
+    ),
+    Mistake(
+        "results of a store of later versions",
+        stored(
+            "results", "kept", damage=sql("UPDATE meta SET value = '\"99\"' WHERE key = 'format'")
+        ),
+        ("results.sqlite", "another version"),
+    ),
+    Mistake(
+        "another seed into the same folder",
+        stored("run", "s.toml", "-o", "kept", "--seed", "7"),
+        ("kept", "another experiment", "seed", "another output folder"),
+    ),
+    Mistake("compare with no folder", stored("compare", "kept", "lost"), ("lost", "folder")),
+    Mistake(
+        "certificate of an unknown curve",
+        lambda f: (
+            (f / "s.toml").write_text(SPEC),
+            command("privacy", f / "s.toml", "--curve", "LPD"),
+        ),
+        ("LPD", 'mean "LDP"'),
+    ),
+    Mistake(
+        "an audit that is not there",
+        call("audit", "private-fedlinuc"),
+        ("private-fedlinuc", 'mean "private-fedlinucb"'),
+    ),
+    Mistake(
+        "an audit of one run",
+        call("audit", "gaussian-tree", "--trials", "1"),
+        ("trials", ">= 2", "got 1"),
+    ),
+    Mistake("calibrate without delta", call("calibrate", "gaussian", "--epsilon", 1), ("--delta",)),
+    Mistake(
+        "calibrate by a protocol's name",
+        call("calibrate", "silo-ldp", "--epsilon", 1, "--delta", "1e-5"),
+        ("silo-ldp", "gaussian"),
+    ),
+    Mistake(
+        "a figure that is not there",
+        call("reproduce", "zc24-fig3", "-o", "out"),
+        ("zc24-fig3", "fastfed list figures"),
+    ),
+    Mistake(
+        "a figure's data that are not there",
+        call("reproduce", "zc24-fig2c", "--data", "none.txt", "-o", "out"),
+        ("none.txt",),
+    ),
+    Mistake("the spec of no figure", call("spec", "show", "fig3a"), ("fig3a", "zc24-fig3a")),
+    Mistake(
+        "completion of another shell", call("completion", "powershell"), ("powershell", "bash")
+    ),
+    Mistake("an unknown command", call("simulate", "s.toml"), ("simulate", "--help")),
+]
+MISTAKES = KEYS + COMMANDS

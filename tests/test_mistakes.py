@@ -1,0 +1,62 @@
+"""What is said to plausible mistakes is one sentence with key and value; nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mistakes import Mistake, answer, available, contents, every, table
+
+from fastfed.cli import cli
+
+
+@pytest.mark.parametrize("mistake", every(), ids=lambda mistake: mistake.what)
+def test_the_message(mistake: Mistake) -> None:
+    if not available(mistake):
+        pytest.skip(f"needs {', '.join(mistake.needs)}")
+    given = answer(mistake)
+    assert not given.faults, given.message
+
+
+def test_mistakes_differ() -> None:
+    made = [mistake.what for mistake in every()]
+    assert len(made) >= 120 and sorted(made) == sorted(set(made))
+
+
+def test_a_poor_message_is_found(tmp_path: Path) -> None:
+    """The judge finds what is accepted, fails otherwise or says too little."""
+
+    def fails(folder: Path) -> None:
+        raise KeyError("epsilon")
+
+    def leaves(folder: Path) -> None:
+        from fastfed import InputError
+
+        (folder / "out").mkdir()
+        raise InputError("epsilon must be > 0,\n got 0")
+
+    taken = answer(Mistake("taken", lambda folder: None, ()))
+    assert taken.faults == ("nothing is said",)
+    assert answer(Mistake("raised", fails, ("epsilon",))).faults == ("traceback",)
+    left = answer(Mistake("left", leaves, ("epsilon", "> 0", "delta")))
+    assert left.faults == ("leaves out", "does not say delta")
+    lines = list(table([(Mistake("taken", lambda folder: None, ()), taken)]))
+    assert lines[0].startswith("1 mistakes, 0 good")
+
+
+def test_a_ceiling_below_the_plan_is_noted(tmp_path: Path) -> None:
+    """It is allowed, for it is the silo's own; what it means is said."""
+    pytest.importorskip("cryptography")
+    from mistakes_deployed import spec
+
+    (tmp_path / "s.toml").write_text(spec(tmp_path))
+    run = CliRunner().invoke
+    new = run(cli, ["deploy", "new", str(tmp_path / "s.toml"), str(tmp_path / "p")])
+    assert new.exit_code == 0, new.stderr
+    join = ["deploy", "join", str(tmp_path / "north"), str(tmp_path / "p"), "--delta", "1e-6"]
+    low, enough = (run(cli, [*join, "--epsilon", e]) for e in ("0.5", "1"))
+    assert low.exit_code == enough.exit_code == 0
+    assert low.stderr.startswith("note: the ceiling epsilon = 0.5 is below the plan's 1:")
+    assert enough.stderr == ""
+    assert contents(tmp_path / "north")
