@@ -1490,7 +1490,7 @@ def test_a_peer_that_waits_is_named_by_its_own_number_and_round():
         ({"graph": "random", "graph_seed": -1}, "graph_seed must be an integer >= 0"),
         ({"gamma": 0}, "gamma must be an integer >= 1, got 0"),
         ({"gamma": 20}, r"gamma must be <= horizon \(19\), got 20"),
-        ({"gamma": 1.5}, "gamma must be int"),
+        ({"gamma": 1.5}, "gamma must be an integer"),
         ({"gama": 2}, 'unknown key "gama".*; did you mean "gamma"'),
         ({"graph": "line", "horizon": 2}, r"gamma must be <= horizon \(2\), got 3"),
         ({**FIXED, "batch_size": "theorem"}, 'batch_size "theorem" belongs to feducb'),

@@ -223,7 +223,7 @@ def test_a_stop_keeps_what_was_played(
 
     monkeypatch.setattr(module, what, stopped)
     result = fastfed("reproduce", "all", "-o", figures)
-    assert result.exit_code == 1 and "the same command continues" in result.stderr
+    assert result.exit_code == 130 and "the same command continues" in result.stderr
     found = rows(figures)
     assert found["exact", "Privacy costs."]["verdict"] == "holds"
     second = found["printed", "Privacy costs."]

@@ -66,6 +66,8 @@ def pictures(
         if len(whole) == len(found) and set(kinds) <= set(before.kinds):
             return whole
     drawn = draw(kinds)
+    if not drawn:
+        return drawn
     fresh = {name: _picture(name, data, in_page) for name, data in drawn.items()}
     others = {name: picture for name, picture in known.items() if picture.kind not in kinds}
     kept = _Kept(

@@ -167,7 +167,12 @@ class Experiment:
                 else {}
             ),
             "curves": [
-                {"label": c.label, "algorithm": c.algorithm, **since(c.keys), **c.sizes}
+                {
+                    "label": c.label,
+                    "algorithm": c.algorithm,
+                    **since(c.keys, LATER | LATER_OF.get(c.algorithm, {})),
+                    **c.sizes,
+                }
                 for c in self.curves
             ],
         }
@@ -197,9 +202,9 @@ def batch_of(curve: dict[str, Any]) -> int | None:
     return int(batch) if whole else None
 
 
-def since(keys: dict[str, Any]) -> dict[str, Any]:
+def since(keys: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     """Config of a curve but for those that came later and say nothing: older stores stay valid."""
-    kept = {k: v for k, v in keys.items() if k not in LATER or v != LATER[k]}
+    kept = {k: v for k, v in keys.items() if k not in later or v != later[k]}
     for name, usual in LATER_INSIDE.items():
         key, inner = name.split(".")
         if isinstance(kept.get(key), dict) and kept[key].get(inner) == usual:
@@ -403,6 +408,11 @@ LATER: dict[str, Any] = {
         )
     ),
 }
+
+#: The same of keys that other algorithms have had before.
+LATER_OF: dict[str, dict[str, Any]] = dict.fromkeys(
+    ("feducb", "feducb-decentralized"), {"silo_epsilon": None, "silo_delta": None}
+)
 
 #: The same of keys of tables.
 LATER_INSIDE: dict[str, Any] = {"share.coin": "none"}
