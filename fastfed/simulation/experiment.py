@@ -410,9 +410,9 @@ LATER: dict[str, Any] = {
 }
 
 #: The same of keys that other algorithms have had before.
-LATER_OF: dict[str, dict[str, Any]] = dict.fromkeys(
-    ("feducb", "feducb-decentralized"), {"silo_epsilon": None, "silo_delta": None}
-)
+LATER_OF: dict[str, dict[str, Any]] = {
+    name: {"silo_epsilon": None, "silo_delta": None} for name in ("feducb", "feducb-decentralized")
+}
 
 #: The same of keys of tables.
 LATER_INSIDE: dict[str, Any] = {"share.coin": "none"}
