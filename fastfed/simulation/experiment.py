@@ -170,7 +170,7 @@ class Experiment:
                 {
                     "label": c.label,
                     "algorithm": c.algorithm,
-                    **since(c.keys, LATER | LATER_OF.get(c.algorithm, {})),
+                    **since(c.keys, c.algorithm),
                     **c.sizes,
                 }
                 for c in self.curves
@@ -202,8 +202,9 @@ def batch_of(curve: dict[str, Any]) -> int | None:
     return int(batch) if whole else None
 
 
-def since(keys: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+def since(keys: dict[str, Any], algorithm: str = "") -> dict[str, Any]:
     """Config of a curve but for those that came later and say nothing: older stores stay valid."""
+    later = LATER | LATER_OF.get(algorithm, {})
     kept = {k: v for k, v in keys.items() if k not in later or v != later[k]}
     for name, usual in LATER_INSIDE.items():
         key, inner = name.split(".")
