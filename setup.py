@@ -9,8 +9,9 @@ All bindings and all C files become one shared object, `fastfed._kernels._native
 `fastfed/_kernels/__init__.py` loads the modules from.
 
 `FASTFED_BUILD`, in the environment, takes words: `abi3` makes one wheel for this Python and all
-later ones, of which those without the GIL are none; `plain` leaves optimization and processor to CC and CFLAGS, `checked` has Cython check
-indices, None and overflow, and both are for scripts/sanitize.
+later ones (with a GIL: others have another ABI); `plain` leaves optimization and processor to CC
+and CFLAGS, `checked` has Cython check indices, None and overflow, and both are for
+scripts/sanitize.
 """
 
 import os
