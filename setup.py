@@ -9,13 +9,15 @@ All bindings and all C files become one shared object, `fastfed._kernels._native
 `fastfed/_kernels/__init__.py` loads the modules from.
 
 `FASTFED_BUILD`, in the environment, takes words: `abi3` makes one wheel for this Python and all
-later ones; `plain` leaves optimization and processor to CC and CFLAGS, `checked` has Cython check
-indices, None and overflow, and both are for scripts/sanitize.
+later ones (with a GIL: others have another ABI); `plain` leaves optimization and processor to CC
+and CFLAGS, `checked` has Cython check indices, None and overflow, and both are for
+scripts/sanitize.
 """
 
 import os
 import re
 import sys
+import sysconfig
 import tempfile
 import tomllib
 from collections.abc import Iterable
@@ -70,6 +72,8 @@ ABI3_MACROS = [("Py_LIMITED_API", "0x030B0000")] if ABI3 else []
 DIRECTIVES = {"language_level": 3, "wraparound": False} | dict.fromkeys(
     ("boundscheck", "initializedcheck", "nonecheck", "overflowcheck"), "checked" in WORDS
 )
+#: Importing fastfed leaves the GIL off where Python has none (docs/sharp-edges.md, Threads).
+DIRECTIVES["freethreading_compatible"] = True
 
 #: What ff_levels.c is made of, compiled with the highest level's flags.
 LEVELS_PROBE = """
@@ -324,6 +328,11 @@ def bindings() -> list[Extension]:
 
 if set(WORDS) - {"abi3", "plain", "checked"}:
     sys.exit(f"FASTFED_BUILD takes the words abi3, plain and checked, got {' '.join(WORDS)}")
+if ABI3 and sysconfig.get_config_var("Py_GIL_DISABLED"):
+    sys.exit(
+        "FASTFED_BUILD=abi3 needs a Python with the GIL: one without it has another ABI, so leave "
+        "the word out and build a wheel for this Python"
+    )
 setup(
     long_description=readme(),
     long_description_content_type="text/markdown",

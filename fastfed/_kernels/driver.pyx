@@ -4,6 +4,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.string cimport memset
 
+cimport cython
+
 import numpy as np
 
 from fastfed._kernels.environments import status_error
@@ -121,6 +123,7 @@ cdef class Run:
     cdef ff_curve curves[FF_MAX_CURVES]
     cdef object keep, caches
     cdef Environment environment
+    cdef bint busy
 
     def __init__(self, Environment environment, int64_t silos, int64_t horizon,
                  const int64_t[::1] checkpoints, curves, int64_t threads,
@@ -317,10 +320,17 @@ cdef class Run:
         self.raise_if(ff_run_initialise(&self.c))
 
     def simulate(self, int64_t first, int64_t last):
-        """Simulate rounds first..last, 1-based and inclusive, without the GIL."""
+        """Simulate rounds first..last, 1-based and inclusive, without the GIL. For one thread at a
+        time: another one is refused."""
         cdef int64_t status
+        cdef bint busy
+        with cython.critical_section(self):
+            busy, self.busy = self.busy, True
+        if busy:
+            raise RuntimeError("a run simulates in one thread at a time: another one is at it")
         with nogil:
             status = ff_run_rounds(&self.c, first, last)
+        self.busy = False
         self.raise_if(status)
 
     def numbers(self):

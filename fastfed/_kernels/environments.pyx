@@ -7,6 +7,8 @@ Contexts and rewards are functions of (seed, replicate, silo, round) alone.
 from libc.float cimport FLT_MAX
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 
+cimport cython
+
 import numpy as np
 
 from fastfed._kernels.headers cimport *
@@ -152,11 +154,18 @@ cdef class QuantisedActions:
         cdef ff_quantised_store store
         cdef uint8_t[::1] buffer, made = self.made
         cdef const int64_t[::1] starts = self.starts
-        if self.buffer is None:
+        cdef object made_here, kept
+        with cython.critical_section(self):
+            kept = self.buffer
+        if kept is None:
             # The system gives memory to pages only as they are written.
-            buffer = np.empty(self.size + 63, np.uint8)
-            self.buffer = np.asarray(buffer)
-        buffer = self.buffer
+            made_here = np.empty(self.size + 63, np.uint8)
+            # Of several threads the first one's stays: others write there.
+            with cython.critical_section(self):
+                if self.buffer is None:
+                    self.buffer = made_here
+                kept = self.buffer
+        buffer = kept
         store.buffer = <char *>((<uintptr_t>&buffer[0] + 63) & ~<uintptr_t>63)
         store.starts, store.made = &starts[0], &made[0]
         return store
@@ -228,8 +237,9 @@ cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t 
     except BaseException as error:
         error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
         # Other silos go on to the end of the call; the first failure is the one to show.
-        if env.failure is None:
-            env.failure = error
+        with cython.critical_section(env):
+            if env.failure is None:
+                env.failure = error
         return FF_CALLBACK_FAILED
 
 
@@ -245,7 +255,8 @@ cdef class Called(Environment):
         self.c.fill, self.c.state = <ff_fill>call_python, <void *>self
 
     def error(self):
-        failure, self.failure = self.failure, None
+        with cython.critical_section(self):
+            failure, self.failure = self.failure, None
         return failure
 
 

@@ -7,6 +7,8 @@ Thin wrappers that trust their inputs.
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
+cimport cython
+
 import numpy as np
 
 from fastfed._kernels.headers cimport *
@@ -250,8 +252,9 @@ IN_FUNCTION = "in the environment's function"
 cdef object note(Called losses, BaseException error, replicate, silo, round):
     error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
     # Other threads go on to the end of the call; the first failure is the one to show.
-    if losses.failure is None:
-        losses.failure = error
+    with cython.critical_section(losses):
+        if losses.failure is None:
+            losses.failure = error
 
 
 cdef int64_t call_losses(void *state, uint64_t seed, int64_t replicate, int64_t silo,
@@ -302,5 +305,6 @@ cdef class Called(Losses):
             self.c.kind, self.c.call = FF_LOSS_CALLED, call_losses
 
     def error(self):
-        failure, self.failure = self.failure, None
+        with cython.critical_section(self):
+            failure, self.failure = self.failure, None
         return failure
