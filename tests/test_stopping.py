@@ -186,6 +186,8 @@ def test_a_thread_that_does_not_stop_is_left_behind(tmp_path):
 def test_a_function_that_never_comes_back(engine, function, number, mine, tmp_path):
     if engine == "dask":
         pytest.importorskip("distributed")
+    # A worker of dask that cannot get the GIL cannot send what it has finished, either.
+    keeps = (engine, function) != ("dask", "holds")
     out = tmp_path / "out"
     child = subprocess.Popen(
         [sys.executable, "-m", "fastfed", "run", mine(function), "-o", out,
@@ -194,7 +196,7 @@ def test_a_function_that_never_comes_back(engine, function, number, mine, tmp_pa
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
-        until = time.monotonic() + 100
+        until = time.monotonic() + (100 if keeps else 20)
         while time.monotonic() < until and "replicates: 1" not in done(out):
             time.sleep(0.3)
         time.sleep(0.5)
@@ -210,8 +212,9 @@ def test_a_function_that_never_comes_back(engine, function, number, mine, tmp_pa
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
-    assert command("results", out).exit_code == 0
-    assert "replicates: 1" in done(out)
+    if keeps:
+        assert command("results", out).exit_code == 0
+        assert "replicates: 1" in done(out)
 
 
 def done(folder):
