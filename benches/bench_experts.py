@@ -80,7 +80,7 @@ AGAINST_NUMPY = {
     ids=["m1-d10", "m1-d100", "m10-d10", "m100-d100"],
 )
 @pytest.mark.parametrize("system", AGAINST_NUMPY)
-def test_against_numpy(benchmark, baseline, system, silos, experts, horizon):
+def test_against_numpy(benchmark, system, silos, experts, horizon):
     """CPU time of both sides in turn; extra_info holds the ratio and microseconds by client-round.
 
     An exchange a round, but for fed-dp-ope-stoch, whose phases double.
@@ -108,8 +108,6 @@ def test_against_numpy(benchmark, baseline, system, silos, experts, horizon):
     print(
         f"{name}: {statistics.median(mine):.3f}, NumPy {statistics.median(theirs):.3f}, {ratio:.2f}"
     )
-    least = baseline.least(name)
-    baseline.found[name] = round(ratio, 2)
-    if least is None:
-        pytest.skip("no baseline is compared: one is written, or there is none of this case")
-    assert ratio >= least, f"ratio {ratio:.3g}, least {least:.3g}"
+    # Near 1 and beside other work the ratio varies by more than a baseline allows. A compiled path
+    # that is lost is another matter: with few clients it took 50 times as long.
+    assert ratio > 0.3, f"ratio {ratio:.3g}"
