@@ -146,8 +146,7 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line);
   body { padding: 1.5rem 1rem 3rem; }
   h1 { font-size: 1.65rem; }
   h2.title { font-size: 1.45rem; }
-  figure { margin-inline: -1rem; }
-  figure .card { border-radius: 0; border-inline: 0; padding: 0.4rem; }
+  figure .card { margin-inline: -1rem; border-radius: 0; border-inline: 0; padding: 0.4rem; }
   ul.statements > li { grid-template-columns: 1fr; }
   th, td { padding: 0.45rem 0.65rem; }
   dl { grid-template-columns: 6.5rem minmax(0, 1fr); gap: 0.3rem 0.6rem; }

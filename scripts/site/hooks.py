@@ -85,6 +85,7 @@ def on_page_markdown(markdown, page, config, files):
 
     def mended(match):
         before, target, after = match.groups()
+        before = _named(before, own.parent / target)
         if re.match(r"[a-z]+:|#", target):
             return match[0]
         path, hash_, anchor = target.partition("#")
@@ -111,9 +112,29 @@ def on_page_markdown(markdown, page, config, files):
     return "".join(part if part.startswith("```") else LINK.sub(mended, part) for part in parts)
 
 
-#: A type of numpydoc with its shape, which mkdocstrings reads as a tuple.
-SHAPED = re.compile(r"<code>\(([\w ,.|]+), shape(\([^()<]*\))\)</code>")
+def _named(text, target):
+    """A link's beginning, whose text is a page's title where it is the name of the page's file."""
+    if text != f"[{target.name}](" and text != f"[{target.stem}](":
+        return text
+    page = ROOT / target
+    first = page.read_text(encoding="utf-8").partition("\n")[0] if page.suffix == ".md" else ""
+    return f"[{first.removeprefix('# ')}](" if first.startswith("# ") else text
+
+
+#: A type of numpydoc with its shapes, which mkdocstrings reads as a tuple.
+SHAPED = re.compile(
+    r"<code>\(?([\w ,.|]+), shape(\([^()<]*\)(?:(?:,| or) \([^()<]*\))*)\)?</code>"
+)
 
 
 def on_page_content(html, page, config, files):
-    return SHAPED.sub(r"<code>\1, shape \2</code>", html)
+    return SHAPED.sub(_typed, html)
+
+
+#: A tuple of one, which has lost its comma there too.
+ONE = re.compile(r"\((\w[^,()]*)\)")
+
+
+def _typed(match):
+    shapes = ONE.sub(r"(\1,)", match[2])
+    return f"<code>{match[1]}, shape {shapes}</code>"

@@ -11,6 +11,7 @@ typedef struct {
     ff_run *run;
     ff_curve *curve; /* where it is of one curve */
     int64_t first, last, watch, release;
+    int reports; /* silos report after the last round to the curves that synchronise then */
 } ff_segment;
 
 /* The scratch of a thread. */
@@ -174,12 +175,13 @@ static void begin_own_one(void *work, int64_t silo, int64_t thread)
     s->run->status[silo] = begin_own(s->run, s->curve, silo, scratch_of(s->run, thread));
 }
 
-/* After `round`: all silos report, the server combines, all adopt the new estimate. */
-static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round)
+/* After `round` all silos report, if they have not; the server combines, all adopt the new estimate. */
+static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported)
 {
     const int64_t k = c->released + 1;
     ff_segment segment = {.run = run, .curve = c, .release = k};
-    ff_team_each(run->team, &run->reports, run->silos, 1.0, report_one, &segment);
+    if (!reported)
+        ff_team_each(run->team, &run->reports, run->silos, 1.0, report_one, &segment);
     ff_protocol_combine(run, c, k, run->scratch);
     c->released = k;
     const int64_t next = checkpoint_from(run, round);
@@ -211,17 +213,26 @@ int64_t ff_run_initialise(ff_run *run)
     return FF_OK;
 }
 
+/* A silo's report follows its rounds at once: where a batch is a round, threads that waited for one
+ * another between the two would wait as long as they work. */
 static void run_one(void *work, int64_t silo, int64_t thread)
 {
     const ff_segment *s = work;
-    s->run->status[silo] =
-        run_silo(s->run, silo, s->first, s->last, s->watch, scratch_of(s->run, thread));
+    double *scratch = scratch_of(s->run, thread);
+    const int64_t status = run_silo(s->run, silo, s->first, s->last, s->watch, scratch);
+    for (int64_t i = 0; s->reports && status == FF_OK && i < s->run->curve_count; i++) {
+        ff_curve *c = &s->run->curves[i];
+        if (ff_next_end(c) == s->last)
+            ff_protocol_report(s->run, c, silo, c->released + 1, scratch);
+    }
+    s->run->status[silo] = status;
 }
 
 /* Rounds first..last of all silos, without a synchronisation in between. */
-static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch)
+static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch, int reports)
 {
-    ff_segment segment = {.run = run, .first = first, .last = last, .watch = watch};
+    ff_segment segment = {
+        .run = run, .first = first, .last = last, .watch = watch, .reports = reports};
     ff_team_each(run->team, &run->rounds, run->silos, (double)(last - first + 1), run_one, &segment);
     return status_of(run);
 }
@@ -258,7 +269,7 @@ static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_
         ff_snapshot(run, c, i);
         c->trigger.fired[i] = 0;
     }
-    run_span(run, first, last, 1);
+    run_span(run, first, last, 1, 0);
     for (int64_t i = 0; i < silos; i++) {
         if (run->status[i] != FF_OK)
             failed = failed < 0 || fired[i] < fired[failed] ? i : failed;
@@ -295,7 +306,7 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
         if (trigger->due) {
             end = trigger->due < last ? trigger->due : last;
             if (first <= end)
-                status = run_span(run, first, end, 0);
+                status = run_span(run, first, end, 0, 0);
         } else {
             /* Chunks grow with the time since the last synchronisation, so few rounds are rerun. */
             const int64_t grown = (first - trigger->last) / 8, chunk = grown > 16 ? grown : 16;
@@ -303,7 +314,7 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
             status = end < 0 ? end : FF_OK;
         }
         if (status == FF_OK && trigger->due == end)
-            status = synchronise(run, c, end);
+            status = synchronise(run, c, end, 0);
         if (status != FF_OK)
             return status;
         first = end + 1;
@@ -321,11 +332,11 @@ static int64_t run_by_schedule(ff_run *run, int64_t first, int64_t last)
             const int64_t due = ff_next_end(&run->curves[i]);
             end = due < end ? due : end;
         }
-        int64_t status = run_span(run, first, end, 0);
+        int64_t status = run_span(run, first, end, 0, 1);
         for (int64_t i = 0; status == FF_OK && i < run->curve_count; i++) {
             ff_curve *c = &run->curves[i];
             if (ff_next_end(c) == end)
-                status = synchronise(run, c, end);
+                status = synchronise(run, c, end, 1);
         }
         if (status != FF_OK)
             return status;
