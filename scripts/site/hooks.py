@@ -122,9 +122,7 @@ def _named(text, target):
 
 
 #: A type of numpydoc with its shapes, which mkdocstrings reads as a tuple.
-SHAPED = re.compile(
-    r"<code>\(?([\w ,.|]+), shape(\([^()<]*\)(?:(?:,| or) \([^()<]*\))*)\)?</code>"
-)
+SHAPED = re.compile(r"<code>\(?([\w ,.|]+), shape(\([^()<]*\)(?:(?:,| or) \([^()<]*\))*)\)?</code>")
 
 
 def on_page_content(html, page, config, files):
