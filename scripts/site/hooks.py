@@ -116,8 +116,10 @@ def _named(text, target):
     """A link's beginning, whose text is a page's title where it is the name of the page's file."""
     if text != f"[{target.name}](" and text != f"[{target.stem}](":
         return text
-    page = ROOT / target
-    first = page.read_text(encoding="utf-8").partition("\n")[0] if page.suffix == ".md" else ""
+    page = (ROOT / target).resolve()
+    if page.suffix != ".md" or not page.is_file():
+        return text
+    first = page.read_text(encoding="utf-8").partition("\n")[0]
     return f"[{first.removeprefix('# ')}](" if first.startswith("# ") else text
 
 
