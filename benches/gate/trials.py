@@ -55,7 +55,7 @@ PLANTS = {
     "python": Plant(
         "fastfed/experts/baselines.py",
         "        weights = np.exp(-self.plan.learning_rate * behind)\n",
-        "        for _ in range(430):\n            pass\n"
+        "        for _ in range(2800):\n            pass\n"
         "        weights = np.exp(-self.plan.learning_rate * behind)\n",
         "system hedge",
     ),

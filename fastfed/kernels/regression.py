@@ -33,7 +33,7 @@ def rank_one_update(
         Updated in place.
     x : array_like, shape (d,) or (n, d)
         Features of one row, or of n.
-    y : float or array_like, shape (n,)
+    y : array_like, shape (n,), or float
         Reward of each row.
     trusted : bool
         Leave out the check of values, see the module.
@@ -220,7 +220,7 @@ def factor_update(
         at first. Updated in place.
     x : array_like, shape (d,) or (n, d)
         Features of one row, or of n.
-    y : float or array_like, shape (n,)
+    y : array_like, shape (n,), or float
         Reward of each row.
     trusted : bool
         Leave out the check of values, see the module.
