@@ -24,7 +24,7 @@ from test_feducb_oracle import same, symmetric, uneven
 import fastfed
 from fastfed import InputError
 from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
-from fastfed.bandits.silo import Message
+from fastfed.bandits.peer import Message
 from fastfed.environments import Replay, Sphere
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import Report

@@ -287,7 +287,7 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
 
 def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
     """kappa: as given, proven or printed."""
-    from fastfed.experts import bounds
+    from fastfed.experts import fed_svt_bounds as bounds
 
     if not isinstance(config.switches, str):
         return config.switches
@@ -300,7 +300,7 @@ def threshold(
     config: SvtConfig, problem: ProblemSpec, noise: SparseSwitching, best: float
 ) -> float:
     """L: as given, proven or printed."""
-    from fastfed.experts import bounds
+    from fastfed.experts import fed_svt_bounds as bounds
 
     if not isinstance(config.threshold, str):
         return config.threshold
@@ -323,7 +323,7 @@ def bound_curves(
     config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
     """Bounds of group regret at rounds (C,): the proven one, and Theorem 2.6 with 1 for O."""
-    from fastfed.experts import bounds
+    from fastfed.experts import fed_svt_bounds as bounds
 
     m, noise = plan.silos, plan.noise
     # Three events fail with probability rho/3 each, if kappa and L are those of the proof and the
