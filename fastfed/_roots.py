@@ -1,5 +1,6 @@
 """A root by Brent's method, without SciPy's optimizers, whose import takes longer than a small run.
 
+Its compiled function is no way around: ``scipy.optimize._zeros`` loads all of ``scipy.optimize``.
 The steps are those of ``scipy.optimize.brentq`` in their order, so roots have its bits where it
 neither fuses multiplications and additions; `tests/test_roots.py` compares.
 """

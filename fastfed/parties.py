@@ -7,8 +7,9 @@ systems show which parties go together.
 from __future__ import annotations
 
 from fastfed._random import SeededNoise, SystemNoise
-from fastfed.bandits.silo import Client, Peer, Silo
-from fastfed.experts.plan import ExpertClient, ExpertServer
+from fastfed.bandits.peer import Peer
+from fastfed.bandits.silo import Client, Silo
+from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.protocols.protocol import Broadcast, Report
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.secure_sum import Encoded

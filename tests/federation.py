@@ -134,6 +134,10 @@ MASKED_BITS = "shuffle-vector by masks"
 WORDS = ("secure-sum", MASKS, "shuffle-vector", MASKED_BITS)
 
 
+#: Two actions of the small federation, by its columns.
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+
+
 def secret(name):
     return keyed_digest(b"s" * 32, b"tests", name.encode())
 
@@ -214,6 +218,21 @@ class Federation:
                     continue
                 with suppress(Refused):
                     mail += self.processes[to].handle(data)[1]
+
+
+def served(made, release, names=None, reward=0.5):
+    """One record at each silo in the period of a release, and then its close."""
+    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
+    for name in names or made.plan.silos:
+        process = made.processes[name]
+        process.reward(process.decide(ROWS).id, reward)
+    made.now += 10.0
+
+
+def period(made, release, names=None, reward=0.5):
+    """One record at each silo in the period of a release, its close, and all that is said then."""
+    served(made, release, names, reward)
+    made.settle()
 
 
 class Violation(AssertionError):

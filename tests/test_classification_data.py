@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.environments.classification import _from_table, classification_pool
+from fastfed.environments.classification import classification_pool
+from fastfed.environments.coding import from_table
 from fastfed.environments.tables import read_table
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -30,7 +31,7 @@ def file(tmp_path):
 
 
 def features(path, label="kind", silo="ward", columns=None):
-    return _from_table(read_table(path), label, silo, columns)
+    return from_table(read_table(path), label, silo, columns)
 
 
 def test_columns_are_scaled_coded_and_marked_where_missing(file):

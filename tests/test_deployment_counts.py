@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -237,12 +238,7 @@ def test_a_plan_with_fewer_noise_bits_than_it_says_is_refused():
 # ---- parties -------------------------------------------------------------------------------------
 
 
-def period(made, release, names=("silo0", "silo1", "silo2")):
-    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
-    for name in names:
-        made.processes[name].reward(made.processes[name].decide(ROWS).id, 1.0)
-    made.now += 10.0
-    made.settle()
+period = partial(federation.period, reward=1.0)
 
 
 def test_neither_hub_nor_helper_sees_the_counts_of_a_silo():

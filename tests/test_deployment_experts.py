@@ -27,7 +27,7 @@ from fastfed.deployment.model import model_of
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.shell import answers
 from fastfed.deployment.wire import Refused, Report
-from fastfed.experts.plan import ExpertClient, ExpertServer
+from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
 KINDS = {"silo": ExpertSilo, "hub": ExpertHub}

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 import federation
-from federation import Violation, World, deployed
+from federation import ROWS, Violation, World, deployed, period
 
 from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
@@ -18,7 +18,6 @@ from fastfed.deployment.wire import Broadcast, Refused
 
 CALENDAR = federation.PATIENT
 SOON = CALENDAR | {"grace": 10}
-ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def schedules(protocol, seeds, calendar=CALENDAR, **keys):
@@ -83,15 +82,6 @@ def test_a_hub_that_does_not_listen_is_caught():
 
 
 # ---- one by one ----------------------------------------------------------------------------------
-
-
-def period(made, release, names=None):
-    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
-    for name in names or made.plan.silos:
-        process = made.processes[name]
-        process.reward(process.decide(ROWS).id, 0.5)
-    made.now += 10.0
-    made.settle()
 
 
 def put_back(made, writes):

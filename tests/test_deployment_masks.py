@@ -1,6 +1,7 @@
 """Secure sums under pairwise masks: no third party, and every silo in each release."""
 
 import re
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -114,12 +115,7 @@ def test_a_certificate_of_shares_is_refused_where_sums_are_under_masks():
 # ---- parties -------------------------------------------------------------------------------------
 
 
-def period(made, release, names=SILOS):
-    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
-    for name in names:
-        made.processes[name].reward(made.processes[name].decide(ROWS).id, 1.0)
-    made.now += 10.0
-    made.settle()
+period = partial(federation.period, reward=1.0)
 
 
 def test_the_hub_sees_uniform_words_and_waits_for_every_silo():

@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from test_deployment_network import Listening
 
 from fastfed import InputError
 from fastfed.cli import cli
@@ -265,7 +266,7 @@ def authorities(tmp_path_factory):
     return Authority(home, "consortium"), Authority(home, "stranger")
 
 
-class Running:
+class Running(Listening):
     """A hub that listens as `serve` would, in a thread."""
 
     def __init__(self, process, *keys):
@@ -273,17 +274,6 @@ class Running:
         self.server = uvicorn.Server(listening(process, "127.0.0.1", self.port, *keys))
         self.thread = threading.Thread(target=self.server.run)
         self.url = f"https://127.0.0.1:{self.port}"
-
-    def __enter__(self):
-        self.thread.start()
-        until = time.time() + 20
-        while not self.server.started and time.time() < until:
-            time.sleep(0.01)
-        return self
-
-    def __exit__(self, *_):
-        self.server.should_exit = True
-        self.thread.join()
 
 
 def test_the_hub_serves_who_has_a_valid_certificate_of_the_consortium_and_nobody_else(authorities):

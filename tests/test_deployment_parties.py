@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 import federation
+from federation import ROWS, served
 
 from fastfed import InputError
 from fastfed.deployment import wire
@@ -18,22 +19,12 @@ from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.wire import Broadcast, Entry, Opened, Refused
 
 HUB = Identity(federation.secret("hub"))
-ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def running(protocol="silo-ldp", **keys):
     made = federation.Federation(federation.deployed(protocol, **keys))
     made.settle()
     return made
-
-
-def period(made, release, names=None, reward=0.5):
-    """One record at each silo in the period of a release, and then its close."""
-    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
-    for name in names or made.plan.silos:
-        process = made.processes[name]
-        process.reward(process.decide(ROWS).id, reward)
-    made.now += 10.0
 
 
 def leaves(process):
@@ -194,7 +185,7 @@ def test_a_silo_seals_nothing_beyond_its_ceiling_and_goes_on_when_it_is_raised()
     silo = made.processes["silo0"]
     silo.ledger = silo.party.ledger = tight
     for release in (1, 2, 3):
-        period(made, release)
+        served(made, release)
         made.settle()
     # A node costs .55 of epsilon here: the second one is too much, and so is all that follows.
     assert list(silo.party.sealed) == [1]
@@ -223,7 +214,7 @@ def test_a_disk_that_is_full_seals_nothing_and_loses_nothing():
     silo = made.processes["silo0"]
     store = Full(list(silo.store.writes()))
     silo.store = store
-    period(made, 1)
+    served(made, 1)
     store.full = True
     for _ in range(2):
         with pytest.raises(OSError):
@@ -242,7 +233,7 @@ def test_a_disk_that_is_full_seals_nothing_and_loses_nothing():
 def test_a_straggler_is_left_out_after_the_grace_and_its_report_never_opened(restarted):
     made = running()
     away = made.processes.pop("silo2")
-    period(made, 1, ["silo0", "silo1"])
+    served(made, 1, ["silo0", "silo1"])
     made.settle()
     hub = made.processes["hub"].party
     assert not hub.broadcasts
@@ -264,20 +255,20 @@ def test_a_straggler_is_left_out_after_the_grace_and_its_report_never_opened(res
     assert ((1, 2) in hub.reports) == (1 in away.party.sealed) == (not restarted)
     assert [c.release for c in away.ledger.charges("records")] == [1]
     # What it has in that leaf is part of the next node, which holds both leaves.
-    period(made, 2)
+    served(made, 2)
     made.settle()
     assert 2 in away.party.sealed and hub.broadcasts.keys() == {1, 2}
 
 
 def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_least():
     made = running()
-    period(made, 1)
+    served(made, 1)
     made.settle()
     made.processes["silo1"].leave()
     made.settle()
     hub = made.processes["hub"].party
     assert hub.left == {1} and made.processes["silo1"].party.over
-    period(made, 2)
+    served(made, 2)
     made.settle()
     body = made.plan.wire.body(made.plan.wire.read(hub.broadcasts[2]), Broadcast)
     assert [e.silo for e in body.entries] == [0, 2]
@@ -286,7 +277,7 @@ def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_lea
     made.processes["silo0"].leave()
     made.settle()
     assert "fewer than 2" in hub.ended
-    period(made, 3, ["silo2"])
+    served(made, 3, ["silo2"])
     made.settle()
     assert (
         hub.broadcasts.keys() == {1, 2} and "fewer than 2" in made.processes["silo2"].party.stopped
@@ -307,7 +298,7 @@ def restored(made, name, writes, ledger=None):
 @pytest.mark.parametrize("ledger", ["kept", "put back"])
 def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
     made = running()
-    period(made, 1)
+    served(made, 1)
     backup = list(made.processes["silo0"].store.writes())
     made.settle()
     sent = made.processes["hub"].party.reports[1, 0]
@@ -329,7 +320,7 @@ def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
 def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(ledger):
     made = running()
     backup = list(made.processes["silo0"].store.writes())
-    period(made, 1)
+    served(made, 1)
     made.settle()
     hub = made.processes["hub"].party
     fresh = None
@@ -349,7 +340,7 @@ def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(l
     made.settle()
     assert silo.party.sealed == {} and "lost" in silo.party.without[1]
     assert [c.release for c in silo.ledger.charges("records")] == [-1, 1]
-    period(made, 2)
+    served(made, 2)
     made.settle()
     assert (2, 0) in hub.reports and hub.reports[2, 0] == silo.party.sealed[2]
 
@@ -398,7 +389,7 @@ def broadcast_by(made, release, values, entries, before):
 
 def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_model():
     made = running()
-    period(made, 1)
+    served(made, 1)
     made.settle()
     silo, hub = made.processes["silo0"], made.processes["hub"].party
     good = silo.party.model.theta
@@ -406,7 +397,7 @@ def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_mod
     other = broadcast_by(made, 1, np.zeros(5), honest.entries, b"")
     step, _ = silo.handle(other)
     assert "two broadcasts" in step.problem and "two broadcasts" in silo.party.stopped
-    period(made, 2)
+    served(made, 2)
     assert silo.tick() == ()
     assert np.array_equal(silo.party.model.theta, good)
     silo.decide(ROWS)
@@ -426,7 +417,7 @@ def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_mod
 )
 def test_a_broadcast_that_cannot_be_true_is_not_acted_on(change, message):
     made = running()
-    period(made, 1)
+    served(made, 1)
     made.processes["hub"].party.tick = lambda now: Step()
     made.settle()
     hub, silo = made.processes["hub"].party, made.processes["silo0"]
@@ -448,7 +439,7 @@ def test_a_log_whose_sums_are_others_is_refused():
     """Reading the log redoes every sum."""
     made = running("central")
     for release in (1, 2):
-        period(made, release)
+        served(made, release)
         made.settle()
     process = made.processes["hub"]
     writes = list(process.store.writes())
@@ -467,7 +458,7 @@ def test_a_log_whose_sums_are_others_is_refused():
 
 def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
     made = running("secure-sum")
-    period(made, 1, reward=1.0)
+    served(made, 1, reward=1.0)
     made.settle()
     plan, hub, helper = made.plan, made.processes["hub"].party, made.processes["helper"]
     assert hub.broadcasts.keys() == helper.party.answers.keys() == {1}
@@ -498,7 +489,7 @@ def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
 def test_a_release_of_a_secure_sum_waits_for_every_silo():
     made = running("secure-sum")
     made.processes.pop("silo2")
-    period(made, 1, ["silo0", "silo1"])
+    served(made, 1, ["silo0", "silo1"])
     made.now += 10 * federation.GRACE
     made.settle()
     hub = made.processes["hub"].party

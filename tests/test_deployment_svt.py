@@ -21,7 +21,8 @@ from fastfed.deployment import experts, plans, wire
 from fastfed.deployment.experts import SparseHub, SparseSilo
 from fastfed.deployment.kinds import SAME_PEOPLE, hub_of
 from fastfed.deployment.wire import Refused, Report
-from fastfed.experts.plan import ExpertChoice, ExpertClient, ExpertServer
+from fastfed.experts.parties import ExpertClient, ExpertServer
+from fastfed.experts.plan import ExpertChoice
 
 KINDS = {"silo": SparseSilo, "hub": SparseHub}
 

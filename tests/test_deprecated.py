@@ -28,6 +28,23 @@ def test_a_renamed_class_warns_with_its_new_name(module, old, new):
     assert old not in module.__all__
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("fastfed.bandits.silo", "fastfed.bandits.peer", ("Estimator", "Message", "Peer")),
+        ("fastfed.experts.plan", "fastfed.experts.parties", ("ExpertClient", "ExpertServer")),
+    ],
+)
+def test_names_of_a_module_that_was_split_are_found_in_the_old_one(old, new, names):
+    before, now = importlib.import_module(old), importlib.import_module(new)
+    for name in names:
+        with pytest.warns(DeprecationWarning, match=f"{old}.{name} is now {new}.{name}") as seen:
+            assert getattr(before, name) is getattr(now, name)
+        assert seen[0].filename == __file__
+    with pytest.raises(AttributeError, match="no attribute 'Pear'"):
+        _ = before.Pear
+
+
 @pytest.mark.parametrize("module", [fastfed, environments])
 def test_other_names_are_still_missing(module):
     with pytest.raises(AttributeError, match="no attribute 'Fact'"):

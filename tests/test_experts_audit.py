@@ -14,7 +14,7 @@ from scipy import stats
 
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
-from fastfed.experts.plan import ExpertServer
+from fastfed.experts.parties import ExpertServer
 from fastfed.privacy.audit import mechanisms as mechanisms
 from fastfed.simulation import audit as registry
 from fastfed.simulation.audit import experts as audits

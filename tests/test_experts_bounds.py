@@ -14,6 +14,7 @@ from scipy import integrate, optimize, special
 from fastfed._validate import InputError
 from fastfed.experts import bounds
 from fastfed.experts.bounds import PhaseNoise
+from fastfed.experts.fed_dp_ope_stoch_bounds import _largest_error, _largest_laplace
 
 RNG = np.random.default_rng
 LAWS = [(1.0, 1.0), (4.0, 8.0), (5.0, 0.3), (0.0, 2.0), (2.0, 0.0), (3.0, 3.0 * (1 + 1e-9))]
@@ -33,7 +34,7 @@ def test_largest_laplace_is_its_integral(d: int) -> None:
 
     up = integrate.quad(above, 0, 60, epsabs=1e-12)[0]
     down = integrate.quad(lambda x: (0.5 * math.exp(x)) ** d, -60, 0, epsabs=1e-12)[0]
-    assert bounds._largest_laplace(d) == pytest.approx(up - down, abs=1e-9)
+    assert _largest_laplace(d) == pytest.approx(up - down, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +51,14 @@ def test_largest_error_is_above_and_near_what_is_drawn(
     largest = error.max(axis=1)
     low = largest.mean() - 4 * largest.std() / math.sqrt(runs)
     # Chernoff's bound costs the most, 1.41, where error and one draw of noise are alike.
-    assert low <= bounds._largest_error(variance, draws, scale, d) <= 1.5 * largest.mean()
+    assert low <= _largest_error(variance, draws, scale, d) <= 1.5 * largest.mean()
 
 
 def test_largest_error_is_the_least_chernoff_bound() -> None:
     for variance, draws, scale, d in product((0.0, 1e-4, 1.0, 1e4), (2, 50), (1e-3, 2.0), (2, 900)):
         u = np.geomspace(1e-6, 1, 400_001)[:-1] / scale
         grid = math.log(d) + u * u * variance / 2 - draws * np.log1p(-((u * scale) ** 2))
-        agree(bounds._largest_error(variance, draws, scale, d), (grid / u).min(), 1e-5)
+        agree(_largest_error(variance, draws, scale, d), (grid / u).min(), 1e-5)
 
 
 def leaves_of(trees: int) -> list[list[tuple[int, int]]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_run import cells, same
+from test_run import cells, check_resumed, same
 
 import fastfed
 from fastfed import InputError
@@ -783,22 +783,10 @@ def test_a_curve_alone_is_as_it_is_beside_others(tmp_path):
 
 
 def test_a_run_resumes_and_repeats_nothing(tmp_path):
-    left: list[int] = []
-
-    def counted(passes: list[Any], threads: int) -> None:
-        left.append(len(passes))
-
-    few = experiment_from_spec(SPEC | {"replicates": 1})
-    fastfed.run(few, tmp_path / "a", on_start=counted)
-    grown = fastfed.run(experiment_from_spec(SPEC), tmp_path / "a", on_start=counted)
-    before = cells(tmp_path / "a")
-    again = fastfed.run(experiment_from_spec(SPEC), tmp_path / "a", on_start=counted)
+    left, (grown, *others) = check_resumed(SPEC, tmp_path)
     # Experts play alone: a pass is a curve of a replicate.
     assert left == [len(LABELS), len(LABELS), 0]
-    assert cells(tmp_path / "a") == before
-    straight = fastfed.run(experiment_from_spec(SPEC), tmp_path / "b", threads=2)
-    for other in (again, straight, fastfed.load(tmp_path / "a")):
-        same(grown, other)
+    for other in others:
         assert [c.events for c in other.curves] == [c.events for c in grown.curves]
     assert missing_batches(experiment_from_spec(SPEC), {(i, 0) for i in range(13)})
 

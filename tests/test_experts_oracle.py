@@ -35,7 +35,8 @@ from fastfed.environments.base import best_expert
 from fastfed.experts import baselines, fed_svt, frank_wolfe
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan, GradientCollector, NoisyLeast
-from fastfed.experts.plan import ExpertClient, SumCollector, SumsPlan
+from fastfed.experts.parties import ExpertClient
+from fastfed.experts.plan import SumCollector, SumsPlan
 from fastfed.privacy.mechanisms.laplace import Exponential
 from fastfed.simulation import experts
 from fastfed.simulation.experiment import Experiment, make_experiment

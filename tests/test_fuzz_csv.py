@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from fastfed._validate import InputError
 from fastfed.environments import ObliviousLosses, Replay
-from fastfed.environments.classification import _from_table, classification_pool
+from fastfed.environments.classification import classification_pool
+from fastfed.environments.coding import from_table
 from fastfed.environments.tables import read_table
 
 RANDOM = st.randoms(use_true_random=False)
@@ -37,7 +38,7 @@ def check(data: bytes, name: str, silo: str | None) -> None:
         path = Path(folder) / name
         path.write_bytes(data)
         try:
-            features, classes, owner, _ = _from_table(read_table(path), "label", silo, None)
+            features, classes, owner, _ = from_table(read_table(path), "label", silo, None)
         except InputError as error:
             assert expected is None, str(error)
             assert name in str(error) and str(error).isprintable()
@@ -88,7 +89,7 @@ def test_a_label_beyond_any_number_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"n,label\n1,1e{'9' * 30}\n2,1\n")
     with pytest.raises(InputError, match=r"a.csv:2: label 'label' must have an exponent"):
-        _from_table(read_table(path), "label", None, None)
+        from_table(read_table(path), "label", None, None)
 
 
 def test_a_csv_of_many_columns_is_read_in_its_time(tmp_path):
@@ -98,7 +99,7 @@ def test_a_csv_of_many_columns_is_read_in_its_time(tmp_path):
     header = ",".join(names)
     path.write_text(f"{header},label\n" + "".join(f"{c},{j % 2}\n" for j, c in enumerate(cells)))
     start = time.process_time()
-    features, *_ = _from_table(read_table(path), "label", None, None)
+    features, *_ = from_table(read_table(path), "label", None, None)
     assert features.shape == (4, 40_000)
     assert time.process_time() - start < 20
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from letor_oracle import oracle
 
 from fastfed._validate import InputError
-from fastfed.environments import letor_files
+from fastfed.environments import letor_parser
 from fastfed.environments.letor_files import LetorRows, read_letor
 
 RANDOM = st.randoms(use_true_random=False)
@@ -67,7 +67,7 @@ def case(rng, cache, monkeypatch):
     if rng.random() < 0.2:
         name, data = rng.choice(("a.txt.gz", "a.gz", "a.txt")), fuzzing.packed(rng, data)
     # Blocks so small that lines and numbers are cut by their ends.
-    monkeypatch.setattr(letor_files, "_BLOCK", rng.choice((1 << 18, 7, 16, 64)))
+    monkeypatch.setattr(letor_parser, "_BLOCK", rng.choice((1 << 18, 7, 16, 64)))
     check(data, name, cache)
 
 

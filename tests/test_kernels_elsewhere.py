@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -212,6 +214,26 @@ def test_the_package_imports_no_numba():
 
 
 # ---- Cython -------------------------------------------------------------------------------------
+
+
+def test_the_declarations_for_cython_are_those_of_the_compiled_functions():
+    """Cython names the capsule of a function by its signature, which numba's types come from."""
+    name_of = ctypes.pythonapi.PyCapsule_GetName
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    compiled = {name: name_of(c).decode() for name, c in kernels.__pyx_capi__.items()}
+    text = Path(kernels.__file__).with_name("__init__.pxd").read_text()
+    found = re.findall(r"^cdef (\w+) (\w+)\((.*?)\) noexcept nogil$", text, re.M | re.S)
+    declared = {}
+    for result, name, parameters in found:
+        kinds = []
+        for parameter in parameters.split(","):
+            const, value, star = re.fullmatch(
+                r"\s*(const )?(\w+) (\*?)\w+", parameter
+            ).groups()  # fmt: skip
+            kinds.append(value + " const" * bool(const) + f" {star}" * bool(star))
+        declared[name] = f"{result} ({', '.join(kinds)})"
+    assert declared == compiled and len(found) == len(compiled) == 10
+
 
 EXTENSION = """
 # cython: language_level=3, boundscheck=False, wraparound=False

@@ -14,15 +14,10 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.environments import letor_files, storage
+from fastfed.environments import letor_files, letor_parser, storage
 from fastfed.environments.letor import FEATURE_SETS, letor_pool
-from fastfed.environments.letor_files import (
-    cached_sources,
-    parse_block,
-    parse_lines,
-    read_letor,
-    verify,
-)
+from fastfed.environments.letor_files import cached_sources, read_letor, verify
+from fastfed.environments.letor_parser import parse_block, parse_lines
 from fastfed.environments.pool import Pool, equal_blocks
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -228,12 +223,12 @@ def test_a_file_without_rows_is_refused(tmp_path, text):
 
 def test_a_block_boundary_may_fall_anywhere(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt", letor_text(np.random.default_rng(3), queries=3))
-    whole = letor_files.Parts([], [], [], [])
-    digests = letor_files.parse([path], 136, whole)
+    whole = letor_parser.Parts([], [], [], [])
+    digests = letor_parser.parse([path], 136, whole)
     for size in (64, 1000, 4097):
-        monkeypatch.setattr(letor_files, "_BLOCK", size)
-        parts = letor_files.Parts([], [], [], [])
-        assert letor_files.parse([path], 136, parts) == digests
+        monkeypatch.setattr(letor_parser, "_BLOCK", size)
+        parts = letor_parser.Parts([], [], [], [])
+        assert letor_parser.parse([path], 136, parts) == digests
         for have, want in zip(vars(parts).values(), vars(whole).values(), strict=True):
             np.testing.assert_array_equal(np.concatenate(have), np.concatenate(want))
 
@@ -294,7 +289,7 @@ def refuse(*args, **kwargs):
 def test_a_second_start_maps_the_cache_without_reading_the_source(file, monkeypatch):
     first = read_letor(file)
     monkeypatch.setattr(letor_files, "parse", refuse)
-    monkeypatch.setattr(letor_files, "_blocks", refuse)
+    monkeypatch.setattr(letor_parser, "_blocks", refuse)
     second = read_letor(file)
     np.testing.assert_array_equal(first.features, second.features)
     assert not second.features.flags.writeable
@@ -628,7 +623,7 @@ def test_mslr_rows(name, queries, rows):
 
 def test_mslr_never_needs_the_slow_parser(monkeypatch):
     folder = shared("mslr")
-    monkeypatch.setattr(letor_files, "parse_lines", refuse)
+    monkeypatch.setattr(letor_parser, "parse_lines", refuse)
     assert len(read_letor(folder).relevance) == 6734
 
 

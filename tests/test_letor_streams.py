@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfed._validate import InputError
-from fastfed.environments import letor_files, storage
+from fastfed.environments import letor_files, letor_parser, storage
 from fastfed.environments.letor import letor_pool
 from fastfed.environments.letor_files import cached_sources, read_letor
 from fastfed.environments.storage import GrowableArray, StoredArray
@@ -51,8 +51,8 @@ def mslr(path: Path, queries: int, features: int = 136, seed: int = 0) -> Path:
 
 def in_memory(*sources: Path) -> dict[str, np.ndarray]:
     """The arrays of the cache, by one block for each file."""
-    parts = letor_files.Parts([], [], [], [])
-    letor_files.parse(sources, 65_536, parts)
+    parts = letor_parser.Parts([], [], [], [])
+    letor_parser.parse(sources, 65_536, parts)
     width = max(block.shape[1] for block in parts.features)
     wide = [np.pad(b, ((0, 0), (0, width - b.shape[1]))) for b in parts.features]
     flat = {k: np.concatenate(v) for k, v in vars(parts).items() if k != "features"}
@@ -85,7 +85,7 @@ def test_any_block_size_leaves_the_same_cache(size, cut, packed, tmp_path_factor
     expected = saved(in_memory(*sources), folder / "saved")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTFED_CACHE", str(folder / "cache"))
-        patch.setattr(letor_files, "_BLOCK", size)
+        patch.setattr(letor_parser, "_BLOCK", size)
         rows = read_letor(folder)
     assert rows.folder is not None
     assert files_of(rows.folder) == expected
@@ -121,10 +121,10 @@ def test_a_wide_line_among_many_short_ones_takes_no_memory_of_all(tmp_path, monk
     path.write_text(text)
     expected = in_memory(path)
     largest = []
-    monkeypatch.setattr(letor_files, "MAX_ENTRIES", 20)
-    rows_of = letor_files._rows
+    monkeypatch.setattr(letor_parser, "MAX_ENTRIES", 20)
+    rows_of = letor_parser._rows
     monkeypatch.setattr(
-        letor_files, "_rows", lambda *a: [largest.append(r.values.size) or r for r in rows_of(*a)]
+        letor_parser, "_rows", lambda *a: [largest.append(r.values.size) or r for r in rows_of(*a)]
     )
     rows = read_letor(path)
     # All lines of a block in one table would be nine columns of 42.
@@ -136,7 +136,7 @@ def test_a_wide_line_among_many_short_ones_takes_no_memory_of_all(tmp_path, monk
 
 
 def test_a_file_without_line_ends_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(letor_files, "_LONGEST", 1 << 20)
+    monkeypatch.setattr(letor_parser, "_LONGEST", 1 << 20)
     path = tmp_path / "a.txt"
     path.write_bytes(b"1 qid:1 1:2\n" + b"x" * (3 << 20))
     with pytest.raises(InputError, match=r"a\.txt:2: a line must be at most 1048576 bytes"):
@@ -204,7 +204,7 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path, cache):
 def test_a_full_disk_leaves_nothing_and_memory_serves(after, tmp_path, cache, monkeypatch):
     path = mslr(tmp_path / "a.txt", 40)
     expected = in_memory(path)
-    monkeypatch.setattr(letor_files, "_BLOCK", 30_000)
+    monkeypatch.setattr(letor_parser, "_BLOCK", 30_000)
     append, calls = GrowableArray.append, []
 
     def full(self, block):

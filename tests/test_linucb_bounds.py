@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
+from arguments import check_refusals, formulas
 from oracle import chowdhury_zhou_2022 as oracle
 
-from fastfed._validate import InputError
 from fastfed.bandits import linucb_bounds as bounds
 
 Bound = Callable[..., float]
@@ -317,23 +316,9 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "corollary": ("B.2", ("B.1", "F.2"), 'corollary must be one of "3.3", "B.2"'),
     "constant": (1.0, (0, -1, math.nan), "constant must be > 0"),
 }
-PUBLIC: list[Callable[..., Any]] = [
-    function
-    for name, function in inspect.getmembers(bounds, inspect.isfunction)
-    if function.__module__ == bounds.__name__ and not name.startswith("_")
-]
 
 
 def test_every_argument_is_checked() -> None:
-    assert len(PUBLIC) == 20
-    for function in PUBLIC:
-        good = {name: ARGUMENTS[name][0] for name in inspect.signature(function).parameters}
-        function(**good)
-        for name in good:
-            _, wrong, sentence = ARGUMENTS[name]
-            for bad in wrong:
-                with pytest.raises(InputError) as refused:
-                    function(**good | {name: bad})
-                said = str(refused.value)
-                assert said.startswith(sentence), function.__name__
-                assert f", got {bad!r}" in said
+    functions = formulas(bounds)
+    assert len(functions) == 20
+    check_refusals(functions, ARGUMENTS)

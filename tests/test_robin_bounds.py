@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from itertools import product
@@ -10,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arguments import check_refusals, formulas
 from oracle import huang_2023 as oracle
 
-from fastfed._validate import InputError
 from fastfed.bandits import robin_bounds as bounds
 from fastfed.bandits import robin_bounds as theory
 from fastfed.bandits.problem import ProblemSpec
@@ -319,26 +318,9 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "printed": (True, (1, "yes"), "printed must be true or false"),
     "constant": (1.0, (0, -1, math.nan), "constant must be > 0"),
 }
-PUBLIC: list[Callable[..., Any]] = [
-    function
-    for name, function in inspect.getmembers(bounds, inspect.isfunction)
-    if function.__module__ == bounds.__name__
-    and not name.startswith("_")
-    # Formulas; those that read a ProblemSpec get checked values.
-    and "problem" not in inspect.signature(function).parameters
-]
 
 
 def test_every_argument_is_checked() -> None:
-    assert len(PUBLIC) == 9
-    for function in PUBLIC:
-        good = {name: ARGUMENTS[name][0] for name in inspect.signature(function).parameters}
-        function(**good)
-        for name in good:
-            _, wrong, sentence = ARGUMENTS[name]
-            for bad in wrong:
-                with pytest.raises(InputError) as refused:
-                    function(**good | {name: bad})
-                said = str(refused.value)
-                assert said.startswith(sentence), function.__name__
-                assert f", got {bad!r}" in said
+    functions = formulas(bounds)
+    assert len(functions) == 9
+    check_refusals(functions, ARGUMENTS)

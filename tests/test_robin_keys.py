@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from oracle import huang_2023 as oracle
-from test_run import cells, same
+from test_run import check_resumed, same
 
 import fastfed
 from fastfed import InputError
@@ -20,7 +20,6 @@ from fastfed.bandits.system import System
 from fastfed.cli import cli
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
 from fastfed.protocols.serverless import PhasePlan
-from fastfed.simulation.experiment import experiment_from_spec
 
 SETTING = ProblemSpec(silos=40, horizon=100, dimension=3)  # six phases
 REQUIRED = {"epsilon": 1.0, "delta": 0.01, "diversity": 0.2, "initial_phases": 2}
@@ -418,21 +417,8 @@ def test_it_is_played_beside_others():
 
 
 def test_a_run_resumes_and_repeats_nothing(tmp_path):
-    left: list[int] = []
-
-    def counted(passes: list[Any], threads: int) -> None:
-        left.append(len(passes))
-
-    few = experiment_from_spec(SPEC | {"replicates": 1})
-    fastfed.run(few, tmp_path / "a", on_start=counted)
-    grown = fastfed.run(experiment_from_spec(SPEC), tmp_path / "a", on_start=counted)
-    before = cells(tmp_path / "a")
-    again = fastfed.run(experiment_from_spec(SPEC), tmp_path / "a", on_start=counted)
+    left, _ = check_resumed(SPEC, tmp_path)
     assert left[0] == left[1] > 0 and left[2] == 0
-    assert cells(tmp_path / "a") == before
-    straight = fastfed.run(experiment_from_spec(SPEC), tmp_path / "b", threads=2)
-    for other in (again, straight, fastfed.load(tmp_path / "a")):
-        same(grown, other)
 
 
 def toml(tmp_path: Any) -> Any:

@@ -51,6 +51,29 @@ def spec(**changes):
     }
 
 
+def check_resumed(given, folder):
+    """Check that a run of more replicates repeats nothing, and is that of all at once.
+
+    Returns how many passes were left in each of three calls, and the results, which are the same.
+    """
+    left = []
+
+    def counted(passes, threads):
+        left.append(len(passes))
+
+    few = experiment_from_spec(given | {"replicates": 1})
+    fastfed.run(few, folder / "a", on_start=counted)
+    grown = fastfed.run(experiment_from_spec(given), folder / "a", on_start=counted)
+    before = cells(folder / "a")
+    again = fastfed.run(experiment_from_spec(given), folder / "a", on_start=counted)
+    assert cells(folder / "a") == before
+    straight = fastfed.run(experiment_from_spec(given), folder / "b", threads=2)
+    found = [grown, again, straight, fastfed.load(folder / "a")]
+    for other in found[1:]:
+        same(grown, other)
+    return left, found
+
+
 def cells(folder):
     """Everything in the store but timings, byte for byte."""
     with sqlite3.connect(folder / FILE) as db:

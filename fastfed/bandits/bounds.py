@@ -132,6 +132,11 @@ def theorem_5_1(
     return checked_constant(constant) * (base + cost * union)
 
 
+def _shuffle_cost(t: int, m: int, d: int, epsilon: float, log: float) -> float:
+    """d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon)."""
+    return math.pow(d, 0.75) * math.sqrt(m * t) * math.pow(log, 0.75) / math.sqrt(epsilon)
+
+
 def theorem_5_3(
     horizon: int,
     silos: int,
@@ -152,15 +157,9 @@ def theorem_5_3(
     t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)
     epsilon, delta = checked_budget(epsilon, delta)
-    kappa = depth(t // batch_size)
-    cost = (
-        math.pow(d, 0.75)
-        * math.sqrt(m * t)
-        * math.pow(math.log(m * kappa / delta), 0.75)
-        / math.sqrt(epsilon)
-    )
+    log = math.log(m * depth(t // batch_size) / delta)
     union = math.pow(math.log(t / (batch_size * failure_probability)), 0.25)
-    return checked_constant(constant) * (base + cost * union)
+    return checked_constant(constant) * (base + _shuffle_cost(t, m, d, epsilon, log) * union)
 
 
 def theorem_5_3_largest_budget(
@@ -198,15 +197,9 @@ def theorem_5_5(
     t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)
     epsilon, delta = checked_budget(epsilon, delta)
-    kappa = depth(t // batch_size)
-    cost = (
-        math.pow(d, 0.75)
-        * math.sqrt(m * t)
-        * math.pow(math.log(kappa * d**2 / delta), 0.75)
-        / math.sqrt(epsilon)
-    )
+    log = math.log(depth(t // batch_size) * d**2 / delta)
     union = math.pow(math.log(t / (batch_size * failure_probability)), 0.25)
-    return checked_constant(constant) * (base + cost * union)
+    return checked_constant(constant) * (base + _shuffle_cost(t, m, d, epsilon, log) * union)
 
 
 def theorem_5_5_largest_epsilon(horizon: int, batch_size: int, delta: float) -> float:

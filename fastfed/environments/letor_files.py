@@ -1,34 +1,28 @@
-"""LETOR files as arrays, parsed once: text, sources and their cache.
+"""LETOR files as arrays, parsed once (`letor_parser`): sources and their cache.
 
-Text is ``relevance qid:N 1:v 2:v ... [# comment]``, one row a line. Parsed files are stored as
-memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in the user's cache folder of
-the platform), under path, size and time stamp of the sources.
+Parsed files are stored as memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in
+the user's cache folder of the platform), under path, size and time stamp of the sources.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import json
 import os
-import re
 import shutil
 import warnings
-import zlib
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import environments
 from fastfed._memory import available
-from fastfed._validate import InputError, integer, show
+from fastfed._validate import InputError, integer
+from fastfed.environments.letor_parser import MAX_FEATURES, Parts, parse
 from fastfed.environments.storage import (
     FORMAT,
     GrowableArray,
@@ -38,268 +32,6 @@ from fastfed.environments.storage import (
     load_meta,
     write_meta,
 )
-
-# ---- Parsing text --------------------------------------------------------------------------------
-#
-# A compiled parser (`ff_letor.c`) reads plain lines, a whole block of bytes at a time. A block with
-# anything unusual (unordered features, signs of whole numbers, an error) goes to an exact
-# line-by-line parser, which reads it or names file and line. Both give the numbers of Python's
-# float: the compiled one leaves values to it whose product or quotient could be rounded twice.
-
-MAX_FEATURES = 65_536  # a larger index is a typing error, and would fill the memory
-
-#: Entries that the table of one block may have, unless it is a single line: a few wide lines among
-#: many short ones would make it huge.
-MAX_ENTRIES = 2**24
-
-_WHOLE = re.compile(rb"[+-]?[0-9]+(\.0*)?")
-_DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
-_LARGEST = float(np.finfo(np.float32).max)
-_LINE_END = np.uint8(ord("\n"))
-
-
-# ---- Parsing one block ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of one block: relevance (n,), qid (n,), values float32 (n, largest index)."""
-
-    relevance: np.ndarray
-    qid: np.ndarray
-    values: np.ndarray
-
-
-class TooWide(Exception):
-    """Raised for a block whose table would be too large: parse fewer of its lines at once."""
-
-
-def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
-    """Parse whole lines at once; None if a line is anything but plain LETOR text.
-
-    In plain text every line is digits, a blank, ``qid:`` and digits, then pairs ``index:decimal``
-    with growing indices, and perhaps a comment.
-    """
-    lines = count_lines(block)
-    width = _first_width(block, limit)
-    while True:
-        if lines > 1 and lines * width > MAX_ENTRIES:
-            raise TooWide
-        values = np.zeros((lines, width), np.float32)
-        relevance, qid = np.empty(lines, np.int32), np.empty(lines, np.int64)
-        found = environments.parse_letor(block, limit, values, relevance, qid)
-        if found is None:
-            return None
-        rows, largest = found
-        if rows is not None:
-            table = np.ascontiguousarray(values[:rows, : max(largest, 1)])
-            return Rows(relevance[:rows], qid[:rows], table)
-        width = largest
-
-
-def count_lines(block: bytes) -> int:
-    """Return the number of line ends, some ten times as fast as ``bytes.count``."""
-    return int(np.count_nonzero(np.frombuffer(block, np.uint8) == _LINE_END))
-
-
-def _first_width(block: bytes, limit: int) -> int:
-    """Largest index of the first line, as that of the others mostly is."""
-    line = block[: block.find(b"\n") + 1].partition(b"#")[0]
-    index = line.rpartition(b":")[0].rpartition(b" ")[2]
-    return min(int(index), limit) if index.isdigit() and 0 < len(index) < 6 and int(index) else 1
-
-
-def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURES) -> Rows:
-    """Parse whole lines one by one, exactly; InputError says ``name:line`` and the fault."""
-    relevance: list[int] = []
-    qids: list[int] = []
-    pairs: list[dict[int, float]] = []
-    for number, text in enumerate(block.split(b"\n"), start=line):
-        tokens = text.split(b"#", 1)[0].split()
-        if not tokens:
-            continue
-        where = f"{name}:{number}"
-        relevance.append(_whole(tokens[0], where, "relevance", 31))
-        if len(tokens) < 2 or not tokens[1].startswith(b"qid:"):
-            found = _text(tokens[1]) if len(tokens) > 1 else "the end of the line"
-            raise InputError(f"{where}: qid:N must follow the relevance, got {found}")
-        qids.append(_whole(tokens[1][4:], where, "qid", 63))
-        pairs.append(_pairs(tokens[2:], where, limit))
-    width = max((max(row, default=0) for row in pairs), default=0)
-    if len(pairs) > 1 and len(pairs) * width > MAX_ENTRIES:
-        raise TooWide
-    values = np.zeros((len(pairs), max(width, 1)), dtype=np.float32)
-    for row, found_pairs in enumerate(pairs):
-        for index, value in found_pairs.items():
-            values[row, index - 1] = value
-    return Rows(np.array(relevance, dtype=np.int32), np.array(qids, dtype=np.int64), values)
-
-
-def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
-    """Return the pairs index:value of one line."""
-    result: dict[int, float] = {}
-    for token in tokens:
-        left, colon, right = token.partition(b":")
-        if not (colon and left.isdigit()):
-            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
-        index = int(left.lstrip(b"0")[:20] or b"0")
-        if not 1 <= index <= limit:
-            raise InputError(f"{where}: feature index must be 1 to {limit}, got {_text(left)}")
-        if index in result:
-            raise InputError(f"{where}: feature {index} must come once in a line, got it twice")
-        if _NOT_FINITE.fullmatch(right):
-            raise InputError(f"{where}: feature {index} must be finite, got {_text(right)}")
-        if not _DECIMAL.fullmatch(right):
-            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
-        value = float(right)
-        if abs(value) > _LARGEST:
-            raise InputError(
-                f"{where}: feature {index} must fit a float32 (at most {_LARGEST:.3g}), "
-                f"got {_text(right)}"
-            )
-        result[index] = value
-    return result
-
-
-def _whole(token: bytes, where: str, name: str, bits: int) -> int:
-    """Parse a whole number, written as an integer (2) or with an empty fraction (2.0)."""
-    if _WHOLE.fullmatch(token) and len(token) <= 40:
-        value = int(token.split(b".")[0])
-        if -(2**bits) <= value < 2**bits:
-            return value
-    raise InputError(f"{where}: {name} must be a whole number, got {_text(token)}")
-
-
-def _text(token: bytes) -> str:
-    """Return bytes of a file as text for a message."""
-    return show(token.decode("utf-8", errors="replace"), 40)
-
-
-# ---- Parsing files, block by block ---------------------------------------------------------------
-
-_BLOCK = 1 << 18  # bytes; text and table of a block then fit the cache
-_LONGEST = 1 << 24  # bytes of a line; a file without line ends would fill the memory
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Destinations of parsed rows, which are appended block by block: lists or growable arrays."""
-
-    features: Any
-    relevance: Any
-    starts: Any
-    qids: Any
-
-
-def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
-    """Append the rows of all sources to ``parts``, and return the SHA-256 of each source.
-
-    ``limit`` is the largest feature index allowed. Memory holds one block of a file at a time.
-    """
-    digests: list[str] = []
-    count = 0
-    # glibc keeps freed memory up to twice the largest block it ever unmapped. Without this the
-    # arrays of every block are given back and faulted in again, which halves the speed.
-    np.empty(30 << 20, dtype=np.uint8)
-    for source in sources:
-        digest = hashlib.sha256()
-        before, last = count, 0
-        for block, line in _blocks(source, digest):
-            for rows in _rows(block, str(source), line, limit):
-                if not len(rows.qid):
-                    continue
-                parts.features.append(rows.values)
-                parts.relevance.append(rows.relevance)
-                new = np.concatenate([[rows.qid[0] != last], rows.qid[1:] != rows.qid[:-1]])
-                new[0] |= count == before  # a query ends with its file
-                first = np.flatnonzero(new)
-                parts.starts.append(first + count)
-                parts.qids.append(rows.qid[first])
-                count, last = count + len(rows.qid), int(rows.qid[-1])
-        if count == before:
-            raise InputError(f"{source} must hold LETOR rows, found none")
-        digests.append(digest.hexdigest())
-    parts.starts.append(np.array([count], np.int64))
-    return digests
-
-
-def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
-    """Yield the rows of whole lines, in as many parts as keep each table small."""
-    try:
-        rows = parse_block(block, limit)
-        if rows is None:
-            rows = parse_lines(block, name, line, limit)
-    except TooWide:
-        cut = block.find(b"\n", len(block) // 2) + 1
-        if cut in (0, len(block)):
-            cut = block.rfind(b"\n", 0, len(block) - 1) + 1
-        yield from _rows(block[:cut], name, line, limit)
-        yield from _rows(block[cut:], name, line + block.count(b"\n", 0, cut), limit)
-    else:
-        yield rows
-
-
-class _HashingFile(io.RawIOBase):
-    """A file that feeds every byte read from it to a digest, in a second thread."""
-
-    def __init__(self, file: BinaryIO, digest: Any, thread: ThreadPoolExecutor) -> None:
-        self._file = file
-        self._digest = digest
-        self._thread = thread
-        self._last: Future[None] | None = None
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read into a buffer, while the thread hashes the block before."""
-        data = self._file.read(len(buffer))
-        if self._last is not None:
-            self._last.result()  # one block ahead at most, whatever the size of the file
-        self._last = self._thread.submit(self._digest.update, data)
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
-    """Yield whole lines, about _BLOCK bytes at a time, with the number of their first line.
-
-    After the last block, digest has seen every byte of the file.
-    """
-    try:
-        # Leaving the outer context waits for the digest.
-        with ThreadPoolExecutor(1) as thread, source.open("rb") as file:
-            stream: Any = io.BufferedReader(_HashingFile(file, digest, thread), _BLOCK)
-            if source.name.endswith(".gz") or stream.peek(2)[:2] == b"\x1f\x8b":
-                stream = gzip.GzipFile(fileobj=stream)
-            line = 1
-            rest: list[bytes] = []
-            data = stream.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
-            while data:
-                cut = data.rfind(b"\n") + 1
-                if cut:
-                    block = b"".join([*rest, data[:cut]])
-                    rest = [data[cut:]]
-                    yield block, line
-                    line += count_lines(block)
-                else:
-                    rest.append(data)
-                    if sum(map(len, rest)) > _LONGEST:
-                        raise InputError(
-                            f"{source}:{line}: a line must be at most {_LONGEST} bytes"
-                        )
-                data = stream.read(_BLOCK)
-            if any(rest):
-                yield b"".join([*rest, b"\n"]), line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{source} must be a whole gzip file, got damage: {error}") from None
-    except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
-
-
-# ---- Files as arrays -----------------------------------------------------------------------------
 
 _SPLITS = ("train", "vali", "test")
 _ENDINGS = (".txt", ".txt.gz")

@@ -21,6 +21,7 @@ from fastfed._kernels import experts as kernels
 from fastfed._random import NoiseSource
 from fastfed._system import account
 from fastfed._validate import integer, number
+from fastfed.experts.deciders import OneExpert
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     NO_PRIVACY,
@@ -33,7 +34,6 @@ from fastfed.experts.plan import (
     System,
     check_linear,
     check_phase_length,
-    start_expert,
 )
 from fastfed.privacy.account import Claim, sealed
 
@@ -64,20 +64,12 @@ class LeaderPlan(SumsPlan):
         return Leader(self, noise)
 
 
-class Leader:
+class Leader(OneExpert):
     """State of the server: it chooses the expert of least loss, the first of equals."""
 
     def __init__(self, plan: LeaderPlan, noise: NoiseSource) -> None:
-        self.plan, self.noise = plan, noise
-        self._release = 0
-        self._expert = 0
+        super().__init__(plan, noise)
         self._total = np.zeros(plan.experts)
-        self.switches = 0
-
-    def start(self) -> ExpertChoice:
-        """Choose a uniformly random expert."""
-        self._expert = start_expert(self.plan.experts, self.noise)
-        return ExpertChoice(0, self._expert)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """The leader, from the sums (d,) since the last exchange."""
@@ -97,11 +89,6 @@ class Leader:
         self.switches += switches
         self._expert = int(chosen[-1])
         return chosen
-
-    @property
-    def events(self) -> dict[str, int]:
-        """Switches so far."""
-        return {"switches": self.switches}
 
 
 def build_leader(config: LeaderConfig, problem: ProblemSpec) -> System:

@@ -331,7 +331,7 @@ def bound_curves(
     """Bounds of group regret at rounds (C,): the proven one, and Theorem 2.2 with 1 for O."""
     if not problem.iid:
         return None
-    from fastfed.experts import bounds
+    from fastfed.experts import fed_dp_ope_stoch_bounds as bounds
 
     m = plan.silos
     local = config.noise != "central"

@@ -32,7 +32,6 @@ from fastfed._random import (
     CHOICE,
     QUERY,
     THRESHOLD,
-    IdealSource,
     NoiseSource,
     SeededNoise,
     is_exact,
@@ -40,6 +39,7 @@ from fastfed._random import (
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.certify import certificate_of_choices
+from fastfed.experts.deciders import ExactChooser, SeldomChooser
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     SPARSE_SWITCHING,
@@ -52,7 +52,6 @@ from fastfed.experts.plan import (
     System,
     check_linear,
     check_phase_length,
-    start_expert,
 )
 from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, per_record, released, sealed
@@ -97,30 +96,16 @@ def _(plan: SparseVectorPlan) -> tuple[PrivacyEvent, ...]:
     return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
 
 
-class SparseVector:
-    """Server of Fed-SVT, with decisions in float64 from uniforms of 53 bits, for simulations."""
+class SparseVector(SeldomChooser):
+    """Server of Fed-SVT; ``switches`` is k of the paper."""
+
+    plan: SparseVectorPlan
 
     def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
-        self.plan, self.noise = plan, noise
-        self.switches = 0  # k
-        self._release = 0
-        self._expert = 0
-        self._total = np.zeros(plan.experts)
+        super().__init__(plan, noise)
         self._before = 0.0  # the loss of the expert when it was chosen
-        self._drawn: dict[tuple[int, int], Any] = {}
         self._limit = self._threshold(0)
         self._drawn = {}
-
-    def _draw(self, purpose: int, release: int) -> Any:
-        """Draw once for this exchange: the draw is stored, for a source that fails midway."""
-        key = purpose, release
-        if key not in self._drawn:
-            self._drawn[key] = self._source(purpose, release)
-        return self._drawn[key]
-
-    def _source(self, purpose: int, release: int) -> Any:
-        """Draw from the noise source."""
-        return self.noise.uniform(purpose, release)
 
     def _threshold(self, switches: int) -> Any:
         """L plus noise, drawn anew for every expert."""
@@ -131,15 +116,6 @@ class SparseVector:
         """True if the query with its noise exceeds the threshold with its own."""
         drawn = standard_laplace(self._draw(QUERY, release))
         return bool(query + self.plan.noise.query_scale * drawn > self._limit)
-
-    def _choose(self, costs: np.ndarray, release: int) -> int:
-        """Choose the next expert."""
-        return self.plan.noise.choices.choose(costs, self._draw(CHOICE, release))
-
-    def start(self) -> ExpertChoice:
-        """Choose a uniformly random expert."""
-        self._expert = start_expert(self.plan.experts, self.noise)
-        return ExpertChoice(0, self._expert)
 
     def begin(self, expert: int) -> None:
         """Begin with an expert that does not depend on losses, in place of `start`."""
@@ -194,39 +170,15 @@ class SparseVector:
         self._total = unit * lost
         return chosen
 
-    @property
-    def events(self) -> dict[str, int]:
-        """Switches so far, and 1 if none is left."""
-        return {
-            "switches": self.switches,
-            "switches_spent": int(self.switches == self.plan.noise.switches),
-        }
 
+class ExactSparseVector(ExactChooser, SparseVector):
+    """Server of Fed-SVT with decisions as for real numbers."""
 
-class ExactSparseVector(SparseVector):
-    """Server of Fed-SVT with decisions as for real numbers (fastfed.privacy.exact).
-
-    Losses are multiples of a unit u, so that replacing one moves a sum by 1 + u at most: noise is
-    larger, and the choice's range smaller, by more than that factor.
-    """
-
-    noise: IdealSource
-
-    def __init__(self, plan: SparseVectorPlan, noise: IdealSource) -> None:
-        self._unit = exact.quantum(plan.silos * plan.horizon)
-        self._moved = 1.0 + 2.0 * self._unit + 2.0**-48
-        super().__init__(plan, noise)
-
-    def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Keep the expert or switch, from sums (d,) that are multiples of the unit."""
-        exact.check_fixed(total, self._unit, "the sum of the reports")
-        return super().decide(total)
-
-    def _source(self, purpose: int, release: int) -> Any:
-        """Draw ideally: digits of real numbers, as many as decisions need."""
+    def _source(self, purpose: int, number: int) -> Any:
+        """Draw ideally: uniforms of choices, and Laplace noise of comparisons."""
         if purpose == CHOICE:
-            return self.noise.ideal_uniforms(purpose, release, 1)
-        return self.noise.ideal_draws(purpose, release, 1)
+            return super()._source(purpose, number)
+        return self.noise.ideal_draws(purpose, number, 1)
 
     def _threshold(self, switches: int) -> Any:
         """The draw of the threshold's noise, which `exact.above` adds."""
@@ -243,14 +195,6 @@ class ExactSparseVector(SparseVector):
             noise.threshold_scale * larger,
             self._limit,
         )
-
-    def _choose(self, costs: np.ndarray, release: int) -> int:
-        """Choose the next expert."""
-        choices = self.plan.noise.choices
-        rate = choices.eta / (2.0 * choices.sensitivity * self._moved)
-        ones = np.ones(len(costs), dtype=np.int64)
-        at, _ = exact.choose(costs, rate, ones, self._draw(CHOICE, release))
-        return at
 
 
 # ---- Config and plan -----------------------------------------------------------------------------
@@ -343,7 +287,7 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
 
 def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
     """kappa: as given, proven or printed."""
-    from fastfed.experts import bounds
+    from fastfed.experts import fed_svt_bounds as bounds
 
     if not isinstance(config.switches, str):
         return config.switches
@@ -356,7 +300,7 @@ def threshold(
     config: SvtConfig, problem: ProblemSpec, noise: SparseSwitching, best: float
 ) -> float:
     """L: as given, proven or printed."""
-    from fastfed.experts import bounds
+    from fastfed.experts import fed_svt_bounds as bounds
 
     if not isinstance(config.threshold, str):
         return config.threshold
@@ -379,7 +323,7 @@ def bound_curves(
     config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
     """Bounds of group regret at rounds (C,): the proven one, and Theorem 2.6 with 1 for O."""
-    from fastfed.experts import bounds
+    from fastfed.experts import fed_svt_bounds as bounds
 
     m, noise = plan.silos, plan.noise
     # Three events fail with probability rho/3 each, if kappa and L are those of the proof and the

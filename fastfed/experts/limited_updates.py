@@ -15,15 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from fastfed._random import CHOICE, IdealSource, NoiseSource, is_exact
+from fastfed._random import NoiseSource, is_exact
 from fastfed._system import account
 from fastfed._validate import number
 from fastfed.experts.certify import certificate_of_choices
+from fastfed.experts.deciders import Chooser, ExactChooser
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     Algorithm,
@@ -35,11 +35,11 @@ from fastfed.experts.plan import (
     SumCollector,
     System,
     check_linear,
-    start_expert,
 )
 from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, per_record, released, sealed
 from fastfed.privacy.certificate import REAL_CHANCES, Certificate
+from fastfed.privacy.mechanisms.laplace import Exponential
 from fastfed.privacy.mechanisms.seldom import FreshChoices, calibrate_choices
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
@@ -98,73 +98,29 @@ def _(plan: LimitedPlan) -> tuple[PrivacyEvent, ...]:
     return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
 
 
-class Last:
-    """Server that chooses from the last losses, in float64 from uniforms of 53 bits."""
+class Last(Chooser):
+    """Server that chooses from the losses since the last exchange alone."""
 
-    def __init__(self, plan: LimitedPlan, noise: NoiseSource) -> None:
-        self.plan, self.noise = plan, noise
-        self.switches = 0
-        self._release = 0
-        self._expert = 0
-        self._drawn: Any = None
+    plan: LimitedPlan
 
-    def _source(self, release: int) -> Any:
-        """Draw from the noise source."""
-        return self.noise.uniform(CHOICE, release)
-
-    def _choose(self, costs: np.ndarray, drawn: Any) -> int:
-        """Draw the next expert."""
-        return self.plan.noise.mechanism.choose(costs, drawn)
-
-    def start(self) -> ExpertChoice:
-        """Choose a uniformly random expert."""
-        self._expert = start_expert(self.plan.experts, self.noise)
-        return ExpertChoice(0, self._expert)
+    @property
+    def _choices(self) -> Exponential:
+        """The mechanism that draws an expert."""
+        return self.plan.noise.mechanism
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """Draw an expert, from the sums (d,) of all clients' losses since the last exchange."""
         release = self._release + 1
-        if self._drawn is None:  # else a failure came after the draw
-            self._drawn = self._source(release)
-        expert = self._choose(total, self._drawn)
+        expert = self._choose(total, release)
         made = ExpertChoice(release, expert)
         # Everything is computed: from here on nothing can fail.
         self.switches += expert != self._expert
-        self._release, self._expert, self._drawn = release, expert, None
+        self._release, self._expert, self._drawn = release, expert, {}
         return made
 
-    @property
-    def events(self) -> dict[str, int]:
-        """How often another expert was chosen."""
-        return {"switches": self.switches}
 
-
-class ExactLast(Last):
-    """Server that chooses as for real numbers, from losses in multiples of a unit.
-
-    Rounding moves a loss, and costs as in `fastfed.experts.private_dartboard.ExactDart`.
-    """
-
-    noise: IdealSource
-
-    def __init__(self, plan: LimitedPlan, noise: IdealSource) -> None:
-        self._unit = exact.quantum(plan.silos * plan.horizon)
-        self._rate = 0.5 * plan.noise.eta / (1.0 + 2.0 * self._unit + 2.0**-48)
-        super().__init__(plan, noise)
-
-    def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Draw an expert, from sums (d,) that are multiples of the unit."""
-        exact.check_fixed(total, self._unit, "the sum of the reports")
-        return super().decide(total)
-
-    def _source(self, release: int) -> Any:
-        """Draw ideally: digits of real numbers, as many as decisions need."""
-        return self.noise.ideal_uniforms(CHOICE, release, 1)
-
-    def _choose(self, costs: np.ndarray, drawn: Any) -> int:
-        """Draw the next expert."""
-        at, _ = exact.choose(costs, self._rate, np.ones(len(costs), dtype=np.int64), drawn)
-        return at
+class ExactLast(ExactChooser, Last):
+    """Server that chooses from the losses since the last exchange, as for real numbers."""
 
 
 # ---- Bound ---------------------------------------------------------------------------------------

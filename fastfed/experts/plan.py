@@ -1,24 +1,26 @@
-"""Systems of experts: their problem, registry entries, messages, plans and parties.
+"""Systems of experts: their problem, registry entries, messages and plans.
 
 An `ExpertPlan` is plain data; it makes the client's collector and the server's decider, which
-parties and drivers run.
+parties (`fastfed.experts.parties`) and drivers run.
 """
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from typing import Protocol as Interface
 
 import numpy as np
 
 from fastfed import _system
 from fastfed._kernels import aggregation
-from fastfed._random import CHOICE, NoiseSource, SystemNoise, is_exact
+from fastfed._random import CHOICE, NoiseSource, is_exact
 from fastfed._system import System, account
-from fastfed._validate import InputError, Once, array, integer, once
+from fastfed._validate import InputError, array, integer
 from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, RawData, released, verify
 from fastfed.privacy.certificate import Certificate, Condition, no_privacy
@@ -373,8 +375,6 @@ def multiplicity_condition(uses: int, multiplicity: int) -> Condition:
     return Condition(text, multiplicity <= uses)
 
 
-# ---- Parties: the client, the server, and plans whose clients send sums --------------------------
-
 # ---- Plans whose clients send sums of losses -----------------------------------------------------
 
 
@@ -463,232 +463,14 @@ def check_phase_length(length: int, problem: ProblemSpec) -> int:
     return length
 
 
-# ---- Client --------------------------------------------------------------------------------------
-
-
-class ExpertClient(Once):
-    """One client of a federation of experts, step by step (gao-2024, Algorithms 1 and 4).
-
-    First hand it the server's ``start()``. Before each round: while ``due`` is true, send
-    ``report()`` to the server and hand its answer to ``receive``. Then play ``x``, weights of the
-    d experts (all on one of them: ``expert``), and ``observe`` the loss.
-
-    Parameters
-    ----------
-    plan : ExpertPlan
-        The curve's plan, such as ``system.plan``.
-    index : int, default 0
-        The client's number, 0..m - 1.
-    noise : NoiseSource, optional
-        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
-
-    Attributes
-    ----------
-    round : int
-        Rounds completed.
-    release : int
-        The last choice received.
-    clipped_losses : int
-        Losses outside [0, 1] so far, which were clipped.
-
-    Raises
-    ------
-    InputError
-        If the plan's numbers do not give the epsilon that it was sealed with.
-    """
-
-    def __init__(self, plan: ExpertPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
-        self.plan = check_expert_plan(plan)
-        self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
-        self.round = 0
-        self.release = -1
-        self.clipped_losses = 0
-        self._collector = plan.collector(self.index, noise if noise is not None else SystemNoise())
-        self._x: np.ndarray | None = None
-        self._sent = 0
-
-    @property
-    def x(self) -> np.ndarray:
-        """The current decision: weights (d,) that add up to 1."""
-        if self._x is None:
-            raise InputError("x needs the server's start(): hand it to receive")
-        return self._x
-
-    @property
-    def expert(self) -> int | None:
-        """The expert of weight 1, or None."""
-        best = int(self.x.argmax())
-        return best if self.x[best] == 1.0 else None
-
-    @property
-    def due(self) -> bool:
-        """True if a report must be sent before the next round."""
-        if self.round == self.plan.horizon:
-            return False
-        before = self.plan.exchanges_before(self.round + 1)
-        return self._sent == self.release and before > self._sent
-
-    @once
-    def report(self) -> ExpertReport:
-        """The message of the next exchange; InputError if none is due."""
-        if not self.due:
-            raise InputError(f"client {self.index} has no report due before round {self.round + 1}")
-        values = self._collector.values(self._sent + 1, self.x)
-        self._sent += 1
-        return ExpertReport(self._sent, values, self.index)
-
-    @once
-    def receive(self, choice: ExpertChoice) -> None:
-        """Use the server's answer.
-
-        Parameters
-        ----------
-        choice : ExpertChoice
-            The answer, or at first the server's ``start()``.
-
-        Raises
-        ------
-        InputError
-            If it is not the choice that the client waits for.
-        """
-        if not isinstance(choice, ExpertChoice):
-            raise InputError(f"choice must be an ExpertChoice, got {type(choice).__name__}")
-        waits = self.release + 1
-        if choice.release != waits or waits > max(self._sent, 0):
-            raise InputError(
-                f"client {self.index} waits for "
-                f"{f'choice {waits}' if waits <= max(self._sent, 0) else 'no choice'}, "
-                f"got choice {choice.release}"
-            )
-        if choice.expert is not None and choice.expert >= self.plan.experts:
-            raise InputError(f"expert must be below {self.plan.experts}, got {choice.expert}")
-        if choice.weights is not None and choice.weights.shape != (self.plan.experts,):
-            raise InputError(
-                f"weights must have shape ({self.plan.experts},), got {choice.weights.shape}"
-            )
-        if (choice.weights is not None) != self.plan.sends_weights(waits):
-            wanted = "weights" if self.plan.sends_weights(waits) else "an expert"
-            raise InputError(f"choice {waits} must have {wanted}")
-        self._x = self.plan.move(self._x, choice)
-        self._x.flags.writeable = False
-        self.release += 1
-
-    @once
-    def observe(self, loss: np.ndarray | Gradient) -> None:
-        """Add the loss of the round.
-
-        Parameters
-        ----------
-        loss : array_like, shape (d,), or callable
-            Losses in [0, 1], clipped here; where losses are not linear, a function from x (d,) to
-            the gradient (d,).
-
-        Raises
-        ------
-        InputError
-            If a message is still due, or the plan has ended.
-        """
-        if self.round == self.plan.horizon:
-            raise InputError(f"the plan has {self.plan.horizon} rounds, got one more")
-        if self._x is None or self.due or self._sent > self.release:
-            raise InputError(
-                f"client {self.index} must exchange messages before round {self.round + 1}"
-            )
-        if self.plan.linear:
-            given = array("loss", loss, shape=(self.plan.experts,))
-            taken = np.clip(given, 0.0, 1.0)
-            self.clipped_losses += bool((taken != given).any())
-            loss = taken
-        elif not callable(loss):
-            raise InputError(f"loss must be a gradient function, got {type(loss).__name__}")
-        self._collector.observe(self.round + 1, loss)
-        self.round += 1
-
-
-# ---- Server --------------------------------------------------------------------------------------
-
-
-class ExpertServer(Once):
-    """Server of a federation of experts, step by step (gao-2024, Algorithms 2 and 5).
-
-    It adds up the messages of all clients and chooses their next decision.
-
-    Parameters
-    ----------
-    plan : ExpertPlan
-        The curve's plan, such as ``system.plan``.
-    noise : NoiseSource, optional
-        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
-
-    Notes
-    -----
-    Guarantee: that of the system's certificate, for one loss of one client in one round.
-    """
-
-    def __init__(self, plan: ExpertPlan, noise: NoiseSource | None = None) -> None:
-        self.plan = check_expert_plan(plan)
-        self.releases = 0
-        self._decider = plan.decider(noise if noise is not None else SystemNoise())
-        self._started: ExpertChoice | None = None
-
-    @once
-    def start(self) -> ExpertChoice:
-        """The first choice, for all clients."""
-        if self._started is None:
-            self._started = self._decider.start()
-        return self._started
-
-    @once
-    def combine(self, reports: Sequence[ExpertReport]) -> ExpertChoice:
-        """The next choice, from one report of every client.
-
-        Parameters
-        ----------
-        reports : sequence of ExpertReport
-            One of each client, of this exchange.
-
-        Returns
-        -------
-        ExpertChoice
-
-        Raises
-        ------
-        InputError
-            If a report is missing, repeated or of another exchange; nothing changes then.
-        """
-        plan = self.plan
-        if self._started is None:
-            raise InputError("combine needs start() before it")
-        if self.releases == plan.exchanges:
-            raise InputError(f"the plan has {self.releases} exchanges, got reports of one more")
-        if not isinstance(reports, Sequence) or not all(
-            isinstance(r, ExpertReport) for r in reports
-        ):
-            raise InputError("reports must be a list of ExpertReport")
-        ordered = sorted(reports, key=lambda r: r.silo)
-        if [r.silo for r in ordered] != list(range(plan.silos)):
-            raise InputError(
-                f"reports must hold one of each of the {plan.silos} clients, "
-                f"got clients {[r.silo for r in ordered]}"
-            )
-        total = np.zeros(plan.experts)
-        for report in ordered:
-            if report.release != self.releases + 1:
-                raise InputError(
-                    f"report of client {report.silo} must be number {self.releases + 1}, "
-                    f"got number {report.release}"
-                )
-            if report.values.shape != (plan.experts,):
-                raise InputError(
-                    f"report of client {report.silo} must have shape ({plan.experts},), "
-                    f"got {report.values.shape}"
-                )
-            total += report.values
-        choice = self._decider.decide(total)
-        self.releases += 1
-        return choice
-
-    @property
-    def events(self) -> dict[str, int]:
-        """Counts of events so far, such as switches of the expert."""
-        return self._decider.events
+def __getattr__(name: str) -> Any:
+    """Import what stood here in 0.1 from its new place, with a warning; it goes in 0.3."""
+    if name not in ("ExpertClient", "ExpertServer"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module("fastfed.experts.parties")
+    warnings.warn(
+        f"{__name__}.{name} is now {module.__name__}.{name}; the old name goes in 0.3",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(module, name)

@@ -24,10 +24,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._random import CHOICE, QUERY, IdealSource, NoiseSource, is_exact
+from fastfed._random import QUERY, NoiseSource, is_exact
 from fastfed._system import account
 from fastfed._validate import choice, integer, number
 from fastfed.experts.certify import certificate_of_choices
+from fastfed.experts.deciders import ExactChooser, SeldomChooser
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     Algorithm,
@@ -38,7 +39,6 @@ from fastfed.experts.plan import (
     System,
     check_linear,
     check_phase_length,
-    start_expert,
 )
 from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, per_record, released, sealed
@@ -88,39 +88,14 @@ def _(plan: DartboardPlan) -> tuple[PrivacyEvent, ...]:
     return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
 
 
-class Dart:
-    """Server of the dartboard, with decisions in float64 from uniforms of 53 bits."""
+class Dart(SeldomChooser):
+    """Server of the dartboard."""
 
-    def __init__(self, plan: DartboardPlan, noise: NoiseSource) -> None:
-        self.plan, self.noise = plan, noise
-        self.switches = 0  # draws after the first, also of the same expert
-        self._release = 0
-        self._expert = 0
-        self._total = np.zeros(plan.experts)
-        self._drawn: dict[int, Any] = {}
-
-    def _draw(self, purpose: int, release: int) -> Any:
-        """Draw once for this exchange: the draw is stored, for a source that fails midway."""
-        if purpose not in self._drawn:
-            self._drawn[purpose] = self._source(purpose, release)
-        return self._drawn[purpose]
-
-    def _source(self, purpose: int, release: int) -> Any:
-        """Draw from the noise source."""
-        return self.noise.uniform(purpose, release)
+    plan: DartboardPlan
 
     def _keeps(self, lost: float, release: int) -> bool:
         """True if the expert stays, when it has lost so much since the last coin."""
         return bool(self._draw(QUERY, release) < self.plan.noise.keeps(lost))
-
-    def _choose(self, costs: np.ndarray, release: int) -> int:
-        """Draw the next expert."""
-        return self.plan.noise.choices.choose(costs, self._draw(CHOICE, release))
-
-    def start(self) -> ExpertChoice:
-        """Choose a uniformly random expert."""
-        self._expert = start_expert(self.plan.experts, self.noise)
-        return ExpertChoice(0, self._expert)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """Keep the expert or draw one, from the sums (d,) of all clients' losses."""
@@ -135,47 +110,13 @@ class Dart:
         self._expert, self.switches = expert, switches
         return made
 
-    @property
-    def events(self) -> dict[str, int]:
-        """Draws so far, and 1 if none is left."""
-        return {
-            "switches": self.switches,
-            "switches_spent": int(self.switches == self.plan.noise.switches),
-        }
 
-
-class ExactDart(Dart):
-    """Server of the dartboard with decisions as for real numbers (fastfed.privacy.exact).
-
-    Losses are multiples of a unit u, so that replacing one moves a sum by 1 + u at most: the rate
-    is smaller by more than that factor, and the account of the rate holds.
-    """
-
-    noise: IdealSource
-
-    def __init__(self, plan: DartboardPlan, noise: IdealSource) -> None:
-        self._unit = exact.quantum(plan.silos * plan.horizon)
-        self._rate = plan.noise.rate / (1.0 + 2.0 * self._unit + 2.0**-48)
-        super().__init__(plan, noise)
-
-    def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Keep the expert or draw one, from sums (d,) that are multiples of the unit."""
-        exact.check_fixed(total, self._unit, "the sum of the reports")
-        return super().decide(total)
-
-    def _source(self, purpose: int, release: int) -> Any:
-        """Draw ideally: digits of real numbers, as many as decisions need."""
-        return self.noise.ideal_uniforms(purpose, release, 1)
+class ExactDart(ExactChooser, Dart):
+    """Server of the dartboard with decisions as for real numbers."""
 
     def _keeps(self, lost: float, release: int) -> bool:
         """True if the expert stays, when it has lost so much since the last coin."""
         return exact.kept(self.plan.noise.chance, lost, self._rate, self._draw(QUERY, release))
-
-    def _choose(self, costs: np.ndarray, release: int) -> int:
-        """Draw the next expert."""
-        ones = np.ones(len(costs), dtype=np.int64)
-        at, _ = exact.choose(costs, self._rate, ones, self._draw(CHOICE, release))
-        return at
 
 
 # ---- Bound, and the p and K of the least one -----------------------------------------------------

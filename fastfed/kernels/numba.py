@@ -11,6 +11,7 @@ draws float64 only.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -25,37 +26,39 @@ from fastfed._validate import InputError
 
 __all__ = ["register"]
 
-_P, _SINGLE, _I, _F, _T = (
-    types.CPointer(types.float64),
-    types.CPointer(types.float32),
-    types.int64,
-    types.float64,
-    types.int32,
-)
-#: Parameters of the functions in ``fastfed/kernels/__init__.pxd``.
-_SIGNATURES = {
-    "rank_one_update": (_P, _P, _P, _P, _I, _I, _T),
-    "sherman_morrison": (_P, _P, _I, _I, _T),
-    "inverse_factor": (_P, _I, _I, _P, _T),
-    "factor_update": (_P, _P, _P, _P, _I, _I, _T),
-    "solve": (_P, _P, _I, _I, _P, _T),
-    "ucb_scores": (_P, _I, _I, _I, _P, _P, _I, _F, _F, _P, _T),
-    "ucb_scores_f32": (_SINGLE, _I, _I, _I, _P, _P, _I, _F, _F, _P, _T),
-    "ucb_argmax": (_P, _I, _I, _I, _P, _P, _I, _F, _F, types.CPointer(types.int64), _T),
-    "ucb_argmax_f32": (_SINGLE, _I, _I, _I, _P, _P, _I, _F, _F, types.CPointer(types.int64), _T),
-    "normals": (types.uint64, _I, _I, _I, _I, _I, _P),
+#: Types of C in the signatures of compiled functions.
+_TYPES = {
+    "double": types.float64,
+    "float": types.float32,
+    "int32_t": types.int32,
+    "int64_t": types.int64,
+    "uint64_t": types.uint64,
 }
 
 
-def _external(name: str) -> Any:
+def _numba_type(c: str) -> Any:
+    """Return the type of a value or pointer of C, such as ``double const *``."""
+    value = _TYPES[c.split()[0]]
+    return types.CPointer(value) if c.endswith("*") else value
+
+
+def _signature(capsule: Any) -> Any:
+    """Return the types of a compiled function: Cython names the capsule by its signature."""
+    name_of = ctypes.pythonapi.PyCapsule_GetName
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    result, _, parameters = name_of(capsule).decode().rstrip(")").partition(" (")
+    return _numba_type(result)(*map(_numba_type, parameters.split(", ")))
+
+
+def _external(name: str, capsule: Any) -> Any:
     """Return a compiled function by a name that cached code finds again in another process."""
     symbol = f"fastfed_kernels_{name}"
     address = get_cython_function_address("fastfed._kernels.checked", name)
     llvmlite.binding.add_symbol(symbol, address)
-    return types.ExternalFunction(symbol, types.int32(*_SIGNATURES[name]))
+    return types.ExternalFunction(symbol, _signature(capsule))
 
 
-_C = {name: _external(name) for name in _SIGNATURES}
+_C = {name: _external(name, capsule) for name, capsule in kernels.__pyx_capi__.items()}
 
 
 # ---- what arguments are --------------------------------------------------------------------------

@@ -21,11 +21,10 @@ from fastfed.environments.base import Adversary
 from fastfed.experts.baselines import Hedge, HedgePlan, Leader, LeaderPlan
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan, NoisyLeast, Phase, Walk
+from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import (
     ExpertChoice,
-    ExpertClient,
     ExpertPlan,
-    ExpertServer,
     Gradient,
     Stretches,
     check_expert_plan,

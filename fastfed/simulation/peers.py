@@ -15,7 +15,7 @@ import numpy as np
 
 from fastfed._kernels import driver, environments
 from fastfed._random import SeededNoise
-from fastfed.bandits.silo import Message, Peer
+from fastfed.bandits.peer import Message, Peer
 from fastfed.privacy.account import verify
 from fastfed.protocols.serverless import Network, Part, PeerPlan, Request
 from fastfed.simulation import compiled

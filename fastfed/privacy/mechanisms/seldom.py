@@ -13,15 +13,16 @@ from collections.abc import Callable
 
 import msgspec
 
+from fastfed._roots import brentq
 from fastfed._validate import choice, integer, number
 from fastfed.privacy.accounting.gdp import (
     classic_epsilon_of_rho,
-    epsilon_of_rho,
     rho_of_bounded_range,
 )
 from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon, largest_share
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.laplace import Exponential
+from fastfed.privacy.mechanisms.sparse_vector import claim_of_experts, epsilon_of_choices
 from fastfed.privacy.sensitivity import Budget
 
 # ---- the dartboard -------------------------------------------------------------------------------
@@ -122,11 +123,7 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
     def exact(self, delta: float | None = None) -> float:
         """The epsilon proven for the sequence of experts at delta (default: the budget's)."""
         at = self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        found = composed_epsilon(self.parts(), at)
-        if at == 0.0 or self.switches == 0:
-            return found
-        rho = self.switches * rho_of_bounded_range(2.0 * self.rate)
-        return min(found, self.coin + epsilon_of_rho(rho, at))
+        return epsilon_of_choices(self.parts(), at)
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -139,17 +136,8 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
             Condition("losses are in [0, 1]", True),
             Condition(f"at most {self.switches} experts are drawn after the first", True),
             Condition("when coins are thrown, p and r do not depend on losses", True),
-            _claim(self.budget, self.exact()),
+            claim_of_experts(self.budget, self.exact()),
         ]
-
-
-def _claim(budget: Budget, found: float) -> ClaimCondition:
-    """Return the claim about a proven epsilon of the experts."""
-    return ClaimCondition(
-        f"the proven epsilon of the experts, {rounded_up(found)} at delta {budget.delta:g} under "
-        f"replacement of one loss, is at most {budget.epsilon:g} (computed)",
-        found <= budget.epsilon,
-    )
 
 
 def coin_epsilon(rate: float, chance: float) -> float:
@@ -218,8 +206,6 @@ def calibrate_dartboard(
 
 def _largest_rate(cost: Callable[[float], float], made: Dartboard) -> float:
     """Find the largest rate within the budget, to a relative 1e-7 from below."""
-    from scipy.optimize import brentq
-
     epsilon, delta = made.budget.epsilon, made.budget.delta
 
     def quick(rate: float) -> float:
@@ -307,7 +293,7 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
         return [
             Condition("losses are in [0, 1]", True),
             Condition("each loss is in the scores of one choice at most", True),
-            _claim(self.budget, self.exact()),
+            claim_of_experts(self.budget, self.exact()),
         ]
 
 

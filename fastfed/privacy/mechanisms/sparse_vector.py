@@ -398,11 +398,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
     def exact(self, delta: float | None = None) -> float:
         """The epsilon proven for the sequence of experts at delta (default: the budget's)."""
         at = self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        found = composed_epsilon(self.parts(), at)
-        if at == 0.0 or self.switches == 0:
-            return found
-        rho = self.switches * rho_of_bounded_range(self.eta)
-        return min(found, self.comparisons.epsilon + epsilon_of_rho(rho, at))
+        return epsilon_of_choices(self.parts(), at)
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -412,19 +408,46 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """The claim, computed, and the assumptions that are taken on trust."""
-        budget, found = self.budget, self.exact()
         return [
             Condition("losses are in [0, 1]", True),
             Condition(f"the expert is changed at most {self.switches} times", True),
             Condition("the threshold's noise is used, and drawn again at every switch", True),
             Condition("times of comparison, threshold and L* do not depend on losses", True),
-            ClaimCondition(
-                f"the proven epsilon of the experts, {rounded_up(found)} at delta "
-                f"{budget.delta:g} under replacement of one loss, is at most {budget.epsilon:g} "
-                "(computed)",
-                found <= budget.epsilon,
-            ),
+            claim_of_experts(self.budget, self.exact()),
         ]
+
+
+def epsilon_of_choices(parts: list[Part], delta: float) -> float:
+    """Compute the lesser of two accounts of a test and of choices after it.
+
+    Parameters
+    ----------
+    parts : list of Part
+        The test (a coin, or comparisons) and the choices of bounded range; none if nothing is
+        released.
+    delta : float
+        In [0, 1).
+
+    Returns
+    -------
+    float
+        Epsilon of all parts by their privacy losses, or of the test plus that of the choices by
+        concentrated privacy.
+    """
+    found = composed_epsilon(parts, delta)
+    if delta == 0.0 or not parts:
+        return found
+    (_, test, _), (_, eta, count) = parts
+    return min(found, test + epsilon_of_rho(count * rho_of_bounded_range(eta), delta))
+
+
+def claim_of_experts(budget: Budget, found: float) -> ClaimCondition:
+    """Return the claim about a proven epsilon of the experts."""
+    return ClaimCondition(
+        f"the proven epsilon of the experts, {rounded_up(found)} at delta {budget.delta:g} under "
+        f"replacement of one loss, is at most {budget.epsilon:g} (computed)",
+        found <= budget.epsilon,
+    )
 
 
 def calibrate_switching(

@@ -13,7 +13,8 @@ import numpy as np
 from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import InputError, integer, nearest, show
-from fastfed.bandits.silo import Message, Peer, Silo
+from fastfed.bandits.peer import Message, Peer
+from fastfed.bandits.silo import Silo
 from fastfed.privacy.audit import mechanisms as mechanisms
 from fastfed.privacy.audit import secure_sum as of_secure_sum
 from fastfed.privacy.audit.bounds import AuditResult, audit, epsilon_lower_bound, judged

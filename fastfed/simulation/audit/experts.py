@@ -17,7 +17,8 @@ from fastfed._random import QUERY, NoiseSource, SeededNoise, check_seed
 from fastfed._validate import integer
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.plan import Decider, ExpertClient, ExpertPlan, ExpertServer
+from fastfed.experts.parties import ExpertClient, ExpertServer
+from fastfed.experts.plan import Decider, ExpertPlan
 from fastfed.experts.private_dartboard import Dart, DartboardPlan
 from fastfed.privacy.audit.bounds import AuditResult, audit
 from fastfed.privacy.audit.experts import crossing_distributions

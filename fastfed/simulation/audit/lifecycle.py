@@ -20,7 +20,7 @@ from fastfed._kernels import linalg
 from fastfed._random import SystemNoise, check_seed
 from fastfed._validate import InputError, integer
 from fastfed.bandits.silo import Silo
-from fastfed.experts.plan import ExpertClient, ExpertServer
+from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.privacy.audit.bounds import AuditResult, audit, judged
 from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.tree_release import TreeRelease

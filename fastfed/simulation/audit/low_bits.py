@@ -16,7 +16,7 @@ import numpy as np
 from fastfed._random import NoiseSource, SeededNoise, check_seed
 from fastfed._validate import choice
 from fastfed.bandits.silo import Silo
-from fastfed.experts.plan import ExpertClient, ExpertServer
+from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.privacy.audit.bounds import CONFIDENCE, AuditResult, audit, judged
 from fastfed.privacy.audit.low_bits import (
     MEAN_LAPLACE,

@@ -1,0 +1,130 @@
+"""What servers share that choose one expert for all clients: the first one, draws, and events."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from fastfed._random import CHOICE, IdealSource, NoiseSource
+from fastfed.experts.plan import ExpertChoice, ExpertPlan, start_expert
+from fastfed.privacy import exact
+from fastfed.privacy.mechanisms.laplace import Exponential
+
+
+class OneExpert(ABC):
+    """State of a server that begins with a uniformly random expert and counts switches."""
+
+    def __init__(self, plan: ExpertPlan, noise: NoiseSource) -> None:
+        self.plan, self.noise = plan, noise
+        self.switches = 0
+        self._release = 0
+        self._expert = 0
+
+    def start(self) -> ExpertChoice:
+        """Choose a uniformly random expert."""
+        self._expert = start_expert(self.plan.experts, self.noise)
+        return ExpertChoice(0, self._expert)
+
+    @abstractmethod
+    def decide(self, total: np.ndarray) -> ExpertChoice:
+        """Choose an expert, from the sums (d,) of all clients' losses since the last exchange."""
+
+    @property
+    def events(self) -> dict[str, int]:
+        """Switches so far."""
+        return {"switches": self.switches}
+
+
+class Chooser(OneExpert):
+    """State of a server that draws experts, in float64 from uniforms of 53 bits.
+
+    Each draw of an exchange is stored until `decide` succeeds, so that a call that is repeated
+    after a failure decides the same.
+    """
+
+    def __init__(self, plan: ExpertPlan, noise: NoiseSource) -> None:
+        super().__init__(plan, noise)
+        self._drawn: dict[tuple[int, int], Any] = {}
+
+    @property
+    @abstractmethod
+    def _choices(self) -> Exponential:
+        """The mechanism that draws an expert."""
+
+    def _draw(self, purpose: int, number: int) -> Any:
+        """Draw once for this exchange."""
+        key = purpose, number
+        if key not in self._drawn:
+            self._drawn[key] = self._source(purpose, number)
+        return self._drawn[key]
+
+    def _source(self, purpose: int, number: int) -> Any:
+        """Draw from the noise source."""
+        return self.noise.uniform(purpose, number)
+
+    def _choose(self, costs: np.ndarray, release: int) -> int:
+        """Draw the next expert."""
+        return self._choices.choose(costs, self._draw(CHOICE, release))
+
+
+class SeldomChooser(Chooser):
+    """State of a server that draws ``plan.noise.switches`` times at most, from all losses so far.
+
+    ``switches`` counts draws, also of the expert that is played already.
+    """
+
+    plan: Any
+
+    def __init__(self, plan: ExpertPlan, noise: NoiseSource) -> None:
+        super().__init__(plan, noise)
+        self._total = np.zeros(plan.experts)
+
+    @property
+    def _choices(self) -> Exponential:
+        """The mechanism that draws an expert."""
+        choices: Exponential = self.plan.noise.choices
+        return choices
+
+    @property
+    def events(self) -> dict[str, int]:
+        """Draws so far, and 1 if none is left."""
+        spent = self.switches == self.plan.noise.switches
+        return {**super().events, "switches_spent": int(spent)}
+
+
+class ExactChooser(Chooser):
+    """Mixin: decisions as for real numbers (fastfed.privacy.exact), of losses in fixed point.
+
+    Losses are multiples of a unit u, so that replacing one moves a sum by 1 + u at most: rates are
+    smaller, and noise larger, by more than that factor, and the account of the plan holds.
+    """
+
+    noise: IdealSource
+
+    def __init__(self, plan: ExpertPlan, noise: IdealSource) -> None:
+        self._unit = exact.quantum(plan.silos * plan.horizon)
+        self._moved = 1.0 + 2.0 * self._unit + 2.0**-48
+        super().__init__(plan, noise)
+
+    @property
+    def _rate(self) -> float:
+        """Experts of cost c are drawn with probability proportional to exp(-rate c)."""
+        choices = self._choices
+        return choices.eta / (2.0 * choices.sensitivity * self._moved)
+
+    def decide(self, total: np.ndarray) -> ExpertChoice:
+        """Choose an expert, from sums (d,) that are multiples of the unit."""
+        exact.check_fixed(total, self._unit, "the sum of the reports")
+        return super().decide(total)  # type: ignore[safe-super]
+
+    def _source(self, purpose: int, number: int) -> Any:
+        """Draw ideally: digits of real numbers, as many as decisions need."""
+        return self.noise.ideal_uniforms(purpose, number, 1)
+
+    def _choose(self, costs: np.ndarray, release: int) -> int:
+        """Draw the next expert."""
+        ones = np.ones(len(costs), dtype=np.int64)
+        at, _ = exact.choose(costs, self._rate, ones, self._draw(CHOICE, release))
+        return at

@@ -1,0 +1,309 @@
+"""Bounds on the expected regret of Fed-DP-OPE-Stoch: gao-2024, Theorem 2.2, proven and as printed.
+
+Parameters as in `fastfed.experts.bounds`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from fastfed._validate import InputError, choice, integer, number
+from fastfed.experts.frank_wolfe import MAX_TREES
+from fastfed.experts.lower_bounds import (
+    check_clients,
+    check_constant,
+    check_epsilon,
+    check_experts,
+    check_horizon,
+)
+
+
+class PhaseNoise(NamedTuple):
+    """A phase of Fed-DP-OPE-Stoch that updates.
+
+    Attributes
+    ----------
+    trees : int
+        T_1.
+    batch : int
+        b, losses at a tree's root.
+    scales : tuple of float
+        One >= 0 for each tree: of Lap(lambda_j) at every client or Lap(mu_j) at the server.
+    """
+
+    trees: int
+    batch: int
+    scales: tuple[float, ...]
+
+
+# ---- Theorem 2.2 as proven -----------------------------------------------------------------------
+#
+# L is the expected loss, x* its minimizer, e = grad L(x_k) - v the error of the averaged gradient
+# at leaf k, xi the noise in the averaged scores, w = c_n* the vertex of the least noisy score.
+# Smoothness and convexity give, as in the paper,
+#   L(x_{k+1}) - L(x*) <= (1 - eta)(L(x_k) - L(x*)) + eta <e + v, w - x*> + (beta/2) eta^2 |w-x_k|^2
+# with |w - x_k|_1 <= 2 (the paper has 1 in its place: its last term is a quarter of this one).
+# By the choice of w, <v, w - x*> <= <xi, x*> - xi_n*. Now e and xi have mean zero, e as a sum of
+# martingale differences (fresh samples at each vertex), and x* is fixed, so that in expectation
+# <e, w - x*> + <xi, x*> - xi_n* is E(e_n* - xi_n*) <= E max_n (e_n - xi_n): one maximum, where the
+# paper has |e|_inf (short of a 2 from Hoelder) and 2 max |xi|. With eta_k = 2/(k + 1) leaf k has
+# weight 2k/(K(K + 1)) after K leaves, and the weights sum to 1.
+
+
+def _squared_errors(tree: int, smoothness: float, spread: float) -> np.ndarray:
+    """b m times the sub-Gaussian variance of e at each leaf of tree j, (2^j,).
+
+    Root: b m gradients in an interval of length `spread`, Hoeffding. Right vertex at depth i: b m
+    2^-i differences of gradients, each at most h = min(spread, beta |x - x'|_1) from zero. Between
+    x' (its parent's) and x lie n = 2^(j-i) updates from leaf k on, so that x = pi x' + (1 - pi) q
+    with q in the simplex and pi the product of their 1 - eta: (k-1)k/((k+n-1)(k+n)).
+    """
+    place = np.arange(2**tree)
+    result = np.full(2**tree, spread * spread / 4.0)
+    for depth in range(1, tree + 1):
+        below = tree - depth
+        n = float(2**below)
+        k = (place >> (below + 1) << (below + 1)) + (2.0**tree - 1.0)
+        kept = (k - 1.0) * k / ((k + n - 1.0) * (k + n))
+        half = np.minimum(spread, smoothness * 2.0 * (1.0 - kept))
+        result += np.where(place >> below & 1, half * half * 2.0**depth, 0.0)
+    return result
+
+
+def _harmonic(count: float) -> float:
+    """1 + 1/2 + ... + 1/count."""
+    from scipy.special import digamma
+
+    return float(digamma(count + 1.0)) + float(np.euler_gamma)
+
+
+def _largest_laplace(d: int) -> float:
+    """E of the largest of d independent Lap(1): H_d - sum_{i<=d} 2^-i/i - 2^-d/d."""
+    halves = math.fsum(math.ldexp(1.0 / i, -i) for i in range(1, min(d, 1000) + 1))
+    return _harmonic(d) - halves - (math.ldexp(1.0 / d, -d) if d < 1000 else 0.0)
+
+
+def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
+    """Bound on E max_n (e_n - xi_n): e_n sub-Gaussian, xi_n the sum of `draws` Lap(scale).
+
+    min over 0 < u < 1/scale of (ln d + u^2 variance/2 - draws ln(1 - u^2 scale^2))/u, as for any
+    d variables; for one draw also the exact maximum of the noise plus that of e. Concave in the
+    variance, as a minimum of affine functions.
+    """
+    if d == 1:
+        return 0.0
+    log_d = math.log(d)
+    plain = math.sqrt(2.0 * log_d * variance)
+    if scale == 0.0:
+        return plain
+    from scipy.optimize import minimize_scalar
+
+    # Relative to 1/scale the minimizer lies below that for Gaussian noise of the same variance.
+    unit = variance / scale / scale
+    top = min(math.sqrt(2.0 * log_d / (unit + 2.0 * draws)), 1.0 - 1e-9)
+
+    def value(log_u: float) -> float:
+        """The bound at u = exp(log_u)."""
+        u = math.exp(log_u)
+        return (log_d + u * u * unit / 2.0 - draws * math.log1p(-u * u)) / u
+
+    high = math.log(top)
+    least = minimize_scalar(value, bounds=(high - 12.0, high), method="bounded")
+    found = scale * min(float(least.fun), value(high))
+    return min(found, plain + scale * _largest_laplace(d)) if draws == 1 else found
+
+
+def _phase(phase: PhaseNoise) -> PhaseNoise:
+    """The phase, checked."""
+    if not isinstance(phase, PhaseNoise):
+        raise InputError(f"phases must hold PhaseNoise or None, got {phase!r}")
+    trees = integer("trees", phase.trees, at_least=1, at_most=MAX_TREES)
+    batch = integer("batch", phase.batch, at_least=1)
+    if batch % 2**trees:
+        raise InputError(f"batch must be a multiple of 2^trees = {2**trees}, got {batch}")
+    if len(phase.scales) != trees:
+        raise InputError(f"scales must be one a tree, {trees}, got {len(phase.scales)}")
+    return PhaseNoise(trees, batch, tuple(number("scale", s, at_least=0) for s in phase.scales))
+
+
+def _ranges(alpha: float, spread: float | None, loss_range: float | None) -> tuple[float, float]:
+    """Length of the gradients' intervals, and the most that L can exceed its minimum by."""
+    most = 2.0 * alpha
+    return (
+        most if spread is None else number("spread", spread, at_least=0, at_most=most),
+        most if loss_range is None else number("loss_range", loss_range, at_least=0, at_most=most),
+    )
+
+
+def phase_suboptimality(
+    phase: PhaseNoise,
+    clients: int,
+    experts: int,
+    *,
+    lipschitz: float,
+    smoothness: float,
+    noise: str,
+    spread: float | None = None,
+    loss_range: float | None = None,
+) -> float:
+    """Upper bound on E[L(x) - min L] for the x that DP-FW ends a phase with. Proven.
+
+    noise: "local" (each client adds Lap(scale) to each of its d scores, the server averages) or
+    "central" (the server adds one Lap(scale) to each average); scale 0 for no privacy. spread: the
+    length of an interval that holds a given coordinate of all gradients, at most the default 2
+    alpha. loss_range: what L exceeds its minimum by at most, at most the default 2 alpha.
+
+    Holds from any starting point that is independent of the phase's losses: x at the start comes
+    from the phases before, and the losses used are those of the last phase, whose decision they did
+    not influence. These must be i.i.d. over rounds and independent over clients (whose
+    distributions may then differ), and each is used at one vertex only. Smoothness adds less than
+    8 beta/(K + 1), K = 2^(T_1 + 1) - 2 the leaves.
+    """
+    trees, batch, scales = _phase(phase)
+    m, d = check_clients(clients), check_experts(experts)
+    alpha = number("lipschitz", lipschitz, above=0)
+    beta = number("smoothness", smoothness, at_least=0)
+    local = choice("noise", noise, ("local", "central")) == "local"
+    spread, most = _ranges(alpha, spread, loss_range)
+    if d == 1:
+        return 0.0
+    return min(most, _suboptimality(PhaseNoise(trees, batch, scales), m, d, beta, spread, local))
+
+
+@lru_cache(maxsize=1024)  # a curve asks for the same phases at each of its rounds
+def _suboptimality(
+    phase: PhaseNoise, m: int, d: int, beta: float, spread: float, local: bool
+) -> float:
+    """`phase_suboptimality` of checked arguments."""
+    trees, batch, scales = phase
+    leaves = 2.0 ** (trees + 1) - 2.0
+    total = 8.0 * beta * (leaves + 1.0 - _harmonic(leaves + 1.0)) / (leaves * (leaves + 1.0))
+    for tree, scale in enumerate(scales, start=1):
+        squares = _squared_errors(tree, beta, spread)
+        weights = np.arange(len(squares)) + (2.0**tree - 1.0)
+        share = 2.0 * float(weights.sum()) / (leaves * (leaves + 1.0))
+        # Concave in the variance, so the mean variance bounds the mean over leaves (Jensen).
+        mean = float(np.average(squares, weights=weights)) / batch / m
+        draws, part = (m, scale / m) if local else (1, scale)
+        total += share * _largest_error(mean, draws, part, d)
+    return total
+
+
+def stoch_regret(
+    horizon: int,
+    phases: Sequence[PhaseNoise | None],
+    clients: int,
+    experts: int,
+    *,
+    lipschitz: float,
+    smoothness: float,
+    noise: str,
+    spread: float | None = None,
+    loss_range: float | None = None,
+) -> float:
+    """Upper bound on the expected regret of Fed-DP-OPE-Stoch, explicit. Proven.
+
+    phases: one a phase p = 1, 2, ... of the horizon, of 2^(p-1) rounds (the last one cut off); None
+    keeps x and with it the bound of the phase before, loss_range at first. The first is None, as it
+    has no losses to learn from. A phase needs b (T_1 + T_1 (T_1 + 1)/4) <= 2^(p-2), the losses of
+    the last one, each used once. Regret is against the least expected loss, E[sum_t L(x_t)] - T
+    min L, as the paper's proof has it; its definition takes the best expert of the losses that
+    came, at most sqrt(T ln(d)/(2 m)) more for losses in [0, 1]. Other arguments as in
+    `phase_suboptimality`.
+    """
+    t = check_horizon(horizon)
+    check_clients(clients), check_experts(experts)
+    number("smoothness", smoothness, at_least=0)
+    choice("noise", noise, ("local", "central"))
+    _, bound = _ranges(number("lipschitz", lipschitz, above=0), spread, loss_range)
+    if len(phases) != t.bit_length():
+        raise InputError(f"phases must be {t.bit_length()} for {t} rounds, got {len(phases)}")
+    if phases[0] is not None:
+        raise InputError(f"phases must begin with None, got {phases[0]!r}")
+    total = 0.0
+    for p, phase in enumerate(phases, start=1):
+        if phase is not None:
+            bound = phase_suboptimality(
+                phase,
+                clients,
+                experts,
+                lipschitz=lipschitz,
+                smoothness=smoothness,
+                noise=noise,
+                spread=spread,
+                loss_range=loss_range,
+            )
+            trees, used = phase.trees, phase.batch * phase.trees * (phase.trees + 5)
+            if used > 2**p:
+                raise InputError(
+                    f"phases[{p - 1}] must use at most {2 ** (p - 2)} losses a client, got "
+                    f"{used / 4:g} for {trees} trees and batch {phase.batch}"
+                )
+        total += (min(2**p, t + 1) - 2 ** (p - 1)) * bound
+    return total
+
+
+# ---- As printed ----------------------------------------------------------------------------------
+
+
+def theorem_2_2(
+    horizon: int,
+    clients: int,
+    experts: int,
+    epsilon: float,
+    *,
+    lipschitz: float,
+    smoothness: float,
+    constant: float = 1.0,
+) -> float:
+    """Theorem 2.2 (C.5 once more), the printed order of Fed-DP-OPE-Stoch's regret; not a bound.
+
+    (alpha + beta) ln T sqrt(T ln(d)/m) + sqrt(alpha beta T) ln T ln d/(m^(1/4) sqrt(epsilon)). It
+    cannot hold for small beta: at beta = 0 epsilon is gone, while `lower_bounds.hidden_expert`,
+    whose losses are linear and constant in time, costs any private algorithm about ln(d)/(m
+    epsilon). The proof's T_1 = log2(b epsilon beta sqrt(m)/(alpha ln d))/2 must be 1 or more, which
+    no phase reaches for T epsilon beta sqrt(m) < 8 (log2(T) - 1)^2 alpha ln d or so; the least tree
+    alone adds alpha ln(T)^3 ln(d)/(sqrt(m) epsilon). The noise is short too: see `stoch_regret` for
+    what holds.
+    """
+    t, m, d = (
+        check_horizon(horizon),
+        check_clients(clients),
+        check_experts(experts),
+    )
+    alpha = number("lipschitz", lipschitz, above=0)
+    beta = number("smoothness", smoothness, at_least=0)
+    first = (alpha + beta) * math.sqrt(t * math.log(d) / m)
+    second = math.sqrt(alpha * beta / check_epsilon(epsilon)) * math.sqrt(t) * math.log(d) / m**0.25
+    return check_constant(constant) * math.log(t) * (first + second)
+
+
+def corollary_2_3(
+    horizon: int,
+    clients: int,
+    experts: int,
+    epsilon: float,
+    *,
+    lipschitz: float,
+    constant: float = 1.0,
+) -> float:
+    """Corollary 2.3, the printed order for beta = O(1/(T epsilon)); not a bound.
+
+    alpha ln T sqrt(T ln(d)/m) + sqrt(alpha) ln T ln d/(m^(1/4) epsilon). For such a beta the
+    printed T_1 is below 1 unless sqrt(m) exceeds about 8 log2(T)^2 alpha ln d, so that the
+    algorithm never updates; Table 1 prints sqrt(m) epsilon in the second term.
+    """
+    t, m, d = (
+        check_horizon(horizon),
+        check_clients(clients),
+        check_experts(experts),
+    )
+    alpha = number("lipschitz", lipschitz, above=0)
+    first = alpha * math.sqrt(t * math.log(d) / m)
+    second = math.sqrt(alpha) * math.log(d) / m**0.25 / check_epsilon(epsilon)
+    return check_constant(constant) * math.log(t) * (first + second)
