@@ -27,6 +27,7 @@ ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
 ROTATION, RANGE, LAPLACE = range(12, 15)
 SAMPLE, SCORE_NOISE, THRESHOLD, QUERY, CHOICE = range(15, 20)
 SCORE_KEY, PARTICIPATION = 20, 21
+SUM_BIAS_NOISE, SUM_COV_NOISE = 22, 23
 #: Names of the purposes of a server's uniform numbers, for messages.
 PURPOSES = {
     ROTATION: "the rotation",
@@ -245,6 +246,17 @@ class SeededNoise:
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
         """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
         return rng.permutation(self.seed, SAMPLE, self.replicate, silo, phase, count)
+
+
+class SummedNoise(SeededNoise):
+    """Noise of the sum over silos that a simulation draws once, of purposes of its own.
+
+    So it depends on no noise of a silo, nor of a trusted server. ``silo`` is the number of silos.
+    """
+
+    def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        return rng.sum_normals(self.seed, self.replicate, silo, node, dimension)
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,7 @@ WORDS = {
     "calibration": ("exact", "theorem", "published-code", "printed"),
     "relation": ("replace", "zero-out"),
     "messages": ("aggregate", "individual"),
+    "noise_draws": ("silo", "sum"),
     "schedule": ("determinant", "fixed", "private-determinant"),
     "communication": ("log-T", "M1.5", "MT"),
     "graph": ("complete", "star", "ring", "line", "random"),

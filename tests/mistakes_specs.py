@@ -202,6 +202,11 @@ KEYS = [
         ("silo_epsilon", "4", "3"),
     ),
     Mistake(
+        "one noise draw with a trusted server",
+        private(BUDGET + 'batch_size = 10\nprotocol = "central"\nnoise_draws = "sum"\n'),
+        ("noise_draws", "central", "silo-ldp"),
+    ),
+    Mistake(
         "as many colluders as silos",
         private(BUDGET + 'batch_size = 10\nprotocol = "secure-sum"\ncolluders = 4\n'),
         ("colluders", "below", "4"),

@@ -23,7 +23,7 @@ LEAVES = [
     *("round_point", "round_points", "binomials", "binomials_from_words"),
     *("encode_bits", "shuffle_bits", "choose_regularizer", "determinant_radius"),
     *("honaker", "honaker_number", "toeplitz", "weighted_sum", "missing_bonus"),
-    *("ideal_normals", "ideal_laplace", "round_noisy"),
+    *("ideal_normals", "ideal_laplace", "round_noisy", "sum_normals"),
 ]
 WORD = st.integers(0, 2**32 - 1)
 KEY = st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 6), WORD, WORD, WORD)
@@ -141,6 +141,9 @@ def test_node_normals(seed, replicate, silo, node, d):
     one = compiled.node_normals(seed, replicate, silo, node, d)
     assert same_bits(one, twins.node_normals(seed, replicate, silo, node, d))
     assert len(one) == d + d * (d + 1) // 2
+    summed = compiled.sum_normals(seed, replicate, silo, node, d)
+    assert same_bits(summed, twins.sum_normals(seed, replicate, silo, node, d))
+    assert not np.isin(summed, one).any()
 
 
 # ---- linear algebra: relative 1e-10 at condition numbers up to 1e3 ------------------------------

@@ -24,12 +24,14 @@ OWN: dict[str, dict[str, Any]] = {
     "linucb-sdp-vec": {"epsilon": 0.2, "delta": 0.1},
     "robin": {"epsilon": 2.0},
 }
+#: A protocol after every round with one draw for the noise of all silos.
+DRAWN_ONCE = "silo-ldp-drawn-once"
 #: Runs classes of a user's own.
 NOT_TIMED = ("policy",)
 
 
 def system_names() -> list[str]:
-    """`ALGORITHM` or `ALGORITHM/PROTOCOL` of all that is registered."""
+    """`ALGORITHM` or `ALGORITHM/PROTOCOL` of all that is registered, and one draw for all noise."""
     from fastfed.protocols.protocol import PROTOCOLS
     from fastfed.simulation.systems import ALGORITHMS
 
@@ -37,6 +39,8 @@ def system_names() -> list[str]:
     for name in ALGORITHMS.builtin:
         if name == "private-fedlinucb":
             names += [f"{name}/{each}" for each in federated(PROTOCOLS)]
+            if "noise_draws" in ALGORITHMS[name].config.__struct_fields__:
+                names.append(f"{name}/{DRAWN_ONCE}")
         elif name not in NOT_TIMED:
             names.append(name)
     return names
@@ -61,6 +65,8 @@ def system(name: str) -> Call:
     keys = {key: value for key, value in keys.items() if key in known}
     if protocol:
         keys["protocol"] = protocol
+    if protocol == DRAWN_ONCE:
+        keys |= {"protocol": "silo-ldp", "batch_size": 1, "noise_draws": "sum"}
     environment: Any = Sphere(dimension=10, actions=100)
     horizon, silos = 200, 4
     if algorithm in EXPERTS:

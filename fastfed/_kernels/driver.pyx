@@ -271,7 +271,7 @@ cdef class Run:
                 c.own_ridges, c.own_bonus = pointer(curve["own_ridges"]), curve["own_bonus"]
                 c.own_sums, c.own_rest = pointer(curve["own_sums"]), pointer(curve["own_rest"])
                 c.own_shared = pointer(curve["own_shared"])
-        c.noise_scale = pointer(curve["noise_scale"])
+        c.noise_scale, c.drawn_once = pointer(curve["noise_scale"]), curve["drawn_once"]
         c.regularizer = pointer(curve["regularizer"])
         c.radius_offset = pointer(curve["radius_offset"])
         c.radius_lambda = pointer(curve["radius_lambda"])

@@ -247,6 +247,8 @@ cdef extern from "ff_aggregation.h" nogil:
     int64_t ff_noise_capacity(int64_t d)
     void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
                          double *normals)
+    void ff_sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d,
+                        double *normals)
 
 cdef extern from "ff_estimate.h" nogil:
     ctypedef struct ff_radius:
@@ -342,6 +344,7 @@ cdef extern from "ff_run.h" nogil:
         const double *coefficients
         int64_t buffers
         const double *noise_scale
+        int64_t drawn_once
         ff_noise_std noise_std
         ff_radius radius
         int64_t direct

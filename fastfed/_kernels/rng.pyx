@@ -131,6 +131,12 @@ def node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, i
     return np.asarray(out)[:d + d * (d + 1) // 2]
 
 
+def sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d):
+    cdef double[::1] out = np.empty(ff_noise_capacity(d))
+    ff_sum_normals(seed, replicate, silos, node, d, &out[0])
+    return np.asarray(out)[:d + d * (d + 1) // 2]
+
+
 def binomials(seed, purpose, replicate, silo, index, int64_t n, int64_t count):
     """Draws of Bin(n, 1/4) - n / 4, (count,)."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)

@@ -73,6 +73,11 @@ COINS = (
     "the coin of a user shows in the action where released sums would choose another: actions of "
     "no round may be shown outside of the silo"
 )
+#: Caveat of a simulation that draws no silo's noise, only that of the sum.
+DRAWN_ONCE = (
+    "this simulation draws the noise of the sum over silos at once, which has the law of that sum; "
+    "the account is of what each silo releases, whose noise a deployment draws"
+)
 #: Condition of an agent that chooses for its users, and so sees what they are offered.
 PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
@@ -476,6 +481,8 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tu
         caveats.append(OWN_ROUNDS)
         if plan.own.secret:
             caveats.append(COINS)
+    if plan.drawn_once:
+        caveats.append(DRAWN_ONCE)
     if problem.multiplicity > 1:
         caveats.append(
             f"one record can be served up to {problem.multiplicity} times: a user is not one round"

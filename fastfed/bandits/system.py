@@ -359,6 +359,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Clip() if clips else None
 
 
+#: What a simulation draws the Gaussian noise of: each silo's release, or the sum over silos.
+NOISE_DRAWS = ("silo", "sum")
+
 #: Value of ``returning`` for a user who takes part in every batch.
 EVERY_BATCH = "every-batch"
 

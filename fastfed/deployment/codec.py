@@ -45,7 +45,7 @@ _NAMES = {found: name for name, found in CLASSES.items()}
 _MOST = 2**63
 #: Last fields that were added later, and stand in the bytes only where they say something: plans of
 #: before keep their bytes.
-_ADDED: dict[type, str] = {Claim: "delta_by_silo"}
+_ADDED: dict[type, str] = {Claim: "delta_by_silo", Plan: "drawn_once"}
 
 
 def encode(value: Any) -> bytes:

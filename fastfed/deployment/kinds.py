@@ -217,6 +217,9 @@ def check_supported(plan: Plan) -> None:
         # Its account is that of one dimension, where replacing may cost less than moving.
         "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
         'release "nested"': plan.release == "nested",
+        'noise_draws "sum", which is for simulations: here each silo adds its own noise': (
+            plan.drawn_once
+        ),
         'messages "individual", which would send every bit': protocol.bits and plan.individual,
         "no release": not plan.releases,
         "columns of the factor with a negative inner product": not _delays_covered(plan),

@@ -17,7 +17,7 @@ from fastfed._validate import InputError
 from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.releases.buffered import packed
 from fastfed.privacy.releases.prefix_sums import Factor, toeplitz_coefficients
-from fastfed.protocols.protocol import Protocol, statistic_size
+from fastfed.protocols.protocol import Protocol, drawn_once, statistic_size
 from fastfed.protocols.schedule import OwnRounds, Trigger
 from fastfed.protocols.score import Score
 
@@ -195,6 +195,7 @@ class Plan:
     allowance: tuple[float, ...] = ()  # of the ledger by release, see bandits/radius.py
     own: OwnRounds | None = None  # rounds of which nothing is sent; None: all are shared
     secure: SecureSum | None = None  # what silos and server execute where sums are under masks
+    drawn_once: bool = False  # a simulation draws the noise of all silos' sum, see `simulated`
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
         """Plan whose claim, if it has one, is changed."""
@@ -211,8 +212,31 @@ class Plan:
         if self.release not in KEEPING:
             return 0
         by_silo = self.protocol.noise_by == "silos" and not self.protocol.masked
-        owners = self.silos if by_silo else 1
+        owners = self.silos if by_silo and not self.drawn_once else 1
         return owners * self.releases * self.statistic_size
+
+    @property
+    def simulated(self) -> Plan:
+        """What drivers of simulations execute: this plan, unless it is to be ``drawn_once``.
+
+        Then it is the plan whose server adds the noise of all silos' sum. A sum of independent
+        Gaussian noises is one Gaussian noise, releases are linear in them, and nothing in a
+        simulation reads what one silo sends: all that it reads has the same law. Messages of
+        single silos have no noise there, so it claims nothing, and it is for drivers alone.
+
+        Raises
+        ------
+        InputError
+            Where silos add no Gaussian noise to their sums, or use their own in own rounds.
+        """
+        if not self.drawn_once:
+            return self
+        protocol = drawn_once(self.protocol)
+        if self.own is not None:
+            raise InputError("drawn_once needs a plan without own rounds: a silo knows its noise")
+        factor = math.sqrt(math.fsum(scale * scale for scale in self.noise_scale))
+        std = self.noise_std.times(factor)
+        return replace(self, protocol=protocol, noise_std=std, silo_noise=(), privacy=None)
 
     @property
     def noise_scale(self) -> tuple[float, ...]:

@@ -218,6 +218,23 @@ def released_as(protocol: Protocol, release: str) -> Protocol:
     return replace(protocol, randomizer=SEND_NOISY_SUM, analyzer=REPLACE, source=source)
 
 
+def drawn_once(protocol: Protocol) -> Protocol:
+    """The protocol of a simulation that draws the Gaussian noise of all silos' sum once.
+
+    Silos send what they would have added noise to, and the server adds noise to the sum. Raises
+    InputError where silos add no such noise.
+    """
+    if protocol.noise_by == "silos" and not protocol.masked:
+        if protocol.randomizer == SEND_NOISY_SUM:
+            return replace(protocol, randomizer=SEND_BATCH, analyzer=NOISY_ADD, noise_by="server")
+        if protocol.randomizer in (SEND_NOISY_NODE, SEND_NOISY_PREFIX):
+            return replace(protocol, randomizer=SEND_NODE, analyzer=NOISY_TREE, noise_by="server")
+    raise InputError(
+        "drawn_once needs a protocol whose silos add Gaussian noise to their own sums, got "
+        f'"{protocol.id}"'
+    )
+
+
 # ---- Messages between silo, shuffler and server: immutable values with named arrays --------------
 
 

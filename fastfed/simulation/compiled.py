@@ -104,6 +104,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "analyzer": protocol.analyzer,
         "noise_std": plan.noise_std.parts,
         "noise_scale": np.ascontiguousarray(plan.noise_scale, dtype=np.float64),
+        "drawn_once": plan.drawn_once,
         "radius": (plan.radius.multiplier, plan.radius.scale, plan.radius.base),
         "radius_count": float(plan.rows_per_round),
         "determinant": plan.radius.determinant,
@@ -220,8 +221,7 @@ def run(
     rounds each call played and may raise to stop. How the rounds are divided into calls changes
     nothing, and neither does ``snapshot``, where the run goes on if it holds an earlier part.
     """
-    for plan in plans:
-        check_plan(plan)
+    plans = [check_plan(plan).simulated for plan in plans]
     horizon, silos = plans[0].horizon, plans[0].silos
     states = [state(plan, len(checkpoints), record) for plan in plans]
     run = driver.Run(environment, silos, horizon, checkpoints, states, threads)
@@ -293,6 +293,7 @@ def run_rounds(
 
 def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
     """Of the compiled driver."""
+    plan = plan.simulated
     sizes = {name: array_bytes(*one) for name, one in shapes(plan, checkpoints, record).items()}
     # Only pools whose rows come again remember contenders: the environment counts them.
     sizes.pop("candidates")

@@ -391,7 +391,8 @@ def check_history(curves: Iterable[Curve]) -> None:
         raise InputError(
             f'release "toeplitz" would keep {needed / 1e9:.3g} GB of noise in every replicate, at '
             f"most {MOST_HISTORY / 1e9:.3g} GB; fewer such curves at once or a larger batch_size "
-            'need less, and "buffered", of all but the same noise, or "honaker" next to nothing'
+            'need less, and "buffered", of all but the same noise, or "honaker" next to nothing; '
+            'noise_draws = "sum" keeps it once for all silos'
         )
 
 
@@ -402,6 +403,7 @@ LATER: dict[str, Any] = {
     "bonus": 1.0,
     "tie_bonus": 1.0,
     "ledger": 1.0,
+    "noise_draws": "silo",
     **dict.fromkeys(
         (
             *("batch_first", "batch_ratio", "release_rounds", "reward_centre", "base_rates"),

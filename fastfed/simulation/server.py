@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import environments
-from fastfed._random import NoiseSource, SeededNoise
+from fastfed._random import NoiseSource, SeededNoise, SummedNoise
 from fastfed.bandits.silo import Silo
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import Bits, Report
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.secure_sum import masked, simulated_keys
@@ -82,9 +82,11 @@ def run_one(
     progress: Progress | None = None,
 ) -> Outcome:
     """Run rounds 1..last (all by default) of one plan; ``progress(1)`` hears of each round."""
+    plan = check_plan(plan).simulated
     noise = SeededNoise(environment.seed, environment.replicate)
     silos = [Silo(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)]
-    shuffler, server = Shuffler(plan, noise), Server(plan, noise)
+    of_sums = SummedNoise(noise.seed, noise.replicate) if plan.drawn_once else noise
+    shuffler, server = Shuffler(plan, noise), Server(plan, of_sums)
     record = Record(plan.silos, plan.horizon, checkpoints)
     total = np.zeros(plan.statistic_size)
     users = Users(plan, noise)

@@ -72,6 +72,16 @@ def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Arr
     )
 
 
+def sum_normals(seed: int, replicate: int, silos: int, node: int, d: int) -> Array:
+    """The same of the sum over so many silos: purposes 22 and 23."""
+    return np.concatenate(
+        [
+            normals_f64(seed, 22, replicate, silos, node, d),
+            normals_f64(seed, 23, replicate, silos, node, d * (d + 1) // 2),
+        ]
+    )
+
+
 def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> float:
     """W and theta of V = lambda I + covariance, in place; the shift V needed, -1 if hopeless."""
     d = len(theta)

@@ -43,4 +43,8 @@ int64_t ff_noise_capacity(int64_t d);
 void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
                      double *restrict normals);
 
+/* The same for the noise of a node that is the sum over so many silos, drawn once. */
+void ff_sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d,
+                    double *restrict normals);
+
 #endif

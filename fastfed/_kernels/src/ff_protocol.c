@@ -36,6 +36,16 @@ void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, i
     }
 }
 
+/* Standard normals of a node's noise. owner: the silo that adds it, or M for the server. */
+static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, int64_t key,
+                         double *normals)
+{
+    if (c->drawn_once)
+        ff_sum_normals(run->seed, run->replicate, owner, key, run->dimension, normals);
+    else
+        ff_node_normals(run->seed, run->replicate, owner, key, run->dimension, normals);
+}
+
 /* Standard normals of the noise in prefix k, into p->normals. owner: the silo that adds it, or M
  * for the server; its state is row `row` of nodes or history. */
 static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t row, int64_t k,
@@ -44,7 +54,7 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
     const int64_t d = run->dimension, s = ff_statistic(d);
     if (c->release == FF_TOEPLITZ || c->release == FF_FACTORISED) {
         double *history = c->history + row * c->releases * s;
-        ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, k), d, p->normals);
+        node_normals(run, c, owner, ff_key_of(run, k), p->normals);
         memcpy(history + (k - 1) * s, p->normals, (size_t)s * sizeof(double));
         if (c->release == FF_TOEPLITZ)
             ff_toeplitz(history, c->coefficients, k, s, p->normals);
@@ -53,7 +63,7 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
         return;
     }
     if (c->release == FF_BUFFERED) {
-        ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, k), d, p->normals);
+        node_normals(run, c, owner, ff_key_of(run, k), p->normals);
         memcpy(p->point, p->normals, (size_t)s * sizeof(double));
         ff_buffered(p->point, c->coefficients, c->buffers, s, c->nodes + row * c->buffers * s,
                     p->normals);
@@ -62,18 +72,17 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
     double *estimates = c->nodes + row * c->levels * s;
     if (c->release == FF_NESTED) {
         for (int64_t i = ff_nested_draws(k - 1) + 1; i <= ff_nested_draws(k); i++) {
-            ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, i), d, p->normals);
+            node_normals(run, c, owner, ff_key_of(run, i), p->normals);
             ff_add(estimates, p->normals, s);
         }
         memcpy(p->normals, estimates, (size_t)s * sizeof(double));
         return;
     }
     const int64_t level = ff_node_level(k), number = ff_honaker_number(k);
-    ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, number), d, p->normals);
+    node_normals(run, c, owner, ff_key_of(run, number), p->normals);
     memcpy(p->point, p->normals, (size_t)s * sizeof(double));
     for (int64_t j = 1; j <= level; j++) {
-        ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, number + j), d,
-                        p->normals);
+        node_normals(run, c, owner, ff_key_of(run, number + j), p->normals);
         ff_honaker(p->point, p->normals, estimates + (j - 1) * s, j, s);
     }
     memcpy(estimates + level * s, p->point, (size_t)s * sizeof(double));
@@ -185,7 +194,7 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
         double *node = c->nodes + level * s;
         if (c->analyzer == FF_NOISY_TREE) {
             const ff_parts p = ff_cut(scratch, run);
-            ff_node_normals(run->seed, run->replicate, run->silos, k, d, p.normals);
+            node_normals(run, c, run->silos, k, p.normals);
             add_noise(c, sum, p.normals, &c->noise_std, d, node);
         } else {
             memcpy(node, sum, (size_t)s * sizeof(double));

@@ -37,7 +37,10 @@ enum {
     /* for a user's score function */
     FF_SCORE_KEY = 20,
     /* which users' rounds are shared, where a secret coin decides */
-    FF_PARTICIPATION = 21
+    FF_PARTICIPATION = 21,
+    /* the noise of all silos' sum, where it is drawn once */
+    FF_SUM_BIAS_NOISE = 22,
+    FF_SUM_COV_NOISE = 23
 };
 
 ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,

@@ -69,6 +69,7 @@ typedef struct {
     int64_t buffers;            /* how many, of FF_BUFFERED */
     ff_noise_std noise_std;
     const double *noise_scale; /* (M): each silo's noise, in units of noise_std */
+    int64_t drawn_once;        /* 1: the server's noise stands for the sum of all silos' noises */
     ff_radius radius;
     int64_t direct;                /* 1: lambda may fall, and there is a second bonus */
     double radius_count;           /* rows of V that a round adds: M, or 1 for a silo alone */
