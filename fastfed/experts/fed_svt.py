@@ -100,6 +100,9 @@ def _(plan: SparseVectorPlan) -> tuple[PrivacyEvent, ...]:
 class SparseVector:
     """Server of Fed-SVT, with decisions in float64 from uniforms of 53 bits, for simulations."""
 
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release", "_expert", "_total", "_before", "_limit", "switches")
+
     def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
         self.plan, self.noise = plan, noise
         self.switches = 0  # k

@@ -101,6 +101,9 @@ def _(plan: LimitedPlan) -> tuple[PrivacyEvent, ...]:
 class Last:
     """Server that chooses from the last losses, in float64 from uniforms of 53 bits."""
 
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release", "_expert", "switches")
+
     def __init__(self, plan: LimitedPlan, noise: NoiseSource) -> None:
         self.plan, self.noise = plan, noise
         self.switches = 0

@@ -91,6 +91,9 @@ def _(plan: DartboardPlan) -> tuple[PrivacyEvent, ...]:
 class Dart:
     """Server of the dartboard, with decisions in float64 from uniforms of 53 bits."""
 
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release", "_expert", "_total", "switches")
+
     def __init__(self, plan: DartboardPlan, noise: NoiseSource) -> None:
         self.plan, self.noise = plan, noise
         self.switches = 0  # draws after the first, also of the same expert

@@ -1,11 +1,11 @@
 """Snapshots of long batches of runs: what was simulated before a run stopped is not lost.
 
 Between two calls of the compiled driver the arrays of its curves and a few numbers are all that
-later rounds depend on; between two exchanges of experts what the server, the ledger of regret and
-the clients together have reached is. So a run that goes on from a snapshot has the bits of one that was never
-stopped. A snapshot is a file in the output folder, written now and then, whole or not at all, and
-deleted once the results of its batch of runs are committed. One that is damaged, or of another
-experiment or version, is not read: its batch begins again.
+later rounds depend on; between two exchanges of experts it is what the server, the ledger of regret
+and all clients together have reached. So a run that goes on from a snapshot has the bits of one
+that was never stopped. A snapshot is a file in the output folder, written now and then, whole or
+not at all, and deleted once the results of its batch of runs are committed. One that is damaged, or
+of another experiment or version, is not read: its batch begins again.
 
 It holds what the simulated silos hold, raw sums of real records too, so only its owner may read it.
 """
@@ -67,7 +67,7 @@ class Kept:
     arrays: dict[str, np.ndarray]
 
     def into(self, states: Sequence[dict[str, Any]]) -> bool:
-        """Overwrite the arrays of fresh states (see `arrays_of`), or none where one does not fit."""
+        """Overwrite the arrays of fresh states (`arrays_of`), or none where one does not fit."""
         into = arrays_of(states)
         for name, array in into.items():
             found = self.arrays.get(name)
@@ -131,7 +131,7 @@ class Snapshot:
             with np.load(self._open(), allow_pickle=False) as archive:
                 about = json.loads(archive["about"].tobytes())
                 # All of them, before any is used: the archive checks each as it is read.
-                arrays = {name: archive[name] for name in archive.files}
+                arrays = {name: archive[name] for name in archive.files if name != "about"}
             if about["of"] != self.of or about["round"] <= 0:
                 return None
             return Kept(about["round"], about["stage"], arrays)
@@ -222,6 +222,27 @@ def arrays_of(states: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
                 if isinstance(value, np.ndarray) and value.flags.writeable and name not in CACHES:
                     found[f"{i}.{prefix}{name}"] = value
     return found
+
+
+def fields_of(objects: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+    """What the classes of objects name as ``KEPT``, numbers and arrays, by name; None where a class
+    has no such names of its own: one that inherits may have more to keep."""
+    found = {}
+    for prefix, value in objects.items():
+        names = vars(type(value)).get("KEPT")
+        if names is None:
+            return None
+        for name in names:
+            found[f"{prefix}.{name}"] = np.asarray(getattr(value, name))
+    return found
+
+
+def into_fields(objects: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Give fresh objects what `fields_of` found."""
+    for prefix, value in objects.items():
+        for name in vars(type(value))["KEPT"]:
+            array = arrays[f"{prefix}.{name}"]
+            setattr(value, name, array if array.ndim else array.item())
 
 
 @dataclass(frozen=True)
