@@ -98,13 +98,13 @@ def run_phases(
 
     ``made`` is the fresh state of ``plan.local``; its curve, regret and counts are filled in.
     """
+    run = open_pass(made)
+    run.initialise()
     greedy = {**made, **greedy_state(plan)}
     stage, done, numbers = _reached(snapshot, made, greedy, until)
     averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
     if stage == ALONE:
-        run = open_pass(made)
-        run.initialise()
         if numbers is not None:
             run.resume(numbers)
         heard = compiled.keeping(run, [made], 0, snapshot, progress, ALONE)

@@ -38,6 +38,9 @@ TIMES_OF_WRITING = 20.0
 #: How the name of a snapshot that is being written ends.
 DRAFT = ".new"
 
+#: How the name of a file begins by which workers of a cluster know that they see the folder.
+MARK = "seen-"
+
 #: Caches, which say nothing of the results.
 CACHES = frozenset({"choice", "candidates"})
 
@@ -265,10 +268,12 @@ class Snapshots:
         return Snapshot(self.folder / name, of)
 
     def tidy(self) -> None:
-        """Delete drafts of processes that were killed. Only while no other run writes here."""
-        for path in self.folder.glob(f"replicate-*{DRAFT}"):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+        """Delete what processes that were killed have left beside snapshots. Only while no other
+        run writes here."""
+        for pattern in (f"*{DRAFT}", f"{MARK}*"):
+            for path in self.folder.glob(pattern):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Delete what is left of a run that is complete."""
