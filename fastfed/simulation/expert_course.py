@@ -88,7 +88,7 @@ class Course:
         rounds, self._told = round - self._told, round
 
         def keep(snapshot: Snapshot) -> None:
-            state = self._state() if round else None
+            state = self._state()
             if state is not None:
                 snapshot.keep(round, state)
 

@@ -112,6 +112,8 @@ class Snapshot:
 
         ``stage``: the part of the run that the round is of, where a run has several.
         """
+        if not round:
+            return  # before the first there is nothing to lose
         with _writing():
             start = time.monotonic()
             about = json.dumps({"of": self.of, "round": round, "stage": stage}).encode()
