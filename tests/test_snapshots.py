@@ -224,7 +224,7 @@ def test_killed_five_times(tmp_path: Path) -> None:
     """kill -9 in one long replicate: it ends all the same, with the bits of one that lived."""
     spec = tmp_path / "long.toml"
     spec.write_text(
-        'name = "long"\nhorizon = 400000\nsilos = 4\nreplicates = 1\ncheckpoints = 20\n'
+        'name = "long"\nhorizon = 1600000\nsilos = 4\nreplicates = 1\ncheckpoints = 20\n'
         '[environment]\nkind = "sphere"\ndimension = 6\nactions = 20\n'
         '[[curve]]\nlabel = "one"\nalgorithm = "private-fedlinucb"\nprotocol = "central"\n'
         "epsilon = 1.0\ndelta = 1e-6\nbatch_size = 50\n"
