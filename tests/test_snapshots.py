@@ -181,7 +181,7 @@ def test_every_flipped_bit_of_a_snapshot_is_seen(tmp_path: Path) -> None:
     snapshot = Snapshot(tmp_path / "one.npz", "this")
     snapshot.write(20, made.numbers(), states)
     whole = snapshot.path.read_bytes()
-    arrays = {name: a.copy() for name, a in snapshots._arrays(states).items()}
+    arrays = {name: a.copy() for name, a in snapshots.arrays_of(states).items()}
     _, fresh = opened(experiment)
     for at in range(0, len(whole), len(whole) // 150):
         flipped = bytearray(whole)
@@ -193,7 +193,7 @@ def test_every_flipped_bit_of_a_snapshot_is_seen(tmp_path: Path) -> None:
         # Bits of the archive that mean nothing to whoever reads it: dates, attributes.
         assert kept[0] == 20
         np.testing.assert_array_equal(kept[1], made.numbers())
-        for name, array in snapshots._arrays(fresh).items():
+        for name, array in snapshots.arrays_of(fresh).items():
             np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
@@ -224,7 +224,7 @@ def test_killed_five_times(tmp_path: Path) -> None:
     """kill -9 in one long replicate: it ends all the same, with the bits of one that lived."""
     spec = tmp_path / "long.toml"
     spec.write_text(
-        'name = "long"\nhorizon = 400000\nsilos = 4\nreplicates = 1\ncheckpoints = 20\n'
+        'name = "long"\nhorizon = 1600000\nsilos = 4\nreplicates = 1\ncheckpoints = 20\n'
         '[environment]\nkind = "sphere"\ndimension = 6\nactions = 20\n'
         '[[curve]]\nlabel = "one"\nalgorithm = "private-fedlinucb"\nprotocol = "central"\n'
         "epsilon = 1.0\ndelta = 1e-6\nbatch_size = 50\n"

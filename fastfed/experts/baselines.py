@@ -67,6 +67,9 @@ class LeaderPlan(SumsPlan):
 class Leader(OneExpert):
     """State of the server: it chooses the expert of least loss, the first of equals."""
 
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release", "_expert", "_total", "switches")
+
     def __init__(self, plan: LeaderPlan, noise: NoiseSource) -> None:
         super().__init__(plan, noise)
         self._total = np.zeros(plan.experts)
@@ -166,6 +169,9 @@ class Hedge:
     """State of the server: exponential weights."""
 
     events: dict[str, int] = {}  # noqa: RUF012
+
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release", "_total")
 
     def __init__(self, plan: HedgePlan) -> None:
         self.plan = plan

@@ -101,6 +101,9 @@ class SparseVector(SeldomChooser):
 
     plan: SparseVectorPlan
 
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release", "_expert", "_total", "_before", "_limit", "switches")
+
     def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
         super().__init__(plan, noise)
         self._before = 0.0  # the loss of the expert when it was chosen

@@ -217,6 +217,9 @@ class Walk:
     used, and one row serves all depths.
     """
 
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("estimates", "points", "done")
+
     def __init__(
         self,
         phase: Phase,
@@ -486,6 +489,9 @@ class NoisyLeast:
     """State of the server: it chooses the expert of least mean score, with central noise if any."""
 
     events: dict[str, int] = {}  # noqa: RUF012
+
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release",)
 
     def __init__(self, plan: FrankWolfePlan, noise: NoiseSource) -> None:
         self.plan, self.noise = plan, noise

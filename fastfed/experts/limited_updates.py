@@ -101,6 +101,9 @@ def _(plan: LimitedPlan) -> tuple[PrivacyEvent, ...]:
 class Last(Chooser):
     """Server that chooses from the losses since the last exchange alone."""
 
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release", "_expert", "switches")
+
     plan: LimitedPlan
 
     @property

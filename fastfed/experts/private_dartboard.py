@@ -91,6 +91,9 @@ def _(plan: DartboardPlan) -> tuple[PrivacyEvent, ...]:
 class Dart(SeldomChooser):
     """Server of the dartboard."""
 
+    #: What exchanges change, for snapshots of simulations.
+    KEPT = ("_release", "_expert", "_total", "switches")
+
     plan: DartboardPlan
 
     def _keeps(self, lost: float, release: int) -> bool:

@@ -24,7 +24,7 @@ from fastfed.simulation.driver import (
     silo_term,
     spaced,
 )
-from fastfed.simulation.snapshots import Snapshot
+from fastfed.simulation.snapshots import Snapshot, tell
 
 #: What a curve's state is made of: by name (shape, type), zeros at first.
 Shapes = dict[str, tuple[tuple[int, ...], Any]]
@@ -246,25 +246,30 @@ def run_on(
     if (kept := snapshot.read(states, last)) is not None:
         done, numbers = kept
         run.resume(numbers)
+    heard = keeping(run, states, 0, snapshot, progress)
+    heard(done)
+    run_rounds(run, done + 1, last, progress=heard)
+
+
+def keeping(
+    run: driver.Run,
+    states: list[dict[str, Any]],
+    done: int,
+    snapshot: Snapshot | None,
+    progress: Progress | None,
+    stage: int = 0,
+) -> Progress:
+    """Progress of a run after ``done`` rounds, that keeps snapshots of it."""
+
+    def keep(snapshot: Snapshot) -> None:
+        snapshot.write(done, run.numbers(), states, stage)
 
     def heard(rounds: int) -> None:
         nonlocal done
         done += rounds
-        if snapshot.due():
-            snapshot.write(done, run.numbers(), states)
-        try:
-            if progress is not None:
-                progress(rounds)
-        except BaseException:
-            # Stopped: what there is so far need not be simulated again.
-            if snapshot.worth():
-                snapshot.write(done, run.numbers(), states)
-            raise
+        tell(snapshot, keep, rounds, progress)
 
-    before = done
-    done = 0
-    heard(before)
-    run_rounds(run, before + 1, last, progress=heard)
+    return heard
 
 
 def run_rounds(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from fastfed.simulation.driver import (
     total,
 )
 from fastfed.simulation.experiment import Experiment, Problem
-from fastfed.simulation.snapshots import Snapshot, Snapshots
+from fastfed.simulation.snapshots import Snapshot
 
 # ---- Dispatch: every plan to the driver that it names --------------------------------------------
 # A new kind of plan is one file with a `driver.Driver`, and one line in ``DRIVERS``.
@@ -188,13 +188,21 @@ def check_threads(threads: int | None) -> int:
     return integer("threads", threads, at_least=1, at_most=1024)
 
 
+class Keeper(Protocol):
+    """Snapshots of batches of runs, wherever they are kept."""
+
+    def of(self, replicate: int, positions: Sequence[int]) -> Snapshot:
+        """The snapshot of one batch of runs."""
+        ...
+
+
 def run_together(
     experiment: Experiment,
     work: RunBatch,
     threads: int,
     progress: Callable[[int], None] | None = None,
     record: bool = False,
-    snapshots: Snapshots | None = None,
+    snapshots: Keeper | None = None,
 ) -> list[Outcome]:
     """Run one batch of runs, on from its snapshot if there is one; ``progress`` hears
     agent-rounds."""

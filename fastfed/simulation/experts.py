@@ -7,9 +7,10 @@ both drivers, and any number of threads, have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,14 +31,13 @@ from fastfed.experts.plan import (
     check_expert_plan,
 )
 from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Term, outcome_term, spaced
+from fastfed.simulation.expert_course import Course
+from fastfed.simulation.snapshots import Snapshot
 
 #: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
 #: Sums of a block whose decisions are made at once: they stay in a core's cache.
 MOST_SUMS_TOGETHER = 2**16
-
-#: Progress is heard of, and Ctrl-C looked for, once in so many stretches of rounds.
-STRETCHES_HEARD = 256
 
 
 class Ledger:
@@ -46,6 +46,9 @@ class Ledger:
     Between two exchanges one x is played, and what it loses is settled as one number, so that a
     round at a time and a stretch at a time round alike.
     """
+
+    #: What rounds change, for snapshots.
+    KEPT: ClassVar = ("regret", "_at", "_lost", "_total", "_rounds", "_sums")
 
     def __init__(self, adversary: Adversary, checkpoints: np.ndarray) -> None:
         self.adversary, self.checkpoints = adversary, checkpoints
@@ -204,46 +207,49 @@ def run(
     record: bool = False,
     last: int | None = None,
     progress: Progress | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) from sums over all clients; there are no actions."""
+    """Run rounds 1..last (all by default) from sums over all clients; there are no actions. On from
+    the snapshot if it holds an earlier part."""
     check_expert_plan(plan)
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
     ledger = Ledger(adversary, checkpoints)
     ask = totals(adversary.losses, plan, noise, threads)
+    parts: dict[str, Any] = {"decider": decider, "ledger": ledger}
+    walks = ask if isinstance(ask, Scores) else None
+    if walks is None:
+        parts["ask"] = ask
+    course = Course(plan, parts, walks, snapshot, progress)
     until = last or plan.horizon
+    done = course.begin(until)
     # A subclass may decide otherwise, message by message.
     scores = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
-    if adversary.optimum is None and (scores or whole(plan, decider)):
-        pseudo = scores and not ledger.needs_sums
-        most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
-        edges = stretches_of(plan, checkpoints, until, most)
-        heard = progress or (lambda rounds: None)
-        if isinstance(ask, Scores):
-            x = run_scores(plan, ask, ledger, edges, heard)
-        else:
-            x = run_sums(plan, decider, ledger, edges, threads, heard)
-        return finished(plan, ledger, checkpoints, until, x, decider.events)
-    x = plan.move(None, decider.start())
-    made = end = told = 0
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     pseudo = adversary.suboptimality is not None and not sums_needed
     most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
-    stretches = stretches_of(plan, checkpoints, until, most)
-    played = with_sums(adversary.losses, stretches, sums_needed, threads)
-    for count, (first, end, sums) in enumerate(played, start=1):
-        if plan.exchanges_before(first) > made:
-            ledger.settle(x)
-        for release in range(made + 1, plan.exchanges_before(first) + 1):
-            x = plan.move(x, decider.decide(ask.total(release, x)))
-            made = release
+    edges = stretches_of(plan, checkpoints, until, most)
+    if adversary.optimum is None and (scores or whole(plan, decider)):
+        asks, at = asks_of(plan, edges), int(np.searchsorted(edges, done))
+        if isinstance(ask, Scores):
+            run_scores(plan, ask, ledger, edges[at:], asks[at:], course)
+        else:
+            run_sums(plan, decider, ledger, edges[at:], asks[at:], threads, course)
+        return finished(plan, ledger, checkpoints, until, course.x, decider.events)
+    played = with_sums(adversary.losses, edges[edges >= done], sums_needed, threads)
+    for first, end, sums in played:
+        if plan.exchanges_before(first) > course.made:
+            ledger.settle(course.x)
+        for release in range(course.made + 1, plan.exchanges_before(first) + 1):
+            course.x = plan.move(course.x, decider.decide(ask.total(release, course.x)))
+            course.made = release
+            course.passed(first - 1)
         if sums is not None:
             ask.saw(sums)
-        ledger.played(first, end, x, sums)
-        if progress is not None and (count % STRETCHES_HEARD == 0 or end == until):
-            progress(end - told)
-            told = end
-    return finished(plan, ledger, checkpoints, end, x, decider.events)
+        ledger.played(first, end, course.x, sums)
+        course.passed(end)
+    course.reached(until)
+    return finished(plan, ledger, checkpoints, until, course.x, decider.events)
 
 
 def finished(
@@ -296,13 +302,13 @@ def run_sums(
     decider: Any,
     ledger: Ledger,
     edges: np.ndarray,
+    asks: np.ndarray,
     threads: int,
-    heard: Progress,
-) -> np.ndarray:
-    """Play the stretches, decisions of a block of them at once; returns the last one."""
-    losses, x = ledger.adversary.losses, plan.move(None, decider.start())
+    course: Course,
+) -> None:
+    """Play the stretches, decisions of a block of them at once."""
+    losses, lost = ledger.adversary.losses, course.lost
     # The last edge is where no stretch begins.
-    asks, lost = asks_of(plan, edges), np.zeros(plan.experts, np.int64)
     for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
         sums, part = losses.sums(edges[at : end + 1], threads), asks[at:end]
         count = int(np.flatnonzero(part)[-1]) + 1 if part.any() else 0
@@ -312,40 +318,37 @@ def run_sums(
         lost += sums[max(count - 1, 0) :].sum(axis=0)
         weights = None
         if plan.sends_weights(1):
-            weights = np.concatenate([x[None], found]) if count else x[None]
+            weights = np.concatenate([course.x[None], found]) if count else course.x[None]
             which = np.cumsum(part, dtype=np.int64)
-            x = weights[-1]
+            course.x = weights[-1]
         else:
-            which = np.full(end - at, found[-1] if count else x.argmax())
+            which = np.full(end - at, found[-1] if count else course.x.argmax())
             which[:count] = found
-            x = plan.move(x, ExpertChoice(0, int(which[-1])))
+            course.x = plan.move(course.x, ExpertChoice(0, int(which[-1])))
         ledger.played_many(edges[at : end + 1], asks[at + 1 : end + 1], which, weights, sums)
-        heard(int(edges[end] - edges[at]))
-    return x
+        course.made += int(part.sum())
+        course.reached(int(edges[end]))
 
 
 def run_scores(
-    plan: Any, ask: Scores, ledger: Ledger, edges: np.ndarray, heard: Progress
-) -> np.ndarray:
-    """Play the stretches, exchanges of a phase at once; returns the last decision."""
-    losses, x, made = ledger.adversary.losses, plan.move(None, None), 0
-    asks = asks_of(plan, edges)
+    plan: Any, ask: Scores, ledger: Ledger, edges: np.ndarray, asks: np.ndarray, course: Course
+) -> None:
+    """Play the stretches, exchanges of a phase at once."""
+    losses = ledger.adversary.losses
     for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
         sums = losses.sums(edges[at : end + 1], ask.threads) if ledger.needs_sums else None
         cuts = [at, *(at + 1 + np.flatnonzero(asks[at + 1 : end])), end]
         for first, after in pairwise(cuts):
             due = plan.exchanges_before(int(edges[first]) + 1)
-            if made < due:
-                x, made = ask.walk(made + 1, due, x), due
+            ask.walk(course, due, partial(course.reached, int(edges[first])))
             ledger.played_many(
                 edges[first : after + 1],
                 asks[first + 1 : after + 1],
                 np.zeros(after - first, np.int64),
-                x[None],
+                course.x[None],
                 None if sums is None else sums[first - at : after - at],
             )
-        heard(int(edges[end] - edges[at]))
-    return x
+        course.reached(int(edges[end]))
 
 
 def blocks_of(
@@ -402,6 +405,8 @@ def with_sums(
 class Sums:
     """Sums that all clients of a plan send together."""
 
+    KEPT: ClassVar = ("_sum",)
+
     def __init__(self, experts: int) -> None:
         self._sum = np.zeros(experts)
 
@@ -422,10 +427,23 @@ class Scores:
     ) -> None:
         self.plan, self.losses, self.noise, self.threads = plan, losses, noise, threads
         self._rounds = np.zeros((plan.silos, 0), np.int64)
-        self._walk: Walk | None = None
+        self.walking: Walk | None = None
 
     def saw(self, sums: np.ndarray) -> None:
         """Sums are for the regret alone."""
+
+    def begin(self, number: int) -> None:
+        """Begin the phase of this number again."""
+        for phase in self.plan.phases:
+            if phase.number == number:
+                self.walking = self._begin(phase)
+
+    def _walk_of(self, release: int) -> Walk:
+        """The walk through the trees of the phase that an exchange is of."""
+        phase = self.plan.phase_of(release)
+        if self.walking is None or self.walking.phase is not phase:
+            self.walking = self._begin(phase)
+        return self.walking
 
     def _begin(self, phase: Phase) -> Walk:
         count, used = len(phase.samples), phase.used
@@ -445,15 +463,16 @@ class Scores:
         bounds = self.plan.bounds.low, self.plan.bounds.high, most
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
 
-    def walk(self, release: int, last: int, x: np.ndarray) -> np.ndarray:
-        """The decision after exchanges release..last with `NoisyLeast`, whole phases at once."""
-        plan, x = self.plan, x.copy()
-        while release <= last:
-            phase = plan.phase_of(release)
-            if self._walk is None or self._walk.phase is not phase:
-                self._walk = self._begin(phase)
-            release = self._leaves(self._walk, release, last, x)
-        return x
+    def walk(self, course: Course, last: int, heard: Callable[[], None]) -> None:
+        """Exchanges up to the last with `NoisyLeast`, as many of a phase at once as one call should
+        have."""
+        if course.made >= last:
+            return
+        x = course.x = course.x.copy()
+        while course.made < last:
+            release = course.made + 1
+            course.made = self._leaves(self._walk_of(release), release, last, x) - 1
+            heard()
 
     def _leaves(self, walk: Walk, release: int, last: int, x: np.ndarray) -> int:
         """Walk on, as far as one call should; returns the next exchange. x is moved."""
@@ -484,10 +503,7 @@ class Scores:
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
         """Values that all clients send in one exchange, added up in order, (d,)."""
         plan = self.plan
-        phase = plan.phase_of(release)
-        if self._walk is None or self._walk.phase is not phase:
-            self._walk = self._begin(phase)
-        rows = self._walk.leaf(x)
+        rows = self._walk_of(release).leaf(x)
         if plan.protocol.noise_by == "silos":
             key = self.noise.seed, SCORE_NOISE, self.noise.replicate, plan.silos
             rows = rows + plan.scale(release) * rng.laplace_rows(*key, release, plan.experts)
@@ -549,4 +565,4 @@ def memory(
     return [*terms_of(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
 
 
-DRIVER = Driver(run, run_steps, memory)
+DRIVER = Driver(run, run_steps, memory, snapshots=True)

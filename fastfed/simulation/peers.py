@@ -8,7 +8,8 @@ those, and counts the messages that the step driver sends; the tests hold one ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from fastfed.simulation.driver import (
     total,
 )
 from fastfed.simulation.server import step_terms
+from fastfed.simulation.snapshots import Snapshot
 
 
 def run_steps(
@@ -119,49 +121,68 @@ class _Seen:
         return total
 
 
-def run_parts(
-    plan: PeerPlan,
-    checkpoints: np.ndarray,
-    run_part: Callable[..., dict[str, Any]],
-    *,
-    record: bool = False,
-) -> Outcome:
-    """Run every part with ``run_part(part, checkpoints of its own)``, and add them up."""
-    group = np.zeros(len(checkpoints))
-    counts = np.zeros(len(checkpoints), np.int64)
-    sent = np.zeros(len(checkpoints))
-    clipped, indefinite, totals = np.zeros(2, np.int64), 0, []
-    actions = np.zeros((plan.silos, plan.horizon), np.int32) if record else None
-    rewards = np.zeros((plan.silos, plan.horizon)) if record else None
-    for part in plan.parts:
-        uses = np.array([plan.uses(part.estimator, int(c)) for c in checkpoints])
-        own = np.unique(uses[uses > 0])
-        state = run_part(part, own)
-        # Where each checkpoint finds this part: 0 before its first round.
-        at = np.searchsorted(own, uses, side="right")
+@dataclass(frozen=True)
+class _Added:
+    """What the parts that were run add up to."""
+
+    arrays: dict[str, np.ndarray]
+
+    @classmethod
+    def none(cls, plan: PeerPlan, checkpoints: int, record: bool) -> _Added:
+        made = {
+            "group": np.zeros(checkpoints),
+            "counts": np.zeros(checkpoints, np.int64),
+            "sent": np.zeros(checkpoints),
+            "clipped": np.zeros(2, np.int64),
+            "indefinite": np.zeros(1, np.int64),
+            "totals": np.zeros((len(plan.parts), plan.parts[0].plan.statistic_size)),
+        }
+        if record:
+            made["actions"] = np.zeros((plan.silos, plan.horizon), np.int32)
+            made["rewards"] = np.zeros((plan.silos, plan.horizon))
+        return cls(made)
+
+    def add(
+        self, plan: PeerPlan, number: int, state: dict[str, Any], checkpoints: np.ndarray
+    ) -> None:
+        """Add the state of a part that was run."""
+        part, sums = plan.parts[number], self.arrays
+        _, at = _marks(plan, part, checkpoints)
         for row in state["curve"]:
-            group += np.concatenate([[0.0], row])[at]
-        counts += np.concatenate([[0], state["synchronised"].cumsum()])[at]
-        sent += _sent(plan, part, state, checkpoints)
-        clipped += state["clipped"].sum(axis=0)
-        indefinite += int(state["indefinite"][0])
-        totals.append(state["total"])
-        if actions is not None and rewards is not None:
+            sums["group"] += np.concatenate([[0.0], row])[at]
+        sums["counts"] += np.concatenate([[0], state["synchronised"].cumsum()])[at]
+        sums["sent"] += _sent(plan, part, state, checkpoints)
+        sums["clipped"] += state["clipped"].sum(axis=0)
+        sums["indefinite"] += state["indefinite"]
+        sums["totals"][number] = state["total"]
+        if "actions" in sums:
             rounds = plan.rounds(part.estimator) - 1
             for row, silo in enumerate(part.clique):
-                actions[silo, rounds] = state["actions"][row]
-                rewards[silo, rounds] = state["rewards"][row]
-        del state  # the next part's takes as much
-    return Outcome(
-        group_regret=group,
-        synchronisations=counts,
-        bits_up=8.0 * sent,
-        bits_down=np.zeros(len(checkpoints)),
-        events=linear_events(indefinite, int(clipped[0]), int(clipped[1])),
-        total=np.array(totals),
-        actions=actions,
-        rewards=rewards,
-    )
+                sums["actions"][silo, rounds] = state["actions"][row]
+                sums["rewards"][silo, rounds] = state["rewards"][row]
+
+    def outcome(self, checkpoints: int) -> Outcome:
+        """Of all parts."""
+        sums = self.arrays
+        features, rewards = sums["clipped"]
+        return Outcome(
+            group_regret=sums["group"],
+            synchronisations=sums["counts"],
+            bits_up=8.0 * sums["sent"],
+            bits_down=np.zeros(checkpoints),
+            events=linear_events(int(sums["indefinite"][0]), int(features), int(rewards)),
+            total=sums["totals"],
+            actions=sums.get("actions"),
+            rewards=sums.get("rewards"),
+        )
+
+
+def _marks(plan: PeerPlan, part: Part, checkpoints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Checkpoints of a part, in rounds of its own; and where each checkpoint finds the part among
+    them, 0 before its first round."""
+    uses = np.array([plan.uses(part.estimator, int(c)) for c in checkpoints])
+    own = np.unique(uses[uses > 0])
+    return own, np.searchsorted(own, uses, side="right")
 
 
 def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.ndarray) -> np.ndarray:
@@ -203,20 +224,23 @@ def run(
     last: int | None = None,
     rounds_per_call: int | None = None,
     progress: Progress | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) of every part by the compiled driver, one by one."""
+    """Run rounds 1..last (all by default) of every part by the compiled driver, one by one; on from
+    the snapshot if it holds an earlier part."""
     verify(plan)
     until = plan.horizon if last is None else last
-    heard = 0
+    added, told = _Added.none(plan, len(checkpoints), record), 0
 
-    def run_part(part: Part, own: np.ndarray) -> dict[str, Any]:
-        silos = len(part.clique)
+    def opened(number: int) -> tuple[driver.Run, dict[str, Any]]:
+        part = plan.parts[number]
+        own, _ = _marks(plan, part, checkpoints)
         made = compiled.state(part.plan, len(own), record)
         made["synchronised_rounds"] = np.zeros(part.plan.horizon, np.uint8)
-        made["requested"] = np.zeros((part.plan.horizon, silos), np.uint8)
+        made["requested"] = np.zeros((part.plan.horizon, len(part.clique)), np.uint8)
         run = driver.Run(
             environment,
-            silos,
+            len(part.clique),
             part.plan.horizon,
             own,
             [made],
@@ -225,19 +249,43 @@ def run(
             phase=part.estimator,
             stride=plan.gamma,
         )
-
-        def tell(rounds: int) -> None:
-            nonlocal heard
-            heard += rounds * silos
-            if progress is not None:
-                # In whole rounds of all silos.
-                progress(heard // plan.silos - (heard - rounds * silos) // plan.silos)
-
         run.initialise()
-        compiled.run_rounds(run, 1, plan.uses(part.estimator, until), rounds_per_call, tell)
-        return made
+        return run, made
 
-    return run_parts(plan, checkpoints, run_part, record=record)
+    def tell(silos: int, rounds: int) -> None:
+        nonlocal told
+        told += rounds * silos
+        if progress is not None:
+            # In whole rounds of all silos.
+            progress(told // plan.silos - (told - rounds * silos) // plan.silos)
+
+    # The part that was being run when the snapshot was kept, and its rounds by then.
+    begin, done, reached = 0, 0, None
+    kept = snapshot.kept() if snapshot is not None else None
+    if snapshot is not None and kept is not None and kept.stage < len(plan.parts):
+        run, made = opened(kept.stage)
+        uses = plan.uses(plan.parts[kept.stage].estimator, until)
+        if (found := snapshot.read([made, added.arrays], uses, kept.stage, kept)) is not None:
+            begin, done, reached = kept.stage, found[0], (run, made)
+            run.resume(found[1])
+        del run, made
+    del kept
+    for number, part in enumerate(plan.parts):
+        silos, uses = len(part.clique), plan.uses(part.estimator, until)
+        if number < begin:
+            tell(silos, uses)
+            continue
+        run, made = reached or opened(number)
+        reached = None
+        states = [made, added.arrays]
+        heard = compiled.keeping(run, states, 0, snapshot, partial(tell, silos), number)
+        if done:
+            heard(done)
+        compiled.run_rounds(run, done + 1, uses, rounds_per_call, heard)
+        added.add(plan, number, made, checkpoints)
+        done = 0
+        del run, made, states, heard  # the next part's take as much
+    return added.outcome(len(checkpoints))
 
 
 def memory(
@@ -272,4 +320,4 @@ def _alike(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:
     return [by_kind[len(p.clique), p.plan.horizon] for p in plan.parts]
 
 
-DRIVER = Driver(run, run_steps, memory)
+DRIVER = Driver(run, run_steps, memory, snapshots=True)

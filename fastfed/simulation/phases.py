@@ -25,9 +25,10 @@ from fastfed.simulation.driver import (
     linear_events,
     silo_term,
 )
+from fastfed.simulation.snapshots import Snapshot
 
-#: Runs rounds first..last.
-Through = Callable[[driver.Run, int, int], None]
+#: Runs rounds first..last, heard of.
+Through = Callable[[driver.Run, int, int, Progress], None]
 
 
 def run_steps(
@@ -78,6 +79,10 @@ def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
     return {"synchronisations": released, "bits_up": bits, "bits_down": bits.copy()}
 
 
+#: Stages of a run, where a snapshot may be kept: before the first release, and after it.
+ALONE, GREEDY = 0, 1
+
+
 def run_phases(
     environment: environments.Environment,
     plan: PhasePlan,
@@ -86,6 +91,8 @@ def run_phases(
     open_pass: Callable[[dict[str, Any]], driver.Run],
     through: Through,
     until: int,
+    snapshot: Snapshot | None = None,
+    progress: Progress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rounds 1..until, every phase a call of its own: (releases by checkpoint, last model).
 
@@ -93,26 +100,54 @@ def run_phases(
     """
     run = open_pass(made)
     run.initialise()
-    through(run, 1, min(plan.initial_rounds, until))
+    greedy = {**made, **greedy_state(plan)}
+    stage, done, numbers = _reached(snapshot, made, greedy, until)
     averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
-    greedy = {**made, **greedy_state(plan)}
+    if stage == ALONE:
+        if numbers is not None:
+            run.resume(numbers)
+        heard = compiled.keeping(run, [made], 0, snapshot, progress, ALONE)
+        heard(done)
+        through(run, done + 1, min(plan.initial_rounds, until), heard)
+        done = min(plan.initial_rounds, until)
     run = open_pass(greedy)
+    if stage == GREEDY and numbers is not None:
+        run.resume(numbers)
+        model = greedy["theta"][0].copy()
+        if progress is not None:
+            progress(done)
+    heard = compiled.keeping(run, [greedy], done, snapshot, progress, GREEDY)
     released = np.zeros(len(checkpoints), np.int64)
     for phase, first, last in rounds_between(plan):
         if first - 1 > until:
             break
-        found = linalg.least_squares(made["batch"], plan.dimension)
-        model = averager.combine(
-            [LocalEstimate(phase, values, i) for i, values in enumerate(found)]
-        ).values
         released += checkpoints >= first - 1
-        made["batch"][:] = 0.0
-        greedy["theta"][0] = model
-        # What was chosen with the model before is forgotten.
-        greedy["choice"][:] = 0
-        through(run, first, min(last, until))
+        if stage == GREEDY and first <= done:
+            averager.releases += 1  # before the snapshot
+        else:
+            found = linalg.least_squares(made["batch"], plan.dimension)
+            model = averager.combine(
+                [LocalEstimate(phase, values, i) for i, values in enumerate(found)]
+            ).values
+            made["batch"][:] = 0.0
+            greedy["theta"][0] = model
+            # What was chosen with the model before is forgotten.
+            greedy["choice"][:] = 0
+        through(run, max(first, done + 1), min(last, until), heard)
     return released, model
+
+
+def _reached(
+    snapshot: Snapshot | None, made: dict[str, Any], greedy: dict[str, Any], until: int
+) -> tuple[int, int, np.ndarray | None]:
+    """(stage, rounds, numbers) of a snapshot, brought into the state of its stage."""
+    kept = snapshot.kept() if snapshot is not None else None
+    if snapshot is None or kept is None:
+        return ALONE, 0, None
+    state = greedy if kept.stage == GREEDY else made
+    found = snapshot.read([state], until, kept.stage, kept)
+    return (kept.stage, *found) if found is not None else (ALONE, 0, None)
 
 
 def greedy_state(plan: PhasePlan) -> dict[str, Any]:
@@ -139,19 +174,23 @@ def run(
     last: int | None = None,
     rounds_per_call: int | None = None,
     progress: Progress | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) by the compiled driver, phase after phase."""
+    """Run rounds 1..last (all by default) by the compiled driver, phase after phase, on from the
+    snapshot if it holds an earlier part."""
     check_phase_plan(plan)
     made = compiled.state(plan.local, len(checkpoints), record)
 
     def open_pass(made: dict[str, Any]) -> driver.Run:
         return driver.Run(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
 
-    def advance(run: driver.Run, first: int, last: int) -> None:
-        compiled.run_rounds(run, first, last, rounds_per_call, progress)
+    def advance(run: driver.Run, first: int, last: int, heard: Progress) -> None:
+        compiled.run_rounds(run, first, last, rounds_per_call, heard)
 
     until = plan.horizon if last is None else last
-    released, model = run_phases(environment, plan, checkpoints, made, open_pass, advance, until)
+    released, model = run_phases(
+        environment, plan, checkpoints, made, open_pass, advance, until, snapshot, progress
+    )
     changed: dict[str, Any] = {**sent(plan, released), "total": model}
     return replace(compiled.outcome(plan.local, made), **changed)
 
@@ -167,4 +206,4 @@ def memory(
     return [*terms, silo_term("estimates of all silos", plan.silos * each, plan.local), left]
 
 
-DRIVER = Driver(run, run_steps, memory)
+DRIVER = Driver(run, run_steps, memory, snapshots=True)

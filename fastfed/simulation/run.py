@@ -145,6 +145,7 @@ def run_by(
     ):
         passes = missing_batches(experiment, store.done(), layout.together)
         snapshots = Snapshots.in_output(folder, experiment.digest())
+        snapshots.tidy()
         if on_start is not None:
             on_start(passes, player.threads)
         for played in player.play(experiment, passes, progress, snapshots):

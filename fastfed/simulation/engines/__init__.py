@@ -66,7 +66,8 @@ class Engine(Protocol):
         snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
         """Every batch of runs as it ends. What an environment raises is raised here too.
-        ``snapshots``: where workers that see the output folder keep parts of batches of runs.
+        ``snapshots``: where workers keep parts of batches of runs; those that do not see the output
+        folder send them.
 
         Where workers can die, a batch of runs that ends every worker which runs it is named by an
         EngineError after all others have been run.

@@ -55,6 +55,14 @@ from fastfed.simulation.engines import (
     run_all_rounds,
     unpack,
 )
+from fastfed.simulation.engines.dask_snapshots import (
+    AtWorker,
+    Desk,
+    Place,
+    carrier,
+    for_task,
+    open_place,
+)
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.snapshots import Snapshots
 
@@ -107,7 +115,7 @@ class Dask:
         experiment: Experiment,
         passes: list[RunBatch],
         progress: Progress | None = None,
-        snapshots: Snapshots | None = None,  # workers may not see the output folder
+        snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
         packed = pack(experiment)
         if not passes:
@@ -116,8 +124,9 @@ class Dask:
         workers = min(threads, len(passes), self.at_once or threads)
         with (
             _local_cluster(workers) if self.client is None else nullcontext(self.client) as client,
-            _sent(client, experiment.digest(), packed) as name,
+            _sent(client, experiment.digest(), packed, snapshots) as (name, place),
             _heard(client, name, Tally(experiment, progress)) as tally,
+            carrier(client, name, place, passes),
         ):
 
             def run_round(passes: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
@@ -219,12 +228,13 @@ def _result(future: Any) -> tuple[Any, Exception | None]:
 class Sent(WorkerPlugin):
     """An experiment at every worker, those that come later too."""
 
-    def __init__(self, packed: bytes) -> None:
-        self.packed = packed
+    def __init__(self, packed: bytes, place: Place | None) -> None:
+        self.packed, self.place = packed, place
+        self.desk = Desk()
         self._unpacked: Experiment | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"packed": self.packed, "_unpacked": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sent, (self.packed, self.place)
 
     def experiment(self) -> Experiment:
         """Experiment that was packed."""
@@ -241,10 +251,15 @@ def play_block(
     assert isinstance(plugin, Sent)
     experiment = plugin.experiment()
     threads = min(threads, worker.state.nthreads)
+    snapshots = for_task(plugin.place, plugin.desk, worker, name, block)
     played = []
     for work in block:
         start = time.perf_counter()
-        outcomes = run_together(experiment, work, threads, _telling(worker, name, key, work))
+        outcomes = run_together(
+            experiment, work, threads, _telling(worker, name, key, work), snapshots=snapshots
+        )
+        if isinstance(snapshots, AtWorker):
+            snapshots.of(work.replicate, work.positions).drop()
         played.append((outcomes, time.perf_counter() - start, threads))
     return played
 
@@ -369,16 +384,19 @@ def _check_workers(client: Client, address: str) -> int:
 
 
 @contextmanager
-def _sent(client: Client, digest: str, packed: bytes) -> Iterator[str]:
-    """The name under which an experiment is at every worker."""
+def _sent(
+    client: Client, digest: str, packed: bytes, snapshots: Snapshots | None
+) -> Iterator[tuple[str, Place | None]]:
+    """The name under which an experiment is at every worker, and where it keeps snapshots."""
     # Another run of the same experiment may use the same cluster.
     name = f"fastfed-{digest}-{uuid.uuid4().hex[:8]}"
-    client.register_plugin(Sent(packed), name=name)
-    try:
-        yield name
-    finally:
-        with suppress(Exception):
-            client.unregister_worker_plugin(name)
+    with open_place(snapshots, name) as place:
+        client.register_plugin(Sent(packed, place), name=name)
+        try:
+            yield name, place
+        finally:
+            with suppress(Exception):
+                client.unregister_worker_plugin(name)
 
 
 @contextmanager
