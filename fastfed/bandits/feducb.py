@@ -428,7 +428,7 @@ FEDUCB = Algorithm(
 
 # ---- Without a server ----------------------------------------------------------------------------
 
-#: With more silos the graph takes minutes to analyse.
+#: Hops between all pairs of silos are kept, and a complete graph of so many takes seconds to check.
 MAX_SILOS = 2000
 
 
