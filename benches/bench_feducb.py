@@ -18,12 +18,12 @@ CURVES = {
 }  # fmt: skip
 
 
-def experiment(algorithm, silos, keys):
+def experiment(algorithm, silos, keys, dimension=10, actions=100, horizon=400):
     return make_experiment(
         name="bench",
-        environment=Gap(dimension=10, actions=100),
+        environment=Gap(dimension=dimension, actions=actions),
         curves=[{"label": "a", "algorithm": algorithm, **keys}],
-        horizon=400,
+        horizon=horizon,
         silos=silos,
         checkpoints=10,
     )
@@ -41,6 +41,28 @@ def timed(benchmark, e):
 def test_schedules(benchmark, name):
     benchmark.group = "feducb on the gap, K = 100, d = 10, 20 silos"
     timed(benchmark, experiment("feducb", 20, CURVES[name]))
+
+
+@pytest.mark.parametrize("silos", [100, 300, 1000])
+def test_rings(benchmark, silos):
+    """From the spec on, two uses of each estimator: the graph is a part of the work."""
+    benchmark.group = "feducb-decentralized in a ring, K = 100, d = 10, as many rounds as silos"
+    keys = {**CURVES["not private"], "graph": "ring"}
+
+    def play():
+        e = experiment("feducb-decentralized", silos, keys, horizon=silos)
+        dispatch.run(e.environment.open(0, 0, silos), [e.curves[0].system.plan], e.checkpoints)
+
+    benchmark.pedantic(play, rounds=3)
+    each = 1e6 * benchmark.stats["median"] / silos**2
+    benchmark.extra_info["microseconds_per_agent_round"] = each
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "private-determinant"])
+@pytest.mark.parametrize("dimension", [10, 30, 100])
+def test_wide_schedules(benchmark, dimension, schedule):
+    benchmark.group = f"feducb on the gap, K = 20, d = {dimension}, 4 silos"
+    timed(benchmark, experiment("feducb", 4, CURVES[schedule], dimension, actions=20))
 
 
 @pytest.mark.parametrize("graph", ["complete", "line"])

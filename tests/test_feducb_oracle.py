@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import cache
 from typing import Any
 
@@ -189,6 +190,39 @@ def same(a: Outcome, b: Outcome) -> None:
 def test_the_two_drivers_agree_bit_for_bit(name):
     e, outcome = case_of(name)
     same(outcome, readable(e))
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("budget", [SHARP, NOISY], ids=["sharp", "noisy"])
+@pytest.mark.parametrize("dimension", [1, 2, 9, 30])
+def test_a_private_trigger_is_decided_at_its_threshold(monkeypatch, dimension, budget, lazy):
+    """The compiled driver factors where bounds leave a doubt alone: none may cost a decision.
+
+    The thresholds are numbers that the rule compares, and their neighbours. In one dimension
+    arithmetic and geometric means are equal, and what is left of the bound is its rounding.
+    """
+    sizes = {"silos": 2, "horizon": 24, "dimension": dimension, "actions": 3}
+    keys = {**sizes, **budget, **QUIET, "lazy": lazy}
+    values, observe = [], Clock.observe
+
+    def watched(clock: Clock, x: np.ndarray, round: int) -> bool:
+        asked = observe(clock, x, round)
+        values.append(clock.value)
+        return asked
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Clock, "observe", watched)
+        assert not readable(experiment(**keys, communication=1e9)).synchronisations[-1]
+    grown = sorted(value for value in values if 0.0 < value < math.inf)
+    assert len(grown) > 8
+    found = set()
+    for value in grown[:: max(1, len(grown) // 4)]:
+        for bar in (math.nextafter(value, 0.0), value, math.nextafter(value, math.inf)):
+            e = experiment(**keys, communication=bar)
+            outcome = fast(e)
+            same(outcome, readable(e))
+            found.add(tuple(synchronised(outcome)))
+    assert len(found) > 1
 
 
 def test_the_cases_are_what_they_are_called():

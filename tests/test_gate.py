@@ -139,7 +139,7 @@ def test_every_system_and_every_public_kernel_is_timed():
 
 def test_workloads_can_be_made():
     """One of each group here; `benches/bench_workloads.py` makes them all."""
-    for name in ("system hedge", "bench fixed-k100-d5", "kernel solve d=10"):
+    for name in ("system hedge", "bench fixed-k100-d5", "kernel solve d=10", "size ring M=100"):
         workloads.make(name)()
 
 

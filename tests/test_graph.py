@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 from fastfed._kernels import rng
 from fastfed._random import INSTANCE
 from fastfed._validate import InputError
-from fastfed.protocols.serverless import GRAPHS, Graph, Network
+from fastfed.protocols.serverless import GRAPHS, Graph, Network, PeerPlan
 
 FALSE_ALARM = 1e-6
 
@@ -346,6 +346,16 @@ def test_bytes_in_closed_form():
     line, star = Graph.named("line", 5), Graph.named("star", 4)
     assert [line.edges_crossed(0, hops, 3) for hops in range(5)] == [0, 1, 3, 5, 5]
     assert [star.edges_crossed(0, hops, 9) for hops in range(5)] == [0, 3, 6, 6, 6]
+
+
+def test_a_plan_has_the_crossings_of_all_silos():
+    """All at once, for one by one takes minutes where silos are many; at any gamma."""
+    for graph in random_graphs(20):
+        for gamma in (1, 2, graph.diameter + 4):
+            found = PeerPlan(graph, gamma, 9, 2, ()).crossings
+            assert found.shape == (graph.silos, gamma + 1)
+            for silo, row in enumerate(found):
+                assert [graph.edges_crossed(silo, h, gamma) for h in range(gamma + 1)] == [*row]
 
 
 def test_bytes_of_a_run_that_ends_at_a_horizon():

@@ -56,7 +56,6 @@ def system(name: str) -> Call:
     from fastfed.environments import FixedSet, RealizableLosses, Sphere, StochasticLosses
     from fastfed.experts import ALGORITHMS as EXPERTS
     from fastfed.simulation import dispatch
-    from fastfed.simulation.experiment import make_experiment
     from fastfed.simulation.systems import ALGORITHMS
 
     algorithm, _, protocol = name.partition("/")
@@ -76,16 +75,53 @@ def system(name: str) -> Call:
         horizon = 50
     elif algorithm.startswith("linucb"):
         environment, horizon, silos = FixedSet(basis_actions=True), 2000, 1
-    e = make_experiment(
-        name="gate",
-        environment=environment,
-        curves=[{"label": "a", "algorithm": algorithm, **keys}],
-        horizon=horizon,
-        silos=silos,
-        checkpoints=5,
-    )
+    e = experiment(environment, {"algorithm": algorithm, **keys}, horizon=horizon, silos=silos)
     opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
     return lambda: dispatch.run(opened, plans, e.checkpoints)
+
+
+# ---- sizes at which work that should not grow did ------------------------------------------------
+
+
+def ring() -> Call:
+    """A hundred silos in a ring, from the spec on: the graph is a part of the work."""
+    from fastfed.environments import Gap
+    from fastfed.simulation import dispatch
+
+    keys = {"algorithm": "feducb-decentralized", "graph": "ring", "private": False}
+    # So low a threshold that every silo asks.
+    keys |= {"communication": 1e-3, "lazy": False}
+
+    def play() -> None:
+        e = experiment(Gap(dimension=5, actions=10), keys, horizon=100, silos=100)
+        dispatch.run(e.environment.open(0, 0, 100), [e.curves[0].system.plan], e.checkpoints)
+
+    return play
+
+
+def private_determinant() -> Call:
+    """A private trigger in a hundred dimensions, which few rounds bring near its threshold."""
+    from fastfed.environments import Gap
+    from fastfed.simulation import dispatch
+
+    keys = {"algorithm": "feducb", "schedule": "private-determinant", "epsilon": 1.0}
+    keys |= {"delta": 1e-5, "lazy": False}
+    e = experiment(Gap(dimension=100, actions=20), keys, horizon=100, silos=4)
+    opened, plans = e.environment.open(0, 0, 4), [e.curves[0].system.plan]
+    return lambda: dispatch.run(opened, plans, e.checkpoints)
+
+
+def experiment(environment: Any, keys: dict[str, Any], **sizes: int) -> Any:
+    """One curve at a size."""
+    from fastfed.simulation.experiment import make_experiment
+
+    curves = [{"label": "a", **keys}]
+    return make_experiment(
+        name="gate", environment=environment, curves=curves, checkpoints=5, **sizes
+    )
+
+
+SIZES = {"ring M=100": ring, "private-determinant d=100": private_determinant}
 
 
 # ---- the rows of `fastfed bench` ----------------------------------------------------------------
@@ -179,6 +215,7 @@ def kernel(name: str) -> Call:
 
 GROUPS = {
     "system": (system_names, system),
+    "size": (lambda: list(SIZES), lambda name: SIZES[name]()),
     "bench": (case_names, case),
     "kernel": (kernel_names, kernel),
 }

@@ -8,6 +8,7 @@ from fastfed._kernels.environments import Environment
 
 CANDIDATES_SIZE: int
 SKIP_BOUND_SIZE: int
+TRACE_BOUND_SIZE: int
 RECOMPUTE_MAX: int
 
 def share_from(seconds: float) -> float: ...

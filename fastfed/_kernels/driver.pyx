@@ -27,6 +27,8 @@ cdef extern from *:
 CANDIDATES_SIZE = sizeof(ff_candidates)
 #: Doubles of the bound that tells until when a silo's determinant trigger cannot fire.
 SKIP_BOUND_SIZE = sizeof(ff_skip_bound) // sizeof(double)
+#: Doubles of that of all silos' private ones.
+TRACE_BOUND_SIZE = sizeof(ff_trace_bound) // sizeof(double)
 #: Up to this dimension the determinant trigger recomputes determinants; above, it updates a factor.
 RECOMPUTE_MAX = FF_RECOMPUTE_MAX
 
@@ -313,6 +315,9 @@ cdef class Run:
         trigger.skip_bound = <ff_skip_bound *>pointer(given["skip_bound"])
         trigger.aggregate_factor = pointer(given["aggregate_factor"])
         trigger.nodes, trigger.snapshot = pointer(given["nodes"]), pointer(given["snapshot"])
+        trigger.node_rounds = <int64_t *>pointer(given["node_rounds"])
+        trigger.inverse, trigger.mass = pointer(given["inverse"]), pointer(given["mass"])
+        trigger.trace_bound = <ff_trace_bound *>pointer(given["trace_bound"])
         trigger.fired = <int64_t *>pointer(given["fired"])
 
     def initialise(self):

@@ -302,6 +302,8 @@ cdef extern from "ff_trigger.h" nogil:
         FF_RECOMPUTE_MAX
     ctypedef struct ff_skip_bound:
         double base
+    ctypedef struct ff_trace_bound:
+        double base
     ctypedef struct ff_trigger:
         int64_t kind
         int64_t delay
@@ -316,6 +318,10 @@ cdef extern from "ff_trigger.h" nogil:
         ff_skip_bound *skip_bound
         double *aggregate_factor
         double *nodes
+        int64_t *node_rounds
+        double *inverse
+        double *mass
+        ff_trace_bound *trace_bound
         int64_t *fired
         double *snapshot
 

@@ -137,7 +137,7 @@ class Graph:
         hops.flags.writeable = False
         return hops
 
-    @property
+    @cached_property
     def diameter(self) -> int:
         """The most hops between two silos; 0 for a single one."""
         return int(self.distances.max())
@@ -468,10 +468,14 @@ class PeerPlan:
     @cached_property
     def crossings(self) -> np.ndarray:
         """Edges crossed by a silo's message after 0, 1, ... gamma hops, (M, gamma + 1)."""
-        hops = range(self.gamma + 1)
-        return np.array(
-            [[self.graph.edges_crossed(i, h, self.gamma) for h in hops] for i in range(self.silos)]
-        )
+        hops = np.minimum(np.arange(self.gamma + 1), self.graph.diameter + 1)
+        return self.graph._crossed[:, hops]
+
+    @cached_property
+    def clique_crossings(self) -> dict[tuple[int, ...], np.ndarray]:
+        """By clique: edges crossed by a message of each member after 0, ... gamma hops."""
+        cliques = {part.clique for part in self.parts}
+        return {clique: self.crossings[list(clique)].sum(axis=0) for clique in cliques}
 
     def rounds(self, estimator: int) -> np.ndarray:
         """The rounds of an estimator, ascending."""

@@ -76,11 +76,16 @@ def clock_shapes(plan: Plan) -> Shapes:
     """The same of a trigger, named as ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return {}
-    m, d = plan.silos, plan.dimension
+    m, d, s = plan.silos, plan.dimension, plan.statistic_size
+    levels = plan.trigger.levels(plan.horizon)
     return {
         "skip_bound": ((m, driver.SKIP_BOUND_SIZE), float),
         "aggregate_factor": ((m if plan.trigger.updates(d) else 0, d, d), float),
-        "nodes": ((m, plan.trigger.levels(plan.horizon), plan.statistic_size), float),
+        "nodes": ((m, levels, s), float),
+        "node_rounds": ((m, levels), np.int64),
+        "inverse": ((s,), float),
+        "mass": ((m,), float),
+        "trace_bound": ((1, driver.TRACE_BOUND_SIZE), float),
         "fired": ((m,), np.int64),
         "snapshot": ((m, driver.snapshot_size(d)), float),
     }
@@ -310,6 +315,9 @@ def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
             "skip_bound": DETERMINANT,
             "aggregate_factor": DETERMINANT,
             "nodes": PRIVATE_DETERMINANT,
+            "node_rounds": PRIVATE_DETERMINANT,
+            "inverse": PRIVATE_DETERMINANT,
+            "mass": PRIVATE_DETERMINANT,
         }.get(name)
         if plan.trigger is None or kind in (None, plan.trigger.kind):
             sizes[f"trigger {name}"] = array_bytes(*one)

@@ -34,6 +34,9 @@ from fastfed.simulation.driver import (
 from fastfed.simulation.server import step_terms
 from fastfed.simulation.snapshots import Snapshot
 
+#: Of any silo's request.
+REQUEST_BYTES = Request(0, 0, 0).nbytes
+
 
 def run_steps(
     environment: environments.Environment,
@@ -148,9 +151,10 @@ class _Added:
         """Add the state of a part that was run."""
         part, sums = plan.parts[number], self.arrays
         _, at = _marks(plan, part, checkpoints)
-        for row in state["curve"]:
-            sums["group"] += np.concatenate([[0.0], row])[at]
-        sums["counts"] += np.concatenate([[0], state["synchronised"].cumsum()])[at]
+        # Silos one after the other, as the step driver adds them: a sum could take another order.
+        rows = np.vstack([sums["group"], _since_start(state["curve"])[:, at]])
+        sums["group"][:] = rows.cumsum(axis=0)[-1]
+        sums["counts"] += _since_start(state["synchronised"].cumsum())[at]
         sums["sent"] += _sent(plan, part, state, checkpoints)
         sums["clipped"] += state["clipped"].sum(axis=0)
         sums["indefinite"] += state["indefinite"]
@@ -185,18 +189,22 @@ def _marks(plan: PeerPlan, part: Part, checkpoints: np.ndarray) -> tuple[np.ndar
     return own, np.searchsorted(own, uses, side="right")
 
 
+def _since_start(curves: np.ndarray) -> np.ndarray:
+    """Curves with a 0 in front, for checkpoints before a part's first round."""
+    return np.pad(curves, [(0, 0)] * (curves.ndim - 1) + [(1, 0)])
+
+
 def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.ndarray) -> np.ndarray:
     """Bytes over all edges by each checkpoint, of all messages about one part."""
     rounds = plan.rounds(part.estimator)
-    edges = plan.crossings[list(part.clique)]
     report = 8 * part.plan.statistic_size
-    total = report * _crossed(
-        edges.sum(axis=0), rounds[state["synchronised_rounds"] > 0], checkpoints
-    )
-    for row, asked in enumerate(state["requested"].T > 0):
-        if asked.any():
-            size = Request(part.clique[row], 0, 0).nbytes
-            total += size * _crossed(edges[row], rounds[asked], checkpoints)
+    reported = rounds[state["synchronised_rounds"] > 0]
+    total = report * _crossed(plan.clique_crossings[part.clique], reported, checkpoints)
+    asked = state["requested"]
+    uses = np.flatnonzero(asked.any(axis=1))
+    silos = np.array(part.clique)
+    askers = [silos[np.flatnonzero(asked[use])] for use in uses]
+    total += REQUEST_BYTES * _asked(plan.crossings, askers, rounds[uses], checkpoints)
     return total
 
 
@@ -212,6 +220,21 @@ def _crossed(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np
     age = checkpoints - when[np.maximum(sent - 1, 0)]
     crossed = (sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
     return np.where(sent > 0, crossed, 0).astype(np.float64)
+
+
+def _asked(
+    edges: np.ndarray, askers: list[np.ndarray], when: np.ndarray, checkpoints: np.ndarray
+) -> np.ndarray:
+    """The same of requests: those of the silos ``askers[k]`` were sent in round ``when[k]``."""
+    gamma = edges.shape[1] - 1
+    whole = np.cumsum([0, *(edges[silos, gamma].sum() for silos in askers)])
+    sent = np.searchsorted(when, checkpoints, side="right")
+    crossed = whole[sent].astype(np.float64)
+    for k in np.flatnonzero(sent):
+        last = sent[k] - 1
+        if (hops := checkpoints[k] - when[last] + 1) < gamma:
+            crossed[k] = whole[last] + edges[askers[last], hops].sum()
+    return crossed
 
 
 def run(

@@ -101,7 +101,8 @@ static int fires(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, co
     ff_protocol_flush(run, c, silo, pending);
     const ff_stream noise = ff_stream_of(run, FF_TRIGGER_NOISE, silo, round);
     return ff_trigger_fires(&c->trigger, silo, rounds, p->feature, c->total,
-                            c->batch + silo * ff_statistic(d), &noise, d, p->normals, p->trigger);
+                            c->batch + silo * ff_statistic(d), &noise, run->stride, d, p->normals,
+                            p->trigger);
 }
 
 /* Rounds first..last of one silo. With `watch` (one curve, with a trigger) it stops after the round

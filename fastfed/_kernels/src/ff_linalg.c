@@ -86,9 +86,8 @@ FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int6
 
 /* ---- the factor ------------------------------------------------------------------------- */
 
-/* Row-oriented Cholesky into w, then the triangular inverse in place, row by row from the top:
- * row i of W is -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. */
-int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
+/* Row-oriented Cholesky: L into the lower triangle of w. */
+FF_INLINE int cholesky(const double *restrict packed, int64_t d, double *restrict w)
 {
     for (int64_t i = 0; i < d; i++) {
         double *restrict row = w + i * d;
@@ -114,6 +113,24 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
             axpy(-column[i], column + j + 1, row + j + 1, i - j);
         }
     }
+    return 0;
+}
+
+int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restrict w)
+{
+    if (cholesky(packed, d, w))
+        return 1;
+    for (int64_t i = 0; i < d; i++)
+        w[i * (d + 1)] = 1.0 / w[i * (d + 1)];
+    return 0;
+}
+
+/* L, then the triangular inverse in place, row by row from the top: row i of W is
+ * -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. */
+int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
+{
+    if (cholesky(packed, d, w))
+        return 1;
     for (int64_t i = 0; i < d; i++) {
         double *restrict row = w + i * d;
         memset(row + i + 1, 0, (size_t)(d - i - 1) * sizeof(double));

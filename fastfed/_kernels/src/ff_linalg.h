@@ -14,6 +14,10 @@ FF_INLINE int64_t ff_packed(int64_t d) { return d * (d + 1) / 2; }
 /* W from the packed V. Returns 0, or 1 when V is not (numerically) positive definite. */
 int ff_factor(const double *restrict packed, int64_t d, double *restrict w);
 
+/* The diagonal of W alone, for ff_log_det; what stands beside it is of no use. Returns as ff_factor,
+ * with the same bits. */
+int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restrict w);
+
 /* theta = V^{-1} u = W'(W u); scratch d. */
 void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
               double *restrict scratch, double *restrict theta);

@@ -17,12 +17,17 @@ static parts cut(double *scratch, int64_t d)
     return (parts){scratch, scratch + s, scratch + 2 * s};
 }
 
+static void add_ridge(double *v, double ridge, int64_t d)
+{
+    for (int64_t i = 0; i < d; i++)
+        v[d + i * (i + 1) / 2 + i] += ridge;
+}
+
 /* Growth of ln det, of V = v + ridge I against S. A matrix that is not positive definite has not
  * grown: the private rule may only use what is private. */
 static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, const parts *p)
 {
-    for (int64_t i = 0; i < d; i++)
-        p->v[d + i * (i + 1) / 2 + i] += ridge;
+    add_ridge(p->v, ridge, d);
     return ff_factor(p->v + d, d, p->w) == 0 ? ff_log_det(p->w, d) - trigger->before : -INFINITY;
 }
 
@@ -65,14 +70,9 @@ static ff_skip_bound skip_bound_of(double growth, double ridge, int64_t rounds, 
     };
 }
 
-int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x, int64_t d)
+static int skips(ff_trigger *trigger, int64_t silo, int64_t rounds, double square)
 {
-    if (trigger->kind != FF_DETERMINANT || d > FF_RECOMPUTE_MAX)
-        return 0;
     ff_skip_bound *bound = trigger->skip_bound + silo;
-    double square = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        square += x[j] * x[j];
     bound->mass += square;
     return (double)rounds < bound->next && bound->mass < bound->most_mass &&
            bound->base + bound->slope * bound->mass < trigger->threshold / (double)rounds;
@@ -97,20 +97,154 @@ static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
 
 /* ---- FF_PRIVATE_DETERMINANT ------------------------------------------------------------------ */
 
+/* By the means of eigenvalues, the geometric and the arithmetic one: with W of S, and V positive
+ * definite,
+ *     ln det V - ln det S = ln det(W V W') <= d ln(tr(W V W') / d) = d ln(<A, V> / d),  A = W'W,
+ * for any W whatever: `before` is -2 sum ln W_ii, so nothing rests on how well W belongs to S. As
+ * <A, V> is linear in V = S + Q + N, a dot product tells it, and before N is drawn its largest value
+ * is known: <A, Q> <= ||W||^2 sum ||x||^2, and no normal of ours is beyond NORMAL. What rounding does,
+ * u = 2^-53:
+ * - Cholesky factors V + E, |E_ij| <= (d + 2) u sqrt(V_ii V_jj) (Higham 2002, Theorem 10.5), if it
+ *   ends at all, and then |V_ij| is below sqrt(V_ii V_jj), but for as little. A's entries are sums of d
+ *   products: off by (d + 1) u sqrt(A_ii A_jj). A dot product of n terms is off by n u of the sum of
+ *   their magnitudes. All three are multiples of (sum_i sqrt(A_ii V_ii))^2 <= d sum_i A_ii V_ii.
+ * - Before V is there: its entries are sums of four numbers, of which Q has n + 2 terms. ||.||_F of what
+ *   that makes, with E, is below u (n + d + 20) times `size` + sum ||x||^2, where `size` is at least d
+ *   times the norms of the total and the ridge, and the sum of magnitudes of all noise; A's is below
+ *   tr A.
+ * - The logarithms are as above, twice. */
+
+/* sqrt(-2 ln 2^-54) = 8.652 is the radius of Box and Muller's largest pair of 53 bits. */
+#define NORMAL 8.7
+
+/* The most that a determinant can have grown by where <A, V> is at most `trace`. */
+static double most_growth(const ff_trigger *trigger, double trace, int64_t d)
+{
+    if (!(trace > 0.0) || !(trace < INFINITY))
+        return INFINITY;
+    const double n = (double)d, growth = n * ff_log(trace / n);
+    return growth + (double)(d * (d + 4)) * 0x1p-40 +
+           (fabs(growth) + fabs(trigger->before)) * 0x1p-48;
+}
+
+/* At least <A, v + E> where Cholesky's of v ends; NaN where its diagonal says that it does not. */
+static double trace_with(const double *inverse, const double *v, int64_t d)
+{
+    const int64_t packed = ff_packed(d);
+    double part[8] = {0.0}, sum = 0.0, diagonal = 0.0;
+    for (int64_t i = 0; i < d; i++) {
+        const int64_t e = i * (i + 1) / 2 + i;
+        if (!(v[e] > 0.0))
+            return NAN;
+        diagonal += inverse[e] * v[e];
+    }
+    int64_t e = 0;
+    for (; e + 8 <= packed; e += 8)
+        for (int l = 0; l < 8; l++)
+            part[l] += inverse[e + l] * v[e + l];
+    for (; e < packed; e++)
+        sum += inverse[e] * v[e];
+    for (int l = 0; l < 8; l++)
+        sum += part[l];
+    return sum + 0x1p-52 * (double)(d * (d * d + 4 * d + 64)) * diagonal;
+}
+
+static void bound_trace(ff_trigger *trigger, const double *total, const double *w, int64_t silos,
+                        int64_t d, const parts *p)
+{
+    double *inverse = trigger->inverse + d, diagonal = 0.0, squares = 0.0, largest = 0.0;
+    double trace = 0.0, off = 0.0, norm = 0.0;
+    const int64_t packed = ff_packed(d);
+    memset(inverse, 0, (size_t)packed * sizeof(double));
+    for (int64_t k = 0; k < d; k++) {
+        const double *row = w + k * d;
+        for (int64_t i = 0; i <= k; i++) {
+            double *restrict a = inverse + i * (i + 1) / 2;
+            for (int64_t j = 0; j <= i; j++)
+                a[j] += row[i] * row[j];
+            squares += row[i] * row[i];
+        }
+        diagonal += row[k] * row[k];
+        largest = row[k] > largest ? row[k] : largest;
+    }
+    for (int64_t i = 0; i < d; i++) {
+        double *a = inverse + i * (i + 1) / 2;
+        for (int64_t j = 0; j < i; j++) {
+            a[j] *= 2.0;
+            off += fabs(a[j]);
+        }
+        trace += a[i];
+    }
+    memcpy(p->v, total, (size_t)ff_statistic(d) * sizeof(double));
+    add_ridge(p->v, trigger->ridge, d);
+    for (int64_t e = 0; e < packed; e++)
+        norm += total[d + e] * total[d + e];
+    const double n = (double)d, width = norm_bound(squares, diagonal, largest, d);
+    const double std = fmax(trigger->std.diagonal, trigger->std.off_diagonal);
+    /* Sums of squares off the diagonal count twice in a norm: 1.5 is above sqrt(2). */
+    *trigger->trace_bound = (ff_trace_bound){
+        .base = trace_with(inverse, p->v + d, d),
+        .slope = width * width * 1.0001,
+        .noise = NORMAL * (trigger->std.diagonal * trace + trigger->std.off_diagonal * off +
+                           0x1p-50 * n * n * std * trace) * 1.0001,
+        .rounding = 0x1p-51 * trace,
+        .size = n * (1.5 * sqrt(norm) + fabs(trigger->ridge)) +
+                NORMAL * (double)trigger->levels * n * n * std,
+    };
+    memset(trigger->mass, 0, (size_t)silos * sizeof(double));
+}
+
+static int skips_privately(ff_trigger *trigger, int64_t silo, int64_t rounds, double square, int64_t d)
+{
+    const ff_trace_bound *b = trigger->trace_bound;
+    const double mass = trigger->mass[silo] += square;
+    int64_t nodes = 0;
+    for (int64_t left = rounds; left; left &= left - 1)
+        nodes++;
+    const double trace = b->base + b->slope * mass + b->noise * (double)nodes +
+                         b->rounding * (double)(rounds + d + 20) * (b->size + mass);
+    return most_growth(trigger, trace, d) < trigger->threshold / (double)rounds;
+}
+
+/* Standard normals of prefix n. */
+static void prefix_noise(ff_trigger *trigger, int64_t silo, int64_t rounds, const ff_stream *noise,
+                         int64_t stride, int64_t d, double *normals)
+{
+    const int64_t s = ff_statistic(d);
+    double *nodes = trigger->nodes + silo * trigger->levels * s;
+    int64_t *drawn = trigger->node_rounds + silo * trigger->levels;
+    for (int64_t level = 0; rounds >> level; level++) {
+        if (!((rounds >> level) & 1))
+            continue;
+        /* The node ends with this round of the batch. */
+        const int64_t last = rounds >> level << level, at = trigger->last + last;
+        if (drawn[level] == at)
+            continue;
+        ff_stream stream = *noise;
+        stream.index -= (uint32_t)((rounds - last) * stride);
+        ff_normals_f64(&stream, ff_packed(d), normals);
+        memset(nodes + level * s, 0, (size_t)d * sizeof(double));
+        memcpy(nodes + level * s + d, normals, (size_t)ff_packed(d) * sizeof(double));
+        drawn[level] = at;
+    }
+    ff_prefix(nodes, rounds, s, normals);
+}
+
 static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds,
                                const double *total, const double *batch, const ff_stream *noise,
-                               int64_t d, double *normals, const parts *p)
+                               int64_t stride, int64_t d, double *normals, const parts *p)
 {
-    const int64_t s = ff_statistic(d), level = ff_node_level(rounds);
-    double *nodes = trigger->nodes + silo * trigger->levels * s, *node = nodes + level * s;
-    ff_normals_f64(noise, ff_packed(d), normals);
-    memset(node, 0, (size_t)d * sizeof(double));
-    memcpy(node + d, normals, (size_t)ff_packed(d) * sizeof(double));
-    ff_prefix(nodes, rounds, s, normals);
+    const int64_t s = ff_statistic(d);
+    const double bar = trigger->threshold / (double)rounds;
+    prefix_noise(trigger, silo, rounds, noise, stride, d, normals);
     memcpy(p->sum, total, (size_t)s * sizeof(double));
     ff_add(p->sum, batch, s);
     ff_add_noise(p->sum, normals, &trigger->std, d, p->v);
-    return growth_of(trigger, trigger->ridge, d, p) > trigger->threshold / (double)rounds;
+    add_ridge(p->v, trigger->ridge, d);
+    if (most_growth(trigger, trace_with(trigger->inverse + d, p->v + d, d), d) < bar)
+        return 0;
+    return ff_factor_diagonal(p->v + d, d, p->w) == 0 &&
+           ff_log_det(p->w, d) - trigger->before > bar;
 }
 
 /* ---- both ------------------------------------------------------------------------------------ */
@@ -120,9 +254,11 @@ void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, 
 {
     trigger->before = ff_log_det(w, d);
     trigger->ridge = ridge;
-    if (trigger->kind != FF_DETERMINANT)
-        return;
     const parts p = cut(scratch, d);
+    if (trigger->kind != FF_DETERMINANT) {
+        bound_trace(trigger, total, w, silos, d, &p);
+        return;
+    }
     memcpy(p.v, total, (size_t)ff_statistic(d) * sizeof(double));
     const double growth = growth_of(trigger, ridge + trigger->extra, d, &p);
     const ff_skip_bound bound = d > FF_RECOMPUTE_MAX
@@ -135,12 +271,24 @@ void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, 
     }
 }
 
+int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x, int64_t d)
+{
+    if (trigger->kind == FF_DETERMINANT && d > FF_RECOMPUTE_MAX)
+        return 0;
+    double square = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        square += x[j] * x[j];
+    return trigger->kind == FF_DETERMINANT ? skips(trigger, silo, rounds, square)
+                                           : skips_privately(trigger, silo, rounds, square, d);
+}
+
 int ff_trigger_fires(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
-                     const double *total, const double *batch, const ff_stream *noise, int64_t d,
-                     double *normals, double *scratch)
+                     const double *total, const double *batch, const ff_stream *noise,
+                     int64_t stride, int64_t d, double *normals, double *scratch)
 {
     const parts p = cut(scratch, d);
     if (trigger->kind == FF_DETERMINANT)
         return has_grown(trigger, silo, rounds, x, total, batch, d, &p);
-    return has_grown_privately(trigger, silo, rounds, total, batch, noise, d, normals, &p);
+    return has_grown_privately(trigger, silo, rounds, total, batch, noise, stride, d, normals,
+                               &p);
 }

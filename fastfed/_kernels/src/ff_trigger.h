@@ -20,6 +20,13 @@ typedef struct {
     double base, slope, mass, most_mass, next;
 } ff_skip_bound;
 
+/* The same of the private rule, for all silos: in round n of a batch whose ||x||^2 sum up to `mass`,
+ * tr(S^{-1} V) is at most base + slope mass + noise times the nodes of prefix n, and rounding adds
+ * rounding (n + d) (size + mass). See ff_trigger.c. */
+typedef struct {
+    double base, slope, noise, rounding, size;
+} ff_trace_bound;
+
 /* Fires in a round, n rounds after the last synchronisation and this one counted, when
  *   FF_DETERMINANT:          ln det(S + Q + extra I) - ln det S >= threshold / n
  *   FF_PRIVATE_DETERMINANT:  ln det(S + Q + N) - ln det S > threshold / n
@@ -40,7 +47,14 @@ typedef struct {
     ff_skip_bound *skip_bound; /* (M); FF_DETERMINANT only */
     double *aggregate_factor;  /* (M, d, d): factor of S + Q + extra I; FF_DETERMINANT above
                                 * FF_RECOMPUTE_MAX only */
-    double *nodes;  /* (M, levels, s): standard normals of N's nodes; private rule only */
+    /* Private rule only. */
+    double *nodes;        /* (M, levels, s): standard normals of N's nodes */
+    int64_t *node_rounds; /* (M, levels): the round that each is of, or 0; one is drawn when it is
+                           * first needed */
+    double *inverse;      /* (s): S^{-1} from its d-th entry on, off the diagonal twice */
+    double *mass;         /* (M): the sum of ||x||^2 since the last synchronisation */
+    ff_trace_bound *trace_bound; /* (1) */
+    /* Both. */
     int64_t *fired; /* (M): first round in which it fired, or the silo failed, since the chunk
                      * began; or 0 */
     double *snapshot; /* (M, ff_snapshot_size): the silos as they were when it began */
@@ -57,9 +71,10 @@ void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, 
 int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x, int64_t d);
 
 /* Returns 1 if the rule fires. batch: the silo's statistic, this round included; noise: its random
- * stream of this round; normals: ff_noise_capacity(d). */
+ * stream of this round, whose indices are `stride` apart from round to round; normals:
+ * ff_noise_capacity(d). */
 int ff_trigger_fires(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
-                     const double *total, const double *batch, const ff_stream *noise, int64_t d,
-                     double *normals, double *scratch);
+                     const double *total, const double *batch, const ff_stream *noise,
+                     int64_t stride, int64_t d, double *normals, double *scratch);
 
 #endif
