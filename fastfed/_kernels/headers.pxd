@@ -395,6 +395,7 @@ cdef extern from "ff_run.h" nogil:
         ff_tracked *tracked
         double *tracked_values
         ff_bonus_cache bonus_cache
+        int64_t *chosen
         double *history
         double *w
         double *theta
