@@ -95,6 +95,25 @@ def test_both_drivers_choose_the_same(d, lazy, protocol, kind):
     same(fast, readable)
 
 
+@pytest.mark.parametrize("kind", ["long tail", "ties", "near ties", "huge"])
+@pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_few_products_lose_no_choice(lazy, radius, kind):
+    """Of rows of all lengths few products and lower bounds decide; none is lost by them."""
+    draw = np.random.default_rng([lazy, len(radius), len(kind)])
+    sizes = [90, 120, 33, 150, 65, 17, 48, 100]
+    rows = np.exp(1.5 * draw.normal(size=(sum(sizes), 70)))
+    rows /= np.linalg.norm(rows, axis=1).max()
+    if kind in ("ties", "near ties"):
+        rows[1::2] = rows[: 2 * (len(rows) // 2) : 2] * (1.0 if kind == "ties" else 1.0 - 1e-7)
+    elif kind == "huge":
+        rows *= 1e6
+    keys = {"silos": 2, "horizon": 120, "protocol": "silo-ldp", "lazy": lazy, "batch_size": 20}
+    e = experiment(Rows(rows, sizes, 2), {**keys, "radius": radius})
+    (fast,), (readable,), _ = played(e)
+    same(fast, readable)
+
+
 @needs_it
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
 def test_they_are_used(radius):

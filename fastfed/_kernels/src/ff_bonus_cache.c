@@ -30,7 +30,7 @@ enum { FEW_PRODUCTS = 0, BY_FACTOR = 1, STAGES = 2 };
 /* Actions that are bounded by R at a time, and at most of a query before that is done for all. */
 #define TOGETHER 8
 #define FIRST (2 * TOGETHER)
-#define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 4)
+#define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 3)
 /* Failures of few products after which queries are not begun by them; each is so many successes. */
 #define FAILURE 4
 #define MOST_FAILURES 16
@@ -630,6 +630,53 @@ static int64_t refine_open(const ff_bonus_silo *own, const ff_actions *actions,
     return open;
 }
 
+/* A float that the exact score of an action is not below, by its bound on ||R x||: for a lazy silo,
+ * whose W is the one that R was made of.
+ *
+ * With a = r cos p, sqrt(c) b = r sin p, r = ||R x||, the bonus is F r cos(p - p*), where F^2 = beta^2 +
+ * gamma^2 / c and tan p* = gamma / (sqrt(c) beta). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so
+ * k cos^2 p <= sin p for k = sqrt(c) r / ||x||: p is between the one where these are equal and a right
+ * angle, and the cosine is least at one of the ends. Without a second bonus it is 1.
+ *
+ * The bounds are above r and the mean by at most twice what was added to them, and the exact score is
+ * off by what `tell` says. */
+static float score_at_least(const ff_bonus_silo *own, const ff_actions *actions, int64_t a,
+                            float upper_mean, float bound, const double *restrict theta, double beta,
+                            double gamma, int64_t d)
+{
+    const known16 *its = (const known16 *)actions->quantised + a / 16;
+    const scale s = scale_of(own, d);
+    const double length = 1.0001 * (double)its->length[a % 16], lost = (double)its->lost[a % 16];
+    const double g = (double)slack_of(d), frobenius = own->model.frobenius, c = own->model.c;
+    const double unit = quantised(own->factor)->unit, size = fabs((double)bound);
+    const double added = 1.01 * (size * ((double)s.slack - 1.0 + g) + length * (double)s.slope +
+                                 lost * (double)s.slope_lost);
+    const double r = unit * (size - 2.0 * added);
+    double norm = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        norm += theta[j] * theta[j];
+    norm = 1.0001 * sqrt(norm);
+    /* theta in 16 bits has lost as much as `bound_means` knows: at most this. */
+    const double theta_lost = norm * sqrt((double)d) / LENGTH;
+    const double error = 1.02 * (theta_lost * length + (theta_lost + norm) * lost +
+                                 g * norm * length) + 0x1p-50;
+    double turned = 1.0, most = beta;
+    if (gamma != 0.0) {
+        const double second = gamma / sqrt(c);
+        most = sqrt(beta * beta + second * second);
+        const double k = sqrt(c) * r / length, square = 2.0 * k * k;
+        const double cosine = k > 0x1p-20 ? (sqrt(1.0 + 2.0 * square) - 1.0) / square : 1.0;
+        const double sine = cosine < 1.0 ? sqrt(1.0 - cosine) : 0.0;
+        const double low = (sqrt(cosine) * beta + sine * second) / most, high = second / most;
+        turned = 0.999999 * (low < high ? low : high);
+    }
+    const double exact = 8.0 * (double)(d + 16) * 0x1p-53 *
+                         (norm + (beta + 2.0 * gamma * frobenius) * frobenius) * length;
+    const double mean = (double)upper_mean - 2.0 * (error + 0x1p-79 * (1.0 + most) * length);
+    const double least = mean + turned * most * r - exact - 1e-6 * (fabs(mean) + most * fabs(r));
+    return r > 0.0 && least < INFINITY ? (float)(least - 0x1p-22 * fabs(least)) : -INFINITY;
+}
+
 /* Asks for the features of an action, which lie far apart, before they are needed. */
 FF_INLINE void fetch(const ff_actions *actions, int64_t a, int64_t d)
 {
@@ -697,6 +744,40 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
             top = add_bonuses(m, mean, bound, factor, count, d, upper);
     }
     int64_t best = first_of(upper, top, count), n;
+    /* Who plays by released statistics needs no W x of what it takes: mostly bounds alone decide. */
+    for (int again = 0; !k->own && again < 2; again++) {
+        /* Only what R has bounded tells what a score is at least. */
+        for (int i = 0; stage == FEW_PRODUCTS && !(bound[best] < 0.0f) && i < TOGETHER; i++) {
+            refine(own, &view, &best, 1, d, room, bound);
+            top = add_bonuses(m, mean, bound, factor, count, d, upper);
+            best = first_of(upper, top, count);
+        }
+        if (stage == FEW_PRODUCTS && !(bound[best] < 0.0f))
+            break;
+        const float least = score_at_least(own, &view, best, mean[best], bound[best], theta, beta,
+                                           gamma, d);
+        n = not_below(upper, least, count, which);
+        if (stage == FEW_PRODUCTS && n > 1 && !again) {
+            const int64_t most = MOST_REFINED(count);
+            if (refine_open(own, &view, which, n, most, d, room, bound) > most)
+                break;
+            top = add_bonuses(m, mean, bound, factor, count, d, upper);
+            best = first_of(upper, top, count);
+            continue;
+        }
+        if (n == 1 && which[0] == best) {
+            if (kept && made != own->version + stage)
+                __atomic_store_n(kept, own->version + stage, __ATOMIC_RELEASE);
+            own->work -= own->work > 0;
+            if (stage == FEW_PRODUCTS)
+                own->failed -= own->failed > 0;
+            ff_features(actions, best, d, x);
+            if (gamma != 0.0 && silo < FF_SAMPLES)
+                memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
+            return best;
+        }
+        break;
+    }
     told first = tell_of(actions, best, w, theta, beta, gamma, frobenius, feature_bound, d, x, known,
                          back);
     n = not_below(upper, least_of(first), count, which);
