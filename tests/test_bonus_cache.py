@@ -221,6 +221,31 @@ def test_one_factor_bounds_both_bonuses(d, spread):
         assert lost * length.max() <= 1e-4 * both.max()
 
 
+@needs_it
+@pytest.mark.parametrize("gamma", [0.0, 0.1, 30.0, 1e4])
+@pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
+@pytest.mark.parametrize("d", [33, 57, 71, 135])
+def test_every_score_is_between_its_bounds(d, spread, gamma):
+    draw = np.random.default_rng([d, int(10 * spread), int(gamma)])
+    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
+    scales = 10.0 ** draw.uniform(0.0, spread, d)
+    w = linalg.factor((basis * scales @ basis.T)[np.tril_indices(d)], d)
+    rows = np.concatenate([draw.normal(size=(60, d)), basis.T, np.exp(2 * draw.normal(size=(20, d)))])
+    rows *= 10.0 ** draw.uniform(-4.0, 4.0, (len(rows), 1))
+    rows = rows.astype(np.float32)
+    columns = np.asfortranarray(rows)
+    for size in (0.0, 1.0, 1e3):
+        theta = size * draw.normal(size=d)
+        ends = linalg.bonus_ends(columns, w, theta, 1.5, gamma)
+        assert ends is not None
+        score = linalg.scores(columns, w, theta, 1.5, gamma)
+        assert (score <= ends[:3]).all() and (ends[3] <= score).all()
+        # They say something: R nearly as much as the score, few products what a length does at least.
+        if size == 0.0:
+            assert np.median(ends[1] / score) < 1.5 and np.median(ends[3] / score) > 0.3
+            assert (ends[1] <= 1.1 * ends[0]).all()
+
+
 def test_columns_that_differ_share_no_bounds():
     """Two curves over one pool: each has a W, and so bounds, of its own."""
     draw, sizes = np.random.default_rng(1), [30] * 4

@@ -345,7 +345,9 @@ AVX512 static void refine(const ff_bonus_silo *k, const ff_actions *actions,
     for (int64_t g = 0; g < groups; g += 2) {
         const int16_t *rows = m->rows + g * ROWS * ld;
         const int both = g + 1 < groups;
-        const int64_t end = ((g + 1 + both) * ROWS + 1) / 2, own = end < pairs ? end : pairs;
+        /* Of a row what is past its group's last column is not written. */
+        const int64_t end = ((g + 1) * ROWS + 1) / 2, own = end < pairs ? end : pairs;
+        const int64_t far = both ? ((g + 2) * ROWS + 1) / 2 : 0, last = far < pairs ? far : pairs;
         __m256i sum[ROWS], more[ROWS];
         for (int r = 0; r < ROWS; r++)
             sum[r] = more[r] = _mm256_setzero_si256();
@@ -357,6 +359,14 @@ AVX512 static void refine(const ff_bonus_silo *k, const ff_actions *actions,
                 memcpy(&low, rows + r * ld + 2 * j, sizeof low);
                 memcpy(&high, rows + next + r * ld + 2 * j, sizeof high);
                 MULTIPLY(sum[r], _mm256_set1_epi32(low), x);
+                MULTIPLY(more[r], _mm256_set1_epi32(high), x);
+            }
+        }
+        for (int64_t j = own; j < last; j++) {
+            const __m256i x = _mm256_load_si256((const __m256i *)(together + j * TOGETHER));
+            for (int r = 0; r < ROWS; r++) {
+                int32_t high;
+                memcpy(&high, rows + next + r * ld + 2 * j, sizeof high);
                 MULTIPLY(more[r], _mm256_set1_epi32(high), x);
             }
         }
@@ -827,7 +837,53 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     return chosen;
 }
 
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
+                            const double *restrict theta, double beta, double gamma, int64_t d,
+                            double *restrict scratch, float *restrict ends)
+{
+    const int64_t count = actions->actions, vectors = vectors_of(count);
+    if (!ff_screen_i16_fits(actions, d))
+        return 0;
+    double *factor = scratch, *room = factor + ff_bonus_cache_size(d);
+    float *mean = (float *)aligned(room + 3 * d * d + d), *bound = mean + 16 * vectors;
+    int16_t *row = (int16_t *)(bound + 16 * vectors);
+    void *block = aligned((double *)(row + row_of(d)));
+    memset(room, 0, (size_t)d * sizeof(double));
+    ff_bonus_silo own = {.factor = factor};
+    own.model = make(w, beta, gamma, room + 3 * d * d, 0, 1, d, room, factor);
+    if (isnan(own.model.c) || held(factor)->few.rest == 0.0)
+        return 0;
+    ff_actions view = *actions;
+    ff_quantise_i16(actions, d, block);
+    view.quantised = block;
+    const double by = bonus_of(&own, beta, gamma);
+    bound_means(&view, theta, by, d, row, mean);
+    bound_by_few(&own, &view, d, bound);
+    add_bonuses(quantised(factor), mean, bound, by, count, d, (float *)room);
+    memcpy(ends, room, (size_t)count * sizeof(float));
+    make_bounds(&own, &view, d, bound);
+    add_bonuses(quantised(factor), mean, bound, by, count, d, (float *)room);
+    memcpy(ends + count, room, (size_t)count * sizeof(float));
+    for (int64_t a = 0; a < count; a++)
+        refine(&own, &view, &a, 1, d, room, bound);
+    add_bonuses(quantised(factor), mean, bound, by, count, d, (float *)room);
+    memcpy(ends + 2 * count, room, (size_t)count * sizeof(float));
+    for (int64_t a = 0; a < count; a++)
+        ends[3 * count + a] =
+            score_at_least(&own, &view, a, mean[a], bound[a], theta, beta, gamma, d);
+    return 1;
+}
+
 #else
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
+                            const double *restrict theta, double beta, double gamma, int64_t d,
+                            double *restrict scratch, float *restrict ends)
+{
+    (void)actions, (void)w, (void)theta, (void)beta, (void)gamma, (void)d, (void)scratch;
+    (void)ends;
+    return 0;
+}
+
 int64_t ff_bonus_cache_size(int64_t d)
 {
     (void)d;

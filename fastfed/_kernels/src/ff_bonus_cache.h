@@ -70,6 +70,13 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               double feature_bound, int64_t d, double *restrict scratch,
                               double *restrict room, double *restrict x, const ff_whitened *known);
 
+/* For tests: of each action upper bounds on its score by few products, by R, and by R of it alone,
+ * and what it is at least: 4 rows of K. Returns 0 where there are none. scratch: that of the cache,
+ * of a panel's screening and 3 d^2 + d. */
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
+                            const double *restrict theta, double beta, double gamma, int64_t d,
+                            double *restrict scratch, float *restrict ends);
+
 /* A data point entered a silo's V: v = V^{-1} x of the V before it, s the result of ff_observe. */
 void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,
                             int64_t d);
