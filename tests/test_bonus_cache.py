@@ -95,6 +95,25 @@ def test_both_drivers_choose_the_same(d, lazy, protocol, kind):
     same(fast, readable)
 
 
+@pytest.mark.parametrize("kind", ["long tail", "ties", "near ties", "huge"])
+@pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_few_products_lose_no_choice(lazy, radius, kind):
+    """Of rows of all lengths few products and lower bounds decide; none is lost by them."""
+    draw = np.random.default_rng([lazy, len(radius), len(kind)])
+    sizes = [90, 120, 33, 150, 65, 17, 48, 100]
+    rows = np.exp(1.5 * draw.normal(size=(sum(sizes), 70)))
+    rows /= np.linalg.norm(rows, axis=1).max()
+    if kind in ("ties", "near ties"):
+        rows[1::2] = rows[: 2 * (len(rows) // 2) : 2] * (1.0 if kind == "ties" else 1.0 - 1e-7)
+    elif kind == "huge":
+        rows *= 1e6
+    keys = {"silos": 2, "horizon": 120, "protocol": "silo-ldp", "lazy": lazy, "batch_size": 20}
+    e = experiment(Rows(rows, sizes, 2), {**keys, "radius": radius})
+    (fast,), (readable,), _ = played(e)
+    same(fast, readable)
+
+
 @needs_it
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
 def test_they_are_used(radius):
@@ -200,6 +219,33 @@ def test_one_factor_bounds_both_bonuses(d, spread):
         assert (both <= bound + lost * length).all()
         assert (bound <= both + lost * length).all()
         assert lost * length.max() <= 1e-4 * both.max()
+
+
+@needs_it
+@pytest.mark.parametrize("gamma", [0.0, 0.1, 30.0, 1e4])
+@pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
+@pytest.mark.parametrize("d", [33, 57, 71, 135])
+def test_every_score_is_between_its_bounds(d, spread, gamma):
+    draw = np.random.default_rng([d, int(10 * spread), int(gamma)])
+    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
+    scales = 10.0 ** draw.uniform(0.0, spread, d)
+    w = linalg.factor((basis * scales @ basis.T)[np.tril_indices(d)], d)
+    rows = np.concatenate(
+        [draw.normal(size=(60, d)), basis.T, np.exp(2 * draw.normal(size=(20, d)))]
+    )
+    rows *= 10.0 ** draw.uniform(-4.0, 4.0, (len(rows), 1))
+    rows = rows.astype(np.float32)
+    columns = np.asfortranarray(rows)
+    for size in (0.0, 1.0, 1e3):
+        theta = size * draw.normal(size=d)
+        ends = linalg.bonus_ends(columns, w, theta, 1.5, gamma)
+        assert ends is not None
+        score = linalg.scores(columns, w, theta, 1.5, gamma)
+        assert (score <= ends[:3]).all() and (ends[3] <= score).all()
+        # They say something. The lower one is weak where the second bonus is the smaller part.
+        if size == 0.0:
+            assert np.median(ends[1] / score) < 1.1 and (ends[1] <= 1.1 * ends[0]).all()
+            assert np.median(ends[3] / score) > (0.9 if gamma != 0.1 else 0.1)
 
 
 def test_columns_that_differ_share_no_bounds():

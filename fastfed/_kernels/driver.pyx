@@ -220,10 +220,14 @@ cdef class Run:
         cache.bound, cache.made = &bound[0], &made[0]
         cache.silo = <ff_bonus_silo *>&silo[0]
         cache.sample, cache.factor = &sample[0], &factor[0]
+        cdef int64_t[::1] chosen = np.zeros(max(1, self.environment.queries) if lazy else 1, np.int64)
         cache.own = NULL
-        if not lazy:
+        self.curves[curve].chosen = NULL
+        if lazy:
+            self.curves[curve].chosen = &chosen[0]
+        else:
             cache.own = &own[0]
-        return made, bound, silo, sample, factor, own
+        return made, bound, silo, sample, factor, own, chosen
 
     cdef void describe(self, ff_curve *c, curve) except *:
         memset(c, 0, sizeof(ff_curve))
@@ -370,6 +374,8 @@ cdef class Run:
             c.bonus_cache.version = 0
             for j in range(self.c.silos if c.bonus_cache.silo != NULL else 0):
                 c.bonus_cache.silo[j].version = 0
+            if c.chosen != NULL:
+                memset(c.chosen, 0, self.environment.queries * sizeof(int64_t))
 
     cdef raise_if(self, int64_t status):
         if status:

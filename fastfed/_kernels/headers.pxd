@@ -140,6 +140,8 @@ cdef extern from "ff_bonus_cache.h" nogil:
         double *own
         int64_t version
     int64_t ff_bonus_cache_size(int64_t d)
+    int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *w, const double *theta,
+                                double beta, double gamma, int64_t d, double *scratch, float *ends)
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
@@ -404,6 +406,7 @@ cdef extern from "ff_run.h" nogil:
         ff_tracked *tracked
         double *tracked_values
         ff_bonus_cache bonus_cache
+        int64_t *chosen
         double *history
         double *w
         double *theta

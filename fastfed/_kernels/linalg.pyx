@@ -121,6 +121,19 @@ def scores(actions, const double[:, ::1] w, const double[::1] theta, double beta
     return np.asarray(out)
 
 
+def bonus_ends(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
+    """Bounds on scores of float32 actions side by side, (4, K), for tests: above by few products, by
+    a factor, by a factor of one action, and below; None where there are none."""
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(
+        ff_bonus_cache_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
+    cdef float[:, ::1] ends = np.empty((4, view.actions), np.float32)
+    if not ff_bonus_cache_ends(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &ends[0, 0]):
+        return None
+    return np.asarray(ends)
+
+
 def select(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
     """(index, features) of the best action."""
     cdef int64_t d = w.shape[0]

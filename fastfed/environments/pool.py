@@ -360,13 +360,13 @@ class PoolEnvironment(ABC):
     def memory(self, silos: int, horizon: int, curves: int) -> int:
         """Return the bytes that a replicate takes beside the pool.
 
-        These are the order of its queries, bonus bounds of the actions that are met, and the
-        candidate sets of silos.
+        These are the order of its queries, bonus bounds of the actions that are met, choices, and
+        the candidate sets of silos.
         """
         pool = self.pool(silos)
         if self.sampling != "with-replacement":
             return 16 * pool.queries * (self.sampling == "without-replacement")
-        bounds = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 8 * pool.queries
+        bounds = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 16 * pool.queries
         return curves * (bounds + silos * driver.CANDIDATES_SIZE)
 
     def shared_memory(self, silos: int, horizon: int) -> int:

@@ -11,6 +11,7 @@
 
 #include "ff_base.h"
 #include "ff_bonus_factor.h"
+#include "ff_bonus_few.h"
 #include "ff_scores.h"
 
 /* Silos whose last choices tell at a release what actions are like. */
@@ -21,6 +22,8 @@ typedef struct {
     int64_t version;       /* of the factor; bounds of another one do not hold. 0: none */
     ff_bonus_factor model;
     const double *factor;  /* R in 16 bits: the release's, or the silo's own, made since */
+    int64_t begin;         /* how bounds of a query are begun, by few products or by R .. */
+    int64_t failed;        /* .. and how often few have lately told too little */
     int64_t from;          /* data points that had entered V since the release when it was made */
     int64_t made;          /* factors of its own so far */
     double moved;          /* b has grown by at most so much of a, since the factor was made .. */
@@ -44,7 +47,7 @@ typedef struct {
 int64_t ff_bonus_cache_size(int64_t d);
 
 /* Starts over with the W of a release, for bonuses with about these factors. choices: actions that
- * are to be chosen among until the next one. scratch: 2 d^2 + d. */
+ * are to be chosen among until the next one. scratch: 3 d^2 + d. */
 void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch);
@@ -60,12 +63,19 @@ typedef struct {
 
 /* The action of the largest score <x, theta> + beta ||W x|| + gamma ||W'W x||, ties to the lowest
  * index, its features into x; -1 where the bounds do not decide. seen: data points that entered V
- * since the release. scratch as of ff_select, room: 2 d^2 + d. */
+ * since the release. scratch as of ff_select, room: 3 d^2 + d. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               double feature_bound, int64_t d, double *restrict scratch,
                               double *restrict room, double *restrict x, const ff_whitened *known);
+
+/* For tests: of each action upper bounds on its score by few products, by R, and by R of it alone,
+ * and what it is at least: 4 rows of K. Returns 0 where there are none. scratch: that of the cache,
+ * of a panel's screening and 3 d^2 + d. */
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
+                            const double *restrict theta, double beta, double gamma, int64_t d,
+                            double *restrict scratch, float *restrict ends);
 
 /* A data point entered a silo's V: v = V^{-1} x of the V before it, s the result of ff_observe. */
 void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,

@@ -1,58 +1,9 @@
 #include "ff_bonus_factor.h"
 
 #ifdef FF_AVX512
-#include <immintrin.h>
 #include <math.h>
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#define INLINE AVX512 static inline __attribute__((always_inline))
-/* Vectors of eight columns side by side, whose sums stay in registers. */
-#define ABREAST 8
-
-/* out[j] = start[j] (NULL: 0) + sign sum over rows k = from..d-1 of m[k][column] m[k][j], for
- * `vectors` vectors of columns from `first` on, the last of them as far as `in` says. */
-INLINE void take_rows(const double *restrict m, int64_t d, int64_t column, int64_t from,
-                      const double *restrict start, double sign, int64_t first,
-                      const int vectors, __mmask8 in, double *restrict out)
-{
-    __m512d sum[ABREAST];
-    for (int v = 0; v < vectors; v++) {
-        const __mmask8 own = v == vectors - 1 ? in : (__mmask8)0xff;
-        sum[v] = start ? _mm512_maskz_loadu_pd(own, start + first + 8 * v) : _mm512_setzero_pd();
-    }
-    for (int64_t k = from; k < d; k++) {
-        const __m512d factor = _mm512_set1_pd(sign * m[k * d + column]);
-        for (int v = 0; v < vectors; v++) {
-            const double *at = m + k * d + first + 8 * v;
-            const __m512d x = v == vectors - 1 ? _mm512_maskz_loadu_pd(in, at) : _mm512_loadu_pd(at);
-            sum[v] = _mm512_fmadd_pd(factor, x, sum[v]);
-        }
-    }
-    for (int v = 0; v < vectors; v++)
-        _mm512_mask_storeu_pd(out + first + 8 * v, v == vectors - 1 ? in : (__mmask8)0xff, sum[v]);
-}
-
-/* The same of columns 0..n-1. */
-INLINE void sum_rows(const double *restrict m, int64_t d, int64_t column, int64_t from, int64_t n,
-                     const double *restrict start, double sign, double *restrict out)
-{
-    for (int64_t first = 0; first < n; first += 8 * ABREAST) {
-        const int64_t left = (n - first + 7) / 8, over = n % 8;
-        const __mmask8 in = over ? (__mmask8)((1u << over) - 1) : (__mmask8)0xff;
-        switch (left < ABREAST ? left : ABREAST) {
-        case 1: take_rows(m, d, column, from, start, sign, first, 1, in, out); break;
-        case 2: take_rows(m, d, column, from, start, sign, first, 2, in, out); break;
-        case 3: take_rows(m, d, column, from, start, sign, first, 3, in, out); break;
-        case 4: take_rows(m, d, column, from, start, sign, first, 4, in, out); break;
-        case 5: take_rows(m, d, column, from, start, sign, first, 5, in, out); break;
-        case 6: take_rows(m, d, column, from, start, sign, first, 6, in, out); break;
-        case 7: take_rows(m, d, column, from, start, sign, first, 7, in, out); break;
-        default:
-            take_rows(m, d, column, from, start, sign, first, 8,
-                      left == ABREAST ? in : (__mmask8)0xff, out);
-        }
-    }
-}
+#include "ff_row_sums.h"
 
 /* R by rows from the last one up: row i is what is left of row i of Q once the rows below it have
  * been taken off, divided by the root of its diagonal entry.
@@ -67,7 +18,7 @@ AVX512 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, 
 {
     double total = 0.0;
     for (int64_t i = 0; i < d; i++) {
-        sum_rows(w, d, i, i, i + 1, NULL, 1.0, inverse + i * d);
+        sum_rows(w, d, w + i, d, i, i + 1, NULL, 1.0, inverse + i * d);
         total += inverse[i * d + i];
     }
     const ff_bonus_factor none = {0.0, sqrt(total), 0.0};
@@ -76,7 +27,7 @@ AVX512 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, 
             inverse[j * d + i] = inverse[i * d + j];
     for (int64_t i = 0; i < d; i++) {
         double *restrict row = r + i * d;
-        sum_rows(inverse, d, i, 0, i + 1, NULL, 1.0, row);
+        sum_rows(inverse, d, inverse + i, d, 0, i + 1, NULL, 1.0, row);
         for (int64_t j = 0; j <= i; j++)
             row[j] = inverse[i * d + j] + c * row[j];
         memset(row + i + 1, 0, (size_t)(d - i - 1) * sizeof(double));
@@ -84,7 +35,7 @@ AVX512 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, 
     double *restrict left = inverse;
     for (int64_t i = d - 1; i >= 0; i--) {
         double *restrict row = r + i * d;
-        sum_rows(r, d, i, i + 1, i + 1, row, -1.0, left);
+        sum_rows(r, d, r + i, d, i + 1, i + 1, row, -1.0, left);
         if (!(left[i] > 0.0) || !(left[i] < INFINITY))
             return none;
         const double scale = 1.0 / sqrt(left[i]);

@@ -123,6 +123,7 @@ typedef struct {
     ff_tracked *tracked;         /* (M): eager policy over one fixed set each; or NULL */
     double *tracked_values;      /* (M, ff_tracked_size) */
     ff_bonus_cache bonus_cache;
+    int64_t *chosen;  /* lazy, of a pool's queries: the release, plus one, and the action, or NULL */
     double *history;             /* (M or 1, K, s): standard normals that later prefixes use */
     int64_t alike;               /* 1: the released V is a multiple of I */
     double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
@@ -202,7 +203,7 @@ FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
     p.trigger = p.packed + ff_packed(d) + 2 * d;
     p.point = p.trigger + ff_trigger_scratch(d);
     p.bound = p.point + ff_statistic(d);
-    p.belief = p.bound + 2 * d * d + d;
+    p.belief = p.bound + 3 * d * d + d;
     p.pending = p.belief + run->belief_scratch;
     p.random = (uint32_t *)(p.pending + run->curve_count * PENDING * (d + 1) + 8);
     return p;
@@ -215,7 +216,7 @@ FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
            ff_noise_capacity(d) + ff_packed(d) + 2 * d + ff_trigger_scratch(d) + ff_statistic(d) +
-           2 * d * d + d +
+           3 * d * d + d +
            curves * PENDING * (d + 1) + 8 +
            ff_random_u32_capacity(levels * ff_statistic(d)) / 2 + 16;
 }

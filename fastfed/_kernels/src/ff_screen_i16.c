@@ -7,10 +7,10 @@
 
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 {
-    /* The factor, the actions, upper bounds, and those of the bonuses (ff_bonus_cache.c); and space
-     * to align. */
+    /* The factor, the actions, upper bounds, and those of bonuses and means (ff_bonus_cache.c); and
+     * space to align. */
     return ff_quantised_factor_size(d) + ff_quantised_bytes(d, actions) / 8 +
-           16 * vectors_of(actions) + 24;
+           24 * vectors_of(actions) + 24;
 }
 
 /* The terms of the bounds, in float32. Hats mark results of quantised numbers. Their products

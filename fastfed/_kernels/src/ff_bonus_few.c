@@ -1,0 +1,255 @@
+#include "ff_bonus_few.h"
+
+#ifdef FF_AVX512
+#include <math.h>
+
+#include "ff_screen_i16_parts.h"
+#include "ff_row_sums.h"
+
+/* Steps of Lanczos, after which the largest eigenvalue is known to less than a hundredth; that is
+ * added. */
+#define STEPS 24
+#define MARGIN 1.01
+/* H is lengthened by this, and `rest` grows by that, so that rounding H to 16 bits leaves them a
+ * bound. */
+#define LONGER 1.002
+#define HIGHER 1.0002
+/* Of eigenvalues up to so many times their mean all are alike. */
+#define BULK 1.5
+
+/* +-1, alike in every run. */
+FF_INLINE double sign_of(int64_t i)
+{
+    uint64_t z = (uint64_t)(i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (z >> 63) ? 1.0 : -1.0;
+}
+
+/* out = M x, M symmetric. */
+AVX512 static void times(const double *restrict m, const double *x, int64_t d, double *restrict out)
+{
+    sum_rows(m, d, x, 1, 0, d, NULL, 1.0, out);
+}
+
+AVX512 static double dot(const double *restrict x, const double *restrict y, int64_t d)
+{
+    __m512d sum = _mm512_setzero_pd();
+    for (int64_t j = 0; j < d; j += 8) {
+        const __mmask8 in = (__mmask8)lanes_of(d - j < 8 ? d - j : 8);
+        sum = _mm512_fmadd_pd(_mm512_maskz_loadu_pd(in, x + j), _mm512_maskz_loadu_pd(in, y + j), sum);
+    }
+    return _mm512_reduce_add_pd(sum);
+}
+
+/* x += by y. */
+INLINE void add(double *restrict x, double by, const double *restrict y, int64_t d)
+{
+    for (int64_t j = 0; j < d; j++)
+        x[j] += by * y[j];
+}
+
+/* About the largest eigenvalue of M, never above it by more than rounding. room: 3 d. */
+AVX512 static double largest_eigenvalue(const double *restrict m, int64_t d, double *restrict room)
+{
+    double diagonal[STEPS], beside[STEPS], high = 0.0;
+    double *before = room, *now = room + d, *next = now + d;
+    const int64_t most = d < STEPS ? d : STEPS;
+    int64_t steps = 0;
+    for (int64_t j = 0; j < d; j++) {
+        before[j] = 0.0;
+        now[j] = sign_of(j) / sqrt((double)d);
+    }
+    double last = 0.0;
+    while (steps < most) {
+        times(m, now, d, next);
+        const double along = dot(next, now, d);
+        add(next, -along, now, d);
+        add(next, -last, before, d);
+        const double rest = sqrt(dot(next, next, d));
+        diagonal[steps] = along;
+        beside[steps++] = rest;
+        high = fabs(along) + rest + last > high ? fabs(along) + rest + last : high;
+        if (!(rest > 1e-8 * high))
+            break;
+        double *spare = before;
+        before = now;
+        now = next;
+        next = spare;
+        for (int64_t j = 0; j < d; j++)
+            now[j] *= 1.0 / rest;
+        last = rest;
+    }
+    /* Bisection: with all pivots of T - t I below zero t is above every eigenvalue. */
+    double low = 0.0;
+    for (int i = 0; i < 30; i++) {
+        const double t = 0.5 * (low + high);
+        int above = 1;
+        double pivot = diagonal[0] - t;
+        for (int64_t j = 1; above && j < steps; j++) {
+            above = pivot < 0.0;
+            pivot = diagonal[j] - t - beside[j - 1] * beside[j - 1] / pivot;
+        }
+        if (above && pivot < 0.0)
+            high = t;
+        else
+            low = t;
+    }
+    return high;
+}
+
+/* out = 2 M x / high - x, which is within [-x, x] where an eigenvalue is in [0, high]. */
+AVX512 static void stretched(const double *restrict m, const double *x, double high, int64_t d,
+                             double *restrict out)
+{
+    times(m, x, d, out);
+    const double scale = 2.0 / high;
+    for (int64_t j = 0; j < d; j++)
+        out[j] = scale * out[j] - x[j];
+}
+
+/* `count` rows that are mostly of eigenvectors of M above `high`: Chebyshev's polynomial of degree
+ * three, which grows steeply outside of [0, high]. room: 2 d. */
+AVX512 static void largest_directions(const double *restrict m, int64_t count, double high,
+                                      int64_t d, double *restrict rows, double *restrict room)
+{
+    double *once = room, *twice = room + d;
+    for (int64_t r = 0; r < count; r++) {
+        double *z = rows + r * d;
+        for (int64_t j = 0; j < d; j++)
+            z[j] = sign_of((r + 1) * d + j);
+        stretched(m, z, high, d, once);
+        stretched(m, once, high, d, twice);
+        for (int64_t j = 0; j < d; j++)
+            twice[j] = 2.0 * twice[j] - z[j];
+        stretched(m, twice, high, d, z);
+        for (int64_t j = 0; j < d; j++)
+            z[j] = 2.0 * z[j] - once[j];
+        const double scale = 1.0 / sqrt(dot(z, z, d));
+        for (int64_t j = 0; j < d; j++)
+            z[j] *= scale;
+    }
+}
+
+/* Z -> H, of H'H = M Z (Z'M Z)^-1 Z'M <= M: of all that is known of M by M Z, the most. A row that
+ * is of the others is zero. room: count d. */
+AVX512 static void largest_part(const double *restrict m, int64_t count, int64_t d,
+                                double *restrict rows, double *restrict room)
+{
+    double c[FF_FEW_ROWS][FF_FEW_ROWS];
+    for (int64_t r = 0; r < count; r++)
+        times(m, rows + r * d, d, room + r * d);
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t s = 0; s <= r; s++)
+            c[r][s] = dot(rows + r * d, room + s * d, d);
+    for (int64_t r = 0; r < count; r++) {
+        const double whole = c[r][r];
+        double *h = rows + r * d;
+        memcpy(h, room + r * d, (size_t)d * sizeof(double));
+        for (int64_t s = 0; s < r; s++) {
+            double rest = c[r][s];
+            for (int64_t t = 0; t < s; t++)
+                rest -= c[r][t] * c[s][t];
+            c[r][s] = c[s][s] > 0.0 ? rest / c[s][s] : 0.0;
+            add(h, -c[r][s], rows + s * d, d);
+            c[r][r] -= c[r][s] * c[r][s];
+        }
+        const int kept = c[r][r] > 1e-9 * whole;
+        c[r][r] = kept ? sqrt(c[r][r]) : 0.0;
+        for (int64_t j = 0; j < d; j++)
+            h[j] = kept ? h[j] / c[r][r] : 0.0;
+    }
+}
+
+/* Whether S, of which the lower triangle is used up, has a Cholesky factor. left: d. */
+AVX512 static int positive(double *restrict s, int64_t d, double *restrict left)
+{
+    for (int64_t i = d - 1; i >= 0; i--) {
+        double *row = s + i * d;
+        sum_rows(s, d, s + i, d, i + 1, i + 1, row, -1.0, left);
+        if (!(left[i] > 0.0) || !(left[i] < INFINITY))
+            return 0;
+        const double scale = 1.0 / sqrt(left[i]);
+        for (int64_t j = 0; j <= i; j++)
+            row[j] = left[j] * scale;
+    }
+    return 1;
+}
+
+/* M = R'R, whole. */
+AVX512 static double gram(const double *restrict r, int64_t d, double *restrict m)
+{
+    double trace = 0.0;
+    for (int64_t i = 0; i < d; i++) {
+        sum_rows(r, d, r + i, d, i, i + 1, NULL, 1.0, m + i * d);
+        trace += m[i * d + i];
+    }
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j < i; j++)
+            m[j * d + i] = m[i * d + j];
+    return trace;
+}
+
+/* Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R: M is off from R'R by n u T in norm, S from
+ * rest I + H'H - M by n u (d rest + ||H||_F^2 + T), and a Cholesky factor that is found has a square
+ * within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), whose trace is at most d rest + ||H||_F^2.
+ * All of that, and twice as much again, is added to what was shown to be a bound. H is what its 16
+ * bits say. */
+AVX512 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
+                                      double *restrict rows, int16_t *restrict entries)
+{
+    ff_bonus_few few = {0};
+    const int64_t groups = (d + 22) / 67, most = FF_FEW_ROWS / ROWS;
+    const int64_t count = ROWS * (groups < 1 ? 1 : groups < most ? groups : most);
+    /* Rows, their products, and vectors are to fit in d^2. */
+    if (2 * count + 3 > d)
+        return few;
+    const double trace = gram(r, d, m);
+    double *room = rows + count * d, size = 0.0, units[FF_FEW_ROWS];
+    largest_directions(m, count, BULK * trace / (double)d, d, rows, room);
+    largest_part(m, count, d, rows, room);
+    for (int64_t k = 0; k < count; k++) {
+        double *h = rows + k * d;
+        int16_t *to = entries + k * row_of(d);
+        for (int64_t i = 0; i < d; i++)
+            add(m + i * d, -h[i], h, d);
+        for (int64_t j = 0; j < d; j++)
+            h[j] *= LONGER;
+        units[k] = ff_quantise_row(h, d, to).unit;
+        for (int64_t j = 0; j < d; j++)
+            h[j] = units[k] * (double)to[j];
+        size += dot(h, h, d);
+        few.unit = units[k] > few.unit ? units[k] : few.unit;
+    }
+    for (int64_t k = 0; k < count; k++) {
+        const float relative = (float)(units[k] / few.unit);
+        few.squares[k] = relative * relative;
+    }
+    const double shown = HIGHER * MARGIN * largest_eigenvalue(m, d, room);
+    if (!(shown > 0.0) || !(shown < INFINITY) || !(size < INFINITY))
+        return few;
+    gram(r, d, m);
+    for (int64_t i = 0; i < d; i++) {
+        for (int64_t j = 0; j <= i; j++)
+            m[i * d + j] = -m[i * d + j];
+        for (int64_t k = 0; k < count; k++)
+            add(m + i * d, rows[k * d + i], rows + k * d, i + 1);
+        m[i * d + i] += shown;
+    }
+    if (!positive(m, d, room))
+        return few;
+    const double n = (double)(d + count + 16);
+    few.rest = shown + 8.0 * n * 0x1p-53 * ((double)d * shown + size + trace);
+    few.frobenius = 1.000001 * sqrt(size);
+    few.rows = count;
+    return few;
+}
+
+#else
+ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
+                               double *restrict rows, int16_t *restrict entries)
+{
+    (void)r, (void)d, (void)m, (void)rows, (void)entries;
+    return (ff_bonus_few){0};
+}
+#endif
