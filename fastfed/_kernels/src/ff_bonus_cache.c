@@ -108,7 +108,7 @@ static int few_pay(const ff_bonus_cache *k, int64_t released, double choices, in
     int64_t done = 0;
     for (int64_t i = 0; i < silos; i++)
         done += k->silo[i].begin == BY_FACTOR;
-    return d >= WIDE && choices > 8.0 * (double)d && (2 * done <= silos || released % 8 == 0);
+    return d >= WIDE && choices > 8.0 * (double)d && (2 * done <= silos || released % 32 == 0);
 }
 
 void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
