@@ -374,8 +374,16 @@ cdef class Run:
             c.bonus_cache.version = 0
             for j in range(self.c.silos if c.bonus_cache.silo != NULL else 0):
                 c.bonus_cache.silo[j].version = 0
-            if c.chosen != NULL:
-                memset(c.chosen, 0, self.environment.queries * sizeof(int64_t))
+        self.forget()
+
+    def forget(self):
+        """Forget what was chosen, for where models change without a release."""
+        cdef int64_t i
+        for i in range(self.c.curve_count):
+            if self.curves[i].choice != NULL:
+                memset(self.curves[i].choice, 0, self.c.silos * sizeof(ff_choice))
+            if self.curves[i].chosen != NULL:
+                memset(self.curves[i].chosen, 0, self.environment.queries * sizeof(int64_t))
 
     cdef raise_if(self, int64_t status):
         if status:

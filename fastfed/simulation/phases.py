@@ -132,8 +132,7 @@ def run_phases(
             ).values
             made["batch"][:] = 0.0
             greedy["theta"][0] = model
-            # What was chosen with the model before is forgotten.
-            greedy["choice"][:] = 0
+            run.forget()
         through(run, max(first, done + 1), min(last, until), heard)
     return released, model
 
