@@ -6,7 +6,7 @@ static void each_alone(int64_t first, int64_t count, ff_item item, void *work)
         item(work, i, 0);
 }
 
-double ff_least_shared = 60e-6;
+double ff_least_shared = 40e-6;
 
 #ifndef FF_THREADS
 
@@ -46,8 +46,13 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
 /* Pieces of work before several threads are judged, and the fewest and most that are done alone
  * after a judgement against them. */
 #define JUDGED 8
+/* One that takes so many times as long as alone is judged at once: a thread has lost its processor
+ * with an item in hand, and would again. */
+#define STALLED 4.0
 #define FEWEST 16
 #define MOST 4096
+/* Pieces of work that go well before the next judgement weighs half. */
+#define FORGIVEN 1024
 /* Weight of the newest piece of work in what is known of its kind. */
 #define NEWEST .25
 
@@ -236,15 +241,16 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
     }
     /* What the caller took for its own items says what all would take it now. */
     pace->alone = mixed(pace->alone, each_together(team, first, count, item, work) / units);
-    pace->together = mixed(pace->seen ? pace->together : 0.0, (now() - begin) / all);
-    if (++pace->seen < JUDGED)
+    const double took = (now() - begin) / all;
+    pace->together = mixed(pace->seen ? pace->together : 0.0, took);
+    if (++pace->seen < JUDGED && took < STALLED * pace->alone)
         return;
     if (pace->together > pace->alone) {
         pace->back = 2 * pace->back < FEWEST ? FEWEST : 2 * pace->back < MOST ? 2 * pace->back : MOST;
         pace->hold = pace->back;
         pace->seen = 0;
-    } else {
-        pace->back = 0;
+    } else if (pace->seen % FORGIVEN == 0) {
+        pace->back /= 2;
     }
 }
 
