@@ -54,9 +54,9 @@ PLANTS = {
     # An empty loop in Python.
     "python": Plant(
         "fastfed/experts/baselines.py",
-        "        weights = np.exp(-self.plan.learning_rate * behind)\n",
-        "        for _ in range(2800):\n            pass\n"
-        "        weights = np.exp(-self.plan.learning_rate * behind)\n",
+        "        kernels.to_weights(np.exp(rows, out=rows))\n",
+        "        for _ in range(7400):\n            pass\n"
+        "        kernels.to_weights(np.exp(rows, out=rows))\n",
         "system hedge",
     ),
 }
