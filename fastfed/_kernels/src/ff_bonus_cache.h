@@ -1,17 +1,16 @@
-/* Cached upper bounds on the bonuses of a pool's actions, valid until the next synchronisation.
+/* Choosing by cached upper bounds on the bonuses of a pool's actions, which hold until the next
+ * synchronisation.
  *
  * V only grows between two synchronisations, so the norm a = ||W x|| = ||x||_{V^-1} under the W of
  * the last release, the same for all silos, bounds every later one from above. b = ||V^{-1} x|| may
  * grow, by at most so much of a as is followed with every data point. Where there is a second bonus
- * both are bounded by ||R x||, of one triangular factor (ff_bonus_factor.h), else R is W.
+ * both are bounded by ||R x||, of one triangular factor (ff_bonus_bounds.h), else R is W.
  * The bound of an action is computed when a silo first meets one of its query. The exact score of
  * the action whose own upper bound is largest then rules out nearly all others. */
 #ifndef FF_BONUS_CACHE_H
 #define FF_BONUS_CACHE_H
 
 #include "ff_base.h"
-#include "ff_bonus_factor.h"
-#include "ff_bonus_few.h"
 #include "ff_scores.h"
 
 /* Silos whose last choices tell at a release what actions are like. */
@@ -20,8 +19,7 @@
 /* What a silo bounds its bonuses by. */
 typedef struct {
     int64_t version;       /* of the factor; bounds of another one do not hold. 0: none */
-    ff_bonus_factor model;
-    const double *factor;  /* R in 16 bits: the release's, or the silo's own, made since */
+    const double *factor;  /* ff_bonus_bounds, by R: the release's, or the silo's own, made since */
     int64_t begin;         /* how bounds of a query are begun, by few products or by R .. */
     int64_t failed;        /* .. and how often few have lately told too little */
     int64_t from;          /* data points that had entered V since the release when it was made */
@@ -38,9 +36,8 @@ typedef struct {
     float *bound;        /* (rows of the pool): on ||R x||, in units of the factor; or NULL */
     int64_t *made;       /* (queries): the version of its bounds */
     double *sample;      /* (M, d): features of the last choices; zeros: none yet */
-    double *factor;      /* ff_bonus_cache_size() doubles: R in 16 bits */
+    double *factor;      /* ff_bonus_cache_size() doubles: bounds by R (ff_bonus_bounds.h) */
     double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
-    ff_bonus_factor model;
     int64_t version;     /* of `factor` */
 } ff_bonus_cache;
 
