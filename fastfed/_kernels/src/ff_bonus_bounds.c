@@ -52,12 +52,18 @@ typedef struct {
     float slack, slope, slope_lost;
 } scale;
 
+/* What rounding may have added to a so far, a unit of length. */
+FF_INLINE double drift_of(double frobenius, int64_t d)
+{
+    return MOST_POINTS * 8.0 * (double)(d + 16) * sqrt((double)d) * 0x1p-53 * frobenius;
+}
+
 FF_INLINE scale scale_of(const ff_bonus_bounds *k, int64_t d)
 {
     const quantised_factor *m = &k->factor;
     const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
     const double frobenius = k->model.frobenius;
-    const double drift = MOST_POINTS * 8.0 * n * sqrt((double)d) * 0x1p-53 * frobenius;
+    const double drift = drift_of(frobenius, d);
     const double both = drift * sqrt(1.0 + 4.05 * k->model.c * frobenius * frobenius);
     const double slope = (m->lost + both + k->model.lost) / m->unit;
     return (scale){(float)(1.0 + 1.01 * g), (float)(1.01 * slope + 0x1p-20),
@@ -386,16 +392,24 @@ int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
     return open;
 }
 
-/* With a = r cos p, sqrt(c) b = r sin p, r = ||R x||, the bonus is F r cos(p - p*), where F^2 = beta^2 +
- * gamma^2 / c and tan p* = gamma / (sqrt(c) beta). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so
- * q cos^2 p <= sin p for q = sqrt(c) r / ||x||: p is between the one where these are equal and a right
- * angle, and the cosine is least at one of the ends. Without a second bonus it is 1.
+/* With a = r cos p, sqrt(c) b = r sin p, r = ||R x||, a bonus first a + gamma b, first > 0, is F r
+ * cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma / (sqrt(c) first). By
+ * Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q = sqrt(c) r / ||x||: p is
+ * between the one where these are equal and a right angle, and the cosine is least at one of the
+ * ends. Without a second bonus it is 1.
+ *
+ * A data point with x'V^-1 x = s - 1 adds at most (s - 1) V to V, so a^2 falls to at least a^2 / s,
+ * and to a^2 / grown in all; b falls by at most as much as it may grow, moved a, for the bound of
+ * ff_bonus_cache_observe is one on its change. So first is beta / sqrt(grown) - gamma moved. The
+ * millionth pays for the rounding of `grown`, MOST_POINTS (d + 8) u. What rounding of W has taken
+ * from a is `drift` ||x||, and from b 2.01 ||W||_F times that, as of `scale_of`; twice that is taken
+ * off, for a point moves b by `moved` of the a that rounding has left.
  *
  * The bounds are above r and the mean by at most twice what was added to them, and the exact score is
  * off by what `tell` says. */
 float ff_score_at_least(const ff_bonus_bounds *k, const ff_actions *actions, int64_t a,
-                            float upper_mean, float bound, const double *restrict theta, double beta,
-                            double gamma, int64_t d)
+                        float upper_mean, float bound, const double *restrict theta, double beta,
+                        double gamma, double moved, double grown, int64_t d)
 {
     const known16 *its = (const known16 *)actions->quantised + a / 16;
     const scale s = scale_of(k, d);
@@ -413,20 +427,29 @@ float ff_score_at_least(const ff_bonus_bounds *k, const ff_actions *actions, int
     const double theta_lost = norm * sqrt((double)d) / LENGTH;
     const double error = 1.02 * (theta_lost * length + (theta_lost + norm) * lost +
                                  g * norm * length) + 0x1p-50;
-    double turned = 1.0, most = beta;
+    double first = beta, upper = beta, drift = 0.0, turned = 1.0;
+    if (grown != 1.0 || moved != 0.0) {
+        first = 0.999999 * beta / sqrt(grown) - gamma * moved;
+        drift = (beta + 2.1 * gamma * frobenius) * drift_of(frobenius, d) * length;
+        if (!(first > 0.0))
+            return -INFINITY;
+    }
+    double most = first;
     if (gamma != 0.0) {
         const double second = gamma / sqrt(c);
-        most = sqrt(beta * beta + second * second);
+        most = sqrt(first * first + second * second);
+        upper = sqrt((beta + gamma * moved) * (beta + gamma * moved) + second * second);
         const double q = sqrt(c) * r / length, square = 2.0 * q * q;
         const double cosine = q > 0x1p-20 ? (sqrt(1.0 + 2.0 * square) - 1.0) / square : 1.0;
         const double sine = cosine < 1.0 ? sqrt(1.0 - cosine) : 0.0;
-        const double low = (sqrt(cosine) * beta + sine * second) / most, high = second / most;
+        const double low = (sqrt(cosine) * first + sine * second) / most, high = second / most;
         turned = 0.999999 * (low < high ? low : high);
     }
     const double exact = 8.0 * (double)(d + 16) * 0x1p-53 *
                          (norm + (beta + 2.0 * gamma * frobenius) * frobenius) * length;
-    const double mean = (double)upper_mean - 2.0 * (error + 0x1p-79 * (1.0 + most) * length);
-    const double least = mean + turned * most * r - exact - 1e-6 * (fabs(mean) + most * fabs(r));
+    const double mean = (double)upper_mean - 2.0 * (error + 0x1p-79 * (1.0 + upper) * length);
+    const double least = mean + turned * most * r - exact - 2.0 * drift -
+                         1e-6 * (fabs(mean) + most * fabs(r));
     return r > 0.0 && least < INFINITY ? (float)(least - 0x1p-22 * fabs(least)) : -INFINITY;
 }
 

@@ -73,10 +73,10 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
                      int64_t *restrict which);
 
 /* A float that the exact score of an action is not below, by its bounds on the mean and, by R, on ||R
- * x||: for a lazy silo, whose W is the one that R was made of. */
+ * x||. moved and grown: what data points have made of V since R was made (ff_bonus_cache.h). */
 float ff_score_at_least(const ff_bonus_bounds *k, const ff_actions *actions, int64_t a,
                         float upper_mean, float bound, const double *restrict theta, double beta,
-                        double gamma, int64_t d);
+                        double gamma, double moved, double grown, int64_t d);
 #endif
 
 #endif

@@ -49,6 +49,7 @@ static void use_release(const ff_bonus_cache *k, ff_bonus_silo *own)
     own->factor = k->factor;
     own->from = own->work = 0;
     own->moved = own->moved_in_all;
+    own->grown = own->grown_in_all;
 }
 
 /* Whether another bound on ||R x|| is worth making for the next batch. It takes about d^3
@@ -81,6 +82,7 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
     for (int64_t i = 0; i < silos; i++) {
         ff_bonus_silo *own = k->silo + i;
         own->moved_in_all = 0.0;
+        own->grown_in_all = 1.0;
         own->made = 0;
         own->patience = 1;
         /* Few products have one more chance. */
@@ -113,6 +115,7 @@ static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *r
     own->version = there ? k->version + STAGES * ++own->made : 0;
     own->from = seen;
     own->moved = 0.0;
+    own->grown = 1.0;
     own->work = 0;
 }
 
@@ -143,6 +146,8 @@ void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restr
     const double moved = 1.01 * (sqrt(square) + lost * frobenius * r) * r / s;
     own->moved += moved;
     own->moved_in_all += moved;
+    own->grown *= s;
+    own->grown_in_all *= s;
 }
 
 /* The score of x, and what the one that ff_best_of takes may differ from it by: z = W x (of x, or
@@ -304,8 +309,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
             top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
     }
     int64_t best = first_of(upper, top, count), n;
-    /* Who plays by released statistics needs no W x of what it takes: mostly bounds alone decide. */
-    for (int again = 0; !k->own && again < 2; again++) {
+    /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
+    for (int again = 0; (!k->own || gamma != 0.0) && again < 2; again++) {
         /* Only what R has bounded tells what a score is at least. */
         for (int i = 0; stage == FEW_PRODUCTS && !(bound[best] < 0.0f) && i < TOGETHER; i++) {
             ff_bound_some(bounds, &view, &best, 1, d, room, bound);
@@ -315,7 +320,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
         if (stage == FEW_PRODUCTS && !(bound[best] < 0.0f))
             break;
         const float least = ff_score_at_least(bounds, &view, best, mean[best], bound[best], theta, beta,
-                                           gamma, d);
+                                              gamma, own->moved, own->grown, d);
         n = ff_not_below(upper, least, count, which);
         if (stage == FEW_PRODUCTS && n > 1 && !again) {
             const int64_t most = MOST_REFINED(count);
@@ -332,7 +337,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
             if (stage == FEW_PRODUCTS)
                 own->failed -= own->failed > 0;
             ff_features(actions, best, d, x);
-            if (gamma != 0.0 && silo < FF_SAMPLES)
+            if (gamma != 0.0 && (k->own || silo < FF_SAMPLES))
                 memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
             return best;
         }
@@ -388,8 +393,9 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
 }
 
 int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
-                            const double *restrict theta, double beta, double gamma, int64_t d,
-                            double *restrict scratch, float *restrict ends)
+                            const double *restrict theta, double beta, double gamma,
+                            const double *restrict points, int64_t seen, double *restrict now,
+                            int64_t d, double *restrict scratch, float *restrict ends)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count);
     if (!ff_screen_i16_fits(actions, d))
@@ -403,7 +409,13 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
     if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, d, room, bounds) ||
         bounds->few.rest == 0.0)
         return 0;
-    const ff_bonus_silo own = {.factor = scratch};
+    ff_bonus_silo own = {.factor = scratch, .grown = 1.0};
+    ff_bonus_cache cache = {.silo = &own, .factor = scratch};
+    memcpy(now, w, (size_t)(d * d) * sizeof(double));
+    for (int64_t i = 0; i < seen; i++) {
+        const double s = ff_observe(now, NULL, points + i * d, 0.0, d, room);
+        ff_bonus_cache_observe(&cache, 0, room + d, s, d);
+    }
     ff_actions view = *actions;
     ff_quantise_i16(actions, d, block);
     view.quantised = block;
@@ -421,17 +433,18 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
     memcpy(ends + 2 * count, room, (size_t)count * sizeof(float));
     for (int64_t a = 0; a < count; a++)
         ends[3 * count + a] =
-            ff_score_at_least(bounds, &view, a, mean[a], bound[a], theta, beta, gamma, d);
+            ff_score_at_least(bounds, &view, a, mean[a], bound[a], theta, beta, gamma, own.moved, own.grown, d);
     return 1;
 }
 
 #else
 int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
-                            const double *restrict theta, double beta, double gamma, int64_t d,
-                            double *restrict scratch, float *restrict ends)
+                            const double *restrict theta, double beta, double gamma,
+                            const double *restrict points, int64_t seen, double *restrict now,
+                            int64_t d, double *restrict scratch, float *restrict ends)
 {
     (void)actions, (void)w, (void)theta, (void)beta, (void)gamma, (void)d, (void)scratch;
-    (void)ends;
+    (void)points, (void)seen, (void)now, (void)ends;
     return 0;
 }
 

@@ -26,6 +26,8 @@ typedef struct {
     int64_t made;          /* factors of its own so far */
     double moved;          /* b has grown by at most so much of a, since the factor was made .. */
     double moved_in_all;   /* .. and since the release */
+    double grown;          /* V is at most so many times what it was then, .. */
+    double grown_in_all;   /* .. and at the release; both where there is a second bonus */
     int64_t work;          /* what bounds have left to do since then, in exact scores */
     int64_t patience;      /* how much of it is borne until a factor is made anew */
 } ff_bonus_silo;
@@ -68,11 +70,13 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               double *restrict room, double *restrict x, const ff_whitened *known);
 
 /* For tests: of each action upper bounds on its score by few products, by R, and by R of it alone,
- * and what it is at least: 4 rows of K. Returns 0 where there are none. scratch: that of the cache,
+ * and what it is at least: 4 rows of K. They are made of w, and hold for `now` (d x d), which is w
+ * once `seen` points of d have entered V. Returns 0 where there are none. scratch: that of the cache,
  * of a panel's screening and 3 d^2 + d. */
 int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
-                            const double *restrict theta, double beta, double gamma, int64_t d,
-                            double *restrict scratch, float *restrict ends);
+                            const double *restrict theta, double beta, double gamma,
+                            const double *restrict points, int64_t seen, double *restrict now,
+                            int64_t d, double *restrict scratch, float *restrict ends);
 
 /* A data point entered a silo's V: v = V^{-1} x of the V before it, s the result of ff_observe. */
 void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,
