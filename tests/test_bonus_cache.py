@@ -238,14 +238,47 @@ def test_every_score_is_between_its_bounds(d, spread, gamma):
     columns = np.asfortranarray(rows)
     for size in (0.0, 1.0, 1e3):
         theta = size * draw.normal(size=d)
-        ends = linalg.bonus_ends(columns, w, theta, 1.5, gamma)
-        assert ends is not None
+        found = linalg.bonus_ends(columns, w, theta, 1.5, gamma, np.empty((0, d)))
+        assert found is not None
+        ends = found[0]
         score = linalg.scores(columns, w, theta, 1.5, gamma)
         assert (score <= ends[:3]).all() and (ends[3] <= score).all()
         # They say something. The lower one is weak where the second bonus is the smaller part.
         if size == 0.0:
             assert np.median(ends[1] / score) < 1.1 and (ends[1] <= 1.1 * ends[0]).all()
             assert np.median(ends[3] / score) > (0.9 if gamma != 0.1 else 0.1)
+
+
+@needs_it
+@pytest.mark.parametrize("gamma", [0.1, 3.0, 30.0, 1e4])
+@pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
+@pytest.mark.parametrize("d", [33, 71, 135])
+def test_every_score_stays_between_its_bounds_as_v_grows(d, spread, gamma):
+    """Those of the release hold for an eager silo's own V: also of the very points that entered it,
+    whose widths fall most, and of those whose second bonuses fall most."""
+    draw = np.random.default_rng([d, int(10 * spread), int(gamma)])
+    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
+    scales = 10.0 ** draw.uniform(0.0, spread, d)
+    w = linalg.factor((basis * scales @ basis.T)[np.tril_indices(d)], d)
+    theta, inverse = 1e-3 * draw.normal(size=d), w.T @ w
+    for length in (1e-3, 0.03, 0.3, 1.0):
+        # A single direction again and again is what makes the widths along it fall as far as said.
+        single = np.repeat(draw.normal(size=(1, d)) @ w, 12, axis=0)
+        # Along the least known one second bonuses decide, and along the best known the first.
+        least = np.repeat(basis[:, [np.argmin(scales)]].T, 12, axis=0)
+        best = np.repeat(basis[:, [np.argmax(scales)]].T, 12, axis=0)
+        for points in (draw.normal(size=(12, d)), single, least, best):
+            points *= length / np.linalg.norm(points @ w.T, axis=1, keepdims=True)
+            rows = np.concatenate([points, points @ inverse, basis.T, draw.normal(size=(40, d))])
+            columns = np.asfortranarray(rows.astype(np.float32))
+            found = linalg.bonus_ends(columns, w, theta, 1.5, gamma, points)
+            assert found is not None
+            ends, now = found
+            score = linalg.scores(columns, now, theta, 1.5, gamma)
+            assert (score <= ends[:3]).all() and (ends[3] <= score).all()
+            # Weak where the second bonus is not the larger part.
+            if length == 1e-3 and gamma >= 30.0:
+                assert np.median(ends[3] / score) > 0.9
 
 
 def test_columns_that_differ_share_no_bounds():

@@ -141,7 +141,8 @@ cdef extern from "ff_bonus_cache.h" nogil:
         int64_t version
     int64_t ff_bonus_cache_size(int64_t d)
     int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *w, const double *theta,
-                                double beta, double gamma, int64_t d, double *scratch, float *ends)
+                                double beta, double gamma, const double *points, int64_t seen,
+                                double *now, int64_t d, double *scratch, float *ends)
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)

@@ -18,8 +18,13 @@ def scores(
     actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float
 ) -> np.ndarray: ...
 def bonus_ends(
-    actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float
-) -> np.ndarray | None: ...
+    actions: np.ndarray,
+    w: np.ndarray,
+    theta: np.ndarray,
+    beta: float,
+    gamma: float,
+    points: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray] | None: ...
 def select(
     actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float
 ) -> tuple[int, np.ndarray]: ...

@@ -121,17 +121,26 @@ def scores(actions, const double[:, ::1] w, const double[::1] theta, double beta
     return np.asarray(out)
 
 
-def bonus_ends(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
+def bonus_ends(
+    actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma,
+    const double[:, ::1] points,
+):
     """Bounds on scores of float32 actions side by side, (4, K), for tests: above by few products, by
-    a factor, by a factor of one action, and below; None where there are none."""
+    a factor, by a factor of one action, and below. They are made of w and hold for what w is once
+    the points (n, d) have entered V, which is returned too; None where there are none."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(
         ff_bonus_cache_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
     cdef float[:, ::1] ends = np.empty((4, view.actions), np.float32)
-    if not ff_bonus_cache_ends(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &ends[0, 0]):
+    cdef double[:, ::1] now = np.empty((d, d))
+    cdef int64_t seen = points.shape[0]
+    if not ff_bonus_cache_ends(
+        &view, &w[0, 0], &theta[0], beta, gamma, &points[0, 0] if seen else NULL, seen, &now[0, 0], d,
+        &scratch[0], &ends[0, 0],
+    ):
         return None
-    return np.asarray(ends)
+    return np.asarray(ends), np.asarray(now)
 
 
 def select(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):

@@ -1,17 +1,16 @@
-/* Cached upper bounds on the bonuses of a pool's actions, valid until the next synchronisation.
+/* Choosing by cached upper bounds on the bonuses of a pool's actions, which hold until the next
+ * synchronisation.
  *
  * V only grows between two synchronisations, so the norm a = ||W x|| = ||x||_{V^-1} under the W of
  * the last release, the same for all silos, bounds every later one from above. b = ||V^{-1} x|| may
  * grow, by at most so much of a as is followed with every data point. Where there is a second bonus
- * both are bounded by ||R x||, of one triangular factor (ff_bonus_factor.h), else R is W.
+ * both are bounded by ||R x||, of one triangular factor (ff_bonus_bounds.h), else R is W.
  * The bound of an action is computed when a silo first meets one of its query. The exact score of
  * the action whose own upper bound is largest then rules out nearly all others. */
 #ifndef FF_BONUS_CACHE_H
 #define FF_BONUS_CACHE_H
 
 #include "ff_base.h"
-#include "ff_bonus_factor.h"
-#include "ff_bonus_few.h"
 #include "ff_scores.h"
 
 /* Silos whose last choices tell at a release what actions are like. */
@@ -20,14 +19,15 @@
 /* What a silo bounds its bonuses by. */
 typedef struct {
     int64_t version;       /* of the factor; bounds of another one do not hold. 0: none */
-    ff_bonus_factor model;
-    const double *factor;  /* R in 16 bits: the release's, or the silo's own, made since */
+    const double *factor;  /* ff_bonus_bounds, by R: the release's, or the silo's own, made since */
     int64_t begin;         /* how bounds of a query are begun, by few products or by R .. */
     int64_t failed;        /* .. and how often few have lately told too little */
     int64_t from;          /* data points that had entered V since the release when it was made */
     int64_t made;          /* factors of its own so far */
     double moved;          /* b has grown by at most so much of a, since the factor was made .. */
     double moved_in_all;   /* .. and since the release */
+    double grown;          /* V is at most so many times what it was then, .. */
+    double grown_in_all;   /* .. and at the release; both where there is a second bonus */
     int64_t work;          /* what bounds have left to do since then, in exact scores */
     int64_t patience;      /* how much of it is borne until a factor is made anew */
 } ff_bonus_silo;
@@ -38,9 +38,8 @@ typedef struct {
     float *bound;        /* (rows of the pool): on ||R x||, in units of the factor; or NULL */
     int64_t *made;       /* (queries): the version of its bounds */
     double *sample;      /* (M, d): features of the last choices; zeros: none yet */
-    double *factor;      /* ff_bonus_cache_size() doubles: R in 16 bits */
+    double *factor;      /* ff_bonus_cache_size() doubles: bounds by R (ff_bonus_bounds.h) */
     double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
-    ff_bonus_factor model;
     int64_t version;     /* of `factor` */
 } ff_bonus_cache;
 
@@ -71,11 +70,13 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               double *restrict room, double *restrict x, const ff_whitened *known);
 
 /* For tests: of each action upper bounds on its score by few products, by R, and by R of it alone,
- * and what it is at least: 4 rows of K. Returns 0 where there are none. scratch: that of the cache,
+ * and what it is at least: 4 rows of K. They are made of w, and hold for `now` (d x d), which is w
+ * once `seen` points of d have entered V. Returns 0 where there are none. scratch: that of the cache,
  * of a panel's screening and 3 d^2 + d. */
 int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
-                            const double *restrict theta, double beta, double gamma, int64_t d,
-                            double *restrict scratch, float *restrict ends);
+                            const double *restrict theta, double beta, double gamma,
+                            const double *restrict points, int64_t seen, double *restrict now,
+                            int64_t d, double *restrict scratch, float *restrict ends);
 
 /* A data point entered a silo's V: v = V^{-1} x of the V before it, s the result of ff_observe. */
 void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,

@@ -1,0 +1,456 @@
+#include "ff_bonus_bounds.h"
+
+#ifdef FF_AVX512
+#include <math.h>
+
+int64_t ff_bonus_bounds_size(int64_t d)
+{
+    return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
+           FF_FEW_ROWS * row_of(d) / 4 + 8;
+}
+
+int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
+                         const double *restrict sample, int64_t samples, int few, int64_t d,
+                         double *restrict scratch, ff_bonus_bounds *k)
+{
+    const double *r = w;
+    k->model = (ff_bonus_factor){0.0, 0.0, 0.0};
+    if (gamma != 0.0) {
+        const double c = ff_bonus_factor_weight(w, beta, gamma, sample, samples, d, scratch);
+        if (c > 0.0 && c < INFINITY)
+            k->model = ff_bonus_factor_make(w, c, d, scratch, scratch + d * d);
+        if (k->model.c == 0.0) {
+            k->model.c = NAN;
+            return 0;
+        }
+        r = scratch + d * d;
+    }
+    double *end = (double *)(k + 1);
+    k->factor = ff_quantise_factor(r, NULL, d, end);
+    if (gamma == 0.0)
+        k->model.frobenius = k->factor.frobenius;
+    k->few.rest = 0.0;
+    if (few) {
+        int16_t *rows = (int16_t *)aligned(end + ff_quantised_factor_size(d));
+        k->few = ff_bonus_few_make(r, d, scratch, scratch + 2 * d * d, rows);
+        k->rows = rows;
+    }
+    return 1;
+}
+
+/* Errors of ||R x||, in units of the factor: per length of an action, and per length that rounding
+ * took from it; as in `scoring` of ff_screen_i16.c.
+ *
+ * The W that is scored is the factor's, updated by ff_observe in float64, from data points
+ * one by one. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and
+ * taken ||z_<i|| <= 1, each good to (d + 8) u: so it is off by at most 2 (d + 8) u (||W_i|| +
+ * ||W||_F), and all rows by 4 (d + 8) sqrt(d) u ||W||_F, whatever z was. MOST_POINTS of that are
+ * added: `drift` ||x|| to a, and so at most 2.01 ||W||_F drift ||x|| to b, which by the inequality
+ * of ff_bonus_factor.h is what sqrt(1 + c (2.01 ||W||_F)^2) drift ||x|| is to ||R x||. What R
+ * itself is off by is its `lost`. */
+typedef struct {
+    float slack, slope, slope_lost;
+} scale;
+
+/* What rounding may have added to a so far, a unit of length. */
+FF_INLINE double drift_of(double frobenius, int64_t d)
+{
+    return MOST_POINTS * 8.0 * (double)(d + 16) * sqrt((double)d) * 0x1p-53 * frobenius;
+}
+
+FF_INLINE scale scale_of(const ff_bonus_bounds *k, int64_t d)
+{
+    const quantised_factor *m = &k->factor;
+    const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
+    const double frobenius = k->model.frobenius;
+    const double drift = drift_of(frobenius, d);
+    const double both = drift * sqrt(1.0 + 4.05 * k->model.c * frobenius * frobenius);
+    const double slope = (m->lost + both + k->model.lost) / m->unit;
+    return (scale){(float)(1.0 + 1.01 * g), (float)(1.01 * slope + 0x1p-20),
+                   (float)(1.01 * (m->lost / m->unit + m->norm / m->unit))};
+}
+
+AVX512 void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
+                              float *restrict bound)
+{
+    const quantised_factor *m = &k->factor;
+    const int64_t count = actions->actions, vectors = vectors_of(count), ld = row_of(d);
+    const known16 *known = (const known16 *)actions->quantised;
+    const __m512i *panels = (const __m512i *)(known + vectors);
+    const scale s = scale_of(k, d);
+    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+        const __m512i *panel = panels + first * pairs_of(d);
+        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+        __m512 square[VECTORS16];
+        __m512i acc[ROWS][VECTORS16];
+        for (int v = 0; v < VECTORS16; v++)
+            square[v] = _mm512_setzero_ps();
+        for (int64_t i = 0; i < d; i += ROWS) {
+            const int64_t all = (i + ROWS + 1) / 2, pairs = all < pairs_of(d) ? all : pairs_of(d);
+            if (width == VECTORS16)
+                product_i16(m->rows + i * ld, ld, pairs, panel, VECTORS16, acc);
+            else
+                product_i16(m->rows + i * ld, ld, pairs, panel, 2, acc);
+            const __m512 unit = _mm512_set1_ps(m->squares[i / ROWS]);
+            for (int64_t v = 0; v < width; v++) {
+                __m512 sum = _mm512_setzero_ps();
+                for (int r = 0; r < ROWS; r++) {
+                    const __m512 z = _mm512_cvtepi32_ps(acc[r][v]);
+                    sum = _mm512_fmadd_ps(z, z, sum);
+                }
+                square[v] = _mm512_fmadd_ps(sum, unit, square[v]);
+            }
+        }
+        for (int64_t v = first; v < first + width; v++) {
+            const __m512 own = _mm512_mul_ps(_mm512_sqrt_ps(square[v - first]),
+                                             _mm512_loadu_ps(known[v].unit));
+            const __m512 error =
+                _mm512_fmadd_ps(_mm512_loadu_ps(known[v].length), _mm512_set1_ps(s.slope),
+                                _mm512_mul_ps(_mm512_loadu_ps(known[v].lost),
+                                              _mm512_set1_ps(s.slope_lost)));
+            _mm512_mask_storeu_ps(bound + 16 * v, lanes_of(count - 16 * v),
+                                  _mm512_fmadd_ps(own, _mm512_set1_ps(s.slack), error));
+        }
+    }
+}
+
+/* Roundings of a score in float32, of mean and bonus alike. */
+FF_INLINE float slack_of(int64_t d)
+{
+    const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
+    return (float)(1.01 * g);
+}
+
+/* Of the few products rounding takes as of `scoring` in ff_screen_i16.c: ||H x|| <=
+ * ||H x^|| (1 + g) + ||H||_F ||e||; squares of lengths are off by 2 g, their sum by some u. */
+AVX512 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
+                                float *restrict bound)
+{
+    const quantised_factor *m = &k->factor;
+    const ff_bonus_few *few = &k->few;
+    const int16_t *entries = k->rows;
+    const int64_t count = actions->actions, vectors = vectors_of(count), ld = row_of(d);
+    const int64_t pairs = pairs_of(d);
+    const known16 *known = (const known16 *)actions->quantised;
+    const __m512i *panels = (const __m512i *)(known + vectors);
+    const scale s = scale_of(k, d);
+    const double g = (double)slack_of(d), unit = 1.000001 / m->unit;
+    const __m512 rest = _mm512_set1_ps((float)((1.0 + 8.0 * g) * few->rest * unit * unit));
+    const __m512 kept = _mm512_set1_ps((float)((1.0 + 4.0 * g) * few->unit * unit));
+    const __m512 lost = _mm512_set1_ps((float)(1.01 * few->frobenius * unit));
+    const __m512 slope = _mm512_set1_ps(s.slope), slack = _mm512_set1_ps(s.slack);
+    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+        const __m512i *panel = panels + first * pairs;
+        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+        __m512 square[VECTORS16];
+        __m512i acc[ROWS][VECTORS16];
+        for (int v = 0; v < VECTORS16; v++)
+            square[v] = _mm512_setzero_ps();
+        for (int64_t i = 0; i < few->rows; i += ROWS) {
+            if (width == VECTORS16)
+                product_i16(entries + i * ld, ld, pairs, panel, VECTORS16, acc);
+            else
+                product_i16(entries + i * ld, ld, pairs, panel, 2, acc);
+            for (int r = 0; r < ROWS; r++) {
+                const __m512 relative = _mm512_set1_ps(few->squares[i + r]);
+                for (int64_t v = 0; v < width; v++) {
+                    const __m512 z = _mm512_cvtepi32_ps(acc[r][v]);
+                    square[v] = _mm512_fmadd_ps(_mm512_mul_ps(z, z), relative, square[v]);
+                }
+            }
+        }
+        for (int64_t v = first; v < first + width; v++) {
+            const __m512 length = _mm512_loadu_ps(known[v].length);
+            const __m512 along =
+                _mm512_mul_ps(_mm512_mul_ps(_mm512_sqrt_ps(square[v - first]), kept),
+                              _mm512_loadu_ps(known[v].unit));
+            const __m512 part = _mm512_fmadd_ps(_mm512_loadu_ps(known[v].lost), lost, along);
+            const __m512 whole =
+                _mm512_fmadd_ps(part, part, _mm512_mul_ps(_mm512_mul_ps(length, length), rest));
+            const __m512 own = _mm512_mul_ps(_mm512_sqrt_ps(whole), slack);
+            _mm512_mask_storeu_ps(bound + 16 * v, lanes_of(count - 16 * v),
+                                  _mm512_fmadd_ps(length, slope, own));
+        }
+    }
+}
+
+AVX512 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
+                          const int64_t *restrict which, int64_t n, int64_t d,
+                          double *restrict room, float *restrict bound)
+{
+    const quantised_factor *m = &k->factor;
+    const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d), ld = row_of(d);
+    const int64_t groups = (d + ROWS - 1) / ROWS;
+    const known16 *known = (const known16 *)actions->quantised;
+    const __m512i *panels = (const __m512i *)(known + vectors);
+    int32_t *together = (int32_t *)aligned(room);
+    memset(together, 0, (size_t)(TOGETHER * pairs) * sizeof(int32_t));
+    for (int64_t a = 0; a < n; a++) {
+        const int64_t v = which[a] / 16, first = v - v % VECTORS16;
+        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+        const int32_t *from = (const int32_t *)(panels + first * pairs + v - first) + which[a] % 16;
+        for (int64_t j = 0; j < pairs; j++)
+            together[j * TOGETHER + a] = from[16 * j * width];
+    }
+    /* Two groups of rows at a time, for a sum would wait for itself. */
+    __m256 square = _mm256_setzero_ps();
+    for (int64_t g = 0; g < groups; g += 2) {
+        const int16_t *rows = m->rows + g * ROWS * ld;
+        const int both = g + 1 < groups;
+        /* Of a row what is past its group's last column is not written. */
+        const int64_t end = ((g + 1) * ROWS + 1) / 2, own = end < pairs ? end : pairs;
+        const int64_t far = both ? ((g + 2) * ROWS + 1) / 2 : 0, last = far < pairs ? far : pairs;
+        __m256i sum[ROWS], more[ROWS];
+        for (int r = 0; r < ROWS; r++)
+            sum[r] = more[r] = _mm256_setzero_si256();
+        const int64_t next = both ? ROWS * ld : 0;
+        for (int64_t j = 0; j < own; j++) {
+            const __m256i x = _mm256_load_si256((const __m256i *)(together + j * TOGETHER));
+            for (int r = 0; r < ROWS; r++) {
+                int32_t low, high;
+                memcpy(&low, rows + r * ld + 2 * j, sizeof low);
+                memcpy(&high, rows + next + r * ld + 2 * j, sizeof high);
+                MULTIPLY(sum[r], _mm256_set1_epi32(low), x);
+                MULTIPLY(more[r], _mm256_set1_epi32(high), x);
+            }
+        }
+        for (int64_t j = own; j < last; j++) {
+            const __m256i x = _mm256_load_si256((const __m256i *)(together + j * TOGETHER));
+            for (int r = 0; r < ROWS; r++) {
+                int32_t high;
+                memcpy(&high, rows + next + r * ld + 2 * j, sizeof high);
+                MULTIPLY(more[r], _mm256_set1_epi32(high), x);
+            }
+        }
+        __m256 part = _mm256_setzero_ps(), other = part;
+        for (int r = 0; r < ROWS; r++) {
+            const __m256 z = _mm256_cvtepi32_ps(sum[r]), y = _mm256_cvtepi32_ps(more[r]);
+            part = _mm256_fmadd_ps(z, z, part);
+            other = _mm256_fmadd_ps(y, y, other);
+        }
+        square = _mm256_fmadd_ps(part, _mm256_set1_ps(m->squares[g]), square);
+        if (both)
+            square = _mm256_fmadd_ps(other, _mm256_set1_ps(m->squares[g + 1]), square);
+    }
+    float width[TOGETHER];
+    _mm256_storeu_ps(width, _mm256_sqrt_ps(square));
+    const scale s = scale_of(k, d);
+    for (int64_t i = 0; i < n; i++) {
+        const known16 *its = known + which[i] / 16;
+        const int64_t lane = which[i] % 16;
+        const float own = width[i] * its->unit[lane];
+        bound[which[i]] =
+            -(own * s.slack + (its->length[lane] * s.slope + its->lost[lane] * s.slope_lost));
+    }
+}
+
+AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
+                                     const float *restrict upper, float top, int64_t d,
+                                     double *restrict room, float *restrict bound)
+{
+    int64_t which[FIRST];
+    const int64_t count = actions->actions;
+    __m512 least = _mm512_set1_ps(top);
+    for (int64_t first = 0; first < count; first += 16)
+        least = _mm512_mask_min_ps(least, lanes_of(count - first), least,
+                                   _mm512_loadu_ps(upper + first));
+    float low = _mm512_reduce_min_ps(least), high = top;
+    /* Down to a bound that FIRST at most reach. */
+    for (int i = 0; i < 10; i++) {
+        const float middle = 0.5f * (low + high);
+        const __m512 from = _mm512_set1_ps(middle);
+        int64_t reach = 0;
+        for (int64_t first = 0; first < count; first += 16)
+            reach += __builtin_popcount(_mm512_mask_cmp_ps_mask(
+                lanes_of(count - first), _mm512_loadu_ps(upper + first), from, _CMP_GE_OQ));
+        if (reach > FIRST)
+            low = middle;
+        else
+            high = middle;
+        if (reach <= FIRST && reach >= FIRST / 2)
+            break;
+    }
+    int64_t n = 0;
+    const __m512 from = _mm512_set1_ps(high), none = _mm512_setzero_ps();
+    for (int64_t first = 0; first < count && n < FIRST; first += 16) {
+        const __mmask16 reach = _mm512_mask_cmp_ps_mask(
+            lanes_of(count - first), _mm512_loadu_ps(upper + first), from, _CMP_GE_OQ);
+        unsigned open = _mm512_mask_cmp_ps_mask(
+            reach, _mm512_maskz_loadu_ps(reach, bound + first), none, _CMP_GE_OQ);
+        for (; open && n < FIRST; open &= open - 1)
+            which[n++] = first + __builtin_ctz(open);
+    }
+    for (int64_t i = 0; i < n; i += TOGETHER)
+        ff_bound_some(k, actions, which + i, n - i < TOGETHER ? n - i : TOGETHER, d, room, bound);
+    return n;
+}
+
+AVX512 void ff_bound_means(const ff_actions *actions, const double *restrict theta,
+                               double factor, int64_t d, int16_t *restrict row,
+                               float *restrict upper)
+{
+    const int64_t count = actions->actions, vectors = vectors_of(count), pairs = pairs_of(d);
+    const known16 *known = (const known16 *)actions->quantised;
+    const __m512i *panels = (const __m512i *)(known + vectors);
+    const quantised_row t = ff_quantise_row(theta, d, row);
+    const __m512 slack = _mm512_set1_ps(slack_of(d));
+    const __m512 mean = _mm512_set1_ps((float)t.unit), norm = _mm512_set1_ps((float)t.norm);
+    const __m512 slope = _mm512_set1_ps((float)(1.01 * t.lost + (1.0 + factor) * 0x1p-80));
+    const __m512 slope_lost = _mm512_set1_ps((float)(1.01 * (t.lost + t.norm)));
+    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+        const __m512i *panel = panels + first * pairs;
+        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+        /* Two sums of each: one would wait for itself. */
+        __m512i even[VECTORS16], odd[VECTORS16];
+        for (int v = 0; v < VECTORS16; v++)
+            even[v] = odd[v] = _mm512_setzero_si512();
+        int64_t j = 0;
+        if (width == VECTORS16)
+            for (; j + 2 <= pairs; j += 2) {
+                int32_t entries[2];
+                memcpy(entries, row + 2 * j, sizeof entries);
+                const __m512i low = _mm512_set1_epi32(entries[0]);
+                const __m512i high = _mm512_set1_epi32(entries[1]);
+                for (int v = 0; v < VECTORS16; v++) {
+                    MULTIPLY(even[v], low, panel[j * VECTORS16 + v]);
+                    MULTIPLY(odd[v], high, panel[(j + 1) * VECTORS16 + v]);
+                }
+            }
+        for (; j < pairs; j++) {
+            int32_t entries;
+            memcpy(&entries, row + 2 * j, sizeof entries);
+            const __m512i both = _mm512_set1_epi32(entries);
+            for (int64_t v = 0; v < width; v++)
+                MULTIPLY(even[v], both, panel[j * width + v]);
+        }
+        for (int64_t l = 0; l < width; l++) {
+            const int64_t v = first + l;
+            const __m512 length = _mm512_loadu_ps(known[v].length);
+            const __m512 lost = _mm512_loadu_ps(known[v].lost);
+            const __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(even[l], odd[l]));
+            const __m512 product = _mm512_mul_ps(whole, _mm512_loadu_ps(known[v].unit));
+            const __m512 size = _mm512_mul_ps(norm, length);
+            const __m512 own = _mm512_fmadd_ps(size, slack, _mm512_set1_ps(0x1p-60f));
+            const __m512 error =
+                _mm512_fmadd_ps(slope, length, _mm512_fmadd_ps(slope_lost, lost, own));
+            _mm512_storeu_ps(upper + 16 * v, _mm512_add_ps(_mm512_mul_ps(product, mean), error));
+        }
+    }
+}
+
+AVX512 float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
+                                const float *restrict bound, double factor, int64_t count,
+                                int64_t d, float *restrict upper)
+{
+    const __m512 slack = _mm512_set1_ps(slack_of(d));
+    const __m512 bonus = _mm512_set1_ps((float)(factor * k->factor.unit));
+    __m512 top = _mm512_set1_ps(-INFINITY);
+    for (int64_t first = 0; first < 16 * vectors_of(count); first += 16) {
+        const __mmask16 in = lanes_of(count - first);
+        const __m512 size = _mm512_abs_ps(_mm512_maskz_loadu_ps(in, bound + first));
+        const __m512 wide = _mm512_mul_ps(size, bonus);
+        const __m512 score = _mm512_add_ps(_mm512_fmadd_ps(wide, slack, wide),
+                                           _mm512_loadu_ps(mean + first));
+        const __m512 held = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), in, score);
+        _mm512_storeu_ps(upper + first, held);
+        top = _mm512_max_ps(top, held);
+    }
+    return _mm512_reduce_max_ps(top);
+}
+
+AVX512 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
+                               int64_t *restrict which)
+{
+    int64_t n = 0;
+    for (int64_t first = 0; first < count; first += 16) {
+        unsigned may = lanes_of(count - first) &
+                       (unsigned)~_mm512_cmp_ps_mask(_mm512_loadu_ps(upper + first),
+                                                     _mm512_set1_ps(least), _CMP_LT_OQ);
+        for (; may; may &= may - 1)
+            which[n++] = first + __builtin_ctz(may);
+    }
+    return n;
+}
+
+int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
+                           const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
+                           double *restrict room, float *restrict bound)
+{
+    int64_t open = 0, held_now = 0, together[TOGETHER];
+    for (int64_t i = 0; i < n; i++)
+        open += bound[which[i]] >= 0.0f;
+    if (open > most)
+        return open;
+    for (int64_t i = 0; i < n; i++) {
+        if (bound[which[i]] >= 0.0f)
+            together[held_now++] = which[i];
+        if (held_now && (held_now == TOGETHER || i == n - 1)) {
+            ff_bound_some(k, actions, together, held_now, d, room, bound);
+            held_now = 0;
+        }
+    }
+    return open;
+}
+
+/* With a = r cos p, sqrt(c) b = r sin p, r = ||R x||, a bonus first a + gamma b, first > 0, is F r
+ * cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma / (sqrt(c) first). By
+ * Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q = sqrt(c) r / ||x||: p is
+ * between the one where these are equal and a right angle, and the cosine is least at one of the
+ * ends. Without a second bonus it is 1.
+ *
+ * A data point with x'V^-1 x = s - 1 adds at most (s - 1) V to V, so a^2 falls to at least a^2 / s,
+ * and to a^2 / grown in all; b falls by at most as much as it may grow, moved a, for the bound of
+ * ff_bonus_cache_observe is one on its change. So first is beta / sqrt(grown) - gamma moved. The
+ * millionth pays for the rounding of `grown`, MOST_POINTS (d + 8) u. What rounding of W has taken
+ * from a is `drift` ||x||, and from b 2.01 ||W||_F times that, as of `scale_of`; twice that is taken
+ * off, for a point moves b by `moved` of the a that rounding has left.
+ *
+ * The bounds are above r and the mean by at most twice what was added to them, and the exact score is
+ * off by what `tell` says. */
+float ff_score_at_least(const ff_bonus_bounds *k, const ff_actions *actions, int64_t a,
+                        float upper_mean, float bound, const double *restrict theta, double beta,
+                        double gamma, double moved, double grown, int64_t d)
+{
+    const known16 *its = (const known16 *)actions->quantised + a / 16;
+    const scale s = scale_of(k, d);
+    const double length = 1.0001 * (double)its->length[a % 16], lost = (double)its->lost[a % 16];
+    const double g = (double)slack_of(d), frobenius = k->model.frobenius, c = k->model.c;
+    const double unit = k->factor.unit, size = fabs((double)bound);
+    const double added = 1.01 * (size * ((double)s.slack - 1.0 + g) + length * (double)s.slope +
+                                 lost * (double)s.slope_lost);
+    const double r = unit * (size - 2.0 * added);
+    double norm = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        norm += theta[j] * theta[j];
+    norm = 1.0001 * sqrt(norm);
+    /* theta in 16 bits has lost as much as `bound_means` knows: at most this. */
+    const double theta_lost = norm * sqrt((double)d) / LENGTH;
+    const double error = 1.02 * (theta_lost * length + (theta_lost + norm) * lost +
+                                 g * norm * length) + 0x1p-50;
+    double first = beta, upper = beta, drift = 0.0, turned = 1.0;
+    if (grown != 1.0 || moved != 0.0) {
+        first = 0.999999 * beta / sqrt(grown) - gamma * moved;
+        drift = (beta + 2.1 * gamma * frobenius) * drift_of(frobenius, d) * length;
+        if (!(first > 0.0))
+            return -INFINITY;
+    }
+    double most = first;
+    if (gamma != 0.0) {
+        const double second = gamma / sqrt(c);
+        most = sqrt(first * first + second * second);
+        upper = sqrt((beta + gamma * moved) * (beta + gamma * moved) + second * second);
+        const double q = sqrt(c) * r / length, square = 2.0 * q * q;
+        const double cosine = q > 0x1p-20 ? (sqrt(1.0 + 2.0 * square) - 1.0) / square : 1.0;
+        const double sine = cosine < 1.0 ? sqrt(1.0 - cosine) : 0.0;
+        const double low = (sqrt(cosine) * first + sine * second) / most, high = second / most;
+        turned = 0.999999 * (low < high ? low : high);
+    }
+    const double exact = 8.0 * (double)(d + 16) * 0x1p-53 *
+                         (norm + (beta + 2.0 * gamma * frobenius) * frobenius) * length;
+    const double mean = (double)upper_mean - 2.0 * (error + 0x1p-79 * (1.0 + upper) * length);
+    const double least = mean + turned * most * r - exact - 2.0 * drift -
+                         1e-6 * (fabs(mean) + most * fabs(r));
+    return r > 0.0 && least < INFINITY ? (float)(least - 0x1p-22 * fabs(least)) : -INFINITY;
+}
+
+#endif
