@@ -168,6 +168,15 @@ def case(name: str) -> Call:
 DIMENSIONS = (10, 57)
 
 
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins with a cache line, as arrays of both sides then do."""
+    room = np.empty(array.nbytes + 64, np.uint8)
+    first = -room.ctypes.data % 64
+    found = room[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
 def kernel_calls(d: int, trusted: bool) -> dict[str, Call]:
     """Every function of `fastfed.kernels` at d dimensions and K = 100, by its name."""
     from fastfed import kernels
@@ -177,9 +186,10 @@ def kernel_calls(d: int, trusted: bool) -> dict[str, Call]:
     v = actions.astype(float).T @ actions + 5.0 * np.eye(d)
     factor = kernels.inverse_factor(v)
     theta, x = draw.normal(size=d) / d, actions[0].astype(float) / 8.0
-    rows, rewards = np.tile(x, (10, 1)), np.full(10, 0.1)
-    gram, bias, inverse = v.copy(), np.zeros(d), np.linalg.inv(v)
-    w, estimate = factor.copy(), theta.copy()
+    actions, v, factor, theta = map(aligned, (actions, v, factor, theta))
+    rows, rewards = aligned(np.tile(x, (10, 1))), aligned(np.full(10, 0.1))
+    gram, bias, inverse = aligned(v), aligned(np.zeros(d)), aligned(np.linalg.inv(v))
+    w, estimate = aligned(factor), aligned(theta)
     bits = kernels.encode_bits(np.arange(65), 100)
     keys = {"trusted": trusted}
     return {
