@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import warnings
 from collections.abc import Callable
@@ -295,5 +296,29 @@ def renamed(module: str, names: dict[str, Any]) -> Callable[[str], Any]:
             f"{module}.{name} is deprecated: use {new.__name__}", DeprecationWarning, stacklevel=2
         )
         return new
+
+    return __getattr__
+
+
+def moved(module: str, names: dict[str, str]) -> Callable[[str], Any]:
+    """A module's ``__getattr__`` for names that another module has now: each warns.
+
+    Parameters
+    ----------
+    module : str
+        The module's ``__name__``.
+    names : dict
+        The module that each name stands in, which loads when the name is asked for.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(
+            f"{module}.{name} is now {names[name]}.{name}; the old name goes in 0.3",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module(names[name]), name)
 
     return __getattr__

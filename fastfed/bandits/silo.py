@@ -6,8 +6,6 @@ for everything that leaves it.
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._random import NoiseSource, SystemNoise
+from fastfed._system import moved
 from fastfed._validate import InputError, Once, array, integer, number, once
 from fastfed.bandits.linucb import Acting, check_actions
 from fastfed.bandits.own_rounds import make_memory
@@ -576,14 +575,7 @@ def rounds_between(plan: PhasePlan) -> list[tuple[int, int, int]]:
     ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import what stood here in 0.1 from its new place, with a warning; it goes in 0.3."""
-    if name not in ("Estimator", "Message", "Peer"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module("fastfed.bandits.peer")
-    warnings.warn(
-        f"{__name__}.{name} is now {module.__name__}.{name}; the old name goes in 0.3",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return getattr(module, name)
+# What stood here in 0.1.
+__getattr__ = moved(
+    __name__, dict.fromkeys(("Estimator", "Message", "Peer"), "fastfed.bandits.peer")
+)

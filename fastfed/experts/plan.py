@@ -6,12 +6,10 @@ parties (`fastfed.experts.parties`) and drivers run.
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 from typing import Protocol as Interface
 
 import numpy as np
@@ -19,7 +17,7 @@ import numpy as np
 from fastfed import _system
 from fastfed._kernels import aggregation
 from fastfed._random import CHOICE, NoiseSource, is_exact
-from fastfed._system import System, account
+from fastfed._system import System, account, moved
 from fastfed._validate import InputError, array, integer
 from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, RawData, released, verify
@@ -463,14 +461,7 @@ def check_phase_length(length: int, problem: ProblemSpec) -> int:
     return length
 
 
-def __getattr__(name: str) -> Any:
-    """Import what stood here in 0.1 from its new place, with a warning; it goes in 0.3."""
-    if name not in ("ExpertClient", "ExpertServer"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module("fastfed.experts.parties")
-    warnings.warn(
-        f"{__name__}.{name} is now {module.__name__}.{name}; the old name goes in 0.3",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return getattr(module, name)
+# What stood here in 0.1.
+__getattr__ = moved(
+    __name__, dict.fromkeys(("ExpertClient", "ExpertServer"), "fastfed.experts.parties")
+)
