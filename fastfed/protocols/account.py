@@ -301,7 +301,7 @@ def _shuffled(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Privac
         ratio,
         returning=claim.max_participations,
         silos=plan.silos,
-        batch_size=tree_batch(tuple(plan.end(k) for k in range(1, plan.releases + 1))),
+        batch_size=tree_batch(plan.ends),
         horizon=plan.horizon,
     )
 
@@ -321,7 +321,7 @@ def _points(plan: Plan, claim: Claim) -> PrivacyEvent:
         return RawData(claim.asked)
     return LocalGaussian(
         # The fewer users a shuffler mixes, the less it hides.
-        batch_size=min(plan.batch_of(k) for k in range(1, plan.releases + 1)),
+        batch_size=int(np.diff(plan.ends, prepend=0).min()),
         returning=claim.max_participations,
         layout=layout,
         noise_std=bias,

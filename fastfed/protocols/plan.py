@@ -259,6 +259,13 @@ class Plan:
             return self.release_rounds[release - 1]
         return release * self.batch_size
 
+    @property
+    def ends(self) -> np.ndarray:
+        """Rounds after which releases are due in fixed rounds, (K,)."""
+        if self.release_rounds:
+            return np.array(self.release_rounds, np.int64)
+        return np.arange(1, self.releases + 1, dtype=np.int64) * self.batch_size
+
     def due(self, round: int) -> int:
         """Releases that are due by the end of a round, in fixed rounds."""
         if self.release_rounds:
