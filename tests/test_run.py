@@ -434,7 +434,7 @@ def test_bounds_of_a_system_are_stored_at_the_checkpoints(tmp_path):
         (position, work.replicate): one
         for work in passes
         for position, one in zip(
-            work.positions, passes_module.run_together(e, work, 1), strict=True
+            work.positions, passes_module.run_together(e, work, 1).outcomes, strict=True
         )
     }
     direct = collect(e, outcomes)

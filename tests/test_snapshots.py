@@ -120,6 +120,7 @@ def rows(folder: Path) -> list:
 
 def stop_after(agent_rounds: int, heard: list[int]):
     def progress(more: int) -> None:
+        time.sleep(0.2 if not heard else 0.0)
         heard.append(more)
         if sum(heard) > agent_rounds:
             raise Interrupted
@@ -142,6 +143,10 @@ def test_a_run_goes_on_where_it_was_stopped(
     heard: list[int] = []
     run.run(experiment, tmp_path / "parts", threads=1, engine=engine, progress=heard.append)
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    # What it took before it was stopped counts too; the curves of a batch share it.
+    with Store.open_existing(tmp_path / "parts") as store:
+        (seconds,) = store._db.execute("SELECT max(seconds) FROM timings").fetchone()
+    assert seconds > 0.2 / 2
     # All agent-rounds are heard, those of the snapshot at once.
     assert sum(heard) == 2 * 2 * 3 * 90 and max(heard) >= 300 - 2 * 3 * 90 // 4
     assert not (tmp_path / "parts" / snapshots.FOLDER).exists()

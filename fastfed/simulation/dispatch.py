@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -196,6 +196,13 @@ class Keeper(Protocol):
         ...
 
 
+class Timed(NamedTuple):
+    """What a batch of runs came to."""
+
+    outcomes: list[Outcome]
+    seconds: float  # all it took, before it was interrupted too
+
+
 def run_together(
     experiment: Experiment,
     work: RunBatch,
@@ -203,24 +210,28 @@ def run_together(
     progress: Callable[[int], None] | None = None,
     record: bool = False,
     snapshots: Keeper | None = None,
-) -> list[Outcome]:
+) -> Timed:
     """Run one batch of runs, on from its snapshot if there is one; ``progress`` hears
     agent-rounds."""
+    start = time.perf_counter()
+    snapshot = snapshots.of(work.replicate, work.positions) if snapshots else None
     problem = experiment.curves[work.positions[0]].problem
 
     def heard(rounds: int) -> None:
         if progress is not None:
             progress(rounds * problem.silos)
 
-    return run(
+    outcomes = run(
         problem.open(experiment.seed, work.replicate),
         [experiment.curves[i].system.plan for i in work.positions],
         experiment.checkpoints,
         threads=threads,
         record=record,
         progress=heard,
-        snapshot=snapshots.of(work.replicate, work.positions) if snapshots else None,
+        snapshot=snapshot,
     )
+    seconds = time.perf_counter() - start
+    return Timed(outcomes, seconds + (snapshot.earlier if snapshot else 0.0))
 
 
 #: A prediction times every kind of pass for at least so long, unless it is over before.

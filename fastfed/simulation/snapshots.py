@@ -89,6 +89,8 @@ class Snapshot:
     of: str  # the experiment, the batch of runs and the version, as text
     begun: float = field(default_factory=time.monotonic)
     wait: float = field(default_factory=lambda: EVERY)
+    started: float = field(default_factory=time.monotonic)
+    earlier: float = 0.0  # seconds that the part took that was kept
 
     def due(self) -> bool:
         """Whether it is time for another."""
@@ -116,7 +118,9 @@ class Snapshot:
             return  # before the first there is nothing to lose
         with _writing():
             start = time.monotonic()
-            about = json.dumps({"of": self.of, "round": round, "stage": stage}).encode()
+            seconds = self.earlier + start - self.started
+            said = {"of": self.of, "round": round, "stage": stage, "seconds": seconds}
+            about = json.dumps(said).encode()
             with suppress(OSError):
                 self._put({"about": np.frombuffer(about, np.uint8), **arrays})
             self.begun = time.monotonic()
@@ -139,6 +143,7 @@ class Snapshot:
                 arrays = {name: archive[name] for name in archive.files if name != "about"}
             if about["of"] != self.of or about["round"] <= 0:
                 return None
+            self.earlier = float(about.get("seconds", 0.0))
             return Kept(about["round"], about["stage"], arrays)
         except Exception:  # whatever a damaged archive makes its reader raise
             return None

@@ -254,13 +254,12 @@ def play_block(
     snapshots = for_task(plugin.place, plugin.desk, worker, name, block)
     played = []
     for work in block:
-        start = time.perf_counter()
-        outcomes = run_together(
+        ran = run_together(
             experiment, work, threads, _telling(worker, name, key, work), snapshots=snapshots
         )
         if isinstance(snapshots, AtWorker):
             snapshots.of(work.replicate, work.positions).drop()
-        played.append((outcomes, time.perf_counter() - start, threads))
+        played.append((ran.outcomes, ran.seconds, threads))
     return played
 
 

@@ -67,9 +67,8 @@ class Local:
                 progress(agent_rounds)
 
         def job(work: RunBatch) -> Finished:
-            start = time.perf_counter()
-            outcomes = playing.run_together(experiment, work, inner, heard, snapshots=snapshots)
-            return Finished(work, outcomes, time.perf_counter() - start, inner)
+            ran = playing.run_together(experiment, work, inner, heard, snapshots=snapshots)
+            return Finished(work, ran.outcomes, ran.seconds, inner)
 
         def serve() -> None:
             while (work := asked.get()) is not None and not stop.is_set():

@@ -76,11 +76,10 @@ def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> 
                 if isinstance(work, Timing):
                     connection.send((TIMED, seconds_of(experiment, work.positions)))
                     continue
-                start = time.perf_counter()
-                outcomes = run_together(
+                ran = run_together(
                     experiment, work, threads, _heard(connection), snapshots=snapshots
                 )
-                connection.send((ENDED, (outcomes, time.perf_counter() - start)))
+                connection.send((ENDED, (ran.outcomes, ran.seconds)))
             except Interrupted:
                 return
             except MemoryError:
