@@ -17,7 +17,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gate import workloads
+
+
+def room() -> list[np.ndarray]:
+    """Arrays of any size, to be kept: those made next lie anywhere within a page and a line.
+
+    Where they lie makes equal code differ by up to a fifth, and hangs on the length of a tree's
+    name: it would be the same in all processes of a side. Small arrays come from blocks of their
+    own size, so some of each are taken.
+    """
+    draw = random.SystemRandom()
+    kept = [np.empty(draw.randrange(1 << 10, 1 << 14), np.uint8)]
+    for size in range(16, 1 << 10, 16):
+        kept += [np.empty(size, np.uint8) for _ in range(draw.randrange(8))]
+    return kept
 
 
 class Worker:
@@ -25,16 +41,14 @@ class Worker:
 
     def __init__(self) -> None:
         self.made: dict[str, Callable[[], object]] = {}
-        self.between: list[bytearray] = []
+        self.between: list[object] = []
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         if "names" in asked:
             return {"names": workloads.names(asked["names"])}
         name, loops = asked["name"], asked["loops"]
         if name not in self.made:
-            # Where arrays lie within a page makes equal code differ, and hangs on the length of a
-            # tree's name, so it would be the same in all processes of a side: let it be anywhere.
-            self.between.append(bytearray(random.SystemRandom().randrange(1 << 10, 1 << 14)))
+            self.between.append(room())
             self.made[name] = workloads.make(name)
             self.made[name]()  # the first call fills caches that all others find
             gc.collect()

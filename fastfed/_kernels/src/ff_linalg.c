@@ -19,6 +19,8 @@ typedef double two __attribute__((vector_size(16)));
 #define TOGETHER (PARTS == 1 ? 8 : PARTS == 2 ? 4 : 2)
 #define POINT_ROWS (PARTS > 2 ? 2 : 4)
 #define ABREAST (PARTS == 1 ? 2 : 4)
+/* Vectors of columns whose sums down the rows are kept at once. */
+#define BACK 8
 
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector) && defined(__GNUC__)
@@ -182,15 +184,44 @@ FF_INLINE void product(const double *restrict w, const double *restrict x, int64
         z[i] = dot(w + i * d, x, columns_of(i, d));
 }
 
+/* `n` vectors of columns of W'z from `first` on, down the rows: sums stay in registers, so their
+ * time does not hang on where the result lies. */
+FF_INLINE void back_columns(const double *restrict w, const double *restrict z, int64_t d,
+                            int64_t first, const int n, double *restrict out)
+{
+    loose sum[BACK];
+    for (int v = 0; v < n; v++)
+        sum[v] = (loose){0};
+    for (int64_t i = first; i < d; i++)
+        for (int v = 0; v < n; v++)
+            sum[v] += z[i] * LOAD(w + i * d + first + v * WIDTH);
+    for (int v = 0; v < n; v++)
+        STORE(out + first + v * WIDTH, sum[v]);
+}
+
 void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
               double *restrict scratch, double *restrict theta)
 {
     product(w, u, d, scratch);
-    memset(theta, 0, (size_t)d * sizeof(double));
-    for (int64_t i = 0; i < d; i++) {
-        const double *restrict row = w + i * d;
-        axpy(scratch[i], row, theta, columns_of(i, d));
+    int64_t first = 0;
+    for (; first + BACK * WIDTH <= d; first += BACK * WIDTH)
+        back_columns(w, scratch, d, first, BACK, theta);
+    const int64_t left = (d - first) / WIDTH;
+    switch (left) { /* numbers that the compiler knows */
+    case 1: back_columns(w, scratch, d, first, 1, theta); break;
+    case 2: back_columns(w, scratch, d, first, 2, theta); break;
+    case 3: back_columns(w, scratch, d, first, 3, theta); break;
+    case 4: back_columns(w, scratch, d, first, 4, theta); break;
+    case 5: back_columns(w, scratch, d, first, 5, theta); break;
+    case 6: back_columns(w, scratch, d, first, 6, theta); break;
+    case 7: back_columns(w, scratch, d, first, 7, theta); break;
     }
+    first += left * WIDTH;
+    for (int64_t j = first; j < d; j++)
+        theta[j] = 0.0;
+    for (int64_t i = first; i < d; i++)
+        for (int64_t j = first; j < d; j++)
+            theta[j] += scratch[i] * w[i * d + j];
 }
 
 double ff_log_det(const double *w, int64_t d)
