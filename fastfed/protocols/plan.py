@@ -18,7 +18,7 @@ from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.releases.buffered import packed
 from fastfed.privacy.releases.prefix_sums import Factor, toeplitz_coefficients
 from fastfed.protocols.protocol import Protocol, drawn_once, statistic_size
-from fastfed.protocols.schedule import OwnRounds, Trigger
+from fastfed.protocols.schedule import OwnRounds, Schedule, Trigger
 from fastfed.protocols.score import Score
 
 if TYPE_CHECKING:
@@ -262,9 +262,7 @@ class Plan:
     @property
     def ends(self) -> np.ndarray:
         """Rounds after which releases are due in fixed rounds, (K,)."""
-        if self.release_rounds:
-            return np.array(self.release_rounds, np.int64)
-        return np.arange(1, self.releases + 1, dtype=np.int64) * self.batch_size
+        return Schedule(self.horizon, self.batch_size, self.release_rounds).ends
 
     def due(self, round: int) -> int:
         """Releases that are due by the end of a round, in fixed rounds."""

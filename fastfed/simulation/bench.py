@@ -180,7 +180,7 @@ def pool_work(experiment: Experiment) -> Work:
     assert isinstance(environment, SyntheticPool | LetorPool)
     d, queries = plan.dimension, len(environment.starts) - 1
     k, own = len(environment.rows) / queries, queries / experiment.silos
-    ends = [0, *(plan.end(release + 1) for release in range(plan.releases)), plan.horizon]
+    ends = [0, *plan.ends, plan.horizon]
     lengths = np.diff(ends)
     met = (own * (1.0 - (1.0 - 1.0 / own) ** lengths)).sum() / plan.horizon
     row = 2.0 * k * d
