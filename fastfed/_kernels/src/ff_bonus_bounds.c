@@ -244,44 +244,50 @@ AVX512 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
     }
 }
 
-AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                                     const float *restrict upper, float top, int64_t d,
-                                     double *restrict room, float *restrict bound)
+/* Actions of a vector that have no bound by R and whose upper bound is not below `from`. */
+INLINE unsigned open_from(const float *restrict upper, const float *restrict bound, __m512 from,
+                          int64_t first, int64_t count)
 {
-    int64_t which[FIRST];
+    const __mmask16 in = lanes_of(count - first);
+    const __mmask16 reach =
+        _mm512_mask_cmp_ps_mask(in, _mm512_maskz_loadu_ps(in, upper + first), from, _CMP_GE_OQ);
+    return _mm512_mask_cmp_ps_mask(reach, _mm512_maskz_loadu_ps(reach, bound + first),
+                                   _mm512_setzero_ps(), _CMP_GE_OQ);
+}
+
+AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
+                                const float *restrict upper, float top, int64_t d,
+                                double *restrict room, float *restrict bound)
+{
+    int64_t which[TOGETHER];
     const int64_t count = actions->actions;
     __m512 least = _mm512_set1_ps(top);
     for (int64_t first = 0; first < count; first += 16)
         least = _mm512_mask_min_ps(least, lanes_of(count - first), least,
                                    _mm512_loadu_ps(upper + first));
     float low = _mm512_reduce_min_ps(least), high = top;
-    /* Down to a bound that FIRST at most reach. */
+    /* Down to a bound that fills the lanes: one action takes as long as TOGETHER. */
     for (int i = 0; i < 10; i++) {
         const float middle = 0.5f * (low + high);
         const __m512 from = _mm512_set1_ps(middle);
         int64_t reach = 0;
         for (int64_t first = 0; first < count; first += 16)
-            reach += __builtin_popcount(_mm512_mask_cmp_ps_mask(
-                lanes_of(count - first), _mm512_loadu_ps(upper + first), from, _CMP_GE_OQ));
-        if (reach > FIRST)
+            reach += __builtin_popcount(open_from(upper, bound, from, first, count));
+        if (reach > TOGETHER)
             low = middle;
         else
             high = middle;
-        if (reach <= FIRST && reach >= FIRST / 2)
+        if (reach == TOGETHER || reach == TOGETHER - 1)
             break;
     }
     int64_t n = 0;
-    const __m512 from = _mm512_set1_ps(high), none = _mm512_setzero_ps();
-    for (int64_t first = 0; first < count && n < FIRST; first += 16) {
-        const __mmask16 reach = _mm512_mask_cmp_ps_mask(
-            lanes_of(count - first), _mm512_loadu_ps(upper + first), from, _CMP_GE_OQ);
-        unsigned open = _mm512_mask_cmp_ps_mask(
-            reach, _mm512_maskz_loadu_ps(reach, bound + first), none, _CMP_GE_OQ);
-        for (; open && n < FIRST; open &= open - 1)
+    const __m512 from = _mm512_set1_ps(high);
+    for (int64_t first = 0; first < count && n < TOGETHER; first += 16)
+        for (unsigned open = open_from(upper, bound, from, first, count); open && n < TOGETHER;
+             open &= open - 1)
             which[n++] = first + __builtin_ctz(open);
-    }
-    for (int64_t i = 0; i < n; i += TOGETHER)
-        ff_bound_some(k, actions, which + i, n - i < TOGETHER ? n - i : TOGETHER, d, room, bound);
+    if (n)
+        ff_bound_some(k, actions, which, n, d, room, bound);
     return n;
 }
 

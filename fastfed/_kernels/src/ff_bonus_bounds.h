@@ -12,9 +12,8 @@
 
 /* Data points that may enter V before rounding could matter; see `scale_of`. */
 #define MOST_POINTS 65536
-/* Actions that are bounded by R at a time, and by `ff_bound_largest`. */
+/* Actions that are bounded by R at a time. */
 #define TOGETHER 8
-#define FIRST (2 * TOGETHER)
 
 /* R in 16 bits, and what bounds ||R x|| sooner. Their rows follow. */
 typedef struct {
@@ -45,8 +44,8 @@ void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
                    const int64_t *restrict which, int64_t n, int64_t d, double *restrict room,
                    float *restrict bound);
 
-/* Of the actions of the largest upper bounds on scores, some FIRST of them, that have none by R.
- * Returns how many. */
+/* Of the actions that have none by R those of the largest upper bounds on scores, at most TOGETHER,
+ * with that of the one at `top` if it has none. Returns how many. */
 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
                          const float *restrict upper, float top, int64_t d, double *restrict room,
                          float *restrict bound);

@@ -26,6 +26,8 @@
 enum { FEW_PRODUCTS = 0, BY_FACTOR = 1, STAGES = 2 };
 /* Most actions of a query that are bounded by R before that is done for all. */
 #define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 3)
+/* How often more of the actions of the largest bounds are bounded by R, TOGETHER at a time. */
+#define REFINEMENTS 2
 /* Failures of few products after which queries are not begun by them; each is so many successes. */
 #define FAILURE 4
 #define MOST_FAILURES 16
@@ -311,9 +313,10 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     int64_t best = first_of(upper, top, count), n;
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
     for (int again = 0; (!k->own || gamma != 0.0) && again < 2; again++) {
-        /* Only what R has bounded tells what a score is at least. */
-        for (int i = 0; stage == FEW_PRODUCTS && !(bound[best] < 0.0f) && i < TOGETHER; i++) {
-            ff_bound_some(bounds, &view, &best, 1, d, room, bound);
+        /* Only what R has bounded tells what a score is at least. Where the best is still not among
+         * them after REFINEMENTS more lots, few products tell too little here. */
+        for (int i = 0; stage == FEW_PRODUCTS && !(bound[best] < 0.0f) && i < REFINEMENTS; i++) {
+            ff_bound_largest(bounds, &view, upper, top, d, room, bound);
             top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
             best = first_of(upper, top, count);
         }
