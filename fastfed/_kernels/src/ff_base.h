@@ -19,4 +19,10 @@
 #define FF_ALIGNED
 #endif
 
+/* Functions that run only where `ff_screen_i16_available`. */
+#ifdef FF_AVX512
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")))
+#define INLINE AVX512 static inline __attribute__((always_inline))
+#endif
+
 #endif

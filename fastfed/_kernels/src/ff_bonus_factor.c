@@ -1,14 +1,18 @@
 #include "ff_bonus_factor.h"
 
 #ifdef FF_AVX512
+#include <immintrin.h>
 #include <math.h>
 
+#include "ff_linalg.h"
 #include "ff_row_sums.h"
 
-/* R by rows from the last one up: row i is what is left of row i of Q once the rows below it have
- * been taken off, divided by the root of its diagonal entry.
- *
- * Rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order, fused or not, the
+/* Rows of a square that are made together. */
+#define TOGETHER 6
+/* Vectors of eight columns side by side, whose sums stay in registers. */
+#define ABREAST 8
+
+/* Rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order, fused or not, the
  * computed A of W'W is off by n u F in norm, its square by n u F^2 and, through A, 2 n u F^2, so
  * Q = A + c A^2 by 4 n u G; R'R is off from the computed Q by n u ||R||_F^2 <= 1.01 n u G (Higham
  * 2002, Theorem 10.3). In all 6 n u G at most, of which the square root is `lost`; 16 pays for
@@ -16,32 +20,17 @@
 AVX512 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
                                             double *restrict inverse, double *restrict r)
 {
-    double total = 0.0;
-    for (int64_t i = 0; i < d; i++) {
-        sum_rows(w, d, w + i, d, i, i + 1, NULL, 1.0, inverse + i * d);
-        total += inverse[i * d + i];
-    }
+    const double total = ff_gram_of_lower(w, d, inverse);
     const ff_bonus_factor none = {0.0, sqrt(total), 0.0};
+    for (int64_t i = 0; i < d; i += TOGETHER) {
+        const int64_t rows = d - i < TOGETHER ? d - i : TOGETHER;
+        ff_sum_rows(inverse, d, inverse + i, 1, d, rows, 0, d, i + rows, NULL, 1.0, r + i * d);
+    }
     for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j < i; j++)
-            inverse[j * d + i] = inverse[i * d + j];
-    for (int64_t i = 0; i < d; i++) {
-        double *restrict row = r + i * d;
-        sum_rows(inverse, d, inverse + i, d, 0, i + 1, NULL, 1.0, row);
         for (int64_t j = 0; j <= i; j++)
-            row[j] = inverse[i * d + j] + c * row[j];
-        memset(row + i + 1, 0, (size_t)(d - i - 1) * sizeof(double));
-    }
-    double *restrict left = inverse;
-    for (int64_t i = d - 1; i >= 0; i--) {
-        double *restrict row = r + i * d;
-        sum_rows(r, d, r + i, d, i + 1, i + 1, row, -1.0, left);
-        if (!(left[i] > 0.0) || !(left[i] < INFINITY))
-            return none;
-        const double scale = 1.0 / sqrt(left[i]);
-        for (int64_t j = 0; j <= i; j++)
-            row[j] = left[j] * scale;
-    }
+            r[i * d + j] = inverse[i * d + j] + c * r[i * d + j];
+    if (!ff_factor_from_below(r, d))
+        return none;
     const double size = total + c * total * total;
     const double lost = sqrt(16.0 * (double)(d + 2) * 0x1p-53 * size);
     return lost < INFINITY ? (ff_bonus_factor){c, sqrt(total), lost} : none;
@@ -86,11 +75,7 @@ AVX512 static void squares(const double *restrict w, const double *restrict x, i
                            double *restrict scratch, double *restrict square)
 {
     double *restrict z = scratch, *restrict back = scratch + d;
-    for (int64_t i = 0; i < d; i++) {
-        z[i] = 0.0;
-        for (int64_t j = 0; j <= i; j++)
-            z[i] += w[i * d + j] * x[j];
-    }
+    ff_whiten(w, x, d, z);
     ff_bonus_factor_back(w, z, d, back);
     for (int64_t i = 0; i < d; i++) {
         square[0] += z[i] * z[i];

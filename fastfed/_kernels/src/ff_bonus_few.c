@@ -26,10 +26,17 @@ FF_INLINE double sign_of(int64_t i)
     return (z >> 63) ? 1.0 : -1.0;
 }
 
-/* out = M x, M symmetric. */
-AVX512 static void times(const double *restrict m, const double *x, int64_t d, double *restrict out)
+/* out = M x of `count` rows x, M symmetric. */
+FF_INLINE void times(const double *restrict m, const double *x, int64_t count, int64_t d,
+                     double *restrict out)
 {
-    sum_rows(m, d, x, 1, 0, d, NULL, 1.0, out);
+    ff_sum_rows(m, d, x, d, 1, count, 0, d, d, NULL, 1.0, out);
+}
+
+/* M -= H'H, of `count` rows. */
+FF_INLINE void take_off(double *restrict m, const double *restrict h, int64_t count, int64_t d)
+{
+    ff_sum_rows(h, d, h, 1, d, d, 0, count, d, m, -1.0, m);
 }
 
 AVX512 static double dot(const double *restrict x, const double *restrict y, int64_t d)
@@ -62,7 +69,7 @@ AVX512 static double largest_eigenvalue(const double *restrict m, int64_t d, dou
     }
     double last = 0.0;
     while (steps < most) {
-        times(m, now, d, next);
+        times(m, now, 1, d, next);
         const double along = dot(next, now, d);
         add(next, -along, now, d);
         add(next, -last, before, d);
@@ -98,33 +105,34 @@ AVX512 static double largest_eigenvalue(const double *restrict m, int64_t d, dou
     return high;
 }
 
-/* out = 2 M x / high - x, which is within [-x, x] where an eigenvalue is in [0, high]. */
-AVX512 static void stretched(const double *restrict m, const double *x, double high, int64_t d,
-                             double *restrict out)
+/* out = 2 M x / high - x of `count` rows x: within [-x, x] where an eigenvalue is in [0, high]. */
+AVX512 static void stretched(const double *restrict m, const double *restrict x, double high,
+                             int64_t count, int64_t d, double *restrict out)
 {
-    times(m, x, d, out);
+    times(m, x, count, d, out);
     const double scale = 2.0 / high;
-    for (int64_t j = 0; j < d; j++)
+    for (int64_t j = 0; j < count * d; j++)
         out[j] = scale * out[j] - x[j];
 }
 
 /* `count` rows that are mostly of eigenvectors of M above `high`: Chebyshev's polynomial of degree
- * three, which grows steeply outside of [0, high]. room: 2 d. */
+ * three, which grows steeply outside of [0, high]. room: 2 count d. */
 AVX512 static void largest_directions(const double *restrict m, int64_t count, double high,
                                       int64_t d, double *restrict rows, double *restrict room)
 {
-    double *once = room, *twice = room + d;
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t j = 0; j < d; j++)
+            rows[r * d + j] = sign_of((r + 1) * d + j);
+    double *once = room, *twice = room + count * d;
+    stretched(m, rows, high, count, d, once);
+    stretched(m, once, high, count, d, twice);
+    for (int64_t j = 0; j < count * d; j++)
+        twice[j] = 2.0 * twice[j] - rows[j];
+    stretched(m, twice, high, count, d, rows);
+    for (int64_t j = 0; j < count * d; j++)
+        rows[j] = 2.0 * rows[j] - once[j];
     for (int64_t r = 0; r < count; r++) {
         double *z = rows + r * d;
-        for (int64_t j = 0; j < d; j++)
-            z[j] = sign_of((r + 1) * d + j);
-        stretched(m, z, high, d, once);
-        stretched(m, once, high, d, twice);
-        for (int64_t j = 0; j < d; j++)
-            twice[j] = 2.0 * twice[j] - z[j];
-        stretched(m, twice, high, d, z);
-        for (int64_t j = 0; j < d; j++)
-            z[j] = 2.0 * z[j] - once[j];
         const double scale = 1.0 / sqrt(dot(z, z, d));
         for (int64_t j = 0; j < d; j++)
             z[j] *= scale;
@@ -137,8 +145,7 @@ AVX512 static void largest_part(const double *restrict m, int64_t count, int64_t
                                 double *restrict rows, double *restrict room)
 {
     double c[FF_FEW_ROWS][FF_FEW_ROWS];
-    for (int64_t r = 0; r < count; r++)
-        times(m, rows + r * d, d, room + r * d);
+    times(m, rows, count, d, room);
     for (int64_t r = 0; r < count; r++)
         for (int64_t s = 0; s <= r; s++)
             c[r][s] = dot(rows + r * d, room + s * d, d);
@@ -161,35 +168,6 @@ AVX512 static void largest_part(const double *restrict m, int64_t count, int64_t
     }
 }
 
-/* Whether S, of which the lower triangle is used up, has a Cholesky factor. left: d. */
-AVX512 static int positive(double *restrict s, int64_t d, double *restrict left)
-{
-    for (int64_t i = d - 1; i >= 0; i--) {
-        double *row = s + i * d;
-        sum_rows(s, d, s + i, d, i + 1, i + 1, row, -1.0, left);
-        if (!(left[i] > 0.0) || !(left[i] < INFINITY))
-            return 0;
-        const double scale = 1.0 / sqrt(left[i]);
-        for (int64_t j = 0; j <= i; j++)
-            row[j] = left[j] * scale;
-    }
-    return 1;
-}
-
-/* M = R'R, whole. */
-AVX512 static double gram(const double *restrict r, int64_t d, double *restrict m)
-{
-    double trace = 0.0;
-    for (int64_t i = 0; i < d; i++) {
-        sum_rows(r, d, r + i, d, i, i + 1, NULL, 1.0, m + i * d);
-        trace += m[i * d + i];
-    }
-    for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j < i; j++)
-            m[j * d + i] = m[i * d + j];
-    return trace;
-}
-
 /* Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R: M is off from R'R by n u T in norm, S from
  * rest I + H'H - M by n u (d rest + ||H||_F^2 + T), and a Cholesky factor that is found has a square
  * within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), whose trace is at most d rest + ||H||_F^2.
@@ -201,18 +179,17 @@ AVX512 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, doubl
     ff_bonus_few few = {0};
     const int64_t groups = (d + 22) / 67, most = FF_FEW_ROWS / ROWS;
     const int64_t count = ROWS * (groups < 1 ? 1 : groups < most ? groups : most);
-    /* Rows, their products, and vectors are to fit in d^2. */
-    if (2 * count + 3 > d)
+    /* Rows and two products of theirs are to fit in d^2. */
+    if (3 * count > d)
         return few;
-    const double trace = gram(r, d, m);
+    const double trace = ff_gram_of_lower(r, d, m);
     double *room = rows + count * d, size = 0.0, units[FF_FEW_ROWS];
     largest_directions(m, count, BULK * trace / (double)d, d, rows, room);
     largest_part(m, count, d, rows, room);
+    take_off(m, rows, count, d);
     for (int64_t k = 0; k < count; k++) {
         double *h = rows + k * d;
         int16_t *to = entries + k * row_of(d);
-        for (int64_t i = 0; i < d; i++)
-            add(m + i * d, -h[i], h, d);
         for (int64_t j = 0; j < d; j++)
             h[j] *= LONGER;
         units[k] = ff_quantise_row(h, d, to).unit;
@@ -228,15 +205,14 @@ AVX512 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, doubl
     const double shown = HIGHER * MARGIN * largest_eigenvalue(m, d, room);
     if (!(shown > 0.0) || !(shown < INFINITY) || !(size < INFINITY))
         return few;
-    gram(r, d, m);
+    ff_gram_of_lower(r, d, m);
+    take_off(m, rows, count, d);
     for (int64_t i = 0; i < d; i++) {
         for (int64_t j = 0; j <= i; j++)
             m[i * d + j] = -m[i * d + j];
-        for (int64_t k = 0; k < count; k++)
-            add(m + i * d, rows[k * d + i], rows + k * d, i + 1);
         m[i * d + i] += shown;
     }
-    if (!positive(m, d, room))
+    if (!ff_factor_from_below(m, d))
         return few;
     const double n = (double)(d + count + 16);
     few.rest = shown + 8.0 * n * 0x1p-53 * ((double)d * shown + size + trace);

@@ -6,8 +6,14 @@
 #include "ff_screen_i16_parts.h"
 
 #define NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-/* Panels are made two at a time. */
-#define BLOCK (2 * VECTORS16)
+/* Vectors of actions whose lengths are summed in registers. */
+#define ABREAST 12
+/* Sums stay in registers only where all loops over them are unrolled. */
+#ifdef __clang__
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 12")
+#endif
 /* Up to here what rounding adds to a length is below a hundredth of it. */
 #define LARGEST_DIMENSION 65536
 
@@ -44,56 +50,88 @@ INLINE __m512i whole(__m512 x, __m512 scale, __m512 *restrict lost)
     return q;
 }
 
-/* Actions `first` on, at most BLOCK vectors of them, into their panels. Feature by feature as they
- * lie, for that is what memory is fast at. */
-INLINE void quantise_block(const ff_actions *actions, int64_t first, int64_t d,
-                           known16 *restrict known, __m512i *restrict panels)
+/* Which lanes of the last two vectors hold actions. */
+typedef struct {
+    __mmask16 before, last;
+} last_two;
+
+/* Vector v of `width`, the last two of which hold as many actions as `in` says. */
+INLINE __m512 features(const float *at, int v, const int width, last_two in)
 {
-    const float *restrict x = (const float *)actions->x + first;
-    const int64_t stride = actions->feature_stride, pairs = pairs_of(d);
-    const int64_t left = vectors_of(actions->actions) - first / 16;
-    const int64_t vectors = left < BLOCK ? left : BLOCK;
-    const __m512 none = _mm512_setzero_ps();
-    __mmask16 in[BLOCK];
-    __m512 square[BLOCK], largest[BLOCK];
-    for (int v = 0; v < BLOCK; v++) {
-        in[v] = lanes_of(actions->actions - first - 16 * v);
-        square[v] = largest[v] = none;
-    }
+    return v < width - 2 ? _mm512_loadu_ps(at + 16 * v)
+                         : _mm512_maskz_loadu_ps(v == width - 2 ? in.before : in.last, at + 16 * v);
+}
+
+/* Squares of the lengths of `width` vectors of actions into their `length`, their largest features
+ * into `unit`. Feature by feature as they lie, for that is what memory is fast at. */
+INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const int width,
+                    last_two in, known16 *restrict known)
+{
+    __m512 square[ABREAST], largest[ABREAST];
+    UNROLLED
+    for (int v = 0; v < width; v++)
+        square[v] = largest[v] = _mm512_setzero_ps();
     for (int64_t j = 0; j < d; j++)
-        for (int v = 0; v < BLOCK; v++) {
-            const __m512 f = _mm512_maskz_loadu_ps(in[v], x + j * stride + 16 * v);
+        UNROLLED
+        for (int v = 0; v < width; v++) {
+            const __m512 f = features(x + j * stride, v, width, in);
             square[v] = _mm512_fmadd_ps(f, f, square[v]);
             largest[v] = _mm512_max_ps(_mm512_abs_ps(f), largest[v]);
         }
-    for (int v = 0; v < vectors; v++) {
-        const __m512 length = _mm512_add_ps(_mm512_sqrt_ps(square[v]), _mm512_set1_ps(0x1p-60f));
-        const __m512 unit =
-            _mm512_max_ps(_mm512_mul_ps(length, _mm512_set1_ps((float)(1.0 / LENGTH_X))),
-                          _mm512_mul_ps(largest[v], _mm512_set1_ps((float)(1.0 / LARGEST))));
-        _mm512_storeu_ps(known[v].length, length);
-        _mm512_storeu_ps(known[v].unit, unit);
-        square[v] = _mm512_div_ps(_mm512_set1_ps(1.0f), unit);
-        largest[v] = none;
+    UNROLLED
+    for (int v = 0; v < width; v++) {
+        _mm512_storeu_ps(known[v].length, square[v]);
+        _mm512_storeu_ps(known[v].unit, largest[v]);
     }
-    for (int v = 0; v < vectors; v += VECTORS16) {
-        const int64_t width = vectors - v < VECTORS16 ? vectors - v : VECTORS16;
-        __m512i *restrict panel = panels + v * pairs;
-        for (int64_t j = 0; j < d; j += 2)
-            for (int64_t l = 0; l < width; l++) {
-                const float *at = x + j * stride + 16 * (v + l);
-                const __m512 a = _mm512_maskz_loadu_ps(in[v + l], at);
-                const __m512 b = j + 1 < d ? _mm512_maskz_loadu_ps(in[v + l], at + stride) : none;
-                const __m512i low = whole(a, square[v + l], &largest[v + l]);
-                const __m512i high = whole(b, square[v + l], &largest[v + l]);
-                panel[j / 2 * width + l] =
-                    _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
-            }
+}
+
+/* The same of more vectors than registers hold. Still feature by feature: reading a part of each
+ * takes twice the time. */
+INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d, int64_t actions,
+                         known16 *restrict known)
+{
+    memset(known, 0, (size_t)vectors_of(actions) * sizeof *known);
+    for (int64_t j = 0; j < d; j++)
+        for (int64_t v = 0; 16 * v < actions; v++) {
+            const __m512 f =
+                _mm512_maskz_loadu_ps(lanes_of(actions - 16 * v), x + j * stride + 16 * v);
+            const __m512 square = _mm512_fmadd_ps(f, f, _mm512_loadu_ps(known[v].length));
+            const __m512 largest = _mm512_max_ps(_mm512_abs_ps(f), _mm512_loadu_ps(known[v].unit));
+            _mm512_storeu_ps(known[v].length, square);
+            _mm512_storeu_ps(known[v].unit, largest);
+        }
+}
+
+/* A panel of `width` vectors of actions, and what rounding takes from their lengths. */
+INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d, const int width,
+                           last_two in, known16 *restrict known, __m512i *restrict panel)
+{
+    __m512 scale[VECTORS16], lost[VECTORS16];
+    UNROLLED
+    for (int v = 0; v < width; v++) {
+        scale[v] = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(known[v].unit));
+        lost[v] = _mm512_setzero_ps();
     }
-    for (int v = 0; v < vectors; v++) {
+    int64_t j = 0;
+    for (; j + 2 <= d; j += 2)
+        UNROLLED
+        for (int v = 0; v < width; v++) {
+            const float *at = x + j * stride;
+            const __m512i low = whole(features(at, v, width, in), scale[v], lost + v);
+            const __m512i high = whole(features(at + stride, v, width, in), scale[v], lost + v);
+            panel[j / 2 * width + v] =
+                _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
+        }
+    UNROLLED
+    for (int v = 0; j < d && v < width; v++) {
+        const __m512i low = whole(features(x + j * stride, v, width, in), scale[v], lost + v);
+        panel[j / 2 * width + v] = _mm512_maskz_mov_epi16(0x55555555, low);
+    }
+    UNROLLED
+    for (int v = 0; v < width; v++) {
         const __m512 length = _mm512_loadu_ps(known[v].length);
         const __m512 unit = _mm512_loadu_ps(known[v].unit);
-        const __m512 rounding = _mm512_mul_ps(_mm512_sqrt_ps(largest[v]), unit);
+        const __m512 rounding = _mm512_mul_ps(_mm512_sqrt_ps(lost[v]), unit);
         _mm512_storeu_ps(known[v].lost,
                          _mm512_fmadd_ps(length, _mm512_set1_ps(0x1p-21f), rounding));
     }
@@ -101,10 +139,40 @@ INLINE void quantise_block(const ff_actions *actions, int64_t first, int64_t d,
 
 AVX512 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quantised)
 {
+    const float *restrict x = (const float *)actions->x;
+    const int64_t stride = actions->feature_stride, count = actions->actions;
+    const int64_t vectors = vectors_of(count), over = count - 16 * (vectors - 2);
+    const last_two in = {lanes_of(over), lanes_of(over - 16)}, all = {0xffff, 0xffff};
     known16 *known = (known16 *)quantised;
-    __m512i *panels = (__m512i *)(known + vectors_of(actions->actions));
-    for (int64_t first = 0; first < actions->actions; first += 16 * BLOCK)
-        quantise_block(actions, first, d, known + first / 16, panels + first / 16 * pairs_of(d));
+    __m512i *panels = (__m512i *)(known + vectors);
+    switch (vectors) {
+    case 2: measure(x, stride, d, 2, in, known); break;
+    case 4: measure(x, stride, d, 4, in, known); break;
+    case 6: measure(x, stride, d, 6, in, known); break;
+    case 8: measure(x, stride, d, 8, in, known); break;
+    case 10: measure(x, stride, d, 10, in, known); break;
+    case 12: measure(x, stride, d, 12, in, known); break;
+    default: measure_many(x, stride, d, count, known);
+    }
+    for (int64_t v = 0; v < vectors; v++) {
+        const __m512 root = _mm512_sqrt_ps(_mm512_loadu_ps(known[v].length));
+        const __m512 length = _mm512_add_ps(root, _mm512_set1_ps(0x1p-60f));
+        const __m512 largest = _mm512_loadu_ps(known[v].unit);
+        const __m512 unit = _mm512_max_ps(
+            _mm512_mul_ps(length, _mm512_set1_ps((float)(1.0 / LENGTH_X))),
+            _mm512_mul_ps(largest, _mm512_set1_ps((float)(1.0 / LARGEST))));
+        _mm512_storeu_ps(known[v].length, length);
+        _mm512_storeu_ps(known[v].unit, unit);
+    }
+    for (int64_t v = 0; v < vectors; v += VECTORS16) {
+        __m512i *panel = panels + v * pairs_of(d);
+        if (v + VECTORS16 < vectors)
+            quantise_panel(x + 16 * v, stride, d, VECTORS16, all, known + v, panel);
+        else if (v + VECTORS16 == vectors)
+            quantise_panel(x + 16 * v, stride, d, VECTORS16, in, known + v, panel);
+        else
+            quantise_panel(x + 16 * v, stride, d, 2, in, known + v, panel);
+    }
 }
 
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,

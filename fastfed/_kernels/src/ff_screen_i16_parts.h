@@ -7,8 +7,6 @@
 #include "ff_panel.h"
 #include "ff_screen_i16.h"
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")))
-#define INLINE AVX512 static inline __attribute__((always_inline))
 /* Vectors of 16 actions in a panel, but for a last one of 2. */
 #define VECTORS16 4
 /* Rows of W are scaled to at most the one length, and actions to the other, before they are
