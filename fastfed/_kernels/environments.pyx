@@ -200,7 +200,8 @@ cdef class Pool(Environment):
             self.rows = starts[self.queries]
         self.describe(dimension, int(np.diff(np.asarray(starts)).max()),
                       self.state.is_double, 0, reward)
-        self.c.borrow, self.c.state = ff_pool_borrow, &self.state
+        self.c.borrow, self.c.ahead = ff_pool_borrow, ff_pool_ahead
+        self.c.state = &self.state
 
     def query(self, int64_t silo, int64_t round):
         return ff_pool_query(&self.state, self.seed, self.replicate, silo, round)

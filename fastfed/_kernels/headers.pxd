@@ -55,6 +55,8 @@ cdef extern from "ff_linalg.h" nogil:
     int ff_clip_norm(double *x, int64_t d, double bound)
 
 cdef extern from "ff_scores.h" nogil:
+    ctypedef struct ff_ahead:
+        pass
     ctypedef struct ff_actions:
         const void *x
         int64_t is_double
@@ -64,6 +66,7 @@ cdef extern from "ff_scores.h" nogil:
         const double *mean
         double best
         const void *quantised
+        ff_ahead *ahead
     int64_t ff_score_scratch(int64_t d, int64_t actions)
     void ff_scores(const ff_actions *actions, const double *w, const double *theta, double beta,
                    double gamma, int64_t d, double *scratch, double *scores)
@@ -153,11 +156,14 @@ cdef extern from "ff_environment.h" nogil:
                                 int64_t round, void *x, double *mean) noexcept nogil
     ctypedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                                   int64_t round, ff_actions *out) noexcept nogil
+    ctypedef ff_ahead (*ff_borrow_ahead)(const void *state, uint64_t seed, int64_t replicate,
+                                         int64_t silo, int64_t round) noexcept nogil
     ctypedef double (*ff_mean)(const void *state, int64_t silo, const void *x,
                                int64_t a) noexcept nogil
     ctypedef struct ff_environment:
         ff_fill fill
         ff_borrow borrow
+        ff_borrow_ahead ahead
         ff_mean mean
         double mean_error
         void *state
@@ -223,6 +229,8 @@ cdef extern from "ff_environment.h" nogil:
         ff_quantised_store quantised
     int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, ff_actions *out) noexcept
+    ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                           int64_t round) noexcept
     int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
                           int64_t round)
 

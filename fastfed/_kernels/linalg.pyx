@@ -109,6 +109,7 @@ cdef ff_actions view_of(actions) except *:
     view.mean = NULL
     view.best = 0.0
     view.quantised = NULL
+    view.ahead = NULL
     return view
 
 

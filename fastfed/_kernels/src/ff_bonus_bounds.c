@@ -87,10 +87,11 @@ AVX512 void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, in
             square[v] = _mm512_setzero_ps();
         for (int64_t i = 0; i < d; i += ROWS) {
             const int64_t all = (i + ROWS + 1) / 2, pairs = all < pairs_of(d) ? all : pairs_of(d);
+            const char *ahead = lines_ahead(actions, LINES * pairs, panel);
             if (width == VECTORS16)
-                product_i16(m->rows + i * ld, ld, pairs, panel, VECTORS16, acc);
+                product_i16(m->rows + i * ld, ld, pairs, panel, VECTORS16, ahead, acc);
             else
-                product_i16(m->rows + i * ld, ld, pairs, panel, 2, acc);
+                product_i16(m->rows + i * ld, ld, pairs, panel, 2, ahead, acc);
             const __m512 unit = _mm512_set1_ps(m->squares[i / ROWS]);
             for (int64_t v = 0; v < width; v++) {
                 __m512 sum = _mm512_setzero_ps();
@@ -147,10 +148,11 @@ AVX512 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions,
         for (int v = 0; v < VECTORS16; v++)
             square[v] = _mm512_setzero_ps();
         for (int64_t i = 0; i < few->rows; i += ROWS) {
+            const char *ahead = lines_ahead(actions, LINES * pairs, panel);
             if (width == VECTORS16)
-                product_i16(entries + i * ld, ld, pairs, panel, VECTORS16, acc);
+                product_i16(entries + i * ld, ld, pairs, panel, VECTORS16, ahead, acc);
             else
-                product_i16(entries + i * ld, ld, pairs, panel, 2, acc);
+                product_i16(entries + i * ld, ld, pairs, panel, 2, ahead, acc);
             for (int r = 0; r < ROWS; r++) {
                 const __m512 relative = _mm512_set1_ps(few->squares[i + r]);
                 for (int64_t v = 0; v < width; v++) {
@@ -204,8 +206,10 @@ AVX512 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
         for (int r = 0; r < ROWS; r++)
             sum[r] = more[r] = _mm256_setzero_si256();
         const int64_t next = both ? ROWS * ld : 0;
+        const char *ahead = lines_ahead(actions, last > own ? last : own, together);
         for (int64_t j = 0; j < own; j++) {
             const __m256i x = _mm256_load_si256((const __m256i *)(together + j * TOGETHER));
+            _mm_prefetch(ahead + 64 * j, _MM_HINT_T1);
             for (int r = 0; r < ROWS; r++) {
                 int32_t low, high;
                 memcpy(&low, rows + r * ld + 2 * j, sizeof low);

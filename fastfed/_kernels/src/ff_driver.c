@@ -121,6 +121,12 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
         ff_actions actions;
         status = ff_actions_of(env, run->seed, run->replicate, ff_name_of(run, silo),
                                ff_time_of(run, round), p.x, p.mean, &actions);
+        ff_ahead ahead;
+        if (env->ahead && round < last) {
+            ahead = env->ahead(env->state, run->seed, run->replicate, ff_name_of(run, silo),
+                               ff_time_of(run, round + 1));
+            actions.ahead = &ahead;
+        }
         for (int64_t i = 0; status == FF_OK && i < curves; i++)
             status = run_round(run, &run->curves[i], silo, round, &actions, &p, &pending[i]);
         if (status != FF_OK) {

@@ -120,6 +120,7 @@ static double best_of(const ff_environment *env, const ff_actions *actions)
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, void *x, double *mean, ff_actions *out)
 {
+    out->ahead = NULL;
     if (env->borrow)
         return env->borrow(env->state, seed, replicate, silo, round, out);
     const int64_t k = env->fill(env->state, seed, replicate, silo, round, x, mean);
@@ -482,4 +483,20 @@ int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t si
         pool->quantised.starts ? ff_quantised_block(&pool->quantised, q, out, pool->dimension)
                                : NULL;
     return FF_OK;
+}
+
+ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                       int64_t round)
+{
+    const ff_pool *pool = (const ff_pool *)state;
+    const int64_t q = ff_pool_query(pool, seed, replicate, silo, round);
+    const int64_t k = pool->starts[q + 1] - pool->starts[q], d = pool->dimension;
+    const ff_quantised_store *store = &pool->quantised;
+    if (store->starts && __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE)) {
+        const char *block = store->buffer + store->starts[q];
+        return (ff_ahead){block, block + ff_quantised_bytes(d, k)};
+    }
+    const int64_t size = pool->is_double ? sizeof(double) : sizeof(float);
+    const char *values = (const char *)pool->values + pool->starts[q] * d * size;
+    return (ff_ahead){values, values + k * d * size};
 }

@@ -22,12 +22,17 @@ typedef double (*ff_mean)(const void *state, int64_t silo, const void *x, int64_
 typedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                              int64_t round, ff_actions *out);
 
+/* The memory that `borrow` will read of a round. */
+typedef ff_ahead (*ff_borrow_ahead)(const void *state, uint64_t seed, int64_t replicate,
+                                    int64_t silo, int64_t round);
+
 /* Reward distributions: y given the expected reward of the chosen action. */
 enum { FF_REWARD_NONE = 0, FF_REWARD_BERNOULLI = 1, FF_REWARD_GAUSSIAN = 2 };
 
 typedef struct {
     ff_fill fill;      /* exactly one of fill and borrow is set */
     ff_borrow borrow;
+    ff_borrow_ahead ahead; /* with borrow, or NULL */
     ff_mean mean;      /* or NULL: the means that fill writes are exact, not within mean_error */
     double mean_error;
     void *state;
@@ -123,6 +128,8 @@ typedef struct {
 } ff_pool;
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, ff_actions *out);
+ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                       int64_t round);
 /* Which query a silo meets in a round. */
 int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round);

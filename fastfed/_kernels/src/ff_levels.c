@@ -60,6 +60,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of) \
     each(ff_mean_error) each(ff_sphere_mean) each(ff_sphere_fill) each(ff_gap_fill) \
     each(ff_gap_mean) each(ff_hard_fill) each(ff_pool_query) each(ff_pool_borrow) \
+    each(ff_pool_ahead) \
     each(ff_screen_f32_scratch) each(ff_screen_f32) \
     each(ff_screen_f32_small_fits) each(ff_screen_f32_small)                                   
 /* clang-format on */

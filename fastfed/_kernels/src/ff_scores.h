@@ -7,6 +7,12 @@
 
 #include "ff_base.h"
 
+/* Memory that is read soon. It is asked for line by line between products of what is read now, which
+ * then need not wait for it. */
+typedef struct {
+    const char *at, *end;
+} ff_ahead;
+
 /* The actions of one silo in one round, as they lie in memory. */
 typedef struct {
     const void *x;          /* entry (a, j) at x[a * action_stride + j * feature_stride] */
@@ -19,6 +25,7 @@ typedef struct {
     const void *quantised;  /* the actions in 16 bits (ff_screen_i16.h), or NULL */
     int64_t query, first;   /* where there are: which of the pool's queries, and its first row */
     int64_t silo;           /* whose they are; only an exact mean (ff_mean) reads it */
+    ff_ahead *ahead;        /* what the silo's next round reads, or NULL */
 } ff_actions;
 
 /* Doubles of scratch that ff_scores and ff_select need for at most K actions. */

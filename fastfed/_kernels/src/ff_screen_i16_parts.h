@@ -9,6 +9,8 @@
 
 /* Vectors of 16 actions in a panel, but for a last one of 2. */
 #define VECTORS16 4
+/* Lines of memory that are asked for with every pair of features of a panel. */
+#define LINES 4
 /* Rows of W are scaled to at most the one length, and actions to the other, before they are
  * rounded: by Cauchy-Schwarz every product then fits 32 bits. No entry is above LARGEST, to fit
  * 16. */
@@ -62,16 +64,31 @@ INLINE __mmask16 lanes_of(int64_t left)
                       : (__mmask16)0;
 }
 
-/* acc = ROWS rows times the first `pairs` pairs of features of a panel. */
+/* The next `lines` lines of what is read soon, to be asked for; or, where there are none, of what is
+ * read now, which costs nothing. */
+INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const void *now)
+{
+    ff_ahead *ahead = actions->ahead;
+    if (!ahead || ahead->at >= ahead->end)
+        return (const char *)now;
+    const char *at = ahead->at;
+    ahead->at += 64 * lines;
+    return at;
+}
+
+/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile LINES lines from
+ * `ahead` on are asked for with each pair: not all at once, for that many would be waited for. */
 INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
-                          const __m512i *restrict panel, const int width,
+                          const __m512i *restrict panel, const int width, const char *ahead,
                           __m512i (*restrict acc)[VECTORS16])
 {
     __m512i sum[ROWS][VECTORS16];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < width; v++)
             sum[r][v] = _mm512_setzero_si512();
-    for (int64_t j = 0; j < pairs; j++)
+    for (int64_t j = 0; j < pairs; j++) {
+        for (int64_t l = 0; l < LINES; l++)
+            _mm_prefetch(ahead + 64 * (LINES * j + l), _MM_HINT_T1);
         for (int r = 0; r < ROWS; r++) {
             int32_t entries;
             memcpy(&entries, rows + r * ld + 2 * j, sizeof entries);
@@ -79,6 +96,7 @@ INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
             for (int v = 0; v < width; v++)
                 MULTIPLY(sum[r][v], w, panel[j * width + v]);
         }
+    }
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < width; v++)
             acc[r][v] = sum[r][v];
