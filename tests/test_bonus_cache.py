@@ -141,6 +141,21 @@ def test_silos_whose_v_has_grown_make_factors_of_their_own(kind):
 
 
 @needs_it
+def test_before_the_first_release_new_bounds_that_tell_nothing_wait():
+    """Of rows of one length V = lambda I and few points rule none out: tried after 1, 2, 4, 8, 16."""
+    draw, sizes = np.random.default_rng(4), [300] * 4
+    keys = {"silos": 2, "horizon": 25, "protocol": "silo-ldp", "lazy": False, "batch_size": 25}
+    rows = Rows(rows_of(draw, sizes, 60, "unit"), sizes, 2)
+    e = experiment(rows, {**keys, "radius": "lemma-c2"})
+    state = compiled.state(e.curves[0].system.plan, len(e.checkpoints), True)
+    run = driver.Run(e.environment.open(7, 0, 2), 2, 25, e.checkpoints, [state], 1)
+    run.initialise()
+    run.simulate(1, 24)
+    ((_, factors, _),) = run.bonus_bounds()
+    assert 1 <= factors.min() and factors.max() <= 5
+
+
+@needs_it
 def test_how_far_the_second_bonus_has_grown_is_known():
     """Of some actions ||V^-1 x|| grows as V does, by at most what is followed."""
     draw, sizes, d = np.random.default_rng(7), [40] * 6, 8

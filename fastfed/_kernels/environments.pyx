@@ -62,7 +62,7 @@ cdef class Environment:
         cdef ff_actions view
         cdef void *x = <void *>address
         with nogil:
-            status = ff_actions_of(&self.c, self.seed, self.replicate, silo, round, x,
+            status = ff_actions_of(&self.c, self.seed, self.replicate, silo, round, NULL, x,
                                    &mean[0], &view)
         if status:
             raise self.error() or status_error(status)

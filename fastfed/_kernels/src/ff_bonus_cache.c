@@ -49,7 +49,7 @@ static void use_release(const ff_bonus_cache *k, ff_bonus_silo *own)
 {
     own->version = k->version;
     own->factor = k->factor;
-    own->from = own->work = 0;
+    own->from = own->work = own->quiet = 0;
     own->moved = own->moved_in_all;
     own->grown = own->grown_in_all;
 }
@@ -118,7 +118,7 @@ static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *r
     own->from = seen;
     own->moved = 0.0;
     own->grown = 1.0;
-    own->work = 0;
+    own->work = own->quiet = 0;
 }
 
 /* A bonus beta a + gamma b of now is at most so much of the ||R x|| of the factor: a has not
@@ -240,7 +240,8 @@ FF_INLINE void renew_where_due(ff_bonus_cache *k, int64_t silo, int64_t seen, in
 {
     const ff_bonus_silo *own = k->silo + silo;
     if (k->own && seen > own->from &&
-        (own->work > own->patience * cost_of(gamma, actions, d) || seen - own->from > MOST_POINTS))
+        (own->work > own->patience * cost_of(gamma, actions, d) || own->quiet ||
+         seen - own->from > MOST_POINTS))
         renew(k, silo, seen, w, beta, gamma, d, room);
 }
 
@@ -267,7 +268,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               double *restrict room, double *restrict x, const ff_whitened *known)
 {
     ff_bonus_silo *own = k->silo ? k->silo + silo : NULL;
-    if (!own || !own->version || (!k->own && own->work > MOST_MISSES))
+    if (!own || !own->version || (!k->own && own->work > MOST_MISSES) || seen < own->quiet)
         return -1;
     ff_actions view = *actions;
     const int64_t count = view.actions, vectors = vectors_of(count);
@@ -374,6 +375,10 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     if (n == 0 || n > FEW(count)) {
         known->x[0] = NAN;
         own->work += k->own ? count / 2 : MISS;
+        /* As in the first batch, where V is a multiple of I but for a silo's own points: until there are
+         * twice as many. */
+        if (k->own && seen == own->from)
+            own->quiet = seen + (seen < MOST_PATIENCE ? seen : MOST_PATIENCE);
         return -1;
     }
     own->work += k->own ? n - 1 : -(own->work > 0);

@@ -30,6 +30,7 @@ typedef struct {
     double grown_in_all;   /* .. and at the release; both where there is a second bonus */
     int64_t work;          /* what bounds have left to do since then, in exact scores */
     int64_t patience;      /* how much of it is borne until a factor is made anew */
+    int64_t quiet;         /* new bounds told nothing: there are none until so many points are in V */
 } ff_bonus_silo;
 
 /* Arrays belong to the caller. */

@@ -117,11 +117,12 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     for (int64_t i = 0; i < curves; i++)
         pending[i] = (ff_pending){p.pending + i * PENDING * (run->dimension + 1), 0};
     int64_t next = checkpoint_from(run, first), status = FF_OK;
+    ff_ahead ahead;
     for (int64_t round = first; round <= last; round++) {
         ff_actions actions;
         status = ff_actions_of(env, run->seed, run->replicate, ff_name_of(run, silo),
-                               ff_time_of(run, round), p.x, p.mean, &actions);
-        ff_ahead ahead;
+                               ff_time_of(run, round), env->ahead && round > first ? &ahead : NULL,
+                               p.x, p.mean, &actions);
         if (env->ahead && round < last) {
             ahead = env->ahead(env->state, run->seed, run->replicate, ff_name_of(run, silo),
                                ff_time_of(run, round + 1));

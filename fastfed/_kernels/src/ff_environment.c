@@ -118,11 +118,12 @@ static double best_of(const ff_environment *env, const ff_actions *actions)
 }
 
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
-                      int64_t round, void *x, double *mean, ff_actions *out)
+                      int64_t round, const ff_ahead *known, void *x, double *mean,
+                      ff_actions *out)
 {
     out->ahead = NULL;
     if (env->borrow)
-        return env->borrow(env->state, seed, replicate, silo, round, out);
+        return env->borrow(env->state, seed, replicate, silo, round, known, out);
     const int64_t k = env->fill(env->state, seed, replicate, silo, round, x, mean);
     if (k < 0)
         return k;
@@ -463,10 +464,10 @@ int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int
 }
 
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
-                       int64_t round, ff_actions *out)
+                       int64_t round, const ff_ahead *known, ff_actions *out)
 {
     const ff_pool *pool = (const ff_pool *)state;
-    const int64_t q = ff_pool_query(pool, seed, replicate, silo, round);
+    const int64_t q = known ? known->query : ff_pool_query(pool, seed, replicate, silo, round);
     const int64_t start = pool->starts[q], k = pool->starts[q + 1] - start;
     const int64_t offset = start * pool->dimension;
     out->x = pool->is_double ? (const void *)((const double *)pool->values + offset)
@@ -494,9 +495,9 @@ ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int6
     const ff_quantised_store *store = &pool->quantised;
     if (store->starts && __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE)) {
         const char *block = store->buffer + store->starts[q];
-        return (ff_ahead){block, block + ff_quantised_bytes(d, k)};
+        return (ff_ahead){block, block + ff_quantised_bytes(d, k), q};
     }
     const int64_t size = pool->is_double ? sizeof(double) : sizeof(float);
     const char *values = (const char *)pool->values + pool->starts[q] * d * size;
-    return (ff_ahead){values, values + k * d * size};
+    return (ff_ahead){values, values + k * d * size, q};
 }

@@ -11,6 +11,7 @@
  * then need not wait for it. */
 typedef struct {
     const char *at, *end;
+    int64_t query; /* of a pool, whose actions these are */
 } ff_ahead;
 
 /* The actions of one silo in one round, as they lie in memory. */
