@@ -13,6 +13,7 @@ from fastfed.environments import Sphere
 from fastfed.environments.base import RewardDistribution
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
 from fastfed.simulation import compiled, server
+from fastfed.simulation.bench import SyntheticPool
 from fastfed.simulation.experiment import make_experiment
 
 needs_it = pytest.mark.skipif(
@@ -141,18 +142,21 @@ def test_silos_whose_v_has_grown_make_factors_of_their_own(kind):
 
 
 @needs_it
-def test_before_the_first_release_new_bounds_that_tell_nothing_wait():
-    """Of rows of one length V = lambda I and few points rule none out: tried after 1, 2, 4, 8, 16."""
-    draw, sizes = np.random.default_rng(4), [300] * 4
-    keys = {"silos": 2, "horizon": 25, "protocol": "silo-ldp", "lazy": False, "batch_size": 25}
-    rows = Rows(rows_of(draw, sizes, 60, "unit"), sizes, 2)
-    e = experiment(rows, {**keys, "radius": "lemma-c2"})
+def test_new_bounds_that_tell_nothing_are_tried_again_when_there_are_twice_the_data():
+    """In the first batch V is lambda I and few points: bounds after 1, 2, 4, 8 and 16, not each round."""
+    curve = {"label": "first", "algorithm": "private-fedlinucb", "protocol": "silo-ldp"}
+    curve |= {"epsilon": 1.0, "delta": 0.1, "lazy": False, "batch_size": 25}
+    curve |= {"calibration": "published-code", "radius": "published-code"}
+    e = make_experiment(
+        name="first", environment=SyntheticPool(300, 60, 60), curves=[curve], horizon=50, silos=4
+    )
     state = compiled.state(e.curves[0].system.plan, len(e.checkpoints), True)
-    run = driver.Run(e.environment.open(7, 0, 2), 2, 25, e.checkpoints, [state], 1)
+    run = driver.Run(e.environment.open(0, 0, 4), 4, 50, e.checkpoints, [state], 1)
     run.initialise()
     run.simulate(1, 24)
-    ((_, factors, _),) = run.bonus_bounds()
+    ((made, factors, _),) = run.bonus_bounds()
     assert 1 <= factors.min() and factors.max() <= 5
+    assert 4 <= (made != 0).sum() <= 4 * 5
 
 
 @needs_it
