@@ -143,19 +143,19 @@ def test_silos_whose_v_has_grown_make_factors_of_their_own(kind):
 
 @needs_it
 def test_new_bounds_that_tell_nothing_are_tried_again_when_there_are_twice_the_data():
-    """In the first batch V is lambda I and few points: bounds after 1, 2, 4, 8 and 16, not each round."""
+    """In the first batch V is lambda I and few points: not every round has bounds."""
     curve = {"label": "first", "algorithm": "private-fedlinucb", "protocol": "silo-ldp"}
     curve |= {"epsilon": 1.0, "delta": 0.1, "lazy": False, "batch_size": 25}
     curve |= {"calibration": "published-code", "radius": "published-code"}
     e = make_experiment(
-        name="first", environment=SyntheticPool(300, 60, 60), curves=[curve], horizon=50, silos=4
+        name="first", environment=SyntheticPool(300, 135, 60), curves=[curve], horizon=250, silos=4
     )
     state = compiled.state(e.curves[0].system.plan, len(e.checkpoints), True)
-    run = driver.Run(e.environment.open(0, 0, 4), 4, 50, e.checkpoints, [state], 1)
+    run = driver.Run(e.environment.open(0, 0, 4), 4, 250, e.checkpoints, [state], 1)
     run.initialise()
     run.simulate(1, 24)
     ((made, factors, _),) = run.bonus_bounds()
-    assert 1 <= factors.min() and factors.max() <= 5
+    assert factors.min() >= 1 and factors.max() <= 5
     assert 4 <= (made != 0).sum() <= 4 * 5
 
 
