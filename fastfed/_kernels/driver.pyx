@@ -220,6 +220,7 @@ cdef class Run:
         cache.bound, cache.made = &bound[0], &made[0]
         cache.silo = <ff_bonus_silo *>&silo[0]
         cache.sample, cache.factor = &sample[0], &factor[0]
+        cache.principal = self.environment.principal
         cdef int64_t[::1] chosen = np.zeros(max(1, self.environment.queries) if lazy else 1, np.int64)
         cache.own = NULL
         self.curves[curve].chosen = NULL

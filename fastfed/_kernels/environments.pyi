@@ -59,6 +59,15 @@ class QuantisedActions:
     size: int
     def __init__(self, starts: np.ndarray, dimension: int) -> None: ...
 
+class PrincipalCoordinates:
+    basis: np.ndarray
+    buffer: np.ndarray | None
+    starts: np.ndarray
+    met: np.ndarray
+    rank: int
+    size: int
+    def __init__(self, starts: np.ndarray, basis: np.ndarray, left: float) -> None: ...
+
 class Pool(Environment):
     def __init__(
         self,
@@ -75,6 +84,7 @@ class Pool(Environment):
         order: np.ndarray | None,
         reward: tuple[int, float],
         quantised: QuantisedActions | None = None,
+        principal: PrincipalCoordinates | None = None,
     ) -> None: ...
     def query(self, silo: int, round: int) -> int: ...
 

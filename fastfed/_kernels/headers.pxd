@@ -92,6 +92,21 @@ cdef extern from "ff_scores.h" nogil:
                       const double *theta, double beta, double gamma, int64_t d,
                       double *scratch, double *x)
 
+cdef extern from "ff_principal.h" nogil:
+    enum: FF_PRINCIPAL_RANK
+    ctypedef struct ff_principal:
+        const double *basis
+        const double *columns
+        const float *basis32
+        const float *columns32
+        const double *projector
+        int64_t rank
+        double above
+        char *buffer
+        const int64_t *starts
+        uint8_t *met
+    int64_t ff_principal_bytes(int64_t rank, int64_t actions)
+
 cdef extern from "ff_screen_i16.h" nogil:
     ctypedef struct ff_quantised_store:
         char *buffer
@@ -142,10 +157,12 @@ cdef extern from "ff_bonus_cache.h" nogil:
         double *factor
         double *own
         int64_t version
+        const ff_principal *principal
     int64_t ff_bonus_cache_size(int64_t d)
-    int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *w, const double *theta,
-                                double beta, double gamma, const double *points, int64_t seen,
-                                double *now, int64_t d, double *scratch, float *ends)
+    int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
+                                const double *w, const double *theta, double beta, double gamma,
+                                const double *points, int64_t seen, double *now, int64_t d,
+                                double *scratch, float *ends)
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
@@ -229,6 +246,7 @@ cdef extern from "ff_environment.h" nogil:
         const int64_t *order
         int64_t sampling
         ff_quantised_store quantised
+        const ff_principal *principal
     int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, const ff_ahead *known, ff_actions *out) noexcept
     ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int64_t silo,

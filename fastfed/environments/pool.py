@@ -23,6 +23,12 @@ from fastfed.environments.base import EnvironmentSpec, RewardDistribution
 
 #: Most bytes of int16 features that are stored for a pool; a larger one goes without.
 MAX_QUANTISED = 2**29
+#: Dimensions from which on principal coordinates save more than they take.
+WIDE = 96
+#: Queries whose rows tell the principal directions of a pool.
+SAMPLED = 32
+#: What these may leave of the sum of squared features, for their coordinates to tell enough.
+LEFT = 0.0025
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +139,30 @@ class Pool:
         """Memory for the features in int16, which screening reads; None if it is too much."""
         made = environments.QuantisedActions(self.starts, self.dimension)
         return made if 0 < made.size <= MAX_QUANTISED else None
+
+    @cached_property
+    def principal(self) -> environments.PrincipalCoordinates | None:
+        """Memory for principal coordinates of the rows, which bounds read; None if they tell little.
+
+        The directions are those of the second moments of SAMPLED queries.
+        """
+        made = environments.QuantisedActions(self.starts, self.dimension)
+        if self.queries < SAMPLED or self.dimension < WIDE or not made.size:
+            return None
+        moments = np.zeros((self.dimension, self.dimension))
+        for query in np.linspace(0, self.queries - 1, SAMPLED).astype(int).tolist():
+            rows = self.rows(query).astype(np.float64)
+            moments += rows.T @ rows
+        if not np.isfinite(moments).all():
+            return None
+        sizes, directions = np.linalg.eigh(moments)
+        left = 1.0 - np.cumsum(sizes[::-1]) / max(sizes.sum(), np.finfo(float).tiny)
+        enough = [r for r in range(6, min(61, self.dimension // 2), 6) if left[r - 1] <= LEFT]
+        if not enough:
+            return None
+        basis = np.ascontiguousarray(directions[:, ::-1][:, : enough[0]].T)
+        coordinates = environments.PrincipalCoordinates(self.starts, basis, left[enough[0] - 1])
+        return coordinates if coordinates.size <= MAX_QUANTISED else None
 
     def rows(self, query: int) -> np.ndarray:
         """Return the rows of a query, a view (n_q, d)."""
@@ -413,4 +443,5 @@ class PoolEnvironment(ABC):
             self.reward.c,
             # Rows that come only once are not worth storing.
             pool.quantised if self.sampling == "with-replacement" else None,
+            pool.principal if self.sampling == "with-replacement" else None,
         )

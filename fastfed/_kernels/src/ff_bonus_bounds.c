@@ -5,13 +5,16 @@
 
 int64_t ff_bonus_bounds_size(int64_t d)
 {
+    /* What bounds sooner is of either kind. */
+    const int64_t few = FF_FEW_ROWS * row_of(d) / 4 + 8, principal = ff_bonus_principal_size();
     return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
-           FF_FEW_ROWS * row_of(d) / 4 + 8;
+           (few > principal ? few : principal);
 }
 
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
-                         const double *restrict sample, int64_t samples, int few, int64_t d,
-                         double *restrict scratch, ff_bonus_bounds *k)
+                         const double *restrict sample, int64_t samples, int sooner,
+                         const ff_principal *principal, int64_t d, double *scratch,
+                         ff_bonus_bounds *k)
 {
     const double *r = w;
     k->model = (ff_bonus_factor){0.0, 0.0, 0.0};
@@ -29,8 +32,11 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
     k->factor = ff_quantise_factor(r, NULL, d, end);
     if (gamma == 0.0)
         k->model.frobenius = k->factor.frobenius;
-    k->few.rest = 0.0;
-    if (few) {
+    k->few.rest = k->principal.rest = 0.0;
+    if (sooner && principal)
+        k->principal = ff_bonus_principal_make(principal, r, d, scratch,
+                                               end + ff_quantised_factor_size(d));
+    else if (sooner) {
         int16_t *rows = (int16_t *)aligned(end + ff_quantised_factor_size(d));
         k->few = ff_bonus_few_make(r, d, scratch, scratch + 2 * d * d, rows);
         k->rows = rows;
@@ -89,9 +95,9 @@ AVX512 void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, in
             const int64_t all = (i + ROWS + 1) / 2, pairs = all < pairs_of(d) ? all : pairs_of(d);
             const char *ahead = lines_ahead(actions, LINES * pairs, panel);
             if (width == VECTORS16)
-                product_i16(m->rows + i * ld, ld, pairs, panel, VECTORS16, ahead, acc);
+                product_i16(m->rows + i * ld, ld, pairs, panel, VECTORS16, ahead, LINES, acc);
             else
-                product_i16(m->rows + i * ld, ld, pairs, panel, 2, ahead, acc);
+                product_i16(m->rows + i * ld, ld, pairs, panel, 2, ahead, LINES, acc);
             const __m512 unit = _mm512_set1_ps(m->squares[i / ROWS]);
             for (int64_t v = 0; v < width; v++) {
                 __m512 sum = _mm512_setzero_ps();
@@ -150,9 +156,9 @@ AVX512 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions,
         for (int64_t i = 0; i < few->rows; i += ROWS) {
             const char *ahead = lines_ahead(actions, LINES * pairs, panel);
             if (width == VECTORS16)
-                product_i16(entries + i * ld, ld, pairs, panel, VECTORS16, ahead, acc);
+                product_i16(entries + i * ld, ld, pairs, panel, VECTORS16, ahead, LINES, acc);
             else
-                product_i16(entries + i * ld, ld, pairs, panel, 2, ahead, acc);
+                product_i16(entries + i * ld, ld, pairs, panel, 2, ahead, LINES, acc);
             for (int r = 0; r < ROWS; r++) {
                 const __m512 relative = _mm512_set1_ps(few->squares[i + r]);
                 for (int64_t v = 0; v < width; v++) {
@@ -176,23 +182,75 @@ AVX512 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions,
     }
 }
 
+void ff_bound_by_principal(const ff_bonus_bounds *k, const ff_actions *actions, const char *block,
+                           int64_t d, float *restrict bound)
+{
+    const double unit = k->factor.unit;
+    const scale s = scale_of(k, d);
+    ff_principal_bounds(&k->principal, actions, block, 1.0 / unit, unit * s.slope, s.slack, bound);
+}
+
+/* Terms of the bound on a mean, as of `scoring` in ff_screen_i16.c. */
+typedef struct {
+    float mean, norm, slack, slope, slope_lost;
+} mean_scale;
+
+FF_INLINE mean_scale mean_scale_of(quantised_row t, double factor, int64_t d)
+{
+    return (mean_scale){(float)t.unit, (float)t.norm, slack_of(d),
+                        (float)(1.01 * t.lost + (1.0 + factor) * 0x1p-80),
+                        (float)(1.01 * (t.lost + t.norm))};
+}
+
+/* Means of n <= TOGETHER actions in 16 bits. */
+AVX512 static void bound_means_of(const ff_one_by_one *one, const int32_t *restrict together,
+                                  const int64_t *restrict which, int64_t n, int64_t d)
+{
+    __m256i even = _mm256_setzero_si256(), odd = even;
+    for (int64_t j = 0; j < pairs_of(d); j++) {
+        const __m256i x = _mm256_load_si256((const __m256i *)(together + j * TOGETHER));
+        int32_t entries;
+        memcpy(&entries, one->theta + 2 * j, sizeof entries);
+        if (j & 1)
+            MULTIPLY(odd, _mm256_set1_epi32(entries), x);
+        else
+            MULTIPLY(even, _mm256_set1_epi32(entries), x);
+    }
+    float product[TOGETHER];
+    _mm256_storeu_ps(product, _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd)));
+    const mean_scale m = mean_scale_of(one->t, one->factor, d);
+    for (int64_t i = 0; i < n; i++) {
+        const known16 *its = one->known + which[i] / 16;
+        const float length = its->length[which[i] % 16], lost = its->lost[which[i] % 16];
+        const float own = m.norm * length * m.slack + 0x1p-60f;
+        const float error = m.slope * length + (m.slope_lost * lost + own);
+        one->mean[which[i]] = product[i] * its->unit[which[i] % 16] * m.mean + error;
+    }
+}
+
 AVX512 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
-                          const int64_t *restrict which, int64_t n, int64_t d,
-                          double *restrict room, float *restrict bound)
+                          const ff_one_by_one *one, const int64_t *restrict which, int64_t n,
+                          int64_t d, double *restrict room, float *restrict bound)
 {
     const quantised_factor *m = &k->factor;
     const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d), ld = row_of(d);
     const int64_t groups = (d + ROWS - 1) / ROWS;
-    const known16 *known = (const known16 *)actions->quantised;
-    const __m512i *panels = (const __m512i *)(known + vectors);
+    const known16 *known = one ? one->known : (const known16 *)actions->quantised;
     int32_t *together = (int32_t *)aligned(room);
-    memset(together, 0, (size_t)(TOGETHER * pairs) * sizeof(int32_t));
-    for (int64_t a = 0; a < n; a++) {
-        const int64_t v = which[a] / 16, first = v - v % VECTORS16;
-        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
-        const int32_t *from = (const int32_t *)(panels + first * pairs + v - first) + which[a] % 16;
-        for (int64_t j = 0; j < pairs; j++)
-            together[j * TOGETHER + a] = from[16 * j * width];
+    if (one) {
+        ff_quantise_some(actions, which, n, d, (float *)(together + TOGETHER * pairs), together,
+                         one->known);
+        bound_means_of(one, together, which, n, d);
+    } else {
+        const __m512i *panels = (const __m512i *)(known + vectors);
+        memset(together, 0, (size_t)(TOGETHER * pairs) * sizeof(int32_t));
+        for (int64_t a = 0; a < n; a++) {
+            const int64_t v = which[a] / 16, first = v - v % VECTORS16;
+            const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+            const int32_t *from = (const int32_t *)(panels + first * pairs + v - first) + which[a] % 16;
+            for (int64_t j = 0; j < pairs; j++)
+                together[j * TOGETHER + a] = from[16 * j * width];
+        }
     }
     /* Two groups of rows at a time, for a sum would wait for itself. */
     __m256 square = _mm256_setzero_ps();
@@ -260,7 +318,7 @@ INLINE unsigned open_from(const float *restrict upper, const float *restrict bou
 }
 
 AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                                const float *restrict upper, float top, int64_t d,
+                                const ff_one_by_one *one, const float *restrict upper, float top, int64_t d,
                                 double *restrict room, float *restrict bound)
 {
     int64_t which[TOGETHER];
@@ -291,22 +349,20 @@ AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *acti
              open &= open - 1)
             which[n++] = first + __builtin_ctz(open);
     if (n)
-        ff_bound_some(k, actions, which, n, d, room, bound);
+        ff_bound_some(k, actions, one, which, n, d, room, bound);
     return n;
 }
 
-AVX512 void ff_bound_means(const ff_actions *actions, const double *restrict theta,
-                               double factor, int64_t d, int16_t *restrict row,
-                               float *restrict upper)
+AVX512 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
+                           double factor, int64_t d, float *restrict upper)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count), pairs = pairs_of(d);
     const known16 *known = (const known16 *)actions->quantised;
     const __m512i *panels = (const __m512i *)(known + vectors);
-    const quantised_row t = ff_quantise_row(theta, d, row);
-    const __m512 slack = _mm512_set1_ps(slack_of(d));
-    const __m512 mean = _mm512_set1_ps((float)t.unit), norm = _mm512_set1_ps((float)t.norm);
-    const __m512 slope = _mm512_set1_ps((float)(1.01 * t.lost + (1.0 + factor) * 0x1p-80));
-    const __m512 slope_lost = _mm512_set1_ps((float)(1.01 * (t.lost + t.norm)));
+    const mean_scale m = mean_scale_of(t, factor, d);
+    const __m512 slack = _mm512_set1_ps(m.slack), mean = _mm512_set1_ps(m.mean);
+    const __m512 norm = _mm512_set1_ps(m.norm), slope = _mm512_set1_ps(m.slope);
+    const __m512 slope_lost = _mm512_set1_ps(m.slope_lost);
     for (int64_t first = 0; first < vectors; first += VECTORS16) {
         const __m512i *panel = panels + first * pairs;
         const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
@@ -383,8 +439,8 @@ AVX512 int64_t ff_not_below(const float *restrict upper, float least, int64_t co
 }
 
 int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
-                           const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
-                           double *restrict room, float *restrict bound)
+                      const ff_one_by_one *one, const int64_t *restrict which, int64_t n,
+                      int64_t most, int64_t d, double *restrict room, float *restrict bound)
 {
     int64_t open = 0, held_now = 0, together[TOGETHER];
     for (int64_t i = 0; i < n; i++)
@@ -395,11 +451,48 @@ int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
         if (bound[which[i]] >= 0.0f)
             together[held_now++] = which[i];
         if (held_now && (held_now == TOGETHER || i == n - 1)) {
-            ff_bound_some(k, actions, together, held_now, d, room, bound);
+            ff_bound_some(k, actions, one, together, held_now, d, room, bound);
             held_now = 0;
         }
     }
     return open;
+}
+
+/* At least r = sqrt(a^2 + c b^2) of an action when R was made, by its bound: bounds are above r by at most
+ * twice what was added to them. */
+FF_INLINE double least_norm(const ff_bonus_bounds *k, const known16 *restrict its, int64_t lane,
+                            float bound, int64_t d)
+{
+    const scale s = scale_of(k, d);
+    const double size = fabs((double)bound), g = (double)slack_of(d);
+    const double added = 1.01 * (size * ((double)s.slack - 1.0 + g) +
+                                 1.0001 * (double)its->length[lane] * (double)s.slope +
+                                 (double)its->lost[lane] * (double)s.slope_lost);
+    return k->factor.unit * (size - 2.0 * added);
+}
+
+/* With a of now, which has fallen since R was made by at most the root of `grown` and by what rounding of
+ * W has taken, r of then leaves so much for b of then, which has fallen by at most moved a and rounding. */
+float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict known, int64_t action,
+                             float bound, double mean, double a, double error, double beta,
+                             double gamma, double moved, double grown, int64_t d)
+{
+    const known16 *its = known + action / 16;
+    const double length = 1.0001 * (double)its->length[action % 16], frobenius = k->model.frobenius;
+    const int fresh = grown == 1.0 && moved == 0.0;
+    const double drift = fresh ? 0.0 : drift_of(frobenius, d) * length;
+    double second = 0.0;
+    if (gamma != 0.0) {
+        const double r = least_norm(k, its, action % 16, bound, d);
+        const double then = 1.000001 * sqrt(grown) * a + drift + error / beta;
+        const double square = (r * r - then * then) / k->model.c;
+        second = r > 0.0 && square > 0.0 ? sqrt(square) - moved * then : 0.0;
+        second = second > 0.0 ? second : 0.0;
+    }
+    const double bonus = beta * a + gamma * second;
+    const double least = mean + bonus - error - (2.0 * beta + 4.2 * gamma * frobenius) * drift -
+                         1e-6 * (fabs(mean) + bonus);
+    return least < INFINITY ? (float)(least - 0x1p-22 * fabs(least)) : -INFINITY;
 }
 
 /* With a = r cos p, sqrt(c) b = r sin p, r = ||R x||, a bonus first a + gamma b, first > 0, is F r
@@ -415,20 +508,16 @@ int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
  * from a is `drift` ||x||, and from b 2.01 ||W||_F times that, as of `scale_of`; twice that is taken
  * off, for a point moves b by `moved` of the a that rounding has left.
  *
- * The bounds are above r and the mean by at most twice what was added to them, and the exact score is
- * off by what `tell` says. */
-float ff_score_at_least(const ff_bonus_bounds *k, const ff_actions *actions, int64_t a,
+ * The bound on the mean is above it by at most twice what was added to it, and the exact score is off by what
+ * `tell` says. */
+float ff_score_at_least(const ff_bonus_bounds *k, const known16 *restrict known, int64_t a,
                         float upper_mean, float bound, const double *restrict theta, double beta,
                         double gamma, double moved, double grown, int64_t d)
 {
-    const known16 *its = (const known16 *)actions->quantised + a / 16;
-    const scale s = scale_of(k, d);
+    const known16 *its = known + a / 16;
     const double length = 1.0001 * (double)its->length[a % 16], lost = (double)its->lost[a % 16];
     const double g = (double)slack_of(d), frobenius = k->model.frobenius, c = k->model.c;
-    const double unit = k->factor.unit, size = fabs((double)bound);
-    const double added = 1.01 * (size * ((double)s.slack - 1.0 + g) + length * (double)s.slope +
-                                 lost * (double)s.slope_lost);
-    const double r = unit * (size - 2.0 * added);
+    const double r = least_norm(k, its, a % 16, bound, d);
     double norm = 0.0;
     for (int64_t j = 0; j < d; j++)
         norm += theta[j] * theta[j];

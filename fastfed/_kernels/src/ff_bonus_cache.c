@@ -20,15 +20,15 @@
 #define WIDE 32
 /* Versions that a silo may have between two releases, and stages of bounds, as a power of two. */
 #define VERSIONS 30
-/* How bounds of a query's actions on ||R x|| were made: by few products (ff_bonus_few.h), or by R.
- * What few products leave in doubt is bounded by R: these bounds have a minus sign. Where that is
- * much, all are. */
-enum { FEW_PRODUCTS = 0, BY_FACTOR = 1, STAGES = 2 };
+/* How bounds of a query's actions on ||R x|| were made: sooner, by principal coordinates or few
+ * products (ff_bonus_principal.h, ff_bonus_few.h), or by R. What is in doubt after that is bounded by R:
+ * these bounds have a minus sign. Where that is much, all are. */
+enum { SOONER = 0, BY_FACTOR = 1, STAGES = 2 };
 /* Most actions of a query that are bounded by R before that is done for all. */
 #define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 3)
 /* How often more of the actions of the largest bounds are bounded by R, TOGETHER at a time. */
 #define REFINEMENTS 2
-/* Failures of few products after which queries are not begun by them; each is so many successes. */
+/* Failures of sooner bounds after which queries are not begun by them; each is so many successes. */
 #define FAILURE 4
 #define MOST_FAILURES 16
 
@@ -37,6 +37,12 @@ int64_t ff_bonus_cache_size(int64_t d) { return ff_bonus_bounds_size(d); }
 FF_INLINE const ff_bonus_bounds *bounds_of(const double *factor)
 {
     return (const ff_bonus_bounds *)factor;
+}
+
+/* Whether there is what bounds ||R x|| sooner. */
+FF_INLINE int sooner_of(const ff_bonus_bounds *bounds)
+{
+    return bounds->few.rest > 0.0 || bounds->principal.rest > 0.0;
 }
 
 /* What making R takes, in exact scores of an action; bounds have to be made anew with it. */
@@ -57,7 +63,7 @@ static void use_release(const ff_bonus_cache *k, ff_bonus_silo *own)
 /* Whether another bound on ||R x|| is worth making for the next batch. It takes about d^3
  * products; so do R's of 2 d actions, of which most can be spared, unless they were not in the last
  * batch of most silos. Then it is tried now and then. */
-static int few_pay(const ff_bonus_cache *k, int64_t released, double choices, int64_t silos,
+static int sooner_pays(const ff_bonus_cache *k, int64_t released, double choices, int64_t silos,
                    int64_t d)
 {
     int64_t done = 0;
@@ -77,8 +83,8 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
     if (gamma == 0.0 || choices > 2.0 * (double)d) {
         if (ff_bonus_bounds_make(w, beta, gamma, k->sample,
                                  silos < FF_SAMPLES ? silos : FF_SAMPLES,
-                                 few_pay(k, released, choices, silos, d), d, scratch,
-                                 (ff_bonus_bounds *)k->factor))
+                                 sooner_pays(k, released, choices, silos, d), k->principal, d,
+                                 scratch, (ff_bonus_bounds *)k->factor))
             k->version = (released + 1) << VERSIONS;
     }
     for (int64_t i = 0; i < silos; i++) {
@@ -87,8 +93,8 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
         own->grown_in_all = 1.0;
         own->made = 0;
         own->patience = 1;
-        /* Few products have one more chance. */
-        own->begin = bounds_of(k->factor)->few.rest > 0.0 ? FEW_PRODUCTS : BY_FACTOR;
+        /* They have one more chance. */
+        own->begin = sooner_of(bounds_of(k->factor)) ? SOONER : BY_FACTOR;
         if (own->failed > MOST_FAILURES - FAILURE)
             own->failed = MOST_FAILURES - FAILURE;
         use_release(k, own);
@@ -111,7 +117,7 @@ static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *r
     own->patience = lasted > 16 ? (own->patience + 1) / 2 : 2 * own->patience;
     if (own->patience > MOST_PATIENCE)
         own->patience = MOST_PATIENCE;
-    const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, 0, d, room,
+    const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, 0, NULL, d, room,
                                            (ff_bonus_bounds *)factor);
     own->factor = factor;
     own->version = there ? k->version + STAGES * ++own->made : 0;
@@ -183,18 +189,30 @@ FF_INLINE told tell(const double *restrict x, const ff_whitened *known, const do
     return (told){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * most * length};
 }
 
-/* The same of an action, whose features go into x and `known`. */
-static told tell_of(const ff_actions *actions, int64_t a, const double *restrict w,
-                    const double *restrict theta, double beta, double gamma, double frobenius,
-                    double feature_bound, int64_t d, double *restrict x, const ff_whitened *known,
-                    double *restrict back)
+/* What scores of single actions are told of. x, known: of the one that may be chosen. back: d. */
+typedef struct {
+    const ff_actions *actions;
+    const double *w, *theta;
+    double beta, gamma, frobenius, feature_bound;
+    int64_t d;
+    double *x, *back;
+    const ff_whitened *known;
+} asked;
+
+/* Features of an action into x and `known`. */
+static void take(const asked *q, int64_t a)
 {
-    ff_features(actions, a, d, x);
-    memcpy(known->x, x, (size_t)d * sizeof(double));
-    if (feature_bound > 0.0)
-        ff_clip_norm(known->x, d, feature_bound);
-    ff_whiten(w, known->x, d, known->whitened);
-    return tell(x, known, w, theta, beta, gamma, frobenius, d, back);
+    ff_features(q->actions, a, q->d, q->x);
+    memcpy(q->known->x, q->x, (size_t)q->d * sizeof(double));
+    if (q->feature_bound > 0.0)
+        ff_clip_norm(q->known->x, q->d, q->feature_bound);
+    ff_whiten(q->w, q->known->x, q->d, q->known->whitened);
+}
+
+/* The score of the action that was taken. */
+FF_INLINE told tell_taken(const asked *q)
+{
+    return tell(q->x, q->known, q->w, q->theta, q->beta, q->gamma, q->frobenius, q->d, q->back);
 }
 
 /* A float not above what the exact score is. */
@@ -205,22 +223,41 @@ FF_INLINE float least_of(told one)
     return (double)rounded > least ? nextafterf(rounded, -INFINITY) : rounded;
 }
 
-/* The action of the largest score of n <= ALONE, of which `first` has been told, if rounding leaves
- * no doubt; else -1. room: 3 d. */
-static int64_t best_told(const ff_actions *actions, const int64_t *restrict which, int64_t n,
-                         int64_t first, told best, const double *restrict w,
-                         const double *restrict theta, double beta, double gamma, double frobenius,
-                         int64_t d, double *restrict room)
+/* The same of the action `a` that was taken, which R bounds: half the products. */
+static float least_by_factor(const asked *q, const ff_bonus_bounds *k, const known16 *restrict known,
+                             int64_t a, float bound, const ff_bonus_silo *own)
 {
+    const told first =
+        tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, q->frobenius, q->d, q->back);
+    double mean = 0.0, size = 0.0, length = 0.0;
+    for (int64_t j = 0; j < q->d; j++) {
+        mean += q->theta[j] * q->x[j];
+        size += q->theta[j] * q->theta[j];
+        length += q->x[j] * q->x[j];
+    }
+    const double frobenius = q->frobenius;
+    const double most = sqrt(size) + (q->beta + 2.0 * q->gamma * frobenius) * frobenius;
+    const double error = 8.0 * (double)(q->d + 16) * 0x1p-53 * most * sqrt(length);
+    return ff_score_at_least_with(k, known, a, bound, mean, (first.score - mean) / q->beta, error,
+                                  q->beta, q->gamma, own->moved, own->grown, q->d);
+}
+
+/* The action of the largest score of n <= ALONE, of which `first`, taken, has been told, if rounding
+ * leaves no doubt; else -1. room: 3 d. */
+static int64_t best_told(const asked *q, const int64_t *restrict which, int64_t n, int64_t first,
+                         told best, double *restrict room)
+{
+    const int64_t d = q->d;
     const ff_whitened own = {room, room + d};
     int64_t chosen = first;
     double others = -INFINITY;
     for (int64_t i = 0; i < n; i++) {
         if (which[i] == first)
             continue;
-        ff_features(actions, which[i], d, own.x);
-        ff_whiten(w, own.x, d, own.whitened);
-        const told one = tell(own.x, &own, w, theta, beta, gamma, frobenius, d, room + 2 * d);
+        ff_features(q->actions, which[i], d, own.x);
+        ff_whiten(q->w, own.x, d, own.whitened);
+        const told one = tell(own.x, &own, q->w, q->theta, q->beta, q->gamma, q->frobenius, d,
+                              room + 2 * d);
         const int better = one.score > best.score;
         const told lesser = better ? best : one;
         others = lesser.score + lesser.error > others ? lesser.score + lesser.error : others;
@@ -261,6 +298,16 @@ static int64_t first_of(const float *restrict upper, float top, int64_t count)
     return best;
 }
 
+/* Of the actions that R bounds the one of the largest upper bound, if there are any. */
+static int64_t first_bounded(const float *restrict upper, const float *restrict bound, int64_t count)
+{
+    int64_t best = 0;
+    for (int64_t a = 1; a < count; a++)
+        if (bound[a] < 0.0f && (!(bound[best] < 0.0f) || upper[a] > upper[best]))
+            best = a;
+    return best;
+}
+
 int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
@@ -285,50 +332,70 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     int16_t *row = (int16_t *)(bound + 16 * vectors);
     double *back = (double *)(row + row_of(d));
     int64_t made = 0, *kept = NULL;
-    if (!view.quantised) {
-        void *own_block = aligned(back + d);
-        ff_quantise_i16(actions, d, own_block);
-        view.quantised = own_block;
-    } else {
+    if (view.quantised) {
         bound = k->bound + view.first;
         kept = k->made + view.query;
         made = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
     }
     /* Two silos that share a query may both make its bounds: whichever stay are bounds. */
     int64_t stage = made - own->version;
-    if (stage < 0 || stage >= STAGES) {
-        stage = bounds->few.rest > 0.0 ? own->begin : BY_FACTOR;
-        if (stage == FEW_PRODUCTS)
+    const int begun = stage >= 0 && stage < STAGES;
+    const char *block = NULL;
+    if (!begun && bounds->principal.rest > 0.0 && own->begin == SOONER)
+        block = ff_principal_block(k->principal, view.query, &view, d);
+    void *own_block = aligned(back + d);
+    ff_one_by_one some = {(known16 *)own_block, row, {0}, 0.0, mean}, *one = NULL;
+    if (!view.quantised && block) {
+        one = &some;
+    } else if (!view.quantised) {
+        ff_quantise_i16(actions, d, own_block);
+        view.quantised = own_block;
+    }
+    if (!begun) {
+        stage = block || bounds->few.rest > 0.0 ? own->begin : BY_FACTOR;
+        if (stage == SOONER && block)
+            ff_bound_by_principal(bounds, &view, block, d, bound);
+        else if (stage == SOONER)
             ff_bound_by_few(bounds, &view, d, bound);
         else
             ff_bound_all(bounds, &view, d, bound);
     }
     const double factor = bonus_of(own, beta, gamma), frobenius = bounds->model.frobenius;
-    ff_bound_means(&view, theta, factor, d, row, mean);
+    const quantised_row t = ff_quantise_row(theta, d, row);
+    if (one) {
+        some.t = t;
+        some.factor = factor;
+        ff_principal_means(k->principal, &view, block, theta, d, mean);
+    } else
+        ff_bound_means(&view, row, t, factor, d, mean);
+    const known16 *lengths = one ? one->known : (const known16 *)view.quantised;
     float top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
-    if (stage == FEW_PRODUCTS) {
+    if (stage == SOONER) {
         fetch(&view, first_of(upper, top, count), d);
-        if (ff_bound_largest(bounds, &view, upper, top, d, room, bound))
+        if (ff_bound_largest(bounds, &view, one, upper, top, d, room, bound))
             top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
     }
-    int64_t best = first_of(upper, top, count), n;
+    /* Principal coordinates leave few actions beside the score of one, many beside what R says that it
+     * is at least. */
+    const int close = stage == SOONER && bounds->principal.rest > 0.0;
+    int64_t n, best = close ? first_bounded(upper, bound, count) : first_of(upper, top, count);
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
-    for (int again = 0; (!k->own || gamma != 0.0) && again < 2; again++) {
+    for (int again = 0; !close && (!k->own || gamma != 0.0) && again < 2; again++) {
         /* Only what R has bounded tells what a score is at least. Where the best is still not among
-         * them after REFINEMENTS more lots, few products tell too little here. */
-        for (int i = 0; stage == FEW_PRODUCTS && !(bound[best] < 0.0f) && i < REFINEMENTS; i++) {
-            ff_bound_largest(bounds, &view, upper, top, d, room, bound);
+         * them after REFINEMENTS more lots, sooner bounds tell too little here. */
+        for (int i = 0; stage == SOONER && !(bound[best] < 0.0f) && i < REFINEMENTS; i++) {
+            ff_bound_largest(bounds, &view, one, upper, top, d, room, bound);
             top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
             best = first_of(upper, top, count);
         }
-        if (stage == FEW_PRODUCTS && !(bound[best] < 0.0f))
+        if (stage == SOONER && !(bound[best] < 0.0f))
             break;
-        const float least = ff_score_at_least(bounds, &view, best, mean[best], bound[best], theta, beta,
-                                              gamma, own->moved, own->grown, d);
+        const float least = ff_score_at_least(bounds, lengths, best, mean[best], bound[best], theta,
+                                              beta, gamma, own->moved, own->grown, d);
         n = ff_not_below(upper, least, count, which);
-        if (stage == FEW_PRODUCTS && n > 1 && !again) {
+        if (stage == SOONER && n > 1 && !again) {
             const int64_t most = MOST_REFINED(count);
-            if (ff_bound_open(bounds, &view, which, n, most, d, room, bound) > most)
+            if (ff_bound_open(bounds, &view, one, which, n, most, d, room, bound) > most)
                 break;
             top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
             best = first_of(upper, top, count);
@@ -338,7 +405,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
             if (kept && made != own->version + stage)
                 __atomic_store_n(kept, own->version + stage, __ATOMIC_RELEASE);
             own->work -= own->work > 0;
-            if (stage == FEW_PRODUCTS)
+            if (stage == SOONER)
                 own->failed -= own->failed > 0;
             ff_features(actions, best, d, x);
             if (gamma != 0.0 && (k->own || silo < FF_SAMPLES))
@@ -347,16 +414,24 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
         }
         break;
     }
-    told first = tell_of(actions, best, w, theta, beta, gamma, frobenius, feature_bound, d, x, known,
-                         back);
-    n = ff_not_below(upper, least_of(first), count, which);
-    if (stage == FEW_PRODUCTS) {
+    const asked q = {&view, w, theta, beta, gamma, frobenius, feature_bound, d, x, back, known};
+    take(&q, best);
+    float least = stage == BY_FACTOR || bound[best] < 0.0f
+                      ? least_by_factor(&q, bounds, lengths, best, bound[best], own)
+                      : least_of(tell_taken(&q));
+    n = ff_not_below(upper, least, count, which);
+    if (stage == SOONER) {
         const int64_t most = MOST_REFINED(count);
-        const int64_t open = ff_bound_open(bounds, &view, which, n, most, d, room, bound);
+        const int64_t open = ff_bound_open(bounds, &view, one, which, n, most, d, room, bound);
         own->failed += open > most ? FAILURE : -(own->failed > 0);
-        own->begin = own->failed > MOST_FAILURES ? BY_FACTOR : FEW_PRODUCTS;
+        own->begin = own->failed > MOST_FAILURES ? BY_FACTOR : SOONER;
         if (open > most) {
             stage = BY_FACTOR;
+            if (one) {
+                ff_quantise_i16(actions, d, own_block);
+                view.quantised = own_block;
+                ff_bound_means(&view, row, t, factor, d, mean);
+            }
             ff_bound_all(bounds, &view, d, bound);
         }
         if (open) {
@@ -364,11 +439,18 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
             const int64_t likely = first_of(upper, top, count);
             if (likely != best) {
                 best = likely;
-                first = tell_of(actions, best, w, theta, beta, gamma, frobenius, feature_bound, d, x,
-                                known, back);
+                take(&q, best);
+                least = stage == BY_FACTOR || bound[best] < 0.0f
+                            ? least_by_factor(&q, bounds, lengths, best, bound[best], own)
+                            : least_of(tell_taken(&q));
             }
-            n = ff_not_below(upper, least_of(first), count, which);
+            n = ff_not_below(upper, least, count, which);
         }
+    }
+    told first = {0.0, 0.0};
+    if (n != 1 || which[0] != best) {
+        first = tell_taken(&q);
+        n = ff_not_below(upper, least_of(first), count, which);
     }
     if (kept && made != own->version + stage)
         __atomic_store_n(kept, own->version + stage, __ATOMIC_RELEASE);
@@ -385,9 +467,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     int64_t chosen = best;
     if (n > 1 || which[0] != best) {
         double score;
-        chosen = n <= ALONE ? best_told(actions, which, n, best, first, w, theta, beta, gamma,
-                                        frobenius, d, room)
-                            : -1;
+        chosen = n <= ALONE ? best_told(&q, which, n, best, first, room) : -1;
         if (chosen < 0)
             chosen = ff_best_of(actions, which, n, w, theta, beta, gamma, d, scratch, &score);
     }
@@ -400,7 +480,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     return chosen;
 }
 
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
+                            const double *restrict w,
                             const double *restrict theta, double beta, double gamma,
                             const double *restrict points, int64_t seen, double *restrict now,
                             int64_t d, double *restrict scratch, float *restrict ends)
@@ -412,10 +493,11 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
     double *room = scratch + ff_bonus_cache_size(d);
     float *mean = (float *)aligned(room + 3 * d * d + d), *bound = mean + 16 * vectors;
     int16_t *row = (int16_t *)(bound + 16 * vectors);
-    void *block = aligned((double *)(row + row_of(d)));
+    known16 *quantised = (known16 *)aligned((double *)(row + row_of(d)));
     memset(room, 0, (size_t)d * sizeof(double));
-    if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, d, room, bounds) ||
-        bounds->few.rest == 0.0)
+    if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, principal, d, room,
+                              bounds) ||
+        !sooner_of(bounds))
         return 0;
     ff_bonus_silo own = {.factor = scratch, .grown = 1.0};
     ff_bonus_cache cache = {.silo = &own, .factor = scratch};
@@ -425,34 +507,51 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
         ff_bonus_cache_observe(&cache, 0, room + d, s, d);
     }
     ff_actions view = *actions;
-    ff_quantise_i16(actions, d, block);
-    view.quantised = block;
+    ff_quantise_i16(actions, d, quantised);
+    view.quantised = quantised;
     const double by = bonus_of(&own, beta, gamma);
-    ff_bound_means(&view, theta, by, d, row, mean);
-    ff_bound_by_few(bounds, &view, d, bound);
+    const quantised_row t = ff_quantise_row(theta, d, row);
+    if (principal) {
+        ff_principal_make(principal, actions, d, block);
+        ff_bound_by_principal(bounds, &view, block, d, bound);
+        ff_principal_means(principal, &view, block, theta, d, mean);
+    } else {
+        ff_bound_by_few(bounds, &view, d, bound);
+        ff_bound_means(&view, row, t, by, d, mean);
+    }
     ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
     memcpy(ends, room, (size_t)count * sizeof(float));
+    ff_bound_means(&view, row, t, by, d, mean);
     ff_bound_all(bounds, &view, d, bound);
     ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
     memcpy(ends + count, room, (size_t)count * sizeof(float));
+    /* One by one, from what lies in memory or from 16 bits. */
+    const ff_one_by_one one = {quantised, row, t, by, mean};
     for (int64_t a = 0; a < count; a++)
-        ff_bound_some(bounds, &view, &a, 1, d, room, bound);
+        ff_bound_some(bounds, &view, principal ? &one : NULL, &a, 1, d, room, bound);
     ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
     memcpy(ends + 2 * count, room, (size_t)count * sizeof(float));
-    for (int64_t a = 0; a < count; a++)
-        ends[3 * count + a] =
-            ff_score_at_least(bounds, &view, a, mean[a], bound[a], theta, beta, gamma, own.moved, own.grown, d);
+    double *x = (double *)(aligned(room + 3 * d)), *z = x + d, *back = z + d;
+    const ff_whitened known = {back + d, z};
+    const asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius, 0.0, d, x, back, &known};
+    for (int64_t a = 0; a < count; a++) {
+        ends[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta, beta,
+                                                gamma, own.moved, own.grown, d);
+        take(&q, a);
+        ends[4 * count + a] = least_by_factor(&q, bounds, quantised, a, bound[a], &own);
+    }
     return 1;
 }
 
 #else
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
+                            const double *restrict w,
                             const double *restrict theta, double beta, double gamma,
                             const double *restrict points, int64_t seen, double *restrict now,
                             int64_t d, double *restrict scratch, float *restrict ends)
 {
     (void)actions, (void)w, (void)theta, (void)beta, (void)gamma, (void)d, (void)scratch;
-    (void)points, (void)seen, (void)now, (void)ends;
+    (void)points, (void)seen, (void)now, (void)ends, (void)principal, (void)block;
     return 0;
 }
 

@@ -11,6 +11,7 @@
 #define FF_BONUS_CACHE_H
 
 #include "ff_base.h"
+#include "ff_principal.h"
 #include "ff_scores.h"
 
 /* Silos whose last choices tell at a release what actions are like. */
@@ -20,8 +21,8 @@
 typedef struct {
     int64_t version;       /* of the factor; bounds of another one do not hold. 0: none */
     const double *factor;  /* ff_bonus_bounds, by R: the release's, or the silo's own, made since */
-    int64_t begin;         /* how bounds of a query are begun, by few products or by R .. */
-    int64_t failed;        /* .. and how often few have lately told too little */
+    int64_t begin;         /* how bounds of a query are begun, sooner or by R .. */
+    int64_t failed;        /* .. and how often the sooner ones have lately told too little */
     int64_t from;          /* data points that had entered V since the release when it was made */
     int64_t made;          /* factors of its own so far */
     double moved;          /* b has grown by at most so much of a, since the factor was made .. */
@@ -42,6 +43,7 @@ typedef struct {
     double *factor;      /* ff_bonus_cache_size() doubles: bounds by R (ff_bonus_bounds.h) */
     double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
     int64_t version;     /* of `factor` */
+    const ff_principal *principal; /* coordinates of the pool's actions, or NULL */
 } ff_bonus_cache;
 
 int64_t ff_bonus_cache_size(int64_t d);
@@ -70,11 +72,13 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               double feature_bound, int64_t d, double *restrict scratch,
                               double *restrict room, double *restrict x, const ff_whitened *known);
 
-/* For tests: of each action upper bounds on its score by few products, by R, and by R of it alone,
- * and what it is at least: 4 rows of K. They are made of w, and hold for `now` (d x d), which is w
- * once `seen` points of d have entered V. Returns 0 where there are none. scratch: that of the cache,
- * of a panel's screening and 3 d^2 + d. */
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const double *restrict w,
+/* For tests: of each action upper bounds on its score by few products, or by principal coordinates
+ * where there are any, by R, and by R of it alone, and what it is at least, by R and by ||W x|| too: 5
+ * rows of K. They are made of w, and hold for `now` (d x d), which is w once `seen` points of d have
+ * entered V. Returns 0 where there are none. scratch: that of the cache, of a panel's screening and 3
+ * d^2 + d; block: of coordinates. */
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
+                            const double *restrict w,
                             const double *restrict theta, double beta, double gamma,
                             const double *restrict points, int64_t seen, double *restrict now,
                             int64_t d, double *restrict scratch, float *restrict ends);

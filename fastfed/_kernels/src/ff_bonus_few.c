@@ -56,20 +56,37 @@ INLINE void add(double *restrict x, double by, const double *restrict y, int64_t
         x[j] += by * y[j];
 }
 
-/* About the largest eigenvalue of M, never above it by more than rounding. room: 3 d. */
-AVX512 static double largest_eigenvalue(const double *restrict m, int64_t d, double *restrict room)
+/* x -= P x, P symmetric. room: d. */
+INLINE void project(const double *restrict projector, int64_t d, double *restrict x,
+                    double *restrict room)
+{
+    times(projector, x, 1, d, room);
+    add(x, -1.0, room, d);
+}
+
+AVX512 double ff_largest_eigenvalue(const double *restrict m, int64_t d,
+                                    const double *restrict projector, int64_t wanted,
+                                    double *restrict room)
 {
     double diagonal[STEPS], beside[STEPS], high = 0.0;
     double *before = room, *now = room + d, *next = now + d;
-    const int64_t most = d < STEPS ? d : STEPS;
+    const int64_t most = d < wanted ? d : wanted;
     int64_t steps = 0;
     for (int64_t j = 0; j < d; j++) {
         before[j] = 0.0;
         now[j] = sign_of(j) / sqrt((double)d);
     }
+    if (projector) {
+        project(projector, d, now, next);
+        const double length = sqrt(dot(now, now, d));
+        for (int64_t j = 0; j < d; j++)
+            now[j] = length > 0.0 ? now[j] / length : 0.0;
+    }
     double last = 0.0;
     while (steps < most) {
         times(m, now, 1, d, next);
+        if (projector)
+            project(projector, d, next, room + 3 * d);
         const double along = dot(next, now, d);
         add(next, -along, now, d);
         add(next, -last, before, d);
@@ -202,7 +219,7 @@ AVX512 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, doubl
         const float relative = (float)(units[k] / few.unit);
         few.squares[k] = relative * relative;
     }
-    const double shown = HIGHER * MARGIN * largest_eigenvalue(m, d, room);
+    const double shown = HIGHER * MARGIN * ff_largest_eigenvalue(m, d, NULL, STEPS, room);
     if (!(shown > 0.0) || !(shown < INFINITY) || !(size < INFINITY))
         return few;
     ff_gram_of_lower(r, d, m);

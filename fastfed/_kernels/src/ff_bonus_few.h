@@ -24,4 +24,9 @@ typedef struct {
 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
                                double *restrict rows, int16_t *restrict entries);
 
+/* About the largest eigenvalue of M, on what is orthogonal to a projector (d x d; NULL: on all), never
+ * above it by more than rounding: by so many steps of Lanczos, at most 24. room: 4 d. */
+double ff_largest_eigenvalue(const double *restrict m, int64_t d, const double *restrict projector,
+                             int64_t wanted, double *restrict room);
+
 #endif

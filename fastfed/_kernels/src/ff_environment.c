@@ -493,11 +493,19 @@ ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int6
     const int64_t q = ff_pool_query(pool, seed, replicate, silo, round);
     const int64_t k = pool->starts[q + 1] - pool->starts[q], d = pool->dimension;
     const ff_quantised_store *store = &pool->quantised;
-    if (store->starts && __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE)) {
-        const char *block = store->buffer + store->starts[q];
-        return (ff_ahead){block, block + ff_quantised_bytes(d, k), q};
-    }
     const int64_t size = pool->is_double ? sizeof(double) : sizeof(float);
     const char *values = (const char *)pool->values + pool->starts[q] * d * size;
-    return (ff_ahead){values, values + k * d * size, q};
+    ff_ahead ahead = {values, values + k * d * size, NULL, NULL, q};
+    if (store->starts && __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE)) {
+        ahead.at = store->buffer + store->starts[q];
+        ahead.end = ahead.at + ff_quantised_bytes(d, k);
+    }
+    const ff_principal *few = pool->principal;
+    if (few && __atomic_load_n(few->met + q, __ATOMIC_ACQUIRE) == FF_PRINCIPAL_MADE) {
+        ahead.then = ahead.at;
+        ahead.then_end = ahead.end;
+        ahead.at = few->buffer + few->starts[q];
+        ahead.end = ahead.at + ff_principal_bytes(few->rank, k);
+    }
+    return ahead;
 }

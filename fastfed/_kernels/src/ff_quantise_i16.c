@@ -14,6 +14,8 @@
 #else
 #define UNROLLED _Pragma("GCC unroll 12")
 #endif
+/* A block that is not there yet is 0. */
+enum { MADE = 1, BEING_MADE = 2 };
 /* Up to here what rounding adds to a length is below a hundredth of it. */
 #define LARGEST_DIMENSION 65536
 
@@ -175,17 +177,94 @@ AVX512 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict
     }
 }
 
+/* Eight features as whole numbers, as `whole`. */
+INLINE __m256i whole_eight(__m256 x, __m256 scale, __m256 *restrict lost)
+{
+    const __m256 scaled = _mm256_mul_ps(x, scale);
+    const __m256i q = _mm256_cvtps_epi32(_mm256_round_ps(scaled, NEAREST));
+    const __m256 rest = _mm256_fmsub_ps(x, scale, _mm256_cvtepi32_ps(q));
+    *lost = _mm256_fmadd_ps(rest, rest, *lost);
+    return q;
+}
+
+INLINE __m256 four(const __m256 *sum)
+{
+    return _mm256_add_ps(_mm256_add_ps(sum[0], sum[1]), _mm256_add_ps(sum[2], sum[3]));
+}
+
+AVX512 void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
+                             int64_t d, float *restrict room, int32_t *restrict together,
+                             known16 *restrict known)
+{
+    const float *x = (const float *)actions->x;
+    const int64_t stride = actions->feature_stride;
+    int64_t from[TOGETHER];
+    for (int64_t a = 0; a < TOGETHER; a++)
+        from[a] = which[a < n ? a : 0];
+    for (int64_t j = 0; j < d; j++) {
+        const float *at = x + j * stride;
+        float *to = room + TOGETHER * j;
+        for (int64_t a = 0; a < TOGETHER; a++)
+            to[a] = at[from[a]];
+    }
+    /* So many sums at a time: one would wait for itself. */
+    __m256 sum[4], most[4];
+    for (int s = 0; s < 4; s++)
+        sum[s] = most[s] = _mm256_setzero_ps();
+    for (int64_t j = 0; j < d; j += 4)
+        for (int64_t s = 0; s < 4 && j + s < d; s++) {
+            const __m256 f = _mm256_load_ps(room + TOGETHER * (j + s));
+            sum[s] = _mm256_fmadd_ps(f, f, sum[s]);
+            most[s] = _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), f), most[s]);
+        }
+    const __m256 square = four(sum), largest = _mm256_max_ps(_mm256_max_ps(most[0], most[1]),
+                                                             _mm256_max_ps(most[2], most[3]));
+    const __m256 length = _mm256_add_ps(_mm256_sqrt_ps(square), _mm256_set1_ps(0x1p-60f));
+    const __m256 unit =
+        _mm256_max_ps(_mm256_mul_ps(length, _mm256_set1_ps((float)(1.0 / LENGTH_X))),
+                      _mm256_mul_ps(largest, _mm256_set1_ps((float)(1.0 / LARGEST))));
+    const __m256 scale = _mm256_div_ps(_mm256_set1_ps(1.0f), unit);
+    for (int s = 0; s < 4; s++)
+        sum[s] = _mm256_setzero_ps();
+    for (int64_t j = 0; j < d; j += 4)
+        for (int64_t s = 0; s < 4 && j + s < d; s += 2) {
+            const float *at = room + TOGETHER * (j + s);
+            const __m256i low = whole_eight(_mm256_load_ps(at), scale, sum + s);
+            const __m256i high = j + s + 1 < d ? whole_eight(_mm256_load_ps(at + TOGETHER), scale, sum + s + 1)
+                                               : _mm256_setzero_si256();
+            _mm256_store_si256((__m256i *)(together + TOGETHER / 2 * (j + s)),
+                               _mm256_mask_blend_epi16(0xaaaa, low, _mm256_slli_epi32(high, 16)));
+        }
+    const __m256 lost = four(sum);
+    const __m256 rounding = _mm256_mul_ps(_mm256_sqrt_ps(lost), unit);
+    float lengths[TOGETHER], units[TOGETHER], losts[TOGETHER];
+    _mm256_storeu_ps(lengths, length);
+    _mm256_storeu_ps(units, unit);
+    _mm256_storeu_ps(losts, _mm256_fmadd_ps(length, _mm256_set1_ps(0x1p-21f), rounding));
+    for (int64_t a = 0; a < n; a++) {
+        known16 *its = known + which[a] / 16;
+        its->length[which[a] % 16] = lengths[a];
+        its->unit[which[a] % 16] = units[a];
+        its->lost[which[a] % 16] = losts[a];
+    }
+}
+
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
                                const ff_actions *actions, int64_t d)
 {
     if (!ff_screen_i16_fits(actions, d))
         return NULL;
     void *block = store->buffer + store->starts[q];
-    /* Two threads may both make a block: of the same bits. */
-    if (!__atomic_load_n(store->made + q, __ATOMIC_ACQUIRE)) {
-        ff_quantise_i16(actions, d, block);
-        __atomic_store_n(store->made + q, 1, __ATOMIC_RELEASE);
-    }
+    uint8_t state = __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE);
+    if (state == MADE)
+        return block;
+    /* One thread makes it, the others meanwhile do without. */
+    if (state == BEING_MADE ||
+        !__atomic_compare_exchange_n(store->made + q, &state, BEING_MADE, 0, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE))
+        return NULL;
+    ff_quantise_i16(actions, d, block);
+    __atomic_store_n(store->made + q, MADE, __ATOMIC_RELEASE);
     return block;
 }
 

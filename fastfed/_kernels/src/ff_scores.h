@@ -10,8 +10,9 @@
 /* Memory that is read soon. It is asked for line by line between products of what is read now, which
  * then need not wait for it. */
 typedef struct {
-    const char *at, *end;
-    int64_t query; /* of a pool, whose actions these are */
+    const char *at, *end;        /* first these lines .. */
+    const char *then, *then_end; /* .. then those; NULL: none */
+    int64_t query;               /* of a pool, whose actions these are */
 } ff_ahead;
 
 /* The actions of one silo in one round, as they lie in memory. */
@@ -24,7 +25,7 @@ typedef struct {
     const double *mean;     /* expected reward of each action; the scores do not read it */
     double best;            /* the largest of them */
     const void *quantised;  /* the actions in 16 bits (ff_screen_i16.h), or NULL */
-    int64_t query, first;   /* where there are: which of the pool's queries, and its first row */
+    int64_t query, first;   /* of a pool: which query, and its first row */
     int64_t silo;           /* whose they are; only an exact mean (ff_mean) reads it */
     ff_ahead *ahead;        /* what the silo's next round reads, or NULL */
 } ff_actions;

@@ -58,7 +58,7 @@ INLINE void bound_panel(const __m512i *restrict panel, const known16 *restrict k
     for (int64_t i = 0; i <= d; i += ROWS) {
         const int last = i + ROWS > d;
         product_i16(s->rows + i * ld, ld, last ? pairs_of(d) : (i + ROWS + 1) / 2, panel, width,
-                    (const char *)panel, acc);
+                    (const char *)panel, 0, acc);
         const __m512 unit = _mm512_set1_ps(s->squares[i / ROWS]);
         for (int v = 0; v < width; v++) {
             __m512 sum = _mm512_setzero_ps();

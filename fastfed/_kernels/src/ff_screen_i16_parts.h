@@ -11,6 +11,8 @@
 #define VECTORS16 4
 /* Lines of memory that are asked for with every pair of features of a panel. */
 #define LINES 4
+/* Actions that are brought to 16 bits, and bounded by R, at a time. */
+#define TOGETHER 8
 /* Rows of W are scaled to at most the one length, and actions to the other, before they are
  * rounded: by Cauchy-Schwarz every product then fits 32 bits. No entry is above LARGEST, to fit
  * 16. */
@@ -69,26 +71,33 @@ INLINE __mmask16 lanes_of(int64_t left)
 INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const void *now)
 {
     ff_ahead *ahead = actions->ahead;
-    if (!ahead || ahead->at >= ahead->end)
+    if (!ahead)
         return (const char *)now;
+    if (ahead->at >= ahead->end) {
+        ahead->at = ahead->then;
+        ahead->end = ahead->then_end;
+        ahead->then = ahead->then_end = NULL;
+        if (!ahead->at)
+            return (const char *)now;
+    }
     const char *at = ahead->at;
     ahead->at += 64 * lines;
     return at;
 }
 
-/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile LINES lines from
+/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile so many lines from
  * `ahead` on are asked for with each pair: not all at once, for that many would be waited for. */
 INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
-                          const __m512i *restrict panel, const int width, const char *ahead,
-                          __m512i (*restrict acc)[VECTORS16])
+                        const __m512i *restrict panel, const int width, const char *ahead,
+                        const int lines, __m512i (*restrict acc)[VECTORS16])
 {
     __m512i sum[ROWS][VECTORS16];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < width; v++)
             sum[r][v] = _mm512_setzero_si512();
     for (int64_t j = 0; j < pairs; j++) {
-        for (int64_t l = 0; l < LINES; l++)
-            _mm_prefetch(ahead + 64 * (LINES * j + l), _MM_HINT_T1);
+        for (int64_t l = 0; l < lines; l++)
+            _mm_prefetch(ahead + 64 * (lines * j + l), _MM_HINT_T1);
         for (int r = 0; r < ROWS; r++) {
             int32_t entries;
             memcpy(&entries, rows + r * ld + 2 * j, sizeof entries);
@@ -101,6 +110,11 @@ INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
         for (int v = 0; v < width; v++)
             acc[r][v] = sum[r][v];
 }
+
+/* n <= TOGETHER actions in 16 bits side by side, pair by pair of features, into `together` (32-byte aligned, TOGETHER
+ * pairs_of(d) entries); their lanes of `known`. room: TOGETHER d floats, aligned likewise. */
+void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n, int64_t d,
+                      float *restrict room, int32_t *restrict together, known16 *restrict known);
 
 /* W and theta (NULL: none) in 16 bits, into a buffer of ff_quantised_factor_size(). */
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,

@@ -1,0 +1,265 @@
+#include "ff_bonus_principal.h"
+
+#ifdef FF_AVX512
+#include <math.h>
+
+#include "ff_bonus_few.h"
+#include "ff_row_sums.h"
+
+/* Steps of Lanczos: so much more leaves them time. */
+#define STEPS 8
+/* Products are few here, and more lines at a time would be waited for. */
+#define LINES_HERE 2
+/* L'L and `rest` grow by so much of `rest`, so that there is a Cholesky factor. */
+#define MORE 1e-4
+
+int64_t ff_bonus_principal_size(void) { return ff_quantised_factor_size(FF_PRINCIPAL_RANK); }
+
+/* R'Z = B in place of B: n rows of `width` columns, R lower triangular, so from the last row up. */
+static void solve(const double *restrict r, int64_t n, int64_t width, double *restrict b)
+{
+    for (int64_t i = n - 1; i >= 0; i--) {
+        double *row = b + i * width;
+        ff_sum_rows(b, width, r + i, 0, n, 1, i + 1, n, width, row, -1.0, row);
+        const double scale = 1.0 / r[i * n + i];
+        for (int64_t j = 0; j < width; j++)
+            row[j] *= scale;
+    }
+}
+
+/* S += F'F, of `rank` rows of d, its lower triangle. */
+static void add_square(double *restrict s, const double *restrict f, int64_t rank, int64_t d)
+{
+    const int64_t step = 6;
+    for (int64_t i = 0; i < d; i += step) {
+        const int64_t rows = d - i < step ? d - i : step;
+        ff_sum_rows(f, d, f + i, 1, d, rows, 0, rank, i + rows, s + i * d, 1.0, s + i * d);
+    }
+}
+
+/* S = rest I + by Q'Q - M, its lower triangle. */
+static void complement(const ff_principal *k, const double *restrict m, double rest, double by, int64_t d,
+                       double *restrict s)
+{
+    for (int64_t i = 0; i < d; i++) {
+        for (int64_t j = 0; j <= i; j++)
+            s[i * d + j] = by * k->projector[i * d + j] - m[i * d + j];
+        s[i * d + i] += rest;
+    }
+}
+
+/* Where A = rest I + t Q'Q - M is positive definite, (Q A^-1 Q')^-1 = (Q (rest I - M)^-1 Q')^-1 + t I.
+ *
+ * Rounding, u = 2^-53, n = d + rank + 16, T = trace R'R: M, F = L Q and S are off by less than n u times
+ * what their squares' traces sum to, of which a Cholesky factor takes 1.01 n u more (Higham 2002, Theorem
+ * 10.3); Q'Q is the projector but for n u, and Q is orthonormal but for as much. 64 rank times all that is
+ * added. */
+ff_bonus_principal ff_bonus_principal_make(const ff_principal *k, const double *r, int64_t d,
+                                           double *room, double *restrict rows)
+{
+    ff_bonus_principal made = {0};
+    const int64_t rank = k->rank;
+    /* R is read for M alone. */
+    double *m = room, *s = room + d * d, *z = s + d * d;
+    /* Three squares of rank have to fit beside d x rank. */
+    if (!rank || 2 * rank > d)
+        return made;
+    double *gram = z + d * rank, *inverse = gram + rank * rank;
+    const double trace = ff_gram_of_lower(r, d, m);
+    const double largest = ff_largest_eigenvalue(m, d, k->projector, STEPS, s);
+    const double rest = k->above * largest, t = trace;
+    if (!(largest > 0.0) || !(trace < INFINITY))
+        return made;
+    complement(k, m, rest, t, d, s);
+    if (!ff_factor_from_below(s, d))
+        return made;
+    memcpy(z, k->columns, (size_t)(d * rank) * sizeof(double));
+    solve(s, d, rank, z);
+    ff_sum_rows(z, rank, z, 1, rank, rank, 0, d, rank, NULL, 1.0, gram);
+    if (!ff_factor_from_below(gram, rank))
+        return made;
+    memset(inverse, 0, (size_t)(rank * rank) * sizeof(double));
+    for (int64_t i = 0; i < rank; i++)
+        inverse[i * rank + i] = 1.0;
+    solve(gram, rank, rank, inverse);
+    ff_sum_rows(inverse, rank, inverse, 1, rank, rank, 0, rank, rank, NULL, -1.0, gram);
+    for (int64_t i = 0; i < rank; i++)
+        gram[i * rank + i] += (1.0 + MORE) * rest + t;
+    if (!ff_factor_from_below(gram, rank))
+        return made;
+    double *f = z;
+    ff_sum_rows(k->basis, d, gram, rank, 1, rank, 0, rank, d, NULL, 1.0, f);
+    const double shown = (1.0 + MORE) * rest;
+    complement(k, m, shown, -shown, d, s);
+    add_square(s, f, rank, d);
+    double size = 0.0;
+    for (int64_t i = 0; i < rank * d; i++)
+        size += f[i] * f[i];
+    if (!ff_factor_from_below(s, d) || !(size < INFINITY))
+        return made;
+    const double n = (double)(d + rank + 16);
+    made.rest = shown + 64.0 * (double)rank * n * 0x1p-53 * ((double)d * shown + size + trace);
+    made.rank = rank;
+    made.factor = ff_quantise_factor(gram, NULL, rank, rows);
+    return made;
+}
+
+/* Roundings of float32 in a sum of squares over `rank` and what follows, as of itself. */
+FF_INLINE double slack_of(int64_t rank) { return 1.01 * (double)(rank + 16) * 0x1p-24; }
+
+/* Rounding as of `scoring` in ff_screen_i16.c: ||L z|| <= ||L^ z^|| (1 + g) + lost of L (||z|| + ||e||) +
+ * ||L|| ||e||, e what z^ is off by; squares are off by 2 g, their sum by some u. */
+AVX512 void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions, const char *block,
+                                double scale, double slope, double slack, float *restrict bound)
+{
+    const quantised_factor *m = &p->factor;
+    const int64_t rank = p->rank, count = actions->actions, vectors = vectors_of(count);
+    const int64_t ld = row_of(rank), all = pairs_of(rank);
+    const double g = slack_of(rank), by = 1.000001 * scale * slack;
+    const __m512 own = _mm512_set1_ps((float)((1.0 + g) * by * m->unit));
+    const __m512 along = _mm512_set1_ps((float)(1.01 * by * m->lost));
+    const __m512 across = _mm512_set1_ps((float)(1.01 * by * (m->lost + m->norm)));
+    const __m512 left = _mm512_set1_ps((float)((1.0 + 8.0 * g) * sqrt(p->rest) * by));
+    const __m512 more = _mm512_set1_ps((float)(1.000001 * scale * slope + 0x1p-80));
+    const __m512 grow = _mm512_set1_ps((float)(1.0 + 8.0 * g));
+    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+        const int64_t width = lot_width(vectors, first);
+        const principal_lot lot = lot_at(block, rank, width);
+        __m512 square[VECTORS16];
+        __m512i acc[ROWS][VECTORS16];
+        for (int v = 0; v < VECTORS16; v++)
+            square[v] = _mm512_setzero_ps();
+        for (int64_t i = 0; i < rank; i += ROWS) {
+            const int64_t reach = (i + ROWS + 1) / 2, pairs = reach < all ? reach : all;
+            const char *ahead = lines_ahead(actions, LINES_HERE * pairs, lot.panel);
+            if (width == VECTORS16)
+                product_i16(m->rows + i * ld, ld, pairs, lot.panel, VECTORS16, ahead, LINES_HERE, acc);
+            else
+                product_i16(m->rows + i * ld, ld, pairs, lot.panel, 2, ahead, LINES_HERE, acc);
+            const __m512 unit = _mm512_set1_ps(m->squares[i / ROWS]);
+            for (int64_t v = 0; v < width; v++) {
+                __m512 sum = _mm512_setzero_ps();
+                for (int r = 0; r < ROWS; r++) {
+                    const __m512 z = _mm512_cvtepi32_ps(acc[r][v]);
+                    sum = _mm512_fmadd_ps(z, z, sum);
+                }
+                square[v] = _mm512_fmadd_ps(sum, unit, square[v]);
+            }
+        }
+        for (int64_t v = 0; v < width; v++) {
+            const __m512 length = _mm512_loadu_ps(lot.known[v].length);
+            const __m512 rest = _mm512_loadu_ps(lot.rest + 16 * v);
+            const __m512 product = _mm512_mul_ps(_mm512_sqrt_ps(square[v]),
+                                                 _mm512_loadu_ps(lot.known[v].unit));
+            const __m512 told =
+                _mm512_fmadd_ps(product, own,
+                                _mm512_fmadd_ps(length, along,
+                                                _mm512_mul_ps(_mm512_loadu_ps(lot.known[v].lost), across)));
+            const __m512 other = _mm512_mul_ps(rest, left);
+            const __m512 whole = _mm512_sqrt_ps(_mm512_fmadd_ps(told, told, _mm512_mul_ps(other, other)));
+            const __m512 size = _mm512_add_ps(length, rest);
+            const int64_t at = 16 * (first + v);
+            _mm512_mask_storeu_ps(bound + at, lanes_of(count - at),
+                                  _mm512_fmadd_ps(size, more, _mm512_mul_ps(whole, grow)));
+        }
+        block += lot_bytes(rank, width);
+    }
+}
+
+/* A row times a panel, by two sums: one would wait for itself. */
+INLINE void dot_panel(const int16_t *restrict row, int64_t pairs, const __m512i *restrict panel,
+                      const int width, __m512i *restrict even, __m512i *restrict odd)
+{
+    __m512i low[VECTORS16], high[VECTORS16];
+    for (int v = 0; v < width; v++)
+        low[v] = high[v] = _mm512_setzero_si512();
+    for (int64_t j = 0; j < pairs; j += 2) {
+        int32_t entries[2];
+        memcpy(entries, row + 2 * j, sizeof entries);
+        const __m512i first = _mm512_set1_epi32(entries[0]);
+        const __m512i second = _mm512_set1_epi32(j + 1 < pairs ? entries[1] : 0);
+        const int64_t next = j + 1 < pairs ? j + 1 : j;
+        for (int v = 0; v < width; v++) {
+            MULTIPLY(low[v], first, panel[j * width + v]);
+            MULTIPLY(high[v], second, panel[next * width + v]);
+        }
+    }
+    for (int v = 0; v < width; v++) {
+        even[v] = low[v];
+        odd[v] = high[v];
+    }
+}
+
+/* About Q theta, in float32: (d + 4) u of ||theta|| is what each of them may be off, u = 2^-24. */
+AVX512 static void along_columns(const float *restrict columns, const double *restrict theta,
+                                 int64_t rank, int64_t d, double *restrict told)
+{
+    __m512 even[4], odd[4];
+    const __mmask16 last = lanes_of(rank - 16 * ((rank - 1) / 16));
+    const int vectors = (int)((rank + 15) / 16);
+    for (int v = 0; v < 4; v++)
+        even[v] = odd[v] = _mm512_setzero_ps();
+    for (int64_t j = 0; j < d; j += 2)
+        for (int v = 0; v < 4; v++) {
+            const __mmask16 in = v < vectors - 1 ? (__mmask16)0xffff : v == vectors - 1 ? last : 0;
+            const float *at = columns + j * rank + 16 * v;
+            even[v] = _mm512_fmadd_ps(_mm512_set1_ps((float)theta[j]), _mm512_maskz_loadu_ps(in, at), even[v]);
+            if (j + 1 < d)
+                odd[v] = _mm512_fmadd_ps(_mm512_set1_ps((float)theta[j + 1]),
+                                         _mm512_maskz_loadu_ps(in, at + rank), odd[v]);
+        }
+    float sum[64];
+    for (int v = 0; v < 4; v++)
+        _mm512_storeu_ps(sum + 16 * v, _mm512_add_ps(even[v], odd[v]));
+    for (int64_t r = 0; r < rank; r++)
+        told[r] = (double)sum[r];
+}
+
+/* With t near Q theta and orthonormal rows <x, theta> = <z, t> + <z, Q theta - t> + <x - Q'z, theta - Q'Q
+ * theta>, and the last length squared is ||theta||^2 - ||Q theta||^2. What rows are short of being
+ * orthonormal is 2^-40 at most (environments.pyx). `off` is what t may be off. */
+AVX512 void ff_principal_means(const ff_principal *k, const ff_actions *actions, const char *block,
+                               const double *restrict theta, int64_t d, float *restrict upper)
+{
+    const int64_t rank = k->rank, count = actions->actions, vectors = vectors_of(count);
+    const int64_t all = pairs_of(rank);
+    double told[FF_PRINCIPAL_RANK], length = 0.0, whole = 0.0;
+    int16_t row[(FF_PRINCIPAL_RANK + 33) / 32 * 32] FF_ALIGNED;
+    memset(row, 0, sizeof row);
+    for (int64_t j = 0; j < d; j++)
+        whole += theta[j] * theta[j];
+    along_columns(k->columns32, theta, rank, d, told);
+    for (int64_t r = 0; r < rank; r++)
+        length += told[r] * told[r];
+    const double norm = sqrt(whole), off = 1.01 * sqrt((double)rank) * (double)(d + 4) * 0x1p-24 * norm;
+    const double tiny = off + 0x1p-36 * norm, left = whole - length + 2.1 * off * norm;
+    const double apart = sqrt(left > 0.0 ? left : 0.0) + 0x1p-18 * norm;
+    const quantised_row t = ff_quantise_row(told, rank, row);
+    const double g = slack_of(rank);
+    const __m512 mean = _mm512_set1_ps((float)t.unit);
+    const __m512 slope = _mm512_set1_ps((float)(1.01 * (t.lost + g * t.norm + tiny) + 0x1p-80));
+    const __m512 slope_lost = _mm512_set1_ps((float)(1.01 * (t.lost + t.norm)));
+    const __m512 across = _mm512_set1_ps((float)(1.000001 * (apart + tiny)));
+    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+        const int64_t width = lot_width(vectors, first);
+        const principal_lot lot = lot_at(block, rank, width);
+        __m512i even[VECTORS16], odd[VECTORS16];
+        if (width == VECTORS16)
+            dot_panel(row, all, lot.panel, VECTORS16, even, odd);
+        else
+            dot_panel(row, all, lot.panel, 2, even, odd);
+        for (int64_t v = 0; v < width; v++) {
+            const __m512 size = _mm512_loadu_ps(lot.known[v].length);
+            const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(even[v], odd[v])),
+                                                 _mm512_loadu_ps(lot.known[v].unit));
+            const __m512 error =
+                _mm512_fmadd_ps(size, slope,
+                                _mm512_fmadd_ps(_mm512_loadu_ps(lot.known[v].lost), slope_lost,
+                                                _mm512_set1_ps(0x1p-60f)));
+            const __m512 most = _mm512_fmadd_ps(_mm512_loadu_ps(lot.rest + 16 * v), across, error);
+            _mm512_storeu_ps(upper + 16 * (first + v), _mm512_fmadd_ps(product, mean, most));
+        }
+        block += lot_bytes(rank, width);
+    }
+}
+#endif

@@ -1,0 +1,157 @@
+"""Principal coordinates of a pool's actions: bounds by them hold, and no choice is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_bonus_cache import Rows
+from test_drivers import experiment, same
+
+from fastfed._kernels import environments, linalg
+from fastfed.environments import pool as pools
+from fastfed.simulation import compiled, server
+
+needs_it = pytest.mark.skipif(
+    not linalg.has_screen_i16(), reason="this processor does without 16-bit products"
+)
+
+
+def hanging_together(draw, count: int, d: int, spread: float = 0.05) -> np.ndarray:
+    """Rows of d features, nearly all of which 12 numbers tell, as documents of real queries."""
+    rows = np.abs(draw.normal(size=(count, 12))) @ draw.uniform(size=(12, d))
+    rows += spread * draw.normal(size=(count, d))
+    return rows / (1.000001 * np.linalg.norm(rows, axis=1).max())
+
+
+def directions(rows: np.ndarray, rank: int) -> np.ndarray:
+    moments = rows.astype(float).T @ rows.astype(float)
+    return np.ascontiguousarray(np.linalg.eigh(moments)[1][:, ::-1][:, :rank].T)
+
+
+@needs_it
+@pytest.mark.parametrize("gamma", [0.0, 0.1, 30.0, 1e4])
+@pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
+@pytest.mark.parametrize(("d", "rank"), [(33, 12), (96, 48), (135, 60), (136, 6)])
+def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
+    """Of rows that coordinates tell nearly all of, and of others; as V grows, too."""
+    draw = np.random.default_rng([d, int(10 * spread), int(gamma)])
+    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
+    scales = 10.0 ** draw.uniform(0.0, spread, d)
+    w = linalg.factor((basis * scales @ basis.T)[np.tril_indices(d)], d)
+    near = hanging_together(draw, 70, d)
+    few = directions(near, rank)
+    rows = np.concatenate([near, draw.normal(size=(40, d)), few, np.zeros((1, d))])
+    rows *= 10.0 ** draw.uniform(-4.0, 4.0, (len(rows), 1))
+    rows = rows.astype(np.float32)
+    points = draw.normal(size=(12, d))
+    points *= 0.1 / np.linalg.norm(points @ w.T, axis=1, keepdims=True)
+    for size in (0.0, 1.0, 1e3):
+        theta = size * draw.normal(size=d)
+        for count, entered in ((len(rows), 0), (len(rows), 12), (33, 0), (2, 12)):
+            columns = np.asfortranarray(rows[:count])
+            found = linalg.bonus_ends(columns, w, theta, 1.5, gamma, points[:entered], few)
+            assert found is not None
+            ends, now = found
+            score = linalg.scores(columns, now, theta, 1.5, gamma)
+            assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
+
+
+@needs_it
+def test_bounds_are_close_where_coordinates_tell_nearly_all():
+    draw = np.random.default_rng(3)
+    d, rows = 135, hanging_together(draw, 110, 135, spread=0.003)
+    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
+    w = linalg.factor((basis * draw.uniform(1.0, 8.0, d) @ basis.T)[np.tril_indices(d)], d)
+    columns = np.asfortranarray(rows.astype(np.float32))
+    none, theta = np.empty((0, d)), 0.1 * draw.normal(size=d)
+    near = linalg.bonus_ends(columns, w, theta, 1.5, 9.0, none, directions(rows, 24), 99.0)[0]
+    few = linalg.bonus_ends(columns, w, theta, 1.5, 9.0, none)[0]
+    assert np.median(near[0] / near[1]) < 1.05 and np.median(few[0] / near[1]) > 1.2
+    # With ||W x|| what a score is at least is closer than by R alone.
+    score = linalg.scores(columns, w, theta, 1.5, 9.0)
+    assert np.median(near[4] / score) > 0.99 and np.median(near[3] / score) < 0.95
+
+
+def played(environment, keys, monkeypatch, **constants):
+    for name, value in constants.items():
+        monkeypatch.setattr(pools, name, value)
+    e = experiment(environment, keys)
+    opened = environment.open(7, 0, keys["silos"])
+    plans = [e.curves[0].system.plan]
+    return e, opened, plans, compiled.run(opened, plans, e.checkpoints, record=True)
+
+
+@needs_it
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("radius", ["direct", "published-code"])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_they_lose_no_choice(monkeypatch, lazy, radius, kept):
+    """Both drivers, with and without them, choose the same in every round."""
+    draw, d = np.random.default_rng(2), 96
+    sizes = draw.integers(1, 150, 40).tolist()
+    rows = hanging_together(draw, sum(sizes), d, spread=0.003)
+    keys = {"silos": 2, "horizon": 240, "lazy": lazy, "batch_size": 40, "radius": radius}
+    keys |= {"epsilon": 1.0, "delta": 1e-6, "protocol": "silo-ldp"}
+    most = pools.MAX_QUANTISED
+    environment = Rows(rows, sizes, 2)
+    e, opened, plans, fast = played(environment, keys, monkeypatch)
+    coordinates = environment.pool(2).principal
+    assert coordinates.rank <= 24 and (coordinates.met == 3).sum() > 20
+    plain, _, _, others = played(Rows(rows, sizes, 2), keys, monkeypatch, WIDE=d + 1)
+    assert plain.environment.pool(2).principal is None
+    same(fast[0], others[0])
+    same(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
+    if not kept:
+        environment = Rows(rows, sizes, 2)
+        pool = environment.pool(2)
+        assert pool.principal is None  # WIDE
+        monkeypatch.setattr(pools, "WIDE", 96)
+        environment = Rows(rows, sizes, 2)
+        pool = environment.pool(2)
+        assert pool.principal is not None
+        vars(pool)["quantised"] = None
+        same(fast[0], played(environment, keys, monkeypatch, MAX_QUANTISED=most)[3][0])
+        assert (pool.principal.met == 3).sum() > 20
+
+
+@needs_it
+def test_queries_are_brought_to_coordinates_when_met_again(monkeypatch):
+    draw, d = np.random.default_rng(2), 96
+    sizes = [40] * 40
+    rows = hanging_together(draw, sum(sizes), d, spread=0.003)
+    keys = {"silos": 1, "horizon": 100, "batch_size": 25, "epsilon": 1.0, "delta": 1e-6}
+    keys["protocol"] = "silo-ldp"
+    environment = Rows(rows, sizes, 1)
+    _, opened, _, _ = played(environment, keys, monkeypatch)
+    # The bounds of a query are begun once in a batch; in the first V is a multiple of I.
+    batches = [{opened.query(0, t) for t in range(s, s + 25)} for s in (26, 51, 76)]
+    met = np.bincount([q for batch in batches for q in batch], minlength=40)
+    made = environment.pool(1).principal.met
+    assert ((made == 3) == (met >= 2)).all() and (made == 3).sum() > 3
+    assert ((made == 1) == (met == 1)).all()
+
+
+def test_which_pools_have_them():
+    draw = np.random.default_rng(4)
+
+    def coordinates(count, d, **keys):
+        rows = hanging_together(draw, 4 * count, d, **keys)
+        return Rows(rows, [4] * count, 1).pool(1).principal
+
+    if not linalg.has_screen_i16():
+        assert coordinates(40, 100, spread=0.003) is None
+        return
+    found = coordinates(40, 100, spread=0.003)
+    assert found.rank % 6 == 0 and found.rank < 50 and found.size > 0
+    np.testing.assert_allclose(found.basis @ found.basis.T, np.eye(found.rank), atol=1e-12)
+    assert coordinates(40, 100, spread=1.0) is None  # they tell too little
+    assert coordinates(10, 100, spread=0.003) is None  # few queries
+    assert coordinates(40, 40, spread=0.003) is None  # few features
+
+
+def test_directions_that_are_not_orthonormal_are_refused():
+    starts = np.array([0, 4, 8])
+    with pytest.raises(ValueError, match="orthonormal"):
+        environments.PrincipalCoordinates(starts, 1.01 * np.eye(6, 20), 0.01)
+    with pytest.raises(ValueError, match="multiple of 6"):
+        environments.PrincipalCoordinates(starts, np.eye(7, 20), 0.01)
