@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import driver, environments
+from fastfed._kernels import driver, environments, linalg
 from fastfed._random import permutation
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.environments.base import EnvironmentSpec, RewardDistribution
@@ -142,12 +142,12 @@ class Pool:
 
     @cached_property
     def principal(self) -> environments.PrincipalCoordinates | None:
-        """Memory for principal coordinates of the rows, which bounds read; None if they tell little.
+        """Memory for principal coordinates of the rows, which bounds read; None if no use.
 
-        The directions are those of the second moments of SAMPLED queries.
+        They are of use where they tell nearly all of the rows. Their directions are those of the
+        second moments of SAMPLED queries.
         """
-        made = environments.QuantisedActions(self.starts, self.dimension)
-        if self.queries < SAMPLED or self.dimension < WIDE or not made.size:
+        if self.queries < SAMPLED or self.dimension < WIDE or not linalg.has_screen_i16():
             return None
         moments = np.zeros((self.dimension, self.dimension))
         for query in np.linspace(0, self.queries - 1, SAMPLED).astype(int).tolist():
@@ -400,10 +400,15 @@ class PoolEnvironment(ABC):
         return curves * (bounds + silos * driver.CANDIDATES_SIZE)
 
     def shared_memory(self, silos: int, horizon: int) -> int:
-        """Return the bytes that replicates of a process share: int16 features of met queries."""
+        """Return the bytes that replicates of a process share.
+
+        These are int16 features of met queries, and principal coordinates.
+        """
         pool = self.pool(silos)
-        quantised = pool.quantised if self.sampling == "with-replacement" else None
-        return 0 if quantised is None else int(quantised.size * self._met(pool, silos, horizon))
+        if self.sampling != "with-replacement":
+            return 0
+        kept = sum(each.size for each in (pool.quantised, pool.principal) if each is not None)
+        return int(kept * self._met(pool, silos, horizon))
 
     def own_memory(self, silos: int) -> int:
         """Return the bytes of the pool itself, without memory-mapped files."""

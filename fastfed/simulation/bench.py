@@ -95,22 +95,26 @@ class LetorPool(PoolEnvironment):
 
     Features are positive, with a long tail, a third of them 0, and scaled by column as those of
     `fastfed.environments.Letor` are. A few hundred queries are drawn; the others are copies of
-    these, which lie elsewhere in memory.
+    these, which lie elsewhere in memory. Those that are `close` have features as real documents
+    do, which fewer directions tell nearly all of, and lengths that differ little.
     """
 
     kind = "letor-pool"
     drawn = 200
 
-    def __init__(self, dimension: int, queries: int) -> None:
+    def __init__(self, dimension: int, queries: int, close: bool = False) -> None:
         super().__init__(sampling="with-replacement", reward=RewardDistribution("bernoulli"))
         draw = np.random.default_rng(0)
         sizes = np.clip(np.rint(draw.lognormal(4.6, 0.55, self.drawn)), 5, 320).astype(int)
         loadings = draw.normal(size=(8, dimension)) / np.sqrt(8.0)
-        blocks = []
+        blocks, noise = [], 0.1 if close else 0.5
         for size in sizes:
             common = draw.normal(size=8) + draw.normal(size=(size, 8))
-            level = common @ loadings + 0.5 * draw.normal(size=(size, dimension))
-            block = np.exp(level) * (draw.random((size, dimension)) > 1.0 / 3.0)
+            level = common @ loadings + noise * draw.normal(size=(size, dimension))
+            if close:
+                block = 1.0 / (1.0 + np.exp(-level))
+            else:
+                block = np.exp(level) * (draw.random((size, dimension)) > 1.0 / 3.0)
             block[:, 0] = 1.0
             blocks.append(block)
         rows = np.concatenate(blocks)
@@ -234,10 +238,11 @@ def agent_case(name: str, system: str, batch_size: int = 1) -> Case:
     return Case(name, None, environment, 20_000, 4000, system, 1, batch_size)
 
 
-def letor_case(dimension: int, queries: int, protocol: str) -> Case:
+def letor_case(dimension: int, queries: int, protocol: str, close: bool = False) -> Case:
     """A case of LETOR-shaped rows by every default, against a competent NumPy float32 loop."""
-    name = f"letor-d{dimension}-q{queries}" + "-eager" * (protocol == "default-eager")
-    environment = partial(LetorPool, dimension, queries)
+    name = f"letor-d{dimension}-q{queries}" + "-close" * close
+    name += "-eager" * (protocol == "default-eager")
+    environment = partial(LetorPool, dimension, queries, close)
     return Case(name, pool_work, environment, 1000, 200, protocol, batch_size=None)
 
 
@@ -270,6 +275,8 @@ CASES = (
     letor_case(57, 16_000, "default"),
     letor_case(135, 2000, "default"),
     letor_case(135, 2000, "default-eager"),
+    letor_case(135, 2000, "default", close=True),
+    letor_case(135, 2000, "default-eager", close=True),
     *(wide_case(d) for d in (20, 100, 200)),
 )  # fmt: skip
 

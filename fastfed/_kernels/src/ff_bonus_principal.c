@@ -190,27 +190,44 @@ INLINE void dot_panel(const int16_t *restrict row, int64_t pairs, const __m512i 
     }
 }
 
+/* Q times theta of `width` vectors of coordinates, by two sums each. */
+INLINE void along(const float *restrict columns, const double *restrict theta, int64_t rank, int64_t d,
+                  const int width, __mmask16 last, float *restrict told)
+{
+    __m512 even[4], odd[4];
+    UNROLLED
+    for (int v = 0; v < width; v++)
+        even[v] = odd[v] = _mm512_setzero_ps();
+    for (int64_t j = 0; j < d; j += 2) {
+        const int both = j + 1 < d;
+        const __m512 first = _mm512_set1_ps((float)theta[j]);
+        const __m512 second = _mm512_set1_ps(both ? (float)theta[j + 1] : 0.0f);
+        const float *at = columns + j * rank, *next = both ? at + rank : at;
+        UNROLLED
+        for (int v = 0; v < width; v++) {
+            const __mmask16 in = v == width - 1 ? last : (__mmask16)0xffff;
+            even[v] = _mm512_fmadd_ps(first, _mm512_maskz_loadu_ps(in, at + 16 * v), even[v]);
+            odd[v] = _mm512_fmadd_ps(second, _mm512_maskz_loadu_ps(in, next + 16 * v), odd[v]);
+        }
+    }
+    UNROLLED
+    for (int v = 0; v < width; v++)
+        _mm512_storeu_ps(told + 16 * v, _mm512_add_ps(even[v], odd[v]));
+}
+
 /* About Q theta, in float32: (d + 4) u of ||theta|| is what each of them may be off, u = 2^-24. */
 AVX512 static void along_columns(const float *restrict columns, const double *restrict theta,
                                  int64_t rank, int64_t d, double *restrict told)
 {
-    __m512 even[4], odd[4];
-    const __mmask16 last = lanes_of(rank - 16 * ((rank - 1) / 16));
-    const int vectors = (int)((rank + 15) / 16);
-    for (int v = 0; v < 4; v++)
-        even[v] = odd[v] = _mm512_setzero_ps();
-    for (int64_t j = 0; j < d; j += 2)
-        for (int v = 0; v < 4; v++) {
-            const __mmask16 in = v < vectors - 1 ? (__mmask16)0xffff : v == vectors - 1 ? last : 0;
-            const float *at = columns + j * rank + 16 * v;
-            even[v] = _mm512_fmadd_ps(_mm512_set1_ps((float)theta[j]), _mm512_maskz_loadu_ps(in, at), even[v]);
-            if (j + 1 < d)
-                odd[v] = _mm512_fmadd_ps(_mm512_set1_ps((float)theta[j + 1]),
-                                         _mm512_maskz_loadu_ps(in, at + rank), odd[v]);
-        }
     float sum[64];
-    for (int v = 0; v < 4; v++)
-        _mm512_storeu_ps(sum + 16 * v, _mm512_add_ps(even[v], odd[v]));
+    const int64_t vectors = (rank + 15) / 16;
+    const __mmask16 last = lanes_of(rank - 16 * (vectors - 1));
+    switch (vectors) {
+    case 1: along(columns, theta, rank, d, 1, last, sum); break;
+    case 2: along(columns, theta, rank, d, 2, last, sum); break;
+    case 3: along(columns, theta, rank, d, 3, last, sum); break;
+    default: along(columns, theta, rank, d, 4, last, sum);
+    }
     for (int64_t r = 0; r < rank; r++)
         told[r] = (double)sum[r];
 }

@@ -8,12 +8,6 @@
 #define NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 /* Vectors of actions whose lengths are summed in registers. */
 #define ABREAST 12
-/* Sums stay in registers only where all loops over them are unrolled. */
-#ifdef __clang__
-#define UNROLLED _Pragma("unroll")
-#else
-#define UNROLLED _Pragma("GCC unroll 12")
-#endif
 /* A block that is not there yet is 0. */
 enum { MADE = 1, BEING_MADE = 2 };
 /* Up to here what rounding adds to a length is below a hundredth of it. */

@@ -7,6 +7,12 @@
 #include "ff_panel.h"
 #include "ff_screen_i16.h"
 
+/* Sums stay in registers only where all loops over them are unrolled. */
+#ifdef __clang__
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 12")
+#endif
 /* Vectors of 16 actions in a panel, but for a last one of 2. */
 #define VECTORS16 4
 /* Lines of memory that are asked for with every pair of features of a panel. */
