@@ -247,7 +247,8 @@ AVX512 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
         for (int64_t a = 0; a < n; a++) {
             const int64_t v = which[a] / 16, first = v - v % VECTORS16;
             const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
-            const int32_t *from = (const int32_t *)(panels + first * pairs + v - first) + which[a] % 16;
+            const int32_t *from =
+                (const int32_t *)(panels + first * pairs + v - first) + which[a] % 16;
             for (int64_t j = 0; j < pairs; j++)
                 together[j * TOGETHER + a] = from[16 * j * width];
         }
@@ -318,8 +319,8 @@ INLINE unsigned open_from(const float *restrict upper, const float *restrict bou
 }
 
 AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                                const ff_one_by_one *one, const float *restrict upper, float top, int64_t d,
-                                double *restrict room, float *restrict bound)
+                                const ff_one_by_one *one, const float *restrict upper, float top,
+                                int64_t d, double *restrict room, float *restrict bound)
 {
     int64_t which[TOGETHER];
     const int64_t count = actions->actions;
@@ -458,8 +459,8 @@ int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
     return open;
 }
 
-/* At least r = sqrt(a^2 + c b^2) of an action when R was made, by its bound: bounds are above r by at most
- * twice what was added to them. */
+/* At least r = sqrt(a^2 + c b^2) of an action when R was made, by its bound: bounds are above r by
+ * at most twice what was added to them. */
 FF_INLINE double least_norm(const ff_bonus_bounds *k, const known16 *restrict its, int64_t lane,
                             float bound, int64_t d)
 {
@@ -471,11 +472,12 @@ FF_INLINE double least_norm(const ff_bonus_bounds *k, const known16 *restrict it
     return k->factor.unit * (size - 2.0 * added);
 }
 
-/* With a of now, which has fallen since R was made by at most the root of `grown` and by what rounding of
- * W has taken, r of then leaves so much for b of then, which has fallen by at most moved a and rounding. */
-float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict known, int64_t action,
-                             float bound, double mean, double a, double error, double beta,
-                             double gamma, double moved, double grown, int64_t d)
+/* With a of now, which has fallen since R was made by at most the root of `grown` and by what
+ * rounding of W has taken, r of then leaves so much for b of then, which has fallen by at most
+ * moved a and rounding. */
+float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict known,
+                             int64_t action, float bound, double mean, double a, double error,
+                             double beta, double gamma, double moved, double grown, int64_t d)
 {
     const known16 *its = known + action / 16;
     const double length = 1.0001 * (double)its->length[action % 16], frobenius = k->model.frobenius;
@@ -505,11 +507,11 @@ float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict k
  * and to a^2 / grown in all; b falls by at most as much as it may grow, moved a, for the bound of
  * ff_bonus_cache_observe is one on its change. So first is beta / sqrt(grown) - gamma moved. The
  * millionth pays for the rounding of `grown`, MOST_POINTS (d + 8) u. What rounding of W has taken
- * from a is `drift` ||x||, and from b 2.01 ||W||_F times that, as of `scale_of`; twice that is taken
- * off, for a point moves b by `moved` of the a that rounding has left.
+ * from a is `drift` ||x||, and from b 2.01 ||W||_F times that, as of `scale_of`; twice that is
+ * taken off, for a point moves b by `moved` of the a that rounding has left.
  *
- * The bound on the mean is above it by at most twice what was added to it, and the exact score is off by what
- * `tell` says. */
+ * The bound on the mean is above it by at most twice what was added to it, and the exact score is
+ * off by what `tell` says. */
 float ff_score_at_least(const ff_bonus_bounds *k, const known16 *restrict known, int64_t a,
                         float upper_mean, float bound, const double *restrict theta, double beta,
                         double gamma, double moved, double grown, int64_t d)

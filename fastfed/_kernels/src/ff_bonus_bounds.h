@@ -1,8 +1,9 @@
-/* Upper bounds on the bonuses and scores of a query's actions in 16 bits, and a lower one on a score.
+/* Upper bounds on the bonuses and scores of a query's actions in 16 bits, and a lower one on a
+ * score.
  *
  * Bonuses are bounded by ||R x||, of one triangular factor (ff_bonus_factor.h), in units of its
- * quantised form; and ||R x|| first by less, where that tells enough: by principal coordinates of a pool's
- * actions (ff_bonus_principal.h), or by few products (ff_bonus_few.h). */
+ * quantised form; and ||R x|| first by less, where that tells enough: by principal coordinates of a
+ * pool's actions (ff_bonus_principal.h), or by few products (ff_bonus_few.h). */
 #ifndef FF_BONUS_BOUNDS_H
 #define FF_BONUS_BOUNDS_H
 
@@ -27,16 +28,17 @@ typedef struct {
 /* Doubles that these take, rows included. */
 int64_t ff_bonus_bounds_size(int64_t d);
 
-/* Of W, for bonuses with these factors; returns 0 where there is no R. sooner: whether what bounds ||R
- * x|| sooner is worth making, and by principal coordinates if there are any (or NULL). sample: so many
- * rows that are like the actions. scratch: 3 d^2. */
+/* Of W, for bonuses with these factors; returns 0 where there is no R. sooner: whether what bounds
+ * ||R x|| sooner is worth making, and by principal coordinates if there are any (or NULL). sample:
+ * so many rows that are like the actions. scratch: 3 d^2. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int sooner,
                          const ff_principal *principal, int64_t d, double *scratch,
                          ff_bonus_bounds *k);
 
-/* Of a query whose features are not in 16 bits: the actions that R bounds are brought to them as they come, and
- * with them their means are bounded, which principal coordinates have done less closely. */
+/* Of a query whose features are not in 16 bits: the actions that R bounds are brought to them as
+ * they come, and with them their means are bounded, which principal coordinates have done less
+ * closely. */
 typedef struct {
     known16 *known;       /* of those actions */
     const int16_t *theta; /* in 16 bits */
@@ -55,8 +57,9 @@ void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_
 void ff_bound_by_principal(const ff_bonus_bounds *k, const ff_actions *actions, const char *block,
                            int64_t d, float *restrict bound);
 
-/* Bounds by R have a minus sign where the others are by less. Those of `n` <= TOGETHER actions. one: where
- * `actions` have no features in 16 bits; else NULL. room: 12 d + 16 doubles, here and below. */
+/* Bounds by R have a minus sign where the others are by less. Those of `n` <= TOGETHER actions.
+ * one: where `actions` have no features in 16 bits; else NULL. room: 12 d + 16 doubles, here and
+ * below. */
 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions, const ff_one_by_one *one,
                    const int64_t *restrict which, int64_t n, int64_t d, double *restrict room,
                    float *restrict bound);
@@ -64,13 +67,13 @@ void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions, const ff
 /* Of the actions that have none by R those of the largest upper bounds on scores, at most TOGETHER,
  * with that of the one at `top` if it has none. Returns how many. */
 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                         const ff_one_by_one *one, const float *restrict upper, float top, int64_t d, double *restrict room,
-                         float *restrict bound);
+                         const ff_one_by_one *one, const float *restrict upper, float top,
+                         int64_t d, double *restrict room, float *restrict bound);
 
 /* Of those among n actions that have none by R; returns how many there are, and where there are
  * more than `most` does nothing else. */
-int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
-                      const ff_one_by_one *one, const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
+int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions, const ff_one_by_one *one,
+                      const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
                       double *restrict room, float *restrict bound);
 
 /* Upper bounds on all means, and what a score whose bonus is `factor` ||R x|| may lose by rounding
@@ -88,16 +91,18 @@ float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
                      int64_t *restrict which);
 
-/* A float that the exact score of an action is not below, by its bounds on the mean and, by R, on ||R
- * x||. known: of the query. moved and grown: what data points have made of V since R was made (ff_bonus_cache.h). */
+/* A float that the exact score of an action is not below, by its bounds on the mean and, by R, on
+ * ||R x||. known: of the query. moved and grown: what data points have made of V since R was made
+ * (ff_bonus_cache.h). */
 float ff_score_at_least(const ff_bonus_bounds *k, const known16 *restrict known, int64_t a,
                         float upper_mean, float bound, const double *restrict theta, double beta,
                         double gamma, double moved, double grown, int64_t d);
 
-/* The same with its mean and a = ||W x|| in float64, beta > 0; error: what the exact score is off by. */
-float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict known, int64_t action,
-                             float bound, double mean, double a, double error, double beta,
-                             double gamma, double moved, double grown, int64_t d);
+/* The same with its mean and a = ||W x|| in float64, beta > 0; error: what the exact score is off
+ * by. */
+float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict known,
+                             int64_t action, float bound, double mean, double a, double error,
+                             double beta, double gamma, double moved, double grown, int64_t d);
 #endif
 
 #endif

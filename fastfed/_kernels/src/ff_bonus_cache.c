@@ -21,14 +21,15 @@
 /* Versions that a silo may have between two releases, and stages of bounds, as a power of two. */
 #define VERSIONS 30
 /* How bounds of a query's actions on ||R x|| were made: sooner, by principal coordinates or few
- * products (ff_bonus_principal.h, ff_bonus_few.h), or by R. What is in doubt after that is bounded by R:
- * these bounds have a minus sign. Where that is much, all are. */
+ * products (ff_bonus_principal.h, ff_bonus_few.h), or by R. What is in doubt after that is bounded
+ * by R: these bounds have a minus sign. Where that is much, all are. */
 enum { SOONER = 0, BY_FACTOR = 1, STAGES = 2 };
 /* Most actions of a query that are bounded by R before that is done for all. */
 #define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 3)
 /* How often more of the actions of the largest bounds are bounded by R, TOGETHER at a time. */
 #define REFINEMENTS 2
-/* Failures of sooner bounds after which queries are not begun by them; each is so many successes. */
+/* Failures of sooner bounds after which queries are not begun by them; each is so many
+ * successes. */
 #define FAILURE 4
 #define MOST_FAILURES 16
 
@@ -117,8 +118,8 @@ static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *r
     own->patience = lasted > 16 ? (own->patience + 1) / 2 : 2 * own->patience;
     if (own->patience > MOST_PATIENCE)
         own->patience = MOST_PATIENCE;
-    const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, 0, NULL, d, room,
-                                           (ff_bonus_bounds *)factor);
+    const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, 0, NULL, d,
+                                           room, (ff_bonus_bounds *)factor);
     own->factor = factor;
     own->version = there ? k->version + STAGES * ++own->made : 0;
     own->from = seen;
@@ -224,8 +225,9 @@ FF_INLINE float least_of(told one)
 }
 
 /* The same of the action `a` that was taken, which R bounds: half the products. */
-static float least_by_factor(const asked *q, const ff_bonus_bounds *k, const known16 *restrict known,
-                             int64_t a, float bound, const ff_bonus_silo *own)
+static float least_by_factor(const asked *q, const ff_bonus_bounds *k,
+                             const known16 *restrict known, int64_t a, float bound,
+                             const ff_bonus_silo *own)
 {
     const told first =
         tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, q->frobenius, q->d, q->back);
@@ -242,8 +244,8 @@ static float least_by_factor(const asked *q, const ff_bonus_bounds *k, const kno
                                   q->beta, q->gamma, own->moved, own->grown, q->d);
 }
 
-/* The action of the largest score of n <= ALONE, of which `first`, taken, has been told, if rounding
- * leaves no doubt; else -1. room: 3 d. */
+/* The action of the largest score of n <= ALONE, of which `first`, taken, has been told, if
+ * rounding leaves no doubt; else -1. room: 3 d. */
 static int64_t best_told(const asked *q, const int64_t *restrict which, int64_t n, int64_t first,
                          told best, double *restrict room)
 {
@@ -299,7 +301,8 @@ static int64_t first_of(const float *restrict upper, float top, int64_t count)
 }
 
 /* Of the actions that R bounds the one of the largest upper bound, if there are any. */
-static int64_t first_bounded(const float *restrict upper, const float *restrict bound, int64_t count)
+static int64_t first_bounded(const float *restrict upper, const float *restrict bound,
+                             int64_t count)
 {
     int64_t best = 0;
     for (int64_t a = 1; a < count; a++)
@@ -375,8 +378,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
         if (ff_bound_largest(bounds, &view, one, upper, top, d, room, bound))
             top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
     }
-    /* Principal coordinates leave few actions beside the score of one, many beside what R says that it
-     * is at least. */
+    /* Principal coordinates leave few actions beside the score of one, many beside what R says that
+     * it is at least. */
     const int close = stage == SOONER && bounds->principal.rest > 0.0;
     int64_t n, best = close ? first_bounded(upper, bound, count) : first_of(upper, top, count);
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
@@ -457,8 +460,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     if (n == 0 || n > FEW(count)) {
         known->x[0] = NAN;
         own->work += k->own ? count / 2 : MISS;
-        /* As in the first batch, where V is a multiple of I but for a silo's own points: until there are
-         * twice as many. */
+        /* As in the first batch, where V is a multiple of I but for a silo's own points: until
+         * there are twice as many. */
         if (k->own && seen == own->from)
             own->quiet = seen + (seen < MOST_PATIENCE ? seen : MOST_PATIENCE);
         return -1;
@@ -533,10 +536,11 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     memcpy(ends + 2 * count, room, (size_t)count * sizeof(float));
     double *x = (double *)(aligned(room + 3 * d)), *z = x + d, *back = z + d;
     const ff_whitened known = {back + d, z};
-    const asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius, 0.0, d, x, back, &known};
+    const asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
+                     0.0,   d,   x,     back, &known};
     for (int64_t a = 0; a < count; a++) {
-        ends[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta, beta,
-                                                gamma, own.moved, own.grown, d);
+        ends[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
+                                                beta, gamma, own.moved, own.grown, d);
         take(&q, a);
         ends[4 * count + a] = least_by_factor(&q, bounds, quantised, a, bound[a], &own);
     }

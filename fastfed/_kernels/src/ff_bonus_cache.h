@@ -31,7 +31,7 @@ typedef struct {
     double grown_in_all;   /* .. and at the release; both where there is a second bonus */
     int64_t work;          /* what bounds have left to do since then, in exact scores */
     int64_t patience;      /* how much of it is borne until a factor is made anew */
-    int64_t quiet;         /* new bounds told nothing: there are none until so many points are in V */
+    int64_t quiet;         /* new bounds told nothing: none until so many points are in V */
 } ff_bonus_silo;
 
 /* Arrays belong to the caller. */
@@ -73,10 +73,10 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               double *restrict room, double *restrict x, const ff_whitened *known);
 
 /* For tests: of each action upper bounds on its score by few products, or by principal coordinates
- * where there are any, by R, and by R of it alone, and what it is at least, by R and by ||W x|| too: 5
- * rows of K. They are made of w, and hold for `now` (d x d), which is w once `seen` points of d have
- * entered V. Returns 0 where there are none. scratch: that of the cache, of a panel's screening and 3
- * d^2 + d; block: of coordinates. */
+ * where there are any, by R, and by R of it alone, and what it is at least, by R and by ||W x||
+ * too: 5 rows of K. They are made of w, and hold for `now` (d x d), which is w once `seen` points
+ * of d have entered V. Returns 0 where there are none. scratch: that of the cache, of a panel's
+ * screening and 3 d^2 + d; block: of coordinates. */
 int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
                             const double *restrict w,
                             const double *restrict theta, double beta, double gamma,

@@ -44,7 +44,8 @@ AVX512 static double dot(const double *restrict x, const double *restrict y, int
     __m512d sum = _mm512_setzero_pd();
     for (int64_t j = 0; j < d; j += 8) {
         const __mmask8 in = (__mmask8)lanes_of(d - j < 8 ? d - j : 8);
-        sum = _mm512_fmadd_pd(_mm512_maskz_loadu_pd(in, x + j), _mm512_maskz_loadu_pd(in, y + j), sum);
+        sum = _mm512_fmadd_pd(_mm512_maskz_loadu_pd(in, x + j), _mm512_maskz_loadu_pd(in, y + j),
+                              sum);
     }
     return _mm512_reduce_add_pd(sum);
 }
@@ -186,10 +187,10 @@ AVX512 static void largest_part(const double *restrict m, int64_t count, int64_t
 }
 
 /* Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R: M is off from R'R by n u T in norm, S from
- * rest I + H'H - M by n u (d rest + ||H||_F^2 + T), and a Cholesky factor that is found has a square
- * within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), whose trace is at most d rest + ||H||_F^2.
- * All of that, and twice as much again, is added to what was shown to be a bound. H is what its 16
- * bits say. */
+ * rest I + H'H - M by n u (d rest + ||H||_F^2 + T), and a Cholesky factor that is found has a
+ * square within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), whose trace is at most d rest +
+ * ||H||_F^2. All of that, and twice as much again, is added to what was shown to be a bound. H is
+ * what its 16 bits say. */
 AVX512 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
                                       double *restrict rows, int16_t *restrict entries)
 {

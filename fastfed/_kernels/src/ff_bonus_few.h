@@ -1,8 +1,8 @@
 /* A bound on ||R x|| that costs few products, for the R of ff_bonus_factor.h:
  *     ||R x||^2 <= rest ||x||^2 + ||H x||^2    wherever    rest I + H'H - R'R >= 0,
  * and that this is so is told by a Cholesky factor of it, whatever H is. The best H of few rows is
- * made of the eigenvectors of the largest eigenvalues of R'R, where noise has left V small; here they
- * are approximated. */
+ * made of the eigenvectors of the largest eigenvalues of R'R, where noise has left V small; here
+ * they are approximated. */
 #ifndef FF_BONUS_FEW_H
 #define FF_BONUS_FEW_H
 
@@ -24,8 +24,8 @@ typedef struct {
 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
                                double *restrict rows, int16_t *restrict entries);
 
-/* About the largest eigenvalue of M, on what is orthogonal to a projector (d x d; NULL: on all), never
- * above it by more than rounding: by so many steps of Lanczos, at most 24. room: 4 d. */
+/* About the largest eigenvalue of M, on what is orthogonal to a projector (d x d; NULL: on all),
+ * never above it by more than rounding: by so many steps of Lanczos, at most 24. room: 4 d. */
 double ff_largest_eigenvalue(const double *restrict m, int64_t d, const double *restrict projector,
                              int64_t wanted, double *restrict room);
 

@@ -38,8 +38,8 @@ static void add_square(double *restrict s, const double *restrict f, int64_t ran
 }
 
 /* S = rest I + by Q'Q - M, its lower triangle. */
-static void complement(const ff_principal *k, const double *restrict m, double rest, double by, int64_t d,
-                       double *restrict s)
+static void complement(const ff_principal *k, const double *restrict m, double rest, double by,
+                       int64_t d, double *restrict s)
 {
     for (int64_t i = 0; i < d; i++) {
         for (int64_t j = 0; j <= i; j++)
@@ -48,12 +48,13 @@ static void complement(const ff_principal *k, const double *restrict m, double r
     }
 }
 
-/* Where A = rest I + t Q'Q - M is positive definite, (Q A^-1 Q')^-1 = (Q (rest I - M)^-1 Q')^-1 + t I.
+/* Where A = rest I + t Q'Q - M is positive definite, (Q A^-1 Q')^-1 = (Q (rest I - M)^-1 Q')^-1 + t
+ * I.
  *
- * Rounding, u = 2^-53, n = d + rank + 16, T = trace R'R: M, F = L Q and S are off by less than n u times
- * what their squares' traces sum to, of which a Cholesky factor takes 1.01 n u more (Higham 2002, Theorem
- * 10.3); Q'Q is the projector but for n u, and Q is orthonormal but for as much. 64 rank times all that is
- * added. */
+ * Rounding, u = 2^-53, n = d + rank + 16, T = trace R'R: M, F = L Q and S are off by less than n u
+ * times what the traces of their squares sum to, and a Cholesky factor takes 1.01 n u more of S
+ * (Higham 2002, Theorem 10.3); the projector is Q'Q but for n u, and the rows of Q are orthonormal
+ * but for as much. 64 rank times all that is taken off S before it is factored. */
 ff_bonus_principal ff_bonus_principal_make(const ff_principal *k, const double *r, int64_t d,
                                            double *room, double *restrict rows)
 {
@@ -89,16 +90,16 @@ ff_bonus_principal ff_bonus_principal_make(const ff_principal *k, const double *
         return made;
     double *f = z;
     ff_sum_rows(k->basis, d, gram, rank, 1, rank, 0, rank, d, NULL, 1.0, f);
-    const double shown = (1.0 + MORE) * rest;
-    complement(k, m, shown, -shown, d, s);
-    add_square(s, f, rank, d);
+    const double shown = (1.0 + MORE) * rest, n = (double)(d + rank + 16);
     double size = 0.0;
     for (int64_t i = 0; i < rank * d; i++)
         size += f[i] * f[i];
+    const double lost = 64.0 * (double)rank * n * 0x1p-53 * ((double)d * shown + size + trace);
+    complement(k, m, shown - lost, -shown, d, s);
+    add_square(s, f, rank, d);
     if (!ff_factor_from_below(s, d) || !(size < INFINITY))
         return made;
-    const double n = (double)(d + rank + 16);
-    made.rest = shown + 64.0 * (double)rank * n * 0x1p-53 * ((double)d * shown + size + trace);
+    made.rest = shown;
     made.rank = rank;
     made.factor = ff_quantise_factor(gram, NULL, rank, rows);
     return made;
@@ -107,10 +108,11 @@ ff_bonus_principal ff_bonus_principal_make(const ff_principal *k, const double *
 /* Roundings of float32 in a sum of squares over `rank` and what follows, as of itself. */
 FF_INLINE double slack_of(int64_t rank) { return 1.01 * (double)(rank + 16) * 0x1p-24; }
 
-/* Rounding as of `scoring` in ff_screen_i16.c: ||L z|| <= ||L^ z^|| (1 + g) + lost of L (||z|| + ||e||) +
- * ||L|| ||e||, e what z^ is off by; squares are off by 2 g, their sum by some u. */
-AVX512 void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions, const char *block,
-                                double scale, double slope, double slack, float *restrict bound)
+/* Rounding as of `scoring` in ff_screen_i16.c: ||L z|| <= ||L^ z^|| (1 + g) + lost of L (||z|| +
+ * ||e||) + ||L|| ||e||, e what z^ is off by; squares are off by 2 g, their sum by some u. */
+AVX512 void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions,
+                                const char *block, double scale, double slope, double slack,
+                                float *restrict bound)
 {
     const quantised_factor *m = &p->factor;
     const int64_t rank = p->rank, count = actions->actions, vectors = vectors_of(count);
@@ -133,7 +135,8 @@ AVX512 void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *a
             const int64_t reach = (i + ROWS + 1) / 2, pairs = reach < all ? reach : all;
             const char *ahead = lines_ahead(actions, LINES_HERE * pairs, lot.panel);
             if (width == VECTORS16)
-                product_i16(m->rows + i * ld, ld, pairs, lot.panel, VECTORS16, ahead, LINES_HERE, acc);
+                product_i16(m->rows + i * ld, ld, pairs, lot.panel, VECTORS16, ahead, LINES_HERE,
+                            acc);
             else
                 product_i16(m->rows + i * ld, ld, pairs, lot.panel, 2, ahead, LINES_HERE, acc);
             const __m512 unit = _mm512_set1_ps(m->squares[i / ROWS]);
@@ -151,12 +154,13 @@ AVX512 void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *a
             const __m512 rest = _mm512_loadu_ps(lot.rest + 16 * v);
             const __m512 product = _mm512_mul_ps(_mm512_sqrt_ps(square[v]),
                                                  _mm512_loadu_ps(lot.known[v].unit));
-            const __m512 told =
-                _mm512_fmadd_ps(product, own,
-                                _mm512_fmadd_ps(length, along,
-                                                _mm512_mul_ps(_mm512_loadu_ps(lot.known[v].lost), across)));
+            const __m512 told = _mm512_fmadd_ps(
+                product, own,
+                _mm512_fmadd_ps(length, along,
+                                _mm512_mul_ps(_mm512_loadu_ps(lot.known[v].lost), across)));
             const __m512 other = _mm512_mul_ps(rest, left);
-            const __m512 whole = _mm512_sqrt_ps(_mm512_fmadd_ps(told, told, _mm512_mul_ps(other, other)));
+            const __m512 whole =
+                _mm512_sqrt_ps(_mm512_fmadd_ps(told, told, _mm512_mul_ps(other, other)));
             const __m512 size = _mm512_add_ps(length, rest);
             const int64_t at = 16 * (first + v);
             _mm512_mask_storeu_ps(bound + at, lanes_of(count - at),
@@ -191,8 +195,8 @@ INLINE void dot_panel(const int16_t *restrict row, int64_t pairs, const __m512i 
 }
 
 /* Q times theta of `width` vectors of coordinates, by two sums each. */
-INLINE void along(const float *restrict columns, const double *restrict theta, int64_t rank, int64_t d,
-                  const int width, __mmask16 last, float *restrict told)
+INLINE void along(const float *restrict columns, const double *restrict theta, int64_t rank,
+                  int64_t d, const int width, __mmask16 last, float *restrict told)
 {
     __m512 even[4], odd[4];
     UNROLLED
@@ -232,9 +236,9 @@ AVX512 static void along_columns(const float *restrict columns, const double *re
         told[r] = (double)sum[r];
 }
 
-/* With t near Q theta and orthonormal rows <x, theta> = <z, t> + <z, Q theta - t> + <x - Q'z, theta - Q'Q
- * theta>, and the last length squared is ||theta||^2 - ||Q theta||^2. What rows are short of being
- * orthonormal is 2^-40 at most (environments.pyx). `off` is what t may be off. */
+/* With t near Q theta and orthonormal rows <x, theta> = <z, t> + <z, Q theta - t> + <x - Q'z, theta
+ * - Q'Q theta>, and the last length squared is ||theta||^2 - ||Q theta||^2. What rows are short of
+ * being orthonormal is 2^-40 at most (environments.pyx). `off` is what t may be off. */
 AVX512 void ff_principal_means(const ff_principal *k, const ff_actions *actions, const char *block,
                                const double *restrict theta, int64_t d, float *restrict upper)
 {
@@ -248,7 +252,8 @@ AVX512 void ff_principal_means(const ff_principal *k, const ff_actions *actions,
     along_columns(k->columns32, theta, rank, d, told);
     for (int64_t r = 0; r < rank; r++)
         length += told[r] * told[r];
-    const double norm = sqrt(whole), off = 1.01 * sqrt((double)rank) * (double)(d + 4) * 0x1p-24 * norm;
+    const double norm = sqrt(whole);
+    const double off = 1.01 * sqrt((double)rank) * (double)(d + 4) * 0x1p-24 * norm;
     const double tiny = off + 0x1p-36 * norm, left = whole - length + 2.1 * off * norm;
     const double apart = sqrt(left > 0.0 ? left : 0.0) + 0x1p-18 * norm;
     const quantised_row t = ff_quantise_row(told, rank, row);
@@ -267,8 +272,9 @@ AVX512 void ff_principal_means(const ff_principal *k, const ff_actions *actions,
             dot_panel(row, all, lot.panel, 2, even, odd);
         for (int64_t v = 0; v < width; v++) {
             const __m512 size = _mm512_loadu_ps(lot.known[v].length);
-            const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(even[v], odd[v])),
-                                                 _mm512_loadu_ps(lot.known[v].unit));
+            const __m512 product =
+                _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(even[v], odd[v])),
+                              _mm512_loadu_ps(lot.known[v].unit));
             const __m512 error =
                 _mm512_fmadd_ps(size, slope,
                                 _mm512_fmadd_ps(_mm512_loadu_ps(lot.known[v].lost), slope_lost,

@@ -1,9 +1,9 @@
-/* A bound on ||R x||, for the R of ff_bonus_factor.h, by the principal coordinates z = Q x of an action
- * (ff_principal.h):
+/* A bound on ||R x||, for the R of ff_bonus_factor.h, by the principal coordinates z = Q x of an
+ * action (ff_principal.h):
  *     ||R x||^2 <= ||L z||^2 + rest (||x||^2 - ||z||^2)
- * wherever  Q'L'L Q + rest (I - Q'Q) - R'R >= 0, and that this is so is told by a Cholesky factor of it.
- * For rows Q that are orthonormal and any `rest` above the largest eigenvalue of R'R on what is orthogonal
- * to them, the least L'L is rest I - (Q (rest I - R'R)^-1 Q')^-1. */
+ * wherever  Q'L'L Q + rest (I - Q'Q) - R'R >= 0, and that this is so is told by a Cholesky factor
+ * of it. For rows Q that are orthonormal and any `rest` above the largest eigenvalue of R'R on what
+ * is orthogonal to them, the least L'L is rest I - (Q (rest I - R'R)^-1 Q')^-1. */
 #ifndef FF_BONUS_PRINCIPAL_H
 #define FF_BONUS_PRINCIPAL_H
 

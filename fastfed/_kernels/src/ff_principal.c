@@ -64,13 +64,15 @@ INLINE __m512 squares(const float *restrict x, int64_t stride, __mmask16 in, int
     return total;
 }
 
-/* Rounding, u = 2^-24: a sum of d products in blocks is off by less than k u, k = BLOCK + d / BLOCK +
- * 3, of the sum of their sizes, so by Cauchy-Schwarz a coordinate by k u ||x||, for rows of Q have unit
- * length and float32 takes u of them; all of them by sqrt(rank) k u ||x||, `off` of ||x||. ||x||^2 is
- * good to k u of itself, the sum of the squares of what coordinates have become likewise, and that of
- * the exact ones is at least this less 2.01 off ||x||^2. What is left of ||x||^2 is the square of the
- * rest's length; what rows of Q are short of being orthonormal is far below all this. */
-AVX512 void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t d, char *block)
+/* Rounding, u = 2^-24: a sum of d products in blocks is off by less than k u, k = BLOCK + d / BLOCK
+ * + 3, of the sum of their sizes, so by Cauchy-Schwarz a coordinate by k u ||x||, for rows of Q
+ * have unit length and float32 takes u of them; all of them by sqrt(rank) k u ||x||, `off` of
+ * ||x||. ||x||^2 is good to k u of itself, the sum of the squares of what coordinates have become
+ * likewise, and that of the exact ones is at least this less 2.01 off ||x||^2. What is left of
+ * ||x||^2 is the square of the rest's length; what rows of Q are short of being orthonormal is far
+ * below all this. */
+AVX512 void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t d,
+                              char *block)
 {
     const int64_t rank = k->rank, count = actions->actions, vectors = vectors_of(count);
     const int64_t stride = actions->feature_stride;
@@ -83,8 +85,9 @@ AVX512 void ff_principal_make(const ff_principal *k, const ff_actions *actions, 
         const float *x = (const float *)actions->x + 16 * first;
         for (int64_t v = 0; v < width; v += ABREAST)
             for (int64_t r = 0; r < rank; r += ROWS)
-                coordinates(x + 16 * v, stride, lanes_of(held - 16 * v), lanes_of(held - 16 * v - 16),
-                            k->basis32 + r * d, d, z + r * 16 * VECTORS16 + 16 * v, 16 * VECTORS16);
+                coordinates(x + 16 * v, stride, lanes_of(held - 16 * v),
+                            lanes_of(held - 16 * v - 16), k->basis32 + r * d, d,
+                            z + r * 16 * VECTORS16 + 16 * v, 16 * VECTORS16);
         ff_actions view = *actions;
         view.x = z;
         view.actions = held < 16 * width ? held : 16 * width;
@@ -125,7 +128,8 @@ const char *ff_principal_block(const ff_principal *k, int64_t q, const ff_action
         return NULL;
     /* Whoever changes the state makes the block, and nobody reads it before. */
     const uint8_t next = state == NEVER ? ONCE : BEING_MADE;
-    const int mine = __atomic_compare_exchange_n(met, &state, next, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    const int mine =
+        __atomic_compare_exchange_n(met, &state, next, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     if (!mine || next == ONCE)
         return NULL;
     ff_principal_make(k, actions, d, block);

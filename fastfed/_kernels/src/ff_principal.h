@@ -1,5 +1,6 @@
-/* Actions of a pool by their principal coordinates: where most of their features hang together, a few
- * numbers tell nearly all of an action, and bounds on its bonus need no more (ff_bonus_principal.h). */
+/* Actions of a pool by their principal coordinates: where most of their features hang together, a
+ * few numbers tell nearly all of an action, and bounds on its bonus need no more
+ * (ff_bonus_principal.h). */
 #ifndef FF_PRINCIPAL_H
 #define FF_PRINCIPAL_H
 
@@ -9,8 +10,8 @@
 /* The most directions; their number is a multiple of 6 (ROWS of ff_panel.h). */
 #define FF_PRINCIPAL_RANK 60
 
-/* The coordinates of query q stand at buffer + starts[q] once met[q] is FF_PRINCIPAL_MADE. They take
- * as long as all products of a round with R, so they are made when a query is met again. */
+/* The coordinates of query q stand at buffer + starts[q] once met[q] is FF_PRINCIPAL_MADE. They
+ * take as long as all products of a round with R, so they are made when a query is met again. */
 #define FF_PRINCIPAL_MADE 3
 
 typedef struct {

@@ -1,4 +1,5 @@
-/* How principal coordinates of a query lie in memory: lots of up to 64 actions, one after the other. */
+/* How principal coordinates of a query lie in memory: lots of up to 64 actions, one after the
+ * other. */
 #ifndef FF_PRINCIPAL_PARTS_H
 #define FF_PRINCIPAL_PARTS_H
 

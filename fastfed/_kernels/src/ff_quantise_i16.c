@@ -224,8 +224,9 @@ AVX512 void ff_quantise_some(const ff_actions *actions, const int64_t *restrict 
         for (int64_t s = 0; s < 4 && j + s < d; s += 2) {
             const float *at = room + TOGETHER * (j + s);
             const __m256i low = whole_eight(_mm256_load_ps(at), scale, sum + s);
-            const __m256i high = j + s + 1 < d ? whole_eight(_mm256_load_ps(at + TOGETHER), scale, sum + s + 1)
-                                               : _mm256_setzero_si256();
+            const __m256i high =
+                j + s + 1 < d ? whole_eight(_mm256_load_ps(at + TOGETHER), scale, sum + s + 1)
+                              : _mm256_setzero_si256();
             _mm256_store_si256((__m256i *)(together + TOGETHER / 2 * (j + s)),
                                _mm256_mask_blend_epi16(0xaaaa, low, _mm256_slli_epi32(high, 16)));
         }

@@ -72,8 +72,8 @@ INLINE __mmask16 lanes_of(int64_t left)
                       : (__mmask16)0;
 }
 
-/* The next `lines` lines of what is read soon, to be asked for; or, where there are none, of what is
- * read now, which costs nothing. */
+/* The next `lines` lines of what is read soon, to be asked for; or, where there are none, of what
+ * is read now, which costs nothing. */
 INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const void *now)
 {
     ff_ahead *ahead = actions->ahead;
@@ -91,8 +91,9 @@ INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const v
     return at;
 }
 
-/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile so many lines from
- * `ahead` on are asked for with each pair: not all at once, for that many would be waited for. */
+/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile so many lines
+ * from `ahead` on are asked for with each pair: not all at once, for that many would be waited
+ * for. */
 INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
                         const __m512i *restrict panel, const int width, const char *ahead,
                         const int lines, __m512i (*restrict acc)[VECTORS16])
@@ -117,10 +118,12 @@ INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
             acc[r][v] = sum[r][v];
 }
 
-/* n <= TOGETHER actions in 16 bits side by side, pair by pair of features, into `together` (32-byte aligned, TOGETHER
- * pairs_of(d) entries); their lanes of `known`. room: TOGETHER d floats, aligned likewise. */
-void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n, int64_t d,
-                      float *restrict room, int32_t *restrict together, known16 *restrict known);
+/* n <= TOGETHER actions in 16 bits side by side, pair by pair of features, into `together` (32-byte
+ * aligned, TOGETHER pairs_of(d) entries); their lanes of `known`. room: TOGETHER d floats, aligned
+ * likewise. */
+void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
+                      int64_t d, float *restrict room, int32_t *restrict together,
+                      known16 *restrict known);
 
 /* W and theta (NULL: none) in 16 bits, into a buffer of ff_quantised_factor_size(). */
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
