@@ -180,8 +180,8 @@ cdef double rest_of(double left):
 cdef class PrincipalCoordinates:
     """The actions of a pool by coordinates in a few directions, orthonormal rows (rank, d).
 
-    These leave so much of the sum of squared features. Coordinates of a query are made when a silo
-    meets it again. Replicates over one pool share them.
+    These leave so much of the sum of squared features. Coordinates of a query are made when it is
+    met for the fourth time. Replicates over one pool share them.
     """
 
     cdef readonly object basis, buffer, starts, met

@@ -9,8 +9,11 @@
 #define BLOCK 32
 /* Vectors of actions that are brought to coordinates together. */
 #define ABREAST 2
-/* How often a query has been met, and what follows. */
-enum { NEVER = 0, ONCE = 1, BEING_MADE = 2 };
+/* Making coordinates takes as long as they save in so many rounds: by then they are made, and never
+ * cost more than twice what the better choice would have. */
+#define OFTEN 3
+/* How often a query has been met, up to OFTEN, and what follows. */
+enum { BEING_MADE = OFTEN + 1 };
 
 int64_t ff_principal_bytes(int64_t rank, int64_t actions)
 {
@@ -127,10 +130,10 @@ const char *ff_principal_block(const ff_principal *k, int64_t q, const ff_action
     if (state == BEING_MADE)
         return NULL;
     /* Whoever changes the state makes the block, and nobody reads it before. */
-    const uint8_t next = state == NEVER ? ONCE : BEING_MADE;
+    const uint8_t next = (uint8_t)(state + 1);
     const int mine =
         __atomic_compare_exchange_n(met, &state, next, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    if (!mine || next == ONCE)
+    if (!mine || next != BEING_MADE)
         return NULL;
     ff_principal_make(k, actions, d, block);
     __atomic_store_n(met, FF_PRINCIPAL_MADE, __ATOMIC_RELEASE);

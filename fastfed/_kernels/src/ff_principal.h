@@ -11,9 +11,9 @@
 #define FF_PRINCIPAL_RANK 60
 
 /* The coordinates of query q stand at buffer + starts[q] once met[q] is FF_PRINCIPAL_MADE. They
- * take as long as all products of a round with R, so they are made when a query is met again. */
-#define FF_PRINCIPAL_MADE 3
-
+ * take as long as all products of a round with R, so they are made when a query is met for the
+ * fourth time. */
+#define FF_PRINCIPAL_MADE 5
 typedef struct {
     const double *basis;     /* Q (rank, d), orthonormal rows */
     const double *columns;   /* Q', (d, rank) */
