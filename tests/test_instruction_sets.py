@@ -37,6 +37,7 @@ EXACT = (
     "screen_i16",
     "screen_i16_factor",
     "quantise_i16",
+    "principal",
 )
 FUSED = ("screen_f32", "screen_f32_small")
 CHOICE = ("processor", "levels")
