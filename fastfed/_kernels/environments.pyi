@@ -64,6 +64,7 @@ class PrincipalCoordinates:
     buffer: np.ndarray | None
     starts: np.ndarray
     met: np.ndarray
+    made: np.ndarray
     rank: int
     size: int
     def __init__(self, starts: np.ndarray, basis: np.ndarray, left: float) -> None: ...

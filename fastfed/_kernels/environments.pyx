@@ -184,7 +184,7 @@ cdef class PrincipalCoordinates:
     met for the fourth time. Replicates over one pool share them.
     """
 
-    cdef readonly object basis, buffer, starts, met
+    cdef readonly object basis, buffer, starts, met, made
     cdef readonly int64_t rank, size  # bytes
     cdef object keep
     cdef ff_principal c
@@ -204,6 +204,8 @@ cdef class PrincipalCoordinates:
             places[q + 1] = places[q] + ff_principal_bytes(self.rank, starts[q + 1] - starts[q])
         self.size = places[n]
         self.starts, self.met, self.buffer = np.asarray(places), np.zeros(n, np.uint8), None
+        self.made = np.zeros(1, np.int64)
+        cdef int64_t[::1] made = self.made
         cdef const double[:, ::1] rows = self.basis, projector = self.basis.T @ self.basis
         cdef const double[:, ::1] columns = np.ascontiguousarray(self.basis.T)
         cdef const float[:, ::1] rows32 = self.basis.astype(np.float32)
@@ -213,6 +215,7 @@ cdef class PrincipalCoordinates:
         self.c.basis, self.c.basis32, self.c.projector = &rows[0, 0], &rows32[0, 0], &projector[0, 0]
         self.c.columns, self.c.columns32 = &columns[0, 0], &columns32[0, 0]
         self.c.above = rest_of(left)
+        self.c.queries, self.c.made = n, &made[0]
         self.c.rank, self.c.starts, self.c.met = self.rank, &places[0], &met[0]
 
     cdef const ff_principal *state(self) except *:

@@ -105,6 +105,8 @@ cdef extern from "ff_principal.h" nogil:
         char *buffer
         const int64_t *starts
         uint8_t *met
+        int64_t queries
+        int64_t *made
     int64_t ff_principal_bytes(int64_t rank, int64_t actions)
 
 cdef extern from "ff_screen_i16.h" nogil:

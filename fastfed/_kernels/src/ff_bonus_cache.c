@@ -80,12 +80,19 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
     if (!k->silo || !ff_screen_i16_available())
         return;
     k->version = 0;
+    const int serves = k->principal && ff_principal_serves(k->principal);
+    for (int64_t i = 0; serves && !k->serves && i < silos; i++) {
+        k->silo[i].begin = SOONER;
+        k->silo[i].failed = 0;
+    }
+    k->serves = serves;
     /* Not for fewer actions than take as long to screen otherwise. */
     if (gamma == 0.0 || choices > 2.0 * (double)d) {
         if (ff_bonus_bounds_make(w, beta, gamma, k->sample,
                                  silos < FF_SAMPLES ? silos : FF_SAMPLES,
-                                 sooner_pays(k, released, choices, silos, d), k->principal, d,
-                                 scratch, (ff_bonus_bounds *)k->factor))
+                                 sooner_pays(k, released, choices, silos, d),
+                                 serves ? k->principal : NULL, d, scratch,
+                                 (ff_bonus_bounds *)k->factor))
             k->version = (released + 1) << VERSIONS;
     }
     for (int64_t i = 0; i < silos; i++) {
@@ -344,8 +351,10 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     int64_t stage = made - own->version;
     const int begun = stage >= 0 && stage < STAGES;
     const char *block = NULL;
-    if (!begun && bounds->principal.rest > 0.0 && own->begin == SOONER)
+    if (!begun && k->principal && (!k->serves || own->begin == SOONER))
         block = ff_principal_block(k->principal, view.query, &view, d);
+    if (!(bounds->principal.rest > 0.0))
+        block = NULL;
     void *own_block = aligned(back + d);
     ff_one_by_one some = {(known16 *)own_block, row, {0}, 0.0, mean}, *one = NULL;
     if (!view.quantised && block) {

@@ -44,6 +44,7 @@ typedef struct {
     double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
     int64_t version;     /* of `factor` */
     const ff_principal *principal; /* coordinates of the pool's actions, or NULL */
+    int64_t serves;      /* whether there are enough of them */
 } ff_bonus_cache;
 
 int64_t ff_bonus_cache_size(int64_t d);

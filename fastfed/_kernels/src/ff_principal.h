@@ -24,6 +24,7 @@ typedef struct {
     char *buffer;            /* 64-byte aligned */
     const int64_t *starts;
     uint8_t *met;            /* how often, and whether they are made */
+    int64_t queries, *made;  /* of how many they are */
 } ff_principal;
 
 /* Bytes that the coordinates of K actions take; a multiple of 64. */
@@ -32,6 +33,9 @@ int64_t ff_principal_bytes(int64_t rank, int64_t actions);
 /* The coordinates of query q, whose actions these are; NULL where there are none yet. */
 const char *ff_principal_block(const ff_principal *k, int64_t q, const ff_actions *actions,
                                int64_t d);
+
+/* Whether enough queries have them for bounds to be made at a release. */
+int ff_principal_serves(const ff_principal *k);
 
 /* Makes them into `block`, 64-byte aligned. */
 void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t d, char *block);
