@@ -82,6 +82,45 @@ def test_bounds_hold_where_they_are_equalities():
 
 
 @needs_it
+def test_scores_whose_means_hide_their_bonuses_are_above_their_lower_bounds():
+    """||W x|| told from a score with a mean so much larger is 0; points have made it as small."""
+    d = 12
+    w = linalg.factor(np.eye(d)[np.tril_indices(d)], d)
+    rows = np.asfortranarray(np.eye(d)[[0, 0]], dtype=np.float32)
+    for mean, gamma, length in ((1e13, 1e8, 1e4), (1e10, 1e6, 1e7), (1e6, 1.0, 1e12)):
+        theta, points = mean * np.eye(d)[0], length * np.eye(d)[:1]
+        few = np.eye(d)[:6].copy()
+        ends, now = linalg.bonus_ends(rows, w, theta, 1.0, gamma, points, few)
+        score = linalg.scores(rows, now, theta, 1.0, gamma)
+        assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
+
+
+@needs_it
+def test_bounds_hold_at_the_ends_of_numbers():
+    d, draw = 12, np.random.default_rng(5)
+    few = np.linalg.qr(draw.normal(size=(d, 6)))[0].T.copy()
+    none = np.empty((0, d))
+    cases = [
+        (1e-150 * draw.uniform(1.0, 1.2, d), 1e17 * draw.normal(size=(17, d)), 1e-90, 1e-165),
+        (np.full(d, 1e161), 1e6 * np.eye(d)[:2], 1e-12 * 1e161**0.5, 1e-12 * 1e161),
+        (np.ones(d), np.eye(d)[:2], 1e39, 0.0),
+        (np.ones(d), 1e-10 * np.eye(d)[:2], 7.2e-36, 0.0),
+    ]
+    for v, rows, beta, gamma in cases:
+        w = linalg.factor(np.diag(v)[np.tril_indices(d)], d)
+        columns = np.asfortranarray(rows, dtype=np.float32)
+        found = linalg.bonus_ends(columns, w, np.zeros(d), beta, gamma, none, few)
+        if found is not None:
+            x = columns.astype(np.longdouble)
+            width = x / np.sqrt(v.astype(np.longdouble))
+            second = x / v.astype(np.longdouble)
+            score = beta * np.sqrt((width**2).sum(1)) + gamma * np.sqrt((second**2).sum(1))
+            ends = found[0].astype(np.longdouble)
+            assert (score <= ends[:3] * (1 + 1e-12)).all()
+            assert (ends[3:] <= score * (1 + 1e-12)).all()
+
+
+@needs_it
 def test_bounds_are_close_where_coordinates_tell_nearly_all():
     draw = np.random.default_rng(3)
     d, rows = 135, hanging_together(draw, 110, 135, spread=0.003)

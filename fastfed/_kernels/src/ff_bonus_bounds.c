@@ -486,7 +486,7 @@ float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict k
     double second = 0.0;
     if (gamma != 0.0) {
         const double r = least_norm(k, its, action % 16, bound, d);
-        const double then = 1.000001 * sqrt(grown) * a + drift + error / beta;
+        const double then = 1.000001 * sqrt(grown) * (a + error / beta + drift);
         const double square = (r * r - then * then) / k->model.c;
         second = r > 0.0 && square > 0.0 ? sqrt(square) - moved * then : 0.0;
         second = second > 0.0 ? second : 0.0;
@@ -494,7 +494,7 @@ float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict k
     const double bonus = beta * a + gamma * second;
     const double least = mean + bonus - error - (2.0 * beta + 4.2 * gamma * frobenius) * drift -
                          1e-6 * (fabs(mean) + bonus);
-    return least < INFINITY ? (float)(least - 0x1p-22 * fabs(least)) : -INFINITY;
+    return ff_float_below(least);
 }
 
 /* With a = r cos p, sqrt(c) b = r sin p, r = ||R x||, a bonus first a + gamma b, first > 0, is F r
@@ -538,11 +538,11 @@ float ff_score_at_least(const ff_bonus_bounds *k, const known16 *restrict known,
     double most = first;
     if (gamma != 0.0) {
         const double second = gamma / sqrt(c);
-        most = sqrt(first * first + second * second);
-        upper = sqrt((beta + gamma * moved) * (beta + gamma * moved) + second * second);
-        const double q = sqrt(c) * r / length, square = 2.0 * q * q;
-        const double cosine = q > 0x1p-20 ? (sqrt(1.0 + 2.0 * square) - 1.0) / square : 1.0;
-        const double sine = cosine < 1.0 ? sqrt(1.0 - cosine) : 0.0;
+        most = hypot(first, second);
+        upper = hypot(beta + gamma * moved, second);
+        /* Of the p where they are equal, the cosine squared. */
+        const double q = sqrt(c) * r / length, cosine = 2.0 / (1.0 + sqrt(1.0 + 4.0 * q * q));
+        const double sine = q * cosine;
         const double low = (sqrt(cosine) * first + sine * second) / most, high = second / most;
         turned = 0.999999 * (low < high ? low : high);
     }
@@ -551,7 +551,7 @@ float ff_score_at_least(const ff_bonus_bounds *k, const known16 *restrict known,
     const double mean = (double)upper_mean - 2.0 * (error + 0x1p-79 * (1.0 + upper) * length);
     const double least = mean + turned * most * r - exact - 2.0 * drift -
                          1e-6 * (fabs(mean) + most * fabs(r));
-    return r > 0.0 && least < INFINITY ? (float)(least - 0x1p-22 * fabs(least)) : -INFINITY;
+    return r > 0.0 ? ff_float_below(least) : -INFINITY;
 }
 
 #endif

@@ -8,6 +8,9 @@
 #define FF_BONUS_BOUNDS_H
 
 #ifdef FF_AVX512
+#include <float.h>
+#include <math.h>
+
 #include "ff_bonus_factor.h"
 #include "ff_bonus_few.h"
 #include "ff_bonus_principal.h"
@@ -15,6 +18,15 @@
 
 /* Data points that may enter V before rounding could matter; see `scale_of`. */
 #define MOST_POINTS 65536
+
+/* A finite float not above x; -inf for what is not a number. */
+FF_INLINE float ff_float_below(double x)
+{
+    const float rounded = (float)x;
+    if (!(x >= -FLT_MAX))
+        return -INFINITY;
+    return rounded > FLT_MAX || (double)rounded > x ? nextafterf(rounded, -INFINITY) : rounded;
+}
 
 /* R in 16 bits, and what bounds ||R x|| sooner. Their rows follow. */
 typedef struct {

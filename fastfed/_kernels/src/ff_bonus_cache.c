@@ -142,7 +142,7 @@ FF_INLINE double bonus_of(const ff_bonus_silo *own, double beta, double gamma)
     if (gamma == 0.0)
         return beta;
     const double first = beta + gamma * own->moved;
-    return sqrt(first * first + gamma * gamma / bounds_of(own->factor)->model.c);
+    return hypot(first, gamma / sqrt(bounds_of(own->factor)->model.c));
 }
 
 /* With v = V^-1 x and r^2 = x'v = s - 1 a data point takes v v' / s from V^-1, so from V^-1 x_a at
@@ -224,12 +224,7 @@ FF_INLINE told tell_taken(const asked *q)
 }
 
 /* A float not above what the exact score is. */
-FF_INLINE float least_of(told one)
-{
-    const double least = one.score - one.error;
-    const float rounded = (float)least;
-    return (double)rounded > least ? nextafterf(rounded, -INFINITY) : rounded;
-}
+FF_INLINE float least_of(told one) { return ff_float_below(one.score - one.error); }
 
 /* The same of the action `a` that was taken, which R bounds: half the products. */
 static float least_by_factor(const asked *q, const ff_bonus_bounds *k,

@@ -22,6 +22,9 @@ AVX512 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, 
 {
     const double total = ff_gram_of_lower(w, d, inverse);
     const ff_bonus_factor none = {0.0, sqrt(total), 0.0};
+    /* What squares of it would lose below the least numbers is not counted. */
+    if (!(total > 0x1p-400) || !(total < 0x1p400))
+        return none;
     for (int64_t i = 0; i < d; i += TOGETHER) {
         const int64_t rows = d - i < TOGETHER ? d - i : TOGETHER;
         ff_sum_rows(inverse, d, inverse + i, 1, d, rows, 0, d, i + rows, NULL, 1.0, r + i * d);
