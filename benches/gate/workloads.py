@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,9 @@ def case(name: str) -> Call:
     sizes = [part for part in name.split("-") if part[0] in "kd" and part[1:].isdigit()]
     numbers = [int(part[1:]) for part in sizes]
     if name.startswith("letor"):
-        found = replace(found, environment=lambda: bench.LetorPool(numbers[0], 5 * QUERIES))
+        close = {"close": True} if "close" in name else {}
+        pool = partial(bench.LetorPool, numbers[0], 5 * QUERIES, **close)
+        found = replace(found, environment=pool)
     elif name.startswith("pool"):
         found = replace(found, environment=lambda: bench.SyntheticPool(*numbers, QUERIES))
     # Some milliseconds, so that a call's own costs do not hide those of its rounds.
