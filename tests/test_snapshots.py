@@ -228,6 +228,20 @@ def test_a_snapshot_of_another_batch_of_runs_is_not_read(tmp_path: Path) -> None
     assert kept.of(0, [0, 1]).read(opened(bigger)[1], HORIZON) is None
 
 
+def test_what_was_read_is_not_written_again(tmp_path: Path, often: None) -> None:
+    """A run that goes on keeps what it reaches, not what it began with."""
+    experiment, kept = two_curves(), snapshots.Snapshots.in_output(tmp_path, "one")
+    _, states = opened(experiment)
+    kept.of(0, [0, 1]).write(30, np.zeros((2, 3)), states)
+    one = kept.of(0, [0, 1])
+    written = one.path.stat().st_ino
+    assert one.read(states, HORIZON) is not None and one.due()
+    one.write(30, np.zeros((2, 3)), states)
+    assert one.path.stat().st_ino == written
+    one.write(31, np.zeros((2, 3)), states)
+    assert kept.of(0, [0, 1]).read(states, HORIZON)[0] == 31
+
+
 def test_a_full_disk_does_not_end_the_run(tmp_path: Path, often: None) -> None:
     """The folder of snapshots cannot be made."""
     (tmp_path / snapshots.FOLDER).write_text("in the way")

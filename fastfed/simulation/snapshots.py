@@ -91,6 +91,7 @@ class Snapshot:
     wait: float = field(default_factory=lambda: EVERY)
     started: float = field(default_factory=time.monotonic)
     earlier: float = 0.0  # seconds that the part took that was kept
+    at: tuple[int, int] = (0, 0)  # stage and round of what is kept
 
     def due(self) -> bool:
         """Whether it is time for another."""
@@ -114,8 +115,8 @@ class Snapshot:
 
         ``stage``: the part of the run that the round is of, where a run has several.
         """
-        if not round:
-            return  # before the first there is nothing to lose
+        if not round or (stage, round) == self.at:
+            return  # nothing to lose before the first round, nor just after one was read
         with _writing():
             start = time.monotonic()
             seconds = self.earlier + start - self.started
@@ -123,6 +124,7 @@ class Snapshot:
             about = json.dumps(said).encode()
             with suppress(OSError):
                 self._put({"about": np.frombuffer(about, np.uint8), **arrays})
+                self.at = stage, round
             self.begun = time.monotonic()
             self.wait = max(EVERY, TIMES_OF_WRITING * (self.begun - start))
 
@@ -144,6 +146,7 @@ class Snapshot:
             if about["of"] != self.of or about["round"] <= 0:
                 return None
             self.earlier = float(about.get("seconds", 0.0))
+            self.at = about["stage"], about["round"]
             return Kept(about["round"], about["stage"], arrays)
         except Exception:  # whatever a damaged archive makes its reader raise
             return None
