@@ -30,8 +30,10 @@ enum { SOONER = 0, BY_FACTOR = 1, STAGES = 2 };
 #define REFINEMENTS 2
 /* Failures of sooner bounds after which queries are not begun by them; each is so many
  * successes. */
-#define FAILURE 4
-#define MOST_FAILURES 16
+#define FAILURE 2
+#define MOST_FAILURES 32
+/* A silo's own factor that is likely to last so many rounds is worth sooner bounds. */
+#define LASTING 64
 
 int64_t ff_bonus_cache_size(int64_t d) { return ff_bonus_bounds_size(d); }
 
@@ -125,8 +127,10 @@ static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *r
     own->patience = lasted > 16 ? (own->patience + 1) / 2 : 2 * own->patience;
     if (own->patience > MOST_PATIENCE)
         own->patience = MOST_PATIENCE;
-    const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, 0, NULL, d,
-                                           room, (ff_bonus_bounds *)factor);
+    const int sooner = lasted > LASTING && own->begin == SOONER && sooner_of(bounds_of(k->factor));
+    const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, sooner,
+                                           k->serves ? k->principal : NULL, d, room,
+                                           (ff_bonus_bounds *)factor);
     own->factor = factor;
     own->version = there ? k->version + STAGES * ++own->made : 0;
     own->from = seen;
