@@ -80,7 +80,7 @@ AVX512 void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, in
                               float *restrict bound)
 {
     const quantised_factor *m = &k->factor;
-    const int64_t count = actions->actions, vectors = vectors_of(count), ld = row_of(d);
+    const int64_t count = actions->actions, vectors = vectors_of(count);
     const known16 *known = (const known16 *)actions->quantised;
     const __m512i *panels = (const __m512i *)(known + vectors);
     const scale s = scale_of(k, d);
@@ -88,26 +88,7 @@ AVX512 void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, in
         const __m512i *panel = panels + first * pairs_of(d);
         const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
         __m512 square[VECTORS16];
-        __m512i acc[ROWS][VECTORS16];
-        for (int v = 0; v < VECTORS16; v++)
-            square[v] = _mm512_setzero_ps();
-        for (int64_t i = 0; i < d; i += ROWS) {
-            const int64_t all = (i + ROWS + 1) / 2, pairs = all < pairs_of(d) ? all : pairs_of(d);
-            const char *ahead = lines_ahead(actions, LINES * pairs, panel);
-            if (width == VECTORS16)
-                product_i16(m->rows + i * ld, ld, pairs, panel, VECTORS16, ahead, LINES, acc);
-            else
-                product_i16(m->rows + i * ld, ld, pairs, panel, 2, ahead, LINES, acc);
-            const __m512 unit = _mm512_set1_ps(m->squares[i / ROWS]);
-            for (int64_t v = 0; v < width; v++) {
-                __m512 sum = _mm512_setzero_ps();
-                for (int r = 0; r < ROWS; r++) {
-                    const __m512 z = _mm512_cvtepi32_ps(acc[r][v]);
-                    sum = _mm512_fmadd_ps(z, z, sum);
-                }
-                square[v] = _mm512_fmadd_ps(sum, unit, square[v]);
-            }
-        }
+        squares_i16(m, d, panel, width, actions, LINES, square);
         for (int64_t v = first; v < first + width; v++) {
             const __m512 own = _mm512_mul_ps(_mm512_sqrt_ps(square[v - first]),
                                              _mm512_loadu_ps(known[v].unit));

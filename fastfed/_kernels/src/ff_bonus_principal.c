@@ -116,7 +116,6 @@ AVX512 void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *a
 {
     const quantised_factor *m = &p->factor;
     const int64_t rank = p->rank, count = actions->actions, vectors = vectors_of(count);
-    const int64_t ld = row_of(rank), all = pairs_of(rank);
     const double g = slack_of(rank), by = 1.000001 * scale * slack;
     const __m512 own = _mm512_set1_ps((float)((1.0 + g) * by * m->unit));
     const __m512 along = _mm512_set1_ps((float)(1.01 * by * m->lost));
@@ -128,27 +127,7 @@ AVX512 void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *a
         const int64_t width = lot_width(vectors, first);
         const principal_lot lot = lot_at(block, rank, width);
         __m512 square[VECTORS16];
-        __m512i acc[ROWS][VECTORS16];
-        for (int v = 0; v < VECTORS16; v++)
-            square[v] = _mm512_setzero_ps();
-        for (int64_t i = 0; i < rank; i += ROWS) {
-            const int64_t reach = (i + ROWS + 1) / 2, pairs = reach < all ? reach : all;
-            const char *ahead = lines_ahead(actions, LINES_HERE * pairs, lot.panel);
-            if (width == VECTORS16)
-                product_i16(m->rows + i * ld, ld, pairs, lot.panel, VECTORS16, ahead, LINES_HERE,
-                            acc);
-            else
-                product_i16(m->rows + i * ld, ld, pairs, lot.panel, 2, ahead, LINES_HERE, acc);
-            const __m512 unit = _mm512_set1_ps(m->squares[i / ROWS]);
-            for (int64_t v = 0; v < width; v++) {
-                __m512 sum = _mm512_setzero_ps();
-                for (int r = 0; r < ROWS; r++) {
-                    const __m512 z = _mm512_cvtepi32_ps(acc[r][v]);
-                    sum = _mm512_fmadd_ps(z, z, sum);
-                }
-                square[v] = _mm512_fmadd_ps(sum, unit, square[v]);
-            }
-        }
+        squares_i16(m, rank, lot.panel, width, actions, LINES_HERE, square);
         for (int64_t v = 0; v < width; v++) {
             const __m512 length = _mm512_loadu_ps(lot.known[v].length);
             const __m512 rest = _mm512_loadu_ps(lot.rest + 16 * v);

@@ -118,6 +118,34 @@ INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
             acc[r][v] = sum[r][v];
 }
 
+/* ||R x||^2 of the actions of a panel, in largest units of a lower triangular R, d x d, and units of
+ * the actions. lines: as of product_i16. */
+INLINE void squares_i16(const quantised_factor *r, int64_t d, const __m512i *panel, int64_t width,
+                        const ff_actions *actions, const int lines, __m512 *restrict square)
+{
+    const int64_t ld = row_of(d), all = pairs_of(d);
+    __m512i acc[ROWS][VECTORS16];
+    for (int v = 0; v < VECTORS16; v++)
+        square[v] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < d; i += ROWS) {
+        const int64_t reach = (i + ROWS + 1) / 2, pairs = reach < all ? reach : all;
+        const char *ahead = lines_ahead(actions, lines * pairs, panel);
+        if (width == VECTORS16)
+            product_i16(r->rows + i * ld, ld, pairs, panel, VECTORS16, ahead, lines, acc);
+        else
+            product_i16(r->rows + i * ld, ld, pairs, panel, 2, ahead, lines, acc);
+        const __m512 unit = _mm512_set1_ps(r->squares[i / ROWS]);
+        for (int64_t v = 0; v < width; v++) {
+            __m512 sum = _mm512_setzero_ps();
+            for (int row = 0; row < ROWS; row++) {
+                const __m512 z = _mm512_cvtepi32_ps(acc[row][v]);
+                sum = _mm512_fmadd_ps(z, z, sum);
+            }
+            square[v] = _mm512_fmadd_ps(sum, unit, square[v]);
+        }
+    }
+}
+
 /* n <= TOGETHER actions in 16 bits side by side, pair by pair of features, into `together` (32-byte
  * aligned, TOGETHER pairs_of(d) entries); their lanes of `known`. room: TOGETHER d floats, aligned
  * likewise. */
