@@ -179,6 +179,24 @@ def test_they_lose_no_choice(monkeypatch, lazy, radius, kept):
 
 
 @needs_it
+def test_a_silos_own_factor_loses_no_choice(monkeypatch):
+    """Batches so long that V has outgrown the release's factor: the next one is bounded sooner too."""
+    draw, d = np.random.default_rng(2), 96
+    sizes = draw.integers(60, 150, 40).tolist()
+    told_by = draw.uniform(size=(12, d)) + 0.6 * draw.normal(size=(12, d))
+    rows = np.abs(draw.normal(size=(sum(sizes), 12))) @ told_by
+    rows += 0.02 * draw.normal(size=rows.shape)
+    rows /= 1.000001 * np.linalg.norm(rows, axis=1).max()
+    keys = {"silos": 1, "horizon": 1600, "lazy": False, "batch_size": 400, "epsilon": 3.0}
+    keys |= {"delta": 1e-6, "protocol": "silo-ldp"}
+    environment = Rows(rows, sizes, 1)
+    e, opened, plans, fast = played(environment, keys, monkeypatch)
+    assert environment.pool(1).principal is not None
+    same(fast[0], played(Rows(rows, sizes, 1), keys, monkeypatch, WIDE=d + 1)[3][0])
+    same(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
+
+
+@needs_it
 def test_queries_are_brought_to_coordinates_when_met_for_the_fourth_time(monkeypatch):
     draw, d = np.random.default_rng(2), 96
     sizes = [40] * 40

@@ -3,13 +3,11 @@
 #ifdef FF_AVX512
 #include <math.h>
 
-#include "ff_bonus_bounds.h"
+#include "ff_bonus_scores.h"
 #include "ff_linalg.h"
 
 /* Of so many actions that may be best the exact scores are taken at once. */
 #define FEW(actions) (16 + (actions) / 8)
-/* Of so many a score for each is told sooner than the exact ones of a panel. */
-#define ALONE 5
 /* Where factors are not made anew: what a query whose bounds do not decide counts against one whose
  * do, and how far that may go before a silo does without them. */
 #define MISS 8
@@ -20,14 +18,6 @@
 #define WIDE 32
 /* Versions that a silo may have between two releases, and stages of bounds, as a power of two. */
 #define VERSIONS 30
-/* How bounds of a query's actions on ||R x|| were made: sooner, by principal coordinates or few
- * products (ff_bonus_principal.h, ff_bonus_few.h), or by R. What is in doubt after that is bounded
- * by R: these bounds have a minus sign. Where that is much, all are. */
-enum { SOONER = 0, BY_FACTOR = 1, STAGES = 2 };
-/* Most actions of a query that are bounded by R before that is done for all. */
-#define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 3)
-/* How often more of the actions of the largest bounds are bounded by R, TOGETHER at a time. */
-#define REFINEMENTS 2
 /* Failures of sooner bounds after which queries are not begun by them; each is so many
  * successes. */
 #define FAILURE 2
@@ -170,113 +160,6 @@ void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restr
     own->grown_in_all *= s;
 }
 
-/* The score of x, and what the one that ff_best_of takes may differ from it by: z = W x (of x, or
- * of the x that it was clipped to) and W'z are summed in an order of their own here; all are off by
- * less than (d + 8) u of the largest that products and roots can be, twice that for the score
- * itself. back: d of scratch. */
-typedef struct {
-    double score, error;
-} told;
-
-FF_INLINE told tell(const double *restrict x, const ff_whitened *known, const double *restrict w,
-                    const double *restrict theta, double beta, double gamma, double frobenius,
-                    int64_t d, double *restrict back)
-{
-    double mean = 0.0, square = 0.0, own = 0.0, clipped = 0.0, size = 0.0, second = 0.0;
-    for (int64_t j = 0; j < d; j++) {
-        mean += theta[j] * x[j];
-        size += theta[j] * theta[j];
-        own += x[j] * x[j];
-        clipped += known->x[j] * known->x[j];
-        square += known->whitened[j] * known->whitened[j];
-    }
-    if (gamma != 0.0) {
-        ff_bonus_factor_back(w, known->whitened, d, back);
-        for (int64_t j = 0; j < d; j++)
-            second += back[j] * back[j];
-    }
-    const double length = sqrt(own), ratio = own > 0.0 ? length / sqrt(clipped) : 0.0;
-    const double bonus = (beta * sqrt(square) + gamma * sqrt(second)) * ratio;
-    const double most = sqrt(size) + (beta + 2.0 * gamma * frobenius) * frobenius;
-    return (told){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * most * length};
-}
-
-/* What scores of single actions are told of. x, known: of the one that may be chosen. back: d. */
-typedef struct {
-    const ff_actions *actions;
-    const double *w, *theta;
-    double beta, gamma, frobenius, feature_bound;
-    int64_t d;
-    double *x, *back;
-    const ff_whitened *known;
-} asked;
-
-/* Features of an action into x and `known`. */
-static void take(const asked *q, int64_t a)
-{
-    ff_features(q->actions, a, q->d, q->x);
-    memcpy(q->known->x, q->x, (size_t)q->d * sizeof(double));
-    if (q->feature_bound > 0.0)
-        ff_clip_norm(q->known->x, q->d, q->feature_bound);
-    ff_whiten(q->w, q->known->x, q->d, q->known->whitened);
-}
-
-/* The score of the action that was taken. */
-FF_INLINE told tell_taken(const asked *q)
-{
-    return tell(q->x, q->known, q->w, q->theta, q->beta, q->gamma, q->frobenius, q->d, q->back);
-}
-
-/* A float not above what the exact score is. */
-FF_INLINE float least_of(told one) { return ff_float_below(one.score - one.error); }
-
-/* The same of the action `a` that was taken, which R bounds: half the products. */
-static float least_by_factor(const asked *q, const ff_bonus_bounds *k,
-                             const known16 *restrict known, int64_t a, float bound,
-                             const ff_bonus_silo *own)
-{
-    const told first =
-        tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, q->frobenius, q->d, q->back);
-    double mean = 0.0, size = 0.0, length = 0.0;
-    for (int64_t j = 0; j < q->d; j++) {
-        mean += q->theta[j] * q->x[j];
-        size += q->theta[j] * q->theta[j];
-        length += q->x[j] * q->x[j];
-    }
-    const double frobenius = q->frobenius;
-    const double most = sqrt(size) + (q->beta + 2.0 * q->gamma * frobenius) * frobenius;
-    const double error = 8.0 * (double)(q->d + 16) * 0x1p-53 * most * sqrt(length);
-    return ff_score_at_least_with(k, known, a, bound, mean, (first.score - mean) / q->beta, error,
-                                  q->beta, q->gamma, own->moved, own->grown, q->d);
-}
-
-/* The action of the largest score of n <= ALONE, of which `first`, taken, has been told, if
- * rounding leaves no doubt; else -1. room: 3 d. */
-static int64_t best_told(const asked *q, const int64_t *restrict which, int64_t n, int64_t first,
-                         told best, double *restrict room)
-{
-    const int64_t d = q->d;
-    const ff_whitened own = {room, room + d};
-    int64_t chosen = first;
-    double others = -INFINITY;
-    for (int64_t i = 0; i < n; i++) {
-        if (which[i] == first)
-            continue;
-        ff_features(q->actions, which[i], d, own.x);
-        ff_whiten(q->w, own.x, d, own.whitened);
-        const told one = tell(own.x, &own, q->w, q->theta, q->beta, q->gamma, q->frobenius, d,
-                              room + 2 * d);
-        const int better = one.score > best.score;
-        const told lesser = better ? best : one;
-        others = lesser.score + lesser.error > others ? lesser.score + lesser.error : others;
-        if (better) {
-            best = one;
-            chosen = which[i];
-        }
-    }
-    return best.score - best.error > others ? chosen : -1;
-}
-
 /* Whether the bounds have left so much to do that a factor of the W of now is worth making; and
  * makes it. */
 FF_INLINE void renew_where_due(ff_bonus_cache *k, int64_t silo, int64_t seen, int64_t actions,
@@ -290,31 +173,11 @@ FF_INLINE void renew_where_due(ff_bonus_cache *k, int64_t silo, int64_t seen, in
         renew(k, silo, seen, w, beta, gamma, d, room);
 }
 
-/* Asks for the features of an action, which lie far apart, before they are needed. */
-FF_INLINE void fetch(const ff_actions *actions, int64_t a, int64_t d)
+/* That there are bounds of a query, and how they were made. */
+FF_INLINE void keep_bounds(int64_t *kept, int64_t made, int64_t version)
 {
-    const float *x = (const float *)actions->x + a * actions->action_stride;
-    for (int64_t j = 0; j < d; j++)
-        __builtin_prefetch(x + j * actions->feature_stride);
-}
-
-static int64_t first_of(const float *restrict upper, float top, int64_t count)
-{
-    int64_t best = 0;
-    while (best < count - 1 && upper[best] != top)
-        best++;
-    return best;
-}
-
-/* Of the actions that R bounds the one of the largest upper bound, if there are any. */
-static int64_t first_bounded(const float *restrict upper, const float *restrict bound,
-                             int64_t count)
-{
-    int64_t best = 0;
-    for (int64_t a = 1; a < count; a++)
-        if (bound[a] < 0.0f && (!(bound[best] < 0.0f) || upper[a] > upper[best]))
-            best = a;
-    return best;
+    if (kept && made != version)
+        __atomic_store_n(kept, version, __ATOMIC_RELEASE);
 }
 
 int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
@@ -326,145 +189,68 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     ff_bonus_silo *own = k->silo ? k->silo + silo : NULL;
     if (!own || !own->version || (!k->own && own->work > MOST_MISSES) || seen < own->quiet)
         return -1;
-    ff_actions view = *actions;
-    const int64_t count = view.actions, vectors = vectors_of(count);
-    if (!view.quantised && (d < WIDE || !ff_screen_i16_fits(actions, d)))
+    const int64_t count = actions->actions, vectors = vectors_of(count);
+    if (!actions->quantised && (d < WIDE || !ff_screen_i16_fits(actions, d)))
         return -1;
     renew_where_due(k, silo, seen, count, w, beta, gamma, d, room);
     if (!own->version || seen - own->from > MOST_POINTS)
         return -1;
-    const ff_bonus_bounds *bounds = bounds_of(own->factor);
     /* Exact panels come first, see ff_best_of. */
-    int64_t *which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
-    float *upper = (float *)aligned((double *)(which + count)), *mean = upper + 16 * vectors;
-    float *bound = mean + 16 * vectors;
-    int16_t *row = (int16_t *)(bound + 16 * vectors);
-    double *back = (double *)(row + row_of(d));
+    ff_bounded b = {.bounds = bounds_of(own->factor), .moved = own->moved, .grown = own->grown,
+                    .view = *actions, .count = count, .d = d};
+    b.which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
+    b.upper = (float *)aligned((double *)(b.which + count));
+    b.mean = b.upper + 16 * vectors;
+    b.bound = b.mean + 16 * vectors;
+    b.row = (int16_t *)(b.bound + 16 * vectors);
+    double *back = (double *)(b.row + row_of(d));
+    b.own = aligned(back + d);
+    b.room = room;
+    b.factor = bonus_of(own, beta, gamma);
     int64_t made = 0, *kept = NULL;
-    if (view.quantised) {
-        bound = k->bound + view.first;
-        kept = k->made + view.query;
+    if (actions->quantised) {
+        b.bound = k->bound + actions->first;
+        kept = k->made + actions->query;
         made = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
     }
     /* Two silos that share a query may both make its bounds: whichever stay are bounds. */
-    int64_t stage = made - own->version;
-    const int begun = stage >= 0 && stage < STAGES;
+    b.stage = made - own->version;
+    const int begun = b.stage >= 0 && b.stage < STAGES;
     const char *block = NULL;
     if (!begun && k->principal && (!k->serves || own->begin == SOONER))
-        block = ff_principal_block(k->principal, view.query, &view, d);
-    if (!(bounds->principal.rest > 0.0))
+        block = ff_principal_block(k->principal, actions->query, actions, d);
+    if (!(b.bounds->principal.rest > 0.0))
         block = NULL;
-    void *own_block = aligned(back + d);
-    ff_one_by_one some = {(known16 *)own_block, row, {0}, 0.0, mean}, *one = NULL;
-    if (!view.quantised && block) {
-        one = &some;
-    } else if (!view.quantised) {
-        ff_quantise_i16(actions, d, own_block);
-        view.quantised = own_block;
-    }
-    if (!begun) {
-        stage = block || bounds->few.rest > 0.0 ? own->begin : BY_FACTOR;
-        if (stage == SOONER && block)
-            ff_bound_by_principal(bounds, &view, block, d, bound);
-        else if (stage == SOONER)
-            ff_bound_by_few(bounds, &view, d, bound);
-        else
-            ff_bound_all(bounds, &view, d, bound);
-    }
-    const double factor = bonus_of(own, beta, gamma), frobenius = bounds->model.frobenius;
-    const quantised_row t = ff_quantise_row(theta, d, row);
-    if (one) {
-        some.t = t;
-        some.factor = factor;
-        ff_principal_means(k->principal, &view, block, theta, d, mean);
-    } else
-        ff_bound_means(&view, row, t, factor, d, mean);
-    const known16 *lengths = one ? one->known : (const known16 *)view.quantised;
-    float top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
-    if (stage == SOONER) {
-        fetch(&view, first_of(upper, top, count), d);
-        if (ff_bound_largest(bounds, &view, one, upper, top, d, room, bound))
-            top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
-    }
+    ff_begin_bounds(&b, k->principal, block, own->begin, begun, theta);
     /* Principal coordinates leave few actions beside the score of one, many beside what R says that
      * it is at least. */
-    const int close = stage == SOONER && bounds->principal.rest > 0.0;
-    int64_t n, best = close ? first_bounded(upper, bound, count) : first_of(upper, top, count);
+    const int close = b.stage == SOONER && b.bounds->principal.rest > 0.0;
+    int64_t best = ff_likeliest(&b, close);
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
-    for (int again = 0; !close && (!k->own || gamma != 0.0) && again < 2; again++) {
-        /* Only what R has bounded tells what a score is at least. Where the best is still not among
-         * them after REFINEMENTS more lots, sooner bounds tell too little here. */
-        for (int i = 0; stage == SOONER && !(bound[best] < 0.0f) && i < REFINEMENTS; i++) {
-            ff_bound_largest(bounds, &view, one, upper, top, d, room, bound);
-            top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
-            best = first_of(upper, top, count);
-        }
-        if (stage == SOONER && !(bound[best] < 0.0f))
-            break;
-        const float least = ff_score_at_least(bounds, lengths, best, mean[best], bound[best], theta,
-                                              beta, gamma, own->moved, own->grown, d);
-        n = ff_not_below(upper, least, count, which);
-        if (stage == SOONER && n > 1 && !again) {
-            const int64_t most = MOST_REFINED(count);
-            if (ff_bound_open(bounds, &view, one, which, n, most, d, room, bound) > most)
-                break;
-            top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
-            best = first_of(upper, top, count);
-            continue;
-        }
-        if (n == 1 && which[0] == best) {
-            if (kept && made != own->version + stage)
-                __atomic_store_n(kept, own->version + stage, __ATOMIC_RELEASE);
-            own->work -= own->work > 0;
-            if (stage == SOONER)
-                own->failed -= own->failed > 0;
-            ff_features(actions, best, d, x);
-            if (gamma != 0.0 && (k->own || silo < FF_SAMPLES))
-                memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
-            return best;
-        }
-        break;
+    if (!close && (!k->own || gamma != 0.0) && ff_decided(&b, theta, beta, gamma, &best)) {
+        keep_bounds(kept, made, own->version + b.stage);
+        own->work -= own->work > 0;
+        if (b.stage == SOONER)
+            own->failed -= own->failed > 0;
+        ff_features(actions, best, d, x);
+        if (gamma != 0.0 && (k->own || silo < FF_SAMPLES))
+            memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
+        return best;
     }
-    const asked q = {&view, w, theta, beta, gamma, frobenius, feature_bound, d, x, back, known};
-    take(&q, best);
-    float least = stage == BY_FACTOR || bound[best] < 0.0f
-                      ? least_by_factor(&q, bounds, lengths, best, bound[best], own)
-                      : least_of(tell_taken(&q));
-    n = ff_not_below(upper, least, count, which);
-    if (stage == SOONER) {
-        const int64_t most = MOST_REFINED(count);
-        const int64_t open = ff_bound_open(bounds, &view, one, which, n, most, d, room, bound);
-        own->failed += open > most ? FAILURE : -(own->failed > 0);
+    const ff_asked q = {&b.view, w, theta, beta, gamma, b.bounds->model.frobenius,
+                        feature_bound, d, x, back, known};
+    const int sooner = b.stage == SOONER;
+    int64_t n = ff_may_be_best(&b, &q, &best);
+    if (sooner) {
+        own->failed += b.stage == BY_FACTOR ? FAILURE : -(own->failed > 0);
         own->begin = own->failed > MOST_FAILURES ? BY_FACTOR : SOONER;
-        if (open > most) {
-            stage = BY_FACTOR;
-            if (one) {
-                ff_quantise_i16(actions, d, own_block);
-                view.quantised = own_block;
-                ff_bound_means(&view, row, t, factor, d, mean);
-            }
-            ff_bound_all(bounds, &view, d, bound);
-        }
-        if (open) {
-            top = ff_bound_scores(bounds, mean, bound, factor, count, d, upper);
-            const int64_t likely = first_of(upper, top, count);
-            if (likely != best) {
-                best = likely;
-                take(&q, best);
-                least = stage == BY_FACTOR || bound[best] < 0.0f
-                            ? least_by_factor(&q, bounds, lengths, best, bound[best], own)
-                            : least_of(tell_taken(&q));
-            }
-            n = ff_not_below(upper, least, count, which);
-        }
     }
-    told first = {0.0, 0.0};
-    if (n != 1 || which[0] != best) {
-        first = tell_taken(&q);
-        n = ff_not_below(upper, least_of(first), count, which);
+    ff_told first = {0.0, 0.0};
+    if (n != 1 || b.which[0] != best) {
+        first = ff_tell_taken(&q);
+        n = ff_not_below_score(&b, first);
     }
-    if (kept && made != own->version + stage)
-        __atomic_store_n(kept, own->version + stage, __ATOMIC_RELEASE);
+    keep_bounds(kept, made, own->version + b.stage);
     if (n == 0 || n > FEW(count)) {
         known->x[0] = NAN;
         own->work += k->own ? count / 2 : MISS;
@@ -476,11 +262,11 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     }
     own->work += k->own ? n - 1 : -(own->work > 0);
     int64_t chosen = best;
-    if (n > 1 || which[0] != best) {
+    if (n > 1 || b.which[0] != best) {
         double score;
-        chosen = n <= ALONE ? best_told(&q, which, n, best, first, room) : -1;
+        chosen = ff_best_told(&q, b.which, n, best, first, room);
         if (chosen < 0)
-            chosen = ff_best_of(actions, which, n, w, theta, beta, gamma, d, scratch, &score);
+            chosen = ff_best_of(actions, b.which, n, w, theta, beta, gamma, d, scratch, &score);
     }
     if (chosen != best) {
         known->x[0] = NAN;
@@ -544,13 +330,14 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     memcpy(ends + 2 * count, room, (size_t)count * sizeof(float));
     double *x = (double *)(aligned(room + 3 * d)), *z = x + d, *back = z + d;
     const ff_whitened known = {back + d, z};
-    const asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
+    const ff_asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
                      0.0,   d,   x,     back, &known};
     for (int64_t a = 0; a < count; a++) {
         ends[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
                                                 beta, gamma, own.moved, own.grown, d);
-        take(&q, a);
-        ends[4 * count + a] = least_by_factor(&q, bounds, quantised, a, bound[a], &own);
+        ff_take(&q, a);
+        ends[4 * count + a] =
+            ff_least_by_factor(&q, bounds, quantised, a, bound[a], own.moved, own.grown);
     }
     return 1;
 }

@@ -1,0 +1,274 @@
+#include "ff_bonus_scores.h"
+
+#ifdef FF_AVX512
+#include <math.h>
+
+#include "ff_linalg.h"
+
+/* Of so many a score for each is told sooner than the exact ones of a panel. */
+#define ALONE 5
+/* Most actions of a query that are bounded by R before that is done for all. */
+#define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 3)
+/* How often more of the actions of the largest bounds are bounded by R, TOGETHER at a time. */
+#define REFINEMENTS 2
+
+/* The score of x. back: d of scratch. */
+static ff_told tell(const double *restrict x, const ff_whitened *known, const double *restrict w,
+                    const double *restrict theta, double beta, double gamma, double frobenius,
+                    int64_t d, double *restrict back)
+{
+    double mean = 0.0, square = 0.0, own = 0.0, clipped = 0.0, size = 0.0, second = 0.0;
+    for (int64_t j = 0; j < d; j++) {
+        mean += theta[j] * x[j];
+        size += theta[j] * theta[j];
+        own += x[j] * x[j];
+        clipped += known->x[j] * known->x[j];
+        square += known->whitened[j] * known->whitened[j];
+    }
+    if (gamma != 0.0) {
+        ff_bonus_factor_back(w, known->whitened, d, back);
+        for (int64_t j = 0; j < d; j++)
+            second += back[j] * back[j];
+    }
+    const double length = sqrt(own), ratio = own > 0.0 ? length / sqrt(clipped) : 0.0;
+    const double bonus = (beta * sqrt(square) + gamma * sqrt(second)) * ratio;
+    const double most = sqrt(size) + (beta + 2.0 * gamma * frobenius) * frobenius;
+    return (ff_told){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * most * length};
+}
+
+void ff_take(const ff_asked *q, int64_t a)
+{
+    ff_features(q->actions, a, q->d, q->x);
+    memcpy(q->known->x, q->x, (size_t)q->d * sizeof(double));
+    if (q->feature_bound > 0.0)
+        ff_clip_norm(q->known->x, q->d, q->feature_bound);
+    ff_whiten(q->w, q->known->x, q->d, q->known->whitened);
+}
+
+ff_told ff_tell_taken(const ff_asked *q)
+{
+    return tell(q->x, q->known, q->w, q->theta, q->beta, q->gamma, q->frobenius, q->d, q->back);
+}
+
+/* A float not above what the exact score is. */
+FF_INLINE float least_of(ff_told one) { return ff_float_below(one.score - one.error); }
+
+float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k, const known16 *restrict known,
+                         int64_t a, float bound, double moved, double grown)
+{
+    const ff_told first =
+        tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, q->frobenius, q->d, q->back);
+    double mean = 0.0, size = 0.0, length = 0.0;
+    for (int64_t j = 0; j < q->d; j++) {
+        mean += q->theta[j] * q->x[j];
+        size += q->theta[j] * q->theta[j];
+        length += q->x[j] * q->x[j];
+    }
+    const double frobenius = q->frobenius;
+    const double most = sqrt(size) + (q->beta + 2.0 * q->gamma * frobenius) * frobenius;
+    const double error = 8.0 * (double)(q->d + 16) * 0x1p-53 * most * sqrt(length);
+    return ff_score_at_least_with(k, known, a, bound, mean, (first.score - mean) / q->beta, error,
+                                  q->beta, q->gamma, moved, grown, q->d);
+}
+
+int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n, int64_t first,
+                     ff_told best, double *restrict room)
+{
+    const int64_t d = q->d;
+    if (n > ALONE)
+        return -1;
+    const ff_whitened own = {room, room + d};
+    int64_t chosen = first;
+    double others = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        if (which[i] == first)
+            continue;
+        ff_features(q->actions, which[i], d, own.x);
+        ff_whiten(q->w, own.x, d, own.whitened);
+        const ff_told one =
+            tell(own.x, &own, q->w, q->theta, q->beta, q->gamma, q->frobenius, d, room + 2 * d);
+        const int better = one.score > best.score;
+        const ff_told lesser = better ? best : one;
+        others = lesser.score + lesser.error > others ? lesser.score + lesser.error : others;
+        if (better) {
+            best = one;
+            chosen = which[i];
+        }
+    }
+    return best.score - best.error > others ? chosen : -1;
+}
+
+/* Asks for the features of an action, which lie far apart, before they are needed. */
+FF_INLINE void fetch(const ff_actions *actions, int64_t a, int64_t d)
+{
+    const float *x = (const float *)actions->x + a * actions->action_stride;
+    for (int64_t j = 0; j < d; j++)
+        __builtin_prefetch(x + j * actions->feature_stride);
+}
+
+static int64_t first_of(const float *restrict upper, float top, int64_t count)
+{
+    int64_t best = 0;
+    while (best < count - 1 && upper[best] != top)
+        best++;
+    return best;
+}
+
+/* Of the actions that R bounds the one of the largest upper bound, if there are any. */
+static int64_t first_bounded(const float *restrict upper, const float *restrict bound,
+                             int64_t count)
+{
+    int64_t best = 0;
+    for (int64_t a = 1; a < count; a++)
+        if (bound[a] < 0.0f && (!(bound[best] < 0.0f) || upper[a] > upper[best]))
+            best = a;
+    return best;
+}
+
+/* Upper bounds on all scores, by those on means and bonuses. */
+FF_INLINE void score(ff_bounded *b)
+{
+    b->top = ff_bound_scores(b->bounds, b->mean, b->bound, b->factor, b->count, b->d, b->upper);
+}
+
+FF_INLINE int64_t highest(const ff_bounded *b) { return first_of(b->upper, b->top, b->count); }
+
+/* Whether R bounds an action, or the query. */
+FF_INLINE int by_factor(const ff_bounded *b, int64_t a)
+{
+    return b->stage == BY_FACTOR || b->bound[a] < 0.0f;
+}
+
+FF_INLINE const known16 *lengths_of(const ff_bounded *b)
+{
+    return b->one ? b->one->known : (const known16 *)b->view.quantised;
+}
+
+FF_INLINE int64_t not_below(const ff_bounded *b, float least)
+{
+    return ff_not_below(b->upper, least, b->count, b->which);
+}
+
+/* Of those among n actions that R does not bound: see ff_bound_open. */
+FF_INLINE int64_t bound_open(const ff_bounded *b, int64_t n, int64_t most)
+{
+    return ff_bound_open(b->bounds, &b->view, b->one, b->which, n, most, b->d, b->room, b->bound);
+}
+
+FF_INLINE int64_t bound_largest(const ff_bounded *b)
+{
+    return ff_bound_largest(b->bounds, &b->view, b->one, b->upper, b->top, b->d, b->room, b->bound);
+}
+
+/* Brings all actions to 16 bits. */
+FF_INLINE void quantise(ff_bounded *b)
+{
+    b->view.quantised = NULL;
+    ff_quantise_i16(&b->view, b->d, b->own);
+    b->view.quantised = b->own;
+    b->one = NULL;
+}
+
+void ff_begin_bounds(ff_bounded *b, const ff_principal *principal, const char *block, int64_t stage,
+                     int there, const double *restrict theta)
+{
+    if (!b->view.quantised && block)
+        b->one = &b->some;
+    else if (!b->view.quantised)
+        quantise(b);
+    if (!there) {
+        b->stage = block || b->bounds->few.rest > 0.0 ? stage : BY_FACTOR;
+        if (b->stage == SOONER && block)
+            ff_bound_by_principal(b->bounds, &b->view, block, b->d, b->bound);
+        else if (b->stage == SOONER)
+            ff_bound_by_few(b->bounds, &b->view, b->d, b->bound);
+        else
+            ff_bound_all(b->bounds, &b->view, b->d, b->bound);
+    }
+    b->t = ff_quantise_row(theta, b->d, b->row);
+    if (b->one) {
+        b->some = (ff_one_by_one){(known16 *)b->own, b->row, b->t, b->factor, b->mean};
+        ff_principal_means(principal, &b->view, block, theta, b->d, b->mean);
+    } else {
+        ff_bound_means(&b->view, b->row, b->t, b->factor, b->d, b->mean);
+    }
+    score(b);
+    if (b->stage == SOONER) {
+        fetch(&b->view, highest(b), b->d);
+        if (bound_largest(b))
+            score(b);
+    }
+}
+
+int64_t ff_likeliest(const ff_bounded *b, int bounded_by_factor)
+{
+    return bounded_by_factor ? first_bounded(b->upper, b->bound, b->count) : highest(b);
+}
+
+int ff_decided(ff_bounded *b, const double *restrict theta, double beta, double gamma,
+               int64_t *restrict best)
+{
+    for (int again = 0; again < 2; again++) {
+        /* Only what R has bounded tells what a score is at least. Where the best is still not among
+         * them after REFINEMENTS more lots, sooner bounds tell too little here. */
+        for (int i = 0; !by_factor(b, *best) && i < REFINEMENTS; i++) {
+            bound_largest(b);
+            score(b);
+            *best = highest(b);
+        }
+        if (!by_factor(b, *best))
+            return 0;
+        const float least =
+            ff_score_at_least(b->bounds, lengths_of(b), *best, b->mean[*best], b->bound[*best],
+                              theta, beta, gamma, b->moved, b->grown, b->d);
+        const int64_t n = not_below(b, least);
+        if (b->stage != SOONER || n <= 1 || again)
+            return n == 1 && b->which[0] == *best;
+        const int64_t most = MOST_REFINED(b->count);
+        if (bound_open(b, n, most) > most)
+            return 0;
+        score(b);
+        *best = highest(b);
+    }
+    return 0;
+}
+
+/* A float that the score of an action is not below; it is taken. */
+static float least_score(const ff_bounded *b, const ff_asked *q, int64_t a)
+{
+    ff_take(q, a);
+    return by_factor(b, a)
+               ? ff_least_by_factor(q, b->bounds, lengths_of(b), a, b->bound[a], b->moved, b->grown)
+               : least_of(ff_tell_taken(q));
+}
+
+int64_t ff_not_below_score(const ff_bounded *b, ff_told score)
+{
+    return not_below(b, least_of(score));
+}
+
+int64_t ff_may_be_best(ff_bounded *b, const ff_asked *q, int64_t *restrict best)
+{
+    float least = least_score(b, q, *best);
+    const int64_t n = not_below(b, least), most = MOST_REFINED(b->count);
+    const int64_t open = b->stage == SOONER ? bound_open(b, n, most) : 0;
+    if (!open)
+        return n;
+    if (open > most) {
+        b->stage = BY_FACTOR;
+        if (b->one) {
+            quantise(b);
+            ff_bound_means(&b->view, b->row, b->t, b->factor, b->d, b->mean);
+        }
+        ff_bound_all(b->bounds, &b->view, b->d, b->bound);
+    }
+    score(b);
+    const int64_t likely = highest(b);
+    if (likely != *best) {
+        *best = likely;
+        least = least_score(b, q, likely);
+    }
+    return not_below(b, least);
+}
+
+#endif
