@@ -180,7 +180,7 @@ def test_they_lose_no_choice(monkeypatch, lazy, radius, kept):
 
 @needs_it
 def test_a_silos_own_factor_loses_no_choice(monkeypatch):
-    """Batches so long that V has outgrown the release's factor: the next one is bounded sooner too."""
+    """Batches so long that V outgrows the factor of the release: the next has sooner bounds too."""
     draw, d = np.random.default_rng(2), 96
     sizes = draw.integers(60, 150, 40).tolist()
     told_by = draw.uniform(size=(12, d)) + 0.6 * draw.normal(size=(12, d))

@@ -222,7 +222,7 @@ def cluster():
 
 
 def until_there(folder: Path, round: int = 0, running: Any = lambda: True) -> None:
-    """Wait for a snapshot of a later round; one of an earlier round would be of a run begun again."""
+    """Wait for a snapshot of a later round; an earlier one would be of a run begun again."""
     until = time.monotonic() + 90.0
     while time.monotonic() < until and running():
         found = round_of(folder)
