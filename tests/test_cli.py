@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import fastfed
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
 from fastfed.cli.output import ENGINES, EVERY, Lines, duration
@@ -735,6 +736,21 @@ def test_bad_arguments(
 def test_bad_seed_says_its_bounds(spec: Path, tmp_path: Path) -> None:
     complains(fastfed("run", spec, "-o", tmp_path / "out", "--seed", -1), "seed", ">= 0", "-1")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_core_that_is_not_built_is_one_sentence(tmp_path: Path) -> None:
+    """As in a fresh checkout; help needs no core."""
+    package = Path(fastfed.__file__).parent
+    kept = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "src")
+    shutil.copytree(package, tmp_path / "fastfed", ignore=kept)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    for words, code in ((["--help"], 0), (["list"], 1)):
+        ran = subprocess.run(
+            [sys.executable, "-m", "fastfed", *words], env=env, capture_output=True, text=True
+        )
+        assert ran.returncode == code
+    assert ran.stderr.startswith("error: the compiled core is not built: `pip install .`")
+    assert ran.stderr.count("\n") == 1
 
 
 def test_a_failing_environment_is_one_sentence_with_the_round(tmp_path: Path) -> None:

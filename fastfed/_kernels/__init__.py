@@ -26,9 +26,11 @@ __all__ = ["aggregation", "checked", "driver", "environments", "experts", "linal
 
 
 def _shared_object() -> str:
-    found = find_spec(f"{__name__}._native")
+    name = f"{__name__}._native"
+    found = find_spec(name)
     if found is None or found.origin is None:
-        raise ImportError("the compiled core is not built: `pip install .` in the checkout")
+        why = "the compiled core is not built: `pip install .` in the checkout"
+        raise ImportError(why, name=name)
     return found.origin
 
 

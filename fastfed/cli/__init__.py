@@ -175,6 +175,8 @@ def _exit_code(run: Any) -> int:
             raise
         return _say(f"{error.filename or 'output'} cannot be written: {error.strerror}", 1)
     except (ImportError, SystemError, RuntimeError) as error:
+        if isinstance(error, ImportError) and error.name == "fastfed._kernels._native":
+            return _say(str(error), 1)
         limit = _addresses()
         if limit is None or limit >= FEW_ADDRESSES:
             raise
