@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import fastfed
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
 from fastfed.cli.output import ENGINES, EVERY, Lines, duration
@@ -740,7 +739,7 @@ def test_bad_seed_says_its_bounds(spec: Path, tmp_path: Path) -> None:
 
 def test_a_core_that_is_not_built_is_one_sentence(tmp_path: Path) -> None:
     """As in a fresh checkout; help needs no core."""
-    package = Path(fastfed.__file__).parent
+    package = Path(str(experiments.__file__)).parents[1]
     kept = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "src")
     shutil.copytree(package, tmp_path / "fastfed", ignore=kept)
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
