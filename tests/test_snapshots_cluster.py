@@ -26,6 +26,7 @@ from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.snapshots import Snapshots
 
 distributed = pytest.importorskip("distributed")
+cloudpickle = pytest.importorskip("cloudpickle")
 
 from fastfed.simulation.engines import dask as engine  # noqa: E402
 from fastfed.simulation.engines import dask_snapshots  # noqa: E402
@@ -210,6 +211,8 @@ def often_serve(*given: Any) -> None:
 @pytest.fixture(scope="module")
 def cluster():
     """A cluster of two processes that see no output folder."""
+    # They need not find this module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0",
