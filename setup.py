@@ -60,6 +60,22 @@ EXACT = (
     "tracked",
 )
 FUSED = ("screen_f32", "screen_f32_small")
+#: Those whose vectors are written by instructions, of the processors that have WIDER too; on others
+#: of that level the one below runs.
+WIDE = (
+    "bonus_bounds",
+    "bonus_cache",
+    "bonus_factor",
+    "bonus_few",
+    "bonus_principal",
+    "bonus_scores",
+    "principal",
+    "quantise_i16",
+    "row_sums",
+    "screen_i16",
+    "screen_i16_factor",
+)
+WIDER = {"v4": ["-mavx512vnni"]}
 #: Chooses among the levels, whose functions end in these names; base is as CC and CFLAGS have it.
 CHOICE = KERNELS / "src" / "ff_levels.c"
 LEVELS = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "base": []}
@@ -88,23 +104,6 @@ int (*twice_at)(int) __attribute__((used)) = twice_base;
 __asm__(".text\\n.globl " US "twice\\n" US "twice:\\n jmp *" US "twice_at(%rip)\\n");
 int twice(int x);
 int main(void) { unsigned a, b, c, d; return __get_cpuid(1, &a, &b, &c, &d) ? twice(0) : 0; }
-"""
-#: Instructions of AVX-512 by name, used where the processor has them.
-AVX512_PROBE = """
-#include <immintrin.h>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))) int twice(int x)
-{
-    __m512i sum = _mm512_set1_epi32(x);
-    __asm__("vpdpwssd %1, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi16(1)));
-    return _mm512_reduce_add_epi32(sum);
-}
-int main(int count, char **words) { return words ? 0 : twice(count); }
-"""
-#: In a plain build only for a processor that has them by name.
-NAMED_PROBE = """
-#ifndef __AVX512BW__
-#error
-#endif
 """
 THREADS_PROBE = """
 #include <pthread.h>
@@ -170,9 +169,8 @@ class BuildKernels(build_ext):
             ]
             if ("FF_LEVELS", "1") in macros:
                 for level, flags in LEVELS.items():
-                    own = self.spelled([*flags, f"-include{self.renamed(level)}"])
-                    args = level, [*compile_args, *own], threads
-                    parts.append(pool.submit(self.levelled, *args))
+                    args = [*compile_args, *self.spelled(flags)]
+                    parts.append(pool.submit(self.levelled, level, args, threads))
             else:
                 parts.append(pool.submit(self.levelled, "", compile_args, threads))
             for part in parts:
@@ -185,20 +183,29 @@ class BuildKernels(build_ext):
                 other.unlink(missing_ok=True)
         super().build_extensions()
 
-    def renamed(self, level: str) -> str:
+    def renamed(self, level: str, names: list[str], file: str) -> list[str]:
         """A header that gives a level's functions names of their own."""
-        header = Path(self.build_temp) / level / "names.h"
+        if not level:
+            return []
+        header = Path(self.build_temp) / level / file
         header.parent.mkdir(parents=True, exist_ok=True)
-        header.write_text("".join(f"#define {name} {name}_{level}\n" for name in listed()))
-        return str(header)
+        header.write_text("".join(f"#define {name} {name}_{level}\n" for name in names))
+        return self.spelled([f"-include{header}"])
 
     def levelled(self, level: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
         """The objects of the files that are compiled for each level, in a folder of its name."""
+        names = listed("EACH_OF", (*EXACT, *FUSED))
+        wide = listed("EACH_WIDE|EACH_WITHIN", WIDE)
+        own = [*flags, *self.renamed(level, names, "names.h")]
         # By name, for compilers differ in what they fuse when nothing is said.
-        fusing = [flag.replace("contract=off", "contract=fast") for flag in flags]
+        fusing = [flag.replace("contract=off", "contract=fast") for flag in own]
+        # These call each other at their own level, and others call what the processor has.
+        wider = self.spelled(WIDER.get(level, []))
+        wider = [*flags, *wider, *self.renamed(level, names + wide, "wide_names.h")]
         return [
-            *self.objects(level, [path(name) for name in EXACT], flags, macros),
+            *self.objects(level, [path(name) for name in EXACT], own, macros),
             *self.objects(level, [path(name) for name in FUSED], fusing, macros),
+            *self.objects(level, [path(name) for name in WIDE], wider, macros),
         ]
 
     def objects(
@@ -239,7 +246,7 @@ class BuildKernels(build_ext):
             print("fastfed: no pthreads found: one replicate uses one thread", file=sys.stderr)
         if PLAIN:
             print("fastfed: plain build: for the processor that CC and CFLAGS name, one level")
-        elif self.compiles(LEVELS_PROBE, *LEVELS["v4"]):
+        elif self.compiles(LEVELS_PROBE, *LEVELS["v4"], *WIDER["v4"]):
             macros.append(("FF_LEVELS", "1"))
         else:
             print(
@@ -253,8 +260,6 @@ class BuildKernels(build_ext):
         if not {"plain", "checked"} & set(WORDS):  # debug information is most of the size
             compile_args.append("-g0")
             link_args += [] if self.msvc() else ["-Wl,-x" if sys.platform == "darwin" else "-s"]
-        if self.compiles(NAMED_PROBE * PLAIN + AVX512_PROBE):
-            macros.append(("FF_AVX512", "1"))
         return self.spelled(compile_args), link_args, macros
 
 
@@ -265,15 +270,21 @@ def path(name: str) -> Path:
 
 def once() -> list[Path]:
     """The files that are compiled once."""
-    return sorted({*(KERNELS / "src").glob("*.c")} - {path(name) for name in (*EXACT, *FUSED)})
+    levelled = {path(name) for name in (*EXACT, *FUSED, *WIDE)}
+    return sorted({*(KERNELS / "src").glob("*.c")} - levelled)
 
 
-def listed() -> list[str]:
-    """The functions that have levels; stops where the files and the list of ff_levels.c differ."""
-    names = re.findall(r"each\((ff_\w+)\)", CHOICE.read_text())
+def listed(lists: str, files: tuple[str, ...]) -> list[str]:
+    """The functions of these files, which have levels; stops where the files and those lists of
+    ff_levels.c differ."""
+    text = "".join(
+        body
+        for _, body in re.findall(rf"#define ({lists})\(each\)((?:.*\\\n)*.*)", CHOICE.read_text())
+    )
+    names = re.findall(r"each\((ff_\w+)\)", text)
     defined = {
         function: name
-        for name in (*EXACT, *FUSED)
+        for name in files
         for function in re.findall(
             r"^(?!static|FF_INLINE)[a-z][\w *]*?\b(ff_\w+)\([^;{]*\)\s*\{",
             path(name).read_text(),

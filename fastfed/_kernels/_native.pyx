@@ -38,7 +38,7 @@ COMPILER = FF_COMPILER.decode().strip()
 LEVELS = {"base": FF_LEVEL_BASE, "v3": FF_LEVEL_V3, "v4": FF_LEVEL_V4}
 #: The highest that this processor has.
 PROCESSOR = {value: name for name, value in LEVELS.items()}[ff_processor_level()]
-#: Whether it has AVX-512 VNNI, which screening in 16 bits uses.
+#: Whether it has AVX-512 VNNI, without which screening in 16 bits runs at v3.
 HAS_VNNI = bool(ff_processor_vnni())
 #: The highest level that may run: FASTFED_LEVEL, in the environment, or any.
 MOST = os.environ.get("FASTFED_LEVEL") or "v4"

@@ -19,10 +19,12 @@
 #define FF_ALIGNED
 #endif
 
-/* Functions that run only where `ff_screen_i16_available`. */
-#ifdef FF_AVX512
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")))
-#define INLINE AVX512 static inline __attribute__((always_inline))
+/* Bytes of the vectors of ff_wide.h, where this file is compiled for processors that have them. */
+#if defined(__GNUC__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&                     \
+    defined(__AVX512VL__) && defined(__AVX512VNNI__)
+#define FF_WIDE 64
+#elif defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__)
+#define FF_WIDE 32
 #endif
 
 #endif

@@ -1,6 +1,6 @@
 #include "ff_bonus_bounds.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include <math.h>
 
 int64_t ff_bonus_bounds_size(int64_t d)
@@ -76,28 +76,28 @@ FF_INLINE scale scale_of(const ff_bonus_bounds *k, int64_t d)
                    (float)(1.01 * (m->lost / m->unit + m->norm / m->unit))};
 }
 
-AVX512 void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
+void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
                               float *restrict bound)
 {
     const quantised_factor *m = &k->factor;
     const int64_t count = actions->actions, vectors = vectors_of(count);
-    const known16 *known = (const known16 *)actions->quantised;
-    const __m512i *panels = (const __m512i *)(known + vectors);
+    const measured *known = (const measured *)actions->quantised;
+    const i32s *panels = (const i32s *)(known + vectors);
     const scale s = scale_of(k, d);
-    for (int64_t first = 0; first < vectors; first += VECTORS16) {
-        const __m512i *panel = panels + first * pairs_of(d);
-        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
-        __m512 square[VECTORS16];
+    for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
+        const i32s *panel = panels + first * pairs_of(d);
+        const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
+        f32s square[PANEL_VECTORS];
         squares_i16(m, d, panel, width, actions, LINES, square);
         for (int64_t v = first; v < first + width; v++) {
-            const __m512 own = _mm512_mul_ps(_mm512_sqrt_ps(square[v - first]),
-                                             _mm512_loadu_ps(known[v].unit));
-            const __m512 error =
-                _mm512_fmadd_ps(_mm512_loadu_ps(known[v].length), _mm512_set1_ps(s.slope),
-                                _mm512_mul_ps(_mm512_loadu_ps(known[v].lost),
-                                              _mm512_set1_ps(s.slope_lost)));
-            _mm512_mask_storeu_ps(bound + 16 * v, lanes_of(count - 16 * v),
-                                  _mm512_fmadd_ps(own, _mm512_set1_ps(s.slack), error));
+            const f32s own = f32_mul(f32_sqrt(square[v - first]),
+                                             f32_load(known[v].unit));
+            const f32s error =
+                f32_fma(f32_load(known[v].length), f32_set(s.slope),
+                                f32_mul(f32_load(known[v].lost),
+                                              f32_set(s.slope_lost)));
+            f32_store_left(bound + LANES * v, count - LANES * v,
+                           f32_fma(own, f32_set(s.slack), error));
         }
     }
 }
@@ -111,7 +111,7 @@ FF_INLINE float slack_of(int64_t d)
 
 /* Of the few products rounding takes as of `scoring` in ff_screen_i16.c: ||H x|| <=
  * ||H x^|| (1 + g) + ||H||_F ||e||; squares of lengths are off by 2 g, their sum by some u. */
-AVX512 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
+void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
                                 float *restrict bound)
 {
     const quantised_factor *m = &k->factor;
@@ -119,46 +119,45 @@ AVX512 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions,
     const int16_t *entries = k->rows;
     const int64_t count = actions->actions, vectors = vectors_of(count), ld = row_of(d);
     const int64_t pairs = pairs_of(d);
-    const known16 *known = (const known16 *)actions->quantised;
-    const __m512i *panels = (const __m512i *)(known + vectors);
+    const measured *known = (const measured *)actions->quantised;
+    const i32s *panels = (const i32s *)(known + vectors);
     const scale s = scale_of(k, d);
     const double g = (double)slack_of(d), unit = 1.000001 / m->unit;
-    const __m512 rest = _mm512_set1_ps((float)((1.0 + 8.0 * g) * few->rest * unit * unit));
-    const __m512 kept = _mm512_set1_ps((float)((1.0 + 4.0 * g) * few->unit * unit));
-    const __m512 lost = _mm512_set1_ps((float)(1.01 * few->frobenius * unit));
-    const __m512 slope = _mm512_set1_ps(s.slope), slack = _mm512_set1_ps(s.slack);
-    for (int64_t first = 0; first < vectors; first += VECTORS16) {
-        const __m512i *panel = panels + first * pairs;
-        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
-        __m512 square[VECTORS16];
-        __m512i acc[ROWS][VECTORS16];
-        for (int v = 0; v < VECTORS16; v++)
-            square[v] = _mm512_setzero_ps();
+    const f32s rest = f32_set((float)((1.0 + 8.0 * g) * few->rest * unit * unit));
+    const f32s kept = f32_set((float)((1.0 + 4.0 * g) * few->unit * unit));
+    const f32s lost = f32_set((float)(1.01 * few->frobenius * unit));
+    const f32s slope = f32_set(s.slope), slack = f32_set(s.slack);
+    for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
+        const i32s *panel = panels + first * pairs;
+        const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
+        f32s square[PANEL_VECTORS];
+        i32s acc[ROWS][PANEL_VECTORS];
+        for (int v = 0; v < PANEL_VECTORS; v++)
+            square[v] = f32_set(0.0f);
         for (int64_t i = 0; i < few->rows; i += ROWS) {
             const char *ahead = lines_ahead(actions, LINES * pairs, panel);
-            if (width == VECTORS16)
-                product_i16(entries + i * ld, ld, pairs, panel, VECTORS16, ahead, LINES, acc);
+            if (width == PANEL_VECTORS)
+                product_i16(entries + i * ld, ld, pairs, panel, PANEL_VECTORS, ahead, LINES, acc);
             else
                 product_i16(entries + i * ld, ld, pairs, panel, 2, ahead, LINES, acc);
             for (int r = 0; r < ROWS; r++) {
-                const __m512 relative = _mm512_set1_ps(few->squares[i + r]);
+                const f32s relative = f32_set(few->squares[i + r]);
                 for (int64_t v = 0; v < width; v++) {
-                    const __m512 z = _mm512_cvtepi32_ps(acc[r][v]);
-                    square[v] = _mm512_fmadd_ps(_mm512_mul_ps(z, z), relative, square[v]);
+                    const f32s z = f32_of(acc[r][v]);
+                    square[v] = f32_fma(f32_mul(z, z), relative, square[v]);
                 }
             }
         }
         for (int64_t v = first; v < first + width; v++) {
-            const __m512 length = _mm512_loadu_ps(known[v].length);
-            const __m512 along =
-                _mm512_mul_ps(_mm512_mul_ps(_mm512_sqrt_ps(square[v - first]), kept),
-                              _mm512_loadu_ps(known[v].unit));
-            const __m512 part = _mm512_fmadd_ps(_mm512_loadu_ps(known[v].lost), lost, along);
-            const __m512 whole =
-                _mm512_fmadd_ps(part, part, _mm512_mul_ps(_mm512_mul_ps(length, length), rest));
-            const __m512 own = _mm512_mul_ps(_mm512_sqrt_ps(whole), slack);
-            _mm512_mask_storeu_ps(bound + 16 * v, lanes_of(count - 16 * v),
-                                  _mm512_fmadd_ps(length, slope, own));
+            const f32s length = f32_load(known[v].length);
+            const f32s along =
+                f32_mul(f32_mul(f32_sqrt(square[v - first]), kept),
+                              f32_load(known[v].unit));
+            const f32s part = f32_fma(f32_load(known[v].lost), lost, along);
+            const f32s whole =
+                f32_fma(part, part, f32_mul(f32_mul(length, length), rest));
+            const f32s own = f32_mul(f32_sqrt(whole), slack);
+            f32_store_left(bound + LANES * v, count - LANES * v, f32_fma(length, slope, own));
         }
     }
 }
@@ -184,7 +183,7 @@ FF_INLINE mean_scale mean_scale_of(quantised_row t, double factor, int64_t d)
 }
 
 /* Means of n <= TOGETHER actions in 16 bits. */
-AVX512 static void bound_means_of(const ff_one_by_one *one, const int32_t *restrict together,
+static void bound_means_of(const ff_one_by_one *one, const int32_t *restrict together,
                                   const int64_t *restrict which, int64_t n, int64_t d)
 {
     __m256i even = _mm256_setzero_si256(), odd = even;
@@ -201,37 +200,37 @@ AVX512 static void bound_means_of(const ff_one_by_one *one, const int32_t *restr
     _mm256_storeu_ps(product, _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd)));
     const mean_scale m = mean_scale_of(one->t, one->factor, d);
     for (int64_t i = 0; i < n; i++) {
-        const known16 *its = one->known + which[i] / 16;
-        const float length = its->length[which[i] % 16], lost = its->lost[which[i] % 16];
+        const measured *its = one->known + which[i] / LANES;
+        const float length = its->length[which[i] % LANES], lost = its->lost[which[i] % LANES];
         const float own = m.norm * length * m.slack + 0x1p-60f;
         const float error = m.slope * length + (m.slope_lost * lost + own);
-        one->mean[which[i]] = product[i] * its->unit[which[i] % 16] * m.mean + error;
+        one->mean[which[i]] = product[i] * its->unit[which[i] % LANES] * m.mean + error;
     }
 }
 
-AVX512 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
+void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
                           const ff_one_by_one *one, const int64_t *restrict which, int64_t n,
                           int64_t d, double *restrict room, float *restrict bound)
 {
     const quantised_factor *m = &k->factor;
     const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d), ld = row_of(d);
     const int64_t groups = (d + ROWS - 1) / ROWS;
-    const known16 *known = one ? one->known : (const known16 *)actions->quantised;
+    const measured *known = one ? one->known : (const measured *)actions->quantised;
     int32_t *together = (int32_t *)aligned(room);
     if (one) {
         ff_quantise_some(actions, which, n, d, (float *)(together + TOGETHER * pairs), together,
                          one->known);
         bound_means_of(one, together, which, n, d);
     } else {
-        const __m512i *panels = (const __m512i *)(known + vectors);
+        const i32s *panels = (const i32s *)(known + vectors);
         memset(together, 0, (size_t)(TOGETHER * pairs) * sizeof(int32_t));
         for (int64_t a = 0; a < n; a++) {
-            const int64_t v = which[a] / 16, first = v - v % VECTORS16;
-            const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+            const int64_t v = which[a] / LANES, first = v - v % PANEL_VECTORS;
+            const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
             const int32_t *from =
-                (const int32_t *)(panels + first * pairs + v - first) + which[a] % 16;
+                (const int32_t *)(panels + first * pairs + v - first) + which[a] % LANES;
             for (int64_t j = 0; j < pairs; j++)
-                together[j * TOGETHER + a] = from[16 * j * width];
+                together[j * TOGETHER + a] = from[LANES * j * width];
         }
     }
     /* Two groups of rows at a time, for a sum would wait for itself. */
@@ -280,8 +279,8 @@ AVX512 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
     _mm256_storeu_ps(width, _mm256_sqrt_ps(square));
     const scale s = scale_of(k, d);
     for (int64_t i = 0; i < n; i++) {
-        const known16 *its = known + which[i] / 16;
-        const int64_t lane = which[i] % 16;
+        const measured *its = known + which[i] / LANES;
+        const int64_t lane = which[i] % LANES;
         const float own = width[i] * its->unit[lane];
         bound[which[i]] =
             -(own * s.slack + (its->length[lane] * s.slope + its->lost[lane] * s.slope_lost));
@@ -289,33 +288,30 @@ AVX512 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
 }
 
 /* Actions of a vector that have no bound by R and whose upper bound is not below `from`. */
-INLINE unsigned open_from(const float *restrict upper, const float *restrict bound, __m512 from,
+FF_INLINE unsigned open_from(const float *restrict upper, const float *restrict bound, f32s from,
                           int64_t first, int64_t count)
 {
-    const __mmask16 in = lanes_of(count - first);
-    const __mmask16 reach =
-        _mm512_mask_cmp_ps_mask(in, _mm512_maskz_loadu_ps(in, upper + first), from, _CMP_GE_OQ);
-    return _mm512_mask_cmp_ps_mask(reach, _mm512_maskz_loadu_ps(reach, bound + first),
-                                   _mm512_setzero_ps(), _CMP_GE_OQ);
+    const mask32 in = lanes_of(count - first);
+    return bits_of(count - first) & f32_at_least(f32_load_some(in, upper + first), from) &
+           f32_at_least(f32_load_some(in, bound + first), f32_set(0.0f));
 }
 
-AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
+int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
                                 const ff_one_by_one *one, const float *restrict upper, float top,
                                 int64_t d, double *restrict room, float *restrict bound)
 {
     int64_t which[TOGETHER];
     const int64_t count = actions->actions;
-    __m512 least = _mm512_set1_ps(top);
-    for (int64_t first = 0; first < count; first += 16)
-        least = _mm512_mask_min_ps(least, lanes_of(count - first), least,
-                                   _mm512_loadu_ps(upper + first));
-    float low = _mm512_reduce_min_ps(least), high = top;
+    f32s least = f32_set(top);
+    for (int64_t first = 0; first < count; first += LANES)
+        least = f32_min_some(lanes_of(count - first), least, f32_load(upper + first));
+    float low = f32_least(least), high = top;
     /* Down to a bound that fills the lanes: one action takes as long as TOGETHER. */
     for (int i = 0; i < 10; i++) {
         const float middle = 0.5f * (low + high);
-        const __m512 from = _mm512_set1_ps(middle);
+        const f32s from = f32_set(middle);
         int64_t reach = 0;
-        for (int64_t first = 0; first < count; first += 16)
+        for (int64_t first = 0; first < count; first += LANES)
             reach += __builtin_popcount(open_from(upper, bound, from, first, count));
         if (reach > TOGETHER)
             low = middle;
@@ -325,8 +321,8 @@ AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *acti
             break;
     }
     int64_t n = 0;
-    const __m512 from = _mm512_set1_ps(high);
-    for (int64_t first = 0; first < count && n < TOGETHER; first += 16)
+    const f32s from = f32_set(high);
+    for (int64_t first = 0; first < count && n < TOGETHER; first += LANES)
         for (unsigned open = open_from(upper, bound, from, first, count); open && n < TOGETHER;
              open &= open - 1)
             which[n++] = first + __builtin_ctz(open);
@@ -335,85 +331,84 @@ AVX512 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *acti
     return n;
 }
 
-AVX512 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
+void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
                            double factor, int64_t d, float *restrict upper)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count), pairs = pairs_of(d);
-    const known16 *known = (const known16 *)actions->quantised;
-    const __m512i *panels = (const __m512i *)(known + vectors);
+    const measured *known = (const measured *)actions->quantised;
+    const i32s *panels = (const i32s *)(known + vectors);
     const mean_scale m = mean_scale_of(t, factor, d);
-    const __m512 slack = _mm512_set1_ps(m.slack), mean = _mm512_set1_ps(m.mean);
-    const __m512 norm = _mm512_set1_ps(m.norm), slope = _mm512_set1_ps(m.slope);
-    const __m512 slope_lost = _mm512_set1_ps(m.slope_lost);
-    for (int64_t first = 0; first < vectors; first += VECTORS16) {
-        const __m512i *panel = panels + first * pairs;
-        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+    const f32s slack = f32_set(m.slack), mean = f32_set(m.mean);
+    const f32s norm = f32_set(m.norm), slope = f32_set(m.slope);
+    const f32s slope_lost = f32_set(m.slope_lost);
+    for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
+        const i32s *panel = panels + first * pairs;
+        const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
         /* Two sums of each: one would wait for itself. */
-        __m512i even[VECTORS16], odd[VECTORS16];
-        for (int v = 0; v < VECTORS16; v++)
-            even[v] = odd[v] = _mm512_setzero_si512();
+        i32s even[PANEL_VECTORS], odd[PANEL_VECTORS];
+        for (int v = 0; v < PANEL_VECTORS; v++)
+            even[v] = odd[v] = i32_set(0);
         int64_t j = 0;
-        if (width == VECTORS16)
+        if (width == PANEL_VECTORS)
             for (; j + 2 <= pairs; j += 2) {
                 int32_t entries[2];
                 memcpy(entries, row + 2 * j, sizeof entries);
-                const __m512i low = _mm512_set1_epi32(entries[0]);
-                const __m512i high = _mm512_set1_epi32(entries[1]);
-                for (int v = 0; v < VECTORS16; v++) {
-                    MULTIPLY(even[v], low, panel[j * VECTORS16 + v]);
-                    MULTIPLY(odd[v], high, panel[(j + 1) * VECTORS16 + v]);
+                const i32s low = i32_set(entries[0]);
+                const i32s high = i32_set(entries[1]);
+                for (int v = 0; v < PANEL_VECTORS; v++) {
+                    MULTIPLY(even[v], low, panel[j * PANEL_VECTORS + v]);
+                    MULTIPLY(odd[v], high, panel[(j + 1) * PANEL_VECTORS + v]);
                 }
             }
         for (; j < pairs; j++) {
             int32_t entries;
             memcpy(&entries, row + 2 * j, sizeof entries);
-            const __m512i both = _mm512_set1_epi32(entries);
+            const i32s both = i32_set(entries);
             for (int64_t v = 0; v < width; v++)
                 MULTIPLY(even[v], both, panel[j * width + v]);
         }
         for (int64_t l = 0; l < width; l++) {
             const int64_t v = first + l;
-            const __m512 length = _mm512_loadu_ps(known[v].length);
-            const __m512 lost = _mm512_loadu_ps(known[v].lost);
-            const __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(even[l], odd[l]));
-            const __m512 product = _mm512_mul_ps(whole, _mm512_loadu_ps(known[v].unit));
-            const __m512 size = _mm512_mul_ps(norm, length);
-            const __m512 own = _mm512_fmadd_ps(size, slack, _mm512_set1_ps(0x1p-60f));
-            const __m512 error =
-                _mm512_fmadd_ps(slope, length, _mm512_fmadd_ps(slope_lost, lost, own));
-            _mm512_storeu_ps(upper + 16 * v, _mm512_add_ps(_mm512_mul_ps(product, mean), error));
+            const f32s length = f32_load(known[v].length);
+            const f32s lost = f32_load(known[v].lost);
+            const f32s whole = f32_of(i32_add(even[l], odd[l]));
+            const f32s product = f32_mul(whole, f32_load(known[v].unit));
+            const f32s size = f32_mul(norm, length);
+            const f32s own = f32_fma(size, slack, f32_set(0x1p-60f));
+            const f32s error =
+                f32_fma(slope, length, f32_fma(slope_lost, lost, own));
+            f32_store(upper + LANES * v, f32_add(f32_mul(product, mean), error));
         }
     }
 }
 
-AVX512 float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
+float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
                                 const float *restrict bound, double factor, int64_t count,
                                 int64_t d, float *restrict upper)
 {
-    const __m512 slack = _mm512_set1_ps(slack_of(d));
-    const __m512 bonus = _mm512_set1_ps((float)(factor * k->factor.unit));
-    __m512 top = _mm512_set1_ps(-INFINITY);
-    for (int64_t first = 0; first < 16 * vectors_of(count); first += 16) {
-        const __mmask16 in = lanes_of(count - first);
-        const __m512 size = _mm512_abs_ps(_mm512_maskz_loadu_ps(in, bound + first));
-        const __m512 wide = _mm512_mul_ps(size, bonus);
-        const __m512 score = _mm512_add_ps(_mm512_fmadd_ps(wide, slack, wide),
-                                           _mm512_loadu_ps(mean + first));
-        const __m512 held = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), in, score);
-        _mm512_storeu_ps(upper + first, held);
-        top = _mm512_max_ps(top, held);
+    const f32s slack = f32_set(slack_of(d));
+    const f32s bonus = f32_set((float)(factor * k->factor.unit));
+    f32s top = f32_set(-INFINITY);
+    for (int64_t first = 0; first < LANES * vectors_of(count); first += LANES) {
+        const mask32 in = lanes_of(count - first);
+        const f32s size = f32_abs(f32_load_some(in, bound + first));
+        const f32s wide = f32_mul(size, bonus);
+        const f32s score = f32_add(f32_fma(wide, slack, wide),
+                                           f32_load(mean + first));
+        const f32s held = f32_select(in, f32_set(-INFINITY), score);
+        f32_store(upper + first, held);
+        top = f32_max(top, held);
     }
-    return _mm512_reduce_max_ps(top);
+    return f32_largest(top);
 }
 
-AVX512 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
+int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
                                int64_t *restrict which)
 {
     int64_t n = 0;
-    for (int64_t first = 0; first < count; first += 16) {
-        unsigned may = lanes_of(count - first) &
-                       (unsigned)~_mm512_cmp_ps_mask(_mm512_loadu_ps(upper + first),
-                                                     _mm512_set1_ps(least), _CMP_LT_OQ);
+    for (int64_t first = 0; first < count; first += LANES) {
+        unsigned may =
+            bits_of(count - first) & ~f32_less(f32_load(upper + first), f32_set(least));
         for (; may; may &= may - 1)
             which[n++] = first + __builtin_ctz(may);
     }
@@ -442,7 +437,7 @@ int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
 
 /* At least r = sqrt(a^2 + c b^2) of an action when R was made, by its bound: bounds are above r by
  * at most twice what was added to them. */
-FF_INLINE double least_norm(const ff_bonus_bounds *k, const known16 *restrict its, int64_t lane,
+FF_INLINE double least_norm(const ff_bonus_bounds *k, const measured *restrict its, int64_t lane,
                             float bound, int64_t d)
 {
     const scale s = scale_of(k, d);
@@ -456,17 +451,17 @@ FF_INLINE double least_norm(const ff_bonus_bounds *k, const known16 *restrict it
 /* With a of now, which has fallen since R was made by at most the root of `grown` and by what
  * rounding of W has taken, r of then leaves so much for b of then, which has fallen by at most
  * moved a and rounding. */
-float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict known,
+float ff_score_at_least_with(const ff_bonus_bounds *k, const measured *restrict known,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d)
 {
-    const known16 *its = known + action / 16;
-    const double length = 1.0001 * (double)its->length[action % 16], frobenius = k->model.frobenius;
+    const measured *its = known + action / LANES;
+    const double length = 1.0001 * (double)its->length[action % LANES], frobenius = k->model.frobenius;
     const int fresh = grown == 1.0 && moved == 0.0;
     const double drift = fresh ? 0.0 : drift_of(frobenius, d) * length;
     double second = 0.0;
     if (gamma != 0.0) {
-        const double r = least_norm(k, its, action % 16, bound, d);
+        const double r = least_norm(k, its, action % LANES, bound, d);
         const double then = 1.000001 * sqrt(grown) * (a + error / beta + drift);
         const double square = (r * r - then * then) / k->model.c;
         second = r > 0.0 && square > 0.0 ? sqrt(square) - moved * then : 0.0;
@@ -493,14 +488,14 @@ float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict k
  *
  * The bound on the mean is above it by at most twice what was added to it, and the exact score is
  * off by what `tell` says. */
-float ff_score_at_least(const ff_bonus_bounds *k, const known16 *restrict known, int64_t a,
+float ff_score_at_least(const ff_bonus_bounds *k, const measured *restrict known, int64_t a,
                         float upper_mean, float bound, const double *restrict theta, double beta,
                         double gamma, double moved, double grown, int64_t d)
 {
-    const known16 *its = known + a / 16;
-    const double length = 1.0001 * (double)its->length[a % 16], lost = (double)its->lost[a % 16];
+    const measured *its = known + a / LANES;
+    const double length = 1.0001 * (double)its->length[a % LANES], lost = (double)its->lost[a % LANES];
     const double g = (double)slack_of(d), frobenius = k->model.frobenius, c = k->model.c;
-    const double r = least_norm(k, its, a % 16, bound, d);
+    const double r = least_norm(k, its, a % LANES, bound, d);
     double norm = 0.0;
     for (int64_t j = 0; j < d; j++)
         norm += theta[j] * theta[j];

@@ -7,7 +7,9 @@
 #ifndef FF_BONUS_BOUNDS_H
 #define FF_BONUS_BOUNDS_H
 
-#ifdef FF_AVX512
+#include "ff_base.h"
+
+#ifdef FF_WIDE
 #include <float.h>
 #include <math.h>
 
@@ -52,7 +54,7 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
  * they come, and with them their means are bounded, which principal coordinates have done less
  * closely. */
 typedef struct {
-    known16 *known;       /* of those actions */
+    measured *known;       /* of those actions */
     const int16_t *theta; /* in 16 bits */
     quantised_row t;
     double factor;        /* of ||R x|| */
@@ -106,13 +108,13 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
 /* A float that the exact score of an action is not below, by its bounds on the mean and, by R, on
  * ||R x||. known: of the query. moved and grown: what data points have made of V since R was made
  * (ff_bonus_cache.h). */
-float ff_score_at_least(const ff_bonus_bounds *k, const known16 *restrict known, int64_t a,
+float ff_score_at_least(const ff_bonus_bounds *k, const measured *restrict known, int64_t a,
                         float upper_mean, float bound, const double *restrict theta, double beta,
                         double gamma, double moved, double grown, int64_t d);
 
 /* The same with its mean and a = ||W x|| in float64, beta > 0; error: what the exact score is off
  * by. */
-float ff_score_at_least_with(const ff_bonus_bounds *k, const known16 *restrict known,
+float ff_score_at_least_with(const ff_bonus_bounds *k, const measured *restrict known,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d);
 #endif

@@ -1,6 +1,6 @@
 #include "ff_bonus_cache.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include <math.h>
 
 #include "ff_bonus_scores.h"
@@ -200,9 +200,9 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                     .view = *actions, .count = count, .d = d};
     b.which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     b.upper = (float *)aligned((double *)(b.which + count));
-    b.mean = b.upper + 16 * vectors;
-    b.bound = b.mean + 16 * vectors;
-    b.row = (int16_t *)(b.bound + 16 * vectors);
+    b.mean = b.upper + LANES * vectors;
+    b.bound = b.mean + LANES * vectors;
+    b.row = (int16_t *)(b.bound + LANES * vectors);
     double *back = (double *)(b.row + row_of(d));
     b.own = aligned(back + d);
     b.room = room;
@@ -288,9 +288,9 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
         return 0;
     ff_bonus_bounds *bounds = (ff_bonus_bounds *)scratch;
     double *room = scratch + ff_bonus_cache_size(d);
-    float *mean = (float *)aligned(room + 3 * d * d + d), *bound = mean + 16 * vectors;
-    int16_t *row = (int16_t *)(bound + 16 * vectors);
-    known16 *quantised = (known16 *)aligned((double *)(row + row_of(d)));
+    float *mean = (float *)aligned(room + 3 * d * d + d), *bound = mean + LANES * vectors;
+    int16_t *row = (int16_t *)(bound + LANES * vectors);
+    measured *quantised = (measured *)aligned((double *)(row + row_of(d)));
     memset(room, 0, (size_t)d * sizeof(double));
     if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, principal, d, room,
                               bounds) ||

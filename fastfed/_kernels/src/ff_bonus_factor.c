@@ -1,15 +1,15 @@
 #include "ff_bonus_factor.h"
 
-#ifdef FF_AVX512
-#include <immintrin.h>
+#ifdef FF_WIDE
 #include <math.h>
 
 #include "ff_linalg.h"
 #include "ff_row_sums.h"
+#include "ff_wide.h"
 
 /* Rows of a square that are made together. */
 #define TOGETHER 6
-/* Vectors of eight columns side by side, whose sums stay in registers. */
+/* Vectors of columns side by side, whose sums stay in registers. */
 #define ABREAST 8
 
 /* Rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order, fused or not, the
@@ -17,7 +17,7 @@
  * Q = A + c A^2 by 4 n u G; R'R is off from the computed Q by n u ||R||_F^2 <= 1.01 n u G (Higham
  * 2002, Theorem 10.3). In all 6 n u G at most, of which the square root is `lost`; 16 pays for
  * what is of the order of u times that, and for the rounding of G. */
-AVX512 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
+ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
                                             double *restrict inverse, double *restrict r)
 {
     const double total = ff_gram_of_lower(w, d, inverse);
@@ -39,42 +39,45 @@ AVX512 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, 
     return lost < INFINITY ? (ff_bonus_factor){c, sqrt(total), lost} : none;
 }
 
-AVX512 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
+void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
                                  double *restrict out)
 {
-    for (int64_t first = 0; first < d; first += 8 * ABREAST) {
-        const int64_t vectors = (d - first + 7) / 8 < ABREAST ? (d - first + 7) / 8 : ABREAST;
-        const int64_t over = d - first - 8 * (vectors - 1);
-        const __mmask8 in = over >= 8 ? (__mmask8)0xff : (__mmask8)((1u << over) - 1);
-        __m512d sum[ABREAST];
+    for (int64_t first = 0; first < d; first += LANES64 * ABREAST) {
+        const int64_t vectors = (d - first + LANES64 - 1) / LANES64 < ABREAST
+                                    ? (d - first + LANES64 - 1) / LANES64
+                                    : ABREAST;
+        const int64_t over = d - first - LANES64 * (vectors - 1);
+        const mask64 in = lanes64_of(over);
+        f64s sum[ABREAST];
         for (int v = 0; v < ABREAST; v++)
-            sum[v] = _mm512_setzero_pd();
+            sum[v] = f64_set(0.0);
         for (int64_t k = first; k < d; k++) {
             const double *row = w + k * d + first;
-            const __m512d factor = _mm512_set1_pd(z[k]);
+            const f64s factor = f64_set(z[k]);
             /* Past the diagonal there are zeros. */
-            const int64_t used = (k - first) / 8 + 1 < vectors ? (k - first) / 8 + 1 : vectors;
-            if (used == ABREAST && in == 0xff) {
+            const int64_t used = (k - first) / LANES64 + 1 < vectors ? (k - first) / LANES64 + 1 : vectors;
+            if (used == ABREAST && over >= LANES64) {
                 for (int v = 0; v < ABREAST; v++)
-                    sum[v] = _mm512_fmadd_pd(factor, _mm512_loadu_pd(row + 8 * v), sum[v]);
+                    sum[v] = f64_fma(factor, f64_load(row + LANES64 * v), sum[v]);
                 continue;
             }
             for (int v = 0; v < ABREAST; v++)
                 if (v < used)
-                    sum[v] = _mm512_fmadd_pd(
-                        factor,
-                        _mm512_maskz_loadu_pd(v == vectors - 1 ? in : (__mmask8)0xff, row + 8 * v),
-                        sum[v]);
+                    sum[v] = f64_fma(factor,
+                                     v == vectors - 1 ? f64_load_some(in, row + LANES64 * v)
+                                                      : f64_load(row + LANES64 * v),
+                                     sum[v]);
         }
         for (int v = 0; v < ABREAST; v++)
-            if (v < vectors)
-                _mm512_mask_storeu_pd(out + first + 8 * v,
-                                      v == vectors - 1 ? in : (__mmask8)0xff, sum[v]);
+            if (v < vectors - 1)
+                f64_store(out + first + LANES64 * v, sum[v]);
+            else if (v == vectors - 1)
+                f64_store_some(out + first + LANES64 * v, in, sum[v]);
     }
 }
 
 /* ||W x||^2 and ||W'W x||^2. */
-AVX512 static void squares(const double *restrict w, const double *restrict x, int64_t d,
+static void squares(const double *restrict w, const double *restrict x, int64_t d,
                            double *restrict scratch, double *restrict square)
 {
     double *restrict z = scratch, *restrict back = scratch + d;

@@ -1,6 +1,6 @@
 #include "ff_bonus_few.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include <math.h>
 
 #include "ff_screen_i16_parts.h"
@@ -39,33 +39,32 @@ FF_INLINE void take_off(double *restrict m, const double *restrict h, int64_t co
     ff_sum_rows(h, d, h, 1, d, d, 0, count, d, m, -1.0, m);
 }
 
-AVX512 static double dot(const double *restrict x, const double *restrict y, int64_t d)
+static double dot(const double *restrict x, const double *restrict y, int64_t d)
 {
-    __m512d sum = _mm512_setzero_pd();
-    for (int64_t j = 0; j < d; j += 8) {
-        const __mmask8 in = (__mmask8)lanes_of(d - j < 8 ? d - j : 8);
-        sum = _mm512_fmadd_pd(_mm512_maskz_loadu_pd(in, x + j), _mm512_maskz_loadu_pd(in, y + j),
-                              sum);
+    f64s sum = f64_set(0.0);
+    for (int64_t j = 0; j < d; j += LANES64) {
+        const mask64 in = lanes64_of(d - j);
+        sum = f64_fma(f64_load_some(in, x + j), f64_load_some(in, y + j), sum);
     }
-    return _mm512_reduce_add_pd(sum);
+    return f64_sum(sum);
 }
 
 /* x += by y. */
-INLINE void add(double *restrict x, double by, const double *restrict y, int64_t d)
+FF_INLINE void add(double *restrict x, double by, const double *restrict y, int64_t d)
 {
     for (int64_t j = 0; j < d; j++)
         x[j] += by * y[j];
 }
 
 /* x -= P x, P symmetric. room: d. */
-INLINE void project(const double *restrict projector, int64_t d, double *restrict x,
+FF_INLINE void project(const double *restrict projector, int64_t d, double *restrict x,
                     double *restrict room)
 {
     times(projector, x, 1, d, room);
     add(x, -1.0, room, d);
 }
 
-AVX512 double ff_largest_eigenvalue(const double *restrict m, int64_t d,
+double ff_largest_eigenvalue(const double *restrict m, int64_t d,
                                     const double *restrict projector, int64_t wanted,
                                     double *restrict room)
 {
@@ -124,7 +123,7 @@ AVX512 double ff_largest_eigenvalue(const double *restrict m, int64_t d,
 }
 
 /* out = 2 M x / high - x of `count` rows x: within [-x, x] where an eigenvalue is in [0, high]. */
-AVX512 static void stretched(const double *restrict m, const double *restrict x, double high,
+static void stretched(const double *restrict m, const double *restrict x, double high,
                              int64_t count, int64_t d, double *restrict out)
 {
     times(m, x, count, d, out);
@@ -135,7 +134,7 @@ AVX512 static void stretched(const double *restrict m, const double *restrict x,
 
 /* `count` rows that are mostly of eigenvectors of M above `high`: Chebyshev's polynomial of degree
  * three, which grows steeply outside of [0, high]. room: 2 count d. */
-AVX512 static void largest_directions(const double *restrict m, int64_t count, double high,
+static void largest_directions(const double *restrict m, int64_t count, double high,
                                       int64_t d, double *restrict rows, double *restrict room)
 {
     for (int64_t r = 0; r < count; r++)
@@ -159,7 +158,7 @@ AVX512 static void largest_directions(const double *restrict m, int64_t count, d
 
 /* Z -> H, of H'H = M Z (Z'M Z)^-1 Z'M <= M: of all that is known of M by M Z, the most. A row that
  * is of the others is zero. room: count d. */
-AVX512 static void largest_part(const double *restrict m, int64_t count, int64_t d,
+static void largest_part(const double *restrict m, int64_t count, int64_t d,
                                 double *restrict rows, double *restrict room)
 {
     double c[FF_FEW_ROWS][FF_FEW_ROWS];
@@ -191,7 +190,7 @@ AVX512 static void largest_part(const double *restrict m, int64_t count, int64_t
  * square within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), whose trace is at most d rest +
  * ||H||_F^2. All of that, and twice as much again, is added to what was shown to be a bound. H is
  * what its 16 bits say. */
-AVX512 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
+ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
                                       double *restrict rows, int16_t *restrict entries)
 {
     ff_bonus_few few = {0};
@@ -237,13 +236,5 @@ AVX512 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, doubl
     few.frobenius = 1.000001 * sqrt(size);
     few.rows = count;
     return few;
-}
-
-#else
-ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
-                               double *restrict rows, int16_t *restrict entries)
-{
-    (void)r, (void)d, (void)m, (void)rows, (void)entries;
-    return (ff_bonus_few){0};
 }
 #endif

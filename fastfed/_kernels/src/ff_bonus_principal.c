@@ -1,6 +1,6 @@
 #include "ff_bonus_principal.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include <math.h>
 
 #include "ff_bonus_few.h"
@@ -9,9 +9,11 @@
 /* Steps of Lanczos: so much more leaves them time. */
 #define STEPS 8
 /* Products are few here, and more lines at a time would be waited for. */
-#define LINES_HERE 2
+#define LINES_HERE (FF_WIDE == 64 ? 2 : 1)
 /* L'L and `rest` grow by so much of `rest`, so that there is a Cholesky factor. */
 #define MORE 1e-4
+/* Vectors of coordinates of theta that are told together. */
+#define TOLD 4
 
 int64_t ff_bonus_principal_size(void) { return ff_quantised_factor_size(FF_PRINCIPAL_RANK); }
 
@@ -110,57 +112,57 @@ FF_INLINE double slack_of(int64_t rank) { return 1.01 * (double)(rank + 16) * 0x
 
 /* Rounding as of `scoring` in ff_screen_i16.c: ||L z|| <= ||L^ z^|| (1 + g) + lost of L (||z|| +
  * ||e||) + ||L|| ||e||, e what z^ is off by; squares are off by 2 g, their sum by some u. */
-AVX512 void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions,
+void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions,
                                 const char *block, double scale, double slope, double slack,
                                 float *restrict bound)
 {
     const quantised_factor *m = &p->factor;
     const int64_t rank = p->rank, count = actions->actions, vectors = vectors_of(count);
     const double g = slack_of(rank), by = 1.000001 * scale * slack;
-    const __m512 own = _mm512_set1_ps((float)((1.0 + g) * by * m->unit));
-    const __m512 along = _mm512_set1_ps((float)(1.01 * by * m->lost));
-    const __m512 across = _mm512_set1_ps((float)(1.01 * by * (m->lost + m->norm)));
-    const __m512 left = _mm512_set1_ps((float)((1.0 + 8.0 * g) * sqrt(p->rest) * by));
-    const __m512 more = _mm512_set1_ps((float)(1.000001 * scale * slope + 0x1p-80));
-    const __m512 grow = _mm512_set1_ps((float)(1.0 + 8.0 * g));
-    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+    const f32s own = f32_set((float)((1.0 + g) * by * m->unit));
+    const f32s along = f32_set((float)(1.01 * by * m->lost));
+    const f32s across = f32_set((float)(1.01 * by * (m->lost + m->norm)));
+    const f32s left = f32_set((float)((1.0 + 8.0 * g) * sqrt(p->rest) * by));
+    const f32s more = f32_set((float)(1.000001 * scale * slope + 0x1p-80));
+    const f32s grow = f32_set((float)(1.0 + 8.0 * g));
+    for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
         const int64_t width = lot_width(vectors, first);
         const principal_lot lot = lot_at(block, rank, width);
-        __m512 square[VECTORS16];
+        f32s square[PANEL_VECTORS];
         squares_i16(m, rank, lot.panel, width, actions, LINES_HERE, square);
         for (int64_t v = 0; v < width; v++) {
-            const __m512 length = _mm512_loadu_ps(lot.known[v].length);
-            const __m512 rest = _mm512_loadu_ps(lot.rest + 16 * v);
-            const __m512 product = _mm512_mul_ps(_mm512_sqrt_ps(square[v]),
-                                                 _mm512_loadu_ps(lot.known[v].unit));
-            const __m512 told = _mm512_fmadd_ps(
+            const f32s length = f32_load(lot.known[v].length);
+            const f32s rest = f32_load(lot.rest + LANES * v);
+            const f32s product = f32_mul(f32_sqrt(square[v]),
+                                                 f32_load(lot.known[v].unit));
+            const f32s told = f32_fma(
                 product, own,
-                _mm512_fmadd_ps(length, along,
-                                _mm512_mul_ps(_mm512_loadu_ps(lot.known[v].lost), across)));
-            const __m512 other = _mm512_mul_ps(rest, left);
-            const __m512 whole =
-                _mm512_sqrt_ps(_mm512_fmadd_ps(told, told, _mm512_mul_ps(other, other)));
-            const __m512 size = _mm512_add_ps(length, rest);
-            const int64_t at = 16 * (first + v);
-            _mm512_mask_storeu_ps(bound + at, lanes_of(count - at),
-                                  _mm512_fmadd_ps(size, more, _mm512_mul_ps(whole, grow)));
+                f32_fma(length, along,
+                                f32_mul(f32_load(lot.known[v].lost), across)));
+            const f32s other = f32_mul(rest, left);
+            const f32s whole =
+                f32_sqrt(f32_fma(told, told, f32_mul(other, other)));
+            const f32s size = f32_add(length, rest);
+            const int64_t at = LANES * (first + v);
+            f32_store_left(bound + at, count - at,
+                           f32_fma(size, more, f32_mul(whole, grow)));
         }
         block += lot_bytes(rank, width);
     }
 }
 
 /* A row times a panel, by two sums: one would wait for itself. */
-INLINE void dot_panel(const int16_t *restrict row, int64_t pairs, const __m512i *restrict panel,
-                      const int width, __m512i *restrict even, __m512i *restrict odd)
+FF_INLINE void dot_panel(const int16_t *restrict row, int64_t pairs, const i32s *restrict panel,
+                      const int width, i32s *restrict even, i32s *restrict odd)
 {
-    __m512i low[VECTORS16], high[VECTORS16];
+    i32s low[PANEL_VECTORS], high[PANEL_VECTORS];
     for (int v = 0; v < width; v++)
-        low[v] = high[v] = _mm512_setzero_si512();
+        low[v] = high[v] = i32_set(0);
     for (int64_t j = 0; j < pairs; j += 2) {
         int32_t entries[2];
         memcpy(entries, row + 2 * j, sizeof entries);
-        const __m512i first = _mm512_set1_epi32(entries[0]);
-        const __m512i second = _mm512_set1_epi32(j + 1 < pairs ? entries[1] : 0);
+        const i32s first = i32_set(entries[0]);
+        const i32s second = i32_set(j + 1 < pairs ? entries[1] : 0);
         const int64_t next = j + 1 < pairs ? j + 1 : j;
         for (int v = 0; v < width; v++) {
             MULTIPLY(low[v], first, panel[j * width + v]);
@@ -173,43 +175,52 @@ INLINE void dot_panel(const int16_t *restrict row, int64_t pairs, const __m512i 
     }
 }
 
-/* Q times theta of `width` vectors of coordinates, by two sums each. */
-INLINE void along(const float *restrict columns, const double *restrict theta, int64_t rank,
-                  int64_t d, const int width, __mmask16 last, float *restrict told)
+/* Vector v of `width`, of which the last may be short. */
+FF_INLINE f32s part(const float *at, int v, const int width, mask32 last)
 {
-    __m512 even[4], odd[4];
+    return v == width - 1 ? f32_load_some(last, at) : f32_load(at);
+}
+
+/* Q times theta of `width` vectors of coordinates, by two sums each. */
+FF_INLINE void along(const float *restrict columns, const double *restrict theta, int64_t rank,
+                  int64_t d, const int width, mask32 last, float *restrict told)
+{
+    f32s even[TOLD], odd[TOLD];
     UNROLLED
     for (int v = 0; v < width; v++)
-        even[v] = odd[v] = _mm512_setzero_ps();
+        even[v] = odd[v] = f32_set(0.0f);
     for (int64_t j = 0; j < d; j += 2) {
         const int both = j + 1 < d;
-        const __m512 first = _mm512_set1_ps((float)theta[j]);
-        const __m512 second = _mm512_set1_ps(both ? (float)theta[j + 1] : 0.0f);
+        const f32s first = f32_set((float)theta[j]);
+        const f32s second = f32_set(both ? (float)theta[j + 1] : 0.0f);
         const float *at = columns + j * rank, *next = both ? at + rank : at;
         UNROLLED
         for (int v = 0; v < width; v++) {
-            const __mmask16 in = v == width - 1 ? last : (__mmask16)0xffff;
-            even[v] = _mm512_fmadd_ps(first, _mm512_maskz_loadu_ps(in, at + 16 * v), even[v]);
-            odd[v] = _mm512_fmadd_ps(second, _mm512_maskz_loadu_ps(in, next + 16 * v), odd[v]);
+            even[v] = f32_fma(first, part(at + LANES * v, v, width, last), even[v]);
+            odd[v] = f32_fma(second, part(next + LANES * v, v, width, last), odd[v]);
         }
     }
     UNROLLED
     for (int v = 0; v < width; v++)
-        _mm512_storeu_ps(told + 16 * v, _mm512_add_ps(even[v], odd[v]));
+        f32_store(told + LANES * v, f32_add(even[v], odd[v]));
 }
 
 /* About Q theta, in float32: (d + 4) u of ||theta|| is what each of them may be off, u = 2^-24. */
-AVX512 static void along_columns(const float *restrict columns, const double *restrict theta,
+static void along_columns(const float *restrict columns, const double *restrict theta,
                                  int64_t rank, int64_t d, double *restrict told)
 {
     float sum[64];
-    const int64_t vectors = (rank + 15) / 16;
-    const __mmask16 last = lanes_of(rank - 16 * (vectors - 1));
-    switch (vectors) {
-    case 1: along(columns, theta, rank, d, 1, last, sum); break;
-    case 2: along(columns, theta, rank, d, 2, last, sum); break;
-    case 3: along(columns, theta, rank, d, 3, last, sum); break;
-    default: along(columns, theta, rank, d, 4, last, sum);
+    for (int64_t first = 0; first < rank; first += LANES * TOLD) {
+        const int64_t vectors = (rank - first + LANES - 1) / LANES;
+        const int64_t now = vectors < TOLD ? vectors : TOLD;
+        const mask32 last = lanes_of(rank - first - LANES * (now - 1));
+        const float *at = columns + first;
+        switch (now) {
+        case 1: along(at, theta, rank, d, 1, last, sum + first); break;
+        case 2: along(at, theta, rank, d, 2, last, sum + first); break;
+        case 3: along(at, theta, rank, d, 3, last, sum + first); break;
+        default: along(at, theta, rank, d, TOLD, last, sum + first);
+        }
     }
     for (int64_t r = 0; r < rank; r++)
         told[r] = (double)sum[r];
@@ -218,7 +229,7 @@ AVX512 static void along_columns(const float *restrict columns, const double *re
 /* With t near Q theta and orthonormal rows <x, theta> = <z, t> + <z, Q theta - t> + <x - Q'z, theta
  * - Q'Q theta>, and the last length squared is ||theta||^2 - ||Q theta||^2. What rows are short of
  * being orthonormal is 2^-40 at most (environments.pyx). `off` is what t may be off. */
-AVX512 void ff_principal_means(const ff_principal *k, const ff_actions *actions, const char *block,
+void ff_principal_means(const ff_principal *k, const ff_actions *actions, const char *block,
                                const double *restrict theta, int64_t d, float *restrict upper)
 {
     const int64_t rank = k->rank, count = actions->actions, vectors = vectors_of(count);
@@ -237,29 +248,29 @@ AVX512 void ff_principal_means(const ff_principal *k, const ff_actions *actions,
     const double apart = sqrt(left > 0.0 ? left : 0.0) + 0x1p-18 * norm;
     const quantised_row t = ff_quantise_row(told, rank, row);
     const double g = slack_of(rank);
-    const __m512 mean = _mm512_set1_ps((float)t.unit);
-    const __m512 slope = _mm512_set1_ps((float)(1.01 * (t.lost + g * t.norm + tiny) + 0x1p-80));
-    const __m512 slope_lost = _mm512_set1_ps((float)(1.01 * (t.lost + t.norm)));
-    const __m512 across = _mm512_set1_ps((float)(1.000001 * (apart + tiny)));
-    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+    const f32s mean = f32_set((float)t.unit);
+    const f32s slope = f32_set((float)(1.01 * (t.lost + g * t.norm + tiny) + 0x1p-80));
+    const f32s slope_lost = f32_set((float)(1.01 * (t.lost + t.norm)));
+    const f32s across = f32_set((float)(1.000001 * (apart + tiny)));
+    for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
         const int64_t width = lot_width(vectors, first);
         const principal_lot lot = lot_at(block, rank, width);
-        __m512i even[VECTORS16], odd[VECTORS16];
-        if (width == VECTORS16)
-            dot_panel(row, all, lot.panel, VECTORS16, even, odd);
+        i32s even[PANEL_VECTORS], odd[PANEL_VECTORS];
+        if (width == PANEL_VECTORS)
+            dot_panel(row, all, lot.panel, PANEL_VECTORS, even, odd);
         else
             dot_panel(row, all, lot.panel, 2, even, odd);
         for (int64_t v = 0; v < width; v++) {
-            const __m512 size = _mm512_loadu_ps(lot.known[v].length);
-            const __m512 product =
-                _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(even[v], odd[v])),
-                              _mm512_loadu_ps(lot.known[v].unit));
-            const __m512 error =
-                _mm512_fmadd_ps(size, slope,
-                                _mm512_fmadd_ps(_mm512_loadu_ps(lot.known[v].lost), slope_lost,
-                                                _mm512_set1_ps(0x1p-60f)));
-            const __m512 most = _mm512_fmadd_ps(_mm512_loadu_ps(lot.rest + 16 * v), across, error);
-            _mm512_storeu_ps(upper + 16 * (first + v), _mm512_fmadd_ps(product, mean, most));
+            const f32s size = f32_load(lot.known[v].length);
+            const f32s product =
+                f32_mul(f32_of(i32_add(even[v], odd[v])),
+                              f32_load(lot.known[v].unit));
+            const f32s error =
+                f32_fma(size, slope,
+                                f32_fma(f32_load(lot.known[v].lost), slope_lost,
+                                                f32_set(0x1p-60f)));
+            const f32s most = f32_fma(f32_load(lot.rest + LANES * v), across, error);
+            f32_store(upper + LANES * (first + v), f32_fma(product, mean, most));
         }
         block += lot_bytes(rank, width);
     }

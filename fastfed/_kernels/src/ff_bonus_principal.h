@@ -7,7 +7,9 @@
 #ifndef FF_BONUS_PRINCIPAL_H
 #define FF_BONUS_PRINCIPAL_H
 
-#ifdef FF_AVX512
+#include "ff_base.h"
+
+#ifdef FF_WIDE
 #include "ff_principal_parts.h"
 
 /* Rows of L in 16 bits follow. */

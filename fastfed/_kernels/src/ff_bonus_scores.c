@@ -1,6 +1,6 @@
 #include "ff_bonus_scores.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include <math.h>
 
 #include "ff_linalg.h"
@@ -53,7 +53,7 @@ ff_told ff_tell_taken(const ff_asked *q)
 /* A float not above what the exact score is. */
 FF_INLINE float least_of(ff_told one) { return ff_float_below(one.score - one.error); }
 
-float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k, const known16 *restrict known,
+float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
                          int64_t a, float bound, double moved, double grown)
 {
     const ff_told first =
@@ -139,9 +139,9 @@ FF_INLINE int by_factor(const ff_bounded *b, int64_t a)
     return b->stage == BY_FACTOR || b->bound[a] < 0.0f;
 }
 
-FF_INLINE const known16 *lengths_of(const ff_bounded *b)
+FF_INLINE const measured *lengths_of(const ff_bounded *b)
 {
-    return b->one ? b->one->known : (const known16 *)b->view.quantised;
+    return b->one ? b->one->known : (const measured *)b->view.quantised;
 }
 
 FF_INLINE int64_t not_below(const ff_bounded *b, float least)
@@ -187,7 +187,7 @@ void ff_begin_bounds(ff_bounded *b, const ff_principal *principal, const char *b
     }
     b->t = ff_quantise_row(theta, b->d, b->row);
     if (b->one) {
-        b->some = (ff_one_by_one){(known16 *)b->own, b->row, b->t, b->factor, b->mean};
+        b->some = (ff_one_by_one){(measured *)b->own, b->row, b->t, b->factor, b->mean};
         ff_principal_means(principal, &b->view, block, theta, b->d, b->mean);
     } else {
         ff_bound_means(&b->view, b->row, b->t, b->factor, b->d, b->mean);

@@ -8,7 +8,7 @@
 
 #include "ff_bonus_cache.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include "ff_bonus_bounds.h"
 
 /* How bounds of a query's actions on ||R x|| were made: sooner, by principal coordinates or few
@@ -75,7 +75,7 @@ int64_t ff_not_below_score(const ff_bounded *b, ff_told score);
  * where R bounds it: half the products. */
 void ff_take(const ff_asked *q, int64_t a);
 ff_told ff_tell_taken(const ff_asked *q);
-float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k, const known16 *restrict known,
+float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
                          int64_t a, float bound, double moved, double grown);
 
 /* The action of the largest score of n, of which `first`, taken, has been told; -1 if they are too

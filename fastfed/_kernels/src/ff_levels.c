@@ -65,6 +65,35 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_screen_f32_small_fits) each(ff_screen_f32_small)                                   
 /* clang-format on */
 
+/* Of the files that write their vectors by instructions (ff_wide.h) what others call; v4 is compiled
+ * for AVX-512 VNNI too. */
+/* clang-format off */
+#define EACH_WIDE(each) \
+    each(ff_screen_i16_available) each(ff_screen_i16_fits) each(ff_quantised_bytes) \
+    each(ff_quantised_block) each(ff_screen_i16_scratch) each(ff_screen_i16) \
+    each(ff_principal_bytes) each(ff_bonus_factor_make) \
+    each(ff_bonus_cache_size) each(ff_bonus_cache_refresh) each(ff_bonus_cache_rewind) \
+    each(ff_bonus_cache_choose) each(ff_bonus_cache_ends) each(ff_bonus_cache_observe)
+
+/* What only they call: it has names of its own at each level, and no entry. */
+#define EACH_WITHIN(each) \
+    each(ff_quantise_i16) each(ff_quantise_some) each(ff_quantise_row) \
+    each(ff_quantise_factor) each(ff_quantised_factor_size) \
+    each(ff_sum_rows) each(ff_gram_of_lower) each(ff_factor_from_below) \
+    each(ff_bonus_factor_back) each(ff_bonus_factor_weight) \
+    each(ff_bonus_few_make) each(ff_largest_eigenvalue) \
+    each(ff_principal_make) each(ff_principal_serves) each(ff_principal_block) \
+    each(ff_bonus_principal_size) each(ff_bonus_principal_make) each(ff_principal_bounds) \
+    each(ff_principal_means) \
+    each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bound_all) \
+    each(ff_bound_by_few) each(ff_bound_by_principal) each(ff_bound_some) \
+    each(ff_bound_largest) each(ff_bound_open) each(ff_bound_means) each(ff_bound_scores) \
+    each(ff_not_below) each(ff_score_at_least) each(ff_score_at_least_with) \
+    each(ff_begin_bounds) each(ff_likeliest) each(ff_decided) each(ff_may_be_best) \
+    each(ff_not_below_score) each(ff_take) each(ff_tell_taken) each(ff_least_by_factor) \
+    each(ff_best_told)
+/* clang-format on */
+
 /* The types are those of the headers, which this file does without. */
 typedef void function(void);
 
@@ -97,7 +126,7 @@ typedef void function(void);
     HIDDEN function *name##_at __attribute__((used)) = name##_base;                            \
     __asm__(".text\n.p2align 4\n.globl " SYMBOL(name) "\n" HIDE(name) SYMBOL(name) ":\n"       \
             LANDING "jmp *" SYMBOL(name##_at) "(%rip)\n");
-EACH_OF(ENTRY)
+EACH_OF(ENTRY) EACH_WIDE(ENTRY)
 
 /* All of them; the last has no name. Tests read it. */
 typedef struct {
@@ -110,15 +139,22 @@ typedef struct {
 __attribute__((visibility("default")))
 #endif
 const row ff_levels[] = {EACH_OF(ROW){NULL, {NULL}, NULL}};
+static const row wide[] = {EACH_WIDE(ROW){NULL, {NULL}, NULL}};
 
 static int chosen = FF_LEVEL_BASE;
+
+static void choose(const row *each, int level)
+{
+    for (; each->name; each++)
+        *each->at = each->of[level];
+}
 
 int ff_levels_choose(int most)
 {
     const int has = ff_processor_level();
     chosen = most < has ? most : has;
-    for (const row *each = ff_levels; each->name; each++)
-        *each->at = each->of[chosen];
+    choose(ff_levels, chosen);
+    choose(wide, chosen == FF_LEVEL_V4 && !ff_processor_vnni() ? FF_LEVEL_V3 : chosen);
     return chosen;
 }
 

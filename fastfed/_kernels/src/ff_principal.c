@@ -1,6 +1,6 @@
 #include "ff_principal.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include <math.h>
 
 #include "ff_principal_parts.h"
@@ -24,48 +24,48 @@ int64_t ff_principal_bytes(int64_t rank, int64_t actions)
 }
 
 /* ROWS coordinates of two vectors of actions into z, rows of which are `ld` apart. */
-INLINE void coordinates(const float *restrict x, int64_t stride, __mmask16 low, __mmask16 high,
+FF_INLINE void coordinates(const float *restrict x, int64_t stride, mask32 low, mask32 high,
                         const float *restrict basis, int64_t d, float *restrict z, int64_t ld)
 {
-    __m512 total[ROWS][ABREAST], sum[ROWS][ABREAST];
+    f32s total[ROWS][ABREAST], sum[ROWS][ABREAST];
     for (int r = 0; r < ROWS; r++)
-        total[r][0] = total[r][1] = _mm512_setzero_ps();
+        total[r][0] = total[r][1] = f32_set(0.0f);
     for (int64_t begin = 0; begin < d; begin += BLOCK) {
         const int64_t end = begin + BLOCK < d ? begin + BLOCK : d;
         for (int r = 0; r < ROWS; r++)
-            sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+            sum[r][0] = sum[r][1] = f32_set(0.0f);
         for (int64_t j = begin; j < end; j++) {
-            const __m512 f = _mm512_maskz_loadu_ps(low, x + j * stride);
-            const __m512 g = _mm512_maskz_loadu_ps(high, x + j * stride + 16);
+            const f32s f = f32_load_some(low, x + j * stride);
+            const f32s g = f32_load_some(high, x + j * stride + LANES);
             for (int r = 0; r < ROWS; r++) {
-                const __m512 q = _mm512_set1_ps(basis[r * d + j]);
-                sum[r][0] = _mm512_fmadd_ps(q, f, sum[r][0]);
-                sum[r][1] = _mm512_fmadd_ps(q, g, sum[r][1]);
+                const f32s q = f32_set(basis[r * d + j]);
+                sum[r][0] = f32_fma(q, f, sum[r][0]);
+                sum[r][1] = f32_fma(q, g, sum[r][1]);
             }
         }
         for (int r = 0; r < ROWS; r++) {
-            total[r][0] = _mm512_add_ps(total[r][0], sum[r][0]);
-            total[r][1] = _mm512_add_ps(total[r][1], sum[r][1]);
+            total[r][0] = f32_add(total[r][0], sum[r][0]);
+            total[r][1] = f32_add(total[r][1], sum[r][1]);
         }
     }
     for (int r = 0; r < ROWS; r++) {
-        _mm512_storeu_ps(z + r * ld, total[r][0]);
-        _mm512_storeu_ps(z + r * ld + 16, total[r][1]);
+        f32_store(z + r * ld, total[r][0]);
+        f32_store(z + r * ld + LANES, total[r][1]);
     }
 }
 
 /* Squares of `n` numbers of a vector of actions, `stride` apart, summed in blocks too. */
-INLINE __m512 squares(const float *restrict x, int64_t stride, __mmask16 in, int64_t n)
+FF_INLINE f32s squares(const float *restrict x, int64_t stride, mask32 in, int64_t n)
 {
-    __m512 total = _mm512_setzero_ps();
+    f32s total = f32_set(0.0f);
     for (int64_t begin = 0; begin < n; begin += BLOCK) {
         const int64_t end = begin + BLOCK < n ? begin + BLOCK : n;
-        __m512 sum = _mm512_setzero_ps();
+        f32s sum = f32_set(0.0f);
         for (int64_t j = begin; j < end; j++) {
-            const __m512 f = _mm512_maskz_loadu_ps(in, x + j * stride);
-            sum = _mm512_fmadd_ps(f, f, sum);
+            const f32s f = f32_load_some(in, x + j * stride);
+            sum = f32_fma(f, f, sum);
         }
-        total = _mm512_add_ps(total, sum);
+        total = f32_add(total, sum);
     }
     return total;
 }
@@ -77,45 +77,45 @@ INLINE __m512 squares(const float *restrict x, int64_t stride, __mmask16 in, int
  * likewise, and that of the exact ones is at least this less 2.01 off ||x||^2. What is left of
  * ||x||^2 is the square of the rest's length; what rows of Q are short of being orthonormal is far
  * below all this. */
-AVX512 void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t d,
+void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t d,
                               char *block)
 {
     const int64_t rank = k->rank, count = actions->actions, vectors = vectors_of(count);
     const int64_t stride = actions->feature_stride;
     const double n = 1.01 * (double)(BLOCK + d / BLOCK + 3) * 0x1p-24, off = sqrt((double)rank) * n;
-    const __m512 slack = _mm512_set1_ps((float)(4.0 * n + 2.02 * off));
-    const __m512 moved = _mm512_set1_ps((float)(1.01 * off));
-    float z[FF_PRINCIPAL_RANK * 16 * VECTORS16] FF_ALIGNED;
-    for (int64_t first = 0; first < vectors; first += VECTORS16) {
-        const int64_t width = lot_width(vectors, first), held = count - 16 * first;
-        const float *x = (const float *)actions->x + 16 * first;
+    const f32s slack = f32_set((float)(4.0 * n + 2.02 * off));
+    const f32s moved = f32_set((float)(1.01 * off));
+    float z[FF_PRINCIPAL_RANK * LANES * PANEL_VECTORS] FF_ALIGNED;
+    for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
+        const int64_t width = lot_width(vectors, first), held = count - LANES * first;
+        const float *x = (const float *)actions->x + LANES * first;
         for (int64_t v = 0; v < width; v += ABREAST)
             for (int64_t r = 0; r < rank; r += ROWS)
-                coordinates(x + 16 * v, stride, lanes_of(held - 16 * v),
-                            lanes_of(held - 16 * v - 16), k->basis32 + r * d, d,
-                            z + r * 16 * VECTORS16 + 16 * v, 16 * VECTORS16);
+                coordinates(x + LANES * v, stride, lanes_of(held - LANES * v),
+                            lanes_of(held - LANES * v - LANES), k->basis32 + r * d, d,
+                            z + r * LANES * PANEL_VECTORS + LANES * v, LANES * PANEL_VECTORS);
         ff_actions view = *actions;
         view.x = z;
-        view.actions = held < 16 * width ? held : 16 * width;
-        view.feature_stride = 16 * VECTORS16;
+        view.actions = held < LANES * width ? held : LANES * width;
+        view.feature_stride = LANES * PANEL_VECTORS;
         ff_quantise_i16(&view, rank, block);
-        known16 *known = (known16 *)block;
-        float *rest = (float *)(block + width * ((int64_t)sizeof(known16) + 64 * pairs_of(rank)));
+        measured *known = (measured *)block;
+        float *rest = (float *)(block + width * ((int64_t)sizeof(measured) + FF_WIDE * pairs_of(rank)));
         for (int64_t v = 0; v < width; v++) {
-            const __mmask16 in = lanes_of(held - 16 * v);
-            const __m512 whole = squares(x + 16 * v, stride, in, d);
-            const __m512 told = squares(z + 16 * v, 16 * VECTORS16, in, rank);
-            const __m512 left = _mm512_fmadd_ps(whole, slack, _mm512_sub_ps(whole, told));
-            const __m512 tiny = _mm512_set1_ps(0x1p-60f);
-            const __m512 length = _mm512_add_ps(_mm512_sqrt_ps(whole), tiny);
-            const __m512 error = _mm512_fmadd_ps(length, moved, tiny);
+            const mask32 in = lanes_of(held - LANES * v);
+            const f32s whole = squares(x + LANES * v, stride, in, d);
+            const f32s told = squares(z + LANES * v, LANES * PANEL_VECTORS, in, rank);
+            const f32s left = f32_fma(whole, slack, f32_sub(whole, told));
+            const f32s tiny = f32_set(0x1p-60f);
+            const f32s length = f32_add(f32_sqrt(whole), tiny);
+            const f32s error = f32_fma(length, moved, tiny);
             /* What is not a number stays: the other way round it would not. */
-            const __m512 own = _mm512_sqrt_ps(_mm512_max_ps(_mm512_setzero_ps(), left));
-            _mm512_storeu_ps(rest + 16 * v, _mm512_fmadd_ps(own, _mm512_set1_ps(0x1p-20f),
-                                                            _mm512_add_ps(own, tiny)));
-            _mm512_storeu_ps(known[v].length,
-                             _mm512_add_ps(_mm512_loadu_ps(known[v].length), error));
-            _mm512_storeu_ps(known[v].lost, _mm512_add_ps(_mm512_loadu_ps(known[v].lost), error));
+            const f32s own = f32_sqrt(f32_max(f32_set(0.0f), left));
+            f32_store(rest + LANES * v, f32_fma(own, f32_set(0x1p-20f),
+                                                            f32_add(own, tiny)));
+            f32_store(known[v].length,
+                             f32_add(f32_load(known[v].length), error));
+            f32_store(known[v].lost, f32_add(f32_load(known[v].lost), error));
         }
         block += lot_bytes(rank, width);
     }
@@ -155,18 +155,5 @@ int64_t ff_principal_bytes(int64_t rank, int64_t actions)
 {
     (void)rank, (void)actions;
     return 0;
-}
-
-int ff_principal_serves(const ff_principal *k)
-{
-    (void)k;
-    return 0;
-}
-
-const char *ff_principal_block(const ff_principal *k, int64_t q, const ff_actions *actions,
-                               int64_t d)
-{
-    (void)k, (void)q, (void)actions, (void)d;
-    return NULL;
 }
 #endif

@@ -1,147 +1,150 @@
 /* Actions in 16-bit integers, for screening (ff_screen_i16.h). */
-#include "ff_processor.h"
 #include "ff_screen_i16.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include "ff_screen_i16_parts.h"
 
-#define NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-/* Vectors of actions whose lengths are summed in registers. */
+/* Vectors of actions whose lengths are summed in registers: where these are wide, and not. */
 #define ABREAST 12
+#define ABREAST_HERE (FF_WIDE == 64 ? ABREAST : 6)
+/* Features that are taken together where they are not. */
+#define FEATURES 4
 /* A block that is not there yet is 0. */
 enum { MADE = 1, BEING_MADE = 2 };
 /* Up to here what rounding adds to a length is below a hundredth of it. */
 #define LARGEST_DIMENSION 65536
 
-int64_t ff_screen_i16_available(void)
-{
-    /* Asked for every choice of an action: the answer is kept. */
-    static int kept = -1;
-    int vnni = __atomic_load_n(&kept, __ATOMIC_RELAXED);
-    if (vnni < 0) {
-        vnni = ff_processor_vnni();
-        __atomic_store_n(&kept, vnni, __ATOMIC_RELAXED);
-    }
-    return vnni && ff_levels_chosen() == FF_LEVEL_V4;
-}
+int64_t ff_screen_i16_available(void) { return 1; }
 
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
 {
-    return ff_screen_i16_available() && d <= LARGEST_DIMENSION && !actions->is_double &&
-           actions->action_stride == 1;
+    return d <= LARGEST_DIMENSION && !actions->is_double && actions->action_stride == 1;
 }
 
 int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 {
     /* The panels follow. */
-    return vectors_of(actions) * ((int64_t)sizeof(known16) + 64 * pairs_of(d));
+    return vectors_of(actions) * ((int64_t)sizeof(measured) + FF_WIDE * pairs_of(d));
 }
 
-/* 16 features as whole numbers; what rounding takes of them is added to lost, squared. */
-INLINE __m512i whole(__m512 x, __m512 scale, __m512 *restrict lost)
+/* Features as whole numbers; what rounding takes of them is added to lost, squared. */
+FF_INLINE i32s whole(f32s x, f32s scale, f32s *restrict lost)
 {
-    const __m512i q = _mm512_cvt_roundps_epi32(_mm512_mul_ps(x, scale), NEAREST);
-    const __m512 rest = _mm512_fmsub_ps(x, scale, _mm512_cvtepi32_ps(q));
-    *lost = _mm512_fmadd_ps(rest, rest, *lost);
+    const i32s q = i32_nearest(f32_mul(x, scale));
+    const f32s rest = f32_fms(x, scale, f32_of(q));
+    *lost = f32_fma(rest, rest, *lost);
     return q;
 }
 
 /* Which lanes of the last two vectors hold actions. */
 typedef struct {
-    __mmask16 before, last;
+    mask32 before, last;
 } last_two;
 
 /* Vector v of `width`, the last two of which hold as many actions as `in` says. */
-INLINE __m512 features(const float *at, int v, const int width, last_two in)
+FF_INLINE f32s features(const float *at, int v, const int width, last_two in)
 {
-    return v < width - 2 ? _mm512_loadu_ps(at + 16 * v)
-                         : _mm512_maskz_loadu_ps(v == width - 2 ? in.before : in.last, at + 16 * v);
+    return v < width - 2 ? f32_load(at + LANES * v)
+                         : f32_load_some(v == width - 2 ? in.before : in.last, at + LANES * v);
 }
 
 /* Squares of the lengths of `width` vectors of actions into their `length`, their largest features
  * into `unit`. Feature by feature as they lie, for that is what memory is fast at. */
-INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const int width,
-                    last_two in, known16 *restrict known)
+FF_INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const int width,
+                    last_two in, measured *restrict known)
 {
-    __m512 square[ABREAST], largest[ABREAST];
+    f32s square[ABREAST], largest[ABREAST];
     UNROLLED
     for (int v = 0; v < width; v++)
-        square[v] = largest[v] = _mm512_setzero_ps();
+        square[v] = largest[v] = f32_set(0.0f);
     for (int64_t j = 0; j < d; j++)
         UNROLLED
         for (int v = 0; v < width; v++) {
-            const __m512 f = features(x + j * stride, v, width, in);
-            square[v] = _mm512_fmadd_ps(f, f, square[v]);
-            largest[v] = _mm512_max_ps(_mm512_abs_ps(f), largest[v]);
+            const f32s f = features(x + j * stride, v, width, in);
+            square[v] = f32_fma(f, f, square[v]);
+            largest[v] = f32_max(f32_abs(f), largest[v]);
         }
     UNROLLED
     for (int v = 0; v < width; v++) {
-        _mm512_storeu_ps(known[v].length, square[v]);
-        _mm512_storeu_ps(known[v].unit, largest[v]);
+        f32_store(known[v].length, square[v]);
+        f32_store(known[v].unit, largest[v]);
     }
+}
+
+/* `count` features of a vector of actions into what is known of it. */
+FF_INLINE void measure_some(const float *restrict x, int64_t stride, const int count, int64_t left,
+                            measured *restrict known)
+{
+    f32s square = f32_load(known->length), largest = f32_load(known->unit);
+    for (int j = 0; j < count; j++) {
+        const float *at = x + j * stride;
+        const f32s f = left >= LANES ? f32_load(at) : f32_load_some(lanes_of(left), at);
+        square = f32_fma(f, f, square);
+        largest = f32_max(f32_abs(f), largest);
+    }
+    f32_store(known->length, square);
+    f32_store(known->unit, largest);
 }
 
 /* The same of more vectors than registers hold. Still feature by feature: reading a part of each
  * takes twice the time. */
-INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d, int64_t actions,
-                         known16 *restrict known)
+FF_INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d, int64_t actions,
+                            measured *restrict known)
 {
     memset(known, 0, (size_t)vectors_of(actions) * sizeof *known);
-    for (int64_t j = 0; j < d; j++)
-        for (int64_t v = 0; 16 * v < actions; v++) {
-            const __m512 f =
-                _mm512_maskz_loadu_ps(lanes_of(actions - 16 * v), x + j * stride + 16 * v);
-            const __m512 square = _mm512_fmadd_ps(f, f, _mm512_loadu_ps(known[v].length));
-            const __m512 largest = _mm512_max_ps(_mm512_abs_ps(f), _mm512_loadu_ps(known[v].unit));
-            _mm512_storeu_ps(known[v].length, square);
-            _mm512_storeu_ps(known[v].unit, largest);
-        }
+    int64_t j = 0;
+    for (; j + FEATURES <= d; j += FEATURES)
+        for (int64_t v = 0; LANES * v < actions; v++)
+            measure_some(x + j * stride + LANES * v, stride, FEATURES, actions - LANES * v,
+                         known + v);
+    for (; j < d; j++)
+        for (int64_t v = 0; LANES * v < actions; v++)
+            measure_some(x + j * stride + LANES * v, stride, 1, actions - LANES * v, known + v);
 }
 
 /* A panel of `width` vectors of actions, and what rounding takes from their lengths. */
-INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d, const int width,
-                           last_two in, known16 *restrict known, __m512i *restrict panel)
+FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d, const int width,
+                           last_two in, measured *restrict known, i32s *restrict panel)
 {
-    __m512 scale[VECTORS16], lost[VECTORS16];
+    f32s scale[PANEL_VECTORS], lost[PANEL_VECTORS];
     UNROLLED
     for (int v = 0; v < width; v++) {
-        scale[v] = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(known[v].unit));
-        lost[v] = _mm512_setzero_ps();
+        scale[v] = f32_div(f32_set(1.0f), f32_load(known[v].unit));
+        lost[v] = f32_set(0.0f);
     }
     int64_t j = 0;
     for (; j + 2 <= d; j += 2)
         UNROLLED
         for (int v = 0; v < width; v++) {
             const float *at = x + j * stride;
-            const __m512i low = whole(features(at, v, width, in), scale[v], lost + v);
-            const __m512i high = whole(features(at + stride, v, width, in), scale[v], lost + v);
-            panel[j / 2 * width + v] =
-                _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
+            const i32s low = whole(features(at, v, width, in), scale[v], lost + v);
+            const i32s high = whole(features(at + stride, v, width, in), scale[v], lost + v);
+            panel[j / 2 * width + v] = i32_pairs(low, high);
         }
     UNROLLED
     for (int v = 0; j < d && v < width; v++) {
-        const __m512i low = whole(features(x + j * stride, v, width, in), scale[v], lost + v);
-        panel[j / 2 * width + v] = _mm512_maskz_mov_epi16(0x55555555, low);
+        const i32s low = whole(features(x + j * stride, v, width, in), scale[v], lost + v);
+        panel[j / 2 * width + v] = i32_pairs(low, i32_set(0));
     }
     UNROLLED
     for (int v = 0; v < width; v++) {
-        const __m512 length = _mm512_loadu_ps(known[v].length);
-        const __m512 unit = _mm512_loadu_ps(known[v].unit);
-        const __m512 rounding = _mm512_mul_ps(_mm512_sqrt_ps(lost[v]), unit);
-        _mm512_storeu_ps(known[v].lost,
-                         _mm512_fmadd_ps(length, _mm512_set1_ps(0x1p-21f), rounding));
+        const f32s length = f32_load(known[v].length);
+        const f32s unit = f32_load(known[v].unit);
+        const f32s rounding = f32_mul(f32_sqrt(lost[v]), unit);
+        f32_store(known[v].lost,
+                         f32_fma(length, f32_set(0x1p-21f), rounding));
     }
 }
 
-AVX512 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quantised)
+void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quantised)
 {
     const float *restrict x = (const float *)actions->x;
     const int64_t stride = actions->feature_stride, count = actions->actions;
-    const int64_t vectors = vectors_of(count), over = count - 16 * (vectors - 2);
-    const last_two in = {lanes_of(over), lanes_of(over - 16)}, all = {0xffff, 0xffff};
-    known16 *known = (known16 *)quantised;
-    __m512i *panels = (__m512i *)(known + vectors);
-    switch (vectors) {
+    const int64_t vectors = vectors_of(count), over = count - LANES * (vectors - 2);
+    const last_two in = {lanes_of(over), lanes_of(over - LANES)}, all = {lanes_of(LANES), lanes_of(LANES)};
+    measured *known = (measured *)quantised;
+    i32s *panels = (i32s *)(known + vectors);
+    switch (vectors <= ABREAST_HERE ? vectors : 0) {
     case 2: measure(x, stride, d, 2, in, known); break;
     case 4: measure(x, stride, d, 4, in, known); break;
     case 6: measure(x, stride, d, 6, in, known); break;
@@ -151,44 +154,44 @@ AVX512 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict
     default: measure_many(x, stride, d, count, known);
     }
     for (int64_t v = 0; v < vectors; v++) {
-        const __m512 root = _mm512_sqrt_ps(_mm512_loadu_ps(known[v].length));
-        const __m512 length = _mm512_add_ps(root, _mm512_set1_ps(0x1p-60f));
-        const __m512 largest = _mm512_loadu_ps(known[v].unit);
-        const __m512 unit = _mm512_max_ps(
-            _mm512_mul_ps(length, _mm512_set1_ps((float)(1.0 / LENGTH_X))),
-            _mm512_mul_ps(largest, _mm512_set1_ps((float)(1.0 / LARGEST))));
-        _mm512_storeu_ps(known[v].length, length);
-        _mm512_storeu_ps(known[v].unit, unit);
+        const f32s root = f32_sqrt(f32_load(known[v].length));
+        const f32s length = f32_add(root, f32_set(0x1p-60f));
+        const f32s largest = f32_load(known[v].unit);
+        const f32s unit = f32_max(
+            f32_mul(length, f32_set((float)(1.0 / LENGTH_X))),
+            f32_mul(largest, f32_set((float)(1.0 / LARGEST))));
+        f32_store(known[v].length, length);
+        f32_store(known[v].unit, unit);
     }
-    for (int64_t v = 0; v < vectors; v += VECTORS16) {
-        __m512i *panel = panels + v * pairs_of(d);
-        if (v + VECTORS16 < vectors)
-            quantise_panel(x + 16 * v, stride, d, VECTORS16, all, known + v, panel);
-        else if (v + VECTORS16 == vectors)
-            quantise_panel(x + 16 * v, stride, d, VECTORS16, in, known + v, panel);
+    for (int64_t v = 0; v < vectors; v += PANEL_VECTORS) {
+        i32s *panel = panels + v * pairs_of(d);
+        if (v + PANEL_VECTORS < vectors)
+            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, all, known + v, panel);
+        else if (v + PANEL_VECTORS == vectors)
+            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, in, known + v, panel);
         else
-            quantise_panel(x + 16 * v, stride, d, 2, in, known + v, panel);
+            quantise_panel(x + LANES * v, stride, d, 2, in, known + v, panel);
     }
 }
 
 /* Eight features as whole numbers, as `whole`. */
-INLINE __m256i whole_eight(__m256 x, __m256 scale, __m256 *restrict lost)
+FF_INLINE __m256i whole_eight(__m256 x, __m256 scale, __m256 *restrict lost)
 {
     const __m256 scaled = _mm256_mul_ps(x, scale);
-    const __m256i q = _mm256_cvtps_epi32(_mm256_round_ps(scaled, NEAREST));
+    const __m256i q = _mm256_cvtps_epi32(_mm256_round_ps(scaled, TO_NEAREST));
     const __m256 rest = _mm256_fmsub_ps(x, scale, _mm256_cvtepi32_ps(q));
     *lost = _mm256_fmadd_ps(rest, rest, *lost);
     return q;
 }
 
-INLINE __m256 four(const __m256 *sum)
+FF_INLINE __m256 four(const __m256 *sum)
 {
     return _mm256_add_ps(_mm256_add_ps(sum[0], sum[1]), _mm256_add_ps(sum[2], sum[3]));
 }
 
-AVX512 void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
+void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                              int64_t d, float *restrict room, int32_t *restrict together,
-                             known16 *restrict known)
+                             measured *restrict known)
 {
     const float *x = (const float *)actions->x;
     const int64_t stride = actions->feature_stride;
@@ -228,7 +231,7 @@ AVX512 void ff_quantise_some(const ff_actions *actions, const int64_t *restrict 
                 j + s + 1 < d ? whole_eight(_mm256_load_ps(at + TOGETHER), scale, sum + s + 1)
                               : _mm256_setzero_si256();
             _mm256_store_si256((__m256i *)(together + TOGETHER / 2 * (j + s)),
-                               _mm256_mask_blend_epi16(0xaaaa, low, _mm256_slli_epi32(high, 16)));
+                               _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa));
         }
     const __m256 lost = four(sum);
     const __m256 rounding = _mm256_mul_ps(_mm256_sqrt_ps(lost), unit);
@@ -237,10 +240,10 @@ AVX512 void ff_quantise_some(const ff_actions *actions, const int64_t *restrict 
     _mm256_storeu_ps(units, unit);
     _mm256_storeu_ps(losts, _mm256_fmadd_ps(length, _mm256_set1_ps(0x1p-21f), rounding));
     for (int64_t a = 0; a < n; a++) {
-        known16 *its = known + which[a] / 16;
-        its->length[which[a] % 16] = lengths[a];
-        its->unit[which[a] % 16] = units[a];
-        its->lost[which[a] % 16] = losts[a];
+        measured *its = known + which[a] / LANES;
+        its->length[which[a] % LANES] = lengths[a];
+        its->unit[which[a] % LANES] = units[a];
+        its->lost[which[a] % LANES] = losts[a];
     }
 }
 

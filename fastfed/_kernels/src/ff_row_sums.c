@@ -1,67 +1,69 @@
 #include "ff_row_sums.h"
 
-#ifdef FF_AVX512
-#include <immintrin.h>
+#ifdef FF_WIDE
 #include <math.h>
 
-/* Results side by side, and vectors of eight columns of each, whose sums stay in registers: a row of
- * m is loaded once for all. */
+#include "ff_wide.h"
+
+/* Results side by side, and vectors of columns of each, whose sums stay in registers: a row of m is
+ * loaded once for all. */
 #define RESULTS 3
-#define ABREAST 8
+#define ABREAST (FF_WIDE == 64 ? 8 : 4)
 
 /* ff_sum_rows of `results` results and `vectors` vectors of columns, the last as far as `in` says. */
-INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
-                      const int results, int64_t from, int64_t to, const int vectors, __mmask8 in,
+FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
+                      const int results, int64_t from, int64_t to, const int vectors, mask64 in,
                       const double *start, double sign, double *out)
 {
-    __m512d sum[RESULTS][ABREAST];
+    f64s sum[RESULTS][ABREAST];
     for (int r = 0; r < results; r++)
         for (int v = 0; v < vectors; v++)
-            sum[r][v] = start ? _mm512_maskz_loadu_pd(v == vectors - 1 ? in : (__mmask8)0xff,
-                                                      start + r * d + 8 * v)
-                              : _mm512_setzero_pd();
+            sum[r][v] = !start              ? f64_set(0.0)
+                        : v == vectors - 1 ? f64_load_some(in, start + r * d + LANES64 * v)
+                                           : f64_load(start + r * d + LANES64 * v);
     for (int64_t k = from; k < to; k++) {
-        __m512d factor[RESULTS];
+        f64s factor[RESULTS];
         for (int r = 0; r < results; r++)
-            factor[r] = _mm512_set1_pd(sign * by[r * row + k * step]);
+            factor[r] = f64_set(sign * by[r * row + k * step]);
         for (int v = 0; v < vectors; v++) {
-            const double *at = m + k * d + 8 * v;
-            const __m512d x = v == vectors - 1 ? _mm512_maskz_loadu_pd(in, at) : _mm512_loadu_pd(at);
+            const double *at = m + k * d + LANES64 * v;
+            const f64s x = v == vectors - 1 ? f64_load_some(in, at) : f64_load(at);
             for (int r = 0; r < results; r++)
-                sum[r][v] = _mm512_fmadd_pd(factor[r], x, sum[r][v]);
+                sum[r][v] = f64_fma(factor[r], x, sum[r][v]);
         }
     }
-    for (int r = 0; r < results; r++)
-        for (int v = 0; v < vectors; v++)
-            _mm512_mask_storeu_pd(out + r * d + 8 * v, v == vectors - 1 ? in : (__mmask8)0xff,
-                                  sum[r][v]);
+    for (int r = 0; r < results; r++) {
+        for (int v = 0; v < vectors - 1; v++)
+            f64_store(out + r * d + LANES64 * v, sum[r][v]);
+        f64_store_some(out + r * d + LANES64 * (vectors - 1), in, sum[r][vectors - 1]);
+    }
 }
 
 /* The same for n columns. */
-INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
+FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                         const int results, int64_t from, int64_t to, int64_t n,
                         const double *start, double sign, double *out)
 {
     int64_t first = 0;
     while (first < n) {
-        const int64_t vectors = (n - first + 7) / 8;
-        const int64_t now = vectors >= 8 ? 8 : vectors >= 4 ? 4 : vectors >= 2 ? 2 : 1;
-        const int64_t last = n - first - 8 * (now - 1);
-        const __mmask8 in = last >= 8 ? (__mmask8)0xff : (__mmask8)((1u << last) - 1);
+        const int64_t vectors = (n - first + LANES64 - 1) / LANES64;
+        const int64_t now = vectors >= ABREAST ? ABREAST : vectors >= 4 ? 4 : vectors >= 2 ? 2 : 1;
+        const mask64 in = lanes64_of(n - first - LANES64 * (now - 1));
         const double *own = start ? start + first : NULL;
-        if (now == 8)
-            sum_block(m + first, d, by, row, step, results, from, to, 8, in, own, sign, out + first);
+        if (now == ABREAST)
+            sum_block(m + first, d, by, row, step, results, from, to, ABREAST, in, own, sign,
+                      out + first);
         else if (now == 4)
             sum_block(m + first, d, by, row, step, results, from, to, 4, in, own, sign, out + first);
         else if (now == 2)
             sum_block(m + first, d, by, row, step, results, from, to, 2, in, own, sign, out + first);
         else
             sum_block(m + first, d, by, row, step, results, from, to, 1, in, own, sign, out + first);
-        first += 8 * now;
+        first += LANES64 * now;
     }
 }
 
-AVX512 void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
+void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                         int64_t rows, int64_t from, int64_t to, int64_t n, const double *start,
                         double sign, double *out)
 {

@@ -4,9 +4,9 @@
 #ifndef FF_ROW_SUMS_H
 #define FF_ROW_SUMS_H
 
-#ifdef FF_AVX512
 #include "ff_base.h"
 
+#ifdef FF_WIDE
 /* out[r][j] = start[r][j] (NULL: 0) + sign times the sum of by[r row + k step] m[k][j] over
  * k = from..to-1, j < n. Rows of m, start and out are d apart; start may be out. */
 void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,

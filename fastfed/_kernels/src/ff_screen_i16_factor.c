@@ -1,7 +1,7 @@
 /* W and theta in 16-bit integers, for screening (ff_screen_i16.h) and the bonus cache. */
 #include "ff_base.h"
 
-#ifdef FF_AVX512
+#ifdef FF_WIDE
 #include <math.h>
 
 #include "ff_screen_i16_parts.h"
@@ -13,37 +13,34 @@ int64_t ff_quantised_factor_size(int64_t d)
     return groups + (groups + 1) / 2 + ROWS * groups * row_of(d) / 4 + 8;
 }
 
-/* The 8 entries of a row from the j-th; past the d-th they are zero. */
-INLINE __m512d eight(const double *restrict row, int64_t j, int64_t d, int whole)
+/* The entries of a row from the j-th; past the d-th they are zero. */
+FF_INLINE f64s entries(const double *restrict row, int64_t j, int64_t d, int whole)
 {
-    const int64_t left = d - j;
-    if (whole)
-        return _mm512_loadu_pd(row + j);
-    return _mm512_maskz_loadu_pd((__mmask8)lanes_of(left < 8 ? left : 8), row + j);
+    return whole ? f64_load(row + j) : f64_load_some(lanes64_of(d - j), row + j);
 }
 
 /* Whether the group of rows that ends with the n-th has all of them, and whole vectors in each. */
 FF_INLINE int whole_rows(int64_t n, int64_t d)
 {
-    return n % ROWS == 0 && ((n + 7) & ~(int64_t)7) <= d;
+    return n % ROWS == 0 && ((n + LANES64 - 1) & ~(int64_t)(LANES64 - 1)) <= d;
 }
 
 /* The largest squared length among `count` <= ROWS rows of n entries, d apart; their sum too. All
  * rows side by side: loops so short cost most where they end. */
-INLINE double longest(const double *restrict rows, const int count, int64_t n, int64_t d, int whole,
+FF_INLINE double longest(const double *restrict rows, const int count, int64_t n, int64_t d, int whole,
                       double *restrict sum)
 {
-    __m512d square[ROWS];
+    f64s square[ROWS];
     double largest = 0.0;
     for (int r = 0; r < count; r++)
-        square[r] = _mm512_setzero_pd();
-    for (int64_t j = 0; j < n; j += 8)
+        square[r] = f64_set(0.0);
+    for (int64_t j = 0; j < n; j += LANES64)
         for (int r = 0; r < count; r++) {
-            const __m512d x = eight(rows + r * d, j, d, whole);
-            square[r] = _mm512_fmadd_pd(x, x, square[r]);
+            const f64s x = entries(rows + r * d, j, d, whole);
+            square[r] = f64_fma(x, x, square[r]);
         }
     for (int r = 0; r < count; r++) {
-        const double one = _mm512_reduce_add_pd(square[r]);
+        const double one = f64_sum(square[r]);
         /* What is not a number stays. */
         largest = one <= largest ? largest : one;
         *sum += one;
@@ -52,29 +49,28 @@ INLINE double longest(const double *restrict rows, const int count, int64_t n, i
 }
 
 /* Rows as above, times `scale`, in 16 bits; returns what rounding has changed, squared. */
-INLINE double quantise_rows(const double *restrict rows, const int count, int64_t n, int64_t d,
+FF_INLINE double quantise_rows(const double *restrict rows, const int count, int64_t n, int64_t d,
                            int whole, double scale, int16_t *restrict to)
 {
     /* Past 2^52 doubles are whole numbers, whose last bits these are: so one instruction scales
      * and rounds. */
-    const __m512d by = _mm512_set1_pd(scale), far = _mm512_set1_pd(0x1.8p52);
-    __m512d even = _mm512_setzero_pd(), odd = even;
-    for (int64_t j = 0; j < n; j += 8)
+    const f64s by = f64_set(scale), far = f64_set(0x1.8p52);
+    f64s even = f64_set(0.0), odd = even;
+    for (int64_t j = 0; j < n; j += LANES64)
         for (int r = 0; r < count; r++) {
-            const __m512d x = eight(rows + r * d, j, d, whole);
-            const __m512d q = _mm512_fmadd_pd(x, by, far);
-            const __m512d rest = _mm512_fmsub_pd(x, by, _mm512_sub_pd(q, far));
+            const f64s x = entries(rows + r * d, j, d, whole);
+            const f64s q = f64_fma(x, by, far);
+            const f64s rest = f64_fms(x, by, f64_sub(q, far));
             if (r & 1)
-                odd = _mm512_fmadd_pd(rest, rest, odd);
+                odd = f64_fma(rest, rest, odd);
             else
-                even = _mm512_fmadd_pd(rest, rest, even);
-            _mm_store_si128((__m128i *)(to + r * row_of(d) + j),
-                            _mm512_cvtepi64_epi16(_mm512_castpd_si512(q)));
+                even = f64_fma(rest, rest, even);
+            f64_store_last16(to + r * row_of(d) + j, q);
         }
-    return _mm512_reduce_add_pd(_mm512_add_pd(even, odd));
+    return f64_sum(f64_add(even, odd));
 }
 
-AVX512 quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *restrict to)
+quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *restrict to)
 {
     double square = 0.0;
     longest(row, 1, d, d, 0, &square);
@@ -82,7 +78,7 @@ AVX512 quantised_row ff_quantise_row(const double *restrict row, int64_t d, int1
     return (quantised_row){norm, unit, unit * sqrt(quantise_rows(row, 1, d, d, 0, 1.0 / unit, to))};
 }
 
-AVX512 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
+quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
                                            int64_t d, double *restrict buffer)
 {
     const int64_t ld = row_of(d), used = (d + ROWS - 1) / ROWS, groups = groups_of(d);

@@ -1,11 +1,10 @@
-/* Shared by the files of screening in 16 bits: sizes, layouts, and vectors of 16. */
+/* Shared by the files of screening in 16 bits: sizes, layouts and products. */
 #ifndef FF_SCREEN_I16_PARTS_H
 #define FF_SCREEN_I16_PARTS_H
 
-#include <immintrin.h>
-
 #include "ff_panel.h"
 #include "ff_screen_i16.h"
+#include "ff_wide.h"
 
 /* Sums stay in registers only where all loops over them are unrolled. */
 #ifdef __clang__
@@ -13,10 +12,11 @@
 #else
 #define UNROLLED _Pragma("GCC unroll 12")
 #endif
-/* Vectors of 16 actions in a panel, but for a last one of 2. */
-#define VECTORS16 4
+/* Vectors of LANES actions in a panel, but for a last one of 2: as many as leave sums of ROWS rows
+ * in registers, of which there are 32 and 16. */
+#define PANEL_VECTORS (FF_WIDE == 64 ? 4 : 2)
 /* Lines of memory that are asked for with every pair of features of a panel. */
-#define LINES 4
+#define LINES (FF_WIDE == 64 ? 4 : 1)
 /* Actions that are brought to 16 bits, and bounded by R, at a time. */
 #define TOGETHER 8
 /* Rows of W are scaled to at most the one length, and actions to the other, before they are
@@ -26,11 +26,6 @@
 #define LENGTH_X 65000.0
 #define LARGEST 32700.0
 
-/* sum += 16-bit products, pair by pair. By name: of the intrinsic gcc makes a copy of every sum at
- * every turn. */
-#define MULTIPLY(sum, pairs, panel)                                                            \
-    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
-
 /* Entries of a row of W, theta or zeros: whole vectors. */
 FF_INLINE int64_t row_of(int64_t d) { return (d + 31) & ~(int64_t)31; }
 /* Groups of rows: those of W, theta, and zeros. */
@@ -39,14 +34,15 @@ FF_INLINE int64_t pairs_of(int64_t d) { return (d + 1) / 2; }
 /* Vectors of all panels. */
 FF_INLINE int64_t vectors_of(int64_t actions)
 {
-    const int64_t vectors = (actions + 15) / 16, over = vectors % VECTORS16;
-    return vectors - over + (over == 0 ? 0 : over <= 2 ? 2 : VECTORS16);
+    const int64_t vectors = (actions + LANES - 1) / LANES, over = vectors % PANEL_VECTORS;
+    return vectors - over + (over == 0 ? 0 : over <= 2 ? 2 : PANEL_VECTORS);
 }
 
-/* Lengths of 16 actions, never zero, their units, and bounds on the length that rounding took. */
+/* Lengths of a vector of actions, never zero, their units, and bounds on the length that rounding
+ * took. */
 typedef struct {
-    float length[16], unit[16], lost[16];
-} known16;
+    float length[LANES], unit[LANES], lost[LANES];
+} measured;
 
 /* Length and unit of a single row, and the length that rounding took. */
 typedef struct {
@@ -64,17 +60,9 @@ typedef struct {
     quantised_row theta;
 } quantised_factor;
 
-/* Which lanes of a vector hold actions, when so many are left. */
-INLINE __mmask16 lanes_of(int64_t left)
-{
-    return left >= 16  ? (__mmask16)0xffff
-           : left > 0 ? (__mmask16)((1u << left) - 1)
-                      : (__mmask16)0;
-}
-
 /* The next `lines` lines of what is read soon, to be asked for; or, where there are none, of what
  * is read now, which costs nothing. */
-INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const void *now)
+FF_INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const void *now)
 {
     ff_ahead *ahead = actions->ahead;
     if (!ahead)
@@ -94,21 +82,21 @@ INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const v
 /* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile so many lines
  * from `ahead` on are asked for with each pair: not all at once, for that many would be waited
  * for. */
-INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
-                        const __m512i *restrict panel, const int width, const char *ahead,
-                        const int lines, __m512i (*restrict acc)[VECTORS16])
+FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
+                        const i32s *restrict panel, const int width, const char *ahead,
+                        const int lines, i32s (*restrict acc)[PANEL_VECTORS])
 {
-    __m512i sum[ROWS][VECTORS16];
+    i32s sum[ROWS][PANEL_VECTORS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < width; v++)
-            sum[r][v] = _mm512_setzero_si512();
+            sum[r][v] = i32_set(0);
     for (int64_t j = 0; j < pairs; j++) {
         for (int64_t l = 0; l < lines; l++)
             _mm_prefetch(ahead + 64 * (lines * j + l), _MM_HINT_T1);
         for (int r = 0; r < ROWS; r++) {
             int32_t entries;
             memcpy(&entries, rows + r * ld + 2 * j, sizeof entries);
-            const __m512i w = _mm512_set1_epi32(entries);
+            const i32s w = i32_set(entries);
             for (int v = 0; v < width; v++)
                 MULTIPLY(sum[r][v], w, panel[j * width + v]);
         }
@@ -120,28 +108,28 @@ INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
 
 /* ||R x||^2 of the actions of a panel, in largest units of a lower triangular R, d x d, and units of
  * the actions. lines: as of product_i16. */
-INLINE void squares_i16(const quantised_factor *r, int64_t d, const __m512i *panel, int64_t width,
-                        const ff_actions *actions, const int lines, __m512 *restrict square)
+FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *panel, int64_t width,
+                        const ff_actions *actions, const int lines, f32s *restrict square)
 {
     const int64_t ld = row_of(d), all = pairs_of(d);
-    __m512i acc[ROWS][VECTORS16];
-    for (int v = 0; v < VECTORS16; v++)
-        square[v] = _mm512_setzero_ps();
+    i32s acc[ROWS][PANEL_VECTORS];
+    for (int v = 0; v < PANEL_VECTORS; v++)
+        square[v] = f32_set(0.0f);
     for (int64_t i = 0; i < d; i += ROWS) {
         const int64_t reach = (i + ROWS + 1) / 2, pairs = reach < all ? reach : all;
         const char *ahead = lines_ahead(actions, lines * pairs, panel);
-        if (width == VECTORS16)
-            product_i16(r->rows + i * ld, ld, pairs, panel, VECTORS16, ahead, lines, acc);
+        if (width == PANEL_VECTORS)
+            product_i16(r->rows + i * ld, ld, pairs, panel, PANEL_VECTORS, ahead, lines, acc);
         else
             product_i16(r->rows + i * ld, ld, pairs, panel, 2, ahead, lines, acc);
-        const __m512 unit = _mm512_set1_ps(r->squares[i / ROWS]);
+        const f32s unit = f32_set(r->squares[i / ROWS]);
         for (int64_t v = 0; v < width; v++) {
-            __m512 sum = _mm512_setzero_ps();
+            f32s sum = f32_set(0.0f);
             for (int row = 0; row < ROWS; row++) {
-                const __m512 z = _mm512_cvtepi32_ps(acc[row][v]);
-                sum = _mm512_fmadd_ps(z, z, sum);
+                const f32s z = f32_of(acc[row][v]);
+                sum = f32_fma(z, z, sum);
             }
-            square[v] = _mm512_fmadd_ps(sum, unit, square[v]);
+            square[v] = f32_fma(sum, unit, square[v]);
         }
     }
 }
@@ -151,7 +139,7 @@ INLINE void squares_i16(const quantised_factor *r, int64_t d, const __m512i *pan
  * likewise. */
 void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                       int64_t d, float *restrict room, int32_t *restrict together,
-                      known16 *restrict known);
+                      measured *restrict known);
 
 /* W and theta (NULL: none) in 16 bits, into a buffer of ff_quantised_factor_size(). */
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,

@@ -1,0 +1,215 @@
+/* Vectors of floats, doubles and integers by instructions of the processor, for bounds, whose bits
+ * decide nothing: as wide as the registers, which changes the order of sums. Elsewhere loops are
+ * written so that compilers find vectors (ff_vectors.h).
+ *
+ * Files that include this are compiled with AVX-512 VNNI, with AVX2, and with neither; then they
+ * have no more in them than what says so (FF_WIDE of ff_base.h). */
+#ifndef FF_WIDE_H
+#define FF_WIDE_H
+
+#include "ff_base.h"
+
+#ifdef FF_WIDE
+#include <immintrin.h>
+
+#define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+
+#if FF_WIDE == 64
+/* Floats, or integers of 32 bits, of a vector; and doubles. */
+#define LANES 16
+#define LANES64 8
+typedef __m512 f32s;
+typedef __m512d f64s;
+typedef __m512i i32s;
+/* Which lanes are meant. */
+typedef __mmask16 mask32;
+typedef __mmask8 mask64;
+
+/* sum += products of 16 bits, pair by pair; of `i32s` and of __m256i. By name: of the intrinsic gcc
+ * makes a copy of every sum at every turn. */
+#define MULTIPLY(sum, pairs, panel)                                                            \
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
+
+FF_INLINE unsigned bits_of(int64_t left)
+{
+    return left >= LANES ? 0xffffu : left > 0 ? (1u << left) - 1 : 0u;
+}
+/* The lanes that hold something, when so many are left. */
+FF_INLINE mask32 lanes_of(int64_t left) { return (mask32)bits_of(left); }
+FF_INLINE mask64 lanes64_of(int64_t left)
+{
+    return left >= LANES64 ? (mask64)0xff : (mask64)bits_of(left);
+}
+
+FF_INLINE f32s f32_set(float x) { return _mm512_set1_ps(x); }
+FF_INLINE f32s f32_load(const float *at) { return _mm512_loadu_ps(at); }
+FF_INLINE void f32_store(float *to, f32s x) { _mm512_storeu_ps(to, x); }
+/* Other lanes are zero; they are not touched. */
+FF_INLINE f32s f32_load_some(mask32 in, const float *at) { return _mm512_maskz_loadu_ps(in, at); }
+FF_INLINE void f32_store_left(float *to, int64_t left, f32s x)
+{
+    _mm512_mask_storeu_ps(to, lanes_of(left), x);
+}
+FF_INLINE f32s f32_add(f32s a, f32s b) { return _mm512_add_ps(a, b); }
+FF_INLINE f32s f32_sub(f32s a, f32s b) { return _mm512_sub_ps(a, b); }
+FF_INLINE f32s f32_mul(f32s a, f32s b) { return _mm512_mul_ps(a, b); }
+FF_INLINE f32s f32_div(f32s a, f32s b) { return _mm512_div_ps(a, b); }
+/* a b + c, and a b - c, rounded once. */
+FF_INLINE f32s f32_fma(f32s a, f32s b, f32s c) { return _mm512_fmadd_ps(a, b, c); }
+FF_INLINE f32s f32_fms(f32s a, f32s b, f32s c) { return _mm512_fmsub_ps(a, b, c); }
+FF_INLINE f32s f32_sqrt(f32s x) { return _mm512_sqrt_ps(x); }
+FF_INLINE f32s f32_abs(f32s x) { return _mm512_abs_ps(x); }
+/* Where either is not a number, b. */
+FF_INLINE f32s f32_max(f32s a, f32s b) { return _mm512_max_ps(a, b); }
+/* b where a mask says so, else a. */
+FF_INLINE f32s f32_select(mask32 in, f32s a, f32s b) { return _mm512_mask_mov_ps(a, in, b); }
+/* In lanes of the mask the lesser; where either is not a number, b. Elsewhere a. */
+FF_INLINE f32s f32_min_some(mask32 in, f32s a, f32s b) { return _mm512_mask_min_ps(a, in, a, b); }
+FF_INLINE float f32_largest(f32s x) { return _mm512_reduce_max_ps(x); }
+FF_INLINE float f32_least(f32s x) { return _mm512_reduce_min_ps(x); }
+/* By lane a bit: a < b, a >= b; neither of what is not a number. */
+FF_INLINE unsigned f32_less(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+FF_INLINE unsigned f32_at_least(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+
+FF_INLINE i32s i32_set(int32_t x) { return _mm512_set1_epi32(x); }
+FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm512_add_epi32(a, b); }
+FF_INLINE f32s f32_of(i32s x) { return _mm512_cvtepi32_ps(x); }
+/* Rounded to nearest, whatever the mode. */
+FF_INLINE i32s i32_nearest(f32s x) { return _mm512_cvt_roundps_epi32(x, TO_NEAREST); }
+/* Of each lane 16 bits of `low`, and 16 of `high` above them. */
+FF_INLINE i32s i32_pairs(i32s low, i32s high)
+{
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
+}
+
+FF_INLINE f64s f64_set(double x) { return _mm512_set1_pd(x); }
+FF_INLINE f64s f64_load(const double *at) { return _mm512_loadu_pd(at); }
+FF_INLINE void f64_store(double *to, f64s x) { _mm512_storeu_pd(to, x); }
+FF_INLINE f64s f64_load_some(mask64 in, const double *at) { return _mm512_maskz_loadu_pd(in, at); }
+FF_INLINE void f64_store_some(double *to, mask64 in, f64s x) { _mm512_mask_storeu_pd(to, in, x); }
+FF_INLINE f64s f64_add(f64s a, f64s b) { return _mm512_add_pd(a, b); }
+FF_INLINE f64s f64_sub(f64s a, f64s b) { return _mm512_sub_pd(a, b); }
+FF_INLINE f64s f64_fma(f64s a, f64s b, f64s c) { return _mm512_fmadd_pd(a, b, c); }
+FF_INLINE f64s f64_fms(f64s a, f64s b, f64s c) { return _mm512_fmsub_pd(a, b, c); }
+FF_INLINE double f64_sum(f64s x) { return _mm512_reduce_add_pd(x); }
+/* The last 16 bits of each lane. */
+FF_INLINE void f64_store_last16(int16_t *to, f64s x)
+{
+    _mm_store_si128((__m128i *)to, _mm512_cvtepi64_epi16(_mm512_castpd_si512(x)));
+}
+
+#else
+#define LANES 8
+#define LANES64 4
+typedef __m256 f32s;
+typedef __m256d f64s;
+typedef __m256i i32s;
+typedef __m256i mask32;
+typedef __m256i mask64;
+
+#define MULTIPLY(sum, pairs, panel)                                                            \
+    ((sum) = _mm256_add_epi32((sum), _mm256_madd_epi16((pairs), (panel))))
+
+FF_INLINE unsigned bits_of(int64_t left)
+{
+    return left >= LANES ? 0xffu : left > 0 ? (1u << left) - 1 : 0u;
+}
+FF_INLINE mask32 lanes_of(int64_t left)
+{
+    const int32_t count = left >= LANES ? LANES : left > 0 ? (int32_t)left : 0;
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+FF_INLINE mask64 lanes64_of(int64_t left)
+{
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(left), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+
+FF_INLINE f32s f32_set(float x) { return _mm256_set1_ps(x); }
+FF_INLINE f32s f32_load(const float *at) { return _mm256_loadu_ps(at); }
+FF_INLINE void f32_store(float *to, f32s x) { _mm256_storeu_ps(to, x); }
+FF_INLINE f32s f32_load_some(mask32 in, const float *at) { return _mm256_maskload_ps(at, in); }
+FF_INLINE void f32_store_left(float *to, int64_t left, f32s x)
+{
+    /* Some processors take dozens of cycles for a masked store. */
+    if (left >= LANES)
+        _mm256_storeu_ps(to, x);
+    else
+        _mm256_maskstore_ps(to, lanes_of(left), x);
+}
+FF_INLINE f32s f32_add(f32s a, f32s b) { return _mm256_add_ps(a, b); }
+FF_INLINE f32s f32_sub(f32s a, f32s b) { return _mm256_sub_ps(a, b); }
+FF_INLINE f32s f32_mul(f32s a, f32s b) { return _mm256_mul_ps(a, b); }
+FF_INLINE f32s f32_div(f32s a, f32s b) { return _mm256_div_ps(a, b); }
+FF_INLINE f32s f32_fma(f32s a, f32s b, f32s c) { return _mm256_fmadd_ps(a, b, c); }
+FF_INLINE f32s f32_fms(f32s a, f32s b, f32s c) { return _mm256_fmsub_ps(a, b, c); }
+FF_INLINE f32s f32_sqrt(f32s x) { return _mm256_sqrt_ps(x); }
+FF_INLINE f32s f32_abs(f32s x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+FF_INLINE f32s f32_max(f32s a, f32s b) { return _mm256_max_ps(a, b); }
+FF_INLINE f32s f32_select(mask32 in, f32s a, f32s b)
+{
+    return _mm256_blendv_ps(a, b, _mm256_castsi256_ps(in));
+}
+FF_INLINE f32s f32_min_some(mask32 in, f32s a, f32s b)
+{
+    return f32_select(in, a, _mm256_min_ps(a, b));
+}
+FF_INLINE float f32_largest(f32s x)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+FF_INLINE float f32_least(f32s x)
+{
+    __m128 m = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_min_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_min_ss(m, _mm_movehdup_ps(m)));
+}
+FF_INLINE unsigned f32_less(f32s a, f32s b)
+{
+    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+FF_INLINE unsigned f32_at_least(f32s a, f32s b)
+{
+    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
+}
+
+FF_INLINE i32s i32_set(int32_t x) { return _mm256_set1_epi32(x); }
+FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm256_add_epi32(a, b); }
+FF_INLINE f32s f32_of(i32s x) { return _mm256_cvtepi32_ps(x); }
+FF_INLINE i32s i32_nearest(f32s x)
+{
+    return _mm256_cvtps_epi32(_mm256_round_ps(x, TO_NEAREST));
+}
+FF_INLINE i32s i32_pairs(i32s low, i32s high)
+{
+    return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+}
+
+FF_INLINE f64s f64_set(double x) { return _mm256_set1_pd(x); }
+FF_INLINE f64s f64_load(const double *at) { return _mm256_loadu_pd(at); }
+FF_INLINE void f64_store(double *to, f64s x) { _mm256_storeu_pd(to, x); }
+FF_INLINE f64s f64_load_some(mask64 in, const double *at) { return _mm256_maskload_pd(at, in); }
+FF_INLINE void f64_store_some(double *to, mask64 in, f64s x) { _mm256_maskstore_pd(to, in, x); }
+FF_INLINE f64s f64_add(f64s a, f64s b) { return _mm256_add_pd(a, b); }
+FF_INLINE f64s f64_sub(f64s a, f64s b) { return _mm256_sub_pd(a, b); }
+FF_INLINE f64s f64_fma(f64s a, f64s b, f64s c) { return _mm256_fmadd_pd(a, b, c); }
+FF_INLINE f64s f64_fms(f64s a, f64s b, f64s c) { return _mm256_fmsub_pd(a, b, c); }
+FF_INLINE double f64_sum(f64s x)
+{
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+FF_INLINE void f64_store_last16(int16_t *to, f64s x)
+{
+    /* Of each half its two results, then both halves side by side. */
+    const __m128i from = _mm_setr_epi8(0, 1, 8, 9, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i all = _mm256_castpd_si256(x);
+    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128(all), from);
+    const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256(all, 1), from);
+    _mm_storel_epi64((__m128i *)to, _mm_unpacklo_epi32(low, high));
+}
+#endif
+
+#endif
+#endif
