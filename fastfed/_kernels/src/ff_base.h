@@ -20,7 +20,7 @@
 #endif
 
 /* Bytes of the vectors of ff_wide.h, where this file is compiled for processors that have them. */
-#if defined(__GNUC__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&                     \
+#if defined(__GNUC__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&                         \
     defined(__AVX512VL__) && defined(__AVX512VNNI__)
 #define FF_WIDE 64
 #elif defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__)

@@ -77,7 +77,7 @@ FF_INLINE scale scale_of(const ff_bonus_bounds *k, int64_t d)
 }
 
 void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
-                              float *restrict bound)
+                  float *restrict bound)
 {
     const quantised_factor *m = &k->factor;
     const int64_t count = actions->actions, vectors = vectors_of(count);
@@ -90,12 +90,9 @@ void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d
         f32s square[PANEL_VECTORS];
         squares_i16(m, d, panel, width, actions, LINES, square);
         for (int64_t v = first; v < first + width; v++) {
-            const f32s own = f32_mul(f32_sqrt(square[v - first]),
-                                             f32_load(known[v].unit));
-            const f32s error =
-                f32_fma(f32_load(known[v].length), f32_set(s.slope),
-                                f32_mul(f32_load(known[v].lost),
-                                              f32_set(s.slope_lost)));
+            const f32s own = f32_mul(f32_sqrt(square[v - first]), f32_load(known[v].unit));
+            const f32s error = f32_fma(f32_load(known[v].length), f32_set(s.slope),
+                                       f32_mul(f32_load(known[v].lost), f32_set(s.slope_lost)));
             f32_store_left(bound + LANES * v, count - LANES * v,
                            f32_fma(own, f32_set(s.slack), error));
         }
@@ -112,7 +109,7 @@ FF_INLINE float slack_of(int64_t d)
 /* Of the few products rounding takes as of `scoring` in ff_screen_i16.c: ||H x|| <=
  * ||H x^|| (1 + g) + ||H||_F ||e||; squares of lengths are off by 2 g, their sum by some u. */
 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
-                                float *restrict bound)
+                     float *restrict bound)
 {
     const quantised_factor *m = &k->factor;
     const ff_bonus_few *few = &k->few;
@@ -151,11 +148,9 @@ void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_
         for (int64_t v = first; v < first + width; v++) {
             const f32s length = f32_load(known[v].length);
             const f32s along =
-                f32_mul(f32_mul(f32_sqrt(square[v - first]), kept),
-                              f32_load(known[v].unit));
+                f32_mul(f32_mul(f32_sqrt(square[v - first]), kept), f32_load(known[v].unit));
             const f32s part = f32_fma(f32_load(known[v].lost), lost, along);
-            const f32s whole =
-                f32_fma(part, part, f32_mul(f32_mul(length, length), rest));
+            const f32s whole = f32_fma(part, part, f32_mul(f32_mul(length, length), rest));
             const f32s own = f32_mul(f32_sqrt(whole), slack);
             f32_store_left(bound + LANES * v, count - LANES * v, f32_fma(length, slope, own));
         }
@@ -184,7 +179,7 @@ FF_INLINE mean_scale mean_scale_of(quantised_row t, double factor, int64_t d)
 
 /* Means of n <= TOGETHER actions in 16 bits. */
 static void bound_means_of(const ff_one_by_one *one, const int32_t *restrict together,
-                                  const int64_t *restrict which, int64_t n, int64_t d)
+                           const int64_t *restrict which, int64_t n, int64_t d)
 {
     __m256i even = _mm256_setzero_si256(), odd = even;
     for (int64_t j = 0; j < pairs_of(d); j++) {
@@ -208,9 +203,9 @@ static void bound_means_of(const ff_one_by_one *one, const int32_t *restrict tog
     }
 }
 
-void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
-                          const ff_one_by_one *one, const int64_t *restrict which, int64_t n,
-                          int64_t d, double *restrict room, float *restrict bound)
+void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions, const ff_one_by_one *one,
+                   const int64_t *restrict which, int64_t n, int64_t d, double *restrict room,
+                   float *restrict bound)
 {
     const quantised_factor *m = &k->factor;
     const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d), ld = row_of(d);
@@ -289,7 +284,7 @@ void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
 
 /* Actions of a vector that have no bound by R and whose upper bound is not below `from`. */
 FF_INLINE unsigned open_from(const float *restrict upper, const float *restrict bound, f32s from,
-                          int64_t first, int64_t count)
+                             int64_t first, int64_t count)
 {
     const mask32 in = lanes_of(count - first);
     return bits_of(count - first) & f32_at_least(f32_load_some(in, upper + first), from) &
@@ -297,8 +292,8 @@ FF_INLINE unsigned open_from(const float *restrict upper, const float *restrict 
 }
 
 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                                const ff_one_by_one *one, const float *restrict upper, float top,
-                                int64_t d, double *restrict room, float *restrict bound)
+                         const ff_one_by_one *one, const float *restrict upper, float top,
+                         int64_t d, double *restrict room, float *restrict bound)
 {
     int64_t which[TOGETHER];
     const int64_t count = actions->actions;
@@ -332,7 +327,7 @@ int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
 }
 
 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
-                           double factor, int64_t d, float *restrict upper)
+                    double factor, int64_t d, float *restrict upper)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count), pairs = pairs_of(d);
     const measured *known = (const measured *)actions->quantised;
@@ -375,16 +370,15 @@ void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quan
             const f32s product = f32_mul(whole, f32_load(known[v].unit));
             const f32s size = f32_mul(norm, length);
             const f32s own = f32_fma(size, slack, f32_set(0x1p-60f));
-            const f32s error =
-                f32_fma(slope, length, f32_fma(slope_lost, lost, own));
+            const f32s error = f32_fma(slope, length, f32_fma(slope_lost, lost, own));
             f32_store(upper + LANES * v, f32_add(f32_mul(product, mean), error));
         }
     }
 }
 
 float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
-                                const float *restrict bound, double factor, int64_t count,
-                                int64_t d, float *restrict upper)
+                      const float *restrict bound, double factor, int64_t count, int64_t d,
+                      float *restrict upper)
 {
     const f32s slack = f32_set(slack_of(d));
     const f32s bonus = f32_set((float)(factor * k->factor.unit));
@@ -393,8 +387,7 @@ float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
         const mask32 in = lanes_of(count - first);
         const f32s size = f32_abs(f32_load_some(in, bound + first));
         const f32s wide = f32_mul(size, bonus);
-        const f32s score = f32_add(f32_fma(wide, slack, wide),
-                                           f32_load(mean + first));
+        const f32s score = f32_add(f32_fma(wide, slack, wide), f32_load(mean + first));
         const f32s held = f32_select(in, f32_set(-INFINITY), score);
         f32_store(upper + first, held);
         top = f32_max(top, held);
@@ -403,12 +396,11 @@ float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
 }
 
 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
-                               int64_t *restrict which)
+                     int64_t *restrict which)
 {
     int64_t n = 0;
     for (int64_t first = 0; first < count; first += LANES) {
-        unsigned may =
-            bits_of(count - first) & ~f32_less(f32_load(upper + first), f32_set(least));
+        unsigned may = bits_of(count - first) & ~f32_less(f32_load(upper + first), f32_set(least));
         for (; may; may &= may - 1)
             which[n++] = first + __builtin_ctz(may);
     }
@@ -456,7 +448,8 @@ float ff_score_at_least_with(const ff_bonus_bounds *k, const measured *restrict 
                              double beta, double gamma, double moved, double grown, int64_t d)
 {
     const measured *its = known + action / LANES;
-    const double length = 1.0001 * (double)its->length[action % LANES], frobenius = k->model.frobenius;
+    const double length = 1.0001 * (double)its->length[action % LANES],
+                 frobenius = k->model.frobenius;
     const int fresh = grown == 1.0 && moved == 0.0;
     const double drift = fresh ? 0.0 : drift_of(frobenius, d) * length;
     double second = 0.0;
@@ -493,7 +486,8 @@ float ff_score_at_least(const ff_bonus_bounds *k, const measured *restrict known
                         double gamma, double moved, double grown, int64_t d)
 {
     const measured *its = known + a / LANES;
-    const double length = 1.0001 * (double)its->length[a % LANES], lost = (double)its->lost[a % LANES];
+    const double length = 1.0001 * (double)its->length[a % LANES],
+                 lost = (double)its->lost[a % LANES];
     const double g = (double)slack_of(d), frobenius = k->model.frobenius, c = k->model.c;
     const double r = least_norm(k, its, a % LANES, bound, d);
     double norm = 0.0;

@@ -54,7 +54,7 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
  * they come, and with them their means are bounded, which principal coordinates have done less
  * closely. */
 typedef struct {
-    measured *known;       /* of those actions */
+    measured *known;      /* of those actions */
     const int16_t *theta; /* in 16 bits */
     quantised_row t;
     double factor;        /* of ||R x|| */

@@ -18,7 +18,7 @@
  * 2002, Theorem 10.3). In all 6 n u G at most, of which the square root is `lost`; 16 pays for
  * what is of the order of u times that, and for the rounding of G. */
 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
-                                            double *restrict inverse, double *restrict r)
+                                     double *restrict inverse, double *restrict r)
 {
     const double total = ff_gram_of_lower(w, d, inverse);
     const ff_bonus_factor none = {0.0, sqrt(total), 0.0};
@@ -40,7 +40,7 @@ ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t
 }
 
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
-                                 double *restrict out)
+                          double *restrict out)
 {
     for (int64_t first = 0; first < d; first += LANES64 * ABREAST) {
         const int64_t vectors = (d - first + LANES64 - 1) / LANES64 < ABREAST
@@ -55,7 +55,8 @@ void ff_bonus_factor_back(const double *restrict w, const double *restrict z, in
             const double *row = w + k * d + first;
             const f64s factor = f64_set(z[k]);
             /* Past the diagonal there are zeros. */
-            const int64_t used = (k - first) / LANES64 + 1 < vectors ? (k - first) / LANES64 + 1 : vectors;
+            const int64_t used =
+                (k - first) / LANES64 + 1 < vectors ? (k - first) / LANES64 + 1 : vectors;
             if (used == ABREAST && over >= LANES64) {
                 for (int v = 0; v < ABREAST; v++)
                     sum[v] = f64_fma(factor, f64_load(row + LANES64 * v), sum[v]);
@@ -78,7 +79,7 @@ void ff_bonus_factor_back(const double *restrict w, const double *restrict z, in
 
 /* ||W x||^2 and ||W'W x||^2. */
 static void squares(const double *restrict w, const double *restrict x, int64_t d,
-                           double *restrict scratch, double *restrict square)
+                    double *restrict scratch, double *restrict square)
 {
     double *restrict z = scratch, *restrict back = scratch + d;
     ff_whiten(w, x, d, z);

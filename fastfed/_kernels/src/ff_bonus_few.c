@@ -58,15 +58,14 @@ FF_INLINE void add(double *restrict x, double by, const double *restrict y, int6
 
 /* x -= P x, P symmetric. room: d. */
 FF_INLINE void project(const double *restrict projector, int64_t d, double *restrict x,
-                    double *restrict room)
+                       double *restrict room)
 {
     times(projector, x, 1, d, room);
     add(x, -1.0, room, d);
 }
 
-double ff_largest_eigenvalue(const double *restrict m, int64_t d,
-                                    const double *restrict projector, int64_t wanted,
-                                    double *restrict room)
+double ff_largest_eigenvalue(const double *restrict m, int64_t d, const double *restrict projector,
+                             int64_t wanted, double *restrict room)
 {
     double diagonal[STEPS], beside[STEPS], high = 0.0;
     double *before = room, *now = room + d, *next = now + d;
@@ -124,7 +123,7 @@ double ff_largest_eigenvalue(const double *restrict m, int64_t d,
 
 /* out = 2 M x / high - x of `count` rows x: within [-x, x] where an eigenvalue is in [0, high]. */
 static void stretched(const double *restrict m, const double *restrict x, double high,
-                             int64_t count, int64_t d, double *restrict out)
+                      int64_t count, int64_t d, double *restrict out)
 {
     times(m, x, count, d, out);
     const double scale = 2.0 / high;
@@ -134,8 +133,8 @@ static void stretched(const double *restrict m, const double *restrict x, double
 
 /* `count` rows that are mostly of eigenvectors of M above `high`: Chebyshev's polynomial of degree
  * three, which grows steeply outside of [0, high]. room: 2 count d. */
-static void largest_directions(const double *restrict m, int64_t count, double high,
-                                      int64_t d, double *restrict rows, double *restrict room)
+static void largest_directions(const double *restrict m, int64_t count, double high, int64_t d,
+                               double *restrict rows, double *restrict room)
 {
     for (int64_t r = 0; r < count; r++)
         for (int64_t j = 0; j < d; j++)
@@ -158,8 +157,8 @@ static void largest_directions(const double *restrict m, int64_t count, double h
 
 /* Z -> H, of H'H = M Z (Z'M Z)^-1 Z'M <= M: of all that is known of M by M Z, the most. A row that
  * is of the others is zero. room: count d. */
-static void largest_part(const double *restrict m, int64_t count, int64_t d,
-                                double *restrict rows, double *restrict room)
+static void largest_part(const double *restrict m, int64_t count, int64_t d, double *restrict rows,
+                         double *restrict room)
 {
     double c[FF_FEW_ROWS][FF_FEW_ROWS];
     times(m, rows, count, d, room);
@@ -191,7 +190,7 @@ static void largest_part(const double *restrict m, int64_t count, int64_t d,
  * ||H||_F^2. All of that, and twice as much again, is added to what was shown to be a bound. H is
  * what its 16 bits say. */
 ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
-                                      double *restrict rows, int16_t *restrict entries)
+                               double *restrict rows, int16_t *restrict entries)
 {
     ff_bonus_few few = {0};
     const int64_t groups = (d + 22) / 67, most = FF_FEW_ROWS / ROWS;

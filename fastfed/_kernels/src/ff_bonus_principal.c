@@ -112,9 +112,8 @@ FF_INLINE double slack_of(int64_t rank) { return 1.01 * (double)(rank + 16) * 0x
 
 /* Rounding as of `scoring` in ff_screen_i16.c: ||L z|| <= ||L^ z^|| (1 + g) + lost of L (||z|| +
  * ||e||) + ||L|| ||e||, e what z^ is off by; squares are off by 2 g, their sum by some u. */
-void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions,
-                                const char *block, double scale, double slope, double slack,
-                                float *restrict bound)
+void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions, const char *block,
+                         double scale, double slope, double slack, float *restrict bound)
 {
     const quantised_factor *m = &p->factor;
     const int64_t rank = p->rank, count = actions->actions, vectors = vectors_of(count);
@@ -133,19 +132,14 @@ void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions,
         for (int64_t v = 0; v < width; v++) {
             const f32s length = f32_load(lot.known[v].length);
             const f32s rest = f32_load(lot.rest + LANES * v);
-            const f32s product = f32_mul(f32_sqrt(square[v]),
-                                                 f32_load(lot.known[v].unit));
+            const f32s product = f32_mul(f32_sqrt(square[v]), f32_load(lot.known[v].unit));
             const f32s told = f32_fma(
-                product, own,
-                f32_fma(length, along,
-                                f32_mul(f32_load(lot.known[v].lost), across)));
+                product, own, f32_fma(length, along, f32_mul(f32_load(lot.known[v].lost), across)));
             const f32s other = f32_mul(rest, left);
-            const f32s whole =
-                f32_sqrt(f32_fma(told, told, f32_mul(other, other)));
+            const f32s whole = f32_sqrt(f32_fma(told, told, f32_mul(other, other)));
             const f32s size = f32_add(length, rest);
             const int64_t at = LANES * (first + v);
-            f32_store_left(bound + at, count - at,
-                           f32_fma(size, more, f32_mul(whole, grow)));
+            f32_store_left(bound + at, count - at, f32_fma(size, more, f32_mul(whole, grow)));
         }
         block += lot_bytes(rank, width);
     }
@@ -153,7 +147,7 @@ void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions,
 
 /* A row times a panel, by two sums: one would wait for itself. */
 FF_INLINE void dot_panel(const int16_t *restrict row, int64_t pairs, const i32s *restrict panel,
-                      const int width, i32s *restrict even, i32s *restrict odd)
+                         const int width, i32s *restrict even, i32s *restrict odd)
 {
     i32s low[PANEL_VECTORS], high[PANEL_VECTORS];
     for (int v = 0; v < width; v++)
@@ -183,7 +177,7 @@ FF_INLINE f32s part(const float *at, int v, const int width, mask32 last)
 
 /* Q times theta of `width` vectors of coordinates, by two sums each. */
 FF_INLINE void along(const float *restrict columns, const double *restrict theta, int64_t rank,
-                  int64_t d, const int width, mask32 last, float *restrict told)
+                     int64_t d, const int width, mask32 last, float *restrict told)
 {
     f32s even[TOLD], odd[TOLD];
     UNROLLED
@@ -206,8 +200,8 @@ FF_INLINE void along(const float *restrict columns, const double *restrict theta
 }
 
 /* About Q theta, in float32: (d + 4) u of ||theta|| is what each of them may be off, u = 2^-24. */
-static void along_columns(const float *restrict columns, const double *restrict theta,
-                                 int64_t rank, int64_t d, double *restrict told)
+static void along_columns(const float *restrict columns, const double *restrict theta, int64_t rank,
+                          int64_t d, double *restrict told)
 {
     float sum[64];
     for (int64_t first = 0; first < rank; first += LANES * TOLD) {
@@ -230,7 +224,7 @@ static void along_columns(const float *restrict columns, const double *restrict 
  * - Q'Q theta>, and the last length squared is ||theta||^2 - ||Q theta||^2. What rows are short of
  * being orthonormal is 2^-40 at most (environments.pyx). `off` is what t may be off. */
 void ff_principal_means(const ff_principal *k, const ff_actions *actions, const char *block,
-                               const double *restrict theta, int64_t d, float *restrict upper)
+                        const double *restrict theta, int64_t d, float *restrict upper)
 {
     const int64_t rank = k->rank, count = actions->actions, vectors = vectors_of(count);
     const int64_t all = pairs_of(rank);
@@ -263,12 +257,9 @@ void ff_principal_means(const ff_principal *k, const ff_actions *actions, const 
         for (int64_t v = 0; v < width; v++) {
             const f32s size = f32_load(lot.known[v].length);
             const f32s product =
-                f32_mul(f32_of(i32_add(even[v], odd[v])),
-                              f32_load(lot.known[v].unit));
-            const f32s error =
-                f32_fma(size, slope,
-                                f32_fma(f32_load(lot.known[v].lost), slope_lost,
-                                                f32_set(0x1p-60f)));
+                f32_mul(f32_of(i32_add(even[v], odd[v])), f32_load(lot.known[v].unit));
+            const f32s error = f32_fma(
+                size, slope, f32_fma(f32_load(lot.known[v].lost), slope_lost, f32_set(0x1p-60f)));
             const f32s most = f32_fma(f32_load(lot.rest + LANES * v), across, error);
             f32_store(upper + LANES * (first + v), f32_fma(product, mean, most));
         }

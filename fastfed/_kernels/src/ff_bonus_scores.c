@@ -53,8 +53,9 @@ ff_told ff_tell_taken(const ff_asked *q)
 /* A float not above what the exact score is. */
 FF_INLINE float least_of(ff_told one) { return ff_float_below(one.score - one.error); }
 
-float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
-                         int64_t a, float bound, double moved, double grown)
+float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k,
+                         const measured *restrict known, int64_t a, float bound, double moved,
+                         double grown)
 {
     const ff_told first =
         tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, q->frobenius, q->d, q->back);

@@ -75,8 +75,9 @@ int64_t ff_not_below_score(const ff_bounded *b, ff_told score);
  * where R bounds it: half the products. */
 void ff_take(const ff_asked *q, int64_t a);
 ff_told ff_tell_taken(const ff_asked *q);
-float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
-                         int64_t a, float bound, double moved, double grown);
+float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k,
+                         const measured *restrict known, int64_t a, float bound, double moved,
+                         double grown);
 
 /* The action of the largest score of n, of which `first`, taken, has been told; -1 if they are too
  * many to be told one by one, or rounding leaves doubt. room: 3 d. */

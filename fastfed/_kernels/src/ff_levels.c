@@ -65,8 +65,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_screen_f32_small_fits) each(ff_screen_f32_small)                                   
 /* clang-format on */
 
-/* Of the files that write their vectors by instructions (ff_wide.h) what others call; v4 is compiled
- * for AVX-512 VNNI too. */
+/* Of the files that write their vectors by instructions (ff_wide.h) what others call; v4 is
+ * compiled for AVX-512 VNNI too. */
 /* clang-format off */
 #define EACH_WIDE(each) \
     each(ff_screen_i16_available) each(ff_screen_i16_fits) each(ff_quantised_bytes) \
@@ -126,10 +126,11 @@ typedef void function(void);
     HIDDEN function *name##_at __attribute__((used)) = name##_base;                            \
     __asm__(".text\n.p2align 4\n.globl " SYMBOL(name) "\n" HIDE(name) SYMBOL(name) ":\n"       \
             LANDING "jmp *" SYMBOL(name##_at) "(%rip)\n");
-EACH_OF(ENTRY) EACH_WIDE(ENTRY)
+EACH_OF(ENTRY)
+EACH_WIDE(ENTRY)
 
-/* All of them; the last has no name. Tests read it. */
-typedef struct {
+    /* All of them; the last has no name. Tests read it. */
+    typedef struct {
     const char *name;
     function *of[FF_LEVEL_COUNT];
     function **at;

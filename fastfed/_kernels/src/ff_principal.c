@@ -25,7 +25,7 @@ int64_t ff_principal_bytes(int64_t rank, int64_t actions)
 
 /* ROWS coordinates of two vectors of actions into z, rows of which are `ld` apart. */
 FF_INLINE void coordinates(const float *restrict x, int64_t stride, mask32 low, mask32 high,
-                        const float *restrict basis, int64_t d, float *restrict z, int64_t ld)
+                           const float *restrict basis, int64_t d, float *restrict z, int64_t ld)
 {
     f32s total[ROWS][ABREAST], sum[ROWS][ABREAST];
     for (int r = 0; r < ROWS; r++)
@@ -77,8 +77,7 @@ FF_INLINE f32s squares(const float *restrict x, int64_t stride, mask32 in, int64
  * likewise, and that of the exact ones is at least this less 2.01 off ||x||^2. What is left of
  * ||x||^2 is the square of the rest's length; what rows of Q are short of being orthonormal is far
  * below all this. */
-void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t d,
-                              char *block)
+void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t d, char *block)
 {
     const int64_t rank = k->rank, count = actions->actions, vectors = vectors_of(count);
     const int64_t stride = actions->feature_stride;
@@ -100,7 +99,8 @@ void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t
         view.feature_stride = LANES * PANEL_VECTORS;
         ff_quantise_i16(&view, rank, block);
         measured *known = (measured *)block;
-        float *rest = (float *)(block + width * ((int64_t)sizeof(measured) + FF_WIDE * pairs_of(rank)));
+        float *rest =
+            (float *)(block + width * ((int64_t)sizeof(measured) + FF_WIDE * pairs_of(rank)));
         for (int64_t v = 0; v < width; v++) {
             const mask32 in = lanes_of(held - LANES * v);
             const f32s whole = squares(x + LANES * v, stride, in, d);
@@ -111,10 +111,8 @@ void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t
             const f32s error = f32_fma(length, moved, tiny);
             /* What is not a number stays: the other way round it would not. */
             const f32s own = f32_sqrt(f32_max(f32_set(0.0f), left));
-            f32_store(rest + LANES * v, f32_fma(own, f32_set(0x1p-20f),
-                                                            f32_add(own, tiny)));
-            f32_store(known[v].length,
-                             f32_add(f32_load(known[v].length), error));
+            f32_store(rest + LANES * v, f32_fma(own, f32_set(0x1p-20f), f32_add(own, tiny)));
+            f32_store(known[v].length, f32_add(f32_load(known[v].length), error));
             f32_store(known[v].lost, f32_add(f32_load(known[v].lost), error));
         }
         block += lot_bytes(rank, width);

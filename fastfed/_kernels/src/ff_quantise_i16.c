@@ -51,7 +51,7 @@ FF_INLINE f32s features(const float *at, int v, const int width, last_two in)
 /* Squares of the lengths of `width` vectors of actions into their `length`, their largest features
  * into `unit`. Feature by feature as they lie, for that is what memory is fast at. */
 FF_INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const int width,
-                    last_two in, measured *restrict known)
+                       last_two in, measured *restrict known)
 {
     f32s square[ABREAST], largest[ABREAST];
     UNROLLED
@@ -104,7 +104,7 @@ FF_INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d, 
 
 /* A panel of `width` vectors of actions, and what rounding takes from their lengths. */
 FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d, const int width,
-                           last_two in, measured *restrict known, i32s *restrict panel)
+                              last_two in, measured *restrict known, i32s *restrict panel)
 {
     f32s scale[PANEL_VECTORS], lost[PANEL_VECTORS];
     UNROLLED
@@ -131,8 +131,7 @@ FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d
         const f32s length = f32_load(known[v].length);
         const f32s unit = f32_load(known[v].unit);
         const f32s rounding = f32_mul(f32_sqrt(lost[v]), unit);
-        f32_store(known[v].lost,
-                         f32_fma(length, f32_set(0x1p-21f), rounding));
+        f32_store(known[v].lost, f32_fma(length, f32_set(0x1p-21f), rounding));
     }
 }
 
@@ -141,7 +140,8 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
     const float *restrict x = (const float *)actions->x;
     const int64_t stride = actions->feature_stride, count = actions->actions;
     const int64_t vectors = vectors_of(count), over = count - LANES * (vectors - 2);
-    const last_two in = {lanes_of(over), lanes_of(over - LANES)}, all = {lanes_of(LANES), lanes_of(LANES)};
+    const last_two in = {lanes_of(over), lanes_of(over - LANES)},
+                   all = {lanes_of(LANES), lanes_of(LANES)};
     measured *known = (measured *)quantised;
     i32s *panels = (i32s *)(known + vectors);
     switch (vectors <= ABREAST_HERE ? vectors : 0) {
@@ -157,9 +157,8 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
         const f32s root = f32_sqrt(f32_load(known[v].length));
         const f32s length = f32_add(root, f32_set(0x1p-60f));
         const f32s largest = f32_load(known[v].unit);
-        const f32s unit = f32_max(
-            f32_mul(length, f32_set((float)(1.0 / LENGTH_X))),
-            f32_mul(largest, f32_set((float)(1.0 / LARGEST))));
+        const f32s unit = f32_max(f32_mul(length, f32_set((float)(1.0 / LENGTH_X))),
+                                  f32_mul(largest, f32_set((float)(1.0 / LARGEST))));
         f32_store(known[v].length, length);
         f32_store(known[v].unit, unit);
     }
@@ -190,8 +189,8 @@ FF_INLINE __m256 four(const __m256 *sum)
 }
 
 void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
-                             int64_t d, float *restrict room, int32_t *restrict together,
-                             measured *restrict known)
+                      int64_t d, float *restrict room, int32_t *restrict together,
+                      measured *restrict known)
 {
     const float *x = (const float *)actions->x;
     const int64_t stride = actions->feature_stride;

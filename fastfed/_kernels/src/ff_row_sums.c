@@ -12,13 +12,13 @@
 
 /* ff_sum_rows of `results` results and `vectors` vectors of columns, the last as far as `in` says. */
 FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
-                      const int results, int64_t from, int64_t to, const int vectors, mask64 in,
-                      const double *start, double sign, double *out)
+                         const int results, int64_t from, int64_t to, const int vectors, mask64 in,
+                         const double *start, double sign, double *out)
 {
     f64s sum[RESULTS][ABREAST];
     for (int r = 0; r < results; r++)
         for (int v = 0; v < vectors; v++)
-            sum[r][v] = !start              ? f64_set(0.0)
+            sum[r][v] = !start             ? f64_set(0.0)
                         : v == vectors - 1 ? f64_load_some(in, start + r * d + LANES64 * v)
                                            : f64_load(start + r * d + LANES64 * v);
     for (int64_t k = from; k < to; k++) {
@@ -41,8 +41,8 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
 
 /* The same for n columns. */
 FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
-                        const int results, int64_t from, int64_t to, int64_t n,
-                        const double *start, double sign, double *out)
+                           const int results, int64_t from, int64_t to, int64_t n,
+                           const double *start, double sign, double *out)
 {
     int64_t first = 0;
     while (first < n) {
@@ -64,8 +64,8 @@ FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t
 }
 
 void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
-                        int64_t rows, int64_t from, int64_t to, int64_t n, const double *start,
-                        double sign, double *out)
+                 int64_t rows, int64_t from, int64_t to, int64_t n, const double *start,
+                 double sign, double *out)
 {
     int64_t r = 0;
     for (; r + RESULTS <= rows; r += RESULTS) {

@@ -47,8 +47,8 @@ FF_INLINE scoring scoring_of(const quantised_factor *model, double beta, int64_t
 /* Upper bounds on the exact scores of a panel into upper, the largest lower bounds so far into
  * floor. */
 FF_INLINE void bound_panel(const i32s *restrict panel, const measured *restrict known,
-                        const int width, int64_t held, const scoring *s, int64_t d,
-                        float *restrict upper, f32s *restrict floor)
+                           const int width, int64_t held, const scoring *s, int64_t d,
+                           float *restrict upper, f32s *restrict floor)
 {
     const int64_t ld = row_of(d);
     f32s square[PANEL_VECTORS], mean[PANEL_VECTORS];
@@ -76,16 +76,12 @@ FF_INLINE void bound_panel(const i32s *restrict panel, const measured *restrict 
         const f32s length = f32_load(known[v].length);
         const f32s unit = f32_load(known[v].unit);
         const f32s lost = f32_load(known[v].lost);
-        const f32s bonus = f32_mul(f32_mul(f32_sqrt(square[v]), unit),
-                                           f32_set(s->bonus));
-        const f32s score =
-            f32_fma(f32_mul(mean[v], unit), f32_set(s->mean), bonus);
+        const f32s bonus = f32_mul(f32_mul(f32_sqrt(square[v]), unit), f32_set(s->bonus));
+        const f32s score = f32_fma(f32_mul(mean[v], unit), f32_set(s->mean), bonus);
         const f32s size = f32_fma(f32_set(s->theta_norm), length, bonus);
-        const f32s own =
-            f32_fma(size, f32_set(s->slack), f32_set(0x1p-60f));
+        const f32s own = f32_fma(size, f32_set(s->slack), f32_set(0x1p-60f));
         const f32s error =
-            f32_fma(f32_set(s->slope), length,
-                            f32_fma(f32_set(s->slope_lost), lost, own));
+            f32_fma(f32_set(s->slope), length, f32_fma(f32_set(s->slope_lost), lost, own));
         const f32s low = f32_sub(score, error);
         f32_store(upper + LANES * v, f32_add(score, error));
         /* What is not a number proves nothing. */
@@ -101,14 +97,14 @@ FF_INLINE int alike(const float *restrict upper, f32s floors, int64_t count)
     const int64_t held = count < LANES * PANEL_VECTORS ? count : LANES * PANEL_VECTORS;
     int64_t below = 0;
     for (int64_t first = 0; first < held; first += LANES)
-        below += __builtin_popcount(
-            bits_of(held - first) & f32_less(f32_load(upper + first), floor));
+        below +=
+            __builtin_popcount(bits_of(held - first) & f32_less(f32_load(upper + first), floor));
     return 2 * below + 2 < held;
 }
 
 int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
-                             const double *restrict theta, double beta, int64_t d,
-                             double *restrict scratch, int64_t *restrict candidates)
+                      const double *restrict theta, double beta, int64_t d,
+                      double *restrict scratch, int64_t *restrict candidates)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count);
     const quantised_factor model = ff_quantise_factor(w, theta, d, scratch);
@@ -127,7 +123,8 @@ int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
         const i32s *panel = panels + v * pairs_of(d);
         const int64_t held = count - LANES * v;
         if (v + PANEL_VECTORS <= vectors)
-            bound_panel(panel, known + v, PANEL_VECTORS, held, &made, d, upper + LANES * v, &floors);
+            bound_panel(panel, known + v, PANEL_VECTORS, held, &made, d, upper + LANES * v,
+                        &floors);
         else
             bound_panel(panel, known + v, 2, held, &made, d, upper + LANES * v, &floors);
         if (v == 0 && alike(upper, floors, count))

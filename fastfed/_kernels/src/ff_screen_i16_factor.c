@@ -27,8 +27,8 @@ FF_INLINE int whole_rows(int64_t n, int64_t d)
 
 /* The largest squared length among `count` <= ROWS rows of n entries, d apart; their sum too. All
  * rows side by side: loops so short cost most where they end. */
-FF_INLINE double longest(const double *restrict rows, const int count, int64_t n, int64_t d, int whole,
-                      double *restrict sum)
+FF_INLINE double longest(const double *restrict rows, const int count, int64_t n, int64_t d,
+                         int whole, double *restrict sum)
 {
     f64s square[ROWS];
     double largest = 0.0;
@@ -50,7 +50,7 @@ FF_INLINE double longest(const double *restrict rows, const int count, int64_t n
 
 /* Rows as above, times `scale`, in 16 bits; returns what rounding has changed, squared. */
 FF_INLINE double quantise_rows(const double *restrict rows, const int count, int64_t n, int64_t d,
-                           int whole, double scale, int16_t *restrict to)
+                               int whole, double scale, int16_t *restrict to)
 {
     /* Past 2^52 doubles are whole numbers, whose last bits these are: so one instruction scales
      * and rounds. */
@@ -79,7 +79,7 @@ quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *re
 }
 
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
-                                           int64_t d, double *restrict buffer)
+                                    int64_t d, double *restrict buffer)
 {
     const int64_t ld = row_of(d), used = (d + ROWS - 1) / ROWS, groups = groups_of(d);
     double *restrict units = buffer;

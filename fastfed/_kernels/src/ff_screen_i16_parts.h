@@ -83,8 +83,8 @@ FF_INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, cons
  * from `ahead` on are asked for with each pair: not all at once, for that many would be waited
  * for. */
 FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
-                        const i32s *restrict panel, const int width, const char *ahead,
-                        const int lines, i32s (*restrict acc)[PANEL_VECTORS])
+                           const i32s *restrict panel, const int width, const char *ahead,
+                           const int lines, i32s (*restrict acc)[PANEL_VECTORS])
 {
     i32s sum[ROWS][PANEL_VECTORS];
     for (int r = 0; r < ROWS; r++)
@@ -109,7 +109,7 @@ FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pai
 /* ||R x||^2 of the actions of a panel, in largest units of a lower triangular R, d x d, and units of
  * the actions. lines: as of product_i16. */
 FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *panel, int64_t width,
-                        const ff_actions *actions, const int lines, f32s *restrict square)
+                           const ff_actions *actions, const int lines, f32s *restrict square)
 {
     const int64_t ld = row_of(d), all = pairs_of(d);
     i32s acc[ROWS][PANEL_VECTORS];

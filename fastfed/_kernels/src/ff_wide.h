@@ -27,7 +27,7 @@ typedef __mmask8 mask64;
 
 /* sum += products of 16 bits, pair by pair; of `i32s` and of __m256i. By name: of the intrinsic gcc
  * makes a copy of every sum at every turn. */
-#define MULTIPLY(sum, pairs, panel)                                                            \
+#define MULTIPLY(sum, pairs, panel)                                                                \
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
 
 FF_INLINE unsigned bits_of(int64_t left)
@@ -107,7 +107,7 @@ typedef __m256i i32s;
 typedef __m256i mask32;
 typedef __m256i mask64;
 
-#define MULTIPLY(sum, pairs, panel)                                                            \
+#define MULTIPLY(sum, pairs, panel)                                                                \
     ((sum) = _mm256_add_epi32((sum), _mm256_madd_epi16((pairs), (panel))))
 
 FF_INLINE unsigned bits_of(int64_t left)
@@ -177,10 +177,7 @@ FF_INLINE unsigned f32_at_least(f32s a, f32s b)
 FF_INLINE i32s i32_set(int32_t x) { return _mm256_set1_epi32(x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm256_add_epi32(a, b); }
 FF_INLINE f32s f32_of(i32s x) { return _mm256_cvtepi32_ps(x); }
-FF_INLINE i32s i32_nearest(f32s x)
-{
-    return _mm256_cvtps_epi32(_mm256_round_ps(x, TO_NEAREST));
-}
+FF_INLINE i32s i32_nearest(f32s x) { return _mm256_cvtps_epi32(_mm256_round_ps(x, TO_NEAREST)); }
 FF_INLINE i32s i32_pairs(i32s low, i32s high)
 {
     return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
