@@ -107,8 +107,14 @@ typedef __m256i i32s;
 typedef __m256i mask32;
 typedef __m256i mask64;
 
+/* By name: gcc would make all products first, for which registers do not suffice. */
 #define MULTIPLY(sum, pairs, panel)                                                                \
-    ((sum) = _mm256_add_epi32((sum), _mm256_madd_epi16((pairs), (panel))))
+    do {                                                                                           \
+        i32s product;                                                                              \
+        __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0"                                         \
+                : "+x"(sum), "=&x"(product)                                                        \
+                : "x"(pairs), "x"(panel));                                                         \
+    } while (0)
 
 FF_INLINE unsigned bits_of(int64_t left)
 {
