@@ -257,7 +257,8 @@ def test_every_record_can_give_every_released_value():
 def test_zeros_have_one_sign():
     std = np.full(200_000, 1.0)
     for value in (0.0, -0.0, 2.0**-20, -(2.0**-20)):
-        released = exact.add_normals(np.full(len(std), value), std, Normals(len(std)))
+        # A stream of its own: of 200 000 fresh draws none was zero once in some dozens of runs.
+        released = exact.add_normals(np.full(len(std), value), std, Normals(len(std), Stream(7)))
         zeros = released[released == 0.0]
         assert len(zeros) and not np.signbit(zeros).any()
 
