@@ -1,5 +1,5 @@
 /* Sums of the rows of a matrix, each times a number, and what is made of them: products and factors.
- * In AVX-512 and in whatever order is fastest, so they serve bounds, and nothing that is chosen or
+ * By ff_wide.h and in whatever order is fastest, so they serve bounds, and nothing that is chosen or
  * released. */
 #ifndef FF_ROW_SUMS_H
 #define FF_ROW_SUMS_H

@@ -1,4 +1,4 @@
-/* Screening in 16-bit integers, for processors that multiply those fastest (AVX-512 VNNI).
+/* Screening in 16-bit integers, which processors with AVX2, or AVX-512 VNNI, multiply fastest.
  *
  * Actions, W and theta are quantised to int16 (ff_quantise_i16.c, ff_screen_i16_factor.c).
  * Products are exact in 32 bits, so only quantisation and a few float32 operations cost accuracy,
