@@ -515,6 +515,24 @@ def test_the_environment_holds_the_level_down():
         assert short == str(chosen != "base")
 
 
+def test_bounds_in_16_bits_hold_by_narrower_vectors_too():
+    """Those of AVX2, where this processor has wider ones: the tests of bounds, once more."""
+    if not _native.HAS_LEVELS or _native.LEVEL != "v4":
+        pytest.skip("the other tests run by these vectors, or there are none")
+    here = Path(__file__).parent
+    names = [str(here / f"test_{name}.py") for name in ("screen_i16", "bonus_cache", "principal")]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *names]
+        + ["-k", "between_its_bounds or best_action"],
+        env=os.environ | {"FASTFED_LEVEL": "v3"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout
+    marks = [line.split()[0] for line in run.stdout.splitlines() if line.endswith("%]")]
+    assert set("".join(marks)) == {"."}, run.stdout  # none was skipped
+
+
 def test_an_unknown_level_is_a_sentence():
     run = imported("v5")
     assert run.returncode == 1

@@ -4,10 +4,11 @@
 #ifdef FF_WIDE
 #include "ff_screen_i16_parts.h"
 
-/* Vectors of actions whose lengths are summed in registers: where these are wide, and not. */
+/* Vectors of actions whose lengths are summed in registers: of the widest, of which there are twice as
+ * many, and of these. */
 #define ABREAST 12
 #define ABREAST_HERE (FF_WIDE == 64 ? ABREAST : 6)
-/* Features that are taken together where they are not. */
+/* Features of more vectors that are added before sums go back to memory. */
 #define FEATURES 4
 /* A block that is not there yet is 0. */
 enum { MADE = 1, BEING_MADE = 2 };
