@@ -521,9 +521,9 @@ def test_bounds_in_16_bits_hold_by_narrower_vectors_too():
         pytest.skip("the other tests run by these vectors, or there are none")
     here = Path(__file__).parent
     names = [str(here / f"test_{name}.py") for name in ("screen_i16", "bonus_cache", "principal")]
+    these = ["-k", "between_its_bounds or best_action"]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *names]
-        + ["-k", "between_its_bounds or best_action"],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *names, *these],
         env=os.environ | {"FASTFED_LEVEL": "v3"},
         capture_output=True,
         text=True,
