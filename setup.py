@@ -60,8 +60,8 @@ EXACT = (
     "tracked",
 )
 FUSED = ("screen_f32", "screen_f32_small")
-#: Those whose vectors are written by instructions, of the processors that have WIDER too; on others
-#: of that level the one below runs.
+#: Those whose vectors are written by instructions (ff_wide.h). At v4 they are for processors that
+#: have WIDER as well; on others of that level their v3 runs.
 WIDE = (
     "bonus_bounds",
     "bonus_cache",

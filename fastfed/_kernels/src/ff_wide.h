@@ -14,10 +14,17 @@
 
 #define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 
-#if FF_WIDE == 64
 /* Floats, or integers of 32 bits, of a vector; and doubles. */
-#define LANES 16
-#define LANES64 8
+#define LANES (FF_WIDE / 4)
+#define LANES64 (FF_WIDE / 8)
+
+/* A bit for each lane that holds something, when so many are left. */
+FF_INLINE unsigned bits_of(int64_t left)
+{
+    return left >= LANES ? (1u << LANES) - 1 : left > 0 ? (1u << left) - 1 : 0u;
+}
+
+#if FF_WIDE == 64
 typedef __m512 f32s;
 typedef __m512d f64s;
 typedef __m512i i32s;
@@ -30,10 +37,6 @@ typedef __mmask8 mask64;
 #define MULTIPLY(sum, pairs, panel)                                                                \
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
 
-FF_INLINE unsigned bits_of(int64_t left)
-{
-    return left >= LANES ? 0xffffu : left > 0 ? (1u << left) - 1 : 0u;
-}
 /* The lanes that hold something, when so many are left. */
 FF_INLINE mask32 lanes_of(int64_t left) { return (mask32)bits_of(left); }
 FF_INLINE mask64 lanes64_of(int64_t left)
@@ -99,8 +102,6 @@ FF_INLINE void f64_store_last16(int16_t *to, f64s x)
 }
 
 #else
-#define LANES 8
-#define LANES64 4
 typedef __m256 f32s;
 typedef __m256d f64s;
 typedef __m256i i32s;
@@ -116,10 +117,6 @@ typedef __m256i mask64;
                 : "x"(pairs), "x"(panel));                                                         \
     } while (0)
 
-FF_INLINE unsigned bits_of(int64_t left)
-{
-    return left >= LANES ? 0xffu : left > 0 ? (1u << left) - 1 : 0u;
-}
 FF_INLINE mask32 lanes_of(int64_t left)
 {
     const int32_t count = left >= LANES ? LANES : left > 0 ? (int32_t)left : 0;
