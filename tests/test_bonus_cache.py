@@ -261,11 +261,11 @@ def test_every_score_is_between_its_bounds(d, spread, gamma):
         assert found is not None
         ends = found[0]
         score = linalg.scores(columns, w, theta, 1.5, gamma)
-        assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
+        assert (score <= ends[:4]).all() and (ends[4:] <= score).all()
         # They say something. The lower one is weak where the second bonus is the smaller part.
         if size == 0.0:
             assert np.median(ends[1] / score) < 1.1 and (ends[1] <= 1.1 * ends[0]).all()
-            assert np.median(ends[3] / score) > (0.9 if gamma != 0.1 else 0.1)
+            assert np.median(ends[4] / score) > (0.9 if gamma != 0.1 else 0.1)
 
 
 @needs_it
@@ -294,10 +294,10 @@ def test_every_score_stays_between_its_bounds_as_v_grows(d, spread, gamma):
             assert found is not None
             ends, now = found
             score = linalg.scores(columns, now, theta, 1.5, gamma)
-            assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
+            assert (score <= ends[:4]).all() and (ends[4:] <= score).all()
             # Weak where the second bonus is not the larger part.
             if length == 1e-3 and gamma >= 30.0:
-                assert np.median(ends[3] / score) > 0.9
+                assert np.median(ends[4] / score) > 0.9
 
 
 def test_columns_that_differ_share_no_bounds():

@@ -56,7 +56,7 @@ def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
             assert found is not None
             ends, now = found
             score = linalg.scores(columns, now, theta, 1.5, gamma)
-            assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
+            assert (score <= ends[:4]).all() and (ends[4:] <= score).all()
 
 
 @needs_it
@@ -92,7 +92,7 @@ def test_scores_whose_means_hide_their_bonuses_are_above_their_lower_bounds():
         few = np.eye(d)[:6].copy()
         ends, now = linalg.bonus_ends(rows, w, theta, 1.0, gamma, points, few)
         score = linalg.scores(rows, now, theta, 1.0, gamma)
-        assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
+        assert (score <= ends[:4]).all() and (ends[4:] <= score).all()
 
 
 @needs_it
@@ -116,8 +116,8 @@ def test_bounds_hold_at_the_ends_of_numbers():
             second = x / v.astype(np.longdouble)
             score = beta * np.sqrt((width**2).sum(1)) + gamma * np.sqrt((second**2).sum(1))
             ends = found[0].astype(np.longdouble)
-            assert (score <= ends[:3] * (1 + 1e-12)).all()
-            assert (ends[3:] <= score * (1 + 1e-12)).all()
+            assert (score <= ends[:4] * (1 + 1e-12)).all()
+            assert (ends[4:] <= score * (1 + 1e-12)).all()
 
 
 @needs_it
@@ -133,7 +133,31 @@ def test_bounds_are_close_where_coordinates_tell_nearly_all():
     assert np.median(near[0] / near[1]) < 1.05 and np.median(few[0] / near[1]) > 1.2
     # With ||W x|| what a score is at least is closer than by R alone.
     score = linalg.scores(columns, w, theta, 1.5, 9.0)
-    assert np.median(near[4] / score) > 0.99 and np.median(near[3] / score) < 0.95
+    assert np.median(near[5] / score) > 0.99 and np.median(near[4] / score) < 0.95
+
+
+@needs_it
+@pytest.mark.parametrize("gamma", [0.0, 30.0])
+@pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
+@pytest.mark.parametrize(("d", "rank", "along"), [(96, 48, 12), (135, 42, 24), (136, 6, 6)])
+def test_few_products_are_close_along_a_pool_s_directions(d, rank, along, spread, gamma):
+    """Equalities but for rounding to 16 bits, and no less than what they bound; of rows that such
+    directions tell as close as all products, and of any closer than coordinates."""
+    draw = np.random.default_rng([d, int(10 * spread)])
+    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
+    scales = 10.0 ** draw.uniform(0.0, spread, d)
+    w = linalg.factor((basis * scales @ basis.T)[np.tril_indices(d)], d)
+    near = hanging_together(draw, 70, d, spread=0.01)
+    few = directions(near, rank)
+    rows = np.asfortranarray(np.concatenate([few[:along], near]).astype(np.float32))
+    none, theta = np.empty((0, d)), np.zeros(d)
+    ends = linalg.bonus_ends(rows, w, theta, 1.5, gamma, none, few)[0]
+    ratio = ends / linalg.scores(rows, w, theta, 1.5, gamma)
+    # R bounds a sum of both bonuses, and 16 bits of directions that are known best tell least.
+    own, like = ratio[:, :along], ratio[:, along:]
+    assert (ratio[3] >= 1.0).all() and (own[3] < 1.03 * own[1]).all()
+    assert np.median(like[3] / like[1]) < (1.01 if along >= 12 else 1.05)
+    assert spread < 1.0 or np.median(like[3]) < np.median(like[0])
 
 
 def played(environment, keys, monkeypatch, **constants):

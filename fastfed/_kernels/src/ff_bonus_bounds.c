@@ -3,17 +3,18 @@
 #ifdef FF_WIDE
 #include <math.h>
 
+/* Doubles that the rows of few products take, and space to align them. */
+FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; }
+
 int64_t ff_bonus_bounds_size(int64_t d)
 {
-    /* What bounds sooner is of either kind. */
-    const int64_t few = FF_FEW_ROWS * row_of(d) / 4 + 8, principal = ff_bonus_principal_size();
     return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
-           (few > principal ? few : principal);
+           few_size(d) + ff_bonus_principal_size();
 }
 
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int sooner,
-                         const ff_principal *principal, int64_t d, double *scratch,
+                         const ff_principal *pool, int told, int64_t d, double *scratch,
                          ff_bonus_bounds *k)
 {
     const double *r = w;
@@ -33,14 +34,16 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
     if (gamma == 0.0)
         k->model.frobenius = k->factor.frobenius;
     k->few.rest = k->principal.rest = 0.0;
-    if (sooner && principal)
-        k->principal = ff_bonus_principal_make(principal, r, d, scratch,
-                                               end + ff_quantised_factor_size(d));
-    else if (sooner) {
-        int16_t *rows = (int16_t *)aligned(end + ff_quantised_factor_size(d));
-        k->few = ff_bonus_few_make(r, d, scratch, scratch + 2 * d * d, rows);
+    if (!sooner)
+        return 1;
+    end += ff_quantised_factor_size(d);
+    if (!pool || told != TOLD_ALL) {
+        int16_t *rows = (int16_t *)aligned(end);
+        k->few = ff_bonus_few_make(r, pool, d, scratch, scratch + 2 * d * d, rows);
         k->rows = rows;
     }
+    if (pool && told != TOLD_FEW)
+        k->principal = ff_bonus_principal_make(pool, r, d, scratch, end + few_size(d));
     return 1;
 }
 
@@ -106,8 +109,9 @@ FF_INLINE float slack_of(int64_t d)
     return (float)(1.01 * g);
 }
 
-/* Of the few products rounding takes as of `scoring` in ff_screen_i16.c: ||H x|| <=
- * ||H x^|| (1 + g) + ||H||_F ||e||; squares of lengths are off by 2 g, their sum by some u. */
+/* In 16 bits x is y, ||x - y|| <= lost, so ||R x|| <= ||R y|| + ||R||_2 lost, and y is no longer
+ * than ||x|| + lost. Sums in float32 are off by `rounding` of what they can be, which is below
+ * norm^2 times that squared. */
 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
                      float *restrict bound)
 {
@@ -119,11 +123,11 @@ void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_
     const measured *known = (const measured *)actions->quantised;
     const i32s *panels = (const i32s *)(known + vectors);
     const scale s = scale_of(k, d);
-    const double g = (double)slack_of(d), unit = 1.000001 / m->unit;
-    const f32s rest = f32_set((float)((1.0 + 8.0 * g) * few->rest * unit * unit));
-    const f32s kept = f32_set((float)((1.0 + 4.0 * g) * few->unit * unit));
-    const f32s lost = f32_set((float)(1.01 * few->frobenius * unit));
-    const f32s slope = f32_set(s.slope), slack = f32_set(s.slack);
+    const double unit = 1.000001 / m->unit, rounding = 0x1p-17, square_of = unit * unit;
+    const f32s whole = f32_set((float)(square_of * (few->rest + rounding * few->norm * few->norm)));
+    const f32s kept = f32_set((float)(square_of * few->unit * few->unit));
+    const f32s lost = f32_set((float)(unit * few->norm));
+    const f32s slope = f32_set(s.slope), slack = f32_set(s.slack * 1.000001f);
     for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
         const i32s *panel = panels + first * pairs;
         const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
@@ -146,12 +150,13 @@ void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_
             }
         }
         for (int64_t v = first; v < first + width; v++) {
-            const f32s length = f32_load(known[v].length);
-            const f32s along =
-                f32_mul(f32_mul(f32_sqrt(square[v - first]), kept), f32_load(known[v].unit));
-            const f32s part = f32_fma(f32_load(known[v].lost), lost, along);
-            const f32s whole = f32_fma(part, part, f32_mul(f32_mul(length, length), rest));
-            const f32s own = f32_mul(f32_sqrt(whole), slack);
+            const f32s length = f32_load(known[v].length), error = f32_load(known[v].lost);
+            const f32s x = f32_add(length, error), y = f32_load(known[v].unit);
+            const f32s told = f32_mul(f32_mul(f32_mul(square[v - first], y), y), kept);
+            const f32s most = f32_fma(f32_mul(x, x), whole, told);
+            /* What is not a number stays: the other way round it would not. */
+            const f32s root = f32_sqrt(f32_max(f32_set(0.0f), most));
+            const f32s own = f32_mul(f32_fma(error, lost, root), slack);
             f32_store_left(bound + LANES * v, count - LANES * v, f32_fma(length, slope, own));
         }
     }

@@ -2,8 +2,9 @@
  * score.
  *
  * Bonuses are bounded by ||R x||, of one triangular factor (ff_bonus_factor.h), in units of its
- * quantised form; and ||R x|| first by less, where that tells enough: by principal coordinates of a
- * pool's actions (ff_bonus_principal.h), or by few products (ff_bonus_few.h). */
+ * quantised form; and ||R x|| first by less, where that tells enough: by few products
+ * (ff_bonus_few.h), or by principal coordinates of a pool's actions (ff_bonus_principal.h), once
+ * there are any. */
 #ifndef FF_BONUS_BOUNDS_H
 #define FF_BONUS_BOUNDS_H
 
@@ -42,12 +43,16 @@ typedef struct {
 /* Doubles that these take, rows included. */
 int64_t ff_bonus_bounds_size(int64_t d);
 
+/* How many of a pool's queries have principal coordinates: none, or too few for bounds by them; so
+ * many; all, so there is no need of others but R's. */
+enum { TOLD_FEW, TOLD_SOME, TOLD_ALL };
+
 /* Of W, for bonuses with these factors; returns 0 where there is no R. sooner: whether what bounds
- * ||R x|| sooner is worth making, and by principal coordinates if there are any (or NULL). sample:
- * so many rows that are like the actions. scratch: 3 d^2. */
+ * ||R x|| sooner is worth making. pool: what its actions are made of, or NULL, and how many are
+ * told. sample: so many rows that are like the actions. scratch: 3 d^2. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int sooner,
-                         const ff_principal *principal, int64_t d, double *scratch,
+                         const ff_principal *pool, int told, int64_t d, double *scratch,
                          ff_bonus_bounds *k);
 
 /* Of a query whose features are not in 16 bits: the actions that R bounds are brought to them as

@@ -32,6 +32,12 @@ FF_INLINE const ff_bonus_bounds *bounds_of(const double *factor)
     return (const ff_bonus_bounds *)factor;
 }
 
+/* How many queries have coordinates. */
+FF_INLINE int told_of(const ff_bonus_cache *k)
+{
+    return !k->serves ? TOLD_FEW : ff_principal_complete(k->principal) ? TOLD_ALL : TOLD_SOME;
+}
+
 /* Whether there is what bounds ||R x|| sooner. */
 FF_INLINE int sooner_of(const ff_bonus_bounds *bounds)
 {
@@ -82,9 +88,8 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
     if (gamma == 0.0 || choices > 2.0 * (double)d) {
         if (ff_bonus_bounds_make(w, beta, gamma, k->sample,
                                  silos < FF_SAMPLES ? silos : FF_SAMPLES,
-                                 sooner_pays(k, released, choices, silos, d),
-                                 serves ? k->principal : NULL, d, scratch,
-                                 (ff_bonus_bounds *)k->factor))
+                                 sooner_pays(k, released, choices, silos, d), k->principal,
+                                 told_of(k), d, scratch, (ff_bonus_bounds *)k->factor))
             k->version = (released + 1) << VERSIONS;
     }
     for (int64_t i = 0; i < silos; i++) {
@@ -119,7 +124,7 @@ static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *r
         own->patience = MOST_PATIENCE;
     const int sooner = lasted > LASTING && own->begin == SOONER && sooner_of(bounds_of(k->factor));
     const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, sooner,
-                                           k->serves ? k->principal : NULL, d, room,
+                                           k->principal, told_of(k), d, room,
                                            (ff_bonus_bounds *)factor);
     own->factor = factor;
     own->version = there ? k->version + STAGES * ++own->made : 0;
@@ -224,7 +229,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     ff_begin_bounds(&b, k->principal, block, own->begin, begun, theta);
     /* Principal coordinates leave few actions beside the score of one, many beside what R says that
      * it is at least. */
-    const int close = b.stage == SOONER && b.bounds->principal.rest > 0.0;
+    const int close = b.stage == SOONER && k->principal;
     int64_t best = ff_likeliest(&b, close);
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
     if (!close && (!k->own || gamma != 0.0) && ff_decided(&b, theta, beta, gamma, &best)) {
@@ -292,7 +297,7 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     int16_t *row = (int16_t *)(bound + LANES * vectors);
     measured *quantised = (measured *)aligned((double *)(row + row_of(d)));
     memset(room, 0, (size_t)d * sizeof(double));
-    if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, principal, d, room,
+    if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, principal, TOLD_SOME, d, room,
                               bounds) ||
         !sooner_of(bounds))
         return 0;
@@ -308,13 +313,17 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     view.quantised = quantised;
     const double by = bonus_of(&own, beta, gamma);
     const quantised_row t = ff_quantise_row(theta, d, row);
-    if (principal) {
+    const int few = bounds->few.rest > 0.0, coordinates = bounds->principal.rest > 0.0;
+    if (few)
+        ff_bound_by_few(bounds, &view, d, bound);
+    ff_bound_means(&view, row, t, by, d, mean);
+    ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
+    for (int64_t a = 0; a < count; a++)
+        ends[3 * count + a] = few ? ((float *)room)[a] : INFINITY;
+    if (coordinates) {
         ff_principal_make(principal, actions, d, block);
         ff_bound_by_principal(bounds, &view, block, d, bound);
         ff_principal_means(principal, &view, block, theta, d, mean);
-    } else {
-        ff_bound_by_few(bounds, &view, d, bound);
-        ff_bound_means(&view, row, t, by, d, mean);
     }
     ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
     memcpy(ends, room, (size_t)count * sizeof(float));
@@ -333,10 +342,10 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     const ff_asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
                      0.0,   d,   x,     back, &known};
     for (int64_t a = 0; a < count; a++) {
-        ends[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
+        ends[4 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
                                                 beta, gamma, own.moved, own.grown, d);
         ff_take(&q, a);
-        ends[4 * count + a] =
+        ends[5 * count + a] =
             ff_least_by_factor(&q, bounds, quantised, a, bound[a], own.moved, own.grown);
     }
     return 1;

@@ -73,11 +73,12 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               double feature_bound, int64_t d, double *restrict scratch,
                               double *restrict room, double *restrict x, const ff_whitened *known);
 
-/* For tests: of each action upper bounds on its score by few products, or by principal coordinates
- * where there are any, by R, and by R of it alone, and what it is at least, by R and by ||W x||
- * too: 5 rows of K. They are made of w, and hold for `now` (d x d), which is w once `seen` points
- * of d have entered V. Returns 0 where there are none. scratch: that of the cache, of a panel's
- * screening and 3 d^2 + d; block: of coordinates. */
+/* For tests: of each action upper bounds on its score by principal coordinates, or by few products
+ * where there are none, by R, by R of it alone and by few products (infinite where there are
+ * none), and what it is at least, by R and by ||W x|| too: 6 rows of K. They are made of w, and
+ * hold for `now` (d x d), which is w once `seen` points of d have entered V. Returns 0 where there
+ * is nothing but R. scratch: that of the cache, of a panel's screening and 3 d^2 + d; block: of
+ * coordinates. */
 int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
                             const double *restrict w,
                             const double *restrict theta, double beta, double gamma,

@@ -10,10 +10,15 @@
  * added. */
 #define STEPS 24
 #define MARGIN 1.01
-/* H is lengthened by this, and `rest` grows by that, so that rounding H to 16 bits leaves them a
- * bound. */
+/* H is lengthened by this, and G shortened, and `rest` grows by that, so that rounding them to 16
+ * bits leaves a bound. */
 #define LONGER 1.002
+#define SHORTER 0.9996
 #define HIGHER 1.0002
+/* Rows of H at most, of H where there is a G, and of G. */
+#define ALONE 18
+#define BESIDE 6
+#define ALONG 24
 /* Of eigenvalues up to so many times their mean all are alike. */
 #define BULK 1.5
 
@@ -184,55 +189,89 @@ static void largest_part(const double *restrict m, int64_t count, int64_t d, dou
     }
 }
 
-/* Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R: M is off from R'R by n u T in norm, S from
- * rest I + H'H - M by n u (d rest + ||H||_F^2 + T), and a Cholesky factor that is found has a
- * square within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), whose trace is at most d rest +
- * ||H||_F^2. All of that, and twice as much again, is added to what was shown to be a bound. H is
- * what its 16 bits say. */
-ff_bonus_few ff_bonus_few_make(const double *restrict r, int64_t d, double *restrict m,
-                               double *restrict rows, int16_t *restrict entries)
+/* Rows in so many groups, but at least one and at most `most`. */
+FF_INLINE int64_t groups_up_to(int64_t groups, int64_t most)
+{
+    const int64_t rows = ROWS * (groups < 1 ? 1 : groups);
+    return rows < most ? rows : most;
+}
+
+/* Rows times `by` in 16 bits, and as these say; they are those from `first` on. Returns the sum of
+ * their squares. */
+static double in_16_bits(double *restrict rows, double by, int64_t first, int64_t count, int64_t d,
+                         double *restrict units, int16_t *restrict entries)
+{
+    double size = 0.0;
+    for (int64_t k = first; k < first + count; k++) {
+        double *row = rows + k * d;
+        int16_t *to = entries + k * row_of(d);
+        for (int64_t j = 0; j < d; j++)
+            row[j] *= by;
+        units[k] = ff_quantise_row(row, d, to).unit;
+        for (int64_t j = 0; j < d; j++)
+            row[j] = units[k] * (double)to[j];
+        size += dot(row, row, d);
+    }
+    return size;
+}
+
+/* M -> rest I - M. */
+static void complement(double *restrict m, double rest, int64_t d)
+{
+    for (int64_t i = 0; i < d; i++) {
+        for (int64_t j = 0; j < d; j++)
+            m[i * d + j] = -m[i * d + j];
+        m[i * d + i] += rest;
+    }
+}
+
+/* Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R: M is off from R'R by n u T in norm, S =
+ * rest I + H'H - G'G - M by n u (d rest + ||H||_F^2 + ||G||_F^2 + T), and a Cholesky factor that
+ * is found has a square within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), whose trace is
+ * at most d rest + ||H||_F^2. All of that, and twice as much again, is added to what was shown to
+ * be a bound. H and G are what their 16 bits say. */
+ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_principal *pool, int64_t d,
+                               double *restrict m, double *restrict rows,
+                               int16_t *restrict entries)
 {
     ff_bonus_few few = {0};
-    const int64_t groups = (d + 22) / 67, most = FF_FEW_ROWS / ROWS;
-    const int64_t count = ROWS * (groups < 1 ? 1 : groups < most ? groups : most);
+    /* A tenth of the rows, or a twentieth and a fifth, save most. */
+    const int64_t alone = groups_up_to((d + 22) / 67, ALONE);
+    const int64_t most = pool && pool->rank < ALONG ? pool->rank : ALONG;
+    const int64_t along = pool ? groups_up_to((d + 10) / 36, most) : 0;
+    const int64_t beside = along ? BESIDE : alone, count = beside + along;
     /* Rows and two products of theirs are to fit in d^2. */
     if (3 * count > d)
         return few;
     const double trace = ff_gram_of_lower(r, d, m);
-    double *room = rows + count * d, size = 0.0, units[FF_FEW_ROWS];
-    largest_directions(m, count, BULK * trace / (double)d, d, rows, room);
-    largest_part(m, count, d, rows, room);
-    take_off(m, rows, count, d);
-    for (int64_t k = 0; k < count; k++) {
-        double *h = rows + k * d;
-        int16_t *to = entries + k * row_of(d);
-        for (int64_t j = 0; j < d; j++)
-            h[j] *= LONGER;
-        units[k] = ff_quantise_row(h, d, to).unit;
-        for (int64_t j = 0; j < d; j++)
-            h[j] = units[k] * (double)to[j];
-        size += dot(h, h, d);
-        few.unit = units[k] > few.unit ? units[k] : few.unit;
+    double *room = rows + count * d, units[FF_FEW_ROWS];
+    largest_directions(m, beside, BULK * trace / (double)d, d, rows, room);
+    largest_part(m, beside, d, rows, room);
+    const double added = in_16_bits(rows, LONGER, 0, beside, d, units, entries);
+    take_off(m, rows, beside, d);
+    const double shown = HIGHER * MARGIN * ff_largest_eigenvalue(m, d, NULL, STEPS, room);
+    if (!(shown > 0.0) || !(shown < INFINITY) || !(added < INFINITY))
+        return few;
+    complement(m, shown, d);
+    double taken = 0.0;
+    if (along) {
+        double *g = rows + beside * d;
+        memcpy(g, pool->basis, (size_t)(along * d) * sizeof(double));
+        largest_part(m, along, d, g, room);
+        taken = in_16_bits(rows, SHORTER, beside, along, d, units, entries);
+        take_off(m, g, along, d);
     }
+    if (!(taken < INFINITY) || !ff_factor_from_below(m, d))
+        return few;
+    for (int64_t k = 0; k < count; k++)
+        few.unit = units[k] > few.unit ? units[k] : few.unit;
     for (int64_t k = 0; k < count; k++) {
         const float relative = (float)(units[k] / few.unit);
-        few.squares[k] = relative * relative;
+        few.squares[k] = k < beside ? relative * relative : -relative * relative;
     }
-    const double shown = HIGHER * MARGIN * ff_largest_eigenvalue(m, d, NULL, STEPS, room);
-    if (!(shown > 0.0) || !(shown < INFINITY) || !(size < INFINITY))
-        return few;
-    ff_gram_of_lower(r, d, m);
-    take_off(m, rows, count, d);
-    for (int64_t i = 0; i < d; i++) {
-        for (int64_t j = 0; j <= i; j++)
-            m[i * d + j] = -m[i * d + j];
-        m[i * d + i] += shown;
-    }
-    if (!ff_factor_from_below(m, d))
-        return few;
     const double n = (double)(d + count + 16);
-    few.rest = shown + 8.0 * n * 0x1p-53 * ((double)d * shown + size + trace);
-    few.frobenius = 1.000001 * sqrt(size);
+    few.rest = shown + 8.0 * n * 0x1p-53 * ((double)d * shown + added + taken + trace);
+    few.norm = 1.000001 * sqrt(few.rest + added);
     few.rows = count;
     return few;
 }

@@ -82,7 +82,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_sum_rows) each(ff_gram_of_lower) each(ff_factor_from_below) \
     each(ff_bonus_factor_back) each(ff_bonus_factor_weight) \
     each(ff_bonus_few_make) each(ff_largest_eigenvalue) \
-    each(ff_principal_make) each(ff_principal_serves) each(ff_principal_block) \
+    each(ff_principal_make) each(ff_principal_serves) each(ff_principal_complete) \
+    each(ff_principal_block) \
     each(ff_bonus_principal_size) each(ff_bonus_principal_make) each(ff_principal_bounds) \
     each(ff_principal_means) \
     each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bound_all) \

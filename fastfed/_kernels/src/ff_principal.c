@@ -124,6 +124,11 @@ int ff_principal_serves(const ff_principal *k)
     return SHARE * __atomic_load_n(k->made, __ATOMIC_RELAXED) >= k->queries;
 }
 
+int ff_principal_complete(const ff_principal *k)
+{
+    return __atomic_load_n(k->made, __ATOMIC_RELAXED) == k->queries;
+}
+
 const char *ff_principal_block(const ff_principal *k, int64_t q, const ff_actions *actions,
                                int64_t d)
 {

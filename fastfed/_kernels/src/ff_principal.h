@@ -37,6 +37,9 @@ const char *ff_principal_block(const ff_principal *k, int64_t q, const ff_action
 /* Whether enough queries have them for bounds to be made at a release. */
 int ff_principal_serves(const ff_principal *k);
 
+/* Whether all have them. */
+int ff_principal_complete(const ff_principal *k);
+
 /* Makes them into `block`, 64-byte aligned. */
 void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t d, char *block);
 
