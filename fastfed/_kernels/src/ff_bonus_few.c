@@ -235,7 +235,7 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_principal *poo
                                int16_t *restrict entries)
 {
     ff_bonus_few few = {0};
-    /* A tenth of the rows, or a twentieth and a fifth, save most. */
+    /* About a tenth as many as d, or a twentieth and a fifth: chosen at d = 135. */
     const int64_t alone = groups_up_to((d + 22) / 67, ALONE);
     const int64_t most = pool && pool->rank < ALONG ? pool->rank : ALONG;
     const int64_t along = pool ? groups_up_to((d + 10) / 36, most) : 0;
