@@ -6,12 +6,13 @@ Queries are copies of the files' own, drawn with replacement, which lie elsewher
 pair of figures comes from a new process that is bound to one core, with BLAS on one thread: where
 its memory lies makes equal code differ by up to a third for as long as it lives. A row says what
 rounds take over a pool that was just opened, so that with many queries most are met for the first
-time, and once it has been played five times; the ratio is NumPy's time to it, from the same process.
+time, and once it has been played five times; the ratio is NumPy's time to it, in the same process.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -44,7 +45,7 @@ def measure(path: str, features: str, queries: int, lazy: bool, rounds: int) -> 
             order = np.random.default_rng(0).integers(0, len(starts) - 1, queries)
             blocks = [
                 np.asarray(pool.values[dimension * a : dimension * b]).reshape(dimension, b - a).T
-                for a, b in zip(starts[:-1], starts[1:], strict=True)
+                for a, b in itertools.pairwise(starts)
             ]
             self.rows = np.ascontiguousarray(np.concatenate([blocks[q] for q in order]))
             self.means = np.concatenate(
