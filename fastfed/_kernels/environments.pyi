@@ -67,7 +67,7 @@ class PrincipalCoordinates:
     made: np.ndarray
     rank: int
     size: int
-    def __init__(self, starts: np.ndarray, basis: np.ndarray, left: float) -> None: ...
+    def __init__(self, starts: np.ndarray | None, basis: np.ndarray, left: float) -> None: ...
 
 class Pool(Environment):
     def __init__(

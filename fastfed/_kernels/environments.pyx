@@ -55,14 +55,14 @@ cdef class Environment:
         cdef int64_t d = self.c.dimension, k = self.c.actions, status
         if self.silos and not 0 <= silo < self.silos:
             raise IndexError(f"silo must be below {self.silos}, got {silo}")
-        cdef object buffer = np.empty(ff_fill_capacity(k, d),
+        cdef object buffer = np.empty(ff_fill_capacity(k, d) + 16,
                                       np.float64 if self.c.is_double else np.float32)
-        cdef uintptr_t address = buffer.__array_interface__["data"][0]
+        cdef uintptr_t address = (<uintptr_t>buffer.__array_interface__["data"][0] + 63) & ~<uintptr_t>63
         cdef double[::1] mean = np.empty(k)
         cdef ff_actions view
         cdef void *x = <void *>address
         with nogil:
-            status = ff_actions_of(&self.c, self.seed, self.replicate, silo, round, NULL, x,
+            status = ff_actions_of(&self.c, self.seed, self.replicate, silo, round, NULL, NULL, x,
                                    &mean[0], &view)
         if status:
             raise self.error() or status_error(status)
@@ -181,7 +181,8 @@ cdef class PrincipalCoordinates:
     """The actions of a pool by coordinates in a few directions, orthonormal rows (rank, d).
 
     These leave so much of the sum of squared features. Coordinates of a query are made when it is
-    met for the fourth time. Replicates over one pool share them.
+    met for the fourth time; where starts, the first row of each query, is None none are, but bounds
+    use the directions. Replicates over one pool share them.
     """
 
     cdef readonly object basis, buffer, starts, met, made
@@ -190,7 +191,7 @@ cdef class PrincipalCoordinates:
     cdef ff_principal c
 
     def __init__(self, const int64_t[::1] starts, basis, double left):
-        cdef int64_t q, n = starts.shape[0] - 1
+        cdef int64_t q, n = 0 if starts is None else starts.shape[0] - 1
         cdef int64_t[::1] places = np.zeros(n + 1, np.int64)
         self.basis = np.ascontiguousarray(basis, np.float64)
         self.rank = self.basis.shape[0]
@@ -215,13 +216,15 @@ cdef class PrincipalCoordinates:
         self.c.basis, self.c.basis32, self.c.projector = &rows[0, 0], &rows32[0, 0], &projector[0, 0]
         self.c.columns, self.c.columns32 = &columns[0, 0], &columns32[0, 0]
         self.c.above = rest_of(left)
-        self.c.queries, self.c.made = n, &made[0]
-        self.c.rank, self.c.starts, self.c.met = self.rank, &places[0], &met[0]
+        self.c.rank, self.c.queries, self.c.made = self.rank, n, &made[0]
+        self.c.starts = self.c.met = NULL
+        if n:
+            self.c.starts, self.c.met = &places[0], &met[0]
 
     cdef const ff_principal *state(self) except *:
         cdef uint8_t[::1] buffer
         cdef object made_here
-        if self.buffer is None:
+        if self.size and self.buffer is None:
             # The system gives memory to pages only as they are written.
             made_here = np.empty(self.size + 63, np.uint8)
             buffer = made_here
@@ -262,7 +265,7 @@ cdef class Pool(Environment):
             self.queries = starts.shape[0] - 1
             self.rows = starts[self.queries]
         self.principal = NULL
-        if principal is not None and principal.size:
+        if principal is not None:
             self.principal = principal.state()
         self.state.principal = self.principal
         self.describe(dimension, int(np.diff(np.asarray(starts)).max()),

@@ -174,7 +174,7 @@ cdef extern from "ff_environment.h" nogil:
     ctypedef int64_t (*ff_fill)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                                 int64_t round, void *x, double *mean) noexcept nogil
     ctypedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
-                                  int64_t round, const ff_ahead *known,
+                                  int64_t round, const ff_ahead *known, void *room,
                                   ff_actions *out) noexcept nogil
     ctypedef ff_ahead (*ff_borrow_ahead)(const void *state, uint64_t seed, int64_t replicate,
                                          int64_t silo, int64_t round) noexcept nogil
@@ -204,8 +204,8 @@ cdef extern from "ff_environment.h" nogil:
     int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
     int64_t ff_stride(int64_t actions)
     int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate,
-                          int64_t silo, int64_t round, const ff_ahead *known, void *x,
-                          double *mean, ff_actions *out)
+                          int64_t silo, int64_t round, const ff_ahead *known, ff_ahead *next,
+                          void *x, double *mean, ff_actions *out)
     double ff_mean_of(const ff_environment *env, const ff_actions *actions, int64_t a)
     double ff_mean_error(int64_t d)
     double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
@@ -250,7 +250,8 @@ cdef extern from "ff_environment.h" nogil:
         ff_quantised_store quantised
         const ff_principal *principal
     int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
-                           int64_t round, const ff_ahead *known, ff_actions *out) noexcept
+                           int64_t round, const ff_ahead *known, void *room,
+                           ff_actions *out) noexcept
     ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round) noexcept
     int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,

@@ -23,11 +23,12 @@ from fastfed.environments.base import EnvironmentSpec, RewardDistribution
 
 #: Most bytes of int16 features that are stored for a pool; a larger one goes without.
 MAX_QUANTISED = 2**29
-#: Dimensions from which on principal coordinates save more than they take.
+#: Dimensions from which on principal directions save more than they take, and coordinates too.
+ALONG = 50
 WIDE = 96
 #: Queries whose rows tell the principal directions of a pool.
 SAMPLED = 32
-#: What these may leave of the sum of squared features, for their coordinates to tell enough.
+#: What these may leave of the sum of squared features, for them to tell enough.
 LEFT = 0.0025
 
 
@@ -142,12 +143,26 @@ class Pool:
 
     @cached_property
     def principal(self) -> environments.PrincipalCoordinates | None:
-        """Memory for principal coordinates of the rows, which bounds read; None if no use.
+        """Memory for principal coordinates of the rows, which bounds read; None if no use."""
+        if self.dimension < WIDE or self._principal is None:
+            return None
+        made = environments.PrincipalCoordinates(self.starts, *self._principal)
+        return made if made.size <= MAX_QUANTISED else None
 
-        They are of use where they tell nearly all of the rows. Their directions are those of the
-        second moments of SAMPLED queries.
+    @cached_property
+    def directions(self) -> environments.PrincipalCoordinates | None:
+        """The principal directions of the rows alone, which bounds read; None if no use."""
+        if self._principal is None:
+            return None
+        return environments.PrincipalCoordinates(None, *self._principal)
+
+    @cached_property
+    def _principal(self) -> tuple[np.ndarray, float] | None:
+        """Principal directions (rank, d) and what they leave; None unless they tell nearly all.
+
+        They are those of the second moments of SAMPLED queries.
         """
-        if self.queries < SAMPLED or self.dimension < WIDE or not linalg.has_screen_i16():
+        if self.queries < SAMPLED or self.dimension < ALONG or not linalg.has_screen_i16():
             return None
         moments = np.zeros((self.dimension, self.dimension))
         for query in np.linspace(0, self.queries - 1, SAMPLED).astype(int).tolist():
@@ -161,8 +176,7 @@ class Pool:
         if not enough:
             return None
         basis = np.ascontiguousarray(directions[:, ::-1][:, : enough[0]].T)
-        coordinates = environments.PrincipalCoordinates(self.starts, basis, left[enough[0] - 1])
-        return coordinates if coordinates.size <= MAX_QUANTISED else None
+        return basis, float(left[enough[0] - 1])
 
     def rows(self, query: int) -> np.ndarray:
         """Return the rows of a query, a view (n_q, d)."""
@@ -424,6 +438,8 @@ class PoolEnvironment(ABC):
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         pool = self.pool(silos)
+        # Rows that come only once are not worth storing.
+        again = self.sampling == "with-replacement"
         order = None
         if self.sampling == "without-replacement":
             starts = pool.silo_starts
@@ -446,7 +462,6 @@ class PoolEnvironment(ABC):
             SAMPLING[self.sampling],
             order,
             self.reward.c,
-            # Rows that come only once are not worth storing.
-            pool.quantised if self.sampling == "with-replacement" else None,
-            pool.principal if self.sampling == "with-replacement" else None,
+            pool.quantised if again else None,
+            (again and pool.principal) or pool.directions,
         )

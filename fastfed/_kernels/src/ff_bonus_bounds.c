@@ -91,7 +91,7 @@ void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d
         const i32s *panel = panels + first * pairs_of(d);
         const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
         f32s square[PANEL_VECTORS];
-        squares_i16(m, d, panel, width, actions, LINES, square);
+        squares_i16(m, d, panel, width, actions, square);
         for (int64_t v = first; v < first + width; v++) {
             const f32s own = f32_mul(f32_sqrt(square[v - first]), f32_load(known[v].unit));
             const f32s error = f32_fma(f32_load(known[v].length), f32_set(s.slope),
@@ -136,11 +136,11 @@ void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_
         for (int v = 0; v < PANEL_VECTORS; v++)
             square[v] = f32_set(0.0f);
         for (int64_t i = 0; i < few->rows; i += ROWS) {
-            const char *ahead = lines_ahead(actions, LINES * pairs, panel);
+            const char *ahead = lines_ahead(actions, pairs, panel);
             if (width == PANEL_VECTORS)
-                product_i16(entries + i * ld, ld, pairs, panel, PANEL_VECTORS, ahead, LINES, acc);
+                product_i16(entries + i * ld, ld, pairs, panel, PANEL_VECTORS, ahead, acc);
             else
-                product_i16(entries + i * ld, ld, pairs, panel, 2, ahead, LINES, acc);
+                product_i16(entries + i * ld, ld, pairs, panel, 2, ahead, acc);
             for (int r = 0; r < ROWS; r++) {
                 const f32s relative = f32_set(few->squares[i + r]);
                 for (int64_t v = 0; v < width; v++) {

@@ -15,10 +15,9 @@
 #define LONGER 1.002
 #define SHORTER 0.9996
 #define HIGHER 1.0002
-/* Rows of H at most, of H where there is a G, and of G. */
+/* Rows of H at most, and where there is a G at least. */
 #define ALONE 18
-#define BESIDE 6
-#define ALONG 24
+#define BESIDE 4
 /* Of eigenvalues up to so many times their mean all are alike. */
 #define BULK 1.5
 
@@ -235,11 +234,13 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_principal *poo
                                int16_t *restrict entries)
 {
     ff_bonus_few few = {0};
-    /* About a tenth as many as d, or a twentieth and a fifth: chosen at d = 135. */
+    /* About a tenth as many as d, or two ninths with a G: chosen at d = 57, 78 and 135. */
     const int64_t alone = groups_up_to((d + 22) / 67, ALONE);
-    const int64_t most = pool && pool->rank < ALONG ? pool->rank : ALONG;
-    const int64_t along = pool ? groups_up_to((d + 10) / 36, most) : 0;
-    const int64_t beside = along ? BESIDE : alone, count = beside + along;
+    const int64_t rank = pool ? pool->rank : 0;
+    const int64_t most = rank + ROWS < FF_FEW_ROWS ? rank + ROWS : FF_FEW_ROWS;
+    const int64_t count = pool ? groups_up_to((d + 13) / 27, most) : alone;
+    const int64_t along = rank < count - BESIDE ? rank : count - BESIDE;
+    const int64_t beside = count - along;
     /* Rows and two products of theirs are to fit in d^2. */
     if (3 * count > d)
         return few;

@@ -8,8 +8,6 @@
 
 /* Steps of Lanczos: so much more leaves them time. */
 #define STEPS 8
-/* Products are few here, and more lines at a time would be waited for. */
-#define LINES_HERE (FF_WIDE == 64 ? 2 : 1)
 /* L'L and `rest` grow by so much of `rest`, so that there is a Cholesky factor. */
 #define MORE 1e-4
 /* Vectors of coordinates of theta that are told together. */
@@ -128,7 +126,7 @@ void ff_principal_bounds(const ff_bonus_principal *p, const ff_actions *actions,
         const int64_t width = lot_width(vectors, first);
         const principal_lot lot = lot_at(block, rank, width);
         f32s square[PANEL_VECTORS];
-        squares_i16(m, rank, lot.panel, width, actions, LINES_HERE, square);
+        squares_i16(m, rank, lot.panel, width, actions, square);
         for (int64_t v = 0; v < width; v++) {
             const f32s length = f32_load(lot.known[v].length);
             const f32s rest = f32_load(lot.rest + LANES * v);

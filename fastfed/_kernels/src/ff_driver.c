@@ -117,17 +117,19 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     for (int64_t i = 0; i < curves; i++)
         pending[i] = (ff_pending){p.pending + i * PENDING * (run->dimension + 1), 0};
     int64_t next = checkpoint_from(run, first), status = FF_OK;
-    ff_ahead ahead;
+    ff_ahead ahead[2];
+    const ff_ahead *known = NULL;
     for (int64_t round = first; round <= last; round++) {
         ff_actions actions;
-        status = ff_actions_of(env, run->seed, run->replicate, ff_name_of(run, silo),
-                               ff_time_of(run, round), env->ahead && round > first ? &ahead : NULL,
-                               p.x, p.mean, &actions);
+        ff_ahead *coming = NULL;
         if (env->ahead && round < last) {
-            ahead = env->ahead(env->state, run->seed, run->replicate, ff_name_of(run, silo),
+            coming = ahead + round % 2;
+            *coming = env->ahead(env->state, run->seed, run->replicate, ff_name_of(run, silo),
                                ff_time_of(run, round + 1));
-            actions.ahead = &ahead;
         }
+        status = ff_actions_of(env, run->seed, run->replicate, ff_name_of(run, silo),
+                               ff_time_of(run, round), known, coming, p.x, p.mean, &actions);
+        known = coming;
         for (int64_t i = 0; status == FF_OK && i < curves; i++)
             status = run_round(run, &run->curves[i], silo, round, &actions, &p, &pending[i]);
         if (status != FF_OK) {

@@ -17,8 +17,10 @@ int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
     /* Features; normals, read up to a stride past the last; three numbers an action; theta. */
     const int64_t stride = ff_stride(actions);
-    return stride * (dimension + 4) + ff_stride(dimension) +
-           ff_normal_capacity_f32(actions * (dimension + 1));
+    const int64_t made = stride * (dimension + 4) + ff_stride(dimension) +
+                         ff_normal_capacity_f32(actions * (dimension + 1));
+    const int64_t in_16_bits = ff_quantised_bytes(dimension, actions) / (int64_t)sizeof(float);
+    return made > in_16_bits ? made : in_16_bits;
 }
 
 /* A sum that is not finite tells of NaN or infinity among what a user's function wrote. */
@@ -118,12 +120,12 @@ static double best_of(const ff_environment *env, const ff_actions *actions)
 }
 
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
-                      int64_t round, const ff_ahead *known, void *x, double *mean,
-                      ff_actions *out)
+                      int64_t round, const ff_ahead *known, ff_ahead *next, void *x,
+                      double *mean, ff_actions *out)
 {
-    out->ahead = NULL;
+    out->ahead = next;
     if (env->borrow)
-        return env->borrow(env->state, seed, replicate, silo, round, known, out);
+        return env->borrow(env->state, seed, replicate, silo, round, known, x, out);
     const int64_t k = env->fill(env->state, seed, replicate, silo, round, x, mean);
     if (k < 0)
         return k;
@@ -464,7 +466,7 @@ int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int
 }
 
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
-                       int64_t round, const ff_ahead *known, ff_actions *out)
+                       int64_t round, const ff_ahead *known, void *room, ff_actions *out)
 {
     const ff_pool *pool = (const ff_pool *)state;
     const int64_t q = known ? known->query : ff_pool_query(pool, seed, replicate, silo, round);
@@ -481,7 +483,7 @@ int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t si
     out->query = q;
     out->first = start;
     out->quantised =
-        pool->quantised.starts ? ff_quantised_block(&pool->quantised, q, out, pool->dimension)
+        pool->quantised.starts ? ff_quantised_block(&pool->quantised, q, out, pool->dimension, room)
                                : NULL;
     return FF_OK;
 }
@@ -501,7 +503,8 @@ ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int6
         ahead.end = ahead.at + ff_quantised_bytes(d, k);
     }
     const ff_principal *few = pool->principal;
-    if (few && __atomic_load_n(few->met + q, __ATOMIC_ACQUIRE) == FF_PRINCIPAL_MADE) {
+    if (few && few->starts &&
+        __atomic_load_n(few->met + q, __ATOMIC_ACQUIRE) == FF_PRINCIPAL_MADE) {
         ahead.then = ahead.at;
         ahead.then_end = ahead.end;
         ahead.at = few->buffer + few->starts[q];

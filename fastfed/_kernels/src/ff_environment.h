@@ -19,10 +19,12 @@ typedef int64_t (*ff_fill)(void *state, uint64_t seed, int64_t replicate, int64_
 /* The expected reward of action a of those that fill wrote for a silo. */
 typedef double (*ff_mean)(const void *state, int64_t silo, const void *x, int64_t a);
 
-/* Fills every field of `out` but `ahead` from memory of its own; returns 0 or a negative status.
- * known: what `ff_borrow_ahead` said of this round, or NULL. */
+/* Fills every field of `out` but `ahead`, which is set, from memory of its own; returns 0 or a
+ * negative status.
+ * known: what `ff_borrow_ahead` said of this round, or NULL. room: of the caller, for
+ * ff_fill_capacity() floats, 64-byte aligned; what it holds then belongs to `out` too. */
 typedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
-                             int64_t round, const ff_ahead *known, ff_actions *out);
+                             int64_t round, const ff_ahead *known, void *room, ff_actions *out);
 
 /* The memory that `borrow` will read of a round. */
 typedef ff_ahead (*ff_borrow_ahead)(const void *state, uint64_t seed, int64_t replicate,
@@ -56,18 +58,19 @@ enum {
     FF_SCORE_FAILED = -5
 };
 
-/* Items (floats or doubles) fill may write: features, and what the built-in ones make them of. */
+/* Items (floats or doubles) fill may write: features, and what the built-in ones make them of; or
+ * features in 16 bits. */
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension);
 
 /* The stride of sphere and gap: where x begins with a whole vector, so does every feature. Vectors
  * across two cache lines cost twice. */
 int64_t ff_stride(int64_t actions);
 
-/* The actions of one round, into `out`; x and mean are the caller's buffers for fill, `known` as of
- * ff_borrow. */
+/* The actions of one round, into `out`; x (64-byte aligned) and mean are the caller's buffers for
+ * fill, `known` as of ff_borrow; next: what the silo's next round reads, or NULL. */
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
-                      int64_t round, const ff_ahead *known, void *x, double *mean,
-                      ff_actions *out);
+                      int64_t round, const ff_ahead *known, ff_ahead *next, void *x,
+                      double *mean, ff_actions *out);
 
 /* The expected reward of action a of them. */
 FF_INLINE double ff_mean_of(const ff_environment *env, const ff_actions *actions, int64_t a)
@@ -132,7 +135,7 @@ typedef struct {
     const ff_principal *principal; /* or NULL */
 } ff_pool;
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
-                       int64_t round, const ff_ahead *known, ff_actions *out);
+                       int64_t round, const ff_ahead *known, void *room, ff_actions *out);
 ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round);
 /* Which query a silo meets in a round. */

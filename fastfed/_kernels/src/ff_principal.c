@@ -121,7 +121,7 @@ void ff_principal_make(const ff_principal *k, const ff_actions *actions, int64_t
 
 int ff_principal_serves(const ff_principal *k)
 {
-    return SHARE * __atomic_load_n(k->made, __ATOMIC_RELAXED) >= k->queries;
+    return k->starts && SHARE * __atomic_load_n(k->made, __ATOMIC_RELAXED) >= k->queries;
 }
 
 int ff_principal_complete(const ff_principal *k)
@@ -132,7 +132,7 @@ int ff_principal_complete(const ff_principal *k)
 const char *ff_principal_block(const ff_principal *k, int64_t q, const ff_actions *actions,
                                int64_t d)
 {
-    if (!k->rank || !ff_screen_i16_fits(actions, d))
+    if (!k->starts || !ff_screen_i16_fits(actions, d))
         return NULL;
     char *block = k->buffer + k->starts[q];
     uint8_t *met = k->met + q, state = __atomic_load_n(met, __ATOMIC_ACQUIRE);

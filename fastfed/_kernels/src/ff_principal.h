@@ -12,17 +12,18 @@
 
 /* The coordinates of query q stand at buffer + starts[q] once met[q] is FF_PRINCIPAL_MADE. They
  * take as long as all products of a round with R, so they are made when a query is met for the
- * fourth time. */
+ * fourth time. Where starts is NULL there are none, but the directions tell what actions are like
+ * (ff_bonus_few.h). */
 #define FF_PRINCIPAL_MADE 5
 typedef struct {
     const double *basis;     /* Q (rank, d), orthonormal rows */
     const double *columns;   /* Q', (d, rank) */
     const float *basis32, *columns32; /* both in float32 */
     const double *projector; /* Q'Q, (d, d) */
-    int64_t rank;            /* 0: there are none */
+    int64_t rank;            /* a multiple of 6 */
     double above;            /* `rest` of ff_bonus_principal.h, in largest eigenvalues */
     char *buffer;            /* 64-byte aligned */
-    const int64_t *starts;
+    const int64_t *starts;   /* or NULL */
     uint8_t *met;            /* how often, and whether they are made */
     int64_t queries, *made;  /* of how many they are */
 } ff_principal;

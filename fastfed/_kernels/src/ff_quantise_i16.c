@@ -1,4 +1,5 @@
-/* Actions in 16-bit integers, for screening (ff_screen_i16.h). */
+/* Actions in 16-bit integers, for screening (ff_screen_i16.h). What is read next is asked for
+ * meanwhile (ask_ahead). */
 #include "ff_screen_i16.h"
 
 #ifdef FF_WIDE
@@ -52,19 +53,21 @@ FF_INLINE f32s features(const float *at, int v, const int width, last_two in)
 /* Squares of the lengths of `width` vectors of actions into their `length`, their largest features
  * into `unit`. Feature by feature as they lie, for that is what memory is fast at. */
 FF_INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const int width,
-                       last_two in, measured *restrict known)
+                       last_two in, const ff_actions *actions, measured *restrict known)
 {
     f32s square[ABREAST], largest[ABREAST];
     UNROLLED
     for (int v = 0; v < width; v++)
         square[v] = largest[v] = f32_set(0.0f);
-    for (int64_t j = 0; j < d; j++)
+    for (int64_t j = 0; j < d; j++) {
+        ask_ahead(actions);
         UNROLLED
         for (int v = 0; v < width; v++) {
             const f32s f = features(x + j * stride, v, width, in);
             square[v] = f32_fma(f, f, square[v]);
             largest[v] = f32_max(f32_abs(f), largest[v]);
         }
+    }
     UNROLLED
     for (int v = 0; v < width; v++) {
         f32_store(known[v].length, square[v]);
@@ -89,23 +92,28 @@ FF_INLINE void measure_some(const float *restrict x, int64_t stride, const int c
 
 /* The same of more vectors than registers hold. Still feature by feature: reading a part of each
  * takes twice the time. */
-FF_INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d, int64_t actions,
-                            measured *restrict known)
+FF_INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d,
+                            const ff_actions *actions, measured *restrict known)
 {
-    memset(known, 0, (size_t)vectors_of(actions) * sizeof *known);
+    const int64_t count = actions->actions;
+    memset(known, 0, (size_t)vectors_of(count) * sizeof *known);
     int64_t j = 0;
     for (; j + FEATURES <= d; j += FEATURES)
-        for (int64_t v = 0; LANES * v < actions; v++)
-            measure_some(x + j * stride + LANES * v, stride, FEATURES, actions - LANES * v,
+        for (int64_t v = 0; LANES * v < count; v++) {
+            if (v < FEATURES)
+                ask_ahead(actions);
+            measure_some(x + j * stride + LANES * v, stride, FEATURES, count - LANES * v,
                          known + v);
+        }
     for (; j < d; j++)
-        for (int64_t v = 0; LANES * v < actions; v++)
-            measure_some(x + j * stride + LANES * v, stride, 1, actions - LANES * v, known + v);
+        for (int64_t v = 0; LANES * v < count; v++)
+            measure_some(x + j * stride + LANES * v, stride, 1, count - LANES * v, known + v);
 }
 
 /* A panel of `width` vectors of actions, and what rounding takes from their lengths. */
 FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d, const int width,
-                              last_two in, measured *restrict known, i32s *restrict panel)
+                              last_two in, const ff_actions *actions,
+                              measured *restrict known, i32s *restrict panel)
 {
     f32s scale[PANEL_VECTORS], lost[PANEL_VECTORS];
     UNROLLED
@@ -114,7 +122,8 @@ FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d
         lost[v] = f32_set(0.0f);
     }
     int64_t j = 0;
-    for (; j + 2 <= d; j += 2)
+    for (; j + 2 <= d; j += 2) {
+        ask_ahead(actions);
         UNROLLED
         for (int v = 0; v < width; v++) {
             const float *at = x + j * stride;
@@ -122,6 +131,7 @@ FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d
             const i32s high = whole(features(at + stride, v, width, in), scale[v], lost + v);
             panel[j / 2 * width + v] = i32_pairs(low, high);
         }
+    }
     UNROLLED
     for (int v = 0; j < d && v < width; v++) {
         const i32s low = whole(features(x + j * stride, v, width, in), scale[v], lost + v);
@@ -146,13 +156,13 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
     measured *known = (measured *)quantised;
     i32s *panels = (i32s *)(known + vectors);
     switch (vectors <= ABREAST_HERE ? vectors : 0) {
-    case 2: measure(x, stride, d, 2, in, known); break;
-    case 4: measure(x, stride, d, 4, in, known); break;
-    case 6: measure(x, stride, d, 6, in, known); break;
-    case 8: measure(x, stride, d, 8, in, known); break;
-    case 10: measure(x, stride, d, 10, in, known); break;
-    case 12: measure(x, stride, d, 12, in, known); break;
-    default: measure_many(x, stride, d, count, known);
+    case 2: measure(x, stride, d, 2, in, actions, known); break;
+    case 4: measure(x, stride, d, 4, in, actions, known); break;
+    case 6: measure(x, stride, d, 6, in, actions, known); break;
+    case 8: measure(x, stride, d, 8, in, actions, known); break;
+    case 10: measure(x, stride, d, 10, in, actions, known); break;
+    case 12: measure(x, stride, d, 12, in, actions, known); break;
+    default: measure_many(x, stride, d, actions, known);
     }
     for (int64_t v = 0; v < vectors; v++) {
         const f32s root = f32_sqrt(f32_load(known[v].length));
@@ -166,11 +176,11 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
     for (int64_t v = 0; v < vectors; v += PANEL_VECTORS) {
         i32s *panel = panels + v * pairs_of(d);
         if (v + PANEL_VECTORS < vectors)
-            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, all, known + v, panel);
+            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, all, actions, known + v, panel);
         else if (v + PANEL_VECTORS == vectors)
-            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, in, known + v, panel);
+            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, in, actions, known + v, panel);
         else
-            quantise_panel(x + LANES * v, stride, d, 2, in, known + v, panel);
+            quantise_panel(x + LANES * v, stride, d, 2, in, actions, known + v, panel);
     }
 }
 
@@ -247,12 +257,22 @@ void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, 
     }
 }
 
+/* A block that is read later, past the caches: they would fetch what is to be overwritten, and
+ * drop for it what comes first. */
+static void put_away(const char *restrict from, int64_t bytes, char *restrict to)
+{
+    for (int64_t i = 0; i < bytes; i += FF_WIDE)
+        i32_store_past((i32s *)(to + i), *(const i32s *)(from + i));
+    /* Such stores do not wait for those that follow. */
+    _mm_sfence();
+}
+
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
-                               const ff_actions *actions, int64_t d)
+                               const ff_actions *actions, int64_t d, void *restrict room)
 {
     if (!ff_screen_i16_fits(actions, d))
         return NULL;
-    void *block = store->buffer + store->starts[q];
+    char *block = store->buffer + store->starts[q];
     uint8_t state = __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE);
     if (state == MADE)
         return block;
@@ -261,9 +281,10 @@ const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
         !__atomic_compare_exchange_n(store->made + q, &state, BEING_MADE, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE))
         return NULL;
-    ff_quantise_i16(actions, d, block);
+    ff_quantise_i16(actions, d, room);
+    put_away((const char *)room, store->starts[q + 1] - store->starts[q], block);
     __atomic_store_n(store->made + q, MADE, __ATOMIC_RELEASE);
-    return block;
+    return room;
 }
 
 #else
@@ -283,9 +304,9 @@ int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 }
 
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
-                               const ff_actions *actions, int64_t d)
+                               const ff_actions *actions, int64_t d, void *restrict room)
 {
-    (void)store, (void)q, (void)actions, (void)d;
+    (void)store, (void)q, (void)actions, (void)d, (void)room;
     return NULL;
 }
 #endif

@@ -58,7 +58,7 @@ FF_INLINE void bound_panel(const i32s *restrict panel, const measured *restrict 
     for (int64_t i = 0; i <= d; i += ROWS) {
         const int last = i + ROWS > d;
         product_i16(s->rows + i * ld, ld, last ? pairs_of(d) : (i + ROWS + 1) / 2, panel, width,
-                    (const char *)panel, 0, acc);
+                    (const char *)panel, acc);
         const f32s unit = f32_set(s->squares[i / ROWS]);
         for (int v = 0; v < width; v++) {
             f32s sum = f32_set(0.0f);

@@ -30,9 +30,10 @@ typedef struct {
     uint8_t *made;
 } ff_quantised_store;
 
-/* Block q, whose actions these are, in 16 bits; NULL where they do not fit. */
+/* Block q, whose actions these are, in 16 bits; NULL where they do not fit. When it is made it stands
+ * in `room` too, which has space for it and is 64-byte aligned. */
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
-                               const ff_actions *actions, int64_t d);
+                               const ff_actions *actions, int64_t d, void *restrict room);
 
 /* Doubles of scratch for at most K actions, those in 16 bits among them. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions);

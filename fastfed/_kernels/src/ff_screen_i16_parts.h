@@ -15,8 +15,6 @@
 /* Vectors of LANES actions in a panel, but for a last one of 2: as many as leave sums of ROWS rows
  * in registers, of which there are 32 and 16. */
 #define PANEL_VECTORS (FF_WIDE == 64 ? 4 : 2)
-/* Lines of memory that are asked for with every pair of features of a panel. */
-#define LINES (FF_WIDE == 64 ? 4 : 1)
 /* Actions that are brought to 16 bits, and bounded by R, at a time. */
 #define TOGETHER 8
 /* Rows of W are scaled to at most the one length, and actions to the other, before they are
@@ -79,20 +77,29 @@ FF_INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, cons
     return at;
 }
 
-/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile so many lines
- * from `ahead` on are asked for with each pair: not all at once, for that many would be waited
- * for. */
+/* Asks for one more line of what is read soon. */
+FF_INLINE void ask_ahead(const ff_actions *actions)
+{
+    ff_ahead *ahead = actions->ahead;
+    if (ahead && ahead->at < ahead->end) {
+        _mm_prefetch(ahead->at, _MM_HINT_T1);
+        ahead->at += 64;
+    }
+}
+
+/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile as many lines
+ * from `ahead` on are asked for: one with each pair, for memory has no more of them under way at a
+ * time than some 16, and whatever comes after these waits. */
 FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
                            const i32s *restrict panel, const int width, const char *ahead,
-                           const int lines, i32s (*restrict acc)[PANEL_VECTORS])
+                           i32s (*restrict acc)[PANEL_VECTORS])
 {
     i32s sum[ROWS][PANEL_VECTORS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < width; v++)
             sum[r][v] = i32_set(0);
     for (int64_t j = 0; j < pairs; j++) {
-        for (int64_t l = 0; l < lines; l++)
-            _mm_prefetch(ahead + 64 * (lines * j + l), _MM_HINT_T1);
+        _mm_prefetch(ahead + 64 * j, _MM_HINT_T1);
         for (int r = 0; r < ROWS; r++) {
             int32_t entries;
             memcpy(&entries, rows + r * ld + 2 * j, sizeof entries);
@@ -107,9 +114,9 @@ FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pai
 }
 
 /* ||R x||^2 of the actions of a panel, in largest units of a lower triangular R, d x d, and units of
- * the actions. lines: as of product_i16. */
+ * the actions. */
 FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *panel, int64_t width,
-                           const ff_actions *actions, const int lines, f32s *restrict square)
+                           const ff_actions *actions, f32s *restrict square)
 {
     const int64_t ld = row_of(d), all = pairs_of(d);
     i32s acc[ROWS][PANEL_VECTORS];
@@ -117,11 +124,11 @@ FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *pan
         square[v] = f32_set(0.0f);
     for (int64_t i = 0; i < d; i += ROWS) {
         const int64_t reach = (i + ROWS + 1) / 2, pairs = reach < all ? reach : all;
-        const char *ahead = lines_ahead(actions, lines * pairs, panel);
+        const char *ahead = lines_ahead(actions, pairs, panel);
         if (width == PANEL_VECTORS)
-            product_i16(r->rows + i * ld, ld, pairs, panel, PANEL_VECTORS, ahead, lines, acc);
+            product_i16(r->rows + i * ld, ld, pairs, panel, PANEL_VECTORS, ahead, acc);
         else
-            product_i16(r->rows + i * ld, ld, pairs, panel, 2, ahead, lines, acc);
+            product_i16(r->rows + i * ld, ld, pairs, panel, 2, ahead, acc);
         const f32s unit = f32_set(r->squares[i / ROWS]);
         for (int64_t v = 0; v < width; v++) {
             f32s sum = f32_set(0.0f);

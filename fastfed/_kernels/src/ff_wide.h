@@ -75,6 +75,8 @@ FF_INLINE unsigned f32_less(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _C
 FF_INLINE unsigned f32_at_least(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 
 FF_INLINE i32s i32_set(int32_t x) { return _mm512_set1_epi32(x); }
+/* To memory, not to the caches. */
+FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm512_stream_si512(to, x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm512_add_epi32(a, b); }
 FF_INLINE f32s f32_of(i32s x) { return _mm512_cvtepi32_ps(x); }
 /* Rounded to nearest, whatever the mode. */
@@ -178,6 +180,7 @@ FF_INLINE unsigned f32_at_least(f32s a, f32s b)
 }
 
 FF_INLINE i32s i32_set(int32_t x) { return _mm256_set1_epi32(x); }
+FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm256_stream_si256(to, x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm256_add_epi32(a, b); }
 FF_INLINE f32s f32_of(i32s x) { return _mm256_cvtepi32_ps(x); }
 FF_INLINE i32s i32_nearest(f32s x) { return _mm256_cvtps_epi32(_mm256_round_ps(x, TO_NEAREST)); }
