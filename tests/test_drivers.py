@@ -96,6 +96,17 @@ def test_they_agree_where_lambda_falls_in_part(release):
     same(fast, readable)
 
 
+@pytest.mark.parametrize("radius", ["direct", "published-code"])
+def test_they_agree_where_batches_of_one_round_come_among_longer_ones(radius):
+    """In a batch of one round no silo learns for itself, in the others each does."""
+    ends = [1, 2, 6, 7, 8, 13, 14, 16]
+    sizes = {"silos": 3, "horizon": 24, "lazy": False, "protocol": "silo-ldp"}
+    e = experiment(Sphere(dimension=3, actions=9), sizes, release_rounds=ends, radius=radius)
+    assert e.curves[0].system.plan.release_rounds == tuple(ends)
+    (fast,), (readable,) = both(e)
+    same(fast, readable)
+
+
 def test_they_agree_on_gaussian_rewards_that_are_clipped():
     sizes = {"silos": 2, "horizon": 30, "batch_size": 5, "lazy": False, "protocol": "central"}
     sphere = Sphere(

@@ -152,6 +152,8 @@ cdef class Run:
         self.c.threads = min(threads, silos) if FF_HAS_THREADS else 1
         # Aligned and padded, so that vectors lie in one cache line and threads share none.
         most = max(curve["levels"] for curve in curves)
+        self.c.fill_scratch = ff_fill_capacity(environment.c.actions, d)
+        self.c.score_scratch = ff_score_scratch(d, environment.c.actions)
         self.c.scratch_size = ff_run_scratch(environment.c.actions, d, most, len(curves))
         if any(curve["share_until"] for curve in curves):
             self.c.belief_scratch = ff_belief_scratch(d)

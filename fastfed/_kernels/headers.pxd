@@ -476,6 +476,8 @@ cdef extern from "ff_run.h" nogil:
         int64_t threads
         double *scratch
         int64_t belief_scratch
+        int64_t fill_scratch
+        int64_t score_scratch
         int64_t scratch_size
         int64_t *status
     int64_t ff_run_scratch(int64_t actions, int64_t dimension, int64_t levels, int64_t curves)

@@ -72,7 +72,7 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
             return status;
     }
     ff_protocol_accumulate(run, c, silo, round, y, p, pending);
-    if (!c->lazy)
+    if (ff_learns(c))
         ff_policy_learn(run, c, silo, actions, y, p);
     return FF_OK;
 }

@@ -250,7 +250,7 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
     }
     if (c->trigger.kind)
         ff_trigger_restart(&c->trigger, c->total, lambda + shift, c->w, run->silos, d, p.trigger);
-    for (int64_t i = 1; !c->lazy && i < run->silos; i++) {
+    for (int64_t i = 1; ff_learns(c) && i < run->silos; i++) {
         /* Above the diagonal all are zeros already. */
         for (int64_t j = 0; j < d; j++)
             memcpy(c->w + i * d * d + j * d, c->w + j * d, (size_t)(j + 1) * sizeof(double));

@@ -10,8 +10,8 @@ static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t back)
         void *at;
         int64_t doubles;
     } parts[] = {
-        {c->w + ff_slot(c, silo) * d * d, c->lazy ? 0 : d * d},
-        {c->theta + ff_slot(c, silo) * d, c->lazy ? 0 : d},
+        {c->w + ff_slot(c, silo) * d * d, ff_learns(c) ? d * d : 0},
+        {c->theta + ff_slot(c, silo) * d, ff_learns(c) ? d : 0},
         {c->batch + silo * s, s},
         {c->regret + silo, 1},
         {c->clipped + 2 * silo, 2},

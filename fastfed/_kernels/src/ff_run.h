@@ -160,7 +160,8 @@ typedef struct {
     int64_t curve_count;
     int64_t threads;
     double *scratch; /* threads x ff_run_scratch() */
-    int64_t belief_scratch; /* of it, for own rounds */
+    int64_t fill_scratch, score_scratch; /* ff_fill_capacity() and ff_score_scratch() of it .. */
+    int64_t belief_scratch;              /* .. and for own rounds */
     int64_t scratch_size;
     int64_t *status; /* (M) */
     ff_team *team;   /* of one call, or NULL */
@@ -193,9 +194,9 @@ FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
     const int64_t actions = run->environment->actions, d = run->dimension;
     ff_parts p;
     p.x = scratch;
-    p.mean = scratch + ff_fill_capacity(actions, d);
+    p.mean = scratch + run->fill_scratch;
     p.score = p.mean + actions;
-    p.feature = p.score + ff_score_scratch(d, actions);
+    p.feature = p.score + run->score_scratch;
     p.observe = p.feature + d;
     p.known = (ff_whitened){p.observe + 4 * d, p.observe};
     p.normals = p.observe + 5 * d;
@@ -221,9 +222,6 @@ FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int
            ff_random_u32_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
 
-/* The factor that a silo decides with: the shared one when lazy, its own otherwise. */
-FF_INLINE int64_t ff_slot(const ff_curve *c, int64_t silo) { return c->lazy ? 0 : silo; }
-
 /* The entry of the arrays by release that holds now. */
 FF_INLINE int64_t ff_entry(const ff_curve *c)
 {
@@ -241,6 +239,16 @@ FF_INLINE int64_t ff_next_end(const ff_curve *c)
 {
     return c->released < c->releases ? ff_end_of(c, c->released + 1) : INT64_MAX;
 }
+
+/* 1 if silos learn within a batch. What they would learn in a batch of one round nobody acts on. */
+FF_INLINE int ff_learns(const ff_curve *c)
+{
+    return !c->lazy && (c->trigger.kind || c->share_until ||
+                        ff_next_end(c) != ff_end_of(c, c->released) + 1);
+}
+
+/* The factor that a silo decides with: its own where silos learn, the shared one otherwise. */
+FF_INLINE int64_t ff_slot(const ff_curve *c, int64_t silo) { return ff_learns(c) ? silo : 0; }
 
 /* 1 if own rounds come between shared ones, not only after them. */
 FF_INLINE int ff_mixed(const ff_curve *c) { return c->share_rule != NULL || c->share_coin; }
