@@ -220,6 +220,7 @@ cdef class Run:
         cdef double[::1] factor = np.zeros(size)
         cdef double[::1] own = np.zeros(1 if lazy else silos * size)
         cache.bound, cache.made = &bound[0], &made[0]
+        cache.choices = self.environment.queries * self.environment.c.actions
         cache.silo = <ff_bonus_silo *>&silo[0]
         cache.sample, cache.factor = &sample[0], &factor[0]
         cache.principal = self.environment.principal

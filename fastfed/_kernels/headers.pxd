@@ -155,6 +155,7 @@ cdef extern from "ff_bonus_cache.h" nogil:
         ff_bonus_silo *silo
         float *bound
         int64_t *made
+        int64_t choices
         double *sample
         double *factor
         double *own

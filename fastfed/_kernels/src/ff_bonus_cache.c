@@ -22,6 +22,9 @@
  * successes. */
 #define FAILURE 2
 #define MOST_FAILURES 32
+/* Where eager silos meet a query more often than that until the next release, R bounds all of it at
+ * once. */
+#define AGAIN (FF_WIDE == 64 ? 0.5 : 1.0)
 /* A silo's own factor that is likely to last so many rounds is worth sooner bounds. */
 #define LASTING 64
 
@@ -61,11 +64,13 @@ static void use_release(const ff_bonus_cache *k, ff_bonus_silo *own)
 
 /* Whether another bound on ||R x|| is worth making for the next batch. It takes about d^3
  * products; so do R's of 2 d actions, of which most can be spared, unless they were not in the last
- * batch of most silos. Then it is tried now and then. */
+ * batch of most silos. Then it is tried now and then. Lazy silos choose once of a query. */
 static int sooner_pays(const ff_bonus_cache *k, int64_t released, double choices, int64_t silos,
                    int64_t d)
 {
     int64_t done = 0;
+    if (k->own && k->choices && choices > AGAIN * (double)k->choices)
+        return 0;
     for (int64_t i = 0; i < silos; i++)
         done += k->silo[i].begin == BY_FACTOR;
     return d >= WIDE && choices > 8.0 * (double)d && (2 * done <= silos || released % 32 == 0);

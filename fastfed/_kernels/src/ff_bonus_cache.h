@@ -39,6 +39,7 @@ typedef struct {
     ff_bonus_silo *silo; /* (M); NULL: no cache */
     float *bound;        /* (rows of the pool): on ||R x||, in units of the factor; or NULL */
     int64_t *made;       /* (queries): the version of its bounds */
+    int64_t choices;     /* of one meeting of every query: their number times the most actions */
     double *sample;      /* (M, d): features of the last choices; zeros: none yet */
     double *factor;      /* ff_bonus_cache_size() doubles: bounds by R (ff_bonus_bounds.h) */
     double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
