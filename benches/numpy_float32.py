@@ -55,16 +55,23 @@ def pool_microseconds(
     means: np.ndarray,
     *,
     rounds: int,
+    once: bool = False,
     seed: int = 0,
 ) -> float:
     """Microseconds per agent-round of a federation over a pool, by the plan's numbers.
 
-    rows (n, d) are float32 and C-contiguous; the noise of a release is that of its node in a tree.
+    Queries are drawn with replacement, or come once and in order. rows (n, d) are float32 and
+    C-contiguous; the noise of a release is that of its node in a tree.
     """
     silos, d, batch = plan.silos, plan.dimension, plan.batch_size or rounds
     draw = np.random.default_rng(seed)
     queries = np.stack(
-        [draw.integers(silo_starts[i], silo_starts[i + 1], rounds) for i in range(silos)]
+        [
+            silo_starts[i] + np.arange(rounds)
+            if once
+            else draw.integers(silo_starts[i], silo_starts[i + 1], rounds)
+            for i in range(silos)
+        ]
     )
     uniform = draw.random((rounds, silos))
     regularizer, radius = plan.regularizer, plan.radius

@@ -7,6 +7,7 @@ pair of figures comes from a new process that is bound to one core, with BLAS on
 its memory lies makes equal code differ by up to a third for as long as it lives. A row says what
 rounds take over a pool that was just opened, so that with many queries most are met for the first
 time, and once it has been played five times; the ratio is NumPy's time to it, in the same process.
+With --once a query comes once in a run, in the order in which they lie in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from typing import Any
 MEETINGS = 5
 
 
-def measure(path: str, features: str, queries: int, lazy: bool, rounds: int) -> dict[str, float]:
+def measure(
+    path: str, features: str, queries: int, lazy: bool, rounds: int, once: bool
+) -> dict[str, float]:
     """The number d of features, and microseconds per agent-round: `first`, `met` and `numpy`."""
     import numpy as np
     import numpy_float32
@@ -55,6 +58,9 @@ def measure(path: str, features: str, queries: int, lazy: bool, rounds: int) -> 
             self.silo_starts = equal_blocks(queries, bench.SILOS)
 
     environment = RealPool()
+    if once:
+        environment.sampling = "in-order"
+        rounds = min(rounds, queries // bench.SILOS)
     system = "default" if lazy else "default-eager"
     experiment = bench.bench_experiment(environment, rounds, system, bench.SILOS, None)
     plan = check_plan(experiment.curves[0].system.plan)
@@ -70,6 +76,7 @@ def measure(path: str, features: str, queries: int, lazy: bool, rounds: int) -> 
         environment.silo_starts,
         environment.means,
         rounds=rounds,
+        once=once,
     )
     for _ in range(MEETINGS - 1):
         bench.ours_microseconds(experiment)
@@ -77,9 +84,12 @@ def measure(path: str, features: str, queries: int, lazy: bool, rounds: int) -> 
     return {"d": plan.dimension, "first": first, "met": met, "numpy": other}
 
 
-def in_new_process(path: str, features: str, queries: int, lazy: bool, rounds: int) -> Any:
+def in_new_process(
+    path: str, features: str, queries: int, lazy: bool, rounds: int, once: bool
+) -> Any:
     """`measure` in a new process."""
     words = [features, str(queries), "lazy" if lazy else "eager", str(rounds)]
+    words += ["--once"] * once
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     # Both name a processor for NumPy's BLAS, which then has not its own pace.
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
@@ -99,11 +109,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=5, help="of each row")
     parser.add_argument("--core", type=int, help="the core it is bound to (the last)")
+    parser.add_argument("--once", action="store_true", help="a query comes once in a run")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         features, queries, kind, rounds = given.one
-        print(json.dumps(measure(given.path, features, int(queries), kind == "lazy", int(rounds))))
+        lazy, once = kind == "lazy", given.once
+        found = measure(given.path, features, int(queries), lazy, int(rounds), once)
+        print(json.dumps(found))
         return
     if hasattr(os, "sched_setaffinity"):
         core = max(os.sched_getaffinity(0)) if given.core is None else given.core
@@ -113,18 +126,18 @@ def main() -> None:
     for features in given.features:
         for queries in given.queries:
             for lazy in (True, False):
-                found = [
-                    in_new_process(given.path, features, queries, lazy, given.rounds)
+                runs = [
+                    in_new_process(given.path, features, queries, lazy, given.rounds, given.once)
                     for _ in range(given.processes)
                 ]
-                cells = f"{found[0]['d']}, {queries}, {'lazy' if lazy else 'eager'}".ljust(22)
+                cells = f"{runs[0]['d']}, {queries}, {'lazy' if lazy else 'eager'}".ljust(22)
                 for name in ("first", "met"):
-                    each = sorted(one[name] for one in found)
+                    each = sorted(one[name] for one in runs)
                     middle = statistics.median(each)
                     cells += f"{middle:.2f} ({each[0]:.2f}-{each[-1]:.2f})".rjust(20)
-                cells += f"{statistics.median(one['numpy'] for one in found):8.1f}"
+                cells += f"{statistics.median(one['numpy'] for one in runs):8.1f}"
                 for name in ("first", "met"):
-                    ratio = statistics.median(one["numpy"] / one[name] for one in found)
+                    ratio = statistics.median(one["numpy"] / one[name] for one in runs)
                     cells += f"{ratio:7.2f}"
                 print(cells, flush=True)
 
