@@ -23,8 +23,9 @@ from fastfed.environments.base import EnvironmentSpec, RewardDistribution
 
 #: Most bytes of int16 features that are stored for a pool; a larger one goes without.
 MAX_QUANTISED = 2**29
-#: Dimensions from which on principal directions save more than they take, and coordinates too.
+#: Dimensions from which on principal directions save more than they take.
 ALONG = 50
+#: The same of coordinates in these directions.
 WIDE = 96
 #: Queries whose rows tell the principal directions of a pool.
 SAMPLED = 32
@@ -144,23 +145,23 @@ class Pool:
     @cached_property
     def principal(self) -> environments.PrincipalCoordinates | None:
         """Memory for principal coordinates of the rows, which bounds read; None if no use."""
-        if self.dimension < WIDE or self._principal is None:
+        if self.dimension < WIDE or self._basis is None:
             return None
-        made = environments.PrincipalCoordinates(self.starts, *self._principal)
+        made = environments.PrincipalCoordinates(self.starts, *self._basis)
         return made if made.size <= MAX_QUANTISED else None
 
     @cached_property
     def directions(self) -> environments.PrincipalCoordinates | None:
         """The principal directions of the rows alone, which bounds read; None if no use."""
-        if self._principal is None:
+        if self._basis is None:
             return None
-        return environments.PrincipalCoordinates(None, *self._principal)
+        return environments.PrincipalCoordinates(None, *self._basis)
 
     @cached_property
-    def _principal(self) -> tuple[np.ndarray, float] | None:
-        """Principal directions (rank, d) and what they leave; None unless they tell nearly all.
+    def _basis(self) -> tuple[np.ndarray, float] | None:
+        """Principal directions (rank, d) and what share of the squares they leave, or None.
 
-        They are those of the second moments of SAMPLED queries.
+        They are those of the second moments of SAMPLED queries, where these tell nearly all.
         """
         if self.queries < SAMPLED or self.dimension < ALONG or not linalg.has_screen_i16():
             return None

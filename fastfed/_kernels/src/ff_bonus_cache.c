@@ -23,7 +23,7 @@
 #define FAILURE 2
 #define MOST_FAILURES 32
 /* Where eager silos meet a query more often than that until the next release, R bounds all of it at
- * once. */
+ * once: what R has bounded stays bounded. Narrow vectors make its products dearer. */
 #define AGAIN (FF_WIDE == 64 ? 0.5 : 1.0)
 /* A silo's own factor that is likely to last so many rounds is worth sooner bounds. */
 #define LASTING 64
