@@ -3,6 +3,11 @@
 #ifdef FF_WIDE
 #include <math.h>
 
+/* Vectors that QUAD integers fill, and groups of rows that are multiplied by them at a time: a sum
+ * would wait for itself, and registers have to suffice. */
+#define QUAD_VECTORS (QUAD / LANES)
+#define GROUPS (FF_WIDE == 64 ? 2 : 1)
+
 /* Doubles that the rows of few products take, and space to align them. */
 FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; }
 
@@ -186,97 +191,140 @@ FF_INLINE mean_scale mean_scale_of(quantised_row t, double factor, int64_t d)
 static void bound_means_of(const ff_one_by_one *one, const int32_t *restrict together,
                            const int64_t *restrict which, int64_t n, int64_t d)
 {
-    __m256i even = _mm256_setzero_si256(), odd = even;
-    for (int64_t j = 0; j < pairs_of(d); j++) {
-        const __m256i x = _mm256_load_si256((const __m256i *)(together + j * TOGETHER));
-        int32_t entries;
-        memcpy(&entries, one->theta + 2 * j, sizeof entries);
-        if (j & 1)
-            MULTIPLY(odd, _mm256_set1_epi32(entries), x);
-        else
-            MULTIPLY(even, _mm256_set1_epi32(entries), x);
+    i32s even[QUAD_VECTORS], odd[QUAD_VECTORS];
+    for (int v = 0; v < QUAD_VECTORS; v++)
+        even[v] = odd[v] = i32_set(0);
+    for (int64_t j = 0; j < quads_of(d); j++) {
+        const i32s entries = i32_set_two(one->theta + 4 * j);
+        for (int v = 0; v < QUAD_VECTORS; v++) {
+            const i32s x = i32_load(together + j * QUAD + LANES * v);
+            if (j & 1)
+                MULTIPLY(odd[v], entries, x);
+            else
+                MULTIPLY(even[v], entries, x);
+        }
     }
-    float product[TOGETHER];
-    _mm256_storeu_ps(product, _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd)));
+    float product[QUAD];
+    for (int v = 0; v < QUAD_VECTORS; v++) {
+        const i32s sum = i32_add(even[v], odd[v]);
+        f32_store(product + LANES * v, f32_of(i32_add_neighbours(sum, sum)));
+    }
     const mean_scale m = mean_scale_of(one->t, one->factor, d);
     for (int64_t i = 0; i < n; i++) {
         const measured *its = one->known + which[i] / LANES;
         const float length = its->length[which[i] % LANES], lost = its->lost[which[i] % LANES];
         const float own = m.norm * length * m.slack + 0x1p-60f;
         const float error = m.slope * length + (m.slope_lost * lost + own);
-        one->mean[which[i]] = product[i] * its->unit[which[i] % LANES] * m.mean + error;
+        one->mean[which[i]] = product[2 * i] * its->unit[which[i] % LANES] * m.mean + error;
     }
+}
+
+/* n <= TOGETHER actions that are in 16 bits side by side, as ff_quantise_some. */
+static void gather(const ff_actions *actions, const int64_t *restrict which, int64_t n, int64_t d,
+                   int32_t *restrict together)
+{
+    const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d);
+    const i32s *panels = (const i32s *)((const measured *)actions->quantised + vectors);
+    memset(together, 0, (size_t)(QUAD * quads_of(d)) * sizeof(int32_t));
+    for (int64_t a = 0; a < n; a++) {
+        const int64_t v = which[a] / LANES, first = v - v % PANEL_VECTORS;
+        const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
+        const int32_t *from =
+            (const int32_t *)(panels + first * pairs + v - first) + which[a] % LANES;
+        int32_t *to = together + 2 * a;
+        int64_t j = 0;
+        for (; j + 2 <= pairs; j += 2) {
+            to[j * TOGETHER] = from[LANES * j * width];
+            to[j * TOGETHER + 1] = from[LANES * (j + 1) * width];
+        }
+        if (j < pairs)
+            to[j * TOGETHER] = from[LANES * j * width];
+    }
+}
+
+/* sum += ROWS rows times four features of TOGETHER actions. */
+FF_INLINE void add_quad(const int16_t *restrict rows, int64_t ld, const i32s *restrict x,
+                        i32s (*restrict sum)[QUAD_VECTORS])
+{
+    for (int r = 0; r < ROWS; r++) {
+        const i32s entries = i32_set_two(rows + r * ld);
+        for (int v = 0; v < QUAD_VECTORS; v++)
+            MULTIPLY(sum[r][v], entries, x[v]);
+    }
+}
+
+/* square += `by` the squares of sums over ROWS rows: of half of the rows in even lanes, of the others
+ * in odd ones. */
+FF_INLINE void add_squares(i32s (*restrict sum)[QUAD_VECTORS], float by, f32s *restrict square)
+{
+    for (int v = 0; v < QUAD_VECTORS; v++) {
+        f32s part = f32_set(0.0f);
+        for (int r = 0; r < ROWS; r += 2) {
+            const f32s z = f32_of(i32_add_neighbours(sum[r][v], sum[r + 1][v]));
+            part = f32_fma(z, z, part);
+        }
+        square[v] = f32_fma(part, f32_set(by), square[v]);
+    }
+}
+
+/* ||R x|| of actions side by side, as of squares_i16. */
+static void widths_of(const quantised_factor *m, const ff_actions *actions,
+                      const int32_t *restrict together, int64_t d, float *restrict width)
+{
+    const int64_t ld = row_of(d), groups = (d + ROWS - 1) / ROWS, all = quads_of(d);
+    f32s square[QUAD_VECTORS];
+    for (int v = 0; v < QUAD_VECTORS; v++)
+        square[v] = f32_set(0.0f);
+    for (int64_t g = 0; g < groups; g += GROUPS) {
+        const int16_t *rows = m->rows + g * ROWS * ld;
+        const int more = GROUPS > 1 && g + 1 < groups;
+        /* Of a row what is past its group's last column, but for a whole quad, is not written. */
+        const int64_t end = quads_of((g + 1) * ROWS), own = end < all ? end : all;
+        const int64_t far = more ? quads_of((g + 2) * ROWS) : 0, last = far < all ? far : all;
+        i32s sum[GROUPS][ROWS][QUAD_VECTORS], x[QUAD_VECTORS];
+        for (int r = 0; r < GROUPS * ROWS * QUAD_VECTORS; r++)
+            (&sum[0][0][0])[r] = i32_set(0);
+        const int16_t *next = rows + (more ? ROWS * ld : 0);
+        const char *ahead = lines_ahead(actions, own, together);
+        for (int64_t j = 0; j < own; j++) {
+            _mm_prefetch(ahead + 64 * j, _MM_HINT_T1);
+            for (int v = 0; v < QUAD_VECTORS; v++)
+                x[v] = i32_load(together + j * QUAD + LANES * v);
+            add_quad(rows + 4 * j, ld, x, sum[0]);
+            if (GROUPS > 1)
+                add_quad(next + 4 * j, ld, x, sum[GROUPS - 1]);
+        }
+        for (int64_t j = own; j < last; j++) {
+            for (int v = 0; v < QUAD_VECTORS; v++)
+                x[v] = i32_load(together + j * QUAD + LANES * v);
+            add_quad(next + 4 * j, ld, x, sum[GROUPS - 1]);
+        }
+        add_squares(sum[0], m->squares[g], square);
+        if (more)
+            add_squares(sum[GROUPS - 1], m->squares[g + 1], square);
+    }
+    float both[QUAD];
+    for (int v = 0; v < QUAD_VECTORS; v++)
+        f32_store(both + LANES * v, square[v]);
+    for (int a = 0; a < TOGETHER; a++)
+        width[a] = sqrtf(both[2 * a] + both[2 * a + 1]);
 }
 
 void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions, const ff_one_by_one *one,
                    const int64_t *restrict which, int64_t n, int64_t d, double *restrict room,
                    float *restrict bound)
 {
-    const quantised_factor *m = &k->factor;
-    const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d), ld = row_of(d);
-    const int64_t groups = (d + ROWS - 1) / ROWS;
     const measured *known = one ? one->known : (const measured *)actions->quantised;
     int32_t *together = (int32_t *)aligned(room);
     if (one) {
-        ff_quantise_some(actions, which, n, d, (float *)(together + TOGETHER * pairs), together,
+        ff_quantise_some(actions, which, n, d, (float *)(together + QUAD * quads_of(d)), together,
                          one->known);
         bound_means_of(one, together, which, n, d);
     } else {
-        const i32s *panels = (const i32s *)(known + vectors);
-        memset(together, 0, (size_t)(TOGETHER * pairs) * sizeof(int32_t));
-        for (int64_t a = 0; a < n; a++) {
-            const int64_t v = which[a] / LANES, first = v - v % PANEL_VECTORS;
-            const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
-            const int32_t *from =
-                (const int32_t *)(panels + first * pairs + v - first) + which[a] % LANES;
-            for (int64_t j = 0; j < pairs; j++)
-                together[j * TOGETHER + a] = from[LANES * j * width];
-        }
-    }
-    /* Two groups of rows at a time, for a sum would wait for itself. */
-    __m256 square = _mm256_setzero_ps();
-    for (int64_t g = 0; g < groups; g += 2) {
-        const int16_t *rows = m->rows + g * ROWS * ld;
-        const int both = g + 1 < groups;
-        /* Of a row what is past its group's last column is not written. */
-        const int64_t end = ((g + 1) * ROWS + 1) / 2, own = end < pairs ? end : pairs;
-        const int64_t far = both ? ((g + 2) * ROWS + 1) / 2 : 0, last = far < pairs ? far : pairs;
-        __m256i sum[ROWS], more[ROWS];
-        for (int r = 0; r < ROWS; r++)
-            sum[r] = more[r] = _mm256_setzero_si256();
-        const int64_t next = both ? ROWS * ld : 0;
-        const char *ahead = lines_ahead(actions, last > own ? last : own, together);
-        for (int64_t j = 0; j < own; j++) {
-            const __m256i x = _mm256_load_si256((const __m256i *)(together + j * TOGETHER));
-            _mm_prefetch(ahead + 64 * j, _MM_HINT_T1);
-            for (int r = 0; r < ROWS; r++) {
-                int32_t low, high;
-                memcpy(&low, rows + r * ld + 2 * j, sizeof low);
-                memcpy(&high, rows + next + r * ld + 2 * j, sizeof high);
-                MULTIPLY(sum[r], _mm256_set1_epi32(low), x);
-                MULTIPLY(more[r], _mm256_set1_epi32(high), x);
-            }
-        }
-        for (int64_t j = own; j < last; j++) {
-            const __m256i x = _mm256_load_si256((const __m256i *)(together + j * TOGETHER));
-            for (int r = 0; r < ROWS; r++) {
-                int32_t high;
-                memcpy(&high, rows + next + r * ld + 2 * j, sizeof high);
-                MULTIPLY(more[r], _mm256_set1_epi32(high), x);
-            }
-        }
-        __m256 part = _mm256_setzero_ps(), other = part;
-        for (int r = 0; r < ROWS; r++) {
-            const __m256 z = _mm256_cvtepi32_ps(sum[r]), y = _mm256_cvtepi32_ps(more[r]);
-            part = _mm256_fmadd_ps(z, z, part);
-            other = _mm256_fmadd_ps(y, y, other);
-        }
-        square = _mm256_fmadd_ps(part, _mm256_set1_ps(m->squares[g]), square);
-        if (both)
-            square = _mm256_fmadd_ps(other, _mm256_set1_ps(m->squares[g + 1]), square);
+        gather(actions, which, n, d, together);
     }
     float width[TOGETHER];
-    _mm256_storeu_ps(width, _mm256_sqrt_ps(square));
+    widths_of(&k->factor, actions, together, d, width);
     const scale s = scale_of(k, d);
     for (int64_t i = 0; i < n; i++) {
         const measured *its = known + which[i] / LANES;

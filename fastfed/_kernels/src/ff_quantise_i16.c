@@ -233,16 +233,23 @@ void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, 
     const __m256 scale = _mm256_div_ps(_mm256_set1_ps(1.0f), unit);
     for (int s = 0; s < 4; s++)
         sum[s] = _mm256_setzero_ps();
-    for (int64_t j = 0; j < d; j += 4)
+    for (int64_t j = 0; j < d; j += 4) {
+        __m256i pair[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
         for (int64_t s = 0; s < 4 && j + s < d; s += 2) {
             const float *at = room + TOGETHER * (j + s);
             const __m256i low = whole_eight(_mm256_load_ps(at), scale, sum + s);
             const __m256i high =
                 j + s + 1 < d ? whole_eight(_mm256_load_ps(at + TOGETHER), scale, sum + s + 1)
                               : _mm256_setzero_si256();
-            _mm256_store_si256((__m256i *)(together + TOGETHER / 2 * (j + s)),
-                               _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa));
+            pair[s / 2] = _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
         }
+        /* Both pairs of actions 0, 1, 4, 5, and of 2, 3, 6, 7. */
+        const __m256i here = _mm256_unpacklo_epi32(pair[0], pair[1]);
+        const __m256i there = _mm256_unpackhi_epi32(pair[0], pair[1]);
+        __m256i *to = (__m256i *)(together + j / 4 * QUAD);
+        _mm256_store_si256(to, _mm256_permute2x128_si256(here, there, 0x20));
+        _mm256_store_si256(to + 1, _mm256_permute2x128_si256(here, there, 0x31));
+    }
     const __m256 lost = four(sum);
     const __m256 rounding = _mm256_mul_ps(_mm256_sqrt_ps(lost), unit);
     float lengths[TOGETHER], units[TOGETHER], losts[TOGETHER];

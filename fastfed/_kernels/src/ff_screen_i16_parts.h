@@ -29,6 +29,9 @@ FF_INLINE int64_t row_of(int64_t d) { return (d + 31) & ~(int64_t)31; }
 /* Groups of rows: those of W, theta, and zeros. */
 FF_INLINE int64_t groups_of(int64_t d) { return (d + ROWS) / ROWS; }
 FF_INLINE int64_t pairs_of(int64_t d) { return (d + 1) / 2; }
+/* Four features of TOGETHER actions are side by side: a cache line. */
+FF_INLINE int64_t quads_of(int64_t d) { return (d + 3) / 4; }
+#define QUAD (2 * TOGETHER)
 /* Vectors of all panels. */
 FF_INLINE int64_t vectors_of(int64_t actions)
 {
@@ -141,9 +144,9 @@ FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *pan
     }
 }
 
-/* n <= TOGETHER actions in 16 bits side by side, pair by pair of features, into `together` (32-byte
- * aligned, TOGETHER pairs_of(d) entries); their lanes of `known`. room: TOGETHER d floats, aligned
- * likewise. */
+/* n <= TOGETHER actions in 16 bits side by side, four features by four of each, into `together`
+ * (aligned, QUAD quads_of(d) entries); their lanes of `known`. room: TOGETHER d floats, aligned
+ * too. */
 void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                       int64_t d, float *restrict room, int32_t *restrict together,
                       measured *restrict known);

@@ -75,6 +75,21 @@ FF_INLINE unsigned f32_less(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _C
 FF_INLINE unsigned f32_at_least(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 
 FF_INLINE i32s i32_set(int32_t x) { return _mm512_set1_epi32(x); }
+FF_INLINE i32s i32_load(const int32_t *at) { return _mm512_loadu_si512(at); }
+/* The eight bytes at `at`, again and again. */
+FF_INLINE i32s i32_set_two(const void *at)
+{
+    int64_t both;
+    memcpy(&both, at, sizeof both);
+    return _mm512_set1_epi64(both);
+}
+/* In even lanes a with the lane after, in odd ones b with the lane before. */
+FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
+{
+    const i32s kept = _mm512_mask_blend_epi32(0xaaaa, a, b);
+    const i32s other = _mm512_mask_blend_epi32(0xaaaa, b, a);
+    return _mm512_add_epi32(kept, _mm512_shuffle_epi32(other, _MM_PERM_CDAB));
+}
 /* To memory, not to the caches. */
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm512_stream_si512(to, x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm512_add_epi32(a, b); }
@@ -180,6 +195,18 @@ FF_INLINE unsigned f32_at_least(f32s a, f32s b)
 }
 
 FF_INLINE i32s i32_set(int32_t x) { return _mm256_set1_epi32(x); }
+FF_INLINE i32s i32_load(const int32_t *at) { return _mm256_loadu_si256((const i32s *)at); }
+FF_INLINE i32s i32_set_two(const void *at)
+{
+    int64_t both;
+    memcpy(&both, at, sizeof both);
+    return _mm256_set1_epi64x(both);
+}
+FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
+{
+    const i32s kept = _mm256_blend_epi32(a, b, 0xaa), other = _mm256_blend_epi32(b, a, 0xaa);
+    return _mm256_add_epi32(kept, _mm256_shuffle_epi32(other, 0xb1));
+}
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm256_stream_si256(to, x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm256_add_epi32(a, b); }
 FF_INLINE f32s f32_of(i32s x) { return _mm256_cvtepi32_ps(x); }
