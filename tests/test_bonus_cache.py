@@ -266,6 +266,23 @@ def test_every_score_is_between_its_bounds(d, spread, gamma):
         if size == 0.0:
             assert np.median(ends[1] / score) < 1.1 and (ends[1] <= 1.1 * ends[0]).all()
             assert np.median(ends[4] / score) > (0.9 if gamma != 0.1 else 0.1)
+            # Float32 takes little of what ||W x|| says.
+            assert ((ends[5] - ends[6]) / score).max() < 0.01
+
+
+@needs_it
+@pytest.mark.parametrize("d", [33, 57, 135])
+def test_norms_in_float32_stay_below(d):
+    """Also where the products of W and x nearly cancel, so rounding is most of what is left."""
+    draw = np.random.default_rng(d)
+    w = np.tril(draw.normal(size=(d, d)), -1) + np.diag(draw.uniform(0.1, 3.0, d))
+    rows = np.linalg.svd(w)[2].astype(np.float32)
+    columns, theta = np.asfortranarray(rows), np.zeros(d)
+    found = linalg.bonus_ends(columns, w, theta, 1.5, 0.0, np.empty((0, d)))
+    assert found is not None
+    score = linalg.scores(columns, w, theta, 1.5, 0.0)
+    assert (found[0][6] <= score).all()
+    assert np.median(found[0][6] / score) > 0.9999
 
 
 @needs_it

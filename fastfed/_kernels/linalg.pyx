@@ -126,15 +126,15 @@ def bonus_ends(
     actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma,
     const double[:, ::1] points, basis=None, double above=3.0,
 ):
-    """Bounds on scores of float32 actions side by side, (6, K), for tests: above by coordinates in a
+    """Bounds on scores of float32 actions side by side, (7, K), for tests: above by coordinates in a
     basis (rank, d), or by few products, by a factor, by a factor of one action and by few products
-    (infinite where there are none), and below, twice. They are made of w and hold for what w is once
+    (infinite where there are none), and below, in three ways. They are made of w and hold for what w is once
     the points (n, d) have entered V, which is returned too; None where there are none."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(
         ff_bonus_cache_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
-    cdef float[:, ::1] ends = np.empty((6, view.actions), np.float32)
+    cdef float[:, ::1] ends = np.empty((7, view.actions), np.float32)
     cdef double[:, ::1] now = np.empty((d, d))
     cdef int64_t seen = points.shape[0]
     cdef ff_principal principal

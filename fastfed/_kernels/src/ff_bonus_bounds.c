@@ -14,7 +14,15 @@ FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; 
 int64_t ff_bonus_bounds_size(int64_t d)
 {
     return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
-           few_size(d) + ff_bonus_principal_size();
+           few_size(d) + ff_bonus_principal_size() + (ff_columns_size(d) + 1) / 2 + 8;
+}
+
+void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *k)
+{
+    double *end = (double *)(k + 1) + ff_quantised_factor_size(d) + few_size(d);
+    float *columns = (float *)aligned(end + ff_bonus_principal_size());
+    ff_columns_make(w, d, columns);
+    k->columns = columns;
 }
 
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
@@ -23,6 +31,7 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          ff_bonus_bounds *k)
 {
     const double *r = w;
+    k->columns = NULL;
     k->model = (ff_bonus_factor){0.0, 0.0, 0.0};
     if (gamma != 0.0) {
         const double c = ff_bonus_factor_weight(w, beta, gamma, sample, samples, d, scratch);

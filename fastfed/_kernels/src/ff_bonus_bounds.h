@@ -38,6 +38,7 @@ typedef struct {
     ff_bonus_few few;
     const int16_t *rows;   /* of `few` */
     ff_bonus_principal principal;
+    const float *columns;  /* of W in float32, if ff_bonus_bounds_keep() was called; or NULL */
 } ff_bonus_bounds;
 
 /* Doubles that these take, rows included. */
@@ -54,6 +55,10 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int sooner,
                          const ff_principal *pool, int told, int64_t d, double *scratch,
                          ff_bonus_bounds *k);
+
+/* That the W of these bounds stays what it is until they are made anew: a norm by it is then taken
+ * sooner (ff_norm_by_columns). */
+void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *k);
 
 /* Of a query whose features are not in 16 bits: the actions that R bounds are brought to them as
  * they come, and with them their means are bounded, which principal coordinates have done less

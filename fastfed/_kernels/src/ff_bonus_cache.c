@@ -97,6 +97,8 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
                                  told_of(k), d, scratch, (ff_bonus_bounds *)k->factor))
             k->version = (released + 1) << VERSIONS;
     }
+    if (k->version && !k->own)
+        ff_bonus_bounds_keep(w, d, (ff_bonus_bounds *)k->factor);
     for (int64_t i = 0; i < silos; i++) {
         ff_bonus_silo *own = k->silo + i;
         own->moved_in_all = 0.0;
@@ -247,8 +249,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
             memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
         return best;
     }
-    const ff_asked q = {&b.view, w, theta, beta, gamma, b.bounds->model.frobenius,
-                        feature_bound, d, x, back, known};
+    ff_asked q = {&b.view, w, theta, beta, gamma, b.bounds->model.frobenius,
+                  feature_bound, d, x, back, known, -1};
     const int sooner = b.stage == SOONER;
     int64_t n = ff_may_be_best(&b, &q, &best);
     if (sooner) {
@@ -257,7 +259,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     }
     ff_told first = {0.0, 0.0};
     if (n != 1 || b.which[0] != best) {
-        first = ff_tell_taken(&q);
+        first = ff_tell(&q, best);
         n = ff_not_below_score(&b, first);
     }
     keep_bounds(kept, made, own->version + b.stage);
@@ -344,13 +346,20 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     memcpy(ends + 2 * count, room, (size_t)count * sizeof(float));
     double *x = (double *)(aligned(room + 3 * d)), *z = x + d, *back = z + d;
     const ff_whitened known = {back + d, z};
-    const ff_asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
-                     0.0,   d,   x,     back, &known};
+    ff_asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
+                  0.0, d, x, back, &known, -1};
     for (int64_t a = 0; a < count; a++) {
         ends[4 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
                                                 beta, gamma, own.moved, own.grown, d);
-        ff_take(&q, a);
+        q.taken = -1;
         ends[5 * count + a] =
+            ff_least_by_factor(&q, bounds, quantised, a, bound[a], own.moved, own.grown);
+    }
+    if (!seen)
+        ff_bonus_bounds_keep(w, d, bounds);
+    for (int64_t a = 0; a < count; a++) {
+        q.taken = -1;
+        ends[6 * count + a] =
             ff_least_by_factor(&q, bounds, quantised, a, bound[a], own.moved, own.grown);
     }
     return 1;

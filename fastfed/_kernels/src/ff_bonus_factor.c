@@ -11,6 +11,10 @@
 #define TOGETHER 6
 /* Vectors of columns side by side, whose sums stay in registers. */
 #define ABREAST 8
+/* The same of floats, and how many of their products are summed before they are added to those before:
+ * few roundings. */
+#define ABREAST32 3
+#define BLOCK 32
 
 /* Rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order, fused or not, the
  * computed A of W'W is off by n u F in norm, its square by n u F^2 and, through A, 2 n u F^2, so
@@ -37,6 +41,85 @@ ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t
     const double size = total + c * total * total;
     const double lost = sqrt(16.0 * (double)(d + 2) * 0x1p-53 * size);
     return lost < INFINITY ? (ff_bonus_factor){c, sqrt(total), lost} : none;
+}
+
+/* Rows of W whose entries of a column are side by side; after a column of theirs follows the next one,
+ * up to the last that is not zero. */
+#define LOT (LANES * ABREAST32)
+FF_INLINE int64_t columns_of_lot(int64_t first, int64_t d)
+{
+    return first + LOT < d ? first + LOT : d;
+}
+
+int64_t ff_columns_size(int64_t d)
+{
+    int64_t size = 0;
+    for (int64_t first = 0; first < d; first += LOT)
+        size += LOT * columns_of_lot(first, d);
+    return size;
+}
+
+void ff_columns_make(const double *restrict w, int64_t d, float *restrict columns)
+{
+    memset(columns, 0, (size_t)ff_columns_size(d) * sizeof(float));
+    for (int64_t first = 0; first < d; first += LOT) {
+        const int64_t count = columns_of_lot(first, d);
+        for (int64_t i = first; i < count; i++)
+            for (int64_t j = 0; j <= i; j++)
+                columns[j * LOT + i - first] = (float)w[i * d + j];
+        columns += LOT * count;
+    }
+}
+
+/* sum += x[j] times column j of a lot, of `count` columns. */
+FF_INLINE void add_columns(const float *restrict columns, const float *restrict x, int64_t count,
+                           f32s *restrict sum)
+{
+    f32s even[ABREAST32], odd[ABREAST32];
+    for (int v = 0; v < ABREAST32; v++)
+        even[v] = odd[v] = f32_set(0.0f);
+    int64_t j = 0;
+    for (; j + 2 <= count; j += 2) {
+        const f32s one = f32_set(x[j]), other = f32_set(x[j + 1]);
+        for (int v = 0; v < ABREAST32; v++) {
+            even[v] = f32_fma(one, f32_load(columns + LOT * j + LANES * v), even[v]);
+            odd[v] = f32_fma(other, f32_load(columns + LOT * (j + 1) + LANES * v), odd[v]);
+        }
+    }
+    for (; j < count; j++)
+        for (int v = 0; v < ABREAST32; v++)
+            even[v] = f32_fma(f32_set(x[j]), f32_load(columns + LOT * j + LANES * v), even[v]);
+    for (int v = 0; v < ABREAST32; v++)
+        sum[v] = f32_add(sum[v], f32_add(even[v], odd[v]));
+}
+
+double ff_norm_by_columns(const float *restrict columns, const float *restrict x, int64_t d)
+{
+    f64s square = f64_set(0.0);
+    for (int64_t first = 0; first < d; first += LOT) {
+        const int64_t count = columns_of_lot(first, d);
+        f32s sum[ABREAST32];
+        for (int v = 0; v < ABREAST32; v++)
+            sum[v] = f32_set(0.0f);
+        for (int64_t j = 0; j < count; j += BLOCK) {
+            const int64_t here = count - j < BLOCK ? count - j : BLOCK;
+            add_columns(columns + LOT * j, x + j, here, sum);
+        }
+        columns += LOT * count;
+        for (int v = 0; v < ABREAST32; v++) {
+            const f64s low = f64_of_low(sum[v]), high = f64_of_high(sum[v]);
+            square = f64_fma(low, low, f64_fma(high, high, square));
+        }
+    }
+    return sqrt(f64_sum(square));
+}
+
+/* An entry of W takes u = 2^-24 of itself in float32, a block's products and sums BLOCK / 2 + 1 and
+ * sums of blocks as many as there are: in all k u of sum_j |W_ij| |x_j|, which by Cauchy-Schwarz
+ * are k u ||W||_F ||x|| as a vector. What the least numbers lose is far below that. */
+double ff_norm_error(int64_t d)
+{
+    return 1.01 * (double)(BLOCK / 2 + d / BLOCK + 5) * 0x1p-24;
 }
 
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,

@@ -28,6 +28,15 @@ double ff_bonus_factor_weight(const double *restrict w, double beta, double gamm
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch);
 
+/* The columns of W (d x d, lower triangular, zero above) in float32, for ff_norm_by_columns: so many
+ * floats, aligned. */
+int64_t ff_columns_size(int64_t d);
+void ff_columns_make(const double *restrict w, int64_t d, float *restrict columns);
+
+/* ||W x||, and what it may be off by, a unit of ||W||_F ||x||. */
+double ff_norm_by_columns(const float *restrict columns, const float *restrict x, int64_t d);
+double ff_norm_error(int64_t d);
+
 /* out = W'z. */
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
                           double *restrict out);

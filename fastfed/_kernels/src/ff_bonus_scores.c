@@ -36,40 +36,64 @@ static ff_told tell(const double *restrict x, const ff_whitened *known, const do
     return (ff_told){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * most * length};
 }
 
-void ff_take(const ff_asked *q, int64_t a)
+/* Features of an action into x and `known`, and its W x. */
+static void take(ff_asked *q, int64_t a)
 {
+    if (q->taken == a)
+        return;
     ff_features(q->actions, a, q->d, q->x);
     memcpy(q->known->x, q->x, (size_t)q->d * sizeof(double));
     if (q->feature_bound > 0.0)
         ff_clip_norm(q->known->x, q->d, q->feature_bound);
     ff_whiten(q->w, q->known->x, q->d, q->known->whitened);
+    q->taken = a;
 }
 
-ff_told ff_tell_taken(const ff_asked *q)
+ff_told ff_tell(ff_asked *q, int64_t a)
 {
+    take(q, a);
     return tell(q->x, q->known, q->w, q->theta, q->beta, q->gamma, q->frobenius, q->d, q->back);
 }
 
 /* A float not above what the exact score is. */
 FF_INLINE float least_of(ff_told one) { return ff_float_below(one.score - one.error); }
 
-float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k,
-                         const measured *restrict known, int64_t a, float bound, double moved,
-                         double grown)
+/* ||W x|| of the features in x, which are floats, by the columns of W; `off` is what it is off by. */
+static double norm_by_columns(const ff_asked *q, const float *columns, double length, double *off)
 {
-    const ff_told first =
-        tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, q->frobenius, q->d, q->back);
-    double mean = 0.0, size = 0.0, length = 0.0;
+    float *x = (float *)q->back;
+    for (int64_t j = 0; j < q->d; j++)
+        x[j] = (float)q->x[j];
+    *off = ff_norm_error(q->d) * q->frobenius * length;
+    return ff_norm_by_columns(columns, x, q->d);
+}
+
+float ff_least_by_factor(ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
+                         int64_t a, float bound, double moved, double grown)
+{
+    if (k->columns && q->taken != a) {
+        ff_features(q->actions, a, q->d, q->x);
+        q->known->x[0] = NAN;
+        q->taken = -1;
+    } else {
+        take(q, a);
+    }
+    double mean = 0.0, size = 0.0, square = 0.0, norm, off = 0.0;
     for (int64_t j = 0; j < q->d; j++) {
         mean += q->theta[j] * q->x[j];
         size += q->theta[j] * q->theta[j];
-        length += q->x[j] * q->x[j];
+        square += q->x[j] * q->x[j];
     }
-    const double frobenius = q->frobenius;
+    const double length = sqrt(square), frobenius = q->frobenius;
+    if (q->taken == a)
+        norm = (tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, frobenius, q->d, q->back).score -
+                mean) / q->beta;
+    else
+        norm = norm_by_columns(q, k->columns, length, &off);
     const double most = sqrt(size) + (q->beta + 2.0 * q->gamma * frobenius) * frobenius;
-    const double error = 8.0 * (double)(q->d + 16) * 0x1p-53 * most * sqrt(length);
-    return ff_score_at_least_with(k, known, a, bound, mean, (first.score - mean) / q->beta, error,
-                                  q->beta, q->gamma, moved, grown, q->d);
+    const double error = 8.0 * (double)(q->d + 16) * 0x1p-53 * most * length + q->beta * off;
+    return ff_score_at_least_with(k, known, a, bound, mean, norm, error, q->beta, q->gamma, moved,
+                                  grown, q->d);
 }
 
 int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n, int64_t first,
@@ -234,13 +258,12 @@ int ff_decided(ff_bounded *b, const double *restrict theta, double beta, double 
     return 0;
 }
 
-/* A float that the score of an action is not below; it is taken. */
-static float least_score(const ff_bounded *b, const ff_asked *q, int64_t a)
+/* A float that the score of an action is not below; its features are in x. */
+static float least_score(const ff_bounded *b, ff_asked *q, int64_t a)
 {
-    ff_take(q, a);
     return by_factor(b, a)
                ? ff_least_by_factor(q, b->bounds, lengths_of(b), a, b->bound[a], b->moved, b->grown)
-               : least_of(ff_tell_taken(q));
+               : least_of(ff_tell(q, a));
 }
 
 int64_t ff_not_below_score(const ff_bounded *b, ff_told score)
@@ -248,7 +271,7 @@ int64_t ff_not_below_score(const ff_bounded *b, ff_told score)
     return not_below(b, least_of(score));
 }
 
-int64_t ff_may_be_best(ff_bounded *b, const ff_asked *q, int64_t *restrict best)
+int64_t ff_may_be_best(ff_bounded *b, ff_asked *q, int64_t *restrict best)
 {
     float least = least_score(b, q, *best);
     const int64_t n = not_below(b, least), most = MOST_REFINED(b->count);

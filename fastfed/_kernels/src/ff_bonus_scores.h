@@ -23,7 +23,8 @@ typedef struct {
     double score, error;
 } ff_told;
 
-/* What scores of single actions are told of. x, known: of the one that may be chosen. back: d. */
+/* What scores of single actions are told of. x: of the one that may be chosen; known: of the one that
+ * was taken last, or -1. back: d. */
 typedef struct {
     const ff_actions *actions;
     const double *w, *theta;
@@ -31,6 +32,7 @@ typedef struct {
     int64_t d;
     double *x, *back;
     const ff_whitened *known;
+    int64_t taken;
 } ff_asked;
 
 /* What is known of a query's actions in a round. */
@@ -63,23 +65,21 @@ int64_t ff_likeliest(const ff_bounded *b, int bounded_by_factor);
 int ff_decided(ff_bounded *b, const double *restrict theta, double beta, double gamma,
                int64_t *restrict best);
 
-/* The actions whose bounds are not below the score of `best`, which is taken: their number, and
- * which. Where bounds were made sooner those of R are made of them, one by one, or of all where
+/* The actions whose bounds are not below the score of `best`, whose features are in x: their number,
+ * and which. Where bounds were made sooner those of R are made of them, one by one, or of all where
  * these are many (then the stage is BY_FACTOR); and `best` is what is the likeliest then. */
-int64_t ff_may_be_best(ff_bounded *b, const ff_asked *q, int64_t *restrict best);
+int64_t ff_may_be_best(ff_bounded *b, ff_asked *q, int64_t *restrict best);
 
 /* Those not below a score. */
 int64_t ff_not_below_score(const ff_bounded *b, ff_told score);
 
-/* Features of an action into x and `known`; its score; and a float that its score is not below,
- * where R bounds it: half the products. */
-void ff_take(const ff_asked *q, int64_t a);
-ff_told ff_tell_taken(const ff_asked *q);
-float ff_least_by_factor(const ff_asked *q, const ff_bonus_bounds *k,
-                         const measured *restrict known, int64_t a, float bound, double moved,
-                         double grown);
+/* The score of an action, which is taken; and a float that it is not below, where R bounds it: half
+ * the products, or a quarter of the bytes where W stays, and then it is not taken. */
+ff_told ff_tell(ff_asked *q, int64_t a);
+float ff_least_by_factor(ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
+                         int64_t a, float bound, double moved, double grown);
 
-/* The action of the largest score of n, of which `first`, taken, has been told; -1 if they are too
+/* The action of the largest score of n, of which `first` has been told; -1 if they are too
  * many to be told one by one, or rounding leaves doubt. room: 3 d. */
 int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n, int64_t first,
                      ff_told best, double *restrict room);

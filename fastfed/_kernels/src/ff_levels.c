@@ -86,12 +86,14 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_principal_block) \
     each(ff_bonus_principal_size) each(ff_bonus_principal_make) each(ff_principal_bounds) \
     each(ff_principal_means) \
-    each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bound_all) \
+    each(ff_columns_size) each(ff_columns_make) each(ff_norm_by_columns) each(ff_norm_error) \
+    each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bonus_bounds_keep) \
+    each(ff_bound_all) \
     each(ff_bound_by_few) each(ff_bound_by_principal) each(ff_bound_some) \
     each(ff_bound_largest) each(ff_bound_open) each(ff_bound_means) each(ff_bound_scores) \
     each(ff_not_below) each(ff_score_at_least) each(ff_score_at_least_with) \
     each(ff_begin_bounds) each(ff_likeliest) each(ff_decided) each(ff_may_be_best) \
-    each(ff_not_below_score) each(ff_take) each(ff_tell_taken) each(ff_least_by_factor) \
+    each(ff_not_below_score) each(ff_tell) each(ff_least_by_factor) \
     each(ff_best_told)
 /* clang-format on */
 

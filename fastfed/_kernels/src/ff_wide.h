@@ -94,8 +94,8 @@ FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm512_stream_si512(to, x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm512_add_epi32(a, b); }
 FF_INLINE f32s f32_of(i32s x) { return _mm512_cvtepi32_ps(x); }
-/* Rounded to nearest, whatever the mode. */
-FF_INLINE i32s i32_nearest(f32s x) { return _mm512_cvt_roundps_epi32(x, TO_NEAREST); }
+/* The same bits. */
+FF_INLINE i32s i32_bits(f32s x) { return _mm512_castps_si512(x); }
 /* Of each lane 16 bits of `low`, and 16 of `high` above them. */
 FF_INLINE i32s i32_pairs(i32s low, i32s high)
 {
@@ -103,6 +103,9 @@ FF_INLINE i32s i32_pairs(i32s low, i32s high)
 }
 
 FF_INLINE f64s f64_set(double x) { return _mm512_set1_pd(x); }
+/* The first half of the lanes, and the other one. */
+FF_INLINE f64s f64_of_low(f32s x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+FF_INLINE f64s f64_of_high(f32s x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 FF_INLINE f64s f64_load(const double *at) { return _mm512_loadu_pd(at); }
 FF_INLINE void f64_store(double *to, f64s x) { _mm512_storeu_pd(to, x); }
 FF_INLINE f64s f64_load_some(mask64 in, const double *at) { return _mm512_maskz_loadu_pd(in, at); }
@@ -210,13 +213,15 @@ FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm256_stream_si256(to, x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm256_add_epi32(a, b); }
 FF_INLINE f32s f32_of(i32s x) { return _mm256_cvtepi32_ps(x); }
-FF_INLINE i32s i32_nearest(f32s x) { return _mm256_cvtps_epi32(_mm256_round_ps(x, TO_NEAREST)); }
+FF_INLINE i32s i32_bits(f32s x) { return _mm256_castps_si256(x); }
 FF_INLINE i32s i32_pairs(i32s low, i32s high)
 {
     return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
 }
 
 FF_INLINE f64s f64_set(double x) { return _mm256_set1_pd(x); }
+FF_INLINE f64s f64_of_low(f32s x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+FF_INLINE f64s f64_of_high(f32s x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
 FF_INLINE f64s f64_load(const double *at) { return _mm256_loadu_pd(at); }
 FF_INLINE void f64_store(double *to, f64s x) { _mm256_storeu_pd(to, x); }
 FF_INLINE f64s f64_load_some(mask64 in, const double *at) { return _mm256_maskload_pd(at, in); }
