@@ -162,6 +162,7 @@ cdef extern from "ff_bonus_cache.h" nogil:
         int64_t version
         const ff_principal *principal
     int64_t ff_bonus_cache_size(int64_t d)
+    int64_t ff_bonus_cache_lazy_size(int64_t d)
     int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
                                 const double *w, const double *theta, double beta, double gamma,
                                 const double *points, int64_t seen, double *now, int64_t d,

@@ -133,7 +133,7 @@ def bonus_ends(
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(
-        ff_bonus_cache_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
+        ff_bonus_cache_lazy_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
     cdef float[:, ::1] ends = np.empty((7, view.actions), np.float32)
     cdef double[:, ::1] now = np.empty((d, d))
     cdef int64_t seen = points.shape[0]

@@ -14,13 +14,14 @@ FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; 
 int64_t ff_bonus_bounds_size(int64_t d)
 {
     return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
-           few_size(d) + ff_bonus_principal_size() + (ff_columns_size(d) + 1) / 2 + 8;
+           few_size(d) + ff_bonus_principal_size();
 }
+
+int64_t ff_bonus_bounds_kept(int64_t d) { return (ff_columns_size(d) + 1) / 2 + 8; }
 
 void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *k)
 {
-    double *end = (double *)(k + 1) + ff_quantised_factor_size(d) + few_size(d);
-    float *columns = (float *)aligned(end + ff_bonus_principal_size());
+    float *columns = (float *)aligned((double *)k + ff_bonus_bounds_size(d));
     ff_columns_make(w, d, columns);
     k->columns = columns;
 }
@@ -262,8 +263,8 @@ FF_INLINE void add_quad(const int16_t *restrict rows, int64_t ld, const i32s *re
     }
 }
 
-/* square += `by` the squares of sums over ROWS rows: of half of the rows in even lanes, of the others
- * in odd ones. */
+/* square += `by` the squares of sums over ROWS rows: of half of them in even lanes, of the others in
+ * odd ones. */
 FF_INLINE void add_squares(i32s (*restrict sum)[QUAD_VECTORS], float by, f32s *restrict square)
 {
     for (int v = 0; v < QUAD_VECTORS; v++) {

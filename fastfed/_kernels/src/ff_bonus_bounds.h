@@ -57,7 +57,8 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          ff_bonus_bounds *k);
 
 /* That the W of these bounds stays what it is until they are made anew: a norm by it is then taken
- * sooner (ff_norm_by_columns). */
+ * sooner (ff_norm_by_columns). Takes so many doubles more, after the others. */
+int64_t ff_bonus_bounds_kept(int64_t d);
 void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *k);
 
 /* Of a query whose features are not in 16 bits: the actions that R bounds are brought to them as

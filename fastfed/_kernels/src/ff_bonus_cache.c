@@ -30,6 +30,11 @@
 
 int64_t ff_bonus_cache_size(int64_t d) { return ff_bonus_bounds_size(d); }
 
+int64_t ff_bonus_cache_lazy_size(int64_t d)
+{
+    return ff_bonus_bounds_size(d) + ff_bonus_bounds_kept(d);
+}
+
 FF_INLINE const ff_bonus_bounds *bounds_of(const double *factor)
 {
     return (const ff_bonus_bounds *)factor;
@@ -299,7 +304,7 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     if (!ff_screen_i16_fits(actions, d))
         return 0;
     ff_bonus_bounds *bounds = (ff_bonus_bounds *)scratch;
-    double *room = scratch + ff_bonus_cache_size(d);
+    double *room = scratch + ff_bonus_cache_lazy_size(d);
     float *mean = (float *)aligned(room + 3 * d * d + d), *bound = mean + LANES * vectors;
     int16_t *row = (int16_t *)(bound + LANES * vectors);
     measured *quantised = (measured *)aligned((double *)(row + row_of(d)));
@@ -378,6 +383,12 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
 }
 
 int64_t ff_bonus_cache_size(int64_t d)
+{
+    (void)d;
+    return 0;
+}
+
+int64_t ff_bonus_cache_lazy_size(int64_t d)
 {
     (void)d;
     return 0;

@@ -41,14 +41,15 @@ typedef struct {
     int64_t *made;       /* (queries): the version of its bounds */
     int64_t choices;     /* of one meeting of every query: their number times the most actions */
     double *sample;      /* (M, d): features of the last choices; zeros: none yet */
-    double *factor;      /* ff_bonus_cache_size() doubles: bounds by R (ff_bonus_bounds.h) */
-    double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
+    double *factor;      /* bounds by R (ff_bonus_bounds.h): ff_bonus_cache_lazy_size() doubles, .. */
+    double *own;         /* .. or ff_bonus_cache_size() and M of these: where silos' W differ; or NULL */
     int64_t version;     /* of `factor` */
     const ff_principal *principal; /* coordinates of the pool's actions, or NULL */
     int64_t serves;      /* whether there are enough of them */
 } ff_bonus_cache;
 
 int64_t ff_bonus_cache_size(int64_t d);
+int64_t ff_bonus_cache_lazy_size(int64_t d);
 
 /* Starts over with the W of a release, for bonuses with about these factors. choices: actions that
  * are to be chosen among until the next one. scratch: 3 d^2 + d. */
@@ -79,7 +80,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
  * none), and what it is at least, by R, by ||W x|| too, and by that in float32 where no point has
  * entered V: 7 rows of K. They are made of w, and
  * hold for `now` (d x d), which is w once `seen` points of d have entered V. Returns 0 where there
- * is nothing but R. scratch: that of the cache, of a panel's screening and 3 d^2 + d; block: of
+ * is nothing but R. scratch: that of a lazy cache, of a panel's screening and 3 d^2 + d; block: of
  * coordinates. */
 int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
                             const double *restrict w,

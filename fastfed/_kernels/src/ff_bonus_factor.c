@@ -11,8 +11,8 @@
 #define TOGETHER 6
 /* Vectors of columns side by side, whose sums stay in registers. */
 #define ABREAST 8
-/* The same of floats, and how many of their products are summed before they are added to those before:
- * few roundings. */
+/* The same of floats, and how many of their products are summed before they are added to those
+ * before: few roundings. */
 #define ABREAST32 3
 #define BLOCK 32
 
@@ -43,7 +43,7 @@ ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t
     return lost < INFINITY ? (ff_bonus_factor){c, sqrt(total), lost} : none;
 }
 
-/* Rows of W whose entries of a column are side by side; after a column of theirs follows the next one,
+/* Rows of W whose entries of a column are side by side; after a column of theirs follows the next,
  * up to the last that is not zero. */
 #define LOT (LANES * ABREAST32)
 FF_INLINE int64_t columns_of_lot(int64_t first, int64_t d)

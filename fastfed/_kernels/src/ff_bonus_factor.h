@@ -28,8 +28,8 @@ double ff_bonus_factor_weight(const double *restrict w, double beta, double gamm
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch);
 
-/* The columns of W (d x d, lower triangular, zero above) in float32, for ff_norm_by_columns: so many
- * floats, aligned. */
+/* The columns of W (d x d, lower triangular, zero above) in float32, for ff_norm_by_columns: so
+ * many floats. */
 int64_t ff_columns_size(int64_t d);
 void ff_columns_make(const double *restrict w, int64_t d, float *restrict columns);
 

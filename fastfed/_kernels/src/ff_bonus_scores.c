@@ -58,7 +58,7 @@ ff_told ff_tell(ff_asked *q, int64_t a)
 /* A float not above what the exact score is. */
 FF_INLINE float least_of(ff_told one) { return ff_float_below(one.score - one.error); }
 
-/* ||W x|| of the features in x, which are floats, by the columns of W; `off` is what it is off by. */
+/* ||W x|| of the features in x, which are floats, by columns of W; `off` is what it is off by. */
 static double norm_by_columns(const ff_asked *q, const float *columns, double length, double *off)
 {
     float *x = (float *)q->back;

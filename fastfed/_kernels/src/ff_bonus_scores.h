@@ -23,8 +23,8 @@ typedef struct {
     double score, error;
 } ff_told;
 
-/* What scores of single actions are told of. x: of the one that may be chosen; known: of the one that
- * was taken last, or -1. back: d. */
+/* What scores of single actions are told of. x: of the one that may be chosen. known: of the one
+ * that is `taken`, -1: none. back: d. */
 typedef struct {
     const ff_actions *actions;
     const double *w, *theta;
@@ -65,16 +65,16 @@ int64_t ff_likeliest(const ff_bounded *b, int bounded_by_factor);
 int ff_decided(ff_bounded *b, const double *restrict theta, double beta, double gamma,
                int64_t *restrict best);
 
-/* The actions whose bounds are not below the score of `best`, whose features are in x: their number,
- * and which. Where bounds were made sooner those of R are made of them, one by one, or of all where
- * these are many (then the stage is BY_FACTOR); and `best` is what is the likeliest then. */
+/* The actions whose bounds are not below the score of `best`, whose features are in x: their
+ * number, and which. Where bounds were made sooner those of R are made of them, one by one, or of
+ * all where these are many (then the stage is BY_FACTOR); and `best` is what is the likeliest then. */
 int64_t ff_may_be_best(ff_bounded *b, ff_asked *q, int64_t *restrict best);
 
 /* Those not below a score. */
 int64_t ff_not_below_score(const ff_bounded *b, ff_told score);
 
-/* The score of an action, which is taken; and a float that it is not below, where R bounds it: half
- * the products, or a quarter of the bytes where W stays, and then it is not taken. */
+/* The score of an action, which is taken; and a float that it is not below, where R bounds it: by
+ * half the products, or by them in float32 where W stays (then it is not taken). */
 ff_told ff_tell(ff_asked *q, int64_t a);
 float ff_least_by_factor(ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
                          int64_t a, float bound, double moved, double grown);
