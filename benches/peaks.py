@@ -1,8 +1,9 @@
 """Peaks of one core, measured in the run that uses them: what no program here can be faster than.
 
 ``peaks.c`` is compiled by the C compiler of this machine, for its processor, into build/peaks/.
-Each peak is the best of some dozens of short runs by processor time: what disturbs a run makes it
-slower, never faster.
+Each peak is the best of some dozens of short runs by the clock on the wall, by which what disturbs
+a run makes it slower, never faster. (Processor time does not: a virtual machine's system takes off
+what the host has given to others, if need be all of a short run.)
 """
 
 from __future__ import annotations
@@ -87,12 +88,12 @@ def cache_sizes() -> dict[str, int]:
 
 
 def fastest(run: Callable[[int], object], runs: int = RUNS) -> float:
-    """Seconds of processor time of one pass; ``run`` makes as many as it is told."""
+    """Seconds of one pass; ``run`` makes as many as it is told."""
 
     def seconds(times: int) -> float:
-        start = time.process_time()
+        start = time.perf_counter()
         run(times)
-        return time.process_time() - start
+        return time.perf_counter() - start
 
     times = 1
     while seconds(times) < LEAST:
