@@ -312,6 +312,17 @@ def test_bench_prints_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tiny" in (text := fastfed("bench").stdout) and "1.23" in text and "62 %" in text
 
 
+def test_bench_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastfed.simulation import bench
+
+    def fails() -> None:
+        subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=True)
+
+    monkeypatch.setattr(bench, "run_bench", fails)
+    result = fastfed("bench")
+    assert result.exit_code == 1 and "ended with status 3" in result.output
+
+
 # ---- run ---------------------------------------------------------------------------------------
 
 

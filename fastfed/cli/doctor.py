@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from fastfed.cli import RunFailed
 from fastfed.cli.output import json_option, print_json, print_table, say, stoppable
 
 if TYPE_CHECKING:
@@ -235,7 +237,13 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     from fastfed.simulation.bench import run_bench
 
     say("timing both drivers, one instance after the other")
-    rows = run_bench(*names)
+    try:
+        rows = run_bench(*names)
+    except subprocess.CalledProcessError as error:
+        raise RunFailed(
+            f"the process that measures ended with status {error.returncode}; what it said of "
+            "itself stands above"
+        ) from None
     if as_json:
         print_json(rows)
         return
