@@ -283,6 +283,12 @@ def test_norms_in_float32_stay_below(d):
     score = linalg.scores(columns, w, theta, 1.5, 0.0)
     assert (found[0][6] <= score).all()
     assert np.median(found[0][6] / score) > 0.9999
+    # Also where float32 has no such numbers.
+    for of_w, of_x in ((1e-40, 1.0), (1e40, 1e-20), (1e-20, 1e-25), (1e25, 1e20)):
+        columns = np.asfortranarray((of_x * rows.astype(np.float64)).astype(np.float32))
+        found = linalg.bonus_ends(columns, of_w * w, theta, 1.5, 0.0, np.empty((0, d)))
+        score = linalg.scores(columns, of_w * w, theta, 1.5, 0.0)
+        assert found is None or (found[0][6] <= score).all()
 
 
 @needs_it

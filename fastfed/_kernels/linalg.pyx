@@ -128,8 +128,8 @@ def bonus_ends(
 ):
     """Bounds on scores of float32 actions side by side, (7, K), for tests: above by coordinates in a
     basis (rank, d), or by few products, by a factor, by a factor of one action and by few products
-    (infinite where there are none), and below, in three ways. They are made of w and hold for what w is once
-    the points (n, d) have entered V, which is returned too; None where there are none."""
+    (infinite where there are none), and below, in three ways. They are made of w and hold for what
+    w is once the points (n, d) have entered V, which is returned too; None where there are none."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(

@@ -21,6 +21,9 @@ int64_t ff_bonus_bounds_kept(int64_t d) { return (ff_columns_size(d) + 1) / 2 + 
 
 void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *k)
 {
+    /* Beyond, entries could leave the range of float32 (ff_norm_error). */
+    if (!(k->model.frobenius > 0x1p-100) || !(k->model.frobenius < 0x1p100))
+        return;
     float *columns = (float *)aligned((double *)k + ff_bonus_bounds_size(d));
     ff_columns_make(w, d, columns);
     k->columns = columns;

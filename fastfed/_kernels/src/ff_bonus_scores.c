@@ -64,7 +64,7 @@ static double norm_by_columns(const ff_asked *q, const float *columns, double le
     float *x = (float *)q->back;
     for (int64_t j = 0; j < q->d; j++)
         x[j] = (float)q->x[j];
-    *off = ff_norm_error(q->d) * q->frobenius * length;
+    *off = ff_norm_error(q->d) * q->frobenius * length + 0x1p-120;
     return ff_norm_by_columns(columns, x, q->d);
 }
 
@@ -90,6 +90,9 @@ float ff_least_by_factor(ff_asked *q, const ff_bonus_bounds *k, const measured *
                 mean) / q->beta;
     else
         norm = norm_by_columns(q, k->columns, length, &off);
+    /* Too large for float32. */
+    if (!(norm < INFINITY))
+        return -INFINITY;
     const double most = sqrt(size) + (q->beta + 2.0 * q->gamma * frobenius) * frobenius;
     const double error = 8.0 * (double)(q->d + 16) * 0x1p-53 * most * length + q->beta * off;
     return ff_score_at_least_with(k, known, a, bound, mean, norm, error, q->beta, q->gamma, moved,
