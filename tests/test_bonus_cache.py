@@ -323,6 +323,51 @@ def test_every_score_stays_between_its_bounds_as_v_grows(d, spread, gamma):
                 assert np.median(ends[4] / score) > 0.9
 
 
+@needs_it
+@pytest.mark.parametrize("gamma", [0.0, 3.0])
+@pytest.mark.parametrize("d", [57, 135])
+def test_what_leaves_float32_is_no_bound(d, gamma):
+    """Sums of either sign that are infinite on their way, while the score is not."""
+    draw = np.random.default_rng(d)
+    basis = np.ascontiguousarray(np.linalg.qr(draw.normal(size=(d, d)))[0][:, :6].T)
+    w = linalg.factor((3.0 * np.eye(d) + basis.T @ basis)[np.tril_indices(d)], d)
+    rows = draw.normal(size=(40, 6)) @ basis
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    for length in 10.0 ** np.arange(13.0, 20.0, 0.5):
+        columns = np.asfortranarray((length * rows).astype(np.float32))
+        for size in (1e-3, 1e10, 3e38 / length, 1e60 / length):
+            theta = -size * basis[0]
+            beta = max(1.5, 0.8 * size)
+            for directions in (None, basis):
+                found = linalg.bonus_ends(
+                    columns, w, theta, beta, gamma, np.empty((0, d)), directions
+                )
+                score = linalg.scores(columns, w, theta, beta, gamma)
+                if found is not None:
+                    inside = (np.abs(score) < 3e38)[None]
+                    assert not (inside & (found[0][:4] < score)).any()
+                    assert not (inside & (found[0][4:] > score)).any()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("length", [1e13, 4e14, 1e16, 1e18])
+def test_drivers_agree_on_rows_of_any_length(length, lazy):
+    draw = np.random.default_rng(3)
+    basis = np.linalg.qr(draw.normal(size=(57, 57)))[0][:6]
+    rows = draw.normal(size=(33 * 60, 6)) @ basis
+    rows *= length / np.linalg.norm(rows, axis=1, keepdims=True)
+    environment = Rows(rows.astype(np.float32), [60] * 33, 1)
+    curve = {"label": "a", "algorithm": "fedlinucb", "lazy": lazy, "batch_size": 50}
+    made, stepped, _ = played(
+        make_experiment(
+            name="lengths", environment=environment, curves=[curve], horizon=100, silos=1, seed=3,
+            checkpoints=5,
+        )
+    )  # fmt: skip
+    for one, other in zip(made, stepped, strict=True):
+        same(one, other)
+
+
 def test_columns_that_differ_share_no_bounds():
     """Two curves over one pool: each has a W, and so bounds, of its own."""
     draw, sizes = np.random.default_rng(1), [30] * 4

@@ -163,6 +163,19 @@ def test_scores_and_argmax_are_the_formula(d, implementation):
         np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("d", [5, 8, 10, 31, 40, 96])
+@pytest.mark.parametrize("second", [0.0, 0.5])
+def test_a_mean_may_pass_the_range_of_float32_on_its_way(d, second):
+    """The best score, 9e37, is a sum that is -6e38 in between; all others are about 1."""
+    theta, x = np.zeros(d), np.zeros((16, d), np.float32)
+    theta[:4] = 1e30
+    x[1, :4] = np.array([-3e8, -3e8, 3e8, 3.9e8])
+    x[2:, 4] = 1.0
+    factor = np.tril(np.random.default_rng(0).normal(size=(d, d))) / d + 2.0 * np.eye(d)
+    for actions in (x, np.asfortranarray(x)):
+        assert kernels.ucb_argmax(actions, factor, theta, 1.0, second_radius=second) == 1
+
+
 @BOTH
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_stack_of_models_scores_as_each_of_them(implementation, trusted):

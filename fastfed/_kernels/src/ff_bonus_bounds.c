@@ -171,7 +171,7 @@ void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_
             const f32s length = f32_load(known[v].length), error = f32_load(known[v].lost);
             const f32s x = f32_add(length, error), y = f32_load(known[v].unit);
             const f32s told = f32_mul(f32_mul(f32_mul(square[v - first], y), y), kept);
-            const f32s most = f32_fma(f32_mul(x, x), whole, told);
+            const f32s most = f32_fma(f32_mul(x, x), whole, f32_told(told));
             /* What is not a number stays: the other way round it would not. */
             const f32s root = f32_sqrt(f32_max(f32_set(0.0f), most));
             const f32s own = f32_mul(f32_fma(error, lost, root), slack);
@@ -228,7 +228,8 @@ static void bound_means_of(const ff_one_by_one *one, const int32_t *restrict tog
         const float length = its->length[which[i] % LANES], lost = its->lost[which[i] % LANES];
         const float own = m.norm * length * m.slack + 0x1p-60f;
         const float error = m.slope * length + (m.slope_lost * lost + own);
-        one->mean[which[i]] = product[2 * i] * its->unit[which[i] % LANES] * m.mean + error;
+        const float told = product[2 * i] * its->unit[which[i] % LANES] * m.mean + error;
+        one->mean[which[i]] = isfinite(told) ? told : NAN;
     }
 }
 
@@ -437,7 +438,7 @@ void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quan
             const f32s size = f32_mul(norm, length);
             const f32s own = f32_fma(size, slack, f32_set(0x1p-60f));
             const f32s error = f32_fma(slope, length, f32_fma(slope_lost, lost, own));
-            f32_store(upper + LANES * v, f32_add(f32_mul(product, mean), error));
+            f32_store(upper + LANES * v, f32_told(f32_add(f32_mul(product, mean), error)));
         }
     }
 }

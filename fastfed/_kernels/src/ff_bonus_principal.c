@@ -259,7 +259,7 @@ void ff_principal_means(const ff_principal *k, const ff_actions *actions, const 
             const f32s error = f32_fma(
                 size, slope, f32_fma(f32_load(lot.known[v].lost), slope_lost, f32_set(0x1p-60f)));
             const f32s most = f32_fma(f32_load(lot.rest + LANES * v), across, error);
-            f32_store(upper + LANES * (first + v), f32_fma(product, mean, most));
+            f32_store(upper + LANES * (first + v), f32_told(f32_fma(product, mean, most)));
         }
         block += lot_bytes(rank, width);
     }

@@ -30,6 +30,9 @@
 FF_INLINE double error_of(double beta, double gamma, double slack, double theta_norm,
                           double w_norm, double length, double width, double second)
 {
+    /* Sums of <x, theta> could leave the range of floats on their way. */
+    if (!(theta_norm * length < 0x1p126))
+        return INFINITY;
     return slack * (w_norm * (beta + gamma * w_norm) * length + theta_norm * length +
                     beta * width + gamma * (w_norm * width + second)) +
            (beta + gamma * (1.0 + w_norm)) * 0x1p-60 + 0x1p-75;

@@ -77,7 +77,7 @@ FF_INLINE void bound_panel(const i32s *restrict panel, const measured *restrict 
         const f32s unit = f32_load(known[v].unit);
         const f32s lost = f32_load(known[v].lost);
         const f32s bonus = f32_mul(f32_mul(f32_sqrt(square[v]), unit), f32_set(s->bonus));
-        const f32s score = f32_fma(f32_mul(mean[v], unit), f32_set(s->mean), bonus);
+        const f32s score = f32_told(f32_fma(f32_mul(mean[v], unit), f32_set(s->mean), bonus));
         const f32s size = f32_fma(f32_set(s->theta_norm), length, bonus);
         const f32s own = f32_fma(size, f32_set(s->slack), f32_set(0x1p-60f));
         const f32s error =

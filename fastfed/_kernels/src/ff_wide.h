@@ -246,5 +246,8 @@ FF_INLINE void f64_store_last16(int16_t *to, f64s x)
 }
 #endif
 
+/* Not a number where x has left the range of floats: what has tells nothing, whatever its sign. */
+FF_INLINE f32s f32_told(f32s x) { return f32_fma(x, f32_set(0.0f), x); }
+
 #endif
 #endif
