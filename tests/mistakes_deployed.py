@@ -178,12 +178,6 @@ PLANS = [
 ]
 FOLDERS = [
     Mistake(
-        "keys where keys are",
-        planned(lambda f: command("deploy", "keys", "north")),
-        ("north", "secret", "never"),
-        DEPLOY,
-    ),
-    Mistake(
         "join of a plan that was changed", planned(flipped), ("agreed.plan", "plan file"), DEPLOY
     ),
     Mistake(

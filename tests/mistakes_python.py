@@ -305,6 +305,11 @@ PRIVACY = [
         ("relation", "'add-remove'", "replace", "zero-out"),
     ),
     Mistake(
+        "calibrate to a pair",
+        fastfed("calibrate", "gaussian-tree", (1.0, 1e-6)),
+        ("budget", "Budget(epsilon, delta)", "(1.0, 1e-06)"),
+    ),
+    Mistake(
         "calibrate an unknown mechanism",
         fastfed("calibrate", "gauss", BUDGET),
         ("gauss", 'mean "gaussian"'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -759,8 +760,31 @@ def test_a_core_that_is_not_built_is_one_sentence(tmp_path: Path) -> None:
             [sys.executable, "-m", "fastfed", *words], env=env, capture_output=True, text=True
         )
         assert ran.returncode == code
-    assert ran.stderr.startswith("error: the compiled core is not built: `pip install .`")
+    # Where fastfed is installed too, as the tests want it, this folder hides it.
+    assert re.match(r"error: (\S+fastfed is the source, which is not built, and hides|"
+                    r"the compiled core is not built: `pip install .`)", ran.stderr)  # fmt: skip
     assert ran.stderr.count("\n") == 1
+
+
+def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypatch) -> None:
+    import fastfed._kernels as kernels
+
+    class Installed:
+        def __init__(self, folder: Path) -> None:
+            self.folder = folder
+
+        def locate_file(self, name: str) -> Path:
+            return self.folder / name
+
+    for folder in ("source", "site"):
+        (tmp_path / folder / "fastfed").mkdir(parents=True)
+    here = tmp_path / "source" / "fastfed"
+    found = [Installed(tmp_path / "gone"), Installed(tmp_path / "source")]
+    monkeypatch.setattr(kernels, "distributions", lambda name: found)
+    assert kernels._unbuilt(here).startswith("the compiled core is not built")
+    found.append(Installed(tmp_path / "site"))
+    said = kernels._unbuilt(here)
+    assert said.startswith(f"{here} is the source") and "run Python in another folder" in said
 
 
 def test_a_failing_environment_is_one_sentence_with_the_round(tmp_path: Path) -> None:

@@ -378,7 +378,7 @@ def test_commands_extend_and_join(home):
     assert again.exit_code == 2 and "never replaced" in again.output
 
     joined = run("join", home / "second0", home / "plan2", "--extends", home / "silo0")
-    assert joined.exit_code == 0 and joined.output.startswith("silo0 agrees to plan")
+    assert joined.exit_code == 0 and joined.stdout.startswith("silo0 agrees to plan")
     dataset, ledger = folders.remembered(home / "second0")
     assert (dataset, ledger) == ("people", (home / "silo0" / folders.LEDGER).resolve())
     secret = home / "second0" / folders.SECRET

@@ -259,6 +259,50 @@ def toml(home):
     return str(home / "spec.toml")
 
 
+def test_keys_are_printed_again(tmp_path):
+    run, folder = CliRunner().invoke, str(tmp_path / "north")
+    first = run(cli, ["deploy", "keys", folder])
+    secret = (tmp_path / "north" / "secret").read_bytes()
+    again = run(cli, ["deploy", "keys", folder])
+    assert first.exit_code == again.exit_code == 0 and first.stdout == again.stdout
+    assert "never replaced" in again.stderr and not first.stderr
+    assert (tmp_path / "north" / "secret").read_bytes() == secret
+
+
+def test_a_calendar_that_is_over_is_said(tmp_path):
+    run = CliRunner().invoke
+    spec, plan = toml(tmp_path), str(tmp_path / "plan")
+    early = run(cli, ["deploy", "new", spec, plan])
+    assert early.exit_code == 0 and not early.stderr
+    text = Path(spec).read_text()
+    Path(spec).write_text(text.replace("2030-01-01", "2020-01-01"))
+    late = run(cli, ["deploy", "new", spec, plan + "2"])
+    joined = run(cli, ["deploy", "join", str(tmp_path / "hub"), plan + "2"])
+    for found in (late, joined):
+        assert found.exit_code == 0
+        assert "ended at 2020-01-05T00:00:00Z: nothing is learned by it" in found.stderr
+
+
+def test_a_dialer_says_when_the_hub_is_back():
+    trouble = ["the hub cannot be reached (refused)"] * 3 + ["the hub answered 400: x", "", ""]
+    trouble += ["the hub cannot be reached (timed out)", "", ""]
+    dialer, said, stop = object.__new__(Dialer), [], threading.Event()
+    dialer.process = None
+
+    def one():
+        found = trouble.pop(0)
+        if not trouble:
+            stop.set()
+        return found
+
+    dialer.round = one
+    dialer.run(stop, 0.0, said.append)
+    assert said == [
+        "the hub cannot be reached (refused)", "the hub answered 400: x",
+        "the hub cannot be reached (timed out)", "the hub is reached again",
+    ]  # fmt: skip
+
+
 def test_commands_plan_join_and_show(tmp_path):
     run = CliRunner().invoke
     spec, plan = toml(tmp_path), str(tmp_path / "plan")

@@ -95,8 +95,11 @@ def test_a_silo_counts_what_it_does_and_says_what_is_left():
     made.now = made.plan.document.calendar.closes[1] + 0.0
     made.settle()
     assert silo_numbers(silo)["releases_waited_for"] == 1 and len(away) == 2
-    hub = hub_numbers(made.processes["hub"].party)
+    hub = hub_numbers(made.processes["hub"].party, made.now)
     assert (hub["silos_waited_for"], hub["released"], hub["alarms"]) == (2, 1, 0)
+    # Before a release closes nobody is late.
+    early = hub_numbers(made.processes["hub"].party, made.now - 1.0)
+    assert early["silos_waited_for"] == 0
     silo.leave()
     assert silo_numbers(silo)["stopped"] == 1
     assert set(silo_numbers(silo)) | set(hub) == set(HELP)
@@ -161,12 +164,13 @@ def test_a_log_says_what_happened_and_no_values():
         log.look(silo)
     log("the hub answered 400: report 2 of north has entry 3 beyond what 213 allows: -1042.5e3")
     log("the hub cannot be reached (timed out)")
+    log("the hub is reached again")
     log("release 3 is more than the ceiling of the budget allows")
     silo.leave()
     log.look(silo)
     found = lines(stream)
     assert [line["event"] for line in found] == [
-        "sealed", "released", "refused", "unreachable", "problem", "stopped",
+        "sealed", "released", "refused", "unreachable", "reached", "problem", "stopped",
     ]  # fmt: skip
     assert {line["time"] for line in found} == {"1970-01-01T00:16:40Z"}
     assert {line["party"] for line in found} == {"silo0"} and found[0]["value"] == 1

@@ -256,7 +256,7 @@ def test_deployed_parties_make_the_bits_of_client_and_averager():
     party = made.processes["silo0"].party
     assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
     assert silo_numbers(made.processes["silo0"])["released"] == 3
-    assert hub_numbers(made.processes["hub"].party)["released"] == 3
+    assert hub_numbers(made.processes["hub"].party, made.now)["released"] == 3
 
 
 def reported(plan, rows, rewards=(0.9,), silo="silo1", away=()):

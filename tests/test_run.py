@@ -292,6 +292,10 @@ def test_what_is_not_a_store_is_refused(tmp_path):
     (tmp_path / FILE).write_text("not a database at all")
     with pytest.raises(fastfed.InputError, match="not a store of fastfed"):
         fastfed.load(tmp_path)
+    (tmp_path / "all" / "one").mkdir(parents=True)
+    (tmp_path / "all" / "one" / "results.sqlite").touch()
+    with pytest.raises(fastfed.InputError, match=r"its subfolder \S+one does"):
+        fastfed.load(tmp_path / "all")
     with pytest.raises(fastfed.InputError, match="holds no results"):
         fastfed.load(tmp_path / "..")
     with pytest.raises(fastfed.InputError, match="is not a folder"):

@@ -81,6 +81,7 @@ def test_a_key_is_changed_where_it_stands(tmp_path: Path) -> None:
     [
         ("horizn", 'unknown key "horizn" in --set; did you mean "horizon"'),
         ("horizon.x", "horizon is no table"),
+        ("epsilon", '"epsilon" is a key of curves: curve.epsilon=3 changes it'),
         ("environment", "must name a key of the table"),
         ("environment.dim", 'unknown key "dim"'),
         ("environment.kind.x", "no such table"),

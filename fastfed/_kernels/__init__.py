@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ExtensionFileLoader
+from importlib.metadata import distributions
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 
 __all__ = ["aggregation", "checked", "driver", "environments", "experts", "linalg", "losses", "rng"]
 
@@ -29,9 +31,20 @@ def _shared_object() -> str:
     name = f"{__name__}._native"
     found = find_spec(name)
     if found is None or found.origin is None:
-        why = "the compiled core is not built: `pip install .` in the checkout"
-        raise ImportError(why, name=name)
+        raise ImportError(_unbuilt(Path(__file__).parents[1]), name=name)
     return found.origin
+
+
+def _unbuilt(here: Path) -> str:
+    """Why there is no shared object beside this file, and what to do."""
+    for each in distributions(name="fastfed"):
+        there = Path(str(each.locate_file("fastfed")))
+        if there.is_dir() and not there.samefile(here):
+            return (
+                f"{here} is the source, which is not built, and hides the fastfed that is "
+                "installed: run Python in another folder, or `pip install -e .` in the checkout"
+            )
+    return "the compiled core is not built: `pip install .` in the checkout"
 
 
 def _load(name: str, file: str) -> None:

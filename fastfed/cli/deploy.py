@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,19 @@ def stopped_by_signals() -> threading.Event:
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--host", default="127.0.0.1", help="Address to listen on; others need --cert.")
-@click.option("--port", default=8443, type=click.IntRange(1, 65535), help="Port to listen on.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; others need --cert.",
+)
+@click.option(
+    "--port",
+    default=8443,
+    type=click.IntRange(1, 65535),
+    show_default=True,
+    help="Port to listen on.",
+)
 @click.option("--cert", type=FILE, help="Certificate (PEM) for TLS 1.3.")
 @click.option("--key", type=FILE, help="Its key (PEM).")
 @click.option("--client-ca", type=FILE, help="Authority (PEM) of clients: mutual TLS.")
@@ -68,7 +80,12 @@ def dialling(command: Any) -> Any:
     """Options of parties that dial out."""
     for option in (
         click.option("--log-json", is_flag=True, help="Log lines of JSON, without values."),
-        click.option("--every", default=5.0, help="Seconds between two questions to the hub."),
+        click.option(
+            "--every",
+            default=5.0,
+            show_default=True,
+            help="Seconds between two questions to the hub.",
+        ),
         click.option("--key", type=FILE, help="Its key (PEM)."),
         click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one."),
         click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM)."),
@@ -223,10 +240,17 @@ def deploy() -> None:
 @deploy.command()
 @click.argument("folder", type=FOLDER)
 def keys(folder: Path) -> None:
-    """Make the secret of a party in FOLDER, and print its public keys for the spec."""
+    """Make the secret of a party in FOLDER, and print its public keys for the spec.
+
+    Where there is a secret it stays, and its public keys are printed.
+    """
     from fastfed.deployment import folder as folders
 
-    for name, value in folders.make_keys(folder).items():
+    there = (folder / folders.SECRET).exists()
+    found = folders.public_keys(folder) if there else folders.make_keys(folder)
+    if there:
+        say(f"note: {folder} has a secret, which is never replaced; these are its public keys")
+    for name, value in found.items():
         click.echo(f'{name} = "{value}"')
 
 
@@ -240,6 +264,17 @@ def compiled(spec: Path, made_of: Callable[[str], Any]) -> Any:
         raise InputError(f"{spec}: {error}") from None
 
 
+def say_if_over(plan: Any) -> None:
+    """Say so where a plan's last period has ended: nothing would be learned by it."""
+    last = plan.document.calendar.closes[-1]
+    if time.time() >= last:
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last))
+        say(
+            f"note: the last period of the plan's calendar ended at {when}: nothing is learned by "
+            "it; a new plan needs a later start"
+        )
+
+
 @deploy.command()
 @click.argument("spec", type=FILE)
 @click.argument("plan", type=click.Path(dir_okay=False, path_type=Path))
@@ -250,6 +285,7 @@ def new(spec: Path, plan: Path) -> None:
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
     made = compiled(spec, compile_plan)
+    say_if_over(made)
     made.save(plan)
     click.echo(f"plan {made.digest.hex()}")
     click.echo(str(made.certificate), nl=False)
@@ -268,6 +304,7 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
         raise InputError(f"{plan} exists; a plan file is never replaced")
     earlier, broadcast = folders.last_broadcast(old)
     made = compiled(spec, lambda text: folders.extended(text, earlier, broadcast, fresh))
+    say_if_over(made)
     made.save(plan)
     extends = made.document.extends
     assert extends is not None
@@ -314,6 +351,7 @@ def join(
                 f"note: the ceiling epsilon = {ceiling[0]:g} is below the plan's {whole:.6g}: what "
                 "would pass it is not sent"
             )
+    say_if_over(found)
     # Last: whoever reads may stop at the first line.
     click.echo(f"{name} agrees to plan {found.digest.hex()}")
     click.echo(str(found.certificate), nl=False)
@@ -378,10 +416,11 @@ def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> No
         with urllib.request.urlopen(hub.rstrip("/") + "/status", timeout=30, context=secure) as got:
             click.echo(json.dumps(json.load(got), indent=2))
     except OSError as error:
-        raise RunFailed(
-            f"the hub cannot be reached at {hub} ({getattr(error, 'reason', error)}): is it "
-            "running, and the address right?"
-        ) from None
+        reason = getattr(error, "reason", error)
+        what = "is it running, and the address right?"
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            what = "--ca names the authority (PEM) that signed its certificate"
+        raise RunFailed(f"the hub cannot be reached at {hub} ({reason}): {what}") from None
 
 
 @deploy.command()

@@ -28,6 +28,7 @@ OPTIONAL = {
     "scikit-learn": "learning-to-rank and classification data",
     "dp-accounting": "checks of the accounting",
     "distributed": "runs on a cluster: --engine dask",
+    "cryptography": "deployments: fastfed deploy, serve, silo",
 }
 
 

@@ -43,7 +43,13 @@ def make_keys(folder: str | Path) -> dict[str, str]:
     """Make a folder with a new secret; returns the public keys, as a spec wants them."""
     target = Path(folder)
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    sign, write = Identity(make_secret(target / SECRET)).public
+    make_secret(target / SECRET)
+    return public_keys(target)
+
+
+def public_keys(folder: str | Path) -> dict[str, str]:
+    """The public keys of a folder's secret, as a spec wants them."""
+    sign, write = Identity(read_secret(Path(folder) / SECRET)).public
     return {"sign": sign.hex(), "open": write.hex()}
 
 

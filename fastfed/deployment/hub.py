@@ -505,6 +505,7 @@ class Hub(Speaker):
             "left": [names[i] for i in sorted(self.left)],
             "released": len(self.broadcasts),
             "releases": self.plan.releases,
+            "next_close": self.deployed.document.calendar.closes[release - 1] if waits else None,
             "waiting_for": [names[i] for i in self._missing(release)] if waits else [],
             "alarms": list(self.alarms),
             "ended": self.ended,

@@ -25,13 +25,15 @@ Clock = Callable[[], float]
 # ---- metrics -------------------------------------------------------------------------------------
 
 
-def hub_numbers(hub: Hub) -> dict[str, float]:
-    """What `GET /metrics` of a hub has, by name."""
+def hub_numbers(hub: Hub, now: float) -> dict[str, float]:
+    """What `GET /metrics` of a hub has, by name; now: seconds since 1970."""
     status: dict[str, Any] = hub.status()
+    closes = status["next_close"]
+    due = closes is not None and now >= closes
     return {
         "releases_total": status["releases"],
         "released": status["released"],
-        "silos_waited_for": len(status["waiting_for"]),
+        "silos_waited_for": len(status["waiting_for"]) if due else 0,
         "alarms": len(status["alarms"]),
         "ended": int(bool(status["ended"])),
         "capped_reports": sum(len(found) for found in status.get("capped", {}).values()),
@@ -70,7 +72,7 @@ def silo_numbers(silo: SiloProcess) -> dict[str, float]:
 HELP = {
     "releases_total": "Releases of the plan.",
     "released": "The last release: made by the hub, or acted on by the silo.",
-    "silos_waited_for": "Silos whose report of the next release has not come.",
+    "silos_waited_for": "Silos whose report of a release that has closed has not come.",
     "alarms": "Contradictions, and silos that do not fit the others; any is too many.",
     "ended": "1 if the plan has ended.",
     "capped_reports": "Reports that were held to the influence of one silo.",
@@ -150,6 +152,7 @@ def _of(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
 #: The event of a sentence by its first words.
 EVENTS = (
     ("the hub cannot be reached", "unreachable"),
+    ("the hub is reached again", "reached"),
     ("the hub answered 409", "conflict"),
     ("the hub answered", "refused"),
     ("database or disk is full", "disk_full"),

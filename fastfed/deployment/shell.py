@@ -36,6 +36,7 @@ from fastfed.deployment.party import Process, SiloProcess
 PATH = "/v1/messages"
 #: Seconds between two ticks, and until a request is given up.
 EVERY, PATIENCE = 5.0, 30.0
+UNREACHABLE = "the hub cannot be reached"
 #: The most bytes of an application's request.
 REQUEST = 1 << 24
 #: What a full disk raises.
@@ -114,7 +115,7 @@ class HubApp:
 
     def metrics(self) -> str:
         """Numbers for Prometheus, none of them of a record."""
-        return prometheus("hub", hub_numbers(self._hub))
+        return prometheus("hub", hub_numbers(self._hub, self.process.clock()))
 
 
 def local(host: str) -> bool:
@@ -266,7 +267,7 @@ class Dialer:
             said = error.read(1000).decode(errors="replace")
             raise InputError(f"the hub answered {error.code}: {said}") from None
         except (OSError, http.client.HTTPException) as error:
-            raise InputError(f"the hub cannot be reached ({error})") from None
+            raise InputError(f"{UNREACHABLE} ({error})") from None
         try:
             return msgspec.msgpack.decode(body, type=list[bytes])
         except msgspec.DecodeError:
@@ -295,6 +296,8 @@ class Dialer:
                 trouble = str(error)
             if trouble and trouble != last:
                 say(trouble)
+            elif last.startswith(UNREACHABLE) and not trouble:
+                say("the hub is reached again")
             last = trouble
             if look is not None:
                 look(self.process)
@@ -360,6 +363,19 @@ class Application(ThreadingMixIn, UnixStreamServer):
             os.umask(before)
 
 
+def _object(body: bytes) -> dict[str, Any]:
+    """What a request says."""
+    try:
+        given = json.loads(body or b"{}")
+    except ValueError as error:
+        raise InputError(
+            f'a request must be a JSON object, such as {{"id": "..."}} ({error})'
+        ) from None
+    if not isinstance(given, dict):
+        raise InputError("a request must be a JSON object")
+    return given
+
+
 def _handler(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers POST with JSON."""
@@ -369,11 +385,9 @@ def _handler(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
             try:
                 if not 0 <= length <= REQUEST:
                     raise InputError(f"a request must be at most {REQUEST} bytes, got {length}")
-                given = json.loads(self.rfile.read(length) or b"{}")
-                if not isinstance(given, dict):
-                    raise InputError("a request must be a JSON object")
+                given = _object(self.rfile.read(length))
                 status, made = 200, answers(silo, self.path, given)
-            except (InputError, json.JSONDecodeError) as error:
+            except InputError as error:
                 status, made = 400, {"error": str(error)}
             except FULL as error:
                 status, made = 503, {"error": f"nothing was kept: {error}"}

@@ -124,6 +124,11 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         first, _, rest = key.partition(".")
         if first not in TOP_KEYS:
+            tables = [t for t in spec.get("curve", ()) if isinstance(t, dict)]
+            if not rest and any(key in t or key in _keys_of(t) for t in tables):
+                raise InputError(
+                    f'--set: "{key}" is a key of curves: curve.{key}={show(value)} changes it'
+                )
             raise InputError(f'unknown key "{key}" in --set{nearest(first, TOP_KEYS)}')
         if first == "curve":
             _change_curves(spec, key, value)

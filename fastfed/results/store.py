@@ -214,9 +214,9 @@ class Store:
         """Open the store of a folder for reading; InputError where there is none."""
         path = folder / FILE
         if not os.path.isfile(path):
-            raise InputError(
-                f"{folder} holds no results ({FILE} is missing): fastfed run writes them"
-            )
+            inside = sorted(each.parent for each in folder.glob(f"*/{FILE}"))
+            what = f"its subfolder {inside[0]} does" if inside else "fastfed run writes them"
+            raise InputError(f"{folder} holds no results ({FILE} is missing): {what}")
         _read_meta(path)
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
         try:

@@ -425,6 +425,8 @@ def calibrate(
     >>> round(calibrate("gaussian-tree", Budget(1.0, 1e-6), 400).noise_std, 2)
     25.35
     """
+    if not isinstance(budget, Budget):
+        raise InputError(f"budget must be a Budget(epsilon, delta), got {show(budget)}")
     # A name of our own needs no look at installed packages.
     known = tuple(BUILTIN) if mechanism in BUILTIN else tuple(MECHANISMS)
     made = MECHANISMS[choice("mechanism", mechanism, known)]
