@@ -206,7 +206,7 @@ def test_a_stack_of_models_scores_as_each_of_them(implementation, trusted):
     ):
         with pytest.raises(InputError, match=message):
             kernels.ucb_scores(actions, wrong, theta, 0.7, **keywords)
-    with pytest.raises(InputError, match=r"factor must have shape \(any, any\), got \(3, 9, 9\)"):
+    with pytest.raises(InputError, match=r"a set for each of 3 models, .* got shape \(4, 9\)"):
         kernels.ucb_argmax(actions, factors, thetas, 0.7, **keywords)
 
 
@@ -464,6 +464,7 @@ def test_bits_are_encoded_and_shuffled(implementation):
         (lambda: kernels.encode_bits([6], 5), r"ones must lie in \[0, 5\], got 6 to 6"),
         (lambda: kernels.encode_bits([0.5], 5), "ones must be a vector of integers"),
         (lambda: kernels.shuffle_bits(np.zeros(3), 1), "bits must be a uint8 array"),
+        (lambda: kernels.shuffle_bits(np.full(3, 7, np.uint8), 1), "bits must be 0 or 1, got 7"),
         (
             lambda: kernels.shuffle_bits(np.zeros((4, 4), np.uint8)[:, ::2], 1),
             "bits must be writable and C-contiguous",

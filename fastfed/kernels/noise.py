@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastfed._kernels import aggregation, checked, rng
 from fastfed._random import SHUFFLE, check_seed
@@ -15,7 +16,7 @@ _WORD = 2**32 - 1  # parts of a key are 32-bit words
 
 def tree_noise(
     seed: int,
-    release: object,
+    release: ArrayLike,
     dimension: int,
     noise_std: float,
     *,
@@ -68,7 +69,7 @@ def tree_noise(
     from fastfed.privacy.sensitivity import layout_stds  # takes a second, and only this needs it
 
     seed = check_seed(seed)
-    many = np.ndim(release) == 1  # type: ignore[arg-type]
+    many = np.ndim(release) == 1
     if many:
         ks = _releases(release)
     else:
@@ -85,7 +86,7 @@ def tree_noise(
     return made if many else (made[0][0], made[1][0])
 
 
-def _releases(value: object) -> np.ndarray:
+def _releases(value: ArrayLike) -> np.ndarray:
     """Return releases as int64 (n,), each in [1, 2^32)."""
     ks = np.asarray(value)
     if ks.dtype.kind not in "iu" and len(ks):
@@ -95,7 +96,7 @@ def _releases(value: object) -> np.ndarray:
     return ks.astype(np.int64)
 
 
-def encode_bits(ones: object, length: int) -> np.ndarray:
+def encode_bits(ones: ArrayLike, length: int) -> np.ndarray:
     """Encode numbers as messages of ``length`` bits with so many ones, ones first.
 
     Messages are shuffled afterwards, so the order of their bits carries no information.
@@ -173,6 +174,8 @@ def shuffle_bits(
             "bits must be writable and C-contiguous, for they are permuted in place, got "
             f"writeable {bits.flags.writeable}, strides {bits.strides} for shape {bits.shape}"
         )
+    if bits.size and bits.max() > 1:
+        raise InputError(f"bits must be 0 or 1, got {bits.max()}")
     key = check_seed(seed), SHUFFLE, integer("replicate", replicate, at_least=0, at_most=_WORD)
     release = integer("release", release, at_least=0, at_most=_WORD)
     rows = bits if bits.ndim == 2 else bits[None]

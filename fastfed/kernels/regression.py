@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastfed._kernels import checked, linalg
 from fastfed._validate import InputError, array
@@ -19,7 +20,7 @@ from fastfed.kernels._arguments import (
 
 
 def rank_one_update(
-    gram: np.ndarray, bias: np.ndarray, x: object, y: object, *, trusted: bool = False
+    gram: np.ndarray, bias: np.ndarray, x: ArrayLike, y: ArrayLike, *, trusted: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Add rows to the sufficient statistics of ridge regression, in place.
 
@@ -66,7 +67,7 @@ def rank_one_update(
     return gram, bias
 
 
-def sherman_morrison(inverse: np.ndarray, x: object, *, trusted: bool = False) -> np.ndarray:
+def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False) -> np.ndarray:
     """Update V^{-1} to (V + x x')^{-1} in place, in O(d^2) for each row x.
 
     Over 10^5 updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12; for a
@@ -115,7 +116,7 @@ def sherman_morrison(inverse: np.ndarray, x: object, *, trusted: bool = False) -
     return inverse
 
 
-def inverse_factor(V: object, *, trusted: bool = False) -> np.ndarray:
+def inverse_factor(V: ArrayLike, *, trusted: bool = False) -> np.ndarray:
     """Compute the inverse W = L^{-1} of the Cholesky factor of V = L L'.
 
     Neither BLAS nor LAPACK is used, so that the bits depend on V alone.
@@ -140,7 +141,7 @@ def inverse_factor(V: object, *, trusted: bool = False) -> np.ndarray:
     made: np.ndarray | None = checked.factors(V, trusted)
     if made is not None:
         return made
-    if np.ndim(V) == 3:  # type: ignore[arg-type]
+    if np.ndim(V) == 3:
         stack = array("V", V)
         if stack.shape[1] != stack.shape[2] or not stack.shape[1]:
             raise InputError(f"V must have shape (m, d, d) with d >= 1, got {stack.shape}")
@@ -161,7 +162,7 @@ def inverse_factor(V: object, *, trusted: bool = False) -> np.ndarray:
     return result
 
 
-def solve(factor: object, u: object, *, trusted: bool = False) -> np.ndarray:
+def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarray:
     """Solve V theta = u by the inverse factor of V, for one u or many.
 
     Parameters
@@ -191,7 +192,7 @@ def solve(factor: object, u: object, *, trusted: bool = False) -> np.ndarray:
     d = square("factor", w)
     if not trusted:
         triangular(w)
-    if np.ndim(u) == 2:  # type: ignore[arg-type]
+    if np.ndim(u) == 2:
         right = array("u", u, shape=(None, d))
         return np.array([linalg.solve(w, row) for row in right]).reshape(right.shape)
     result: np.ndarray = linalg.solve(w, array("u", u, shape=(d,)))
@@ -201,8 +202,8 @@ def solve(factor: object, u: object, *, trusted: bool = False) -> np.ndarray:
 def factor_update(
     factor: np.ndarray,
     theta: np.ndarray,
-    x: object,
-    y: object,
+    x: ArrayLike,
+    y: ArrayLike,
     *,
     trusted: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastfed._kernels import checked, linalg
 from fastfed._validate import InputError, array, number
@@ -12,9 +13,9 @@ from fastfed.kernels._arguments import action_sets, square, triangular
 
 
 def ucb_scores(
-    actions: object,
-    factor: object,
-    theta: object,
+    actions: ArrayLike,
+    factor: ArrayLike,
+    theta: ArrayLike,
     radius: float,
     *,
     second_radius: float = 0.0,
@@ -65,9 +66,9 @@ def ucb_scores(
 
 
 def ucb_argmax(
-    actions: object,
-    factor: object,
-    theta: object,
+    actions: ArrayLike,
+    factor: ArrayLike,
+    theta: ArrayLike,
     radius: float,
     *,
     second_radius: float = 0.0,
@@ -121,9 +122,9 @@ def _jobs(
 
 
 def _inputs(
-    actions: object,
-    factor: object,
-    theta: object,
+    actions: ArrayLike,
+    factor: ArrayLike,
+    theta: ArrayLike,
     radius: object,
     second_radius: object,
     trusted: bool,
@@ -135,7 +136,12 @@ def _inputs(
     """
     if not isinstance(factor, np.ndarray):
         factor = array("factor", factor, finite=False)
-    stacks = factor.ndim == 3 and (shared or np.ndim(actions) == 3)  # type: ignore[arg-type]
+    stacks = factor.ndim == 3 and (shared or np.ndim(actions) == 3)
+    if factor.ndim == 3 and not stacks:
+        raise InputError(
+            f"actions must hold a set for each of {len(factor)} models, ({len(factor)}, K, d), got "
+            f"shape {np.shape(actions)}: ucb_scores takes one set under several models"
+        )
     models = factor.shape[:-2] if stacks else ()
     w = array("factor", factor, shape=(*models, None, None), finite=not trusted)
     if 0 in models:
