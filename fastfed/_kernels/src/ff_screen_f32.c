@@ -137,6 +137,22 @@ FF_INLINE double largest_of(const float *restrict lane)
     return (double)top[0];
 }
 
+/* Features side by side that are copied at a time. */
+#define SIDE_BY_SIDE 8
+
+/* n actions, entry (a, j) at x[a as + j fs], into a panel. */
+#define PACK(x)                                                                                    \
+    {                                                                                              \
+        int64_t j = 0;                                                                             \
+        for (; fs == 1 && j + SIDE_BY_SIDE <= d; j += SIDE_BY_SIDE)                                \
+            for (int64_t a = 0; a < n; a++)                                                        \
+                for (int c = 0; c < SIDE_BY_SIDE; c++)                                             \
+                    panel[(j + c) * SCREEN_PANEL + a] = (float)(x)[a * as + j + c];                \
+        for (; j < d; j++)                                                                         \
+            for (int64_t a = 0; a < n; a++)                                                        \
+                panel[j * SCREEN_PANEL + a] = (float)(x)[a * as + j * fs];                         \
+    }
+
 FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float *restrict panel)
 {
     const int64_t as = actions->action_stride, fs = actions->feature_stride;
@@ -146,18 +162,14 @@ FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float
         memset(panel, 0, (size_t)(SCREEN_PANEL * d) * sizeof(float));
     if (actions->is_double) {
         const double *x = (const double *)actions->x + first * as;
-        for (int64_t j = 0; j < d; j++)
-            for (int64_t a = 0; a < n; a++)
-                panel[j * SCREEN_PANEL + a] = (float)x[a * as + j * fs];
+        PACK(x)
     } else if (as == 1) {
         const float *x = (const float *)actions->x + first;
         for (int64_t j = 0; j < d; j++)
             memcpy(panel + j * SCREEN_PANEL, x + j * fs, (size_t)n * sizeof(float));
     } else {
         const float *x = (const float *)actions->x + first * as;
-        for (int64_t j = 0; j < d; j++)
-            for (int64_t a = 0; a < n; a++)
-                panel[j * SCREEN_PANEL + a] = x[a * as + j * fs];
+        PACK(x)
     }
 }
 
@@ -193,9 +205,10 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
         seen.score[a] = -INFINITY;
         seen.width[a] = seen.second[a] = seen.length[a] = 0.0f;
     }
-    const double slack = slack_of(d), w_norm = narrow_factor(w, d, w32);
+    const double w_norm = narrow_factor(w, d, w32);
     double lane[8] FF_ALIGNED = {0};
     narrow(theta, d, w32 + d * d, lane);
+    const double theta_norm = sqrt(sum_of(lane)), slack = slack_of(d, theta_norm);
     memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
     if (gamma != 0.0)
         transpose(w32, d, transposed);
@@ -217,8 +230,7 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
     const double length = sqrt(largest_of(seen.length)) * (1.0 + slack) + 0x1p-60;
     const double width = sqrt(largest_of(seen.width));
     const double second = sqrt(largest_of(seen.second));
-    const double error = error_of(beta, gamma, slack, sqrt(sum_of(lane)), w_norm, length, width,
-                                  second);
+    const double error = error_of(beta, gamma, slack, theta_norm, w_norm, length, width, second);
     if (bounds) {
         for (int64_t a = 0; a < count; a++)
             score[a] += (float)(1.01 * error);

@@ -30,9 +30,6 @@
 FF_INLINE double error_of(double beta, double gamma, double slack, double theta_norm,
                           double w_norm, double length, double width, double second)
 {
-    /* Sums of <x, theta> could leave the range of floats on their way. */
-    if (!(theta_norm * length < 0x1p126))
-        return INFINITY;
     return slack * (w_norm * (beta + gamma * w_norm) * length + theta_norm * length +
                     beta * width + gamma * (w_norm * width + second)) +
            (beta + gamma * (1.0 + w_norm)) * 0x1p-60 + 0x1p-75;
@@ -131,11 +128,13 @@ FF_INLINE int64_t survivors(const float *restrict score, float least, int64_t co
     return kept;
 }
 
-/* How far the relative error of a dot product of d terms goes, see error_of. */
-FF_INLINE double slack_of(int64_t d)
+/* How far the relative error of a dot product of d terms goes, see error_of. Lengths are below 2^64: not
+ * a number where sums of <x, theta> could leave the range of floats on their way, and then every
+ * action is kept. */
+FF_INLINE double slack_of(int64_t d, double theta_norm)
 {
     const double n = (double)(d + 8);
-    return 1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24);
+    return theta_norm < 0x1p61 ? 1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24) : NAN;
 }
 
 #endif

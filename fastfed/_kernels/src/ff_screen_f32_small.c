@@ -124,8 +124,9 @@ int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
     float *score = (float *)aligned(scratch);
     float w32[KNOWN * (KNOWN + 1) + 8] FF_ALIGNED;
     double lane[8] FF_ALIGNED = {0};
-    const double slack = slack_of(d), w_norm = narrow_factor(w, d, w32);
+    const double w_norm = narrow_factor(w, d, w32);
     narrow(theta, d, w32 + d * d, lane);
+    const double theta_norm = sqrt(sum_of(lane)), slack = slack_of(d, theta_norm);
     const extremes seen = d == 5 ? score_all(actions, w32, (float)beta, 5, score)
                                  : score_all(actions, w32, (float)beta, KNOWN, score);
     for (int64_t a = count; a < padded; a++)
@@ -133,7 +134,7 @@ int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
     const double length = sqrt(largest_lane(seen.length)) * (1.0 + slack) + 0x1p-60;
     const double width = sqrt(largest_lane(seen.width));
     const double error =
-        error_of(beta, 0.0, slack, sqrt(sum_of(lane)), w_norm, length, width, 0.0);
+        error_of(beta, 0.0, slack, theta_norm, w_norm, length, width, 0.0);
     return survivors(score, (float)(largest_lane(seen.score) - 2.02 * error), count, candidates);
 }
 #else
