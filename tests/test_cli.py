@@ -767,6 +767,8 @@ def test_a_core_that_is_not_built_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypatch) -> None:
+    from importlib import metadata
+
     import fastfed._kernels as kernels
 
     class Installed:
@@ -780,7 +782,7 @@ def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypat
         (tmp_path / folder / "fastfed").mkdir(parents=True)
     here = tmp_path / "source" / "fastfed"
     found = [Installed(tmp_path / "gone"), Installed(tmp_path / "source")]
-    monkeypatch.setattr(kernels, "distributions", lambda name: found)
+    monkeypatch.setattr(metadata, "distributions", lambda name: found)
     assert kernels._unbuilt(here).startswith("the compiled core is not built")
     found.append(Installed(tmp_path / "site"))
     said = kernels._unbuilt(here)

@@ -97,6 +97,12 @@ def test_a_key_that_is_nowhere_is_named(tmp_path: Path, key: str, words: str) ->
     assert words in str(error.value) and str(error.value).startswith(str(path))
 
 
+@pytest.mark.parametrize("curve", [5, "x", {"epsilon": 1.0}, [3]])
+def test_a_change_of_a_spec_without_tables_of_curves_is_refused(curve) -> None:
+    with pytest.raises(InputError, match='unknown key "epsilon"'):
+        change({"curve": curve}, {"epsilon": 2.0})
+
+
 def test_claims_are_not_judged_of_a_changed_figure() -> None:
     figure = experiments.figure("zc24-fig3a")
     changed = sized_experiment(figure, size="quick", changes={"curve.epsilon": [1.0, 5.0]})

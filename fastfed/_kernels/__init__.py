@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ExtensionFileLoader
-from importlib.metadata import distributions
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -37,6 +36,8 @@ def _shared_object() -> str:
 
 def _unbuilt(here: Path) -> str:
     """Why there is no shared object beside this file, and what to do."""
+    from importlib.metadata import distributions  # takes longer than all else here
+
     for each in distributions(name="fastfed"):
         there = Path(str(each.locate_file("fastfed")))
         if there.is_dir() and not there.samefile(here):

@@ -149,10 +149,12 @@ def _of(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
 
 # ---- logs ----------------------------------------------------------------------------------------
 
+#: What a dialer says when it gets no answer, and when it does again.
+UNREACHABLE, REACHED = "the hub cannot be reached", "the hub is reached again"
 #: The event of a sentence by its first words.
 EVENTS = (
-    ("the hub cannot be reached", "unreachable"),
-    ("the hub is reached again", "reached"),
+    (UNREACHABLE, "unreachable"),
+    (REACHED, "reached"),
     ("the hub answered 409", "conflict"),
     ("the hub answered", "refused"),
     ("database or disk is full", "disk_full"),

@@ -30,13 +30,20 @@ import msgspec
 from fastfed._validate import InputError
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.model import model_of
-from fastfed.deployment.observe import JsonHandler, JsonLog, hub_numbers, masked, prometheus
+from fastfed.deployment.observe import (
+    REACHED,
+    UNREACHABLE,
+    JsonHandler,
+    JsonLog,
+    hub_numbers,
+    masked,
+    prometheus,
+)
 from fastfed.deployment.party import Process, SiloProcess
 
 PATH = "/v1/messages"
 #: Seconds between two ticks, and until a request is given up.
 EVERY, PATIENCE = 5.0, 30.0
-UNREACHABLE = "the hub cannot be reached"
 #: The most bytes of an application's request.
 REQUEST = 1 << 24
 #: What a full disk raises.
@@ -297,7 +304,7 @@ class Dialer:
             if trouble and trouble != last:
                 say(trouble)
             elif last.startswith(UNREACHABLE) and not trouble:
-                say("the hub is reached again")
+                say(REACHED)
             last = trouble
             if look is not None:
                 look(self.process)

@@ -124,8 +124,7 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         first, _, rest = key.partition(".")
         if first not in TOP_KEYS:
-            tables = [t for t in spec.get("curve", ()) if isinstance(t, dict)]
-            if not rest and any(key in t or key in _keys_of(t) for t in tables):
+            if not rest and any(key in t or key in _keys_of(t) for t in _curves(spec)):
                 raise InputError(
                     f'--set: "{key}" is a key of curves: curve.{key}={show(value)} changes it'
                 )
@@ -153,8 +152,14 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
         _leave_out_gone(figure, spec.get("curve"))
 
 
+def _curves(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tables of curves, whatever else a spec that is not checked yet may hold there."""
+    found = spec.get("curve")
+    return [t for t in found if isinstance(t, dict)] if isinstance(found, list) else []
+
+
 def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
-    tables = [t for t in spec.get("curve", ()) if isinstance(t, dict)]
+    tables = _curves(spec)
     label, _, name = key.removeprefix("curve").lstrip(".").rpartition(".")
     labels = [str(t.get("label", t.get("algorithm"))) for t in tables]
     if not name:

@@ -79,8 +79,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
  * where there are none, by R, by R of it alone and by few products (infinite where there are
  * none), and what it is at least, by R, by ||W x|| too, and by that in float32 where no point has
  * entered V: 7 rows of K. They are made of w, and hold for `now` (d x d), which is w once `seen`
- * points of d have entered V. Returns 0 where there is nothing but R. scratch: that of a lazy cache, of a panel's screening and 3 d^2 + d; block: of
- * coordinates. */
+ * points of d have entered V. Returns 0 where there is nothing but R. scratch: that of a lazy
+ * cache, of a panel's screening and 3 d^2 + d; block: of coordinates. */
 int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
                             const double *restrict w,
                             const double *restrict theta, double beta, double gamma,

@@ -128,9 +128,9 @@ FF_INLINE int64_t survivors(const float *restrict score, float least, int64_t co
     return kept;
 }
 
-/* How far the relative error of a dot product of d terms goes, see error_of. Lengths are below 2^64: not
- * a number where sums of <x, theta> could leave the range of floats on their way, and then every
- * action is kept. */
+/* How far the relative error of a dot product of d terms goes, see error_of. Lengths are below
+ * 2^64: where sums of <x, theta> could leave the range of floats on their way it is not a number,
+ * and then every action is kept. */
 FF_INLINE double slack_of(int64_t d, double theta_norm)
 {
     const double n = (double)(d + 8);
