@@ -261,13 +261,13 @@ def test_every_score_is_between_its_bounds(d, spread, gamma):
         assert found is not None
         ends = found[0]
         score = linalg.scores(columns, w, theta, 1.5, gamma)
-        assert (score <= ends[:4]).all() and (ends[4:] <= score).all()
+        assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
         # They say something. The lower one is weak where the second bonus is the smaller part.
         if size == 0.0:
             assert np.median(ends[1] / score) < 1.1 and (ends[1] <= 1.1 * ends[0]).all()
-            assert np.median(ends[4] / score) > (0.9 if gamma != 0.1 else 0.1)
+            assert np.median(ends[3] / score) > (0.9 if gamma != 0.1 else 0.1)
             # Float32 takes little of what ||W x|| says.
-            assert ((ends[5] - ends[6]) / score).max() < 0.01
+            assert ((ends[4] - ends[5]) / score).max() < 0.01
 
 
 @needs_it
@@ -281,14 +281,14 @@ def test_norms_in_float32_stay_below(d):
     found = linalg.bonus_ends(columns, w, theta, 1.5, 0.0, np.empty((0, d)))
     assert found is not None
     score = linalg.scores(columns, w, theta, 1.5, 0.0)
-    assert (found[0][6] <= score).all()
-    assert np.median(found[0][6] / score) > 0.9999
+    assert (found[0][5] <= score).all()
+    assert np.median(found[0][5] / score) > 0.9999
     # Also where float32 has no such numbers.
     for of_w, of_x in ((1e-40, 1.0), (1e40, 1e-20), (1e-20, 1e-25), (1e25, 1e20)):
         columns = np.asfortranarray((of_x * rows.astype(np.float64)).astype(np.float32))
         found = linalg.bonus_ends(columns, of_w * w, theta, 1.5, 0.0, np.empty((0, d)))
         score = linalg.scores(columns, of_w * w, theta, 1.5, 0.0)
-        assert found is None or (found[0][6] <= score).all()
+        assert found is None or (found[0][5] <= score).all()
 
 
 @needs_it
@@ -317,10 +317,10 @@ def test_every_score_stays_between_its_bounds_as_v_grows(d, spread, gamma):
             assert found is not None
             ends, now = found
             score = linalg.scores(columns, now, theta, 1.5, gamma)
-            assert (score <= ends[:4]).all() and (ends[4:] <= score).all()
+            assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
             # Weak where the second bonus is not the larger part.
             if length == 1e-3 and gamma >= 30.0:
-                assert np.median(ends[4] / score) > 0.9
+                assert np.median(ends[3] / score) > 0.9
 
 
 @needs_it
@@ -345,8 +345,8 @@ def test_what_leaves_float32_is_no_bound(d, gamma):
                 score = linalg.scores(columns, w, theta, beta, gamma)
                 if found is not None:
                     inside = (np.abs(score) < 3e38)[None]
-                    assert not (inside & (found[0][:4] < score)).any()
-                    assert not (inside & (found[0][4:] > score)).any()
+                    assert not (inside & (found[0][:3] < score)).any()
+                    assert not (inside & (found[0][3:] > score)).any()
 
 
 @pytest.mark.parametrize("lazy", [False, True])

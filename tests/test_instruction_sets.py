@@ -35,7 +35,7 @@ EXACT = (
     "aggregation",
     "estimate",
 )
-WIDE = ("screen_i16", "screen_i16_factor", "quantise_i16", "principal")
+WIDE = ("screen_i16", "screen_i16_factor", "quantise_i16")
 FUSED = ("screen_f32", "screen_f32_small")
 CHOICE = ("processor", "levels")
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
@@ -520,7 +520,7 @@ def test_bounds_in_16_bits_hold_by_narrower_vectors_too():
     if not _native.HAS_LEVELS or _native.LEVEL != "v4":
         pytest.skip("AVX-512 is not chosen here: the other tests have run the narrower vectors")
     here = Path(__file__).parent
-    names = [str(here / f"test_{name}.py") for name in ("screen_i16", "bonus_cache", "principal")]
+    names = [str(here / f"test_{name}.py") for name in ("screen_i16", "bonus_cache", "directions")]
     these = ["-k", "between_its_bounds or best_action"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *names, *these],

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from test_bonus_cache import Rows
+from test_drivers import experiment
 
 from fastfed._kernels import environments, linalg
 from fastfed.environments.pool import Pool
+from fastfed.simulation import compiled
 
 needs_it = pytest.mark.skipif(
     not linalg.has_screen_i16(), reason="this processor has no screening in 16 bits"
@@ -120,3 +123,20 @@ def test_a_pool_takes_room_once():
     pool = Pool.from_rows(rows, np.full(60, 0.5), starts, np.array([0, 2]))
     assert pool.quantised is pool.quantised
     assert (pool.quantised is None) == (environments.QuantisedActions(starts, 4).size == 0)
+
+
+@needs_it
+@pytest.mark.parametrize("threads", [1, 2])
+def test_queries_are_kept_when_met_again(threads):
+    """A query that one silo meets once is not written; all of those met more often are."""
+    draw, d = np.random.default_rng(7), 8
+    rows, sizes = draw.normal(size=(400, d)), [4] * 100
+    environment = Rows((rows / np.linalg.norm(rows, axis=1).max()).astype(np.float32), sizes, 2)
+    keys = {"silos": 2, "horizon": 60, "batch_size": 10, "epsilon": 1.0, "delta": 1e-6}
+    e = experiment(environment, keys | {"protocol": "silo-ldp"})
+    opened, plans = environment.open(7, 0, 2), [e.curves[0].system.plan]
+    compiled.run(opened, plans, e.checkpoints, threads=threads)
+    met = np.bincount(
+        [opened.query(silo, t) for silo in (0, 1) for t in range(1, 61)], minlength=100
+    )
+    assert ((environment.pool(2).quantised.made == 1) == (met > 1)).all() and (met == 1).any()

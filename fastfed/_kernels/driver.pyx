@@ -223,7 +223,7 @@ cdef class Run:
         cache.choices = self.environment.queries * self.environment.c.actions
         cache.silo = <ff_bonus_silo *>&silo[0]
         cache.sample, cache.factor = &sample[0], &factor[0]
-        cache.principal = self.environment.principal
+        cache.directions = self.environment.directions
         cdef int64_t[::1] chosen = np.zeros(max(1, self.environment.queries) if lazy else 1, np.int64)
         cache.own = NULL
         self.curves[curve].chosen = NULL

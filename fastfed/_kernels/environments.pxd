@@ -1,7 +1,7 @@
 # cython: language_level=3
 from libc.stdint cimport int64_t, uint64_t
 
-from fastfed._kernels.headers cimport ff_environment, ff_principal
+from fastfed._kernels.headers cimport ff_directions, ff_environment
 
 
 cdef class Environment:
@@ -10,7 +10,7 @@ cdef class Environment:
     cdef readonly int64_t replicate
     cdef int64_t silos  # that have numbers of their own, or 0: any number will do
     cdef int64_t queries, rows  # of a pool that caches its actions in 16 bits, else 0
-    cdef const ff_principal *principal  # of a pool that has principal coordinates, else NULL
+    cdef const ff_directions *directions  # of a pool whose features hang together, else NULL
     cdef bint fixed  # every silo is offered the same rows in every round
     cdef object keep  # whatever the C side points at
     cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,

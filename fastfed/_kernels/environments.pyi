@@ -59,15 +59,9 @@ class QuantisedActions:
     size: int
     def __init__(self, starts: np.ndarray, dimension: int) -> None: ...
 
-class PrincipalCoordinates:
-    basis: np.ndarray
-    buffer: np.ndarray | None
-    starts: np.ndarray
-    met: np.ndarray
-    made: np.ndarray
-    rank: int
-    size: int
-    def __init__(self, starts: np.ndarray | None, basis: np.ndarray, left: float) -> None: ...
+class Directions:
+    rows: np.ndarray
+    def __init__(self, rows: np.ndarray) -> None: ...
 
 class Pool(Environment):
     def __init__(
@@ -85,7 +79,7 @@ class Pool(Environment):
         order: np.ndarray | None,
         reward: tuple[int, float],
         quantised: QuantisedActions | None = None,
-        principal: PrincipalCoordinates | None = None,
+        directions: Directions | None = None,
     ) -> None: ...
     def query(self, silo: int, round: int) -> int: ...
 

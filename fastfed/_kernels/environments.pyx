@@ -133,7 +133,7 @@ cdef class HardInstance(Environment):
 
 
 cdef class QuantisedActions:
-    """The actions of a pool in 16 bits, each query quantised when a silo first meets it.
+    """The actions of a pool in 16 bits, kept of each query that silos meet again.
 
     Replicates over one pool share it. It is empty where the processor has no 16-bit screening.
     """
@@ -171,69 +171,22 @@ cdef class QuantisedActions:
         return store
 
 
-cdef double rest_of(double left):
-    """How far above the least a bound counts what coordinates leave out, in terms of that: the less it
-    is the more of it is worth a smaller factor. Fitted to real queries."""
-    return 1.0 + 0.09 / max(left, 1e-6) ** 0.5
+cdef class Directions:
+    """The first principal directions of a pool's actions, orthonormal rows (count, d)."""
 
+    cdef readonly object rows
+    cdef ff_directions c
 
-cdef class PrincipalCoordinates:
-    """The actions of a pool by coordinates in a few directions, orthonormal rows (rank, d).
-
-    These leave so much of the sum of squared features. Coordinates of a query are made when it is
-    met for the fourth time; where starts, the first row of each query, is None none are, but bounds
-    use the directions. Replicates over one pool share them.
-    """
-
-    cdef readonly object basis, buffer, starts, met, made
-    cdef readonly int64_t rank, size  # bytes
-    cdef object keep
-    cdef ff_principal c
-
-    def __init__(self, const int64_t[::1] starts, basis, double left):
-        cdef int64_t q, n = 0 if starts is None else starts.shape[0] - 1
-        cdef int64_t[::1] places = np.zeros(n + 1, np.int64)
-        self.basis = np.ascontiguousarray(basis, np.float64)
-        self.rank = self.basis.shape[0]
-        if not 0 < self.rank <= FF_PRINCIPAL_RANK or self.rank % 6:
-            raise ValueError(f"rank must be a multiple of 6 up to {FF_PRINCIPAL_RANK}, got {self.rank}")
-        # The bounds rest on it.
-        error = np.abs(self.basis @ self.basis.T - np.eye(self.rank)).sum(axis=1).max()
+    def __init__(self, rows):
+        cdef const double[:, ::1] held = np.ascontiguousarray(rows, np.float64)
+        self.rows = np.asarray(held)
+        self.c.rows, self.c.count = &held[0, 0], held.shape[0]
+        if not 0 < self.c.count <= FF_MOST_DIRECTIONS or self.c.count % 6:
+            raise ValueError(
+                f"rows must be a multiple of 6 up to {FF_MOST_DIRECTIONS}, got {self.c.count}")
+        error = np.abs(self.rows @ self.rows.T - np.eye(self.c.count)).sum(axis=1).max()
         if not error < 2.0**-40:
-            raise ValueError(f"rows of basis must be orthonormal, they are off by {error:g}")
-        for q in range(n):
-            places[q + 1] = places[q] + ff_principal_bytes(self.rank, starts[q + 1] - starts[q])
-        self.size = places[n]
-        self.starts, self.met, self.buffer = np.asarray(places), np.zeros(n, np.uint8), None
-        self.made = np.zeros(1, np.int64)
-        cdef int64_t[::1] made = self.made
-        cdef const double[:, ::1] rows = self.basis, projector = self.basis.T @ self.basis
-        cdef const double[:, ::1] columns = np.ascontiguousarray(self.basis.T)
-        cdef const float[:, ::1] rows32 = self.basis.astype(np.float32)
-        cdef const float[:, ::1] columns32 = np.asarray(columns).astype(np.float32)
-        cdef uint8_t[::1] met = self.met
-        self.keep = (rows, columns, rows32, columns32, projector)
-        self.c.basis, self.c.basis32, self.c.projector = &rows[0, 0], &rows32[0, 0], &projector[0, 0]
-        self.c.columns, self.c.columns32 = &columns[0, 0], &columns32[0, 0]
-        self.c.above = rest_of(left)
-        self.c.rank, self.c.queries, self.c.made = self.rank, n, &made[0]
-        self.c.starts = self.c.met = NULL
-        if n:
-            self.c.starts, self.c.met = &places[0], &met[0]
-
-    cdef const ff_principal *state(self) except *:
-        cdef uint8_t[::1] buffer
-        cdef object made_here
-        if self.size and self.buffer is None:
-            # The system gives memory to pages only as they are written.
-            made_here = np.empty(self.size + 63, np.uint8)
-            buffer = made_here
-            # Of several threads the first one's stays: others write there.
-            with cython.critical_section(self):
-                if self.buffer is None:
-                    self.buffer = made_here
-                    self.c.buffer = <char *>((<uintptr_t>&buffer[0] + 63) & ~<uintptr_t>63)
-        return &self.c
+            raise ValueError(f"rows must be orthonormal, they are off by {error:g}")
 
 
 cdef class Pool(Environment):
@@ -244,11 +197,11 @@ cdef class Pool(Environment):
     def __init__(self, seed, replicate, values, dimension, feature_major,
                  const double[::1] means, const double[::1] best, const int64_t[::1] starts,
                  const int64_t[::1] silo_starts, sampling, order, reward, QuantisedActions quantised=None,
-                 PrincipalCoordinates principal=None):
+                 Directions directions=None):
         cdef uintptr_t address = values.__array_interface__["data"][0]
         cdef const int64_t[::1] shuffled
         self.seed, self.replicate = seed, replicate
-        self.keep = (values, means, best, starts, silo_starts, order, quantised, principal)
+        self.keep = (values, means, best, starts, silo_starts, order, quantised, directions)
         self.state.values = <const void *>address
         self.state.is_double, self.state.feature_major = values.itemsize == 8, feature_major
         self.state.dimension, self.state.sampling = dimension, sampling
@@ -264,10 +217,8 @@ cdef class Pool(Environment):
             self.state.quantised = quantised.store()
             self.queries = starts.shape[0] - 1
             self.rows = starts[self.queries]
-        self.principal = NULL
-        if principal is not None:
-            self.principal = principal.state()
-        self.state.principal = self.principal
+        self.directions = NULL if directions is None else &directions.c
+        self.state.directions = self.directions
         self.describe(dimension, int(np.diff(np.asarray(starts)).max()),
                       self.state.is_double, 0, reward)
         self.c.borrow, self.c.ahead = ff_pool_borrow, ff_pool_ahead

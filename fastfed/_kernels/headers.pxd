@@ -92,22 +92,11 @@ cdef extern from "ff_scores.h" nogil:
                       const double *theta, double beta, double gamma, int64_t d,
                       double *scratch, double *x)
 
-cdef extern from "ff_principal.h" nogil:
-    enum: FF_PRINCIPAL_RANK
-    ctypedef struct ff_principal:
-        const double *basis
-        const double *columns
-        const float *basis32
-        const float *columns32
-        const double *projector
-        int64_t rank
-        double above
-        char *buffer
-        const int64_t *starts
-        uint8_t *met
-        int64_t queries
-        int64_t *made
-    int64_t ff_principal_bytes(int64_t rank, int64_t actions)
+cdef extern from "ff_directions.h" nogil:
+    enum: FF_MOST_DIRECTIONS
+    ctypedef struct ff_directions:
+        const double *rows
+        int64_t count
 
 cdef extern from "ff_screen_i16.h" nogil:
     ctypedef struct ff_quantised_store:
@@ -160,10 +149,10 @@ cdef extern from "ff_bonus_cache.h" nogil:
         double *factor
         double *own
         int64_t version
-        const ff_principal *principal
+        const ff_directions *directions
     int64_t ff_bonus_cache_size(int64_t d)
     int64_t ff_bonus_cache_lazy_size(int64_t d)
-    int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
+    int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
                                 const double *w, const double *theta, double beta, double gamma,
                                 const double *points, int64_t seen, double *now, int64_t d,
                                 double *scratch, float *ends)
@@ -250,7 +239,7 @@ cdef extern from "ff_environment.h" nogil:
         const int64_t *order
         int64_t sampling
         ff_quantised_store quantised
-        const ff_principal *principal
+        const ff_directions *directions
     int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, const ff_ahead *known, void *room,
                            ff_actions *out) noexcept

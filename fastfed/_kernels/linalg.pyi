@@ -25,7 +25,6 @@ def bonus_ends(
     gamma: float,
     points: np.ndarray,
     basis: np.ndarray | None = None,
-    above: float = 3.0,
 ) -> tuple[np.ndarray, np.ndarray] | None: ...
 def select(
     actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float

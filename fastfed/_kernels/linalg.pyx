@@ -124,38 +124,25 @@ def scores(actions, const double[:, ::1] w, const double[::1] theta, double beta
 
 def bonus_ends(
     actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma,
-    const double[:, ::1] points, basis=None, double above=3.0,
+    const double[:, ::1] points, const double[:, ::1] basis=None,
 ):
-    """Bounds on scores of float32 actions side by side, (7, K), for tests: above by coordinates in a
-    basis (rank, d), or by few products, by a factor, by a factor of one action and by few products
-    (infinite where there are none), and below, in three ways. They are made of w and hold for what
-    w is once the points (n, d) have entered V, which is returned too; None where there are none."""
+    """Bounds on scores of float32 actions side by side, (6, K), for tests: above by few products
+    (with a pool's directions, the rows of basis), by a factor and by a factor of one action, and
+    below, in three ways. They are made of w and hold for what w is once the points (n, d) have
+    entered V, which is returned too; None where there are none."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(
         ff_bonus_cache_lazy_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
-    cdef float[:, ::1] ends = np.empty((7, view.actions), np.float32)
+    cdef float[:, ::1] ends = np.empty((6, view.actions), np.float32)
     cdef double[:, ::1] now = np.empty((d, d))
     cdef int64_t seen = points.shape[0]
-    cdef ff_principal principal
-    cdef const double[:, ::1] rows, columns
-    cdef const float[:, ::1] rows32, columns32
-    cdef const double[:, ::1] projector
-    cdef char[::1] block
-    cdef char *at = NULL
+    cdef ff_directions directions
     if basis is not None:
-        rows, rows32, projector = basis, basis.astype(np.float32), basis.T @ basis
-        principal.basis, principal.basis32, principal.projector = &rows[0, 0], &rows32[0, 0], &projector[0, 0]
-        columns = np.ascontiguousarray(basis.T)
-        columns32 = np.asarray(columns).astype(np.float32)
-        principal.above = above
-        principal.columns32 = &columns32[0, 0]
-        principal.columns, principal.rank = &columns[0, 0], rows.shape[0]
-        block = np.empty(ff_principal_bytes(principal.rank, view.actions) + 63, np.int8)
-        at = <char *>((<uintptr_t>&block[0] + 63) & ~<uintptr_t>63)
+        directions.rows, directions.count = &basis[0, 0], basis.shape[0]
     if not ff_bonus_cache_ends(
-        &view, NULL if basis is None else &principal, at, &w[0, 0], &theta[0], beta, gamma, &points[0, 0] if seen else NULL, seen, &now[0, 0], d,
-        &scratch[0], &ends[0, 0],
+        &view, NULL if basis is None else &directions, &w[0, 0], &theta[0], beta, gamma,
+        &points[0, 0] if seen else NULL, seen, &now[0, 0], d, &scratch[0], &ends[0, 0],
     ):
         return None
     return np.asarray(ends), np.asarray(now)

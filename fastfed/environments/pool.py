@@ -22,11 +22,9 @@ from fastfed.environments.base import EnvironmentSpec, RewardDistribution
 # ---- The pool ------------------------------------------------------------------------------------
 
 #: Most bytes of int16 features that are stored for a pool; a larger one goes without.
-MAX_QUANTISED = 2**29
+MAX_QUANTISED = 2**30
 #: Dimensions from which on principal directions save more than they take.
 ALONG = 50
-#: The same of coordinates in these directions.
-WIDE = 96
 #: Queries whose rows tell the principal directions of a pool.
 SAMPLED = 32
 #: What these may leave of the sum of squared features, for them to tell enough.
@@ -143,23 +141,8 @@ class Pool:
         return made if 0 < made.size <= MAX_QUANTISED else None
 
     @cached_property
-    def principal(self) -> environments.PrincipalCoordinates | None:
-        """Memory for principal coordinates of the rows, which bounds read; None if no use."""
-        if self.dimension < WIDE or self._basis is None:
-            return None
-        made = environments.PrincipalCoordinates(self.starts, *self._basis)
-        return made if made.size <= MAX_QUANTISED else None
-
-    @cached_property
-    def directions(self) -> environments.PrincipalCoordinates | None:
-        """The principal directions of the rows alone, which bounds read; None if no use."""
-        if self._basis is None:
-            return None
-        return environments.PrincipalCoordinates(None, *self._basis)
-
-    @cached_property
-    def _basis(self) -> tuple[np.ndarray, float] | None:
-        """Principal directions (rank, d) and what share of the squares they leave, or None.
+    def directions(self) -> environments.Directions | None:
+        """Principal directions of the rows, which bounds read; None if no use.
 
         They are those of the second moments of SAMPLED queries, where these tell nearly all.
         """
@@ -176,8 +159,7 @@ class Pool:
         enough = [r for r in range(6, min(61, self.dimension // 2), 6) if left[r - 1] <= LEFT]
         if not enough:
             return None
-        basis = np.ascontiguousarray(directions[:, ::-1][:, : enough[0]].T)
-        return basis, float(left[enough[0] - 1])
+        return environments.Directions(directions[:, ::-1][:, : enough[0]].T)
 
     def rows(self, query: int) -> np.ndarray:
         """Return the rows of a query, a view (n_q, d)."""
@@ -415,15 +397,11 @@ class PoolEnvironment(ABC):
         return curves * (bounds + silos * driver.CANDIDATES_SIZE)
 
     def shared_memory(self, silos: int, horizon: int) -> int:
-        """Return the bytes that replicates of a process share.
-
-        These are int16 features of met queries, and principal coordinates.
-        """
+        """Return the bytes that replicates of a process share: int16 features of met queries."""
         pool = self.pool(silos)
-        if self.sampling != "with-replacement":
+        if self.sampling != "with-replacement" or pool.quantised is None:
             return 0
-        kept = sum(each.size for each in (pool.quantised, pool.principal) if each is not None)
-        return int(kept * self._met(pool, silos, horizon))
+        return int(pool.quantised.size * self._met(pool, silos, horizon))
 
     def own_memory(self, silos: int) -> int:
         """Return the bytes of the pool itself, without memory-mapped files."""
@@ -464,5 +442,5 @@ class PoolEnvironment(ABC):
             order,
             self.reward.c,
             pool.quantised if again else None,
-            (again and pool.principal) or pool.directions,
+            pool.directions,
         )

@@ -14,7 +14,7 @@ FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; 
 int64_t ff_bonus_bounds_size(int64_t d)
 {
     return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
-           few_size(d) + ff_bonus_principal_size();
+           few_size(d);
 }
 
 int64_t ff_bonus_bounds_kept(int64_t d) { return (ff_columns_size(d) + 1) / 2 + 8; }
@@ -31,7 +31,7 @@ void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *
 
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int sooner,
-                         const ff_principal *pool, int told, int64_t d, double *scratch,
+                         const ff_directions *pool, int64_t d, double *scratch,
                          ff_bonus_bounds *k)
 {
     const double *r = w;
@@ -51,17 +51,12 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
     k->factor = ff_quantise_factor(r, NULL, d, end);
     if (gamma == 0.0)
         k->model.frobenius = k->factor.frobenius;
-    k->few.rest = k->principal.rest = 0.0;
+    k->few.rest = 0.0;
     if (!sooner)
         return 1;
-    end += ff_quantised_factor_size(d);
-    if (!pool || told != TOLD_ALL) {
-        int16_t *rows = (int16_t *)aligned(end);
-        k->few = ff_bonus_few_make(r, pool, d, scratch, scratch + 2 * d * d, rows);
-        k->rows = rows;
-    }
-    if (pool && told != TOLD_FEW)
-        k->principal = ff_bonus_principal_make(pool, r, d, scratch, end + few_size(d));
+    int16_t *rows = (int16_t *)aligned(end + ff_quantised_factor_size(d));
+    k->few = ff_bonus_few_make(r, pool, d, scratch, scratch + 2 * d * d, rows);
+    k->rows = rows;
     return 1;
 }
 
@@ -180,14 +175,6 @@ void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_
     }
 }
 
-void ff_bound_by_principal(const ff_bonus_bounds *k, const ff_actions *actions, const char *block,
-                           int64_t d, float *restrict bound)
-{
-    const double unit = k->factor.unit;
-    const scale s = scale_of(k, d);
-    ff_principal_bounds(&k->principal, actions, block, 1.0 / unit, unit * s.slope, s.slack, bound);
-}
-
 /* Terms of the bound on a mean, as of `scoring` in ff_screen_i16.c. */
 typedef struct {
     float mean, norm, slack, slope, slope_lost;
@@ -200,40 +187,7 @@ FF_INLINE mean_scale mean_scale_of(quantised_row t, double factor, int64_t d)
                         (float)(1.01 * (t.lost + t.norm))};
 }
 
-/* Means of n <= TOGETHER actions in 16 bits. */
-static void bound_means_of(const ff_one_by_one *one, const int32_t *restrict together,
-                           const int64_t *restrict which, int64_t n, int64_t d)
-{
-    i32s even[QUAD_VECTORS], odd[QUAD_VECTORS];
-    for (int v = 0; v < QUAD_VECTORS; v++)
-        even[v] = odd[v] = i32_set(0);
-    for (int64_t j = 0; j < quads_of(d); j++) {
-        const i32s entries = i32_set_two(one->theta + 4 * j);
-        for (int v = 0; v < QUAD_VECTORS; v++) {
-            const i32s x = i32_load(together + j * QUAD + LANES * v);
-            if (j & 1)
-                MULTIPLY(odd[v], entries, x);
-            else
-                MULTIPLY(even[v], entries, x);
-        }
-    }
-    float product[QUAD];
-    for (int v = 0; v < QUAD_VECTORS; v++) {
-        const i32s sum = i32_add(even[v], odd[v]);
-        f32_store(product + LANES * v, f32_of(i32_add_neighbours(sum, sum)));
-    }
-    const mean_scale m = mean_scale_of(one->t, one->factor, d);
-    for (int64_t i = 0; i < n; i++) {
-        const measured *its = one->known + which[i] / LANES;
-        const float length = its->length[which[i] % LANES], lost = its->lost[which[i] % LANES];
-        const float own = m.norm * length * m.slack + 0x1p-60f;
-        const float error = m.slope * length + (m.slope_lost * lost + own);
-        const float told = product[2 * i] * its->unit[which[i] % LANES] * m.mean + error;
-        one->mean[which[i]] = isfinite(told) ? told : NAN;
-    }
-}
-
-/* n <= TOGETHER actions that are in 16 bits side by side, as ff_quantise_some. */
+/* n <= TOGETHER actions in 16 bits side by side, four features by four of each. */
 static void gather(const ff_actions *actions, const int64_t *restrict which, int64_t n, int64_t d,
                    int32_t *restrict together)
 {
@@ -324,19 +278,13 @@ static void widths_of(const quantised_factor *m, const ff_actions *actions,
         width[a] = sqrtf(both[2 * a] + both[2 * a + 1]);
 }
 
-void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions, const ff_one_by_one *one,
+void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
                    const int64_t *restrict which, int64_t n, int64_t d, double *restrict room,
                    float *restrict bound)
 {
-    const measured *known = one ? one->known : (const measured *)actions->quantised;
+    const measured *known = (const measured *)actions->quantised;
     int32_t *together = (int32_t *)aligned(room);
-    if (one) {
-        ff_quantise_some(actions, which, n, d, (float *)(together + QUAD * quads_of(d)), together,
-                         one->known);
-        bound_means_of(one, together, which, n, d);
-    } else {
-        gather(actions, which, n, d, together);
-    }
+    gather(actions, which, n, d, together);
     float width[TOGETHER];
     widths_of(&k->factor, actions, together, d, width);
     const scale s = scale_of(k, d);
@@ -359,8 +307,8 @@ FF_INLINE unsigned open_from(const float *restrict upper, const float *restrict 
 }
 
 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                         const ff_one_by_one *one, const float *restrict upper, float top,
-                         int64_t d, double *restrict room, float *restrict bound)
+                         const float *restrict upper, float top, int64_t d, double *restrict room,
+                         float *restrict bound)
 {
     int64_t which[TOGETHER];
     const int64_t count = actions->actions;
@@ -389,7 +337,7 @@ int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
              open &= open - 1)
             which[n++] = first + __builtin_ctz(open);
     if (n)
-        ff_bound_some(k, actions, one, which, n, d, room, bound);
+        ff_bound_some(k, actions, which, n, d, room, bound);
     return n;
 }
 
@@ -475,8 +423,8 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
 }
 
 int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
-                      const ff_one_by_one *one, const int64_t *restrict which, int64_t n,
-                      int64_t most, int64_t d, double *restrict room, float *restrict bound)
+                      const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
+                      double *restrict room, float *restrict bound)
 {
     int64_t open = 0, held_now = 0, together[TOGETHER];
     for (int64_t i = 0; i < n; i++)
@@ -487,7 +435,7 @@ int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
         if (bound[which[i]] >= 0.0f)
             together[held_now++] = which[i];
         if (held_now && (held_now == TOGETHER || i == n - 1)) {
-            ff_bound_some(k, actions, one, together, held_now, d, room, bound);
+            ff_bound_some(k, actions, together, held_now, d, room, bound);
             held_now = 0;
         }
     }

@@ -3,8 +3,7 @@
  *
  * Bonuses are bounded by ||R x||, of one triangular factor (ff_bonus_factor.h), in units of its
  * quantised form; and ||R x|| first by less, where that tells enough: by few products
- * (ff_bonus_few.h), or by principal coordinates of a pool's actions (ff_bonus_principal.h), once
- * there are any. */
+ * (ff_bonus_few.h). */
 #ifndef FF_BONUS_BOUNDS_H
 #define FF_BONUS_BOUNDS_H
 
@@ -16,7 +15,6 @@
 
 #include "ff_bonus_factor.h"
 #include "ff_bonus_few.h"
-#include "ff_bonus_principal.h"
 #include "ff_screen_i16_parts.h"
 
 /* Data points that may enter V before rounding could matter; see `scale_of`. */
@@ -31,29 +29,24 @@ FF_INLINE float ff_float_below(double x)
     return rounded > FLT_MAX || (double)rounded > x ? nextafterf(rounded, -INFINITY) : rounded;
 }
 
-/* R in 16 bits, and what bounds ||R x|| sooner. Their rows follow. */
+/* R in 16 bits, and few products that bound ||R x|| sooner. Their rows follow. */
 typedef struct {
     quantised_factor factor;
     ff_bonus_factor model; /* its c is NaN where there is no R */
     ff_bonus_few few;
     const int16_t *rows;   /* of `few` */
-    ff_bonus_principal principal;
     const float *columns;  /* of W in float32, if ff_bonus_bounds_keep() was called; or NULL */
 } ff_bonus_bounds;
 
 /* Doubles that these take, rows included. */
 int64_t ff_bonus_bounds_size(int64_t d);
 
-/* How many of a pool's queries have principal coordinates: none, or too few for bounds by them; so
- * many; all, so there is no need of others but R's. */
-enum { TOLD_FEW, TOLD_SOME, TOLD_ALL };
-
-/* Of W, for bonuses with these factors; returns 0 where there is no R. sooner: whether what bounds
- * ||R x|| sooner is worth making. pool: what its actions are made of, or NULL, and how many are
- * told. sample: so many rows that are like the actions. scratch: 3 d^2. */
+/* Of W, for bonuses with these factors; returns 0 where there is no R. sooner: whether few products
+ * are worth making. pool: what its actions are made of, or NULL. sample: so many rows that are like
+ * the actions. scratch: 3 d^2. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int sooner,
-                         const ff_principal *pool, int told, int64_t d, double *scratch,
+                         const ff_directions *pool, int64_t d, double *scratch,
                          ff_bonus_bounds *k);
 
 /* That the W of these bounds stays what it is until they are made anew: a norm by it is then taken
@@ -61,43 +54,27 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
 int64_t ff_bonus_bounds_kept(int64_t d);
 void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *k);
 
-/* Of a query whose features are not in 16 bits: the actions that R bounds are brought to them as
- * they come, and with them their means are bounded, which principal coordinates have done less
- * closely. */
-typedef struct {
-    measured *known;      /* of those actions */
-    const int16_t *theta; /* in 16 bits */
-    quantised_row t;
-    double factor;        /* of ||R x|| */
-    float *mean;
-} ff_one_by_one;
-
 /* Bounds on ||R x|| of all actions, by R and by few products. */
 void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
                   float *restrict bound);
 void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
                      float *restrict bound);
 
-/* Bounds on ||R x|| of all actions by principal coordinates, which stand at `block`. */
-void ff_bound_by_principal(const ff_bonus_bounds *k, const ff_actions *actions, const char *block,
-                           int64_t d, float *restrict bound);
-
 /* Bounds by R have a minus sign where the others are by less. Those of `n` <= TOGETHER actions.
- * one: where `actions` have no features in 16 bits; else NULL. room: 12 d + 16 doubles, here and
- * below. */
-void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions, const ff_one_by_one *one,
+ * room: 2 d + 16 doubles, here and below. */
+void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
                    const int64_t *restrict which, int64_t n, int64_t d, double *restrict room,
                    float *restrict bound);
 
 /* Of the actions that have none by R those of the largest upper bounds on scores, at most TOGETHER,
  * with that of the one at `top` if it has none. Returns how many. */
 int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                         const ff_one_by_one *one, const float *restrict upper, float top,
-                         int64_t d, double *restrict room, float *restrict bound);
+                         const float *restrict upper, float top, int64_t d, double *restrict room,
+                         float *restrict bound);
 
 /* Of those among n actions that have none by R; returns how many there are, and where there are
  * more than `most` does nothing else. */
-int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions, const ff_one_by_one *one,
+int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
                       const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
                       double *restrict room, float *restrict bound);
 

@@ -40,17 +40,8 @@ FF_INLINE const ff_bonus_bounds *bounds_of(const double *factor)
     return (const ff_bonus_bounds *)factor;
 }
 
-/* How many queries have coordinates. */
-FF_INLINE int told_of(const ff_bonus_cache *k)
-{
-    return !k->serves ? TOLD_FEW : ff_principal_complete(k->principal) ? TOLD_ALL : TOLD_SOME;
-}
-
-/* Whether there is what bounds ||R x|| sooner. */
-FF_INLINE int sooner_of(const ff_bonus_bounds *bounds)
-{
-    return bounds->few.rest > 0.0 || bounds->principal.rest > 0.0;
-}
+/* Whether few products bound ||R x|| sooner. */
+FF_INLINE int sooner_of(const ff_bonus_bounds *bounds) { return bounds->few.rest > 0.0; }
 
 /* What making R takes, in exact scores of an action; bounds have to be made anew with it. */
 FF_INLINE int64_t cost_of(double gamma, int64_t actions, int64_t d)
@@ -67,7 +58,7 @@ static void use_release(const ff_bonus_cache *k, ff_bonus_silo *own)
     own->grown = own->grown_in_all;
 }
 
-/* Whether another bound on ||R x|| is worth making for the next batch. It takes about d^3
+/* Whether few products are worth making for the next batch. That takes about d^3
  * products; so do R's of 2 d actions, of which most can be spared, unless they were not in the last
  * batch of most silos. Then it is tried now and then. Lazy silos choose once of a query. */
 static int sooner_pays(const ff_bonus_cache *k, int64_t released, double choices, int64_t silos,
@@ -88,18 +79,12 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
     if (!k->silo || !ff_screen_i16_available())
         return;
     k->version = 0;
-    const int serves = k->principal && ff_principal_serves(k->principal);
-    for (int64_t i = 0; serves && !k->serves && i < silos; i++) {
-        k->silo[i].begin = SOONER;
-        k->silo[i].failed = 0;
-    }
-    k->serves = serves;
     /* Not for fewer actions than take as long to screen otherwise. */
     if (gamma == 0.0 || choices > 2.0 * (double)d) {
         if (ff_bonus_bounds_make(w, beta, gamma, k->sample,
                                  silos < FF_SAMPLES ? silos : FF_SAMPLES,
-                                 sooner_pays(k, released, choices, silos, d), k->principal,
-                                 told_of(k), d, scratch, (ff_bonus_bounds *)k->factor))
+                                 sooner_pays(k, released, choices, silos, d), k->directions, d,
+                                 scratch, (ff_bonus_bounds *)k->factor))
             k->version = (released + 1) << VERSIONS;
     }
     if (k->version && !k->own)
@@ -136,8 +121,7 @@ static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *r
         own->patience = MOST_PATIENCE;
     const int sooner = lasted > LASTING && own->begin == SOONER && sooner_of(bounds_of(k->factor));
     const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, sooner,
-                                           k->principal, told_of(k), d, room,
-                                           (ff_bonus_bounds *)factor);
+                                           k->directions, d, room, (ff_bonus_bounds *)factor);
     own->factor = factor;
     own->version = there ? k->version + STAGES * ++own->made : 0;
     own->from = seen;
@@ -221,7 +205,6 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     b.bound = b.mean + LANES * vectors;
     b.row = (int16_t *)(b.bound + LANES * vectors);
     double *back = (double *)(b.row + row_of(d));
-    b.own = aligned(back + d);
     b.room = room;
     b.factor = bonus_of(own, beta, gamma);
     int64_t made = 0, *kept = NULL;
@@ -233,15 +216,10 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     /* Two silos that share a query may both make its bounds: whichever stay are bounds. */
     b.stage = made - own->version;
     const int begun = b.stage >= 0 && b.stage < STAGES;
-    const char *block = NULL;
-    if (!begun && k->principal && (!k->serves || own->begin == SOONER))
-        block = ff_principal_block(k->principal, actions->query, actions, d);
-    if (!(b.bounds->principal.rest > 0.0))
-        block = NULL;
-    ff_begin_bounds(&b, k->principal, block, own->begin, begun, theta);
-    /* Principal coordinates leave few actions beside the score of one, many beside what R says that
-     * it is at least. */
-    const int close = b.stage == SOONER && k->principal;
+    ff_begin_bounds(&b, own->begin, begun, theta, aligned(back + d));
+    /* Along a pool's directions few products leave few actions beside the score of one, many beside
+     * what R says that it is at least. */
+    const int close = b.stage == SOONER && k->directions;
     int64_t best = ff_likeliest(&b, close);
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
     if (!close && (!k->own || gamma != 0.0) && ff_decided(&b, theta, beta, gamma, &best)) {
@@ -294,11 +272,11 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     return chosen;
 }
 
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
-                            const double *restrict w,
-                            const double *restrict theta, double beta, double gamma,
-                            const double *restrict points, int64_t seen, double *restrict now,
-                            int64_t d, double *restrict scratch, float *restrict ends)
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
+                            const double *restrict w, const double *restrict theta, double beta,
+                            double gamma, const double *restrict points, int64_t seen,
+                            double *restrict now, int64_t d, double *restrict scratch,
+                            float *restrict ends)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count);
     if (!ff_screen_i16_fits(actions, d))
@@ -309,8 +287,7 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     int16_t *row = (int16_t *)(bound + LANES * vectors);
     measured *quantised = (measured *)aligned((double *)(row + row_of(d)));
     memset(room, 0, (size_t)d * sizeof(double));
-    if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, principal, TOLD_SOME, d, room,
-                              bounds) ||
+    if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, directions, d, room, bounds) ||
         !sooner_of(bounds))
         return 0;
     ff_bonus_silo own = {.factor = scratch, .grown = 1.0};
@@ -325,28 +302,15 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     view.quantised = quantised;
     const double by = bonus_of(&own, beta, gamma);
     const quantised_row t = ff_quantise_row(theta, d, row);
-    const int few = bounds->few.rest > 0.0, coordinates = bounds->principal.rest > 0.0;
-    if (few)
-        ff_bound_by_few(bounds, &view, d, bound);
+    ff_bound_by_few(bounds, &view, d, bound);
     ff_bound_means(&view, row, t, by, d, mean);
-    ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
-    for (int64_t a = 0; a < count; a++)
-        ends[3 * count + a] = few ? ((float *)room)[a] : INFINITY;
-    if (coordinates) {
-        ff_principal_make(principal, actions, d, block);
-        ff_bound_by_principal(bounds, &view, block, d, bound);
-        ff_principal_means(principal, &view, block, theta, d, mean);
-    }
     ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
     memcpy(ends, room, (size_t)count * sizeof(float));
-    ff_bound_means(&view, row, t, by, d, mean);
     ff_bound_all(bounds, &view, d, bound);
     ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
     memcpy(ends + count, room, (size_t)count * sizeof(float));
-    /* One by one, from what lies in memory or from 16 bits. */
-    const ff_one_by_one one = {quantised, row, t, by, mean};
     for (int64_t a = 0; a < count; a++)
-        ff_bound_some(bounds, &view, principal ? &one : NULL, &a, 1, d, room, bound);
+        ff_bound_some(bounds, &view, &a, 1, d, room, bound);
     ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
     memcpy(ends + 2 * count, room, (size_t)count * sizeof(float));
     double *x = (double *)(aligned(room + 3 * d)), *z = x + d, *back = z + d;
@@ -354,31 +318,31 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *princ
     ff_asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
                   0.0, d, x, back, &known, -1};
     for (int64_t a = 0; a < count; a++) {
-        ends[4 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
+        ends[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
                                                 beta, gamma, own.moved, own.grown, d);
         q.taken = -1;
-        ends[5 * count + a] =
+        ends[4 * count + a] =
             ff_least_by_factor(&q, bounds, quantised, a, bound[a], own.moved, own.grown);
     }
     if (!seen)
         ff_bonus_bounds_keep(w, d, bounds);
     for (int64_t a = 0; a < count; a++) {
         q.taken = -1;
-        ends[6 * count + a] =
+        ends[5 * count + a] =
             ff_least_by_factor(&q, bounds, quantised, a, bound[a], own.moved, own.grown);
     }
     return 1;
 }
 
 #else
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
-                            const double *restrict w,
-                            const double *restrict theta, double beta, double gamma,
-                            const double *restrict points, int64_t seen, double *restrict now,
-                            int64_t d, double *restrict scratch, float *restrict ends)
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
+                            const double *restrict w, const double *restrict theta, double beta,
+                            double gamma, const double *restrict points, int64_t seen,
+                            double *restrict now, int64_t d, double *restrict scratch,
+                            float *restrict ends)
 {
     (void)actions, (void)w, (void)theta, (void)beta, (void)gamma, (void)d, (void)scratch;
-    (void)points, (void)seen, (void)now, (void)ends, (void)principal, (void)block;
+    (void)points, (void)seen, (void)now, (void)ends, (void)directions;
     return 0;
 }
 

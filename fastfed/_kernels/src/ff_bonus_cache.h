@@ -11,7 +11,7 @@
 #define FF_BONUS_CACHE_H
 
 #include "ff_base.h"
-#include "ff_principal.h"
+#include "ff_directions.h"
 #include "ff_scores.h"
 
 /* Silos whose last choices tell at a release what actions are like. */
@@ -44,8 +44,7 @@ typedef struct {
     double *factor;      /* bounds by R (ff_bonus_bounds.h): ff_bonus_cache_lazy_size() doubles, .. */
     double *own;         /* .. or ff_bonus_cache_size() and M of these: where silos' W differ; or NULL */
     int64_t version;     /* of `factor` */
-    const ff_principal *principal; /* coordinates of the pool's actions, or NULL */
-    int64_t serves;      /* whether there are enough of them */
+    const ff_directions *directions; /* of the pool's actions, or NULL */
 } ff_bonus_cache;
 
 int64_t ff_bonus_cache_size(int64_t d);
@@ -75,17 +74,16 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               double feature_bound, int64_t d, double *restrict scratch,
                               double *restrict room, double *restrict x, const ff_whitened *known);
 
-/* For tests: of each action upper bounds on its score by principal coordinates, or by few products
- * where there are none, by R, by R of it alone and by few products (infinite where there are
- * none), and what it is at least, by R, by ||W x|| too, and by that in float32 where no point has
- * entered V: 7 rows of K. They are made of w, and hold for `now` (d x d), which is w once `seen`
- * points of d have entered V. Returns 0 where there is nothing but R. scratch: that of a lazy
- * cache, of a panel's screening and 3 d^2 + d; block: of coordinates. */
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_principal *principal, char *block,
-                            const double *restrict w,
-                            const double *restrict theta, double beta, double gamma,
-                            const double *restrict points, int64_t seen, double *restrict now,
-                            int64_t d, double *restrict scratch, float *restrict ends);
+/* For tests: of each action upper bounds on its score by few products, by R and by R of it alone,
+ * and what it is at least, by R, by ||W x|| too, and by that in float32 where no point has entered
+ * V: 6 rows of K. They are made of w, and hold for `now` (d x d), which is w once `seen` points of d
+ * have entered V. Returns 0 where there is nothing but R. scratch: that of a lazy cache, of a
+ * panel's screening and 3 d^2 + d. */
+int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
+                            const double *restrict w, const double *restrict theta, double beta,
+                            double gamma, const double *restrict points, int64_t seen,
+                            double *restrict now, int64_t d, double *restrict scratch,
+                            float *restrict ends);
 
 /* A data point entered a silo's V: v = V^{-1} x of the V before it, s the result of ff_observe. */
 void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,

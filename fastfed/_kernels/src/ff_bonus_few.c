@@ -60,36 +60,20 @@ FF_INLINE void add(double *restrict x, double by, const double *restrict y, int6
         x[j] += by * y[j];
 }
 
-/* x -= P x, P symmetric. room: d. */
-FF_INLINE void project(const double *restrict projector, int64_t d, double *restrict x,
-                       double *restrict room)
-{
-    times(projector, x, 1, d, room);
-    add(x, -1.0, room, d);
-}
-
-double ff_largest_eigenvalue(const double *restrict m, int64_t d, const double *restrict projector,
-                             int64_t wanted, double *restrict room)
+/* About the largest eigenvalue of M, never above it by more than rounding: by Lanczos. room: 3 d. */
+static double largest_eigenvalue(const double *restrict m, int64_t d, double *restrict room)
 {
     double diagonal[STEPS], beside[STEPS], high = 0.0;
     double *before = room, *now = room + d, *next = now + d;
-    const int64_t most = d < wanted ? d : wanted;
+    const int64_t most = d < STEPS ? d : STEPS;
     int64_t steps = 0;
     for (int64_t j = 0; j < d; j++) {
         before[j] = 0.0;
         now[j] = sign_of(j) / sqrt((double)d);
     }
-    if (projector) {
-        project(projector, d, now, next);
-        const double length = sqrt(dot(now, now, d));
-        for (int64_t j = 0; j < d; j++)
-            now[j] = length > 0.0 ? now[j] / length : 0.0;
-    }
     double last = 0.0;
     while (steps < most) {
         times(m, now, 1, d, next);
-        if (projector)
-            project(projector, d, next, room + 3 * d);
         const double along = dot(next, now, d);
         add(next, -along, now, d);
         add(next, -last, before, d);
@@ -229,17 +213,17 @@ static void complement(double *restrict m, double rest, int64_t d)
  * is found has a square within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), whose trace is
  * at most d rest + ||H||_F^2. All of that, and twice as much again, is added to what was shown to
  * be a bound. H and G are what their 16 bits say. */
-ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_principal *pool, int64_t d,
+ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *pool, int64_t d,
                                double *restrict m, double *restrict rows,
                                int16_t *restrict entries)
 {
     ff_bonus_few few = {0};
     /* About a tenth as many as d, or two ninths with a G: chosen at d = 57, 78 and 135. */
     const int64_t alone = groups_up_to((d + 22) / 67, ALONE);
-    const int64_t rank = pool ? pool->rank : 0;
-    const int64_t most = rank + ROWS < FF_FEW_ROWS ? rank + ROWS : FF_FEW_ROWS;
+    const int64_t told = pool ? pool->count : 0;
+    const int64_t most = told + ROWS < FF_FEW_ROWS ? told + ROWS : FF_FEW_ROWS;
     const int64_t count = pool ? groups_up_to((d + 13) / 27, most) : alone;
-    const int64_t along = rank < count - BESIDE ? rank : count - BESIDE;
+    const int64_t along = told < count - BESIDE ? told : count - BESIDE;
     const int64_t beside = count - along;
     /* Rows and two products of theirs are to fit in d^2. */
     if (3 * count > d)
@@ -250,14 +234,14 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_principal *poo
     largest_part(m, beside, d, rows, room);
     const double added = in_16_bits(rows, LONGER, 0, beside, d, units, entries);
     take_off(m, rows, beside, d);
-    const double shown = HIGHER * MARGIN * ff_largest_eigenvalue(m, d, NULL, STEPS, room);
+    const double shown = HIGHER * MARGIN * largest_eigenvalue(m, d, room);
     if (!(shown > 0.0) || !(shown < INFINITY) || !(added < INFINITY))
         return few;
     complement(m, shown, d);
     double taken = 0.0;
     if (along) {
         double *g = rows + beside * d;
-        memcpy(g, pool->basis, (size_t)(along * d) * sizeof(double));
+        memcpy(g, pool->rows, (size_t)(along * d) * sizeof(double));
         largest_part(m, along, d, g, room);
         taken = in_16_bits(rows, SHORTER, beside, along, d, units, entries);
         take_off(m, g, along, d);

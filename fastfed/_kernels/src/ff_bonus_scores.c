@@ -169,7 +169,7 @@ FF_INLINE int by_factor(const ff_bounded *b, int64_t a)
 
 FF_INLINE const measured *lengths_of(const ff_bounded *b)
 {
-    return b->one ? b->one->known : (const measured *)b->view.quantised;
+    return (const measured *)b->view.quantised;
 }
 
 FF_INLINE int64_t not_below(const ff_bounded *b, float least)
@@ -180,46 +180,30 @@ FF_INLINE int64_t not_below(const ff_bounded *b, float least)
 /* Of those among n actions that R does not bound: see ff_bound_open. */
 FF_INLINE int64_t bound_open(const ff_bounded *b, int64_t n, int64_t most)
 {
-    return ff_bound_open(b->bounds, &b->view, b->one, b->which, n, most, b->d, b->room, b->bound);
+    return ff_bound_open(b->bounds, &b->view, b->which, n, most, b->d, b->room, b->bound);
 }
 
 FF_INLINE int64_t bound_largest(const ff_bounded *b)
 {
-    return ff_bound_largest(b->bounds, &b->view, b->one, b->upper, b->top, b->d, b->room, b->bound);
+    return ff_bound_largest(b->bounds, &b->view, b->upper, b->top, b->d, b->room, b->bound);
 }
 
-/* Brings all actions to 16 bits. */
-FF_INLINE void quantise(ff_bounded *b)
+void ff_begin_bounds(ff_bounded *b, int64_t stage, int there, const double *restrict theta,
+                     void *restrict own)
 {
-    b->view.quantised = NULL;
-    ff_quantise_i16(&b->view, b->d, b->own);
-    b->view.quantised = b->own;
-    b->one = NULL;
-}
-
-void ff_begin_bounds(ff_bounded *b, const ff_principal *principal, const char *block, int64_t stage,
-                     int there, const double *restrict theta)
-{
-    if (!b->view.quantised && block)
-        b->one = &b->some;
-    else if (!b->view.quantised)
-        quantise(b);
+    if (!b->view.quantised) {
+        ff_quantise_i16(&b->view, b->d, own);
+        b->view.quantised = own;
+    }
     if (!there) {
-        b->stage = block || b->bounds->few.rest > 0.0 ? stage : BY_FACTOR;
-        if (b->stage == SOONER && block)
-            ff_bound_by_principal(b->bounds, &b->view, block, b->d, b->bound);
-        else if (b->stage == SOONER)
+        b->stage = b->bounds->few.rest > 0.0 ? stage : BY_FACTOR;
+        if (b->stage == SOONER)
             ff_bound_by_few(b->bounds, &b->view, b->d, b->bound);
         else
             ff_bound_all(b->bounds, &b->view, b->d, b->bound);
     }
-    b->t = ff_quantise_row(theta, b->d, b->row);
-    if (b->one) {
-        b->some = (ff_one_by_one){(measured *)b->own, b->row, b->t, b->factor, b->mean};
-        ff_principal_means(principal, &b->view, block, theta, b->d, b->mean);
-    } else {
-        ff_bound_means(&b->view, b->row, b->t, b->factor, b->d, b->mean);
-    }
+    const quantised_row t = ff_quantise_row(theta, b->d, b->row);
+    ff_bound_means(&b->view, b->row, t, b->factor, b->d, b->mean);
     score(b);
     if (b->stage == SOONER) {
         fetch(&b->view, highest(b), b->d);
@@ -283,10 +267,6 @@ int64_t ff_may_be_best(ff_bounded *b, ff_asked *q, int64_t *restrict best)
         return n;
     if (open > most) {
         b->stage = BY_FACTOR;
-        if (b->one) {
-            quantise(b);
-            ff_bound_means(&b->view, b->row, b->t, b->factor, b->d, b->mean);
-        }
         ff_bound_all(b->bounds, &b->view, b->d, b->bound);
     }
     score(b);

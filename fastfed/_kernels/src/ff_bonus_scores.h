@@ -11,9 +11,9 @@
 #ifdef FF_WIDE
 #include "ff_bonus_bounds.h"
 
-/* How bounds of a query's actions on ||R x|| were made: sooner, by principal coordinates or few
- * products (ff_bonus_principal.h, ff_bonus_few.h), or by R. What is in doubt after that is bounded
- * by R: these bounds have a minus sign. Where that is much, all are. */
+/* How bounds of a query's actions on ||R x|| were made: sooner, by few products (ff_bonus_few.h),
+ * or by R. What is in doubt after that is bounded by R: these bounds have a minus sign. Where that
+ * is much, all are. */
 enum { SOONER = 0, BY_FACTOR = 1, STAGES = 2 };
 
 /* A score, and what the exact one of ff_best_of may differ from it by: z = W x (of x, or of the x
@@ -39,24 +39,20 @@ typedef struct {
 typedef struct {
     const ff_bonus_bounds *bounds;
     double moved, grown; /* of V since these were made, see ff_bonus_silo */
-    ff_actions view;     /* the actions, in 16 bits too .. */
-    ff_one_by_one some;  /* .. or as they come, where `one` is not NULL */
-    const ff_one_by_one *one;
-    void *own; /* room for all of them in 16 bits */
+    ff_actions view;     /* the actions, in 16 bits too */
     int64_t count, d, stage;
     int64_t *which; /* (count): those that may be the best */
     float *upper, *mean, *bound;
     float top;    /* the largest of `upper` */
-    int16_t *row; /* theta in 16 bits, as `t` says */
-    quantised_row t;
+    int16_t *row; /* room for theta in 16 bits */
     double factor; /* of ||R x|| */
     double *room;
 } ff_bounded;
 
 /* Bounds on the scores of all actions. stage: how those on bonuses are begun, unless they are
- * there. block: the query's principal coordinates, or NULL. */
-void ff_begin_bounds(ff_bounded *b, const ff_principal *principal, const char *block, int64_t stage,
-                     int there, const double *restrict theta);
+ * there. own: room for the actions in 16 bits, if they are not in them. */
+void ff_begin_bounds(ff_bounded *b, int64_t stage, int there, const double *restrict theta,
+                     void *restrict own);
 
 /* The likeliest action, of those that R bounds if not of all. */
 int64_t ff_likeliest(const ff_bounded *b, int bounded_by_factor);

@@ -497,18 +497,11 @@ ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int6
     const ff_quantised_store *store = &pool->quantised;
     const int64_t size = pool->is_double ? sizeof(double) : sizeof(float);
     const char *values = (const char *)pool->values + pool->starts[q] * d * size;
-    ff_ahead ahead = {values, values + k * d * size, NULL, NULL, q};
-    if (store->starts && __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE)) {
+    ff_ahead ahead = {values, values + k * d * size, q};
+    if (store->starts &&
+        __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE) == FF_QUANTISED_MADE) {
         ahead.at = store->buffer + store->starts[q];
         ahead.end = ahead.at + ff_quantised_bytes(d, k);
-    }
-    const ff_principal *few = pool->principal;
-    if (few && few->starts &&
-        __atomic_load_n(few->met + q, __ATOMIC_ACQUIRE) == FF_PRINCIPAL_MADE) {
-        ahead.then = ahead.at;
-        ahead.then_end = ahead.end;
-        ahead.at = few->buffer + few->starts[q];
-        ahead.end = ahead.at + ff_principal_bytes(few->rank, k);
     }
     return ahead;
 }

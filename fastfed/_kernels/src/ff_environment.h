@@ -7,7 +7,7 @@
 #define FF_ENVIRONMENT_H
 
 #include "ff_base.h"
-#include "ff_principal.h"
+#include "ff_directions.h"
 #include "ff_scores.h"
 #include "ff_screen_i16.h"
 
@@ -132,7 +132,7 @@ typedef struct {
     const int64_t *order;       /* without replacement: the queries of each silo, shuffled */
     int64_t sampling;
     ff_quantised_store quantised; /* of every query; starts NULL: none are kept */
-    const ff_principal *principal; /* or NULL */
+    const ff_directions *directions; /* or NULL */
 } ff_pool;
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, const ff_ahead *known, void *room, ff_actions *out);

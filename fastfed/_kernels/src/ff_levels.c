@@ -71,27 +71,23 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
 #define EACH_WIDE(each) \
     each(ff_screen_i16_available) each(ff_screen_i16_fits) each(ff_quantised_bytes) \
     each(ff_quantised_block) each(ff_screen_i16_scratch) each(ff_screen_i16) \
-    each(ff_principal_bytes) each(ff_bonus_factor_make) \
+    each(ff_bonus_factor_make) \
     each(ff_bonus_cache_size) each(ff_bonus_cache_lazy_size) each(ff_bonus_cache_refresh) \
     each(ff_bonus_cache_rewind) \
     each(ff_bonus_cache_choose) each(ff_bonus_cache_ends) each(ff_bonus_cache_observe)
 
 /* What only they call: it has names of its own at each level, and no entry. */
 #define EACH_WITHIN(each) \
-    each(ff_quantise_i16) each(ff_quantise_some) each(ff_quantise_row) \
+    each(ff_quantise_i16) each(ff_quantise_row) \
     each(ff_quantise_factor) each(ff_quantised_factor_size) \
     each(ff_sum_rows) each(ff_gram_of_lower) each(ff_factor_from_below) \
     each(ff_bonus_factor_back) each(ff_bonus_factor_weight) \
-    each(ff_bonus_few_make) each(ff_largest_eigenvalue) \
-    each(ff_principal_make) each(ff_principal_serves) each(ff_principal_complete) \
-    each(ff_principal_block) \
-    each(ff_bonus_principal_size) each(ff_bonus_principal_make) each(ff_principal_bounds) \
-    each(ff_principal_means) \
+    each(ff_bonus_few_make) \
     each(ff_columns_size) each(ff_columns_make) each(ff_norm_by_columns) each(ff_norm_error) \
     each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bonus_bounds_keep) \
     each(ff_bonus_bounds_kept) \
     each(ff_bound_all) \
-    each(ff_bound_by_few) each(ff_bound_by_principal) each(ff_bound_some) \
+    each(ff_bound_by_few) each(ff_bound_some) \
     each(ff_bound_largest) each(ff_bound_open) each(ff_bound_means) each(ff_bound_scores) \
     each(ff_not_below) each(ff_score_at_least) each(ff_score_at_least_with) \
     each(ff_begin_bounds) each(ff_likeliest) each(ff_decided) each(ff_may_be_best) \

@@ -11,8 +11,9 @@
 #define ABREAST_HERE (FF_WIDE == 64 ? ABREAST : 6)
 /* Features of more vectors that are added before sums go back to memory. */
 #define FEATURES 4
-/* A block that is not there yet is 0. */
-enum { MADE = 1, BEING_MADE = 2 };
+/* A block is kept when its query is met for the second time: writing what may not be read again takes
+ * a tenth of a round. Before the first it is 0. */
+enum { MADE = FF_QUANTISED_MADE, BEING_MADE, MET };
 /* Up to here what rounding adds to a length is below a hundredth of it. */
 #define LARGEST_DIMENSION 65536
 
@@ -186,86 +187,6 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
     }
 }
 
-/* Eight features as whole numbers, as `whole`. */
-FF_INLINE __m256i whole_eight(__m256 x, __m256 scale, __m256 *restrict lost)
-{
-    const __m256 scaled = _mm256_mul_ps(x, scale);
-    const __m256i q = _mm256_cvtps_epi32(_mm256_round_ps(scaled, TO_NEAREST));
-    const __m256 rest = _mm256_fmsub_ps(x, scale, _mm256_cvtepi32_ps(q));
-    *lost = _mm256_fmadd_ps(rest, rest, *lost);
-    return q;
-}
-
-FF_INLINE __m256 four(const __m256 *sum)
-{
-    return _mm256_add_ps(_mm256_add_ps(sum[0], sum[1]), _mm256_add_ps(sum[2], sum[3]));
-}
-
-void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
-                      int64_t d, float *restrict room, int32_t *restrict together,
-                      measured *restrict known)
-{
-    const float *x = (const float *)actions->x;
-    const int64_t stride = actions->feature_stride;
-    int64_t from[TOGETHER];
-    for (int64_t a = 0; a < TOGETHER; a++)
-        from[a] = which[a < n ? a : 0];
-    for (int64_t j = 0; j < d; j++) {
-        const float *at = x + j * stride;
-        float *to = room + TOGETHER * j;
-        for (int64_t a = 0; a < TOGETHER; a++)
-            to[a] = at[from[a]];
-    }
-    /* So many sums at a time: one would wait for itself. */
-    __m256 sum[4], most[4];
-    for (int s = 0; s < 4; s++)
-        sum[s] = most[s] = _mm256_setzero_ps();
-    for (int64_t j = 0; j < d; j += 4)
-        for (int64_t s = 0; s < 4 && j + s < d; s++) {
-            const __m256 f = _mm256_load_ps(room + TOGETHER * (j + s));
-            sum[s] = _mm256_fmadd_ps(f, f, sum[s]);
-            most[s] = _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), f), most[s]);
-        }
-    const __m256 square = four(sum), largest = _mm256_max_ps(_mm256_max_ps(most[0], most[1]),
-                                                             _mm256_max_ps(most[2], most[3]));
-    const __m256 length = _mm256_add_ps(_mm256_sqrt_ps(square), _mm256_set1_ps(0x1p-60f));
-    const __m256 unit =
-        _mm256_max_ps(_mm256_mul_ps(length, _mm256_set1_ps((float)(1.0 / LENGTH_X))),
-                      _mm256_mul_ps(largest, _mm256_set1_ps((float)(1.0 / LARGEST))));
-    const __m256 scale = _mm256_div_ps(_mm256_set1_ps(1.0f), unit);
-    for (int s = 0; s < 4; s++)
-        sum[s] = _mm256_setzero_ps();
-    for (int64_t j = 0; j < d; j += 4) {
-        __m256i pair[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-        for (int64_t s = 0; s < 4 && j + s < d; s += 2) {
-            const float *at = room + TOGETHER * (j + s);
-            const __m256i low = whole_eight(_mm256_load_ps(at), scale, sum + s);
-            const __m256i high =
-                j + s + 1 < d ? whole_eight(_mm256_load_ps(at + TOGETHER), scale, sum + s + 1)
-                              : _mm256_setzero_si256();
-            pair[s / 2] = _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
-        }
-        /* Both pairs of actions 0, 1, 4, 5, and of 2, 3, 6, 7. */
-        const __m256i here = _mm256_unpacklo_epi32(pair[0], pair[1]);
-        const __m256i there = _mm256_unpackhi_epi32(pair[0], pair[1]);
-        __m256i *to = (__m256i *)(together + j / 4 * QUAD);
-        _mm256_store_si256(to, _mm256_permute2x128_si256(here, there, 0x20));
-        _mm256_store_si256(to + 1, _mm256_permute2x128_si256(here, there, 0x31));
-    }
-    const __m256 lost = four(sum);
-    const __m256 rounding = _mm256_mul_ps(_mm256_sqrt_ps(lost), unit);
-    float lengths[TOGETHER], units[TOGETHER], losts[TOGETHER];
-    _mm256_storeu_ps(lengths, length);
-    _mm256_storeu_ps(units, unit);
-    _mm256_storeu_ps(losts, _mm256_fmadd_ps(length, _mm256_set1_ps(0x1p-21f), rounding));
-    for (int64_t a = 0; a < n; a++) {
-        measured *its = known + which[a] / LANES;
-        its->length[which[a] % LANES] = lengths[a];
-        its->unit[which[a] % LANES] = units[a];
-        its->lost[which[a] % LANES] = losts[a];
-    }
-}
-
 /* A block that is read later, past the caches: they would fetch what is to be overwritten, and
  * drop for it what comes first. */
 static void put_away(const char *restrict from, int64_t bytes, char *restrict to)
@@ -286,11 +207,14 @@ const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
     if (state == MADE)
         return block;
     /* One thread makes it, the others meanwhile do without. */
+    const uint8_t next = state == MET ? BEING_MADE : MET;
     if (state == BEING_MADE ||
-        !__atomic_compare_exchange_n(store->made + q, &state, BEING_MADE, 0, __ATOMIC_ACQ_REL,
+        !__atomic_compare_exchange_n(store->made + q, &state, next, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE))
         return NULL;
     ff_quantise_i16(actions, d, room);
+    if (next == MET)
+        return room;
     put_away((const char *)room, store->starts[q + 1] - store->starts[q], block);
     __atomic_store_n(store->made + q, MADE, __ATOMIC_RELEASE);
     return room;

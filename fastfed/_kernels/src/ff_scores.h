@@ -10,9 +10,8 @@
 /* Memory that is read soon. It is asked for line by line between products of what is read now, which
  * then need not wait for it. */
 typedef struct {
-    const char *at, *end;        /* first these lines .. */
-    const char *then, *then_end; /* .. then those; NULL: none */
-    int64_t query;               /* of a pool, whose actions these are */
+    const char *at, *end; /* these lines */
+    int64_t query;        /* of a pool, whose actions these are */
 } ff_ahead;
 
 /* The actions of one silo in one round, as they lie in memory. */

@@ -22,16 +22,17 @@ int64_t ff_quantised_bytes(int64_t d, int64_t actions);
 /* Quantises actions, each scaled to the same length, into `quantised` (64-byte aligned). */
 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quantised);
 
-/* Actions in 16 bits, quantised when first used and cached: those of block q stand at buffer +
- * starts[q] once made[q] is 1. */
+/* Actions in 16 bits, kept from their second use on: those of block q stand at buffer + starts[q]
+ * once made[q] is FF_QUANTISED_MADE. */
+#define FF_QUANTISED_MADE 1
 typedef struct {
     char *buffer; /* 64-byte aligned */
     const int64_t *starts;
     uint8_t *made;
 } ff_quantised_store;
 
-/* Block q, whose actions these are, in 16 bits; NULL where they do not fit. When it is made it stands
- * in `room` too, which has space for it and is 64-byte aligned. */
+/* Block q, whose actions these are, in 16 bits; NULL where they do not fit, or another thread makes
+ * it. Until it is kept it stands in `room`, which has space for it and is 64-byte aligned. */
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
                                const ff_actions *actions, int64_t d, void *restrict room);
 

@@ -15,7 +15,7 @@
 /* Vectors of LANES actions in a panel, but for a last one of 2: as many as leave sums of ROWS rows
  * in registers, of which there are 32 and 16. */
 #define PANEL_VECTORS (FF_WIDE == 64 ? 4 : 2)
-/* Actions that are brought to 16 bits, and bounded by R, at a time. */
+/* Actions that are bounded by R at a time. */
 #define TOGETHER 8
 /* Rows of W are scaled to at most the one length, and actions to the other, before they are
  * rounded: by Cauchy-Schwarz every product then fits 32 bits. No entry is above LARGEST, to fit
@@ -66,15 +66,8 @@ typedef struct {
 FF_INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const void *now)
 {
     ff_ahead *ahead = actions->ahead;
-    if (!ahead)
+    if (!ahead || ahead->at >= ahead->end)
         return (const char *)now;
-    if (ahead->at >= ahead->end) {
-        ahead->at = ahead->then;
-        ahead->end = ahead->then_end;
-        ahead->then = ahead->then_end = NULL;
-        if (!ahead->at)
-            return (const char *)now;
-    }
     const char *at = ahead->at;
     ahead->at += 64 * lines;
     return at;
@@ -143,13 +136,6 @@ FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *pan
         }
     }
 }
-
-/* n <= TOGETHER actions in 16 bits side by side, four features by four of each, into `together`
- * (aligned, QUAD quads_of(d) entries); their lanes of `known`. room: TOGETHER d floats, aligned
- * too. */
-void ff_quantise_some(const ff_actions *actions, const int64_t *restrict which, int64_t n,
-                      int64_t d, float *restrict room, int32_t *restrict together,
-                      measured *restrict known);
 
 /* W and theta (NULL: none) in 16 bits, into a buffer of ff_quantised_factor_size(). */
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
