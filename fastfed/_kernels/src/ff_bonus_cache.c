@@ -233,7 +233,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
         return best;
     }
     ff_asked q = {&b.view, w, theta, beta, gamma, b.bounds->model.frobenius,
-                  feature_bound, d, x, back, known, -1};
+                  feature_bound, d, x, back, known, -1, k->own != NULL};
     const int sooner = b.stage == SOONER;
     int64_t n = ff_may_be_best(&b, &q, &best);
     if (sooner) {
@@ -316,7 +316,7 @@ int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *dire
     double *x = (double *)(aligned(room + 3 * d)), *z = x + d, *back = z + d;
     const ff_whitened known = {back + d, z};
     ff_asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
-                  0.0, d, x, back, &known, -1};
+                  0.0, d, x, back, &known, -1, 1};
     for (int64_t a = 0; a < count; a++) {
         ends[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
                                                 beta, gamma, own.moved, own.grown, d);

@@ -15,6 +15,8 @@
  * before: few roundings. */
 #define ABREAST32 3
 #define BLOCK 32
+/* Rows of W whose products are summed at once. */
+#define ROWS_AT_ONCE 8
 
 /* Rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order, fused or not, the
  * computed A of W'W is off by n u F in norm, its square by n u F^2 and, through A, 2 n u F^2, so
@@ -161,34 +163,87 @@ void ff_bonus_factor_back(const double *restrict w, const double *restrict z, in
     }
 }
 
-/* ||W x||^2 and ||W'W x||^2. */
-static void squares(const double *restrict w, const double *restrict x, int64_t d,
-                    double *restrict scratch, double *restrict square)
+/* `rows` rows of W from the i-th: returns the sum of the squares of their products with x, and adds
+ * them, times these products, to `back` (or NULL). */
+FF_INLINE double take_rows(const double *restrict w, const double *restrict x, int64_t d, int64_t i,
+                           const int rows, double *restrict back)
 {
-    double *restrict z = scratch, *restrict back = scratch + d;
-    ff_whiten(w, x, d, z);
-    ff_bonus_factor_back(w, z, d, back);
-    for (int64_t i = 0; i < d; i++) {
-        square[0] += z[i] * z[i];
-        square[1] += back[i] * back[i];
+    const double *at = w + i * d;
+    /* Vectors up to the last that is not zero, of which the last may be cut. */
+    const int64_t used = (i + rows - 1) / LANES64 + 1, cut = LANES64 * used > d;
+    const int64_t end = LANES64 * (used - cut);
+    const mask64 in = lanes64_of(d - end);
+    f64s sum[ROWS_AT_ONCE];
+    double square = 0.0;
+    for (int r = 0; r < rows; r++)
+        sum[r] = f64_set(0.0);
+    for (int64_t j = 0; j < end; j += LANES64) {
+        const f64s part = f64_load(x + j);
+        for (int r = 0; r < rows; r++)
+            sum[r] = f64_fma(f64_load(at + r * d + j), part, sum[r]);
     }
+    if (cut) {
+        const f64s part = f64_load_some(in, x + end);
+        for (int r = 0; r < rows; r++)
+            sum[r] = f64_fma(f64_load_some(in, at + r * d + end), part, sum[r]);
+    }
+    for (int r = 0; r < rows; r++) {
+        const double z = f64_sum(sum[r]);
+        square += z * z;
+        sum[r] = f64_set(z);
+    }
+    for (int64_t j = 0; back && j < end; j += LANES64) {
+        f64s out = f64_load(back + j);
+        for (int r = 0; r < rows; r++)
+            out = f64_fma(sum[r], f64_load(at + r * d + j), out);
+        f64_store(back + j, out);
+    }
+    if (back && cut) {
+        f64s out = f64_load_some(in, back + end);
+        for (int r = 0; r < rows; r++)
+            out = f64_fma(sum[r], f64_load_some(in, at + r * d + end), out);
+        f64_store_some(back + end, in, out);
+    }
+    return square;
+}
+
+ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int both, int64_t d,
+                         double *restrict room)
+{
+    ff_squares square = {0.0, 0.0};
+    double *back = both ? room : NULL;
+    if (both)
+        memset(room, 0, (size_t)d * sizeof(double));
+    int64_t i = 0;
+    for (; i + ROWS_AT_ONCE <= d; i += ROWS_AT_ONCE)
+        square.first += take_rows(w, x, d, i, ROWS_AT_ONCE, back);
+    for (; i < d; i++)
+        square.first += take_rows(w, x, d, i, 1, back);
+    for (int64_t j = 0; both && j < d; j++)
+        square.second += room[j] * room[j];
+    return square;
 }
 
 double ff_bonus_factor_weight(const double *restrict w, double beta, double gamma,
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch)
 {
-    double square[2] = {0.0, 0.0};
-    for (int64_t i = 0; i < count; i++)
-        squares(w, x + i * d, d, scratch, square);
-    if (!(square[0] > 0.0))
-        for (int64_t i = 0; i < d; i++) {
-            double *unit = scratch + 2 * d;
-            memset(unit, 0, (size_t)d * sizeof(double));
-            unit[i] = 1.0;
-            squares(w, unit, d, scratch, square);
-        }
-    return gamma / beta * sqrt(square[0] / square[1]);
+    double first = 0.0, second = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        const ff_squares one = ff_squares_of(w, x + i * d, 1, d, scratch);
+        first += one.first;
+        second += one.second;
+    }
+    const int none = !(first > 0.0);
+    for (int64_t i = 0; none && i < d; i++) {
+        double *unit = scratch + d;
+        memset(unit, 0, (size_t)d * sizeof(double));
+        unit[i] = 1.0;
+        const ff_squares one = ff_squares_of(w, unit, 1, d, scratch);
+        first += one.first;
+        second += one.second;
+    }
+    return gamma / beta * sqrt(first / second);
 }
 
 #else

@@ -37,6 +37,13 @@ void ff_columns_make(const double *restrict w, int64_t d, float *restrict column
 double ff_norm_by_columns(const float *restrict columns, const float *restrict x, int64_t d);
 double ff_norm_error(int64_t d);
 
+/* ||W x||^2, and with `both` ||W'W x||^2 (else 0), in an order of its own, W read once. room: d. */
+typedef struct {
+    double first, second;
+} ff_squares;
+ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int both, int64_t d,
+                         double *restrict room);
+
 /* out = W'z. */
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
                           double *restrict out);

@@ -12,6 +12,14 @@
 /* How often more of the actions of the largest bounds are bounded by R, TOGETHER at a time. */
 #define REFINEMENTS 2
 
+/* A score by its mean and bonus. size: of theta, squared. */
+FF_INLINE ff_told told_of(double mean, double bonus, double size, double beta, double gamma,
+                          double frobenius, double length, int64_t d)
+{
+    const double most = sqrt(size) + (beta + 2.0 * gamma * frobenius) * frobenius;
+    return (ff_told){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * most * length};
+}
+
 /* The score of x. back: d of scratch. */
 static ff_told tell(const double *restrict x, const ff_whitened *known, const double *restrict w,
                     const double *restrict theta, double beta, double gamma, double frobenius,
@@ -32,8 +40,23 @@ static ff_told tell(const double *restrict x, const ff_whitened *known, const do
     }
     const double length = sqrt(own), ratio = own > 0.0 ? length / sqrt(clipped) : 0.0;
     const double bonus = (beta * sqrt(square) + gamma * sqrt(second)) * ratio;
-    const double most = sqrt(size) + (beta + 2.0 * gamma * frobenius) * frobenius;
-    return (ff_told){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * most * length};
+    return told_of(mean, bonus, size, beta, gamma, frobenius, length, d);
+}
+
+/* The same of an action whose W x is of no further use. Its features are in x then; room: d. */
+static ff_told tell_once(const ff_asked *q, int64_t a, double *restrict x, double *restrict room)
+{
+    const int64_t d = q->d;
+    double mean = 0.0, own = 0.0, size = 0.0;
+    ff_features(q->actions, a, d, x);
+    for (int64_t j = 0; j < d; j++) {
+        mean += q->theta[j] * x[j];
+        size += q->theta[j] * q->theta[j];
+        own += x[j] * x[j];
+    }
+    const ff_squares square = ff_squares_of(q->w, x, q->gamma != 0.0, d, room);
+    const double bonus = q->beta * sqrt(square.first) + q->gamma * sqrt(square.second);
+    return told_of(mean, bonus, size, q->beta, q->gamma, q->frobenius, sqrt(own), d);
 }
 
 /* Features of an action into x and `known`, and its W x. */
@@ -51,6 +74,11 @@ static void take(ff_asked *q, int64_t a)
 
 ff_told ff_tell(ff_asked *q, int64_t a)
 {
+    if (!q->learns && q->taken != a) {
+        q->known->x[0] = NAN;
+        q->taken = -1;
+        return tell_once(q, a, q->x, q->back);
+    }
     take(q, a);
     return tell(q->x, q->known, q->w, q->theta, q->beta, q->gamma, q->frobenius, q->d, q->back);
 }
@@ -105,16 +133,12 @@ int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n
     const int64_t d = q->d;
     if (n > ALONE)
         return -1;
-    const ff_whitened own = {room, room + d};
     int64_t chosen = first;
     double others = -INFINITY;
     for (int64_t i = 0; i < n; i++) {
         if (which[i] == first)
             continue;
-        ff_features(q->actions, which[i], d, own.x);
-        ff_whiten(q->w, own.x, d, own.whitened);
-        const ff_told one =
-            tell(own.x, &own, q->w, q->theta, q->beta, q->gamma, q->frobenius, d, room + 2 * d);
+        const ff_told one = tell_once(q, which[i], room, room + d);
         const int better = one.score > best.score;
         const ff_told lesser = better ? best : one;
         others = lesser.score + lesser.error > others ? lesser.score + lesser.error : others;

@@ -33,6 +33,7 @@ typedef struct {
     double *x, *back;
     const ff_whitened *known;
     int64_t taken;
+    int learns; /* by W x of the choice, which is then kept */
 } ff_asked;
 
 /* What is known of a query's actions in a round. */
@@ -69,14 +70,14 @@ int64_t ff_may_be_best(ff_bounded *b, ff_asked *q, int64_t *restrict best);
 /* Those not below a score. */
 int64_t ff_not_below_score(const ff_bounded *b, ff_told score);
 
-/* The score of an action, which is taken; and a float that it is not below, where R bounds it: by
- * half the products, or by them in float32 where W stays (then it is not taken). */
+/* The score of an action, which is taken if the silo learns; and a float that it is not below, where
+ * R bounds it: by half the products, or by them in float32 where W stays (then it is not taken). */
 ff_told ff_tell(ff_asked *q, int64_t a);
 float ff_least_by_factor(ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
                          int64_t a, float bound, double moved, double grown);
 
 /* The action of the largest score of n, of which `first` has been told; -1 if they are too
- * many to be told one by one, or rounding leaves doubt. room: 3 d. */
+ * many to be told one by one, or rounding leaves doubt. room: 2 d. */
 int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n, int64_t first,
                      ff_told best, double *restrict room);
 #endif

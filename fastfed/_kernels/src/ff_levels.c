@@ -81,7 +81,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_quantise_i16) each(ff_quantise_row) \
     each(ff_quantise_factor) each(ff_quantised_factor_size) \
     each(ff_sum_rows) each(ff_gram_of_lower) each(ff_factor_from_below) \
-    each(ff_bonus_factor_back) each(ff_bonus_factor_weight) \
+    each(ff_bonus_factor_back) each(ff_bonus_factor_weight) each(ff_squares_of) \
     each(ff_bonus_few_make) \
     each(ff_columns_size) each(ff_columns_make) each(ff_norm_by_columns) each(ff_norm_error) \
     each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bonus_bounds_keep) \
