@@ -46,6 +46,31 @@ static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, in
         ff_node_normals(run->seed, run->replicate, owner, key, run->dimension, normals);
 }
 
+/* Prefixes whose noise is begun together. */
+#define LOT 8
+
+/* The noise of prefix k, a weighted sum of the k draws so far: rows of `history`, each of which holds
+ * what its prefix gets of draws before its lot until it is drawn itself. */
+static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, double *history,
+                         int64_t k, const ff_parts *p)
+{
+    const int64_t s = ff_statistic(run->dimension), before = (k - 1) / LOT * LOT;
+    /* The weight of draw i in prefix k, from 0 and 1 on: f[k - 1 - i], or entry (k - 1, i). */
+    const int toeplitz = c->release == FF_TOEPLITZ;
+    const int64_t next = toeplitz ? 1 : c->releases, step = toeplitz ? -1 : 1;
+    const double *weights = c->coefficients + (k - 1) * next;
+    double *row = history + (k - 1) * s;
+    if (before == k - 1) {
+        const int64_t left = c->releases - before;
+        ff_begin_weighted(history, before, left < LOT ? left : LOT, weights, next, step, s);
+    }
+    memcpy(p->point, row, (size_t)s * sizeof(double));
+    node_normals(run, c, owner, ff_key_of(run, k), p->normals);
+    memcpy(row, p->normals, (size_t)s * sizeof(double));
+    ff_add_weighted(history + before * s, weights + before * step, step, k - before, s, p->point);
+    memcpy(p->normals, p->point, (size_t)s * sizeof(double));
+}
+
 /* Standard normals of the noise in prefix k, into p->normals. owner: the silo that adds it, or M
  * for the server; its state is row `row` of nodes or history. */
 static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t row, int64_t k,
@@ -53,13 +78,7 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
     if (c->release == FF_TOEPLITZ || c->release == FF_FACTORISED) {
-        double *history = c->history + row * c->releases * s;
-        node_normals(run, c, owner, ff_key_of(run, k), p->normals);
-        memcpy(history + (k - 1) * s, p->normals, (size_t)s * sizeof(double));
-        if (c->release == FF_TOEPLITZ)
-            ff_toeplitz(history, c->coefficients, k, s, p->normals);
-        else
-            ff_weighted_sum(history, c->coefficients + (k - 1) * c->releases, k, s, p->normals);
+        shared_noise(run, c, owner, c->history + row * c->releases * s, k, p);
         return;
     }
     if (c->release == FF_BUFFERED) {

@@ -48,6 +48,54 @@ void ff_weighted_sum(const double *restrict rows, const double *restrict weights
     }
 }
 
+/* out += four rows times their weights, one after the other; or one row. */
+FF_INLINE void add_four(const double *restrict rows, int64_t s, const double *restrict weights,
+                        int64_t step, int64_t n, double *restrict out)
+{
+    const double a = weights[0], b = weights[step], c = weights[2 * step], e = weights[3 * step];
+    for (int64_t j = 0; j < n; j++)
+        out[j] = (((out[j] + a * rows[j]) + b * rows[s + j]) + c * rows[2 * s + j]) +
+                 e * rows[3 * s + j];
+}
+
+FF_INLINE void add_one(const double *restrict row, double weight, int64_t n, double *restrict out)
+{
+    for (int64_t j = 0; j < n; j++)
+        out[j] += weight * row[j];
+}
+
+void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
+                     int64_t k, int64_t s, double *restrict out)
+{
+    int64_t i = 0;
+    for (; i + 4 <= k; i += 4)
+        add_four(rows + i * s, s, weights + i * step, step, s, out);
+    for (; i < k; i++)
+        add_one(rows + i * s, weights[i * step], s, out);
+}
+
+/* Entries of a row that stay in the first cache with those of all sums. */
+#define PART 256
+
+void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
+                       int64_t next, int64_t step, int64_t s)
+{
+    double *sums = rows + k * s;
+    memset(sums, 0, (size_t)(count * s) * sizeof(double));
+    for (int64_t first = 0; first < s; first += PART) {
+        const int64_t n = s - first < PART ? s - first : PART;
+        int64_t i = 0;
+        for (; i + 4 <= k; i += 4)
+            for (int64_t j = 0; j < count; j++)
+                add_four(rows + i * s + first, s, weights + j * next + i * step, step, n,
+                         sums + j * s + first);
+        for (; i < k; i++)
+            for (int64_t j = 0; j < count; j++)
+                add_one(rows + i * s + first, weights[j * next + i * step], n,
+                        sums + j * s + first);
+    }
+}
+
 int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
                        const double *restrict std, const double *restrict grid, double error,
                        int64_t s, double *restrict out, uint8_t *restrict doubtful)

@@ -25,6 +25,15 @@ void ff_toeplitz(const double *restrict history, const double *restrict f, int64
 void ff_weighted_sum(const double *restrict rows, const double *restrict weights, int64_t k,
                      int64_t s, double *restrict out);
 
+/* out += sum_i weights[i * step] rows[i] over k rows, one after the other. */
+void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
+                     int64_t k, int64_t s, double *restrict out);
+
+/* Begins `count` such sums at once, over k rows, which are then read once: sum j, of the weights from
+ * weights[j * next] on, stands where row k + j is to be written. */
+void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
+                       int64_t next, int64_t step, int64_t s);
+
 /* out[j] <- values[j] + std[j] Z_j, rounded to the nearest multiple of grid[j], a power of two,
  * where Z_j is known to within `error` of noise[j]. doubtful[j]: that the rounding is not certain,
  * and out[j] one of two neighbours. Returns how many are. */

@@ -124,7 +124,8 @@ typedef struct {
     double *tracked_values;      /* (M, ff_tracked_size) */
     ff_bonus_cache bonus_cache;
     int64_t *chosen;  /* lazy, of a pool's queries: the release, plus one, and the action, or NULL */
-    double *history;             /* (M or 1, K, s): standard normals that later prefixes use */
+    double *history;             /* (M or 1, K, s): standard normals that later prefixes use, and
+                                    what prefixes to come use of them (ff_protocol.c) */
     int64_t alike;               /* 1: the released V is a multiple of I */
     double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
     double *batch;               /* (M, s): the statistic of the current batch */
