@@ -96,6 +96,19 @@ def test_they_agree_where_lambda_falls_in_part(release):
     same(fast, readable)
 
 
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
+@pytest.mark.parametrize("release", ["toeplitz", "factorised"])
+@pytest.mark.parametrize("releases", [1, 7, 8, 9, 16, 21, 43])
+def test_they_agree_on_noise_that_prefixes_share(release, releases, protocol):
+    """Sums of draws are begun eight prefixes at a time, for the last lot fewer."""
+    sizes = {"silos": 2, "horizon": 2 * releases, "batch_size": 2, "lazy": True}
+    sizes |= {"protocol": protocol, "release": release}
+    e = experiment(Sphere(dimension=3, actions=4), sizes, epsilon=100.0)
+    assert e.curves[0].system.plan.releases == releases
+    (fast,), (readable,) = both(e)
+    same(fast, readable)
+
+
 @pytest.mark.parametrize("radius", ["direct", "published-code"])
 def test_they_agree_where_batches_of_one_round_come_among_longer_ones(radius):
     """In a batch of one round no silo learns for itself, in the others each does."""
