@@ -150,14 +150,6 @@ int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n
     return best.score - best.error > others ? chosen : -1;
 }
 
-/* Asks for the features of an action, which lie far apart, before they are needed. */
-FF_INLINE void fetch(const ff_actions *actions, int64_t a, int64_t d)
-{
-    const float *x = (const float *)actions->x + a * actions->action_stride;
-    for (int64_t j = 0; j < d; j++)
-        __builtin_prefetch(x + j * actions->feature_stride);
-}
-
 static int64_t first_of(const float *restrict upper, float top, int64_t count)
 {
     int64_t best = 0;
@@ -229,11 +221,8 @@ void ff_begin_bounds(ff_bounded *b, int64_t stage, int there, const double *rest
     const quantised_row t = ff_quantise_row(theta, b->d, b->row);
     ff_bound_means(&b->view, b->row, t, b->factor, b->d, b->mean);
     score(b);
-    if (b->stage == SOONER) {
-        fetch(&b->view, highest(b), b->d);
-        if (bound_largest(b))
-            score(b);
-    }
+    if (b->stage == SOONER && bound_largest(b))
+        score(b);
 }
 
 int64_t ff_likeliest(const ff_bounded *b, int bounded_by_factor)
