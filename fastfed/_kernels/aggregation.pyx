@@ -100,15 +100,15 @@ def buffered_column(const double[::1] coefficients, int64_t n):
 
 def toeplitz(const double[:, ::1] history, const double[::1] f, int64_t k):
     """Noise of prefix k from the rows of history, (s,)."""
-    cdef double[::1] out = np.empty(history.shape[1])
-    ff_toeplitz(&history[0, 0], &f[0], k, history.shape[1], &out[0])
+    cdef double[::1] out = np.zeros(history.shape[1])
+    ff_add_weighted(&history[0, 0], &f[k - 1], -1, k, history.shape[1], &out[0])
     return np.asarray(out)
 
 
 def weighted_sum(const double[:, ::1] rows, const double[::1] weights):
     """Sum of weights[i] rows[i], over as many rows as there are weights, (s,)."""
-    cdef double[::1] out = np.empty(rows.shape[1])
-    ff_weighted_sum(&rows[0, 0], &weights[0], weights.shape[0], rows.shape[1], &out[0])
+    cdef double[::1] out = np.zeros(rows.shape[1])
+    ff_add_weighted(&rows[0, 0], &weights[0], 1, weights.shape[0], rows.shape[1], &out[0])
     return np.asarray(out)
 
 

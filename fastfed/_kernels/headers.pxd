@@ -315,8 +315,7 @@ cdef extern from "ff_release.h" nogil:
                      double *buffers, double *out)
     void ff_buffered_column(const double *coefficients, int64_t q, int64_t n, double *state,
                             double *out)
-    void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
-    void ff_weighted_sum(const double *rows, const double *weights, int64_t k, int64_t s,
+    void ff_add_weighted(const double *rows, const double *weights, int64_t step, int64_t k, int64_t s,
                          double *out)
     int64_t ff_round_noisy(const double *values, const double *noise, const double *std,
                            const double *grid, double error, int64_t s, double *out,

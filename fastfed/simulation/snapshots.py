@@ -30,6 +30,9 @@ import fastfed
 #: The folder of snapshots, in an output folder.
 FOLDER = ".snapshots"
 
+#: What arrays hold: one more when the same array means something else in the same version.
+FORMAT = 2
+
 #: Seconds of simulation between two snapshots, at least, and how many times the seconds that
 #: writing one took.
 EVERY = 20.0
@@ -272,7 +275,8 @@ class Snapshots:
 
     def of(self, replicate: int, positions: Sequence[int]) -> Snapshot:
         """The snapshot of one batch of runs."""
-        of = json.dumps([fastfed.__version__, self.digest, replicate, list(positions)])
+        parts = [FORMAT, fastfed.__version__, self.digest, replicate, list(positions)]
+        of = json.dumps(parts)
         # A name for each batch that has these curves first; the text inside has them all.
         name = f"replicate-{replicate}-curves-{positions[0]}-{len(positions)}.npz"
         return Snapshot(self.folder / name, of)

@@ -163,8 +163,8 @@ void ff_bonus_factor_back(const double *restrict w, const double *restrict z, in
     }
 }
 
-/* `rows` rows of W from the i-th: returns the sum of the squares of their products with x, and adds
- * them, times these products, to `back` (or NULL). */
+/* `rows` rows of W from the i-th: returns the sum of the squares of their products with x. To `back`,
+ * unless it is NULL, each row is added times its product. */
 FF_INLINE double take_rows(const double *restrict w, const double *restrict x, int64_t d, int64_t i,
                            const int rows, double *restrict back)
 {

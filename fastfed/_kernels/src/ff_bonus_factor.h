@@ -23,7 +23,7 @@ ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t
                                      double *restrict inverse, double *restrict r);
 
 /* c for factors beta and gamma and actions like these: count rows x of d. Where all are zero it is
- * the one of coordinates. scratch: 3 d. */
+ * the one of coordinates. scratch: 2 d. */
 double ff_bonus_factor_weight(const double *restrict w, double beta, double gamma,
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch);

@@ -31,9 +31,9 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_node_level) each(ff_add) each(ff_multiply) each(ff_scale) each(ff_psum) \
     each(ff_prefix) each(ff_add_noise) each(ff_noise_capacity) each(ff_node_normals) \
     each(ff_sum_normals) \
-    each(ff_honaker) each(ff_honaker_number) each(ff_nested_draws) each(ff_toeplitz) \
+    each(ff_honaker) each(ff_honaker_number) each(ff_nested_draws) \
     each(ff_buffered) each(ff_buffered_column) \
-    each(ff_weighted_sum) each(ff_add_weighted) each(ff_begin_weighted) \
+    each(ff_add_weighted) each(ff_begin_weighted) \
     each(ff_round_noisy) \
     each(ff_losses_row_capacity) each(ff_losses_row) each(ff_losses_sums) \
     each(ff_square_gradient) each(ff_losses_gradients) each(ff_losses_excess) \

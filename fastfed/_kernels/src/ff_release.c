@@ -25,29 +25,6 @@ int64_t ff_nested_draws(int64_t k)
     return k ? 1 + (int64_t)ff_log((double)(k + 1)) : 0;
 }
 
-void ff_toeplitz(const double *restrict history, const double *restrict f, int64_t k, int64_t s,
-                 double *restrict out)
-{
-    memset(out, 0, (size_t)s * sizeof(double));
-    for (int64_t i = 0; i < k; i++) {
-        const double factor = f[k - 1 - i];
-        const double *restrict row = history + i * s;
-        for (int64_t j = 0; j < s; j++)
-            out[j] += factor * row[j];
-    }
-}
-
-void ff_weighted_sum(const double *restrict rows, const double *restrict weights, int64_t k,
-                     int64_t s, double *restrict out)
-{
-    memset(out, 0, (size_t)s * sizeof(double));
-    for (int64_t i = 0; i < k; i++) {
-        const double *restrict row = rows + i * s;
-        for (int64_t j = 0; j < s; j++)
-            out[j] += weights[i] * row[j];
-    }
-}
-
 /* out += four rows times their weights, one after the other; or one row. */
 FF_INLINE void add_four(const double *restrict rows, int64_t s, const double *restrict weights,
                         int64_t step, int64_t n, double *restrict out)

@@ -16,16 +16,8 @@ int64_t ff_honaker_number(int64_t k);
 /* How many draws the published code of chowdhury-zhou-2022 adds up in prefix k; none for k = 0. */
 int64_t ff_nested_draws(int64_t k);
 
-/* Noise of prefix k under the square-root Toeplitz factor: out <- sum_j f[k - j] history[j], over
- * the rows j = 1..k of history (privacy/releases/prefix_sums.py). */
-void ff_toeplitz(const double *restrict history, const double *restrict f, int64_t k, int64_t s,
-                 double *restrict out);
-
-/* out <- sum_i weights[i] rows[i] over k rows, one after the other. */
-void ff_weighted_sum(const double *restrict rows, const double *restrict weights, int64_t k,
-                     int64_t s, double *restrict out);
-
-/* out += sum_i weights[i * step] rows[i] over k rows, one after the other. */
+/* out += sum_i weights[i * step] rows[i] over k rows, one after the other: of draws, the noise of a
+ * prefix (privacy/releases/prefix_sums.py). */
 void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
                      int64_t k, int64_t s, double *restrict out);
 
