@@ -1,4 +1,5 @@
-/* Every item of every piece of work is done once, by teams that come and go (test_threads.py).
+/* Every item of every piece of work is done once and followed in order, by teams that come and go
+ * (test_threads.py).
  * Arguments: what is shared from (seconds), the number of teams. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,8 @@ typedef struct {
     int64_t *times, *own; /* how often each item was done; a line of memory for each thread */
     int64_t sum;
     int takes;
+    int64_t followed; /* not atomic: only one at a time may write it */
+    int wrong;
 } work;
 
 static void item(void *made, int64_t i, int64_t thread)
@@ -23,6 +26,13 @@ static void item(void *made, int64_t i, int64_t thread)
     volatile int waits = 0;
     for (int n = 0; n < w->takes; n++)
         waits += n;
+}
+
+static void follow(void *made, int64_t i, int64_t thread)
+{
+    work *w = made;
+    (void)thread;
+    w->wrong |= i != w->followed++ || w->times[i] != 1;
 }
 
 int main(int count, char **arguments)
@@ -37,10 +47,11 @@ int main(int count, char **arguments)
         ff_pace pace = {0};
         for (int piece = 0; piece < 200; piece++) {
             const int64_t items = 1 + rand() % (rand() % 10 ? 20 : MOST_ITEMS);
-            work w = {times, own, 0, rand() % 200};
+            work w = {times, own, 0, rand() % 200, 0, 0};
+            const int follows = rand() % 3;
             memset(times, 0, sizeof times);
             memset(own, 0, sizeof own);
-            ff_team_each(team, &pace, items, 1.0, item, &w);
+            ff_team_each(team, &pace, items, 1.0, item, follows ? follow : NULL, &w);
             int64_t of_threads = 0;
             for (int t = 0; t < MOST_THREADS; t++)
                 of_threads += own[t * 16];
@@ -48,6 +59,8 @@ int main(int count, char **arguments)
                 if (times[i] != 1)
                     return printf("item %d of %d was done %d times\n", (int)i, (int)items,
                                   (int)times[i]), 1;
+            if (w.wrong || w.followed != (follows ? items : 0))
+                return printf("%d items were not followed in order\n", (int)items), 1;
             if (w.sum != items * (items - 1) / 2 || of_threads != w.sum)
                 return printf("a sum over %d items is wrong\n", (int)items), 1;
         }

@@ -173,6 +173,18 @@ static void set_ridges(ff_curve *c, int64_t k)
         c->belief.ridge[g] = c->own_ridges[k * c->belief.count + g];
 }
 
+/* Adds a silo's message to the sum of those before it. */
+static void add_one(void *work, int64_t silo, int64_t thread)
+{
+    (void)thread;
+    const ff_segment *s = work;
+    for (int64_t i = 0; i < s->run->curve_count; i++) {
+        ff_curve *c = s->curve ? s->curve : &s->run->curves[i];
+        if (s->curve ? i == 0 : ff_next_end(c) == s->last)
+            ff_protocol_add(s->run, c, silo);
+    }
+}
+
 static void report_one(void *work, int64_t silo, int64_t thread)
 {
     const ff_segment *s = work;
@@ -191,7 +203,8 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported
     const int64_t k = c->released + 1;
     ff_segment segment = {.run = run, .curve = c, .release = k};
     if (!reported)
-        ff_team_each(run->team, &run->reports, run->silos, 1.0, report_one, &segment);
+        ff_team_each(run->team, &run->reports, run->silos, 1.0, report_one, add_one,
+                     &segment);
     ff_protocol_combine(run, c, k, run->scratch);
     c->released = k;
     const int64_t next = checkpoint_from(run, round);
@@ -205,7 +218,7 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported
     if (status != FF_OK || !c->share_until || c->own_least || (!ff_mixed(c) && k < c->releases))
         return status;
     set_ridges(c, k);
-    ff_team_each(run->team, &run->own, run->silos, 1.0, begin_own_one, &segment);
+    ff_team_each(run->team, &run->own, run->silos, 1.0, begin_own_one, NULL, &segment);
     return status_of(run);
 }
 
@@ -243,7 +256,8 @@ static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch,
 {
     ff_segment segment = {
         .run = run, .first = first, .last = last, .watch = watch, .reports = reports};
-    ff_team_each(run->team, &run->rounds, run->silos, (double)(last - first + 1), run_one, &segment);
+    ff_team_each(run->team, &run->rounds, run->silos, (double)(last - first + 1), run_one,
+                 reports ? add_one : NULL, &segment);
     return status_of(run);
 }
 
@@ -294,7 +308,7 @@ static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_
     if (earliest < last) {
         ff_segment segment = {.run = run, .curve = c, .first = first, .last = earliest};
         ff_team_each(run->team, &run->rounds, silos, (double)(earliest - first + 1), rerun_one,
-                     &segment);
+                     NULL, &segment);
     }
     for (int64_t i = 0; i < silos; i++) {
         if (run->status[i] != FF_OK)

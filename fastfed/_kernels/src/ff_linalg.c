@@ -226,12 +226,15 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
 
 double ff_log_det(const double *w, int64_t d)
 {
-    double sum = 0.0, logs[16], diagonal[16];
-    for (int64_t first = 0; first < d; first += 16) {
-        const int64_t n = d - first < 16 ? d - first : 16;
-        for (int64_t i = 0; i < 16; i++)
-            diagonal[i] = i < n ? w[(first + i) * (d + 1)] : 1.0;
-        ff_logs(diagonal, 16, logs);
+    enum { SOME = 64 };
+    double sum = 0.0, logs[SOME], diagonal[SOME];
+    for (int64_t first = 0; first < d; first += SOME) {
+        const int64_t n = d - first < SOME ? d - first : SOME, whole = (n + 15) & ~(int64_t)15;
+        for (int64_t i = 0; i < n; i++)
+            diagonal[i] = w[(first + i) * (d + 1)];
+        for (int64_t i = n; i < whole; i++)
+            diagonal[i] = 1.0;
+        ff_logs(diagonal, whole, logs);
         for (int64_t i = 0; i < n; i++)
             sum += logs[i];
     }

@@ -199,7 +199,7 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
     memset(totals, 0, (size_t)(segments * l->experts) * sizeof *totals);
     ff_pace pace = {0};
     ff_team *team = ff_team_open(threads);
-    ff_team_each(team, &pace, (rounds + blocks.block - 1) / blocks.block, 1.0, sum_block, &blocks);
+    ff_team_each(team, &pace, (rounds + blocks.block - 1) / blocks.block, 1.0, sum_block, NULL, &blocks);
     ff_team_close(team);
     return blocks.failed;
 }
@@ -307,7 +307,7 @@ int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate
                               .bounds = bounds, .scratch = scratch, .totals = totals};
     ff_pace pace = {0};
     ff_team *team = ff_team_open(threads);
-    ff_team_each(team, &pace, l->silos, 1.0, gradients_of, &gradients);
+    ff_team_each(team, &pace, l->silos, 1.0, gradients_of, NULL, &gradients);
     ff_team_close(team);
     return gradients.failed;
 }

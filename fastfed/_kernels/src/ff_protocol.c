@@ -187,17 +187,25 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
     }
 }
 
+void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
+{
+    const int64_t s = ff_statistic(run->dimension);
+    if (silo > 0 && !c->shuffled)
+        ff_add(c->messages, c->messages + silo * s, s);
+}
+
 void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch)
 {
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
+    double *sum = c->messages;
     if (c->shuffled) {
         const ff_stream stream = ff_stream_open(run->seed, FF_SHUFFLE, (uint32_t)run->replicate,
                                                 0, (uint32_t)ff_key_of(run, k));
         ff_permutation(&stream, run->silos, c->order);
+        sum += c->order[0] * s;
+        for (int64_t i = 1; i < run->silos; i++)
+            ff_add(sum, c->messages + c->order[i] * s, s);
     }
-    double *sum = c->messages + c->order[0] * s;
-    for (int64_t i = 1; i < run->silos; i++)
-        ff_add(sum, c->messages + c->order[i] * s, s);
     if (c->randomizer == FF_SEND_BITS)
         ff_multiply(sum, c->unit + (c->by_release ? k - 1 : level) * s, s);
     if (c->analyzer == FF_ADD) {

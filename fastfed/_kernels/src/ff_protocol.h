@@ -36,8 +36,12 @@ FF_INLINE void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t si
 /* Writes the message of a silo after its k-th batch into its row of messages. */
 void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch);
 
-/* The server's part: updates the total from the k-th messages. Sums run over the messages as they
- * arrive: in the order of the silos, or as the shuffler has it. */
+/* Adds a silo's message to the sum of those before it, in the first row of messages. Called of all
+ * silos in their order. Where a shuffler gives another order, this does nothing. */
+void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo);
+
+/* The server's part: updates the total from the sum of the k-th messages, which it adds up itself
+ * where they come from a shuffler, in its order. */
 void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch);
 
 /* Makes W and theta of all silos from the total, with the radius that holds from now on. */

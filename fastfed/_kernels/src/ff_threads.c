@@ -1,9 +1,12 @@
 #include "ff_threads.h"
 
-static void each_alone(int64_t first, int64_t count, ff_item item, void *work)
+static void each_alone(int64_t first, int64_t count, ff_item item, ff_item follow, void *work)
 {
-    for (int64_t i = first; i < count; i++)
+    for (int64_t i = first; i < count; i++) {
         item(work, i, 0);
+        if (follow)
+            follow(work, i, 0);
+    }
 }
 
 double ff_least_shared = 40e-6;
@@ -19,10 +22,10 @@ ff_team *ff_team_open(int64_t threads)
 void ff_team_close(ff_team *team) { (void)team; }
 
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
-                  void *work)
+                  ff_item follow, void *work)
 {
     (void)team, (void)pace, (void)units;
-    each_alone(0, count, item, work);
+    each_alone(0, count, item, follow, work);
 }
 
 #else
@@ -43,6 +46,8 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
 
 /* Pauses before a thread sleeps: 10 to 50 microseconds, about what waking it takes. */
 #define SPINS 1000
+/* Of these, pauses in which a part that is to be followed is left to its own thread. */
+#define PATIENCE 64
 /* Pieces of work before several threads are judged, and the fewest and most that are done alone
  * after a judgement against them. */
 #define JUDGED 8
@@ -56,24 +61,31 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
 /* Weight of the newest piece of work in what is known of its kind. */
 #define NEWEST .25
 
-/* What is left of a thread's part: items low..high-1, as (high << 32) | low. In a cache line of its
- * own. */
+/* A thread's part, in a cache line of its own. */
 typedef struct {
-    _Alignas(64) _Atomic uint64_t left;
+    _Alignas(64) _Atomic uint64_t left; /* items low..high-1, as (high << 32) | low */
+    _Atomic int64_t open;               /* items that are not done */
+    int64_t next, last;                 /* items that are not followed: next..last-1 */
 } part;
+
+/* How far a piece of work has come: parts are closed one after the other, each when all its items are
+ * done and followed. The number of the piece stands above, so that one is never taken for another. */
+#define TAKEN 1u   /* somebody follows the items of this part now */
+#define ORDERED 2u /* there is something to follow with */
+#define PART 4u
 
 struct ff_team {
     int64_t asked, threads; /* none yet: 0 */
     part *parts;
-    /* One piece of work. Written while nobody holds an item; whoever takes one may read it. */
-    ff_item item;
+    /* One piece of work. Written while nobody holds an item or follows a part; whoever does may
+     * read it. */
+    ff_item item, follow;
     void *work;
-    _Alignas(64) _Atomic int64_t done;
+    _Alignas(64) _Atomic uint64_t progress;
     _Alignas(64) _Atomic uint64_t turn; /* how many pieces of work there have been */
     _Atomic int closing, sleeping, waiting;
     pthread_mutex_t lock;
     pthread_cond_t more, all_done;
-    int64_t total;
     pthread_t *others;
     _Atomic int64_t named;
 };
@@ -106,23 +118,57 @@ static int64_t help(ff_team *team, int64_t thread)
     int64_t all = 0;
     for (int64_t n = 0; n < team->threads; n++) {
         const int64_t of = (thread + n) % team->threads;
+        part *p = &team->parts[of];
         int64_t finished = 0, i;
-        while ((i = take(&team->parts[of], n == 0)) >= 0) {
+        while ((i = take(p, n == 0)) >= 0) {
             team->item(team->work, i, thread);
             finished++;
+            /* The first part waits for no other. */
+            if (team->follow && n == 0 && of == 0 && i == p->next) {
+                team->follow(team->work, i, thread);
+                p->next++;
+            }
         }
-        if (!finished)
-            continue;
+        if (finished)
+            atomic_fetch_sub(&p->open, finished);
         all += finished;
-        const int64_t total = team->total;
-        if (atomic_fetch_add(&team->done, finished) + finished == total &&
-            atomic_load(&team->waiting)) {
-            pthread_mutex_lock(&team->lock);
-            pthread_cond_signal(&team->all_done);
-            pthread_mutex_unlock(&team->lock);
-        }
     }
     return all;
+}
+
+static int64_t part_of(uint64_t progress) { return (int64_t)((progress & 0xffffffffu) / PART); }
+
+/* Closes parts, in their order, as long as there are any to close: a thread its own, and others that
+ * their threads leave. Who finished the last item of a part comes here, so every part is closed. */
+static void close_parts(ff_team *team, int64_t thread)
+{
+    uint64_t progress = atomic_load(&team->progress);
+    const uint64_t piece = progress >> 32;
+    for (int idle = 0; progress >> 32 == piece && part_of(progress) < team->threads;
+         progress = atomic_load(&team->progress)) {
+        const int64_t n = part_of(progress);
+        part *p = &team->parts[n];
+        const int ours = !(progress & ORDERED) || n == thread || idle >= PATIENCE;
+        if (!(progress & TAKEN) && ours && atomic_load(&p->open) == 0) {
+            if (!atomic_compare_exchange_strong(&team->progress, &progress, progress | TAKEN))
+                continue;
+            if (progress & ORDERED)
+                for (; p->next < p->last; p->next++)
+                    team->follow(team->work, p->next, thread);
+            const int last = n + 1 == team->threads;
+            atomic_store(&team->progress, progress + PART);
+            if (last && atomic_load(&team->waiting)) {
+                pthread_mutex_lock(&team->lock);
+                pthread_cond_signal(&team->all_done);
+                pthread_mutex_unlock(&team->lock);
+            }
+            idle = 0;
+        } else if (idle++ == SPINS) {
+            return;
+        } else {
+            PAUSE;
+        }
+    }
 }
 
 static void *serve(void *argument)
@@ -145,6 +191,7 @@ static void *serve(void *argument)
         if (atomic_load(&team->closing))
             return NULL;
         help(team, thread);
+        close_parts(team, thread);
     }
 }
 
@@ -159,30 +206,43 @@ static void call(ff_team *team)
     }
 }
 
+static int all_closed(ff_team *team)
+{
+    return part_of(atomic_load(&team->progress)) == team->threads;
+}
+
 /* Returns how long the caller took for an item. */
-static double each_together(ff_team *team, int64_t first, int64_t count, ff_item item, void *work)
+static double each_together(ff_team *team, int64_t first, int64_t count, ff_item item,
+                            ff_item follow, void *work)
 {
     const int64_t left = count - first;
     const double begin = now();
     team->item = item;
+    team->follow = follow;
     team->work = work;
-    team->total = left;
-    atomic_store(&team->done, 0);
     /* Neighbouring silos have cache lines in common: so a part is a stretch of them. */
     for (int64_t n = 0; n < team->threads; n++) {
-        const uint64_t low = (uint64_t)(first + left * n / team->threads);
-        const uint64_t high = (uint64_t)(first + left * (n + 1) / team->threads);
-        atomic_store_explicit(&team->parts[n].left, high << 32 | low, memory_order_release);
+        part *p = &team->parts[n];
+        p->next = first + left * n / team->threads;
+        p->last = first + left * (n + 1) / team->threads;
+        atomic_store(&p->open, p->last - p->next);
+    }
+    const uint64_t piece = (atomic_load(&team->turn) + 1) & 0xffffffffu;
+    atomic_store(&team->progress, piece << 32 | (follow ? ORDERED : 0));
+    for (int64_t n = 0; n < team->threads; n++) {
+        part *p = &team->parts[n];
+        const int64_t high = first + left * (n + 1) / team->threads;
+        atomic_store_explicit(&p->left, (uint64_t)high << 32 | (uint64_t)(first + left * n / team->threads),
+                              memory_order_release);
     }
     call(team);
     const int64_t own = help(team, 0);
     const double took = (now() - begin) / (double)(own ? own : 1);
-    for (int n = 0; n < SPINS && atomic_load(&team->done) < left; n++)
-        PAUSE;
-    if (atomic_load(&team->done) < left) {
+    close_parts(team, 0);
+    if (!all_closed(team)) {
         pthread_mutex_lock(&team->lock);
         atomic_store(&team->waiting, 1);
-        while (atomic_load(&team->done) < left)
+        while (!all_closed(team))
             pthread_cond_wait(&team->all_done, &team->lock);
         atomic_store(&team->waiting, 0);
         pthread_mutex_unlock(&team->lock);
@@ -217,16 +277,17 @@ static double mixed(double known, double newest)
 }
 
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
-                  void *work)
+                  ff_item follow, void *work)
 {
     if (!team || count < 2 || count > INT32_MAX) {
-        each_alone(0, count, item, work);
+        each_alone(0, count, item, follow, work);
         return;
     }
     int64_t first = 0;
     double begin = now();
     if (pace->alone <= 0.0) {
-        item(work, first++, 0);
+        each_alone(0, 1, item, follow, work);
+        first = 1;
         const double end = now();
         pace->alone = (end - begin) / units;
         begin = end;
@@ -234,13 +295,13 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
     const double all = (double)(count - first) * units;
     const int always = ff_least_shared < 0.0;
     if ((!always && (pace->hold > 0 || pace->alone * all < ff_least_shared)) || !started(team)) {
-        each_alone(first, count, item, work);
+        each_alone(first, count, item, follow, work);
         pace->alone = mixed(pace->alone, (now() - begin) / all);
         pace->hold -= pace->hold > 0;
         return;
     }
     /* What the caller took for its own items says what all would take it now. */
-    pace->alone = mixed(pace->alone, each_together(team, first, count, item, work) / units);
+    pace->alone = mixed(pace->alone, each_together(team, first, count, item, follow, work) / units);
     const double took = (now() - begin) / all;
     pace->together = mixed(pace->seen ? pace->together : 0.0, took);
     if (++pace->seen < JUDGED && took < STALLED * pace->alone)

@@ -9,7 +9,8 @@
  *   - waiting spins for some microseconds, then sleeps, so that the system may use the processor,
  *     also for the very thread that is waited for;
  *   - where several threads turn out slower than one, one goes on alone for a while.
- * Which thread does an item changes no result: each writes memory of its own. */
+ * Which thread does an item changes no result: each writes memory of its own, and what follows
+ * items in their order may write what they share. */
 #ifndef FF_THREADS_H
 #define FF_THREADS_H
 
@@ -49,8 +50,10 @@ ff_team *ff_team_open(int64_t threads);
 void ff_team_close(ff_team *team);
 
 /* Does items 0..count-1, `units` of work each, and returns when all are done. The first item of a
- * kind of work is the caller's: it tells what the others will take. */
+ * kind of work is the caller's: it tells what the others will take. `follow`, if there is one, is
+ * called of every item too, after it, in the order of the items and one at a time, mostly by the
+ * thread that did the item: for sums of what items leave, whose bits hang on their order. */
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
-                  void *work);
+                  ff_item follow, void *work);
 
 #endif

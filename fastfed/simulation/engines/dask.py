@@ -394,8 +394,11 @@ def _sent(
         try:
             yield name, place
         finally:
-            with suppress(Exception):
-                client.unregister_worker_plugin(name)
+            # A cluster of this machine ends now, its workers perhaps already; to tell those that
+            # have gone prints tracebacks.
+            if client.cluster is None:
+                with suppress(Exception):
+                    client.unregister_worker_plugin(name)
 
 
 @contextmanager
