@@ -9,7 +9,7 @@ import pytest
 import twins
 
 from fastfed import kernels
-from fastfed._kernels import rng
+from fastfed._kernels import linalg, rng
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
 from fastfed.privacy.releases.prefix_sums import prefix_nodes
@@ -161,6 +161,40 @@ def test_scores_and_argmax_are_the_formula(d, implementation):
             assert chosen == int(np.argmax(expected)) and type(chosen) is int
         single = kernels.ucb_scores(actions.astype(np.float32), factor, theta, 1.3, **keywords)
         np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-5)
+
+
+def row_by_row(v):
+    """W of V by the same sums in the same order, one row after the other; None where V is not
+    positive definite."""
+    a, d = np.tril(v), len(v)
+    for j in range(d):
+        if not 0.0 < a[j, j] < math.inf:
+            return None
+        a[j, j] = math.sqrt(a[j, j])
+        a[j + 1 :, j] *= 1.0 / a[j, j]
+        a[j + 1 :, j + 1 :] += -a[j + 1 :, j, None] * a[None, j + 1 :, j]
+    w = np.zeros((d, d))
+    for i in range(d):
+        for k in range(i):
+            w[i, : k + 1] += -a[i, k] * w[k, : k + 1]
+        w[i, :i] *= 1.0 / a[i, i]
+        w[i, i] = 1.0 / a[i, i]
+    return w
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, *range(15, 34), 57, 135])
+def test_blocks_of_the_factor_have_the_bits_of_row_by_row(d):
+    draw = np.random.default_rng(d)
+    x = draw.normal(size=(d + 3, d)) * np.exp(3.0 * draw.normal(size=d))
+    v = x.T @ x + 0.01 * np.eye(d)
+    v = (v + v.T) / 2.0
+    packed = v[np.tril_indices(d)]
+    np.testing.assert_array_equal(linalg.factor(packed, d), row_by_row(v))
+    for last in {0, d // 2, d - 1}:  # a pivot that is below zero, early or late
+        bad = v.copy()
+        bad[last, last] = 1e-9 * v[last, last] if d > 1 else -1.0
+        assert row_by_row(bad) is None
+        assert linalg.factor(bad[np.tril_indices(d)], d) is None
 
 
 @pytest.mark.parametrize("d", [5, 8, 10, 31, 40, 96])

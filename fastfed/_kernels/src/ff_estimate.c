@@ -35,7 +35,7 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
         memcpy(scratch, statistic + d, (size_t)p * sizeof(double));
         for (int64_t i = 0; i < d; i++)
             scratch[i * (i + 1) / 2 + i] += lambda - floor;
-        if (ff_factor(scratch, d, w) == 0)
+        if (ff_factor_diagonal(scratch, d, w) == 0)
             high = middle;
         else
             low = middle;

@@ -88,32 +88,95 @@ FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int6
 
 /* ---- the factor ------------------------------------------------------------------------- */
 
-/* Row-oriented Cholesky: L into the lower triangle of w. */
-FF_INLINE int cholesky(const double *restrict packed, int64_t d, double *restrict w)
+/* Both factors go entry by entry through the same sums in the same order, whether rows are taken one
+ * by one or in blocks, whose sums then stay in registers. Blocks are for these dimensions and more. */
+#define BLOCKS_FROM 16
+/* Rows of L' and vectors of their columns that are made together. */
+#define PANEL_ROWS 4
+#define PANEL_VECTORS (PARTS == 1 ? 4 : 2)
+/* Rows of W that are made together, from so many columns at once. */
+#define BLOCK_ROWS 8
+
+/* Rows first..first+rows-1 of U = L', of columns from `column` on, less what the rows above them take
+ * from them; `n` columns in so many vectors. What a vector reads beyond a row's end counts for
+ * nothing; there is a row more below. */
+FF_INLINE void take_rows_above(double *restrict w, int64_t d, int64_t first, int64_t column,
+                               int64_t n, const int rows, const int vectors)
 {
-    for (int64_t i = 0; i < d; i++) {
-        double *restrict row = w + i * d;
-        memcpy(row, packed + i * (i + 1) / 2, (size_t)(i + 1) * sizeof(double));
-        memset(row + i + 1, 0, (size_t)(d - i - 1) * sizeof(double));
+    double edge[PANEL_ROWS * WIDTH];
+    loose sum[PANEL_ROWS][PANEL_VECTORS];
+    const int whole = n >= vectors * WIDTH;
+    for (int r = 0; r < rows; r++) {
+        const double *from = w + (first + r) * d + column;
+        if (!whole)
+            from = memcpy(edge + r * WIDTH, from, (size_t)n * sizeof(double));
+        for (int v = 0; v < vectors; v++)
+            sum[r][v] = LOAD(from + v * WIDTH);
     }
-    /* Left-looking by columns of the transposed update: column j of L, then subtract its outer
-     * product from the rows below. Inner loops run over contiguous row tails. */
-    for (int64_t j = 0; j < d; j++) {
-        double pivot = w[j * d + j];
+    for (int64_t k = 0; k < first; k++) {
+        const double *restrict above = w + k * d;
+        for (int v = 0; v < vectors; v++) {
+            const loose x = LOAD(above + column + v * WIDTH);
+            for (int r = 0; r < rows; r++)
+                sum[r][v] -= above[first + r] * x;
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        double *to = w + (first + r) * d + column;
+        for (int v = 0; v < vectors; v++)
+            STORE(whole ? to + v * WIDTH : edge + r * WIDTH, sum[r][v]);
+        if (!whole)
+            memcpy(to, edge + r * WIDTH, (size_t)n * sizeof(double));
+    }
+}
+
+/* Rows first..first+rows-1 of U, of which those above are made; 1 where V is not positive definite. */
+FF_INLINE int make_rows(double *restrict w, int64_t d, int64_t first, const int rows)
+{
+    int64_t column = first;
+    for (; column + PANEL_VECTORS * WIDTH <= d; column += PANEL_VECTORS * WIDTH)
+        take_rows_above(w, d, first, column, PANEL_VECTORS * WIDTH, rows, PANEL_VECTORS);
+    for (; column < d; column += WIDTH)
+        take_rows_above(w, d, first, column, d - column < WIDTH ? d - column : WIDTH, rows, 1);
+    for (int64_t j = first; j < first + rows; j++) {
+        double *restrict row = w + j * d;
+        const double pivot = row[j];
         if (!(pivot > 0.0) || !(pivot < INFINITY))
             return 1;
-        double root = sqrt(pivot), inverse = 1.0 / root;
-        w[j * d + j] = root;
+        const double root = sqrt(pivot), inverse = 1.0 / root;
+        row[j] = root;
         for (int64_t i = j + 1; i < d; i++)
-            w[i * d + j] *= inverse;
-        /* The upper triangle is free: keep column j there as a contiguous row. */
-        for (int64_t i = j + 1; i < d; i++)
-            w[j * d + i] = w[i * d + j];
-        const double *restrict column = w + j * d;
-        for (int64_t i = j + 1; i < d; i++) {
-            double *restrict row = w + i * d;
-            axpy(-column[i], column + j + 1, row + j + 1, i - j);
+            row[i] *= inverse;
+        for (int64_t i = j + 1; i < first + rows; i++)
+            axpy(-row[i], row + i, w + i * d + i, d - i);
+    }
+    return 0;
+}
+
+/* U = L' into the upper triangle of w; what is below is of no use. */
+static int cholesky(const double *restrict packed, int64_t d, double *restrict w)
+{
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j <= i; j++)
+            w[j * d + i] = *packed++;
+    int64_t first = 0;
+    for (; d >= BLOCKS_FROM && first + PANEL_ROWS <= d; first += PANEL_ROWS)
+        if (make_rows(w, d, first, PANEL_ROWS))
+            return 1;
+    /* The rows that are left, by those above as they come. */
+    for (int64_t j = 0; j < d; j++) {
+        double *restrict row = w + j * d;
+        if (j >= first) {
+            const double pivot = row[j];
+            if (!(pivot > 0.0) || !(pivot < INFINITY))
+                return 1;
+            const double root = sqrt(pivot), inverse = 1.0 / root;
+            row[j] = root;
+            for (int64_t i = j + 1; i < d; i++)
+                row[i] *= inverse;
         }
+        for (int64_t i = j < first ? first : j + 1; i < d; i++)
+            axpy(-row[i], row + i, w + i * d + i, d - i);
     }
     return 0;
 }
@@ -127,27 +190,69 @@ int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restric
     return 0;
 }
 
-/* L, then the triangular inverse in place, row by row from the top: row i of W is
- * -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. */
+#if defined(__GNUC__)
+/* Eight columns from the c-th of `rows` rows of W, as far as the rows above these take part: minus the
+ * sum of U_ki W_k over k < first. Right of its diagonal a row holds what is left of U. */
+FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int64_t row, int64_t c,
+                              const int rows)
+{
+    static const int64_t own[8] FF_ALIGNED = {0, 1, 2, 3, 4, 5, 6, 7};
+    loose sum[TOGETHER][PARTS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < PARTS; v++)
+            sum[r][v] = (loose){0};
+    int64_t k = c;
+    for (; k < c + 8; k++)
+        for (int v = 0; v < PARTS; v++) {
+            const masks in = *(const masks *)(own + v * WIDTH) <= k - c;
+            const loose x = (loose)((masks)LOAD(w + k * d + c + v * WIDTH) & in);
+            for (int r = 0; r < rows; r++)
+                sum[r][v] += -w[k * d + row + r] * x;
+        }
+    for (; k < first; k++)
+        for (int v = 0; v < PARTS; v++) {
+            const loose x = LOAD(w + k * d + c + v * WIDTH);
+            for (int r = 0; r < rows; r++)
+                sum[r][v] += -w[k * d + row + r] * x;
+        }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < PARTS; v++)
+            STORE(w + (row + r) * d + c + v * WIDTH, sum[r][v]);
+}
+#endif
+
+/* Row i of W is -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal; in place, from the top.
+ * Sums over the rows before `from` stand in it already. */
+FF_INLINE void finish_row(double *restrict w, int64_t d, int64_t i, int64_t from)
+{
+    double *restrict row = w + i * d;
+    const double inverse = 1.0 / row[i];
+    memset(row + from, 0, (size_t)(i - from) * sizeof(double));
+    for (int64_t k = from; k < i; k++)
+        axpy(-w[k * d + i], w + k * d, row, k + 1);
+    for (int64_t j = 0; j < i; j++)
+        row[j] *= inverse;
+    row[i] = inverse;
+}
+
 int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
 {
     if (cholesky(packed, d, w))
         return 1;
-    for (int64_t i = 0; i < d; i++) {
-        double *restrict row = w + i * d;
-        memset(row + i + 1, 0, (size_t)(d - i - 1) * sizeof(double));
-        double inverse = 1.0 / row[i];
-        row[i] = 0.0;
-        for (int64_t k = 0; k < i; k++) {
-            double f = row[k];
-            const double *restrict above = w + k * d;
-            row[k] = 0.0;
-            axpy(-f, above, row, k + 1);
-        }
-        for (int64_t j = 0; j < i; j++)
-            row[j] *= inverse;
-        row[i] = inverse;
+    int64_t first = 0;
+#if defined(__GNUC__)
+    for (; d >= BLOCKS_FROM && first + BLOCK_ROWS <= d; first += BLOCK_ROWS) {
+        for (int64_t row = first; row < first + BLOCK_ROWS; row += TOGETHER)
+            for (int64_t c = 0; c < first; c += 8)
+                sum_rows_above(w, d, first, row, c, TOGETHER);
+        for (int64_t i = first; i < first + BLOCK_ROWS; i++)
+            finish_row(w, d, i, first);
     }
+#endif
+    for (int64_t i = first; i < d; i++)
+        finish_row(w, d, i, 0);
+    for (int64_t i = 0; i < d; i++)
+        memset(w + i * d + i + 1, 0, (size_t)(d - i - 1) * sizeof(double));
     return 0;
 }
 

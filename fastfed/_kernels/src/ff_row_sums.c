@@ -6,23 +6,25 @@
 #include "ff_wide.h"
 
 /* Results side by side, and vectors of columns of each, whose sums stay in registers: a row of m is
- * loaded once for all. */
+ * loaded once for all. With 32 registers there are twice as many results, or vectors. */
+#define MOST_RESULTS (FF_WIDE == 64 ? 6 : 3)
 #define RESULTS 3
 #define ABREAST (FF_WIDE == 64 ? 8 : 4)
+#define ABREAST_OF(results) ((results) > 3 ? 4 : ABREAST)
 
 /* ff_sum_rows of `results` results and `vectors` vectors of columns, the last as far as `in` says. */
 FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                          const int results, int64_t from, int64_t to, const int vectors, mask64 in,
                          const double *start, double sign, double *out)
 {
-    f64s sum[RESULTS][ABREAST];
+    f64s sum[MOST_RESULTS][ABREAST];
     for (int r = 0; r < results; r++)
         for (int v = 0; v < vectors; v++)
             sum[r][v] = !start             ? f64_set(0.0)
                         : v == vectors - 1 ? f64_load_some(in, start + r * d + LANES64 * v)
                                            : f64_load(start + r * d + LANES64 * v);
     for (int64_t k = from; k < to; k++) {
-        f64s factor[RESULTS];
+        f64s factor[MOST_RESULTS];
         for (int r = 0; r < results; r++)
             factor[r] = f64_set(sign * by[r * row + k * step]);
         for (int v = 0; v < vectors; v++) {
@@ -47,12 +49,13 @@ FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t
     int64_t first = 0;
     while (first < n) {
         const int64_t vectors = (n - first + LANES64 - 1) / LANES64;
-        const int64_t now = vectors >= ABREAST ? ABREAST : vectors >= 4 ? 4 : vectors >= 2 ? 2 : 1;
+        const int64_t most = ABREAST_OF(results);
+        const int64_t now = vectors >= most ? most : vectors >= 4 ? 4 : vectors >= 2 ? 2 : 1;
         const mask64 in = lanes64_of(n - first - LANES64 * (now - 1));
         const double *own = start ? start + first : NULL;
-        if (now == ABREAST)
-            sum_block(m + first, d, by, row, step, results, from, to, ABREAST, in, own, sign,
-                      out + first);
+        if (now == most)
+            sum_block(m + first, d, by, row, step, results, from, to, ABREAST_OF(results), in, own,
+                      sign, out + first);
         else if (now == 4)
             sum_block(m + first, d, by, row, step, results, from, to, 4, in, own, sign, out + first);
         else if (now == 2)
@@ -68,6 +71,10 @@ void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int6
                  double sign, double *out)
 {
     int64_t r = 0;
+    for (; MOST_RESULTS > RESULTS && r + MOST_RESULTS <= rows; r += MOST_RESULTS) {
+        const double *own = start ? start + r * d : NULL;
+        sum_results(m, d, by + r * row, row, step, MOST_RESULTS, from, to, n, own, sign, out + r * d);
+    }
     for (; r + RESULTS <= rows; r += RESULTS) {
         const double *own = start ? start + r * d : NULL;
         sum_results(m, d, by + r * row, row, step, RESULTS, from, to, n, own, sign, out + r * d);
@@ -81,8 +88,8 @@ void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int6
 double ff_gram_of_lower(const double *restrict r, int64_t d, double *restrict m)
 {
     double trace = 0.0;
-    for (int64_t i = 0; i < d; i += RESULTS) {
-        const int64_t rows = d - i < RESULTS ? d - i : RESULTS;
+    for (int64_t i = 0; i < d; i += MOST_RESULTS) {
+        const int64_t rows = d - i < MOST_RESULTS ? d - i : MOST_RESULTS;
         ff_sum_rows(r, d, r + i, 1, d, rows, i, d, i + rows, NULL, 1.0, m + i * d);
     }
     for (int64_t i = 0; i < d; i++) {
