@@ -41,18 +41,21 @@ FF_INLINE void add_one(const double *restrict row, double weight, int64_t n, dou
         out[j] += weight * row[j];
 }
 
+/* Entries of a row that stay in the first cache with those of all sums. */
+#define PART 256
+
 void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
                      int64_t k, int64_t s, double *restrict out)
 {
-    int64_t i = 0;
-    for (; i + 4 <= k; i += 4)
-        add_four(rows + i * s, s, weights + i * step, step, s, out);
-    for (; i < k; i++)
-        add_one(rows + i * s, weights[i * step], s, out);
+    for (int64_t first = 0; first < s; first += PART) {
+        const int64_t n = s - first < PART ? s - first : PART;
+        int64_t i = 0;
+        for (; i + 4 <= k; i += 4)
+            add_four(rows + i * s + first, s, weights + i * step, step, n, out + first);
+        for (; i < k; i++)
+            add_one(rows + i * s + first, weights[i * step], n, out + first);
+    }
 }
-
-/* Entries of a row that stay in the first cache with those of all sums. */
-#define PART 256
 
 void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
                        int64_t next, int64_t step, int64_t s)

@@ -48,6 +48,7 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
 #define SPINS 1000
 /* Of these, pauses in which a part that is to be followed is left to its own thread. */
 #define PATIENCE 64
+_Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to close it");
 /* Pieces of work before several threads are judged, and the fewest and most that are done alone
  * after a judgement against them. */
 #define JUDGED 8
@@ -162,7 +163,8 @@ static void close_parts(ff_team *team, int64_t thread)
                 pthread_cond_signal(&team->all_done);
                 pthread_mutex_unlock(&team->lock);
             }
-            idle = 0;
+            /* Where one thread is not there, others may not be either. */
+            idle = idle < PATIENCE ? 0 : PATIENCE;
         } else if (idle++ == SPINS) {
             return;
         } else {
