@@ -178,11 +178,17 @@ static void add_one(void *work, int64_t silo, int64_t thread)
 {
     (void)thread;
     const ff_segment *s = work;
-    for (int64_t i = 0; i < s->run->curve_count; i++) {
-        ff_curve *c = s->curve ? s->curve : &s->run->curves[i];
-        if (s->curve ? i == 0 : ff_next_end(c) == s->last)
-            ff_protocol_add(s->run, c, silo);
-    }
+    ff_protocol_add(s->run, s->curve, silo);
+}
+
+/* The same of every curve that synchronises after the last round. */
+static void add_due(void *work, int64_t silo, int64_t thread)
+{
+    (void)thread;
+    const ff_segment *s = work;
+    for (int64_t i = 0; i < s->run->curve_count; i++)
+        if (ff_next_end(&s->run->curves[i]) == s->last)
+            ff_protocol_add(s->run, &s->run->curves[i], silo);
 }
 
 static void report_one(void *work, int64_t silo, int64_t thread)
@@ -257,7 +263,7 @@ static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch,
     ff_segment segment = {
         .run = run, .first = first, .last = last, .watch = watch, .reports = reports};
     ff_team_each(run->team, &run->rounds, run->silos, (double)(last - first + 1), run_one,
-                 reports ? add_one : NULL, &segment);
+                 reports ? add_due : NULL, &segment);
     return status_of(run);
 }
 

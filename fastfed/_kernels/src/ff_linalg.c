@@ -97,16 +97,16 @@ FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int6
 /* Rows of W that are made together, from so many columns at once. */
 #define BLOCK_ROWS 8
 
-/* Rows first..first+rows-1 of U = L', of columns from `column` on, less what the rows above them take
- * from them; `n` columns in so many vectors. What a vector reads beyond a row's end counts for
+/* PANEL_ROWS rows of U = L' from the first, of columns from `column` on, less what the rows above them
+ * take from them; `n` columns in so many vectors. What a vector reads beyond a row's end counts for
  * nothing; there is a row more below. */
 FF_INLINE void take_rows_above(double *restrict w, int64_t d, int64_t first, int64_t column,
-                               int64_t n, const int rows, const int vectors)
+                               int64_t n, const int vectors)
 {
-    double edge[PANEL_ROWS * WIDTH];
+    double edge[PANEL_ROWS * WIDTH] = {0};
     loose sum[PANEL_ROWS][PANEL_VECTORS];
     const int whole = n >= vectors * WIDTH;
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < PANEL_ROWS; r++) {
         const double *from = w + (first + r) * d + column;
         if (!whole)
             from = memcpy(edge + r * WIDTH, from, (size_t)n * sizeof(double));
@@ -117,11 +117,11 @@ FF_INLINE void take_rows_above(double *restrict w, int64_t d, int64_t first, int
         const double *restrict above = w + k * d;
         for (int v = 0; v < vectors; v++) {
             const loose x = LOAD(above + column + v * WIDTH);
-            for (int r = 0; r < rows; r++)
+            for (int r = 0; r < PANEL_ROWS; r++)
                 sum[r][v] -= above[first + r] * x;
         }
     }
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < PANEL_ROWS; r++) {
         double *to = w + (first + r) * d + column;
         for (int v = 0; v < vectors; v++)
             STORE(whole ? to + v * WIDTH : edge + r * WIDTH, sum[r][v]);
@@ -130,24 +130,32 @@ FF_INLINE void take_rows_above(double *restrict w, int64_t d, int64_t first, int
     }
 }
 
-/* Rows first..first+rows-1 of U, of which those above are made; 1 where V is not positive definite. */
-FF_INLINE int make_rows(double *restrict w, int64_t d, int64_t first, const int rows)
+/* Row j of U, of which the rows above have taken theirs; 1 where V is not positive definite. */
+FF_INLINE int divide_by_root(double *restrict row, int64_t j, int64_t d)
+{
+    const double pivot = row[j];
+    if (!(pivot > 0.0) || !(pivot < INFINITY))
+        return 1;
+    const double root = sqrt(pivot), inverse = 1.0 / root;
+    row[j] = root;
+    for (int64_t i = j + 1; i < d; i++)
+        row[i] *= inverse;
+    return 0;
+}
+
+/* PANEL_ROWS rows of U, of which those above are made; 1 where V is not positive definite. */
+FF_INLINE int make_rows(double *restrict w, int64_t d, int64_t first)
 {
     int64_t column = first;
     for (; column + PANEL_VECTORS * WIDTH <= d; column += PANEL_VECTORS * WIDTH)
-        take_rows_above(w, d, first, column, PANEL_VECTORS * WIDTH, rows, PANEL_VECTORS);
+        take_rows_above(w, d, first, column, PANEL_VECTORS * WIDTH, PANEL_VECTORS);
     for (; column < d; column += WIDTH)
-        take_rows_above(w, d, first, column, d - column < WIDTH ? d - column : WIDTH, rows, 1);
-    for (int64_t j = first; j < first + rows; j++) {
+        take_rows_above(w, d, first, column, d - column < WIDTH ? d - column : WIDTH, 1);
+    for (int64_t j = first; j < first + PANEL_ROWS; j++) {
         double *restrict row = w + j * d;
-        const double pivot = row[j];
-        if (!(pivot > 0.0) || !(pivot < INFINITY))
+        if (divide_by_root(row, j, d))
             return 1;
-        const double root = sqrt(pivot), inverse = 1.0 / root;
-        row[j] = root;
-        for (int64_t i = j + 1; i < d; i++)
-            row[i] *= inverse;
-        for (int64_t i = j + 1; i < first + rows; i++)
+        for (int64_t i = j + 1; i < first + PANEL_ROWS; i++)
             axpy(-row[i], row + i, w + i * d + i, d - i);
     }
     return 0;
@@ -161,20 +169,13 @@ static int cholesky(const double *restrict packed, int64_t d, double *restrict w
             w[j * d + i] = *packed++;
     int64_t first = 0;
     for (; d >= BLOCKS_FROM && first + PANEL_ROWS <= d; first += PANEL_ROWS)
-        if (make_rows(w, d, first, PANEL_ROWS))
+        if (make_rows(w, d, first))
             return 1;
     /* The rows that are left, by those above as they come. */
     for (int64_t j = 0; j < d; j++) {
         double *restrict row = w + j * d;
-        if (j >= first) {
-            const double pivot = row[j];
-            if (!(pivot > 0.0) || !(pivot < INFINITY))
-                return 1;
-            const double root = sqrt(pivot), inverse = 1.0 / root;
-            row[j] = root;
-            for (int64_t i = j + 1; i < d; i++)
-                row[i] *= inverse;
-        }
+        if (j >= first && divide_by_root(row, j, d))
+            return 1;
         for (int64_t i = j < first ? first : j + 1; i < d; i++)
             axpy(-row[i], row + i, w + i * d + i, d - i);
     }

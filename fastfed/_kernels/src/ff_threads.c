@@ -233,9 +233,8 @@ static double each_together(ff_team *team, int64_t first, int64_t count, ff_item
     atomic_store(&team->progress, piece << 32 | (follow ? ORDERED : 0));
     for (int64_t n = 0; n < team->threads; n++) {
         part *p = &team->parts[n];
-        const int64_t high = first + left * (n + 1) / team->threads;
-        atomic_store_explicit(&p->left, (uint64_t)high << 32 | (uint64_t)(first + left * n / team->threads),
-                              memory_order_release);
+        const uint64_t low = (uint64_t)p->next, high = (uint64_t)p->last;
+        atomic_store_explicit(&p->left, high << 32 | low, memory_order_release);
     }
     call(team);
     const int64_t own = help(team, 0);
