@@ -64,11 +64,13 @@ static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, do
         const int64_t left = c->releases - before;
         ff_begin_weighted(history, before, left < LOT ? left : LOT, weights, next, step, s);
     }
-    memcpy(p->point, row, (size_t)s * sizeof(double));
     node_normals(run, c, owner, ff_key_of(run, k), p->normals);
-    memcpy(row, p->normals, (size_t)s * sizeof(double));
-    ff_add_weighted(history + before * s, weights + before * step, step, k - before, s, p->point);
-    memcpy(p->normals, p->point, (size_t)s * sizeof(double));
+    for (int64_t j = 0; j < s; j++) {
+        const double begun = row[j];
+        row[j] = p->normals[j];
+        p->normals[j] = begun;
+    }
+    ff_add_weighted(history + before * s, weights + before * step, step, k - before, s, p->normals);
 }
 
 /* Standard normals of the noise in prefix k, into p->normals. owner: the silo that adds it, or M
