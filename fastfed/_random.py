@@ -17,7 +17,7 @@ import numpy as np
 
 from fastfed._kernels import rng
 from fastfed._sampling import Laplaces, Normals, Uniforms, fair_binomials
-from fastfed._validate import InputError, Once, integer, once
+from fastfed._validate import InputError, Once, integer, once, show
 
 T = TypeVar("T")
 
@@ -37,6 +37,8 @@ PURPOSES = {
     QUERY: "the query's noise",
     CHOICE: "the choice",
 }
+#: The largest d of a node's noise.
+MOST_FEATURES = 2**15
 #: The largest number below 1.
 BELOW_ONE = 1.0 - 2.0**-53
 #: Purpose of the noise bits of single data points; the level of their node is added.
@@ -48,6 +50,13 @@ POINT_NOISE = 64
 def check_seed(seed: object) -> int:
     """Return a seed if it is an integer in [0, 2^63)."""
     return integer("seed", seed, at_least=0, at_most=2**63 - 1)
+
+
+def _whole(name: str, value: int, least: int = 0, most: int = 2**31 - 1) -> int:
+    """Return an integer argument of a draw if it is in range; numbers of keys have 32 bits."""
+    if type(value) is int and least <= value <= most:
+        return value
+    return integer(name, value, at_least=least, at_most=most)
 
 
 class NoiseSource(Protocol):
@@ -156,6 +165,8 @@ def is_exact(noise: NoiseSource) -> TypeGuard[IdealSource]:
 class SeededNoise:
     """Counter-based noise for simulations. Who knows the seed can remove it: it protects nothing.
 
+    Every draw is a function of the seed, the replicate and the method's arguments.
+
     Parameters
     ----------
     seed : int
@@ -166,86 +177,122 @@ class SeededNoise:
     Raises
     ------
     InputError
-        For values out of range.
+        For values out of range, here and in every method: silos, nodes, rounds, releases and
+        phases are integers in [0, 2^32), counts and labels in [0, 2^31), dimensions in [1, 2^15].
     """
 
     def __init__(self, seed: int, replicate: int = 0) -> None:
         self.seed = check_seed(seed)
         self.replicate = integer("replicate", replicate, at_least=0, at_most=2**32 - 1)
 
+    def _key(
+        self, purpose: int, silo: int, name: str, index: int
+    ) -> tuple[int, int, int, int, int]:
+        """Return the key of the stream of one purpose, silo and round, node or release."""
+        return (
+            self.seed,
+            _whole("purpose", purpose),
+            self.replicate,
+            _whole("silo", silo, most=2**32 - 1),
+            _whole(name, index, most=2**32 - 1),
+        )
+
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        _, _, _, silo, node = self._key(BIAS_NOISE, silo, "node", node)
+        d = _whole("dimension", dimension, 1, MOST_FEATURES)
+        return self._normals(silo, node, d)
+
+    def _normals(self, silo: int, node: int, dimension: int) -> np.ndarray:
         return rng.node_normals(self.seed, self.replicate, silo, node, dimension)
 
     def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
         """Draw uniform 32-bit integers (count,) that round the data point of one round."""
-        return rng.random_u32(self.seed, ROUNDING, self.replicate, silo, round, count)
+        return rng.random_u32(*self._key(ROUNDING, silo, "round", round), _whole("count", count))
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
-        key = self.seed, BIT_NOISE, self.replicate, silo, node
-        return rng.binomials(*key, trials, count)
+        return self._binomials(self._key(BIT_NOISE, silo, "node", node), count, trials)
+
+    @staticmethod
+    def _binomials(key: tuple[int, int, int, int, int], count: int, trials: int) -> np.ndarray:
+        trials = _whole("trials", trials, most=2**62)
+        return rng.binomials(*key, trials, _whole("count", count))
 
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
         """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64.
 
-        The node's normals of variance n / 4, rounded to integers: for large n the law of the
-        binomial but for 1/n and the last bits of float64.
+        The node's normals of variance n / 4, rounded to integers: for large n the distribution
+        of the binomial but for 1/n and the last bits of float64.
         """
+        normals = self.node(silo, node, dimension)
         stds = [math.sqrt(n) / 2.0 for n in entries(dimension, trials)]
-        return np.rint(stds * self.node(silo, node, dimension)).astype(np.int64).view(np.uint64)
+        return np.rint(stds * normals).astype(np.int64).view(np.uint64)
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 for a data point at a node of one level, (count,)."""
-        key = self.seed, POINT_NOISE + level, self.replicate, silo, round
-        return rng.binomials(*key, trials, count)
+        purpose = POINT_NOISE + _whole("level", level, most=63)
+        return self._binomials(self._key(purpose, silo, "round", round), count, trials)
 
     def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
         """Draw the order in which the shuffler forwards ``count`` messages of one stream."""
-        return rng.permutation(self.seed, SHUFFLE, self.replicate, stream, node, count)
+        key = self._key(SHUFFLE, _whole("stream", stream), "node", node)
+        return rng.permutation(*key, _whole("count", count))
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
-        """Permute the bits (n,) of one label in place."""
-        rng.shuffle_bits(self.seed, SHUFFLE, self.replicate, label + 1, node, bits)
+        """Permute the bits (n,), an array of uint8, of one label in place."""
+        if (
+            getattr(bits, "dtype", None) != np.uint8
+            or bits.ndim != 1
+            or not bits.flags.c_contiguous
+        ):
+            raise InputError(f"bits must be a vector of uint8 without gaps, got {show(bits)}")
+        rng.shuffle_bits(*self._key(SHUFFLE, _whole("label", label) + 1, "node", node), bits)
 
     def action(self, silo: int, round: int, count: int) -> int:
-        """Draw a uniform action out of ``count``."""
-        return rng.uniform_int(self.seed, POLICY, self.replicate, silo, round, count)
+        """Draw a uniform action out of ``count``, at least 1."""
+        return rng.uniform_int(
+            *self._key(POLICY, silo, "round", round), _whole("count", count, least=1)
+        )
 
     def score_key(self, silo: int, round: int) -> int:
         """Draw 64 uniform bits for the score function of one silo in one round."""
-        return rng.key(self.seed, SCORE_KEY, self.replicate, silo, round)
+        return rng.key(*self._key(SCORE_KEY, silo, "round", round))
 
     def participation(self, silo: int, round: int) -> int:
         """Draw 64 uniform bits that decide if the user of one round is shared."""
-        return rng.key(self.seed, PARTICIPATION, self.replicate, silo, round)
+        return rng.key(*self._key(PARTICIPATION, silo, "round", round))
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
-        key = self.seed, TRIGGER_NOISE, self.replicate, silo, round
-        return rng.normals_f64(*key, dimension * (dimension + 1) // 2)
+        d = _whole("dimension", dimension, 1, MOST_FEATURES)
+        return rng.normals_f64(*self._key(TRIGGER_NOISE, silo, "round", round), d * (d + 1) // 2)
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
-        key = self.seed, purpose, self.replicate
-        drawn = np.array([rng.uniform(*key, label, release) for label in range(count)])
+        count = _whole("count", count)
+        seed, purpose, replicate, _, release = self._key(purpose, 0, "release", release)
+        drawn = np.array(
+            [rng.uniform(seed, purpose, replicate, label, release) for label in range(count)]
+        )
         return np.minimum(drawn, BELOW_ONE)
 
     def uniform(self, purpose: int, release: int) -> float:
         """Draw the number of ``uniforms`` with count 1."""
-        return min(rng.uniform(self.seed, purpose, self.replicate, 0, release), BELOW_ONE)
+        return min(rng.uniform(*self._key(purpose, 0, "release", release)), BELOW_ONE)
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
         """Draw standard Laplace noise (count,) for the scores of one release."""
-        return rng.laplace(self.seed, SCORE_NOISE, self.replicate, silo, release, count)
+        key = self._key(SCORE_NOISE, silo, "release", release)
+        return rng.laplace(*key, _whole("count", count))
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
         """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
-        return rng.permutation(self.seed, SAMPLE, self.replicate, silo, phase, count)
+        return rng.permutation(*self._key(SAMPLE, silo, "phase", phase), _whole("count", count))
 
 
 class SummedNoise(SeededNoise):
@@ -254,8 +301,7 @@ class SummedNoise(SeededNoise):
     So it depends on no noise of a silo, nor of a trusted server. ``silo`` is the number of silos.
     """
 
-    def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
+    def _normals(self, silo: int, node: int, dimension: int) -> np.ndarray:
         return rng.sum_normals(self.seed, self.replicate, silo, node, dimension)
 
 

@@ -86,6 +86,8 @@ class _Log:
         n, k = policy.shape
         if n < 2:
             raise InputError(f"policy must have a row for each of at least 2 rounds, got {n}")
+        if k < 1:
+            raise InputError(f"policy must have a column for each action, got shape ({n}, 0)")
         sums = policy.sum(axis=1)
         if policy.min() < 0.0 or abs(sums - 1.0).max() > 1e-6:
             odd = policy.min() if policy.min() < 0.0 else sums[abs(sums - 1.0).argmax()]

@@ -270,6 +270,15 @@ def update(factor, theta, x, y, bint trusted):
     return True if status == FF_FINE else None
 
 
+cdef object room(held_arrays *held, shape, dtype=float64):
+    """A new array; no buffer stays taken where there is no memory for it."""
+    try:
+        return empty(shape, dtype)
+    except BaseException:
+        release(held)
+        raise
+
+
 def factors(V, bint trusted):
     """W of V (d, d), or of each of a stack (m, d, d)."""
     cdef held_arrays held
@@ -279,7 +288,7 @@ def factors(V, bint trusted):
     cdef Py_buffer *w
     made = None
     if v != NULL and 2 <= v.ndim <= 3 and v.shape[v.ndim - 1] == v.shape[v.ndim - 2] > 0:
-        made = empty(V.shape)
+        made = room(&held, V.shape)
         w = target(&held, made)
         if w != NULL:
             with nogil:
@@ -300,7 +309,7 @@ def solves(factor, u, bint trusted):
     cdef Py_buffer *t
     made = None
     if b != NULL and 1 <= b.ndim <= 2 and b.shape[b.ndim - 1] == w.shape[0]:
-        made = empty(u.shape)
+        made = room(&held, u.shape)
         t = target(&held, made)
         if t != NULL:
             with nogil:
@@ -367,9 +376,9 @@ def scores(actions, factor, theta, radius_, second, bint trusted):
             and radius(radius_, &beta) and radius(second, &gamma)
             and (w.ndim == 2 or held.at[0].ndim == 2 or models == sets.sets)):
         if w.ndim == 2 and held.at[0].ndim == 2:
-            made = empty(sets.actions)
+            made = room(&held, sets.actions)
         else:
-            made = empty((max(sets.sets, models), sets.actions))
+            made = room(&held, (max(sets.sets, models), sets.actions))
         out = target(&held, made)
         if out != NULL:
             with nogil:
@@ -401,7 +410,7 @@ def argmax(actions, factor, theta, radius_, second, bint trusted):
             if status == FF_FINE:
                 made = one
         else:
-            made = empty(sets.sets, int64)
+            made = room(&held, sets.sets, int64)
             out = take(&held, made, int64, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
             if out != NULL:
                 with nogil:

@@ -50,11 +50,24 @@ cdef class Environment:
     def actions(self):
         return self.c.actions
 
+    cdef int64_t rounds_of(self, int64_t silo):
+        """The last round of a silo; keys of random numbers have 32 bits."""
+        return 0xffffffff
+
+    cdef void check_place(self, int64_t silo, int64_t round) except *:
+        cdef int64_t silos = self.silos or 0xffffffff, rounds
+        if silo < 0 or round < 0:
+            raise IndexError(f"silo and round must not be negative, got {silo} and {round}")
+        if silo >= silos:
+            raise IndexError(f"silo must be below {silos}, got {silo}")
+        rounds = self.rounds_of(silo)
+        if round > rounds:
+            raise IndexError(f"round must be at most {rounds} at silo {silo}, got {round}")
+
     def round(self, int64_t silo, int64_t round):
         """(features (K, d), expected rewards (K,)) of one silo in one round; copies."""
         cdef int64_t d = self.c.dimension, k = self.c.actions, status
-        if self.silos and not 0 <= silo < self.silos:
-            raise IndexError(f"silo must be below {self.silos}, got {silo}")
+        self.check_place(silo, round)
         cdef object buffer = np.empty(ff_fill_capacity(k, d) + 16,
                                       np.float64 if self.c.is_double else np.float32)
         cdef uintptr_t address = (<uintptr_t>buffer.__array_interface__["data"][0] + 63) & ~<uintptr_t>63
@@ -193,6 +206,7 @@ cdef class Pool(Environment):
     """A finite set of queries, each a block of rows."""
 
     cdef ff_pool state
+    cdef bint once  # a silo's queries come once each
 
     def __init__(self, seed, replicate, values, dimension, feature_major,
                  const double[::1] means, const double[::1] best, const int64_t[::1] starts,
@@ -211,6 +225,8 @@ cdef class Pool(Environment):
         if order is not None:
             shuffled = order
             self.state.order = &shuffled[0]
+        self.silos = silo_starts.shape[0] - 1
+        self.once = sampling != FF_WITH_REPLACEMENT
         self.fixed = starts.shape[0] == silo_starts.shape[0]
         self.state.quantised.starts = NULL
         if quantised is not None and quantised.size:
@@ -224,7 +240,18 @@ cdef class Pool(Environment):
         self.c.borrow, self.c.ahead = ff_pool_borrow, ff_pool_ahead
         self.c.state = &self.state
 
+    cdef int64_t rounds_of(self, int64_t silo):
+        cdef const int64_t *own = self.state.silo_starts + silo
+        return Environment.rounds_of(self, silo) if not self.once else own[1] - own[0]
+
+    cdef void check_place(self, int64_t silo, int64_t round) except *:
+        Environment.check_place(self, silo, round)
+        # Rounds begin with 1; where a query is drawn any number is a key.
+        if self.once and round < 1:
+            raise IndexError(f"round must be at least 1, got {round}")
+
     def query(self, int64_t silo, int64_t round):
+        self.check_place(silo, round)
         return ff_pool_query(&self.state, self.seed, self.replicate, silo, round)
 
 

@@ -191,6 +191,7 @@ cdef extern from "ff_environment.h" nogil:
         FF_NO_ACTIONS
         FF_NOT_FINITE
         FF_SCORE_FAILED
+        FF_WITH_REPLACEMENT
         FF_WITHOUT_REPLACEMENT
     int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
     int64_t ff_stride(int64_t actions)

@@ -102,9 +102,19 @@ cdef class Losses:
             self.sums_of.append(sums)
         return threads
 
+    cdef void check_place(self, int64_t silo, int64_t round) except *:
+        cdef int64_t rounds = self.c.rounds if self.c.kind == FF_LOSS_TABLE else 0xffffffff
+        if not 0 <= silo < self.c.silos:
+            raise IndexError(f"silo must be in [0, {self.c.silos}), got {silo}")
+        if not 1 <= round <= rounds:
+            raise IndexError(f"round must be in [1, {rounds}], got {round}")
+
     def row(self, int64_t silo, int64_t round):
         """What every expert loses at one silo in one round, (d,)."""
         cdef int64_t status
+        self.check_place(silo, round)
+        if not self.has_rows:
+            raise TypeError("these losses are given as gradients: use value(silo, round, x)")
         self.prepare(1)
         with nogil:
             status = ff_losses_row(&self.c, self.seed, self.replicate, silo, round,
@@ -193,6 +203,11 @@ cdef class Losses:
         """(loss, gradient (d,)) at x of a loss that is given as a gradient."""
         cdef double[::1] gradient = np.zeros(self.c.experts)
         cdef double value
+        self.check_place(silo, round)
+        if self.has_rows:
+            raise TypeError("these losses are numbers of each expert: use row(silo, round)")
+        if x.shape[0] != self.c.experts:
+            raise ValueError(f"x must have shape ({self.c.experts},), got ({x.shape[0]},)")
         with nogil:
             value = ff_losses_value(&self.c, self.seed, self.replicate, silo, round, &x[0],
                                     &gradient[0])

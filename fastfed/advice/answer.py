@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastfed._validate import choice
 from fastfed.advice.systems import LESS
 from fastfed.reporting.table import plus_minus
 
@@ -138,7 +139,8 @@ class Advice:
 
     def baseline(self, name: str) -> Baseline:
         """The baseline named "alone", "alone, explores less", "no privacy" or "random"."""
-        return next(b for b in self.baselines if b.name == name)
+        found = {b.name: b for b in self.baselines}
+        return found[choice("name", name, list(found))]
 
     def to_builtins(self) -> dict[str, Any]:
         """The JSON of ``fastfed plan``; NaN becomes None."""

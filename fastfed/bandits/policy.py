@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -305,8 +306,8 @@ class LinUCB:
         Raises
         ------
         InputError
-            If no actions were selected or given, or another number of them; nothing is learned
-            then.
+            If no actions were selected or given, or another number of them, or an action's width
+            ||x||_{V^-1} is above 1e75; nothing is learned then.
         """
         y = array("rewards", rewards, ndim=1)
         if actions is None and self._chosen is None:
@@ -321,10 +322,11 @@ class LinUCB:
         if len(y) != n:
             raise InputError(f"rewards must have shape ({n},), one for each action, got {y.shape}")
         first = 0
-        for block in blocks:
-            rows = np.ascontiguousarray(block, dtype=np.float64)
-            self._learn_rows(rows, y[first : first + len(rows)])
-            first += len(rows)
+        with self._all_or_none() if is_sparse(given) else nullcontext():
+            for block in blocks:
+                rows = np.ascontiguousarray(block, dtype=np.float64)
+                self._learn_rows(rows, y[first : first + len(rows)])
+                first += len(rows)
         self._chosen = None
         self.round += n
 
@@ -341,8 +343,21 @@ class LinUCB:
         model = self._estimate
         if self._sums is None and checked.update(model.w, model.theta, rows, rewards, True):
             return
-        for row, reward in zip(rows, rewards, strict=True):
-            self._learn(np.ascontiguousarray(row), float(reward))
+        with self._all_or_none():
+            for row, reward in zip(rows, rewards, strict=True):
+                self._learn(np.ascontiguousarray(row), float(reward))
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Forget the rows before one that is refused."""
+        model, sums = self._estimate, copy.copy(self._sums)
+        w, theta = model.w.copy(), model.theta.copy()
+        try:
+            yield
+        except InputError:
+            model.w[...], model.theta[...] = w, theta
+            self._sums = sums
+            raise
 
     def _learn(self, x: np.ndarray, reward: float) -> None:
         if self._sums is None:

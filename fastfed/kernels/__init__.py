@@ -5,8 +5,9 @@ triangular, so that V^{-1} = W'W and ||x||_{V^-1} = ||W x||: ``factor = inverse_
 
 Inputs may be read-only and of any strides and real dtype; they are converted to float64 if need
 be. Arguments updated in place must be writable C-contiguous float64 arrays. All functions raise
-InputError for bad input. What is ready as it is (float64, C-contiguous; actions float32 or float64
-with any strides) takes a few tenths of a microsecond to check, beside its values.
+InputError for bad input; sums of finite numbers that leave float64 become infinite, as in NumPy,
+and the next call refuses them. What is ready as it is (float64, C-contiguous; actions float32 or
+float64 with any strides) takes a few tenths of a microsecond to check, beside its values.
 
 Checking that a matrix is symmetric, or an inverse factor, can take longer than using it.
 ``trusted=True`` leaves out the check of the values, but not of type and shape, of what describes

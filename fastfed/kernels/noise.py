@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed._kernels import aggregation, checked, rng
-from fastfed._random import SHUFFLE, check_seed
+from fastfed._random import MOST_FEATURES, SHUFFLE, check_seed
 from fastfed._validate import InputError, choice, integer, number, show
 
 _WORD = 2**32 - 1  # parts of a key are 32-bit words
@@ -38,7 +38,7 @@ def tree_noise(
     release : int or array_like of int, shape (n,)
         k >= 1, or several.
     dimension : int
-        d.
+        d, at most 2^15.
     noise_std : float
         Standard deviation, >= 0, of each bias entry and of the layout's underlying matrix, in the
         units of the sums.
@@ -74,7 +74,7 @@ def tree_noise(
         ks = _releases(release)
     else:
         ks = np.array([integer("release", release, at_least=1, at_most=_WORD)])
-    d = integer("dimension", dimension, at_least=1)
+    d = integer("dimension", dimension, at_least=1, at_most=MOST_FEATURES)
     std = number("noise_std", noise_std, at_least=0)
     choice("of", of, ("node", "prefix"))
     stds = std, *layout_stds(layout, std)
@@ -124,7 +124,7 @@ def encode_bits(ones: ArrayLike, length: int) -> np.ndarray:
     """
     length = integer("length", length, at_least=0, at_most=2**31)
     counts = np.asarray(ones)
-    if counts.ndim != 1 or counts.dtype.kind not in "iu":
+    if counts.ndim != 1 or (counts.dtype.kind not in "iu" and len(counts)):
         raise InputError(f"ones must be a vector of integers, got {show(ones)}")
     if len(counts) and not (counts.min() >= 0 and counts.max() <= length):
         raise InputError(f"ones must lie in [0, {length}], got {counts.min()} to {counts.max()}")

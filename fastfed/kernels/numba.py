@@ -119,6 +119,12 @@ def _row_parts(x: Any, y: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return features, _ready(y, types.float64)
 
 
+@register_jitable
+def _raise_without_room(status: Any) -> None:
+    if status == 3:
+        raise MemoryError("no memory for the kernel's scratch")
+
+
 # ---- rows ----------------------------------------------------------------------------------------
 
 
@@ -142,6 +148,7 @@ def _rank_one_update(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False)
         status = run(gram.ctypes, bias.ctypes, rows.ctypes, rewards.ctypes, n, d, trusted)
         if status == 1:
             raise InputError("gram and bias must be finite")
+        _raise_without_room(status)
         if status:
             raise InputError("x and y must be finite")
         return gram, bias
@@ -165,6 +172,7 @@ def _sherman_morrison(inverse: Any, x: Any, trusted: Any = False) -> Any:
         status = run(inverse.ctypes, rows.ctypes, rows.size // d, d, trusted)
         if status == 1:
             raise InputError("inverse must be finite and symmetric")
+        _raise_without_room(status)
         if status:
             raise InputError("x must be finite, and x' inverse x >= 0 and finite")
         return inverse
@@ -195,6 +203,7 @@ def _factor_update(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False
                 "factor must be lower triangular with a positive diagonal, as inverse_factor(V) "
                 "gives, and theta finite"
             )
+        _raise_without_room(status)
         if status:
             raise InputError("x and y must be finite, and ||x||_{V^-1} at most 1e75")
         return factor, theta
@@ -212,7 +221,9 @@ def _inverse_factor(V: Any, trusted: Any = False) -> Any:
         if matrix.shape[-2] != d or d == 0:
             raise InputError("V must have shape (d, d) with d >= 1, or (m, d, d)")
         factor = np.empty(matrix.shape)
-        if run(matrix.ctypes, matrix.size // (d * d), d, factor.ctypes, trusted):
+        status = run(matrix.ctypes, matrix.size // (d * d), d, factor.ctypes, trusted)
+        _raise_without_room(status)
+        if status:
             raise InputError("V must be finite, symmetric and positive definite")
         return factor
 
@@ -239,6 +250,7 @@ def _solve(factor: Any, u: Any, trusted: Any = False) -> Any:
                 "factor must be lower triangular with a positive diagonal, as inverse_factor(V) "
                 "gives"
             )
+        _raise_without_room(status)
         if status:
             raise InputError("u must be finite")
         return theta
@@ -282,6 +294,7 @@ def _raise_for(status: Any) -> None:
             "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
             "and theta finite"
         )
+    _raise_without_room(status)
     if status:
         raise InputError("actions must be finite")
 
@@ -394,14 +407,23 @@ def _normals(
     kind = getattr(dtype, "literal_value", getattr(dtype, "value", dtype))
     if kind != "float64":
         raise TypingError("normals inside numba.njit draws float64: leave dtype out")
+    for name, value in (
+        ("seed", seed), ("count", count), ("purpose", purpose), ("replicate", replicate),
+        ("silo", silo), ("index", index),
+    ):  # fmt: skip
+        # Defaults are plain numbers here, or wrapped.
+        if not isinstance(getattr(value, "value", value), (int, types.Integer)):
+            raise TypingError(f"{name} must be an integer, got {value}")
     run = _C["normals"]
 
     def impl(
         seed: Any, count: Any, purpose: Any = 0, replicate: Any = 0, silo: Any = 0, index: Any = 0,
         dtype: Any = "float64",
     ) -> Any:  # fmt: skip
-        if seed < 0 or count < 0 or min(purpose, replicate, silo, index) < 0:
-            raise InputError("seed, count and the parts of a key must be >= 0")
+        if count < 0 or min(purpose, replicate, silo, index) < 0:
+            raise InputError("count and the parts of a key must be >= 0")
+        if np.uint64(seed) > np.uint64(9223372036854775807):
+            raise InputError("seed must lie in [0, 2^63)")
         if max(count, purpose, replicate, silo, index) > 4294967295:
             raise InputError("count and the parts of a key must be below 2^32")
         values = np.empty(count)

@@ -334,7 +334,7 @@ class VectorSum(Once):
             raise InputError(
                 f"bits must be uint8 of shape {shape}, got {given.dtype} of shape {given.shape}"
             )
-        mixed = np.ascontiguousarray(given.transpose(1, 0, 2)).reshape(self.dimension, -1)
+        mixed = given.transpose(1, 0, 2).copy().reshape(self.dimension, -1)
         for label, row in enumerate(mixed):
             self.noise.shuffle_bits(self._sums + 1, label, row)
         return mixed

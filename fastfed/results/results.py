@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._display import Displayed, renderer
-from fastfed._validate import InputError, choice, listed, show
+from fastfed._validate import InputError, choice, listed, number, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -194,7 +194,8 @@ class CurveResult(Displayed):
         }
 
     def final(self, divisor: float = 1.0) -> dict[str, float]:
-        """Return mean and standard error of group regret at the last round, each over divisor."""
+        """Return mean and standard error of final group regret, each over divisor, > 0."""
+        divisor = number("divisor", divisor, above=0.0)
         return {
             "mean": float(self.mean[-1]) / divisor,
             "stderr": float(self.stderr[-1]) / divisor,

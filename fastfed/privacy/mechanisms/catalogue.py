@@ -416,8 +416,8 @@ def calibrate(
     Raises
     ------
     InputError
-        For an unknown mechanism, values out of range, missing sizes, and a sensitivity that the
-        mechanism does not take.
+        For an unknown mechanism, values out of range, missing sizes, a sensitivity that the
+        mechanism does not take, and units of several records unless a sensitivity is given.
 
     Examples
     --------
@@ -437,6 +437,15 @@ def calibrate(
                 f"sensitivity goes with {', '.join(SCALED)}: the noise of {mechanism} is for what "
                 f"it releases, got {sensitivity:g}"
             )
+    elif mechanism in SCALED and budget.unit not in ("user", "item"):
+        raise InputError(
+            f'unit must be "user" or "item", a record, got "{budget.unit}": give sensitivity, the '
+            f"most that one {budget.unit} changes a release"
+        )
+    if users is not None:
+        users = integer("users", users, at_least=1)
+    if dimension is not None:
+        dimension = integer("dimension", dimension, at_least=1)
     with MECHANISMS.guard(mechanism):
         found = made(budget, releases, Size(users, dimension, sensitivity))
     if not isinstance(found, Calibrated):
