@@ -32,7 +32,15 @@ KEEPING = ("toeplitz", "factorised")
 
 @dataclass(frozen=True)
 class NoiseStd:
-    """Standard deviations of one node's noise, in the units of the statistics."""
+    """Standard deviations of one node's noise, by entry of a statistic.
+
+    Parameters
+    ----------
+    bias : float, default 0
+        Of each entry of the sum of x y, in the units of x y.
+    off_diagonal, diagonal : float, default 0
+        Of each entry of the symmetric sum of x x', in the units of x x'.
+    """
 
     bias: float = 0.0
     off_diagonal: float = 0.0
@@ -40,10 +48,11 @@ class NoiseStd:
 
     @property
     def parts(self) -> tuple[float, float, float]:
+        """The three numbers: bias, off_diagonal, diagonal."""
         return self.bias, self.off_diagonal, self.diagonal
 
     def times(self, factor: float) -> NoiseStd:
-        """The same noise, so many times as strong."""
+        """Return the same noise, ``factor`` times as strong."""
         return NoiseStd(*(factor * part for part in self.parts))
 
 

@@ -17,24 +17,43 @@ ADD, TREE, NOISY_TREE, REPLACE, NOISY_ADD = range(5)
 
 @dataclass(frozen=True)
 class Protocol:
-    """P = (R, S, A) of zhou-chowdhury-2024; S is the identity unless ``shuffled``."""
+    """A protocol P = (R, S, A) (zhou-chowdhury-2024); S is the identity unless ``shuffled``.
+
+    Parameters
+    ----------
+    id : str
+        The name that a spec's ``protocol`` key uses.
+    summary : str
+        One line for listings.
+    model : str
+        Who is protected against whom; stands in the certificate.
+    randomizer : int
+        R, what a sender sends: SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX,
+        SEND_BITS, SEND_NOISY_SUM or SEND_NOISY_BATCH.
+    analyzer : int
+        A, what the server makes of it: ADD, TREE, NOISY_TREE, REPLACE or NOISY_ADD.
+    noise_by : {"silos", "server", "users", "none"}
+        Whose noise adds up in one released node.
+    source : str
+        Author-year and algorithm.
+    shuffled : bool, default False
+        The messages of all senders reach the server in random order, without senders.
+    senders : {"silos", "users", "agent"}, default "silos"
+        Who sends: silos, after each batch; users, each their own data point in their round; or
+        nobody, where the agent sees what its users do.
+    masked : bool, default False
+        Silos hide their sums under masks, so that the server sees the sum over all alone.
+    """
 
     id: str
     summary: str
-    #: Who is protected against whom; stands in the certificate.
     model: str
-    #: What a silo sends (R) and what the server makes of it (A).
     randomizer: int
     analyzer: int
-    #: Whose noise adds up in one released node: "silos", "server", "users" or "none".
     noise_by: str
     source: str
-    #: Whether the messages of all senders reach the server in random order, without senders.
     shuffled: bool = False
-    #: Who sends: "silos", after each batch; "users", each their own data point in their round; or
-    #: nobody, where the "agent" sees what its users do.
     senders: str = "silos"
-    #: Whether silos hide their sums under masks, so that the server sees the sum over all alone.
     masked: bool = False
 
     @property
@@ -259,8 +278,20 @@ def frozen(array: np.ndarray) -> np.ndarray:
 class Statistic:
     """Bias and covariance sums, raw or noisy, of one sender at one synchronisation.
 
-    ``values`` holds the bias sum (d,) and then the packed lower triangle of the covariance sum,
-    row by row: entry (i, j <= i) at d + i (i + 1) / 2 + j.
+    Parameters
+    ----------
+    release : int
+        Number of the synchronisation, from 1.
+    dimension : int
+        d.
+    values : ndarray, shape (s,), s = d + d (d + 1) / 2
+        The bias sum (d,), then the packed lower triangle of the covariance sum, row by row: entry
+        (i, j <= i) at d + i (i + 1) / 2 + j. Kept as a read-only copy in float64.
+
+    Raises
+    ------
+    InputError
+        For values that are no array or of another shape.
     """
 
     release: int
@@ -296,7 +327,22 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Report(Statistic):
-    """Message of one silo at one synchronisation."""
+    """Message of one silo, or user, at one synchronisation.
+
+    Parameters
+    ----------
+    release, dimension, values
+        See `Statistic`. ``values`` are sums of x y and x x' in the units of features and rewards,
+        with the sender's noise where the protocol says so: of a batch, of a tree node, or of all
+        batches so far.
+    silo : int, default 0
+        Number of the silo, from 0; of a user its place in the batch.
+
+    Raises
+    ------
+    InputError
+        For values that are no array or of another shape.
+    """
 
     silo: int = 0
 
@@ -320,8 +366,22 @@ class Shuffled(Statistic):
 class Bits:
     """The bits of one silo at one synchronisation, one row for each entry of the statistic.
 
-    ``bits`` (s, n (2 g + b)) of uint8 holds the messages of the silo's n data points, 2 g + b
-    bits each (zhou-chowdhury-2024, Algorithm 7). The row is the label a bit travels under.
+    Parameters
+    ----------
+    release : int
+        Number of the synchronisation, from 1.
+    dimension : int
+        d.
+    bits : ndarray of uint8, shape (s, n (2 g + b)), s = d + d (d + 1) / 2
+        Messages of the sender's n data points, 2 g + b bits each (zhou-chowdhury-2024, Algorithm
+        7). The row is the label that a bit travels under. Kept as a read-only copy.
+    silo : int, default 0
+        Number of the silo, from 0; of a user its place in the batch.
+
+    Raises
+    ------
+    InputError
+        For bits of another type or number of rows, or not 0 or 1.
     """
 
     release: int
@@ -352,4 +412,16 @@ class ShuffledBits(Bits):
 
 @dataclass(frozen=True)
 class Broadcast(Statistic):
-    """Message of the server to every silo: the synchronised statistics."""
+    """Message of the server to every silo: the synchronised statistics.
+
+    Parameters
+    ----------
+    release, dimension, values
+        See `Statistic`. ``values`` are sums of x y and x x' over all silos and all releases so far,
+        with their noise, in the units of features and rewards.
+
+    Raises
+    ------
+    InputError
+        For values that are no array or of another shape.
+    """

@@ -131,13 +131,37 @@ class SumRandomizer:
 class User(Once):
     """The randomizer R at one user (chowdhury-zhou-2022, Algorithm 1 line 7; Algorithms 2, 5, 6).
 
-    ``number`` is the user's round t = 1..T. ``message(x, reward)`` clips the data point to what the
-    plan allows and makes the one message that may leave the device: the noisy statistics, or their
-    bits. ``release`` and ``place`` say which batch it belongs to, and where in it. A bare
-    ``User(plan, number)`` draws from the operating system; pass ``SeededNoise`` only to
-    simulate.
+    ``message(x, reward)`` makes the one message that may leave the device: noisy statistics, or
+    their bits.
 
-    Guarantee: that of the system's certificate, for this user's context and rewards.
+    Parameters
+    ----------
+    plan : Plan
+        The curve's plan, in which users send for themselves (messages = "individual").
+    number : int
+        The user's round t, from 1 to the end of the last batch.
+    noise : NoiseSource, optional
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+
+    Attributes
+    ----------
+    plan, number, noise
+        As above.
+    clipped_feature, clipped_reward : bool
+        True if the message is of clipped features, or of a clipped reward; False before it.
+
+    Raises
+    ------
+    InputError
+        For a plan in which nobody sends for themselves or no batch ends, one whose numbers do not
+        give the epsilon that it was sealed with, and a number out of range.
+
+    Notes
+    -----
+    Guarantee: that of the system's certificate, unit user, for this user's context and rewards.
+    Nobody is trusted with protocols "user-ldp" and "user-ldp-vector". With "user-shuffle-amplified"
+    and "user-shuffle-vector" the shuffler is trusted, and in the latter the other users' noise bits
+    that are counted on; the agent is not.
     """
 
     def __init__(
@@ -170,7 +194,25 @@ class User(Once):
 
     @once
     def message(self, x: object, reward: float) -> Report | Bits:
-        """The message about features x (d,) and reward; made once, since two would say more."""
+        """Make the message, once: two would say more.
+
+        Parameters
+        ----------
+        x : array_like, shape (d,)
+            Features of the action played; clipped to the plan's bound.
+        reward : float
+            Its reward; clipped to the plan's range.
+
+        Returns
+        -------
+        Report, Counts or Bits
+            Noisy statistics; with bits their counts, or the bits themselves for a shuffler.
+
+        Raises
+        ------
+        InputError
+            After the first message, and for values of another shape or not finite.
+        """
         if self._sent:
             raise InputError(f"user {self.number} has made a message already")
         features = array("x", x, shape=(self.plan.dimension,)).copy()
@@ -212,14 +254,35 @@ class Shuffler(Once):
     ``shuffle`` takes the reports of all silos for the next release and returns what the server may
     see. Statistics are permuted as whole messages; bits under each label of their own, so that a
     bit says which entry it belongs to and nothing else. Counts stand for bits: permuted bits tell
-    their number of ones, so of counts only the sum over silos is passed on. It passes each release
-    on once, and only when it has every silo's message: with fewer, there would be less noise than
-    the certificate counts on. Every release has a fresh uniform permutation: from the operating
-    system, or keyed when ``noise`` is a ``SeededNoise``.
+    their number of ones, so of counts only the sum over silos is passed on. Every release has a
+    fresh uniform permutation.
 
+    Parameters
+    ----------
+    plan : Plan
+        The curve's plan, such as ``system.plan``.
+    noise : NoiseSource, optional
+        Where permutations come from. By default the operating system's generator; pass
+        ``SeededNoise`` only to simulate.
+
+    Attributes
+    ----------
+    plan, noise
+        As above.
+    release : int
+        Releases passed on so far.
+
+    Raises
+    ------
+    InputError
+        For a plan of another kind, and one whose numbers do not give the epsilon that it was sealed
+        with.
+
+    Notes
+    -----
     Guarantee: none by itself. It hides who sent what; what that is worth in (epsilon, delta)
-    depends on the noise in the messages and stands in the system's certificate. It must not be
-    run by the server, nor by anyone who shares with it what it sees.
+    depends on the noise in the messages and stands in the system's certificate. It is trusted: it
+    must not be run by the server, nor by anyone who shares with it what it sees.
     """
 
     def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
@@ -230,10 +293,25 @@ class Shuffler(Once):
 
     @once
     def shuffle(self, reports: Sequence[Message]) -> list[Shuffled | ShuffledBits]:
-        """Messages of one release, permuted over all silos; bits and counts come as one message.
+        """Permute the messages of the next release over all silos; each release is passed on once.
 
-        Raises InputError unless ``reports`` holds one message of each silo for the next release,
-        all of the plan's kind; nothing is then passed on.
+        Parameters
+        ----------
+        reports : sequence of Report, Counts or Bits
+            One message of each silo (or user, where users send for themselves), in any order: with
+            fewer there would be less noise than the certificate counts on.
+
+        Returns
+        -------
+        list of Shuffled or ShuffledBits
+            For ``Server.combine``: a permuted message for each report; one of all bits, or one sum
+            of all counts, where data points travel as bits.
+
+        Raises
+        ------
+        InputError
+            For a message that is missing, there twice, or of another kind, release or dimension.
+            Nothing is passed on then.
         """
         release, ordered = self.release + 1, self._checked(reports)
         passed = self._mixed(release, ordered)

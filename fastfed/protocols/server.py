@@ -35,11 +35,41 @@ Message = Report | Shuffled | Bits | Encoded
 
 
 class Server(Once):
-    """Combines the messages of all silos at each synchronisation.
+    """The analyzer A: combines the messages of all silos at each synchronisation.
 
-    ``Server(plan)`` draws the noise of a central protocol from the operating system; protocols
-    in which the silos add the noise need none here. Sums run over silos in index order, so the
-    result does not depend on the order in which reports arrive; after a shuffler, in its order.
+    Sums run over silos in index order, so the result does not depend on the order in which reports
+    arrive; after a shuffler they run in its order.
+
+    Parameters
+    ----------
+    plan : Plan
+        The curve's plan, such as ``system.plan``.
+    noise : NoiseSource, optional
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate. Unused
+        where silos or users add the noise, but for a simulated "secure-sum".
+
+    Attributes
+    ----------
+    plan : Plan
+        The plan.
+    noise : NoiseSource
+        Where the server's own noise comes from.
+    release : int
+        Releases combined so far.
+
+    Raises
+    ------
+    InputError
+        For a plan of another kind, and one whose numbers do not give the epsilon that it was sealed
+        with.
+
+    Notes
+    -----
+    Guarantee: that of the system's certificate. If the plan's noise is the server's
+    (``plan.protocol.noise_by == "server"``) the server sees raw sums and is trusted: what it
+    broadcasts is private, what it is sent is not. Otherwise it is not trusted: what it is sent is
+    private already, and what it computes is post-processing. Protocols "none" and "agent" have no
+    privacy.
     """
 
     def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
@@ -56,11 +86,28 @@ class Server(Once):
 
     @once
     def combine(self, messages: Sequence[Message], silos: Sequence[int] | None = None) -> Broadcast:
-        """The synchronised statistics after the next release.
+        """Combine the messages of the next release into the synchronised statistics.
 
-        ``messages`` holds one report of every silo for this release, or what the shuffler made
-        of them; anything else is an InputError, and the server's state is then unchanged. Where
-        silos send reports as they are, ``silos`` may name those that count in this release.
+        Parameters
+        ----------
+        messages : sequence of Report, Encoded, or a shuffler's messages
+            One report of every silo (or user, where users send for themselves) for this release,
+            in any order, or what ``Shuffler.shuffle`` made of them.
+        silos : sequence of int, optional
+            The silos that count in this release, where they send reports as they are. Default: all.
+
+        Returns
+        -------
+        Broadcast
+            Sums over all releases so far, for every silo's ``receive``.
+
+        Raises
+        ------
+        InputError
+            For a message that is missing, there twice, of another kind, release or dimension, or
+            not finite; for sums that overflow or, under a server's exact noise, are not of
+            fixed-point records; and for ``silos`` where messages are shuffled or masked. The
+            release is then not counted, and the call may be made again.
         """
         if silos is not None and (self._decoder is not None or self.plan.protocol.shuffled):
             raise InputError("silos belong to protocols whose server sees each silo's report")
@@ -188,13 +235,39 @@ class Server(Once):
 
 
 class Averager(Once):
-    """Combines the estimates of all silos at the end of each phase (huang-2023, Algorithm 1 R_0).
+    """The server in phases: combines the estimates of all silos at the end of each phase.
 
-    A bare ``Averager(plan)`` draws from the operating system; pass ``SeededNoise`` only to
-    simulate. Estimates that are not finite count as 0 and raise nothing: an exception that depends
-    on data would tell something about them.
+    Estimates that are not finite count as 0 and raise nothing: an exception that depends on data
+    would tell something about them.
 
-    Guarantee: that of the system's certificate, for everything one silo holds.
+    Parameters
+    ----------
+    plan : PhasePlan
+        The curve's plan, such as ``system.plan`` of robin.
+    noise : NoiseSource, optional
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+
+    Attributes
+    ----------
+    plan : PhasePlan
+        The plan.
+    noise : NoiseSource
+        Where the noise of private means comes from.
+    releases : int
+        Models made so far.
+
+    Raises
+    ------
+    InputError
+        For a plan of another kind, and one whose private means or claim do not fit its numbers.
+
+    Notes
+    -----
+    Guarantee: that of the system's certificate, unit silo (all that one silo holds), relation
+    "replace", for all models together. The server is trusted: it sees the estimates as they are,
+    and other silos see its models alone. A plan with plain means has no privacy.
+
+    Source: huang-2023, Algorithm 1 R_0; private means: Algorithms 2-4.
     """
 
     def __init__(self, plan: PhasePlan, noise: NoiseSource | None = None) -> None:
@@ -205,8 +278,24 @@ class Averager(Once):
 
     @once
     def combine(self, estimates: Sequence[LocalEstimate]) -> Model:
-        """The model after the next phase that releases one; InputError unless every silo has sent
-        its estimate of that phase, and then nothing has changed."""
+        """Average the estimates of the next phase that releases a model.
+
+        Parameters
+        ----------
+        estimates : sequence of LocalEstimate
+            One of every silo for that phase, in any order.
+
+        Returns
+        -------
+        Model
+            The model of the phase after it, for every client's ``adopt``.
+
+        Raises
+        ------
+        InputError
+            After the plan's last release, and unless ``estimates`` holds one of every silo, of this
+            phase and of shape (d,). Nothing has changed then.
+        """
         plan = self.plan
         if self.releases == len(plan.releasing):
             raise InputError(f"the plan has {self.releases} releases, got estimates for one more")

@@ -30,11 +30,19 @@ Edges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Graph:
-    """A connected graph of M silos, numbered from 0.
+    """A connected, undirected graph of M silos, numbered from 0; equal graphs hash alike.
 
-    ``edges`` may come in any order and direction; they are kept as sorted pairs (i, j) with i < j,
-    each once, so that equal graphs are equal and hash alike. Raises InputError for silos out of
-    range, for an edge from a silo to itself, and where some silo cannot be reached.
+    Parameters
+    ----------
+    silos : int
+        M >= 1.
+    edges : iterable of (int, int)
+        In any order and direction; kept as sorted pairs (i, j) with i < j, each once.
+
+    Raises
+    ------
+    InputError
+        For silos out of range, an edge from a silo to itself, and a silo that no path reaches.
     """
 
     silos: int
@@ -52,14 +60,26 @@ class Graph:
 
     @classmethod
     def named(cls, name: str, silos: int, seed: int = 0, probability: float | None = None) -> Graph:
-        """One of GRAPHS; silo 0 is the centre of a star, rings and lines follow the numbers.
+        """Make one of GRAPHS; silo 0 is the centre of a star, rings and lines follow the numbers.
 
-        "random" gives every pair of silos a uniform number of its own and links the pairs whose
-        number is below ``probability``, by default min(1, 2 ln M / M); to these come the edges of
-        the minimum spanning tree of the numbers. Where the former connect all silos, the latter
-        are among them, and this is the graph of Erdos and Renyi; elsewhere it is that graph with
-        the fewest edges that connect it. It is a function of ``seed``, and grows with
-        ``probability``. Other names make no use of ``seed``, and take no ``probability``.
+        "random" gives every pair of silos a uniform number of its own, a function of ``seed``, and
+        links the pairs whose number is below ``probability``; to these come the edges of the
+        minimum spanning tree of the numbers. Where the former connect all silos this is the graph
+        of Erdos and Renyi, elsewhere that graph with the fewest edges that connect it.
+
+        Parameters
+        ----------
+        name : {"complete", "star", "ring", "line", "random"}
+        silos : int
+        seed : int, default 0
+            Of "random", in [0, 2^63).
+        probability : float, optional
+            Of "random" alone, in [0, 1]; by default min(1, 2 ln M / M).
+
+        Raises
+        ------
+        InputError
+            For another name, values out of range, and a probability of another graph.
         """
         choice("graph", name, GRAPHS)
         silos, seed = integer("silos", silos, at_least=1), check_seed(seed)
@@ -82,14 +102,15 @@ class Graph:
 
     @classmethod
     def from_edges(cls, edges: Iterable[Iterable[int]], silos: int) -> Graph:
-        """The graph of these pairs of silos; a pair listed twice, or both ways, is one edge."""
+        """Make the graph of pairs of silos; raises InputError as the class does."""
         return cls(silos, edges)  # type: ignore[arg-type]
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Graph:
-        """An undirected networkx graph with the nodes 0..M-1, in any order.
+        """Convert an undirected networkx graph with the nodes 0..M-1, in any order.
 
-        Parallel edges count once; what else edges and nodes carry is left out.
+        Parallel edges count once; what else edges and nodes carry is left out. Raises InputError
+        for a directed graph, other nodes, and as the class does.
         """
         directed = getattr(graph, "is_directed", None)
         if callable(directed) and directed():
@@ -105,7 +126,7 @@ class Graph:
 
     @classmethod
     def of(cls, value: Any, silos: int, seed: int = 0) -> Graph:
-        """The graph a spec means: one of GRAPHS, a list of pairs, a networkx graph, or a Graph.
+        """Make the graph that a spec means: one of GRAPHS, pairs, a networkx graph, or a Graph.
 
         Raises InputError unless it is a connected graph of ``silos`` silos.
         """
@@ -123,7 +144,7 @@ class Graph:
 
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
-        """The silos each silo is linked with, ascending."""
+        """The silos that each silo is linked with, ascending."""
         linked: list[list[int]] = [[] for _ in range(self.silos)]
         for i, j in self.edges:
             linked[i].append(j)
@@ -143,13 +164,13 @@ class Graph:
         return int(self.distances.max())
 
     def cliques(self, gamma: int) -> tuple[tuple[int, ...], ...]:
-        """A partition of the silos into cliques of the gamma-th power: few, not the fewest.
+        """Partition the silos into cliques of the gamma-th power: few, not the fewest.
 
         Two silos are partners if at most ``gamma`` hops lie between them, on any path. Each clique
         starts from the silo with the fewest partners among those in no clique yet, and takes in,
         one by one, the silo that leaves the most further silos to choose from; ties go to fewer
         partners, then to the lower number. From gamma = diameter on it is one clique. Each is
-        ascending, and they are sorted by their first silo.
+        ascending, and they are sorted by their first silo. Raises InputError for gamma < 1.
         """
         near = self.distances <= integer("gamma", gamma, at_least=1)
         free = np.ones(self.silos, dtype=bool)
@@ -166,7 +187,7 @@ class Graph:
     def checked_cliques(
         self, cliques: Sequence[Iterable[int]], gamma: int
     ) -> tuple[tuple[int, ...], ...]:
-        """A user's own cover, sorted as ``cliques`` sorts.
+        """Check a user's own cover, and sort it as ``cliques`` sorts.
 
         Raises InputError unless every silo is in exactly one clique, and any two of a clique are
         at most ``gamma`` hops apart.
@@ -204,7 +225,7 @@ class Graph:
         The broadcast itself is the first time, and ``ttl``, the time to live, the last: what is
         sent at the end of round t has by the end of round T been handed on
         min(ttl, T - t + 1) times. Each time, every silo that just heard of it sends it to all its
-        neighbours, also to those it has it from.
+        neighbours, also to those it has it from. Raises InputError for values out of range.
         """
         silo = integer("silo", silo, at_least=0, at_most=self.silos - 1)
         hops = min(integer("hops", hops, at_least=0), integer("ttl", ttl, at_least=1))
@@ -377,7 +398,6 @@ class Network(Generic[M]):
 
 # ---- Plans: what every silo does, and what silos tell each other ---------------------------------
 
-# Federations without a server: what every silo does, as plain data, and what they tell each other.
 # dubey-pentland-2020, Algorithm 3. Rounds are dealt out to gamma estimators, t mod gamma; the silos
 # of a clique of the graph's gamma-th power share each of them. By the time an estimator is used
 # again, gamma rounds later, whatever a member sent has reached every other one.
@@ -516,7 +536,22 @@ PLAIN_MEAN = Protocol(
 
 @dataclass(frozen=True)
 class LocalEstimate:
-    """Message of one silo at the end of a phase: its least-squares estimate, (d,)."""
+    """Message of one silo at the end of a phase: its least-squares estimate, without noise.
+
+    Parameters
+    ----------
+    phase : int
+        The phase that ends, from 1.
+    values : array_like, shape (d,)
+        The estimate, in rewards per unit of a feature; kept as a read-only float64 copy.
+    silo : int
+        Number of the silo, from 0.
+
+    Raises
+    ------
+    InputError
+        For values that are no numbers, and a silo that is no integer.
+    """
 
     phase: int
     values: np.ndarray
@@ -535,7 +570,15 @@ class LocalEstimate:
 
 @dataclass(frozen=True)
 class Model:
-    """Message of the server at the end of a phase: the model of the next one, (d,)."""
+    """Message of the server at the end of a phase: the model of the next one.
+
+    Parameters
+    ----------
+    phase : int
+        The phase that plays it.
+    values : array_like, shape (d,)
+        The mean of all estimates, with the server's noise if the plan is private.
+    """
 
     phase: int
     values: np.ndarray

@@ -168,24 +168,66 @@ _SOURCE = "P_Vec (Cheu et al. 2021; zhou-chowdhury-2024, Algorithms 6-7)"
 class VectorSum(Once):
     """The sum of one vector from each user, private once the bits of all users are shuffled.
 
-    dimension: d. users: n. Every vector is scaled to norm at most ``bound``. Each user sends, under
-    each of d labels, 2 g + b bits: its entry in fixed point with ``precision`` g steps per
-    ``bound``, rounded at random, and b = ``noise_bits`` bits of noise that are one with
-    probability 1/4. Who reads the shuffled bits learns their number of ones and nothing else.
+    Each user sends, under each of d labels, 2 g + b bits: the entry in fixed point with g steps per
+    ``bound``, rounded at random, and b bits of noise that are one with probability 1/4. Whoever
+    reads the shuffled bits learns their number of ones and nothing else. Either epsilon and delta
+    or ``noise_bits`` set the noise.
 
-    The noise is set by epsilon and delta, with calibration "exact" (the fewest bits proven to give
-    the budget) or "theorem" (b of chowdhury-zhou-2022, Theorem C.1), or by noise_bits.
-    ``honest_fraction`` is the share of users whose noise bits are counted on. ``seed`` is for
-    simulations.
+    Parameters
+    ----------
+    dimension : int
+        d >= 1, the length of a vector.
+    users : int
+        n, from 1 to 2^31.
+    epsilon : float, optional
+        Of the budget of one sum, > 0.
+    delta : float, optional
+        Of the budget, in (0, 1); required with ``epsilon``.
+    noise_bits : int, optional
+        b, from 0 to 2^40, in place of a budget: there is then no certificate.
+    precision : int, optional
+        g, from 1 to 2^26. Default: max(ceil(2 sqrt(n)), d, 4).
+    calibration : {"exact", "theorem"}, default "exact"
+        How epsilon and delta set b: the fewest bits proven to give the budget, or b of
+        chowdhury-zhou-2022, Theorem C.1.
+    relation : {"replace", "zero-out"}, default "replace"
+        Neighbours differ in one user's vector, which becomes any other one, or zero.
+    bound : float, default 1
+        Longer vectors are scaled to this norm; from 1e-100 to 1e100.
+    honest_fraction : float, default 1
+        In (0, 1]: the share of users whose noise bits are counted on.
+    seed : int, optional
+        Seed of simulated noise. Default: noise of the operating system.
 
-    Guarantee: replacing (relation "replace") or zeroing ("zero-out") one user's vector is
-    (epsilon, delta)-indistinguishable to whoever sees the shuffled bits of one sum. The result is
-    unbiased, with standard deviation ``noise_std`` in each entry and at most bound / 4 from
-    rounding.
+    Attributes
+    ----------
+    dimension, users, relation, bound, precision, noise_bits
+        As above, filled in.
+    honest_users : int
+        floor(honest_fraction n).
+    budget : Budget or None
+        None if ``noise_bits`` set the noise.
+    noise : NoiseSource
+        Where roundings, noise bits and permutations come from.
 
-    Raises InputError for values out of range, and unless exactly one of (epsilon, delta) and
-    noise_bits sets the noise.
+    Raises
+    ------
+    InputError
+        For values out of range, unless exactly one of ``epsilon`` and ``noise_bits`` is given, and
+        where all users together would send 2^62 bits an entry or more.
 
+    Notes
+    -----
+    Guarantee: unit user, under ``relation``; replacing or zeroing one user's vector is (epsilon,
+    delta)-indistinguishable to whoever sees the shuffled bits of one sum. The shuffler and the
+    noise bits of ``honest_users`` users are trusted, whoever reads the shuffled bits is not. The
+    result is unbiased, with standard deviation ``noise_std`` in each entry from noise and at most
+    bound / 4 from rounding at the default precision.
+
+    Source: Cheu et al. 2021; zhou-chowdhury-2024, Algorithms 6-7.
+
+    Examples
+    --------
     >>> protocol = VectorSum(dimension=3, users=1000, epsilon=1.0, delta=1e-6)
     >>> protocol.sum(np.tile([0.6, 0.0, 0.8], (1000, 1))).shape
     (3,)
@@ -281,11 +323,27 @@ class VectorSum(Once):
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise in each entry of the sum, in the units of x."""
+        """Standard deviation of the noise in each entry of the sum, in the units of the vectors."""
         return self.bound * math.sqrt(0.1875 * self.users * self.noise_bits) / self.precision
 
     def exact(self, delta: float | None = None) -> float:
-        """A proven epsilon at delta (default: the budget's); infinite when none is proven."""
+        """Compute an epsilon that is proven for this noise.
+
+        Parameters
+        ----------
+        delta : float, optional
+            Default: the budget's.
+
+        Returns
+        -------
+        float
+            epsilon of one sum under ``relation``; infinite where none is proven.
+
+        Raises
+        ------
+        InputError
+            Without delta, where no budget was given.
+        """
         if delta is None:
             if self.budget is None:
                 raise InputError("delta must be given: this VectorSum was made from noise_bits")
@@ -301,9 +359,25 @@ class VectorSum(Once):
 
     @once
     def randomize(self, x: object, user: int | None = None) -> np.ndarray:
-        """The bits of one user: (d, 2 g + b) of uint8, the row is the label (Alg. 6-7).
+        """Make the bits of one user (zhou-chowdhury-2024, Algorithms 6-7).
 
-        ``user`` 0..n-1 tells users apart where the noise is seeded, and is then required.
+        Parameters
+        ----------
+        x : array_like, shape (d,)
+            The user's vector.
+        user : int, optional
+            0..n-1, which tells users apart where the noise is seeded, and is then required.
+
+        Returns
+        -------
+        ndarray of uint8, shape (d, 2 g + b)
+            Bits, 0 or 1; the row is the label.
+
+        Raises
+        ------
+        InputError
+            For a vector of another shape or not finite, a user out of range or missing, and more
+            than 2^29 bits.
         """
         if user is None and self._seeded:
             raise InputError("user must be given where the noise is seeded: each has its own")
@@ -327,7 +401,23 @@ class VectorSum(Once):
 
     @once
     def shuffle(self, bits: object) -> np.ndarray:
-        """The bits of all users (n, d, 2 g + b) permuted under each label: (d, n (2 g + b))."""
+        """Permute the bits of all users, under each label by itself.
+
+        Parameters
+        ----------
+        bits : array_like of uint8, shape (n, d, 2 g + b)
+            What `randomize` made for every user.
+
+        Returns
+        -------
+        ndarray of uint8, shape (d, n (2 g + b))
+            For `analyze`.
+
+        Raises
+        ------
+        InputError
+            For another shape or type.
+        """
         shape = (self.users, self.dimension, self.message_bits)
         given = np.asarray(bits)
         if given.shape != shape or given.dtype != np.uint8:
@@ -341,7 +431,27 @@ class VectorSum(Once):
 
     @once
     def analyze(self, bits: object) -> np.ndarray:
-        """The unbiased sum (d,) from the shuffled bits (Alg. 7 line 10, Alg. 6 line 12)."""
+        """Estimate the sum from shuffled bits; the next sum then has randomness of its own.
+
+        Parameters
+        ----------
+        bits : array_like of uint8, shape (d, n (2 g + b))
+            What `shuffle` returned.
+
+        Returns
+        -------
+        ndarray, shape (d,)
+            An unbiased estimate, in the units of the vectors.
+
+        Raises
+        ------
+        InputError
+            For another shape or type, and bits that are not 0 or 1.
+
+        Notes
+        -----
+        Source: zhou-chowdhury-2024, Algorithm 7 line 10 and Algorithm 6 line 12.
+        """
         shape = (self.dimension, self.users * self.message_bits)
         given = np.asarray(bits)
         if given.shape != shape:
@@ -355,10 +465,26 @@ class VectorSum(Once):
 
     @once
     def sum(self, vectors: object, messages: str = "aggregate") -> np.ndarray:
-        """The private sum (d,) of vectors (n, d).
+        """Compute a private sum; each call has noise of its own.
 
-        messages "individual" makes, shuffles and counts every bit; "aggregate" draws their counts,
-        which have the same law and cost a million times less. Each call has noise of its own.
+        Parameters
+        ----------
+        vectors : array_like, shape (n, d)
+            One vector of each user.
+        messages : {"aggregate", "individual"}, default "aggregate"
+            "individual" makes, shuffles and counts every bit; "aggregate" draws their counts, which
+            have the same law and cost a million times less.
+
+        Returns
+        -------
+        ndarray, shape (d,)
+            An unbiased estimate, in the units of the vectors.
+
+        Raises
+        ------
+        InputError
+            For another shape, values that are not finite, and with "individual" more than 2^29
+            bits.
         """
         choice("messages", messages, MESSAGES)
         points = self._scaled(vectors, (self.users, self.dimension))
@@ -376,7 +502,13 @@ class VectorSum(Once):
 
     @property
     def certificate(self) -> Certificate:
-        """Certificate of one sum. Raises InputError when no budget was given."""
+        """Certificate of one sum.
+
+        Raises
+        ------
+        InputError
+            Where ``noise_bits`` set the noise, so that there is no budget.
+        """
         if self.budget is None:
             raise InputError("epsilon and delta must be given for a certificate, got noise_bits")
         epsilon, budget = self.exact(), self.budget
