@@ -30,79 +30,204 @@ READ = (
 
 @dataclass(frozen=True)
 class Regret:
-    """Simulated regret of one silo over the whole horizon, and the size of the simulation."""
+    """Simulated regret of one silo over the whole horizon, and the size of the simulation.
+
+    Attributes
+    ----------
+    mean, stderr : float
+        Mean over replicates and its standard error, in rewards; NaN for one replicate.
+    replicates : int
+        R.
+    silos : int
+        Silos that were simulated, to stand for all.
+    rounds : int
+        Rounds that were simulated; where fewer than the horizon, regret is extended at its last
+        pace.
+    stage : {"screened", "refined", "final"}
+        The last stage that the system was simulated in.
+    """
 
     mean: float
-    stderr: float  # over replicates; NaN for one
+    stderr: float
     replicates: int
-    silos: int  # simulated, to stand for all
-    rounds: int  # simulated; extended to the horizon at their last pace where fewer
-    stage: str  # "screened", "refined" or "final"
+    silos: int
+    rounds: int
+    stage: str
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One system that gives the guarantee."""
+    """One system that gives the guarantee.
+
+    Attributes
+    ----------
+    label : str
+        Name of the system: protocol, release, batches, variant of exploration.
+    trust : str
+        Its trust model, one of ``TRUST``.
+    protocol, release : str
+        Keys of a curve.
+    batch_size : int
+        Rounds of a batch, of the longest one where batches grow.
+    epsilon, delta : float
+        The exact guarantee of every user, from the system's certificate.
+    node_std : dict of str to float
+        Standard deviation of one noise vector, by stream, as the certificate lists it.
+    noise_std : float
+        The largest standard deviation of the noise in an entry of what is synchronised.
+    bound : float or None
+        Proven bound on the regret of one silo; None: nothing is proven.
+    vacuous : bool or None
+        True if the bound is no less than the most that can be lost; None without a bound.
+    bytes_sent : int
+        Bytes up and down, of all silos, over the whole horizon.
+    regret : Regret or None
+        None where it was not simulated, see ``remark``.
+    remark : str
+        Why it was not simulated; empty where it was.
+    keys : dict
+        Keys of a curve, as in a spec.
+    batches : str
+        "B = 20", or "growing 3 x 1.2": from 3 rounds, each 1.2 times as long.
+    releases : int
+        Synchronisations over the whole horizon.
+    bonus : float
+        Factor on the exploration bonuses. Below 1 the system explores less, and ``bound`` holds
+        what the ledger allows.
+    centred : bool
+        True if rewards are centred, which needs less noise.
+    share_until : int or None
+        The last shared round, later ones being a silo's own; None: every round is shared.
+    fallback_epsilon : float or None
+        epsilon of a secure sum if all other silos collude; None elsewhere.
+    """
 
     label: str
     trust: str
     protocol: str
     release: str
-    batch_size: int  # rounds of a batch, of the longest one where batches grow
-    epsilon: float  # exact
+    batch_size: int
+    epsilon: float
     delta: float
-    node_std: dict[str, float]  # of one noise vector, by stream, as the certificate lists it
-    noise_std: float  # largest of an entry of what is synchronised
-    bound: float | None  # proven, on the regret of one silo; None: nothing is proven
-    vacuous: bool | None  # True if the bound is no less than the most that can be lost
-    bytes_sent: int  # up and down, all silos, the whole horizon
-    regret: Regret | None  # None where it was not simulated, see ``remark``
+    node_std: dict[str, float]
+    noise_std: float
+    bound: float | None
+    vacuous: bool | None
+    bytes_sent: int
+    regret: Regret | None
     remark: str
-    keys: dict[str, Any]  # of a curve
-    batches: str = ""  # "B = 20", or "growing 3 x 1.2": from 3 rounds, each 1.2 times as long
+    keys: dict[str, Any]
+    batches: str = ""
     releases: int = 0
-    bonus: float = 1.0  # below 1: less exploration, and ``bound`` holds what the ledger allows
+    bonus: float = 1.0
     centred: bool = False
-    share_until: int | None = None  # last shared round; later ones are a silo's own
-    fallback_epsilon: float | None = None  # of a secure sum, if all other silos collude
+    share_until: int | None = None
+    fallback_epsilon: float | None = None
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A system to compare with: it sends nothing, or has no privacy."""
+    """A system to compare with: it sends nothing, or has no privacy.
+
+    Attributes
+    ----------
+    name : {"alone", "alone, explores less", "no privacy", "random"}
+        What it is.
+    label : str
+        The same with its algorithm, for tables and curves.
+    regret : Regret
+        Of the last stage.
+    keys : dict
+        Keys of a curve, as in a spec.
+    privacy : str
+        "sends nothing: epsilon 0" or "not private".
+    """
 
     name: str
     label: str
     regret: Regret
     keys: dict[str, Any]
-    #: "sends nothing: epsilon 0" or "not private".
     privacy: str = ""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Recommendation under one trust model."""
+    """Recommendation under one trust model.
+
+    Attributes
+    ----------
+    trust : str
+        The trust model, one of ``TRUST``.
+    trusted : str
+        Who is trusted, in a sentence.
+    best : str
+        Label of the candidate of least regret in the last stage.
+    level : tuple of str
+        Labels of those that cannot be told from the best: within two standard errors of the paired
+        difference.
+    against_alone : (float, float)
+        Best minus each silo alone, regret of one silo: mean of the paired difference, and its
+        standard error.
+    helps : bool
+        True if sharing by the best has less regret than each silo alone, by more than two standard
+        errors.
+    pays_from_epsilon, pays_from_silos : float or None, int or None
+        Roughly, from which epsilon, or number of silos, sharing would help, all else equal; None
+        where it does, or where that is not known.
+    sentence : str
+        All of this in a sentence.
+    alone : str
+        Name of the baseline that is alone: the one that explores less where it is better, and the
+        best has no proven bound either.
+    """
 
     trust: str
     trusted: str
     best: str
-    #: Not distinguishable from the best: within two standard errors of the paired difference.
     level: tuple[str, ...]
-    #: Best minus each silo alone, regret of one silo, paired.
     against_alone: tuple[float, float]
     helps: bool
-    #: Roughly, from where sharing would help, all else equal: None where it does, or unknown.
     pays_from_epsilon: float | None
     pays_from_silos: int | None
     sentence: str
-    #: Baseline that is alone: the one that explores less where it is better, and the best has no
-    #: proven bound either.
     alone: str = "alone"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Answer of `fastfed.plan`. ``candidates`` are sorted by trust, then by regret."""
+    """Answer of `fastfed.plan`; ``advice[label]`` is the candidate of that label.
+
+    Attributes
+    ----------
+    silos, horizon, dimension : int
+        M, T and d.
+    epsilon, delta : float
+        The guarantee that was asked for.
+    relation : {"replace", "zero-out"}
+        Neighbouring datasets.
+    unit : str
+        "user", the unit that is protected.
+    radius_multiplier : float
+        Factor of all confidence radii.
+    environment : dict
+        Table of the environment that was simulated, as in a spec.
+    seed : int
+        Of all randomness.
+    scaling : str
+        How the last stage was simulated, in a sentence.
+    candidates : tuple of Candidate
+        Sorted by trust, then by the last stage that each was simulated in, then by regret.
+    baselines : tuple of Baseline
+        Systems to compare with.
+    verdicts : tuple of Verdict
+        One for each trust model that was asked for.
+    left_out : dict of str to str
+        Systems that are no candidates, with the reason.
+    notes : tuple of str
+        That real records were read, conditions that no candidate meets, unequal silos.
+    colluders : int or None
+        Silos of a secure sum whose noise is not counted; None where that trust was not asked for.
+    """
 
     silos: int
     horizon: int
@@ -114,24 +239,24 @@ class Advice:
     radius_multiplier: float
     environment: dict[str, Any]
     seed: int
-    scaling: str  # how the final stage was simulated, in a sentence
+    scaling: str
     candidates: tuple[Candidate, ...]
     baselines: tuple[Baseline, ...]
     verdicts: tuple[Verdict, ...]
     left_out: dict[str, str]
-    #: Notes: that real records were read, conditions that no candidate meets, unequal silos.
     notes: tuple[str, ...] = ()
-    #: Silos of a secure sum whose noise is not counted; None where that trust was not asked for.
     colluders: int | None = None
 
     @property
     def status(self) -> str:
-        """Status of every candidate's guarantee: "proven", or "conditional" where the environment
-        itself breaks a condition."""
+        """Status of every candidate's guarantee.
+
+        "proven", or "conditional" where the environment itself breaks a condition.
+        """
         return "conditional" if any(n.startswith(BROKEN) for n in self.notes) else "proven"
 
     def __getitem__(self, label: str) -> Candidate:
-        """The candidate of a label; KeyError if there is none."""
+        """Return the candidate of a label; KeyError if there is none."""
         for candidate in self.candidates:
             if candidate.label == label:
                 return candidate
@@ -143,12 +268,25 @@ class Advice:
         return found[choice("name", name, list(found))]
 
     def to_builtins(self) -> dict[str, Any]:
-        """The JSON of ``fastfed plan``; NaN becomes None."""
+        """Convert to plain data, the JSON of ``fastfed plan``.
+
+        Returns
+        -------
+        dict
+            All fields by name, at every depth: tuples are lists, numbers that are not finite None.
+        """
         found: dict[str, Any] = plain(asdict(self))
         return found
 
     def identity(self) -> dict[str, Any]:
-        """The tables of a spec of what is recommended, and its baselines."""
+        """Make the tables of a spec of what is recommended, and its baselines.
+
+        Returns
+        -------
+        dict
+            Keys of a spec: name, horizon, silos, seed, environment, and a curve for each verdict
+            and each baseline.
+        """
         curves = [{"label": f"{v.trust}: {v.best}", **self[v.best].keys} for v in self.verdicts]
         curves += [{"label": b.label, **b.keys} for b in self.baselines]
         return {
@@ -161,7 +299,18 @@ class Advice:
         }
 
     def spec_text(self, replicates: int = 4) -> str:
-        """Text of that spec, for `fastfed run`."""
+        """Write the spec of `identity` as a text, for ``fastfed run``.
+
+        Parameters
+        ----------
+        replicates : int, default 4
+            Replicates of every curve.
+
+        Returns
+        -------
+        str
+            TOML, with a figure of the regret per silo.
+        """
         from fastfed.reporting.text import spec_text
 
         return spec_text(self.identity(), replicates, {"y": "per-silo"})

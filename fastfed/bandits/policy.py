@@ -168,6 +168,12 @@ class LinUCB:
         Returns
         -------
         ndarray, shape (K,)
+            In the units of the rewards.
+
+        Raises
+        ------
+        InputError
+            For another shape, no actions, and features that are not finite.
         """
         model = self._model()
         if is_sparse(actions):
@@ -180,7 +186,7 @@ class LinUCB:
         return linalg.scores(check_actions(actions, self.dimension), *given, 0.0)
 
     def select(self, actions: object) -> int:
-        """Choose an action.
+        """Choose an action, whose reward ``observe`` then takes.
 
         Parameters
         ----------
@@ -191,6 +197,11 @@ class LinUCB:
         -------
         int
             Index of the largest upper confidence bound; ties go to the lowest.
+
+        Raises
+        ------
+        InputError
+            As ``scores``.
         """
         index = self._best(actions, self._row)
         self._chosen = self._one
@@ -234,6 +245,12 @@ class LinUCB:
         Returns
         -------
         ndarray of int64, shape (n,)
+            Index of each user's choice.
+
+        Raises
+        ------
+        InputError
+            For other shapes, a user without actions, and features that are not finite.
         """
         if isinstance(actions, np.ndarray) and actions.ndim == 3:
             model, d = self._model(), self.dimension
@@ -372,12 +389,25 @@ class LinUCB:
     # ---- names of other libraries ----------------------------------------------------------------
 
     def partial_fit(self, X: object, y: object) -> LinUCB:
-        """Learn rows X (n, d) with rewards y (n,), as scikit-learn names it.
+        """Learn more rows, as scikit-learn names it: ``observe_many(y, X)``.
+
+        Parameters
+        ----------
+        X : array_like or sparse, shape (n, d)
+            Features of the actions played.
+        y : array_like, shape (n,)
+            Their rewards.
 
         Returns
         -------
         LinUCB
             The agent itself.
+
+        Raises
+        ------
+        InputError
+            For shapes that do not agree, values that are not finite, and rows whose width
+            ||x||_{V^-1} is above 1e75.
         """
         if not is_sparse(X):
             X = array("X", X, shape=(None, self.dimension))
@@ -385,12 +415,10 @@ class LinUCB:
         return self
 
     def fit(self, X: object, y: object) -> LinUCB:
-        """Forget everything, then learn rows X (n, d) with rewards y (n,).
+        """Forget everything, then learn rows X, shape (n, d), with rewards y, shape (n,).
 
-        Returns
-        -------
-        LinUCB
-            The agent itself.
+        Parameters, result and errors are those of ``partial_fit``; after an error the agent is what
+        it was.
         """
         held = self.__dict__.copy()
         self._forget()
@@ -409,10 +437,16 @@ class LinUCB:
         Parameters
         ----------
         X : array_like or sparse, shape (n, d)
+            Features.
 
         Returns
         -------
         ndarray, shape (n,)
+
+        Raises
+        ------
+        InputError
+            For another shape and values that are not finite.
         """
         theta = self._model().theta
         if is_sparse(X):
@@ -527,6 +561,11 @@ class LinUCB:
         ----------
         path : path-like
             The file, whatever its suffix.
+
+        Raises
+        ------
+        InputError
+            Where it cannot be written; the old file then stays.
         """
         model = self._model()
         said = {

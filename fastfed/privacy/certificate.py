@@ -91,6 +91,13 @@ class ClaimCondition(Condition, frozen=True):
     """The condition that the exact guarantee is within the claim.
 
     It is the only one that may fail beside a proven exact value, which holds whatever was claimed.
+
+    Parameters
+    ----------
+    text : str
+        The condition, as a sentence that states the exact epsilon and the claim.
+    holds : bool
+        True if the exact epsilon is at most the claimed one.
     """
 
 
@@ -238,7 +245,13 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
         printer.text(str(self))
 
     def to_builtins(self) -> dict[str, Any]:
-        """Convert to dicts, lists, strings and numbers, with the keys of the JSON output."""
+        """Convert to plain data.
+
+        Returns
+        -------
+        dict
+            Dicts, lists, strings and numbers, with the keys of the JSON output.
+        """
         result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return result
 
@@ -246,10 +259,38 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
 class Certificate(SideCertificate, frozen=True, kw_only=True):
     """The certificate of a run: the top guarantee, and weaker ones under `also`.
 
+    Changing one ``unit`` of the data, as ``relation`` says, is (epsilon, delta)-indistinguishable
+    to everybody who is not trusted according to ``model``, with the pair ``exact``, if ``status``
+    is "proven". Compare that pair with ``claimed``.
+
     Parameters
     ----------
-    also : sequence of SideCertificate
-        Further guarantees of the same release. All other fields are those of `SideCertificate`.
+    unit : {"user", "item", "silo", "reward"}
+        The unit that is protected: one context with all its possible rewards, one realised pair
+        (x, y), everything that one silo holds, or one user's rewards, contexts being public.
+    relation : {"replace", "zero-out"}
+        Neighbouring datasets: one unit's data become any other data, or its contribution becomes
+        zero, which is weaker.
+    model : str
+        Who is trusted, in a few words ("central: the server is trusted, ...").
+    claimed : Guarantee or None
+        The budget that was asked for, or that the source states.
+    exact : Guarantee or None
+        The guarantee that the noise itself gives; None where no number is known.
+    status : {"proven", "conditional", "unproven", "none"}
+        "proven": the exact value holds for this run. "conditional": it would hold under conditions
+        of which this run breaks one, or cannot establish it. "unproven": there may be privacy, no
+        proof covers it. "none": no finite epsilon holds, or nothing is protected.
+    noise_std : dict of str to float, default {}
+        Standard deviation of one noise vector by stream, in the units of the statistic.
+    conditions : sequence of Condition, default ()
+        The conditions that the guarantee rests on, each with whether it holds. Kept as a tuple.
+    caveats : sequence of str, default ()
+        The limits of the guarantee, a sentence each. Kept as a tuple.
+    source : str
+        Author-year and theorem or algorithm.
+    also : sequence of SideCertificate, default ()
+        Further guarantees of the same release, under other trust models or for other units.
 
     Raises
     ------

@@ -300,9 +300,18 @@ _RETURNING = "; returning users: the variance times M0^2, chowdhury-zhou-2022, P
 class GaussianTree(GaussianRelease, frozen=True):
     """The p-sum tree over two streams with Gaussian noise on every released node.
 
-    Parameters and guarantee as in `GaussianRelease`; a record enters kappa nodes at most. Prefix
-    sums made from the nodes are post-processing. Source: Chan et al. 2011; zhou-chowdhury-2024,
-    Algorithm 2.
+    Parameters
+    ----------
+    releases, layout, noise_std, calibration, budget, source, covariance_ratio, returning, centred
+        See `GaussianRelease`, also for errors; ``noise_std`` is that of a bias entry of one node.
+    release, factor
+        Left at "tree" and None.
+
+    Notes
+    -----
+    Guarantee: that of `GaussianRelease`, for all released nodes together, against everybody who
+    sees them; a record enters kappa nodes at most. Prefix sums made from the nodes are
+    post-processing. Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2.
     """
 
     @property
