@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 if TYPE_CHECKING:
     from fastfed._validate import InputError as InputError
@@ -166,6 +166,16 @@ def run(
     )
 
 
+class _Claim(TypedDict, total=False):
+    """Further arguments of `audit` for a function: the claim, and how to look at outputs."""
+
+    epsilon: float
+    delta: float
+    statistic: Callable[[Any], float] | None
+    confidence: float
+    name: str | None
+
+
 @overload
 def audit(mechanism: str, *, trials: int | None = None, seed: int = 1) -> AuditResult: ...
 
@@ -193,7 +203,7 @@ def audit(
     *,
     trials: int | None = None,
     seed: int = 1,
-    **claim: Any,
+    **claim: Unpack[_Claim],
 ) -> AuditResult:
     """Audit a privacy claim by runs on two neighbouring datasets.
 
@@ -262,6 +272,6 @@ def audit(
         return run_audit(mechanism, trials, seed)
     from fastfed.privacy.audit.bounds import audit_function
 
-    if trials is not None:
-        claim["trials"] = trials
-    return audit_function(mechanism, data, neighbour, seed=seed, **claim)
+    if trials is None:
+        return audit_function(mechanism, data, neighbour, seed=seed, **claim)
+    return audit_function(mechanism, data, neighbour, trials=trials, seed=seed, **claim)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastfed._roots import brentq
 from fastfed._validate import InputError, array, integer, number
@@ -79,7 +79,12 @@ class _Log:
 
     @classmethod
     def of(
-        cls, actions: Any, rewards: Any, propensities: Any, policy: Any, confidence: Any
+        cls,
+        actions: ArrayLike,
+        rewards: ArrayLike,
+        propensities: ArrayLike,
+        policy: ArrayLike,
+        confidence: float,
     ) -> _Log:
         """Check a log and compute its weights."""
         policy = array("policy", policy, ndim=2)
@@ -132,10 +137,10 @@ class _Log:
 
 
 def inverse_propensity(
-    actions: Any,
-    rewards: Any,
-    propensities: Any,
-    policy: Any,
+    actions: ArrayLike,
+    rewards: ArrayLike,
+    propensities: ArrayLike,
+    policy: ArrayLike,
     *,
     confidence: float = 0.95,
     largest_reward: float | None = None,
@@ -204,7 +209,12 @@ def inverse_propensity(
 
 
 def self_normalised(
-    actions: Any, rewards: Any, propensities: Any, policy: Any, *, confidence: float = 0.95
+    actions: ArrayLike,
+    rewards: ArrayLike,
+    propensities: ArrayLike,
+    policy: ArrayLike,
+    *,
+    confidence: float = 0.95,
 ) -> PolicyValue:
     """Estimate by self-normalised weighting: sum w r / sum w.
 
@@ -239,11 +249,11 @@ def self_normalised(
 
 
 def doubly_robust(
-    actions: Any,
-    rewards: Any,
-    propensities: Any,
-    policy: Any,
-    predicted: Any,
+    actions: ArrayLike,
+    rewards: ArrayLike,
+    propensities: ArrayLike,
+    policy: ArrayLike,
+    predicted: ArrayLike,
     *,
     confidence: float = 0.95,
 ) -> PolicyValue:
@@ -281,9 +291,9 @@ def doubly_robust(
 
 
 def cross_fitted_ridge(
-    contexts: Any,
-    actions: Any,
-    rewards: Any,
+    contexts: ArrayLike,
+    actions: ArrayLike,
+    rewards: ArrayLike,
     *,
     folds: int = 5,
     ridge: float = 1.0,
@@ -333,7 +343,7 @@ def cross_fitted_ridge(
     return predicted
 
 
-def _actions(actions: Any, n: int, k: int) -> np.ndarray:
+def _actions(actions: ArrayLike, n: int, k: int) -> np.ndarray:
     """Return actions as int64 (n,), each in 0 .. k - 1."""
     given = array("actions", actions, shape=(n,))
     result = given.astype(np.int64)

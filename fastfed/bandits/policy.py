@@ -8,13 +8,14 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastfed import off_policy
 from fastfed._kernels import checked, linalg
@@ -231,7 +232,7 @@ class LinUCB:
             first += len(block)
         return index
 
-    def select_many(self, actions: Any) -> np.ndarray:
+    def select_many(self, actions: ArrayLike | Sequence[ArrayLike]) -> np.ndarray:
         """Choose an action for each of n users, all under the current model.
 
         ``observe_many`` then takes their rewards. Each choice is the one of ``select``.
@@ -264,14 +265,15 @@ class LinUCB:
                 "actions must have shape (n, K, d), or be a sequence of the actions (K, d) of "
                 f"each user, got {show(actions)}"
             )
-        if not is_sparse(actions[0] if len(actions) else actions) and np.ndim(actions[:1]) == 2:
+        users: Any = actions
+        if not is_sparse(users[0] if len(users) else users) and np.ndim(users[:1]) == 2:
             raise InputError(
                 f"actions must have shape (n, K, {self.dimension}), the actions of n users, got "
-                f"{np.shape(actions)}: select chooses for one"
+                f"{np.shape(users)}: select chooses for one"
             )
-        chosen, index = np.empty((len(actions), self.dimension)), np.empty(len(actions), np.int64)
+        chosen, index = np.empty((len(users), self.dimension)), np.empty(len(users), np.int64)
         for i, row in enumerate(chosen):
-            index[i] = self._best(actions[i], row)
+            index[i] = self._best(users[i], row)
         self._chosen = chosen
         return index
 
@@ -458,10 +460,10 @@ class LinUCB:
 
     def replay(
         self,
-        contexts: Any,
-        actions: object,
-        rewards: object,
-        propensities: object = None,
+        contexts: ArrayLike | Sequence[ArrayLike],
+        actions: ArrayLike,
+        rewards: ArrayLike,
+        propensities: ArrayLike | None = None,
         *,
         learn: bool = True,
         confidence: float = 0.95,
@@ -508,12 +510,13 @@ class LinUCB:
                 "contexts must have shape (n, K, d), or be a sequence of the actions (K, d) of "
                 f"each round, got {show(contexts)}"
             )
-        n = len(contexts)
+        offered: Any = contexts
+        n = len(offered)
         if n < 2:
             raise InputError(f"contexts must hold at least 2 rounds, got {n}")
         logged = array("actions", actions, shape=(n,))
         y = array("rewards", rewards, shape=(n,))
-        sizes = np.array([_action_count(each, i) for i, each in enumerate(contexts)])
+        sizes = np.array([_action_count(each, i) for i, each in enumerate(offered)])
         if not ((logged == np.floor(logged)) & (logged >= 0) & (logged < sizes)).all():
             i = int(np.argmax((logged != np.floor(logged)) | (logged < 0) | (logged >= sizes)))
             raise InputError(
@@ -531,7 +534,7 @@ class LinUCB:
         held = copy.deepcopy(self.__dict__)
         try:
             for t in range(n):
-                chosen[t] = self._best(contexts[t], row)
+                chosen[t] = self._best(offered[t], row)
                 if learn and chosen[t] == logged[t]:
                     self.observe(float(y[t]), row)
         except InputError:

@@ -171,7 +171,19 @@ class Environment(Protocol):
 
 
 def described(environment: Any) -> dict[str, Any]:
-    """Return kind and every field of an environment that is a dataclass of plain data."""
+    """Describe an environment that is a dataclass of plain data, for its `describe` method.
+
+    Parameters
+    ----------
+    environment : dataclass instance
+        With a ``kind``.
+
+    Returns
+    -------
+    dict
+        "kind" and every field by name; nested dataclasses are dicts. An ``intercept`` of 1 is left
+        out, which says nothing.
+    """
     plain = {"kind": environment.kind, **asdict(environment)}
     # A key that came later and says nothing is left out: stores of earlier versions stay valid.
     if plain.get("intercept") == 1.0:

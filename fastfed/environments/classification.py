@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastfed._validate import InputError, choice, integer, nearest, number, show
 from fastfed.environments.base import MAX_DIMENSION
@@ -297,9 +298,9 @@ class Classification(PoolEnvironment):
     @classmethod
     def from_arrays(
         cls,
-        features: Any,
-        classes: Any,
-        silo: Any = None,
+        features: ArrayLike,
+        classes: ArrayLike,
+        silo: ArrayLike | None = None,
         *,
         norm: float | None = None,
         coding: str = "blocks",
@@ -324,6 +325,10 @@ class Classification(PoolEnvironment):
             taken as public.
         coding, dimension, projection_seed, sampling, intercept
             See the class.
+
+        Returns
+        -------
+        Classification
 
         Raises
         ------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from fastfed.environments.base import (
     described,
 )
 from fastfed.environments.python import fingerprint, user_function
+
+if TYPE_CHECKING:
+    from numba.core.typing.templates import Signature
 
 # ---- Stochastic losses ---------------------------------------------------------------------------
 
@@ -176,7 +179,7 @@ def square_minimum(means: np.ndarray) -> float:
 # ---- Losses given by their gradients -------------------------------------------------------------
 
 
-def gradient_signature() -> Any:
+def gradient_signature() -> Signature:
     """Return the numba signature of a compiled loss, for ``@numba.cfunc(...)``.
 
     The function is ``function(state, seed, replicate, silo, round, x, gradient) -> loss``. It
@@ -314,7 +317,7 @@ class GradientLosses:
 UNIT = 2.0**-24
 
 
-def losses_signature() -> Any:
+def losses_signature() -> Signature:
     """Return the numba signature of compiled losses, for ``@numba.cfunc(...)``.
 
     The function is ``function(state, seed, replicate, silo, round, loss) -> status``. It writes d

@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,11 @@ from fastfed.environments.base import (
     RewardDistribution,
 )
 
+if TYPE_CHECKING:
+    from numba.core.typing.templates import Signature
 
-def environment_signature() -> Any:
+
+def environment_signature() -> Signature:
     """Return the numba signature of a compiled environment, for ``@numba.cfunc(...)``.
 
     The function is ``function(state, seed, replicate, silo, round, x, mean) -> actions``. It writes
@@ -186,7 +189,7 @@ class Python:
 
 
 def user_function(
-    function: Any, state: Any, signature: Callable[[], Any], name: str
+    function: Any, state: Any, signature: Callable[[], Signature], name: str
 ) -> tuple[Any, np.ndarray | None]:
     """Return a user's function, imported if it is "module:name", and its state.
 

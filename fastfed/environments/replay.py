@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastfed._validate import InputError, array, number, show
 from fastfed.environments.base import MAX_DIMENSION, SCALED, RewardDistribution
@@ -46,7 +48,9 @@ class Records:
     norm: float | None = None
 
     @classmethod
-    def of(cls, features: Any, classes: Any, silo: Any, norm: float | None) -> Records:
+    def of(
+        cls, features: ArrayLike, classes: ArrayLike, silo: ArrayLike | None, norm: float | None
+    ) -> Records:
         """Check arrays of records; silos are numbered in order of first appearance."""
         features = array("features", features, ndim=2)
         count = len(features)
@@ -174,7 +178,7 @@ def records_pool(
     )
 
 
-def _owners(silo: Any, count: int) -> np.ndarray:
+def _owners(silo: ArrayLike, count: int) -> np.ndarray:
     """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
     names = np.asarray(silo).tolist()
     if not isinstance(names, list) or len(names) != count:
@@ -255,10 +259,10 @@ class Replay(PoolEnvironment):
         For shapes that do not agree, values out of range and files that cannot be read.
     """
 
-    contexts: Any = None
-    rewards: Any = None
+    contexts: ArrayLike | None = None
+    rewards: ArrayLike | None = None
     path: str | None = None
-    reward_range: Any = None
+    reward_range: Sequence[float] | None = None
     sampling: str = "without-replacement"
     kind = "replay"
     records = "recorded rounds"
@@ -295,12 +299,31 @@ class Replay(PoolEnvironment):
     @classmethod
     def from_arrays(
         cls,
-        contexts: Any,
-        rewards: Any,
+        contexts: ArrayLike,
+        rewards: ArrayLike,
         sampling: str = "without-replacement",
-        reward_range: Any = None,
+        reward_range: Sequence[float] | None = None,
     ) -> Replay:
-        """Make the environment of two arrays; rewards are observed as they are, without noise."""
+        """Make the environment of two arrays; rewards are observed as they are, without noise.
+
+        Parameters
+        ----------
+        contexts : array_like, shape (M, T, K, d)
+            Features, with norms of at most 1; kept as float32.
+        rewards : array_like, shape (M, T, K)
+            Reward of every action.
+        sampling, reward_range
+            See the class.
+
+        Returns
+        -------
+        Replay
+
+        Raises
+        ------
+        InputError
+            For shapes that do not agree and values out of range.
+        """
         return cls(
             contexts=contexts,
             rewards=rewards,
@@ -311,16 +334,20 @@ class Replay(PoolEnvironment):
 
     def declared_rewards(self) -> tuple[float, float] | None:
         """Return the declared range of rewards, or None."""
-        return None if self.reward_range is None else tuple(self.reward_range)
+        if self.reward_range is None:
+            return None
+        low, high = self.reward_range
+        return low, high
 
     def load(self, silos: int | None) -> Pool:
         """Make the pool, its queries divided among M silos."""
-        m, t, k, d = self.contexts.shape
+        contexts, rewards = np.asarray(self.contexts), np.asarray(self.rewards)
+        m, t, k, d = contexts.shape
         if silos not in (None, m):
             raise InputError(f"silos must be {m}, the first axis of contexts, got {silos}")
         return Pool.from_rows(
-            self.contexts.reshape(-1, d),
-            self.rewards.reshape(-1),
+            contexts.reshape(-1, d),
+            rewards.reshape(-1),
             np.arange(m * t + 1) * k,
             np.arange(m + 1) * t,
             notes=(MADE_BEFORE,),
@@ -328,12 +355,12 @@ class Replay(PoolEnvironment):
 
     def natural_silos(self) -> int | None:
         """Return M, the first axis of the contexts."""
-        return int(self.contexts.shape[0])
+        return len(np.asarray(self.contexts))
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify the environment."""
-        digest = hashlib.sha256(self.contexts)  # not copied: it may be gigabytes
-        digest.update(self.rewards)
+        digest = hashlib.sha256(np.asarray(self.contexts).data)  # no copy: it may be gigabytes
+        digest.update(np.asarray(self.rewards).data)
         return {
             "kind": self.kind,
             "sha256": digest.hexdigest(),

@@ -40,7 +40,19 @@ DATA = "DATA"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a paper, as its spec has it."""
+    """One figure of a paper, as its spec has it.
+
+    Attributes
+    ----------
+    id : str
+        Name of the figure, and of its file.
+    paper : str
+        Author-year.
+    title : str
+        One line for listings.
+    spec : dict
+        The tables of its TOML file.
+    """
 
     id: str
     paper: str
@@ -64,12 +76,32 @@ class Figure:
 
 
 def figure_ids() -> list[str]:
-    """The id of every figure, sorted."""
+    """List the ids of all figures, sorted.
+
+    Returns
+    -------
+    list of str
+    """
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def figure(name: str) -> Figure:
-    """The figure of an id; InputError with the nearest one when there is none."""
+    """Read a figure.
+
+    Parameters
+    ----------
+    name : str
+        Its id.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    InputError
+        For an unknown id, with the nearest one, and a spec without paper or title.
+    """
     known = figure_ids()
     if name not in known:
         raise InputError(
@@ -86,17 +118,53 @@ def figure(name: str) -> Figure:
 
 
 def figure_text(name: str) -> str:
-    """The TOML of a figure, comments included."""
+    """Return the TOML of a figure, comments included.
+
+    Parameters
+    ----------
+    name : str
+        Its id.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    InputError
+        As `figure` does.
+    """
     return (FOLDER / f"{figure(name).id}.toml").read_text(encoding="utf-8")
 
 
 def figures() -> list[Figure]:
-    """Every figure, sorted by id."""
+    """Read all figures.
+
+    Returns
+    -------
+    list of Figure
+        Sorted by id.
+    """
     return [figure(name) for name in figure_ids()]
 
 
 def with_panels(names: Iterable[str]) -> list[Figure]:
-    """The figures of these ids, each followed by its panels, none of them twice."""
+    """Read figures, each followed by its panels, none of them twice.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Ids.
+
+    Returns
+    -------
+    list of Figure
+
+    Raises
+    ------
+    InputError
+        As `figure` does.
+    """
     found: dict[str, Figure] = {}
     waiting = list(names)
     while waiting:
@@ -110,11 +178,29 @@ def with_panels(names: Iterable[str]) -> list[Figure]:
 def figure_spec(
     chosen: Figure, data: str | Path | None = None, size: str | None = None
 ) -> dict[str, Any]:
-    """The figure's tables with the user's data in place.
+    """Make the spec of a figure, with the user's data in place.
 
-    ``size`` takes the keys of the table of this name in ``figure``, where there is one: "full":
-    the paper's, where the figure's own is smaller; "all": that of `reproduce all`, for long
-    figures; "quick": a first look. The size is noted in ``figure`` for reports.
+    Parameters
+    ----------
+    chosen : Figure
+        The figure, which stays as it is.
+    data : str or Path, optional
+        Learning-to-rank files, a file or a folder, for a figure that needs them.
+    size : {"full", "all", "quick"}, optional
+        Takes the keys of the table of this name in ``figure``, where there is one. "full": the
+        paper's size, where the figure's own is smaller; "all": that of `reproduce all`, for long
+        figures; "quick": a first look. It is noted in ``figure`` for reports. Default: the figure's
+        own size.
+
+    Returns
+    -------
+    dict
+        Tables of a spec, for `figure_experiment`.
+
+    Raises
+    ------
+    InputError
+        Where the figure needs data, and none are given or they do not exist.
     """
     spec = copy.deepcopy(chosen.spec)
     if chosen.needs_data:
@@ -133,7 +219,24 @@ def figure_spec(
 
 
 def figure_experiment(chosen: Figure, spec: dict[str, Any]) -> Experiment:
-    """The experiment of a figure's spec; errors name the figure."""
+    """Make the experiment of a figure's spec.
+
+    Parameters
+    ----------
+    chosen : Figure
+        The figure, which errors name.
+    spec : dict
+        Its tables, such as `figure_spec` makes.
+
+    Returns
+    -------
+    Experiment
+
+    Raises
+    ------
+    InputError
+        Where the spec is wrong.
+    """
     try:
         return experiment_from_spec(spec)
     except InputError as error:

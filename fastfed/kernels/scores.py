@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -73,7 +71,7 @@ def ucb_argmax(
     *,
     second_radius: float = 0.0,
     trusted: bool = False,
-) -> Any:
+) -> int | np.ndarray:
     """Return the index of the largest of ucb_scores; ties go to the lowest index.
 
     Screening by float32 scores with a proven error bound discards most actions; the answer is that

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, array, show
 from fastfed.privacy.certificate import Condition
+
+if TYPE_CHECKING:
+    from numba.core.typing.templates import Signature
 
 __all__ = ["SCORES", "UCB", "Score", "score_signature"]
 
@@ -34,8 +37,8 @@ _FOREIGN = re.compile(
 )
 
 
-def score_signature() -> Any:
-    """The numba signature of a score function, for ``@numba.cfunc(...)``.
+def score_signature() -> Signature:
+    """Return the numba signature of a score function, for ``@numba.cfunc(...)``.
 
     ``function(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores) ->
     actions``: write a finite score for each of K = ``actions`` actions into scores (float64, K) and
@@ -47,6 +50,11 @@ def score_signature() -> Any:
     fresh one for every call, and ``scores`` holds zeros: nothing written lasts. All
     randomness must come from ``key`` (uint64), which is another one for every silo and round: see
     `fastfed.counter_rng`.
+
+    Returns
+    -------
+    numba signature
+        The signature.
     """
     from numba import types
 
@@ -66,6 +74,18 @@ class Score:
     with lazy play that is released statistics alone. ``state`` is copied here and again for every
     call, so it carries nothing from one user to the next. Then a score changes nothing of what is
     private, see ``condition``.
+
+    Parameters
+    ----------
+    function : numba.cfunc
+        Of ``score_signature()``.
+    state : array_like, optional
+        Handed to every call as float64; kept as a read-only copy.
+
+    Raises
+    ------
+    InputError
+        For another function, and a state that is not finite numbers.
     """
 
     function: Any

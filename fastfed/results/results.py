@@ -14,6 +14,7 @@ from fastfed._validate import InputError, choice, listed, number, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 # ---- Counts over replicates ----------------------------------------------------------------------
 
@@ -220,7 +221,7 @@ class CurveResult(Displayed):
         """Return the rows of `Results.to_records` for this curve, without its experiment."""
         return records(columns([self], level))
 
-    def to_frame(self, level: str = "summary") -> Any:
+    def to_frame(self, level: str = "summary") -> DataFrame:
         """Return ``to_records`` as a pandas DataFrame; see `Results.to_frame`."""
         return frame(columns([self], level))
 
@@ -437,8 +438,24 @@ class Results(Displayed):
         """
         return records(self._columns(level))
 
-    def to_frame(self, level: str = "summary") -> Any:
-        """Return ``to_records`` as a pandas DataFrame, NaN for None; InputError without pandas."""
+    def to_frame(self, level: str = "summary") -> DataFrame:
+        """Return ``to_records`` as a pandas DataFrame.
+
+        Parameters
+        ----------
+        level : {"summary", "curves", "replicates"}
+            See ``to_records``.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per record, with a column per key; a number that is not known is NaN.
+
+        Raises
+        ------
+        InputError
+            For another level, and without pandas.
+        """
         return frame(self._columns(level))
 
     def _columns(self, level: str) -> Columns:
@@ -448,7 +465,15 @@ class Results(Displayed):
         return {name: [value] * rows for name, value in whole.items()} | found
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return plain data of all curves, the JSON of ``fastfed results``."""
+        """Return plain data of all curves, the JSON of ``fastfed results``.
+
+        Returns
+        -------
+        dict
+            "experiment", "horizon", "silos", and "curves", a dict for each curve: final regrets
+            with standard errors, mean curves at the checkpoints, messages, events, bounds and
+            certificate.
+        """
         return {
             "experiment": self.experiment,
             "horizon": self.horizon,
@@ -502,7 +527,7 @@ def records(columns: Columns) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True)]
 
 
-def frame(columns: Columns) -> Any:
+def frame(columns: Columns) -> DataFrame:
     """Return columns as a pandas DataFrame, NaN for unknown; InputError without pandas."""
     try:
         import pandas

@@ -109,10 +109,34 @@ class Curve:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Experiment that `run` runs. Equal identities run equal rounds."""
+    """An experiment that `fastfed.run` runs; equal identities run equal rounds.
+
+    Make one with `load_experiment` or `experiment_from_spec`, which check everything.
+
+    Attributes
+    ----------
+    name : str
+        Name of the experiment.
+    problem : Problem
+        Environment and number of silos, of every curve that does not say otherwise.
+    horizon : int
+        T, rounds of each silo.
+    replicates : int
+        R, independent repetitions of each curve.
+    seed : int
+        Of all randomness, in [0, 2^63).
+    checkpoints : ndarray of int64, shape (C,)
+        Rounds whose results are kept, ascending.
+    curves : tuple of Curve
+        What is compared.
+    figure : dict
+        The spec's figure table, for reports.
+    checkpoint_spacing : {"even", "log"}
+        How the checkpoints lie.
+    """
 
     name: str
-    problem: Problem  # of every curve that does not say otherwise
+    problem: Problem
     horizon: int
     replicates: int
     seed: int
@@ -123,14 +147,17 @@ class Experiment:
 
     @property
     def environment(self) -> Environment:
+        """Environment of the problem."""
         return self.problem.environment
 
     @property
     def facts(self) -> EnvironmentSpec | LossSpec:
+        """What the environment promises for these silos and rounds."""
         return self.problem.facts
 
     @property
     def silos(self) -> int:
+        """M, the number of silos of the problem."""
         return self.problem.silos
 
     @property
@@ -144,11 +171,11 @@ class Experiment:
         }
 
     def agent_rounds(self, positions: Iterable[int]) -> int:
-        """Silo-rounds of one replicate of these curves."""
+        """Count the silo-rounds of one replicate of the curves at these positions."""
         return sum(self.curves[i].problem.silos for i in positions) * self.horizon
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the results, but for the number of replicates."""
+        """Return all that decides the results, but for the number of replicates, as plain data."""
         packages = {c.label: c.packages for c in self.curves if c.packages}
         accounts = {c.label: c.account for c in self.curves if c.account > 1}
         return {
@@ -178,11 +205,26 @@ class Experiment:
         }
 
     def digest(self) -> str:
-        """A short name of the identity."""
+        """Return 16 hexadecimal digits of the SHA-256 of the identity."""
         return hashlib.sha256(msgspec.json.encode(self.identity(), order="sorted")).hexdigest()[:16]
 
     def with_options(self, replicates: int | None = None) -> Experiment:
-        """The same experiment with another number of replicates."""
+        """Return the same experiment with another number of replicates.
+
+        Parameters
+        ----------
+        replicates : int, optional
+            At least 1; None changes nothing.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        InputError
+            For anything but an integer >= 1.
+        """
         if replicates is None:
             return self
         return replace(self, replicates=integer("replicates", replicates, at_least=1))
@@ -445,7 +487,24 @@ def check_experts(curves: Iterable[Curve]) -> None:
 
 
 def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
-    """The experiment of a spec's tables (DESIGN: one TOML file)."""
+    """Make the experiment of a spec's tables.
+
+    Parameters
+    ----------
+    spec : dict
+        Tables as a TOML file has them: "name", "horizon", "environment" (a table with a kind) and
+        "curve" (a list of tables), and optional top-level keys. Left as it is.
+
+    Returns
+    -------
+    Experiment
+
+    Raises
+    ------
+    InputError
+        For a missing or unknown key, a value out of range, and curves that do not fit the
+        environment; it names key and curve.
+    """
     for key in spec:
         if key not in TOP_KEYS:
             raise InputError(f'unknown key "{key}"{listed(key, TOP_KEYS, "a spec may have")}')
@@ -521,7 +580,25 @@ def find_beside(environment: Any, path: Path) -> None:
 
 
 def load_experiment(path: str | Path, **overrides: Any) -> Experiment:
-    """The experiment of a TOML file; ``overrides`` replace top-level keys (None: keep)."""
+    """Make the experiment of a spec file.
+
+    Parameters
+    ----------
+    path : str or Path
+        TOML file; the data files that it names may lie beside it.
+    **overrides
+        Top-level keys, such as ``replicates`` or ``seed``, in place of the file's; None keeps them.
+
+    Returns
+    -------
+    Experiment
+
+    Raises
+    ------
+    InputError
+        For a file that cannot be read or is no TOML, and as `experiment_from_spec`; it names the
+        file.
+    """
     path = Path(path)
     spec = read_toml(path)
     spec.update({k: v for k, v in overrides.items() if v is not None})
