@@ -42,10 +42,51 @@ class System(_system.System):
 
 
 class Algorithm(_system.Algorithm):
-    """A linear system of a paper: it chooses among actions with features."""
+    """A registry entry: a linear system of a paper, which chooses among actions with features.
+
+    Parameters
+    ----------
+    id : str
+        The name that a spec's ``algorithm`` key uses.
+    paper : str
+        The id of the paper, or "none".
+    summary : str
+        One line for listings.
+    config : type of msgspec.Struct
+        The keys of a curve with their types and defaults; its ``__post_init__`` checks values.
+    build : callable
+        From an instance of ``config`` and a ProblemSpec to a System.
+    deployed : tuple of (str, value), optional
+        Keys that a deployment sets unless told otherwise, where a simulation has a shortcut.
+    keys : type of msgspec.Struct, optional
+        Deprecated name of ``config``.
+
+    Raises
+    ------
+    TypeError
+        Without ``config`` or ``build``.
+    """
 
     def make_checked(self, config: Any, problem: ProblemSpec) -> System:
-        """Build the system for a config that `check` returned."""
+        """Build the system for a config that `check` returned.
+
+        Parameters
+        ----------
+        config : msgspec.Struct
+            What `check` returned.
+        problem : ProblemSpec
+            Sizes, and guarantees about the data.
+
+        Returns
+        -------
+        System
+            With another score than "ucb", its theory says that this is no upper confidence bound.
+
+        Raises
+        ------
+        InputError
+            Where ``build`` refuses, or returns no System, and for an unknown score.
+        """
         system: System = super().make_checked(config, problem)
         score = getattr(config, "score", UCB)
         chosen = getattr(system.plan, "score", None)

@@ -462,8 +462,18 @@ def event_epsilon(event: PrivacyEvent) -> float:
 def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
     """Describe the release of a plan, from its numbers and its claim; None for an unknown kind.
 
-    The first event is the one that the certificate's claim is about; others are the same noise
-    under other budgets (`Claim.by_silo`) or towards others.
+    ``released.register`` adds a kind of plan.
+
+    Parameters
+    ----------
+    plan : Plan, PeerPlan, PhasePlan, ExpertPlan or a registered kind
+        Plain data that drivers and parties execute.
+
+    Returns
+    -------
+    tuple of PrivacyEvent, or None
+        The first event is the one that the certificate's claim is about; others are the same noise
+        under other budgets (`Claim.by_silo`) or towards others.
     """
     return None
 

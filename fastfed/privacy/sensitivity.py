@@ -238,7 +238,23 @@ def _replacement_line(w_b: float, w_c: float) -> float:
 
 
 def sum_sensitivity(relation: str) -> float:
-    """L2 sensitivity of a sum of vectors of norm at most 1: 1 (zero-out) or 2 (replacement)."""
+    """L2 sensitivity of a sum of vectors of norm at most 1 to one of them.
+
+    Parameters
+    ----------
+    relation : {"replace", "zero-out"}
+        Neighbouring datasets: one vector becomes any other one, or zero.
+
+    Returns
+    -------
+    float
+        2 for "replace", 1 for "zero-out".
+
+    Raises
+    ------
+    InputError
+        For another relation.
+    """
     choice("relation", relation, RELATIONS)
     return 2.0 if relation == "replace" else 1.0
 

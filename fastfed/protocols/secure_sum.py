@@ -33,8 +33,22 @@ KEY_BYTES = SESSION_BYTES = 32
 class Encoded:
     """Message of one silo at one synchronisation: masked integers modulo 2^64.
 
-    ``values`` (s,) of uint64, in the order of a `Statistic`: alone they are uniform to whoever
-    knows none of the masks; added up over all silos they are the noisy sum of the release.
+    Parameters
+    ----------
+    release : int
+        Number of the synchronisation, from 1.
+    dimension : int
+        d.
+    values : ndarray of uint64, shape (s,), s = d + d (d + 1) / 2
+        In the order of a `Statistic`. Alone they are uniform to whoever knows none of the masks;
+        added up over all silos they are the noisy sum of the release. Kept as a read-only copy.
+    silo : int, default 0
+        Number of the silo, from 0.
+
+    Raises
+    ------
+    InputError
+        For values of another type or shape.
     """
 
     release: int

@@ -34,11 +34,28 @@ class Policy(Protocol):
     """What a plain policy has; it need not inherit from this."""
 
     def select(self, actions: np.ndarray, /) -> int:
-        """Index of the action to play, for features (K, d) in float64, its own to keep."""
+        """Choose an action.
+
+        Parameters
+        ----------
+        actions : ndarray, shape (K, d)
+            Features in float64, the policy's own to keep.
+
+        Returns
+        -------
+        int
+            Index of the action to play, 0 to K - 1.
+        """
         ...
 
     def observe(self, reward: float, /) -> object:
-        """Learn the reward of the action last selected."""
+        """Learn the reward of the action last selected.
+
+        Parameters
+        ----------
+        reward : float
+            The reward.
+        """
         ...
 
 
