@@ -7,6 +7,8 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -221,15 +223,59 @@ def may_keep_state(function: Any) -> bool:
 
 def fingerprint(function: Any, state: np.ndarray | None) -> str:
     """Return a digest of a function's visible parts: source, closure, defaults, state."""
+    return _fingerprint(function, state, frozenset())
+
+
+def _fingerprint(function: Any, state: np.ndarray | None, within: frozenset[int]) -> str:
+    """Return the digest of `fingerprint`; ``within``: ids of what the function is part of."""
     plain = getattr(function, "__wrapped__", function)
     try:
         source = inspect.getsource(plain if inspect.isroutine(plain) else type(plain))
     except (OSError, TypeError):
         source = repr(getattr(plain, "__qualname__", plain))
     closed = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
-    parts = [source, closed, getattr(plain, "__defaults__", None), getattr(plain, "__dict__", None)]
-    text = "\n".join(map(repr, parts)).encode()
+    parts = [closed, getattr(plain, "__defaults__", None), getattr(plain, "__dict__", None)]
+    within |= {id(function), id(plain)}
+    text = "\n".join([repr(source), *(_content(part, within) for part in parts)]).encode()
     return hashlib.sha256(text + (b"" if state is None else state.tobytes())).hexdigest()
+
+
+def _content(value: Any, within: frozenset[int]) -> str:
+    """Return text that tells values apart: the repr, unless that leaves out what they hold.
+
+    An array's repr leaves out digits and rows; that of a function, or of an object without a repr
+    of its own, is its address, which no other process shares.
+    """
+    if id(value) in within:
+        return "itself"
+    within |= {id(value)}
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            return f"array {value.shape} {_content(value.tolist(), within)}"
+        made = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return f"array {value.dtype.str} {value.shape} {made}"
+    if inspect.isroutine(value) or hasattr(value, "__wrapped__"):
+        owner = getattr(value, "__self__", None)
+        bound = "" if owner is None or inspect.ismodule(owner) else _content(owner, within)
+        return f"function {_fingerprint(value, None, within)} {bound}"
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        parts = value.items() if isinstance(value, dict) else [(part,) for part in value]
+        held = [part for several in parts for part in several]
+        texts = [_content(part, within) for part in held]
+    else:
+        # A type's and a module's own repr names them.
+        named = isinstance(value, (type, ModuleType)) or not hasattr(value, "__dict__")
+        held = [] if named else [vars(value)]
+        if isinstance(value, partial):
+            held += [value.func, value.args, value.keywords]
+        texts = [_content(part, within) for part in held]
+        if " at 0x" in repr(value):
+            texts.append("object")
+    if texts == [repr(part) for part in held]:
+        return repr(value)
+    if isinstance(value, (set, frozenset)):
+        texts.sort()
+    return f"{type(value).__module__}.{type(value).__qualname__} [{', '.join(texts)}]"
 
 
 def import_function(text: str) -> Any:

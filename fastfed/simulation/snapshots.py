@@ -12,6 +12,7 @@ It holds what the simulated silos hold, raw sums of real records too, so only it
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -31,7 +32,7 @@ import fastfed
 FOLDER = ".snapshots"
 
 #: What arrays hold: one more when the same array means something else in the same version.
-FORMAT = 2
+FORMAT = 3
 
 #: Seconds of simulation between two snapshots, at least, and how many times the seconds that
 #: writing one took.
@@ -124,6 +125,7 @@ class Snapshot:
             start = time.monotonic()
             seconds = self.earlier + start - self.started
             said = {"of": self.of, "round": round, "stage": stage, "seconds": seconds}
+            said["digest"] = _digest(said, arrays)
             about = json.dumps(said).encode()
             with suppress(OSError):
                 self._put({"about": np.frombuffer(about, np.uint8), **arrays})
@@ -144,8 +146,10 @@ class Snapshot:
         try:
             with np.load(self._open(), allow_pickle=False) as archive:
                 about = json.loads(archive["about"].tobytes())
-                # All of them, before any is used: the archive checks each as it is read.
                 arrays = {name: archive[name] for name in archive.files if name != "about"}
+            # The archive's own sums miss what a damaged header makes NumPy skip.
+            if about.pop("digest") != _digest(about, arrays):
+                return None
             if about["of"] != self.of or about["round"] <= 0:
                 return None
             self.earlier = float(about.get("seconds", 0.0))
@@ -188,6 +192,16 @@ class Snapshot:
         """Delete it: its batch of runs is committed, or is of no use."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+
+def _digest(said: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Digest of what a snapshot says and holds."""
+    made = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        made.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        made.update(array.reshape(-1).view(np.uint8).data)
+    return made.hexdigest()
 
 
 def store(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -1,0 +1,86 @@
+"""Digests of users' functions: other contents, another experiment; another process, the same."""
+
+import hashlib
+import inspect
+import subprocess
+import sys
+from functools import partial
+
+import numba
+import numpy as np
+import pytest
+
+from fastfed.environments.python import fingerprint
+
+MANY = np.arange(3000.0)
+OTHER = np.where(MANY == 1500.0, -1.0, MANY)  # which NumPy's repr leaves out
+NEAR = np.array([0.1]), np.array([0.1 + 1e-15])  # which it rounds
+
+
+class Holder:
+    def __init__(self, held):
+        self.held = held
+
+    def __call__(self, seed, replicate, silo, round):
+        return self.held
+
+    def method(self, seed, replicate, silo, round):
+        return self.held
+
+
+def closing_over(value):
+    def function(seed, replicate, silo, round):
+        return value
+
+    return function
+
+
+WAYS = {
+    "closure": closing_over,
+    "list": lambda value: closing_over([1, {"key": value}]),
+    "function": lambda value: closing_over(closing_over(value)),
+    "partial": lambda value: closing_over(partial(closing_over, value)),
+    "object": lambda value: closing_over(Holder(value)),
+    "method": lambda value: closing_over(Holder(value).method),
+    "callable": Holder,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("one", "other"), [(MANY, OTHER), NEAR, (1, 2)])
+def test_contents_are_told_apart(way, one, other):
+    made = fingerprint(WAYS[way](one), None)
+    again = one.copy() if isinstance(one, np.ndarray) else one
+    assert made == fingerprint(WAYS[way](again), None)
+    assert made != fingerprint(WAYS[way](other), None)
+
+
+@pytest.mark.parametrize("value", [1, 2.5, "a", None, (1, [2, {"b": {3}}]), np.float64(0.5)])
+def test_digests_of_stores_that_there_are_stay(value):
+    """Version 0.1 digested the repr of what is closed over."""
+    function = closing_over(value)
+    parts = [inspect.getsource(function), [value], None, {}]
+    text = "\n".join(map(repr, parts))
+    assert fingerprint(function, None) == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_what_holds_itself():
+    held = [1]
+    held.append(held)
+    assert fingerprint(closing_over(held), None) == fingerprint(closing_over(held), None)
+
+
+def everything():
+    held = [np.random.default_rng(1), numba.njit(lambda x: x), np.sin, object(), int, hashlib]
+    return [fingerprint(closing_over(value), None) for value in held]
+
+
+def test_another_process_finds_the_same():
+    command = "import test_fingerprints as t; print(*t.everything())"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {command}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == everything()
