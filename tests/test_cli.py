@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
 from fastfed.cli.output import ENGINES, EVERY, Lines, duration
-from fastfed.environments import ENVIRONMENTS
+from fastfed.environments import ENVIRONMENTS, Letor
 from fastfed.experiments.specs import quick_horizon
 from fastfed.privacy import MECHANISMS
 from fastfed.reporting.figure import check_figure
@@ -231,6 +231,25 @@ def test_privacy_plays_nothing_and_has_certificates(spec: Path) -> None:
     text = fastfed("privacy", spec).stdout
     assert "LDP, epsilon = 1.5\n==================\nPrivacy certificate\n" in text
     assert sorted(spec.parent.iterdir()) == before
+
+
+def test_doctor_tells_a_flipped_bit_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "rows.txt"
+    write_letor(data, queries=6)
+    Letor(path=data).pool(2)
+    assert fastfed("doctor").exit_code == 0
+    arrays = sorted((tmp_path / "cache").rglob("*.npy"))
+    assert len(arrays) > 5
+    for path in arrays:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        result = fastfed("doctor")
+        assert result.exit_code == 1 and f"{path} is not what was written" in result.output
+        path.write_bytes(whole)
+    assert fastfed("doctor").exit_code == 0
 
 
 def test_doctor_tells_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("cryptography")
 pytest.importorskip("uvicorn")
 
 import federation
+import numpy as np
 import uvicorn
 from click.testing import CliRunner
 
@@ -199,6 +200,59 @@ def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
     with pytest.raises(OSError):
         client.call("status")
     assert answers(silo, "/leave", {})["stopped"] == "the silo has left"
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "message"),
+    [
+        (
+            "/decide",
+            {"actions": ROWS, "subjct": "ada"},
+            'unknown key "subjct"; did you mean "subject"',
+        ),
+        (
+            "/decide",
+            {"actions": ROWS, "subject": ""},
+            "subject must be text that tells persons apart",
+        ),
+        ("/decide", {"actions": ROWS, "subject": ["ada"]}, "subject must be text"),
+        ("/decide", {"actions": ROWS, "subject": True}, "subject must be text"),
+        ("/reward", {"id": "x", "rewrad": 1.0}, 'unknown key "rewrad"; did you mean "reward"'),
+        ("/reward", {"reward": 1.0}, "/reward needs id"),
+        ("/cancel", {"id": 7}, "/cancel needs id"),
+        ("/status", {"id": "x"}, "/status takes no keys"),
+    ],
+)
+def test_an_application_that_says_something_else_is_told(path, given, message):
+    silo = federation.Federation(federation.deployed()).processes["silo0"]
+    with pytest.raises(InputError, match=message):
+        answers(silo, path, given)
+    assert silo.party.status()["open_decisions"] == 0
+
+
+def test_a_person_may_be_a_number():
+    silo = federation.Federation(federation.deployed()).processes["silo0"]
+    assert answers(silo, "/decide", {"actions": ROWS, "subject": 17})["learns"]
+    assert not answers(silo, "/decide", {"actions": ROWS, "subject": "17"})["learns"]
+
+
+def test_a_client_says_what_it_cannot_send_or_reach(tmp_path):
+    with pytest.raises(InputError, match="tolist"):
+        SiloClient(tmp_path / "none").call("decide", actions=np.eye(2))
+    with pytest.raises(FileNotFoundError, match="is `fastfed silo` running there"):
+        SiloClient(tmp_path / "none").call("status")
+
+
+@pytest.mark.parametrize("files", [("no", None), ("no", "no")])
+def test_certificates_that_are_none(files, tmp_path):
+    pytest.importorskip("uvicorn")
+    made, path = federation.Federation(federation.deployed()), tmp_path / "no"
+    path.write_text("no certificate")
+    cert, key = (str(tmp_path / file) if file else None for file in files)
+    with pytest.raises(InputError, match="must be PEM files of a certificate"):
+        serve(made.processes["hub"], "0.0.0.0", 8443, cert, key)
+    with pytest.raises(InputError, match="must be PEM files of a certificate"):
+        Dialer(made.processes["silo0"], "https://127.0.0.1:9", cert)
 
 
 def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):

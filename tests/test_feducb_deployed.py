@@ -134,7 +134,7 @@ def test_misuse_of_an_adaptive_silo_is_one_clear_sentence():
         server.combine(reports)
     broadcast = server.combine([*reports, other.report()])
     asked.receive(broadcast)
-    with pytest.raises(InputError, match="silo 0 waits for release 1, got release 1"):
+    with pytest.raises(InputError, match="silo 0 waits for release 2, got release 1 again"):
         asked.receive(broadcast)
     one_round(asked)
     with pytest.raises(InputError, match="silo 1 must report and receive release 1"):

@@ -422,7 +422,12 @@ class Silo(Acting, Once):
         if not isinstance(broadcast, Broadcast):
             raise InputError(f"broadcast must be a Broadcast, got {type(broadcast).__name__}")
         waits = self._required() if self.acts_only else self._randomizer.release
-        if broadcast.release != waits or broadcast.release <= self.release:
+        if broadcast.release <= self.release:
+            raise InputError(
+                f"silo {self.index} waits for release {self.release + 1}, "
+                f"got release {broadcast.release} again"
+            )
+        if broadcast.release != waits:
             raise InputError(
                 f"silo {self.index} waits for release {waits}, got release {broadcast.release}"
             )

@@ -21,6 +21,12 @@ STDOUT = 1
 #: and below which a failure to load or to start something is most likely a lack of it.
 LEAST_ADDRESSES, FEW_ADDRESSES = 400_000 << 10, 4_000_000 << 10
 
+#: Errors of a path that somebody gave.
+PLACES = (
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST,
+)  # fmt: skip
+
 
 def _addresses() -> int | None:
     """The limit of address space (`ulimit -v`) in bytes, or None."""
@@ -171,6 +177,9 @@ def _exit_code(run: Any) -> int:
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _say(f"out of memory: {error.strerror}", 1)
+        if error.errno in PLACES and error.filename is not None:
+            reason = (error.strerror or "cannot be opened").lower()
+            return _say(f"{error.filename}: {reason}: check the path, and who may write there", 2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         return _say(f"{error.filename or 'output'} cannot be written: {error.strerror}", 1)

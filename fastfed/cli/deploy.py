@@ -402,15 +402,11 @@ def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> No
     import ssl
     import urllib.request
 
+    from fastfed.deployment.shell import client_context
+
     if not hub.startswith(("https://", "http://")):
         raise InputError(f"hub must be an address, https://..., got {hub}")
-    try:
-        context = ssl.create_default_context(cafile=str(ca) if ca else None)
-        if cert is not None:
-            context.load_cert_chain(cert, key)
-    except (ssl.SSLError, OSError) as error:
-        files = " and ".join(str(file) for file in (ca, cert, key) if file is not None)
-        raise InputError(f"{files} must hold certificates and keys in PEM: {error}") from None
+    context = client_context(*(str(file) if file else None for file in (ca, cert, key)))
     secure = context if hub.startswith("https") else None
     try:
         with urllib.request.urlopen(hub.rstrip("/") + "/status", timeout=30, context=secure) as got:

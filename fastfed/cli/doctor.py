@@ -147,8 +147,12 @@ def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
     """The cache of parsed files and the checksums of their sources."""
     from fastfed._validate import InputError
     from fastfed.environments.letor_files import cached_sources, verify
-    from fastfed.environments.storage import cache_folder
+    from fastfed.environments.storage import cache_folder, damaged_arrays
 
+    problems += [
+        f"{path} is not what was written: delete {path.parent}, it is made again"
+        for path in damaged_arrays()
+    ]
     entries = cached_sources()
     paths = [entry.path for entry in entries] if data is None else [str(data)]
     cached = {entry.path for entry in entries}

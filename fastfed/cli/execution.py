@@ -175,7 +175,7 @@ def failures(folder: Path) -> Iterator[None]:
         known = isinstance(error, OutOfMemory)
         why = str(error) if known else "out of memory: fewer threads or silos need less"
         raise RunFailed(f"{why}; {KEPT}" if (folder / FILE).exists() else why) from None
-    except Exception as error:
+    except BaseException as error:  # a user's function may raise SystemExit too
         notes = [
             n for n in getattr(error, "__notes__", ()) if n.startswith(environments.IN_FUNCTION)
         ]

@@ -244,7 +244,7 @@ class ExpertSilo(SiloParty):
         self,
         actions: object,
         now: float,
-        subject: str | None = None,
+        subject: str | int | None = None,
         *,
         record: object = None,
         among: object = None,

@@ -172,7 +172,7 @@ class SiloProcess(Process):
     def decide(
         self,
         actions: object = None,
-        subject: str | None = None,
+        subject: str | int | None = None,
         *,
         record: object = None,
         among: object = None,

@@ -18,7 +18,8 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
@@ -27,7 +28,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, nearest, show
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.model import model_of
 from fastfed.deployment.observe import (
@@ -130,6 +131,40 @@ def local(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", "::1")
 
 
+@contextmanager
+def _pem(*files: str | None) -> Iterator[None]:
+    """Name the files that are no certificates and keys, or no pair."""
+    try:
+        yield
+    except OSError as error:
+        named = " and ".join(file for file in files if file is not None)
+        raise InputError(
+            f"{named} must be PEM files of a certificate and the key that belongs to it: {error}"
+        ) from None
+
+
+def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext:
+    """TLS for whoever calls a hub.
+
+    Parameters
+    ----------
+    ca : str, optional
+        File with the authority that the hub's certificate must be of; else the system's.
+    cert, key : str, optional
+        The own certificate and its key.
+
+    Raises
+    ------
+    InputError
+        For files that are no such things.
+    """
+    with _pem(ca, cert, key):
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    return context
+
+
 def listening(
     process: Process,
     host: str,
@@ -160,7 +195,8 @@ def listening(
         lifespan="off", ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca,
         ssl_cert_reqs=reqs, access_log=False, **more,
     )  # fmt: skip
-    config.load()
+    with _pem(cert, key, client_ca):
+        config.load()
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
     return config
@@ -239,10 +275,8 @@ class Dialer:
         self.process, self.url = process, hub.rstrip("/") + PATH
         self._context = None
         if parts.scheme == "https":
-            self._context = ssl.create_default_context(cafile=ca)
+            self._context = client_context(ca, cert, key)
             self._context.minimum_version = ssl.TLSVersion.TLSv1_3
-            if cert is not None:
-                self._context.load_cert_chain(cert, key)
 
     def round(self) -> str:
         """Tick once and carry everything; returns what went wrong, empty if nothing did."""
@@ -314,11 +348,39 @@ class Dialer:
 # ---- a silo's own application --------------------------------------------------------------------
 
 
+#: The keys that a request to each path may have; where "id" is one, it must be there.
+KEYS = {
+    "/decide": ("actions", "subject", "record", "among"),
+    "/reward": ("id", "reward"),
+    "/outcome": ("id", "outcome"),
+    "/losses": ("id", "losses"),
+    "/cancel": ("id",),
+    **dict.fromkeys(("/status", "/recover", "/leave", "/export", "/broadcast"), ()),
+}
+
+
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
     """What /decide, /reward, /outcome and the other paths answer; the docs list them all."""
+    keys = KEYS.get(path)
+    if keys is None:
+        raise InputError(f"there is no {path[:40]}")
+    # A misspelled subject would be nobody, and a person counted twice.
+    for key in given:
+        if key not in keys:
+            takes = f"takes {', '.join(keys)}" if keys else "takes no keys"
+            near = nearest(key, keys) if keys else ""
+            raise InputError(f'unknown key "{key[:40]}"{near}: {path} {takes}')
+    if "id" in keys and not isinstance(given.get("id"), str):
+        raise InputError(
+            f"{path} needs id, the text that decide answered, got {show(given.get('id'))}"
+        )
     if path == "/decide":
-        actions, subject, *rest = map(given.get, ("actions", "subject", "record", "among"))
-        made = silo.decide(actions, subject, record=rest[0], among=rest[1])
+        made = silo.decide(
+            given.get("actions"),
+            given.get("subject"),
+            record=given.get("record"),
+            among=given.get("among"),
+        )
         found: dict[str, Any] = {
             "id": made.id,
             "action": made.action,
@@ -333,19 +395,17 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
         last = silo.party.broadcasts.get(silo.party.model.release, b"")
         return {"release": silo.party.model.release, "broadcast": last.hex()}
     if path == "/reward":
-        silo.reward(str(given.get("id")), given.get("reward"))  # type: ignore[arg-type]
+        silo.reward(given["id"], given.get("reward"))  # type: ignore[arg-type]
     elif path == "/outcome":
-        silo.outcome(str(given.get("id")), given.get("outcome"))
+        silo.outcome(given["id"], given.get("outcome"))
     elif path == "/losses":
-        silo.losses(str(given.get("id")), given.get("losses"))
+        silo.losses(given["id"], given.get("losses"))
     elif path == "/cancel":
-        silo.cancel(str(given.get("id")))
+        silo.cancel(given["id"])
     elif path == "/recover":
         silo.recover()
     elif path == "/leave":
         silo.leave()
-    elif path != "/status":
-        raise InputError(f"there is no {path[:40]}")
     return silo.party.status()
 
 
@@ -432,15 +492,25 @@ class SiloClient:
         Raises
         ------
         InputError
-            With what the silo said, if it refused.
+            With what the silo said, if it refused, and for values that are not plain data.
         OSError
             If the silo cannot be reached.
         """
+        try:
+            body = json.dumps(given)
+        except TypeError as error:
+            raise InputError(
+                f"give numbers, text and lists: {error}; array.tolist() makes lists"
+            ) from None
         connection = http.client.HTTPConnection("silo", timeout=PATIENCE)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.sock.connect(self._path)
-            connection.request("POST", "/" + what, json.dumps(given))
+            try:
+                connection.sock.connect(self._path)
+            except OSError as error:
+                why = f"no silo listens at {self._path}: is `fastfed silo` running there?"
+                raise type(error)(error.errno, f"{why} ({error.strerror})") from None
+            connection.request("POST", "/" + what, body)
             found = connection.getresponse()
             made: dict[str, Any] = json.loads(found.read())
         except http.client.HTTPException as error:

@@ -113,7 +113,7 @@ class SiloParty(Speaker):
         self,
         actions: object,
         now: float,
-        subject: str | None = None,
+        subject: str | int | None = None,
         *,
         record: object = None,
         among: object = None,
@@ -126,9 +126,10 @@ class SiloParty(Speaker):
             The rows offered, in the units of the plan's columns.
         now : float
             Seconds since 1970.
-        subject : str, optional
-            Who it is. The plan counts each person once: a later decision for the same one is
-            acted on, but nothing is learned from it. Only a keyed digest is kept.
+        subject : str or int, optional
+            Who it is, not empty; a number is the text of its digits. The plan counts each person
+            once: a later decision for the same one is acted on, but nothing is learned from it.
+            Only a keyed digest is kept.
         record : mapping, optional
             Values by column name, in place of ``actions``, of a plan with columns of records.
         among : sequence of str, optional
@@ -167,8 +168,15 @@ class SiloParty(Speaker):
         decision = Decision(name, *known, schema.action(kept.action))
         return Step((Write("decision", name, wire.encoded(kept)),)), decision
 
-    def digest_of(self, subject: str) -> bytes:
-        """All that is kept of who it is."""
+    def digest_of(self, subject: str | int) -> bytes:
+        """All that is kept of who it is: text, or a whole number, whose digits count as text."""
+        if isinstance(subject, (int, np.integer)) and not isinstance(subject, bool):
+            subject = str(int(subject))
+        if not isinstance(subject, str) or not subject:
+            raise InputError(
+                f"subject must be text that tells persons apart, got {show(subject)}; leave it out "
+                "for somebody who is not to be counted"
+            )
         return keyed_digest(self._secret, _SUBJECT, subject.encode())[:16]
 
     def _admits(self, now: float) -> bool:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -207,6 +208,7 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
     try:
         with _locked(temporary):
             yield temporary
+            _write_sums(temporary)
             if folder.exists() and load_meta(folder) is None:
                 shutil.rmtree(folder, ignore_errors=True)
             # Another process may have been first; its folder has the same content.
@@ -228,6 +230,49 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Write meta.json."""
     with open(folder / "meta.json", "w", encoding="utf-8", opener=_private) as file:
         json.dump(meta, file, indent=1)
+
+
+#: File of the sums of a cache folder's arrays.
+SUMS = "sums.json"
+
+
+def _sum_of(path: Path) -> int:
+    """Return the CRC-32 of a file's bytes."""
+    found = 0
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            found = zlib.crc32(piece, found)
+    return found
+
+
+def _write_sums(folder: Path) -> None:
+    """Write the sums of all arrays in a folder."""
+    sums = {path.name: _sum_of(path) for path in sorted(folder.glob("*.npy"))}
+    with open(folder / SUMS, "w", encoding="utf-8", opener=_private) as file:
+        json.dump(sums, file, indent=1)
+
+
+def damaged_arrays() -> list[Path]:
+    """Return the arrays of the cache whose bytes are not those that were written.
+
+    All are read. Folders that an earlier version made have no sums, and are not looked at.
+    """
+    damaged = []
+    for found in sorted(cache_folder().rglob(SUMS)):
+        try:
+            sums = json.loads(found.read_text(encoding="utf-8"))
+            paths = {found.parent / str(name): sum_ for name, sum_ in sums.items()}
+        except (OSError, ValueError, AttributeError):
+            damaged.append(found)
+            continue
+        for path, sum_ in paths.items():
+            try:
+                same = _sum_of(path) == sum_
+            except OSError:
+                same = False
+            if not same:
+                damaged.append(path)
+    return damaged
 
 
 def save_array(path: Path, values: np.ndarray) -> None:

@@ -285,8 +285,9 @@ class Source:
         parts = [
             f"M = {_either(c.silos for c in curves) or spaced(self.results.silos)} silos",
             f"T = {spaced(self.results.horizon)} rounds",
-            f"d = {_either(c.dimension for c in curves)}",
         ]
+        if curves:
+            parts.append(f"d = {_either(c.dimension for c in curves)}")
         if self.batch_sizes:
             parts.append(f"B = {' | '.join(str(b) for b in self.batch_sizes)}")
         if self.radius_multipliers not in ((), (1.0,)):

@@ -36,7 +36,13 @@ FILE = "results.sqlite"
 LOCK = f".{FILE}.lock"
 
 #: SQLite's error codes of a full or failing disk.
-FAILING = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC)
+FAILING = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_FSYNC,
+    sqlite3.SQLITE_IOERR_TRUNCATE,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+)
 #: SQLite's error codes where other processes hold its file for long.
 WAITING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 FORMAT = "4"
@@ -139,7 +145,7 @@ def _damage_named(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except (sqlite3.DatabaseError, *files.BROKEN) as error:
-        if getattr(error, "sqlite_errorcode", None) in WAITING:
+        if getattr(error, "sqlite_errorcode", None) in (*WAITING, *FAILING):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} is damaged, or no store of fastfed ({reason})") from None
