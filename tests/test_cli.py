@@ -808,16 +808,23 @@ def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypat
     assert said.startswith(f"{here} is the source") and "run Python in another folder" in said
 
 
-def test_a_failing_environment_is_one_sentence_with_the_round(tmp_path: Path) -> None:
-    (tmp_path / "faulty.py").write_text(
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [("KeyError('no such user')", "KeyError: 'no such user'"), ("SystemExit(0)", "SystemExit: 0")],
+)
+def test_a_failing_environment_is_one_sentence_with_the_round(
+    raised: str, told: str, tmp_path: Path
+) -> None:
+    module = f"faulty{len(raised)}"  # modules of one name are imported once
+    (tmp_path / f"{module}.py").write_text(
         "def draw(seed, replicate, silo, t):\n"
         "    if t == 3:\n"
-        "        raise KeyError('no such user')\n"
+        f"        raise {raised}\n"
         "    return [[1.0, 0.0]], [0.5]\n"
     )
     (tmp_path / "s.toml").write_text(
         'name = "f"\nhorizon = 9\nsilos = 2\n[environment]\nkind = "python"\n'
-        'function = "faulty:draw"\ndimension = 2\nactions = 1\n'
+        f'function = "{module}:draw"\ndimension = 2\nactions = 1\n'
         '[[curve]]\nalgorithm = "fedlinucb"\nbatch_size = 3\n'
     )
     result = fastfed("run", tmp_path / "s.toml", "-o", tmp_path / "out", "--threads", "1")
@@ -825,4 +832,4 @@ def test_a_failing_environment_is_one_sentence_with_the_round(tmp_path: Path) ->
     assert "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
     where = "in the environment's function (replicate 0, silo 0, round 3)"
-    assert f"{where}: KeyError: 'no such user'" in last
+    assert f"{where}: {told}" in last
