@@ -113,9 +113,6 @@ static int64_t take(part *p, int own)
     }
 }
 
-/* The part that is to be closed next. */
-static int64_t part_of(uint64_t progress) { return (int64_t)((progress & 0xffffffffu) / PART); }
-
 /* Takes and does items until none is left. Returns how many. */
 static int64_t help(ff_team *team, int64_t thread)
 {
@@ -127,10 +124,11 @@ static int64_t help(ff_team *team, int64_t thread)
         while ((i = take(p, n == 0)) >= 0) {
             team->item(team->work, i, thread);
             finished++;
-            /* Once the parts before are closed; nobody else follows a part with open items. */
-            if (n == 0 && team->follow && part_of(atomic_load(&team->progress)) == of)
-                for (; p->next <= i; p->next++)
-                    team->follow(team->work, p->next, thread);
+            /* The first part waits for no other. */
+            if (team->follow && n == 0 && of == 0 && i == p->next) {
+                team->follow(team->work, i, thread);
+                p->next++;
+            }
         }
         if (finished)
             atomic_fetch_sub(&p->open, finished);
@@ -138,6 +136,8 @@ static int64_t help(ff_team *team, int64_t thread)
     }
     return all;
 }
+
+static int64_t part_of(uint64_t progress) { return (int64_t)((progress & 0xffffffffu) / PART); }
 
 /* Closes parts, in their order, as long as there are any to close: a thread its own, and others that
  * their threads leave. Who finished the last item of a part comes here, so every part is closed. */
