@@ -221,7 +221,7 @@ def _pi(digits: int) -> Decimal:
 
 
 # ---- Fair coins: integers of an exact distribution -----------------------------------------------
-# Only integers are compared here, so every law is exact; proof: docs/secure-sum.md.
+# Only integers are compared here, so every distribution is exact; proof: docs/secure-sum.md.
 
 #: Up to so many coins are tossed one by one; beyond, their number is found by rejection.
 TOSSED = 4096

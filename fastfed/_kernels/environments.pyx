@@ -36,7 +36,7 @@ cdef class Environment:
                        int64_t stride, reward) except *:
         self.c.dimension, self.c.actions = dimension, actions
         self.c.is_double, self.c.stride = is_double, stride
-        self.c.reward_law, self.c.reward_std = reward
+        self.c.reward_kind, self.c.reward_std = reward
 
     def error(self):
         """The exception behind a FF_CALLBACK_FAILED status, or None."""

@@ -182,7 +182,7 @@ cdef extern from "ff_environment.h" nogil:
         int64_t actions
         int64_t is_double
         int64_t stride
-        int64_t reward_law
+        int64_t reward_kind
         double reward_std
     enum:
         FF_CONTEXT

@@ -129,7 +129,7 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         third of all, rounded down.
     noise_draws : {"silo", "sum"}
         What a simulation draws: the noise of each silo, or that of their sum at once, which has the
-        same law and takes less time. Of ``SUMMED`` protocols without ``share``.
+        same distribution and takes less time. Of ``SUMMED`` protocols without ``share``.
     """
 
     protocol: str = "silo-ldp"

@@ -116,7 +116,7 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
         The confidence radius.
     noise_draws : {"silo", "sum"}
         What a simulation draws: the noise of each silo, or that of their sum at once, which has the
-        same law and takes less time.
+        same distribution and takes less time.
     """
 
     schedule: str = "determinant"

@@ -128,9 +128,10 @@ class ExactLast(ExactChooser, Last):
 
 # ---- Bound ---------------------------------------------------------------------------------------
 # Let the losses of all clients and rounds be independent, of one distribution with means mu(x), and
-# n = m 2^(i-1) of them be looked at before round 2^i. With S their sums and P the law of the chosen
-# x, P minimises E_P S(x) + (2/eta) KL(P, uniform), so E_P S(x) <= min S + 2 ln d / eta. And
-# n mu(x) - S(x) <= max_x (n mu(x) - S(x)), whose mean is at most sqrt(n ln d / 2), since summands
+# n = m 2^(i-1) of them be looked at before round 2^i. With S their sums and P the
+# distribution of the chosen x, P minimises E_P S(x) + (2/eta) KL(P, uniform), so
+# E_P S(x) <= min S + 2 ln d / eta. And n mu(x) - S(x) <= max_x (n mu(x) - S(x)), whose mean is at
+# most sqrt(n ln d / 2), since summands
 # are in [0, 1] (Hoeffding's lemma, and the maximum of d sub-Gaussian numbers of variance n/4).
 # Together n (E mu(x) - min mu) <= 2 ln d / eta + sqrt(n ln d / 2). It is played in 2^i rounds by m
 # clients, which are 2 n losses.

@@ -1,8 +1,8 @@
 """The private shrinking dartboard (asi-2022): an expert that is kept by chance, and few draws.
 
-It is hedge for whoever sees one round alone: the expert of a round has the law of hedge's weights,
-as long as draws are left (Geulen, Vöcking & Winkler 2010). Gao et al. (2024), Table 1, compare
-their systems with it. Deviations from the paper, and why:
+It is hedge for whoever sees one round alone: the expert of a round has the distribution of
+hedge's weights, as long as draws are left (Geulen, Vöcking & Winkler 2010). Gao et al. (2024),
+Table 1, compare their systems with it. Deviations from the paper, and why:
 
 - The paper has one client. Here a loss is what all m clients have lost since the last exchange;
   with ``silos = 1`` and ``phase_length = 1`` it is the paper's algorithm. The privacy of one loss
@@ -124,9 +124,9 @@ class ExactDart(ExactChooser, Dart):
 
 # ---- Bound, and the p and K of the least one -----------------------------------------------------
 # Let losses be fixed in advance, and draws never run out. Then the expert of a block (the rounds
-# between two exchanges) has the law P_n of hedge, P_n(x) ~ exp(-r S_n(x)). By induction, with the
-# coin of s, P(x at n + 1) = (1 - p) P_n(x) e^(-r s(x)) + P_(n+1)(x) (1 - (1 - p) w) with w = sum_y
-# P_n(y) e^(-r s(y)), and P_n(x) e^(-r s(x)) = w P_(n+1)(x). So the expected loss of all clients is
+# between two exchanges) has the distribution P_n of hedge, P_n(x) ~ exp(-r S_n(x)). By
+# induction, with the coin of s, P(x at n + 1) = (1 - p) P_n(x) e^(-r s(x)) + P_(n+1)(x)
+# (1 - (1 - p) w) with w = sum_y P_n(y) e^(-r s(y)), and P_n(x) e^(-r s(x)) = w P_(n+1)(x). So the expected loss of all clients is
 # hedge's: at most the best expert's plus ln d / r + r sum_n R_n^2 / 8, where R_n, the range of the
 # losses of block n, is at most m times its rounds (Cesa-Bianchi & Lugosi 2006, Theorem 2.2).
 # A coin falls for a draw with probability q = 1 - (1 - p) e^(-r m N) at most, whatever came before.

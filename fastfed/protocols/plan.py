@@ -230,8 +230,8 @@ class Plan:
 
         Then it is the plan whose server adds the noise of all silos' sum. A sum of independent
         Gaussian noises is one Gaussian noise, releases are linear in them, and nothing in a
-        simulation reads what one silo sends: all that it reads has the same law. Messages of
-        single silos have no noise there, so it claims nothing, and it is for drivers alone.
+        simulation reads what one silo sends: all that it reads has the same distribution. Messages
+        of single silos have no noise there, so it claims nothing, and it is for drivers alone.
 
         Raises
         ------

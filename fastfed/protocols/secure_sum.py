@@ -3,7 +3,7 @@
 What is released, and what that costs, is `fastfed.privacy.mechanisms.secure_sum`; here are the
 parties. `Encoder` makes one silo's messages (`SecureRandomizer`: of its records), `Decoder` the
 prefix sums from the messages of all. `Aggregate` stands for all silos at once where nobody looks at
-single messages: it draws the sum's law, whose noise is one binomial and whose masks have cancelled.
+single messages: it draws the sum, whose noise is one binomial and whose masks have cancelled.
 Proof: docs/secure-sum.md.
 """
 
@@ -364,7 +364,7 @@ class Sharer(_Rows):
 
 
 class Aggregate(_Rows):
-    """All silos of a secure sum at once: the law of the sum of their messages, for simulations.
+    """All silos of a secure sum at once, for simulations: draws the sum of their messages.
 
     Its noise is that of one party of the index M, one past the last silo's.
     """

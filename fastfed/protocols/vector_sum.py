@@ -396,7 +396,7 @@ class VectorSum(Once):
         if held > MOST_BITS:
             raise InputError(
                 f"{held:.3g} bits would be held at once, at most {MOST_BITS:.3g} can be; "
-                'messages = "aggregate" draws their counts, which have the same law'
+                'messages = "aggregate" draws their counts, which have the same distribution'
             )
 
     @once
@@ -473,7 +473,7 @@ class VectorSum(Once):
             One vector of each user.
         messages : {"aggregate", "individual"}, default "aggregate"
             "individual" makes, shuffles and counts every bit; "aggregate" draws their counts, which
-            have the same law and cost a million times less.
+            have the same distribution and cost a million times less.
 
         Returns
         -------

@@ -148,7 +148,7 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     if (!isfinite(seen.sum))
         return FF_NOT_FINITE;
     const double rounding = 1e-6;
-    if (env->reward_law == FF_REWARD_BERNOULLI &&
+    if (env->reward_kind == FF_REWARD_BERNOULLI &&
         (seen.least < -rounding || seen.most > 1.0 + rounding))
         return FF_NOT_FINITE;
     return FF_OK;
@@ -157,11 +157,11 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
 double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                     int64_t round, double mean)
 {
-    if (env->reward_law == FF_REWARD_NONE)
+    if (env->reward_kind == FF_REWARD_NONE)
         return mean;
     const ff_stream s = ff_stream_open(seed, FF_REWARD, (uint32_t)replicate, (uint32_t)silo,
                                        (uint32_t)round);
-    if (env->reward_law == FF_REWARD_BERNOULLI)
+    if (env->reward_kind == FF_REWARD_BERNOULLI)
         return ff_uniform(&s, 0) < mean ? 1.0 : 0.0;
     return mean + env->reward_std * ff_normal(&s);
 }

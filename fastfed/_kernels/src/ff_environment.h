@@ -44,7 +44,7 @@ typedef struct {
     int64_t actions;   /* the most actions of any round */
     int64_t is_double; /* of what fill writes */
     int64_t stride;    /* feature-major, x[j * stride + a]; 0: x[a * dimension + j] */
-    int64_t reward_law;
+    int64_t reward_kind;
     double reward_std;
 } ff_environment;
 

@@ -62,7 +62,7 @@ void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out);
 void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b, int64_t half,
                           double *restrict out);
 
-/* n draws of the standard Laplace law, density exp(-|x|)/2, 53 bits each. */
+/* n draws of the standard Laplace distribution, density exp(-|x|)/2, 53 bits each. */
 int64_t ff_laplace_capacity(int64_t n);
 void ff_laplace(const ff_stream *s, int64_t n, double *restrict out);
 

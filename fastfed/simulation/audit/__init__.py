@@ -141,7 +141,7 @@ class Case:
         if plan.driver == "peers":
             return plan
         if plan.encoding is not None:
-            # Bits as their counts, which have the same law and do not take minutes.
+            # Bits as their counts, which have the same distribution and do not take minutes.
             plan = replace(plan, individual=False)
         if plan.encoding is None or self.fault == 1:
             return plan

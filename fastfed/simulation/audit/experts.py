@@ -341,7 +341,7 @@ def leaf_law(plan: FrankWolfePlan, world: int) -> np.ndarray:
 
 def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditResult:
     """The ratio is that of the experts of the one tree that the loss enters: what the others name
-    has one law in both worlds."""
+    has one distribution in both worlds."""
     claimed, plan = case.plan(), case.played()
     phase = plan.phases[-1]
     leaves = [phase.offset + i for i, leaf in enumerate(phase.leaves) if leaf.tree == 1]
