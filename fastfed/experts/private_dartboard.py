@@ -124,11 +124,12 @@ class ExactDart(ExactChooser, Dart):
 
 # ---- Bound, and the p and K of the least one -----------------------------------------------------
 # Let losses be fixed in advance, and draws never run out. Then the expert of a block (the rounds
-# between two exchanges) has the distribution P_n of hedge, P_n(x) ~ exp(-r S_n(x)). By
-# induction, with the coin of s, P(x at n + 1) = (1 - p) P_n(x) e^(-r s(x)) + P_(n+1)(x)
-# (1 - (1 - p) w) with w = sum_y P_n(y) e^(-r s(y)), and P_n(x) e^(-r s(x)) = w P_(n+1)(x).
-# So the expected loss of all clients is hedge's: at most the best expert's plus ln d / r + r sum_n R_n^2 / 8, where R_n, the range of the
-# losses of block n, is at most m times its rounds (Cesa-Bianchi & Lugosi 2006, Theorem 2.2).
+# between two exchanges) has the distribution P_n of hedge, P_n(x) ~ exp(-r S_n(x)). By induction,
+# with the coin of s, P(x at n + 1) = (1 - p) P_n(x) e^(-r s(x)) + P_(n+1)(x) (1 - (1 - p) w) with w
+# = sum_y P_n(y) e^(-r s(y)), and P_n(x) e^(-r s(x)) = w P_(n+1)(x). So the expected loss of all
+# clients is hedge's: at most the best expert's plus ln d / r + r sum_n R_n^2 / 8, where R_n, the
+# range of the losses of block n, is at most m times its rounds (Cesa-Bianchi & Lugosi 2006, Theorem
+# 2.2).
 # A coin falls for a draw with probability q = 1 - (1 - p) e^(-r m N) at most, whatever came before.
 # So more than K of E coins do with probability P(Bin(E, q) > K) at most; until then the run with K
 # draws is the one without a limit, and after that it loses m a round at most.
