@@ -155,6 +155,16 @@ def test_sharing_that_helps_is_said_with_its_price() -> None:
     assert found.scaling.startswith("simulated are ")
 
 
+def test_an_answer_prints_its_verdicts(advice: fastfed.advice.Advice) -> None:
+    text = str(advice)
+    assert text.startswith("every user (replace): (")
+    assert all(f"{v.trust}: {v.sentence}" in text for v in advice.verdicts)
+    assert all(b.label in text for b in advice.baselines) and len(text.splitlines()) < 20
+    assert advice.baseline("alone") in advice.baselines
+    with pytest.raises(fastfed.InputError, match='did you mean "alone"'):
+        advice.baseline("alon")
+
+
 def test_the_spec_plays_what_is_recommended(advice: fastfed.advice.Advice) -> None:
     experiment = experiment_from_spec(tomllib.loads(advice.spec_text()))
     assert (experiment.silos, experiment.horizon) == (8, 300)

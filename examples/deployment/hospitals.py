@@ -6,7 +6,7 @@ The folder has the UCI heart disease records of Cleveland, Hungary, Switzerland 
 one CSV with a column ``site``. Each hospital gets its patients as a table of another kind, with
 dates that are made up: a patient comes on a random day, and whether the call "ill" or "well" was
 right is known one to 28 days later. Hub and hospitals then run as processes of their own, once
-under `silo-ldp` and once under `central`, and one hospital leaves midway. docs/deployment.md reads
+under `silo-ldp` and once under `central`, and one hospital leaves midway. docs/records.md reads
 the table.
 """
 

@@ -267,6 +267,22 @@ class Advice:
         found = {b.name: b for b in self.baselines}
         return found[choice("name", name, list(found))]
 
+    @property
+    def heading(self) -> str:
+        """Two lines: the guarantee and the sizes, and what was simulated."""
+        return (
+            f"every {self.unit} ({self.relation}): ({self.epsilon:g}, {self.delta:g}), "
+            f"{self.status}; {self.silos} silos, {self.horizon} rounds, d = {self.dimension}, "
+            f"{self.environment['kind']}\n{self.scaling}; regret and bound are of one silo"
+        )
+
+    def __str__(self) -> str:
+        """Return the verdicts and baselines; ``candidates`` has what else was considered."""
+        notes = [f"note: {note}" for note in self.notes]
+        verdicts = [f"{v.trust}: {v.sentence}" for v in self.verdicts]
+        others = [f"{b.label}: {figure(b.regret)} ({b.privacy})" for b in self.baselines]
+        return "\n".join([*notes, self.heading, "", *verdicts, "", *others])
+
     def to_builtins(self) -> dict[str, Any]:
         """Convert to plain data, the JSON of ``fastfed plan``.
 

@@ -355,5 +355,5 @@ def claims_of(paper: str, source: Source) -> list[str]:
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in claims]
     says = source.results.figure.get("says")
     if says is not None and says not in [s.says for s in claims]:
-        lines.append(f"{paper}: {says}")
+        lines.append(f"{paper}: {says} (in short; not judged by itself)")
     return lines

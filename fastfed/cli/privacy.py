@@ -334,12 +334,7 @@ def plan(
 def _print(found: Advice) -> None:
     for note in found.notes:
         click.echo(f"note: {note}")
-    click.echo(
-        f"every {found.unit} ({found.relation}): ({found.epsilon:g}, {found.delta:g}), "
-        f"{found.status}; {found.silos} silos, {found.horizon} rounds, d = {found.dimension}, "
-        f"{found.environment['kind']}"
-    )
-    click.echo(f"{found.scaling}; regret and bound are of one silo")
+    click.echo(found.heading)
     for verdict in found.verdicts:
         click.echo()
         click.secho(f"{verdict.trust}: {verdict.trusted}", bold=True)
