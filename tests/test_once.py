@@ -184,8 +184,8 @@ def test_a_failing_report_never_counts_a_batch_twice(protocol, more):
         if not silo.reported:
             np.testing.assert_array_equal(silo.report().values, wanted)
             again += 1
-        line += 3
-    assert again > 5
+        line += 1
+    assert again > 15
 
 
 @pytest.mark.parametrize("value", [-1e300, 1e300, 1e308, -1e308, np.inf, np.nan])

@@ -496,7 +496,8 @@ def test_reproduce_says_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "figures" / "free.toml").write_text(text)
     out = run("reproduce", "free", "-o", tmp_path / "out").stdout
     assert out.endswith(
-        "p: Privacy costs. (holds)\np: Privacy is free. (fails)\np: In one sentence.\n"
+        "p: Privacy costs. (holds)\np: Privacy is free. (fails)\n"
+        "p: In one sentence. (in short; not judged by itself)\n"
     )
     (tmp_path / "figures" / "free.toml").write_text(text.replace('"open", "LDP', '"opne", "LDP'))
     refused = run("reproduce", "free", "-o", tmp_path / "other")

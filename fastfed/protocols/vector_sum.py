@@ -91,8 +91,10 @@ class BitRandomizer:
         message = self._drawn[1].copy()
         aggregation.add(message, self._sums[level])
         report = Counts(release, self.plan.dimension, message, self.silo)
-        self._sums[level] = 0.0
-        self.release = release
+        left = self._sums.copy()
+        left[level] = 0.0
+        # At once, so that what was reported is never kept, and what was not is never lost.
+        self._sums, self.release = left, release
         return report
 
 
@@ -121,8 +123,9 @@ class MessageRandomizer(BitRandomizer):
         level = self.plan.level(release)
         bits = np.concatenate(self._bits[level], axis=1)
         report = Bits(release, self.plan.dimension, bits, self.silo)
-        self._bits[level] = []
-        self.release = release
+        left = self._bits.copy()
+        left[level] = []
+        self._bits, self.release = left, release
         return report
 
 
