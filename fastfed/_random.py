@@ -20,6 +20,8 @@ from fastfed._sampling import Laplaces, Normals, Uniforms, fair_binomials
 from fastfed._validate import InputError, Once, integer, once, show
 
 T = TypeVar("T")
+#: Seed, purpose, replicate, silo, and round, node or release.
+Key = tuple[int, int, int, int, int]
 
 #: Purposes of streams; the same numbers are in src/ff_random.h, and never change.
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
@@ -37,8 +39,8 @@ PURPOSES = {
     QUERY: "the query's noise",
     CHOICE: "the choice",
 }
-#: The largest d of a node's noise.
-MOST_FEATURES = 2**15
+#: The most features d of anything: a statistic then has half a billion numbers.
+MAX_DIMENSION = 2**15
 #: The largest number below 1.
 BELOW_ONE = 1.0 - 2.0**-53
 #: Purpose of the noise bits of single data points; the level of their node is added.
@@ -57,6 +59,11 @@ def _whole(name: str, value: int, least: int = 0, most: int = 2**31 - 1) -> int:
     if type(value) is int and least <= value <= most:
         return value
     return integer(name, value, at_least=least, at_most=most)
+
+
+def _place(silo: int, name: str, index: int) -> tuple[int, int]:
+    """Return the last two numbers of a key: a silo, and a round, node or release."""
+    return _whole("silo", silo, most=2**32 - 1), _whole(name, index, most=2**32 - 1)
 
 
 class NoiseSource(Protocol):
@@ -185,23 +192,14 @@ class SeededNoise:
         self.seed = check_seed(seed)
         self.replicate = integer("replicate", replicate, at_least=0, at_most=2**32 - 1)
 
-    def _key(
-        self, purpose: int, silo: int, name: str, index: int
-    ) -> tuple[int, int, int, int, int]:
+    def _key(self, purpose: int, silo: int, name: str, index: int) -> Key:
         """Return the key of the stream of one purpose, silo and round, node or release."""
-        return (
-            self.seed,
-            _whole("purpose", purpose),
-            self.replicate,
-            _whole("silo", silo, most=2**32 - 1),
-            _whole(name, index, most=2**32 - 1),
-        )
+        return self.seed, _whole("purpose", purpose), self.replicate, *_place(silo, name, index)
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
-        _, _, _, silo, node = self._key(BIAS_NOISE, silo, "node", node)
-        d = _whole("dimension", dimension, 1, MOST_FEATURES)
-        return self._normals(silo, node, d)
+        d = _whole("dimension", dimension, 1, MAX_DIMENSION)
+        return self._normals(*_place(silo, "node", node), d)
 
     def _normals(self, silo: int, node: int, dimension: int) -> np.ndarray:
         return rng.node_normals(self.seed, self.replicate, silo, node, dimension)
@@ -215,7 +213,7 @@ class SeededNoise:
         return self._binomials(self._key(BIT_NOISE, silo, "node", node), count, trials)
 
     @staticmethod
-    def _binomials(key: tuple[int, int, int, int, int], count: int, trials: int) -> np.ndarray:
+    def _binomials(key: Key, count: int, trials: int) -> np.ndarray:
         trials = _whole("trials", trials, most=2**62)
         return rng.binomials(*key, trials, _whole("count", count))
 
@@ -269,7 +267,7 @@ class SeededNoise:
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
-        d = _whole("dimension", dimension, 1, MOST_FEATURES)
+        d = _whole("dimension", dimension, 1, MAX_DIMENSION)
         return rng.normals_f64(*self._key(TRIGGER_NOISE, silo, "round", round), d * (d + 1) // 2)
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:

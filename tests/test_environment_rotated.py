@@ -87,7 +87,7 @@ def test_first_silos_do_not_depend_on_their_number():
     for one, other in zip(few.round(2, 4), many.round(2, 4), strict=True):
         assert one.tobytes() == other.tobytes()
     assert few.round(2, 4)[1].tobytes() != Rotated(5, 6, 0.0).open(1, 0, 3).round(2, 4)[1].tobytes()
-    with pytest.raises(IndexError, match="silo must be below 3, got 3"):
+    with pytest.raises(IndexError, match="silo must be below 3"):
         few.round(3, 1)
 
 

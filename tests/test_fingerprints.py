@@ -28,6 +28,11 @@ class Holder:
         return self.held
 
 
+class Silent(Holder):
+    def __repr__(self):
+        return "Silent()"
+
+
 def closing_over(value):
     def function(seed, replicate, silo, round):
         return value
@@ -41,6 +46,7 @@ WAYS = {
     "function": lambda value: closing_over(closing_over(value)),
     "partial": lambda value: closing_over(partial(closing_over, value)),
     "object": lambda value: closing_over(Holder(value)),
+    "object that says nothing": lambda value: closing_over(Silent(value)),
     "method": lambda value: closing_over(Holder(value).method),
     "callable": Holder,
 }
@@ -55,7 +61,7 @@ def test_contents_are_told_apart(way, one, other):
     assert made != fingerprint(WAYS[way](other), None)
 
 
-@pytest.mark.parametrize("value", [1, 2.5, "a", None, (1, [2, {"b": {3}}]), np.float64(0.5)])
+@pytest.mark.parametrize("value", [1, 2.5, "a", None, (1, [2, {"b": 3}]), np.float64(0.5)])
 def test_digests_of_stores_that_there_are_stay(value):
     """Version 0.1 digested the repr of what is closed over."""
     function = closing_over(value)
@@ -71,7 +77,15 @@ def test_what_holds_itself():
 
 
 def everything():
-    held = [np.random.default_rng(1), numba.njit(lambda x: x), np.sin, object(), int, hashlib]
+    held = [
+        np.random.default_rng(1),
+        numba.njit(lambda x: x),
+        np.sin,
+        object(),
+        int,
+        hashlib,
+        set("abcdef"),
+    ]
     return [fingerprint(closing_over(value), None) for value in held]
 
 

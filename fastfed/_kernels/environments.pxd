@@ -13,7 +13,6 @@ cdef class Environment:
     cdef const ff_directions *directions  # of a pool whose features hang together, else NULL
     cdef bint fixed  # every silo is offered the same rows in every round
     cdef object keep  # whatever the C side points at
-    cdef int64_t rounds_of(self, int64_t silo)
     cdef void check_place(self, int64_t silo, int64_t round) except *
     cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
                        int64_t stride, reward) except *

@@ -50,19 +50,13 @@ cdef class Environment:
     def actions(self):
         return self.c.actions
 
-    cdef int64_t rounds_of(self, int64_t silo):
-        """The last round of a silo; keys of random numbers have 32 bits."""
-        return 0xffffffff
-
     cdef void check_place(self, int64_t silo, int64_t round) except *:
-        cdef int64_t silos = self.silos or 0xffffffff, rounds
-        if silo < 0 or round < 0:
-            raise IndexError(f"silo and round must not be negative, got {silo} and {round}")
-        if silo >= silos:
-            raise IndexError(f"silo must be below {silos}, got {silo}")
-        rounds = self.rounds_of(silo)
-        if round > rounds:
-            raise IndexError(f"round must be at most {rounds} at silo {silo}, got {round}")
+        """Numbers of keys have 32 bits."""
+        cdef int64_t silos = self.silos or 0xffffffff
+        if not 0 <= silo < silos:
+            raise IndexError(f"silo must be below {silos} and not negative, got {silo}")
+        if not 0 <= round <= 0xffffffff:
+            raise IndexError(f"round must be in [0, 2^32), got {round}")
 
     def round(self, int64_t silo, int64_t round):
         """(features (K, d), expected rewards (K,)) of one silo in one round; copies."""
@@ -240,15 +234,13 @@ cdef class Pool(Environment):
         self.c.borrow, self.c.ahead = ff_pool_borrow, ff_pool_ahead
         self.c.state = &self.state
 
-    cdef int64_t rounds_of(self, int64_t silo):
-        cdef const int64_t *own = self.state.silo_starts + silo
-        return Environment.rounds_of(self, silo) if not self.once else own[1] - own[0]
-
     cdef void check_place(self, int64_t silo, int64_t round) except *:
+        cdef int64_t rounds
         Environment.check_place(self, silo, round)
-        # Rounds begin with 1; where a query is drawn any number is a key.
-        if self.once and round < 1:
-            raise IndexError(f"round must be at least 1, got {round}")
+        if self.once:
+            rounds = self.state.silo_starts[silo + 1] - self.state.silo_starts[silo]
+            if not 1 <= round <= rounds:
+                raise IndexError(f"round must be in [1, {rounds}] at silo {silo}, got {round}")
 
     def query(self, int64_t silo, int64_t round):
         self.check_place(silo, round)

@@ -369,13 +369,12 @@ class LinUCB:
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
         """Forget the rows before one that is refused."""
-        model, sums = self._estimate, copy.copy(self._sums)
+        model = self._estimate
         w, theta = model.w.copy(), model.theta.copy()
         try:
             yield
         except InputError:
             model.w[...], model.theta[...] = w, theta
-            self._sums = sums
             raise
 
     def _learn(self, x: np.ndarray, reward: float) -> None:

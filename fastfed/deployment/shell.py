@@ -509,7 +509,7 @@ class SiloClient:
                 connection.sock.connect(self._path)
             except OSError as error:
                 why = f"no silo listens at {self._path}: is `fastfed silo` running there?"
-                raise type(error)(error.errno, f"{why} ({error.strerror})") from None
+                raise OSError(error.errno, f"{why} ({error.strerror})") from None
             connection.request("POST", "/" + what, body)
             found = connection.getresponse()
             made: dict[str, Any] = json.loads(found.read())

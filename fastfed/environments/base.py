@@ -18,8 +18,7 @@ from fastfed._validate import InputError, choice, integer, number
 #: Kinds of reward distributions; the same numbers are in src/ff_environment.h.
 REWARD_KINDS = {"none": 0, "bernoulli": 1, "gaussian": 2}
 
-#: Beyond these a number is a typing error, and would fill the memory.
-MAX_DIMENSION = 2**15
+#: Beyond this a number is a typing error, and would fill the memory, as beyond MAX_DIMENSION.
 MAX_ACTIONS = 2**31 - 1
 
 #: Condition of a user-level guarantee on the environment, which is outside the mechanism.

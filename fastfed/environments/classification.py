@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, choice, integer, nearest, number, show
-from fastfed.environments.base import MAX_DIMENSION
 from fastfed.environments.coding import column_ranges, feature_columns, from_table
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
 from fastfed.environments.replay import CODINGS, DIMENSION, Records, records_pool

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import environments
-from fastfed._random import check_seed, instance_normals
+from fastfed._random import MAX_DIMENSION, check_seed, instance_normals
 from fastfed._validate import InputError, integer, number, show
 from fastfed.environments.base import (
-    MAX_DIMENSION,
     Adversary,
     Environment,
     EnvironmentSpec,

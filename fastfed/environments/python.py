@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._kernels import environments
+from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, array, boolean, integer, show
 from fastfed.environments.base import (
     INDEPENDENT,
     MAX_ACTIONS,
-    MAX_DIMENSION,
     EnvironmentSpec,
     RewardDistribution,
 )
@@ -243,8 +243,8 @@ def _fingerprint(function: Any, state: np.ndarray | None, within: frozenset[int]
 def _content(value: Any, within: frozenset[int]) -> str:
     """Return text that tells values apart: the repr, unless that leaves out what they hold.
 
-    An array's repr leaves out digits and rows; that of a function, or of an object without a repr
-    of its own, is its address, which no other process shares.
+    An array's repr leaves out digits and rows, an object's may leave out all; that of a function,
+    or of an object without a repr of its own, is its address, which no other process shares.
     """
     if id(value) in within:
         return "itself"
@@ -258,24 +258,21 @@ def _content(value: Any, within: frozenset[int]) -> str:
         owner = getattr(value, "__self__", None)
         bound = "" if owner is None or inspect.ismodule(owner) else _content(owner, within)
         return f"function {_fingerprint(value, None, within)} {bound}"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, (list, tuple, set, frozenset, dict)):
         parts = value.items() if isinstance(value, dict) else [(part,) for part in value]
         held = [part for several in parts for part in several]
         texts = [_content(part, within) for part in held]
-    else:
-        # A type's and a module's own repr names them.
-        named = isinstance(value, (type, ModuleType)) or not hasattr(value, "__dict__")
-        held = [] if named else [vars(value)]
-        if isinstance(value, partial):
-            held += [value.func, value.args, value.keywords]
-        texts = [_content(part, within) for part in held]
-        if " at 0x" in repr(value):
-            texts.append("object")
-    if texts == [repr(part) for part in held]:
-        return repr(value)
-    if isinstance(value, (set, frozenset)):
-        texts.sort()
-    return f"{type(value).__module__}.{type(value).__qualname__} [{', '.join(texts)}]"
+        if isinstance(value, (set, frozenset)):
+            texts.sort()  # the order of text is another one in every process
+        elif texts == [repr(part) for part in held]:
+            return repr(value)
+        return f"{kind} [{', '.join(texts)}]"
+    if isinstance(value, partial):
+        return f"{kind} {_content([value.func, value.args, value.keywords], within)}"
+    if isinstance(value, (type, ModuleType)) or not hasattr(value, "__dict__"):
+        return kind if " at 0x" in repr(value) else repr(value)
+    return f"{kind} {_content(vars(value), within)}"
 
 
 def import_function(text: str) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, array, number, show
-from fastfed.environments.base import MAX_DIMENSION, SCALED, RewardDistribution
+from fastfed.environments.base import SCALED, RewardDistribution
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
 
 # ---- Classified records --------------------------------------------------------------------------

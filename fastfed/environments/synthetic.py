@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import environments, rng
-from fastfed._random import INSTANCE, instance_normals
+from fastfed._random import INSTANCE, MAX_DIMENSION, instance_normals
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.environments.base import (
     MAX_ACTIONS,
-    MAX_DIMENSION,
     EnvironmentSpec,
     RewardDistribution,
     described,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed._kernels import aggregation, checked, rng
-from fastfed._random import MOST_FEATURES, SHUFFLE, check_seed
+from fastfed._random import MAX_DIMENSION, SHUFFLE, check_seed
 from fastfed._validate import InputError, choice, integer, number, show
 
 _WORD = 2**32 - 1  # parts of a key are 32-bit words
@@ -74,7 +74,7 @@ def tree_noise(
         ks = _releases(release)
     else:
         ks = np.array([integer("release", release, at_least=1, at_most=_WORD)])
-    d = integer("dimension", dimension, at_least=1, at_most=MOST_FEATURES)
+    d = integer("dimension", dimension, at_least=1, at_most=MAX_DIMENSION)
     std = number("noise_std", noise_std, at_least=0)
     choice("of", of, ("node", "prefix"))
     stds = std, *layout_stds(layout, std)
