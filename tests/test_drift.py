@@ -43,8 +43,9 @@ def test_drift(d, spread, regularizer):
     y = x @ np.random.default_rng(1).normal(size=d) + np.random.default_rng(2).normal(size=UPDATES)
     w = kernels.inverse_factor(regularizer * np.eye(d))
     estimate, updated = np.zeros(d), np.eye(d) / regularizer
+    followed = linalg.log_det(w)  # as eager silos do it, see Estimate.log_det
     for row, reward in zip(x, y, strict=True):
-        linalg.observe(w, estimate, row, reward)
+        followed += linalg.log(linalg.observe(w, estimate, row, reward))
         linalg.sherman_morrison(updated, row)
 
     v = regularizer * np.eye(d) + x.T @ x
@@ -64,3 +65,4 @@ def test_drift(d, spread, regularizer):
     ucb = kernels.ucb_scores(probe, w, np.zeros(d), 1.0)
     np.testing.assert_allclose(ucb, kernels.ucb_scores(probe, fresh, np.zeros(d), 1.0), rtol=1e-11)
     assert linalg.log_det(w) == pytest.approx(linalg.log_det(fresh), rel=1e-10)
+    assert followed == pytest.approx(linalg.log_det(fresh), abs=1e-8)

@@ -299,6 +299,7 @@ cdef class Run:
         c.candidates = <ff_candidates *>pointer(curve["candidates"])
         c.order = <int64_t *>pointer(curve["order"])
         c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
+        c.log_dets = pointer(curve["log_dets"])
         c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])
         c.nodes, c.messages = pointer(curve["nodes"]), pointer(curve["messages"])
         c.total, c.regret = pointer(curve["total"]), pointer(curve["regret"])

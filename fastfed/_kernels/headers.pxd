@@ -433,6 +433,7 @@ cdef extern from "ff_run.h" nogil:
         double *history
         double *w
         double *theta
+        double *log_dets
         double *batch
         double *sums
         double *nodes

@@ -75,8 +75,10 @@ class Estimate:
 
     @property
     def log_det(self) -> float:
-        """ln det V."""
-        return linalg.log_det(self.w)
+        """ln det V: of what was refreshed, and of each point since then what it adds."""
+        if self._log_det is None:
+            self._log_det = linalg.log_det(self.w)
+        return self._log_det
 
     def refresh(self, statistic: np.ndarray, regularizer: float) -> float:
         """Set V = lambda I + covariance and u = bias.
@@ -94,6 +96,7 @@ class Estimate:
             The shift that V needed to be positive definite, >= 0.
         """
         shift = linalg.refresh(statistic, regularizer, self.w, self.theta)
+        self._log_det: float | None = None
         if shift < 0.0:
             raise environments.status_error(-2)
         return shift
@@ -118,7 +121,8 @@ class Estimate:
 
     def observe(self, x: np.ndarray, reward: float) -> None:
         """V <- V + x x', u <- u + x y."""
-        linalg.observe(self.w, self.theta, x, reward)
+        before = self.log_det
+        self._log_det = before + linalg.log(linalg.observe(self.w, self.theta, x, reward))
 
 
 class Acting:

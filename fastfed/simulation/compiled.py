@@ -44,6 +44,7 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
         "candidates": ((m, driver.CANDIDATES_SIZE), np.uint8),
         "w": ((slots, d, d), float),
         "theta": ((slots, d), float),
+        "log_dets": ((slots,), float),
         "batch": ((m, s), float),
         "sums": ((sum_rows, levels, s), float),
         "nodes": ((node_rows, plan.buffers or levels, s), float),

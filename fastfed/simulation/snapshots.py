@@ -32,7 +32,7 @@ import fastfed
 FOLDER = ".snapshots"
 
 #: What arrays hold: one more when the same array means something else in the same version.
-FORMAT = 3
+FORMAT = 4
 
 #: Seconds of simulation between two snapshots, at least, and how many times the seconds that
 #: writing one took.

@@ -341,54 +341,60 @@ int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
     return n;
 }
 
-void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
-                    double factor, int64_t d, float *restrict upper)
+/* The bounds on means of a panel of `width` vectors. */
+FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64_t pairs,
+                           const int width, mean_scale m, const measured *known,
+                           float *restrict upper)
 {
-    const int64_t count = actions->actions, vectors = vectors_of(count), pairs = pairs_of(d);
-    const measured *known = (const measured *)actions->quantised;
-    const i32s *panels = (const i32s *)(known + vectors);
-    const mean_scale m = mean_scale_of(t, factor, d);
     const f32s slack = f32_set(m.slack), mean = f32_set(m.mean);
     const f32s norm = f32_set(m.norm), slope = f32_set(m.slope);
     const f32s slope_lost = f32_set(m.slope_lost);
-    for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
-        const i32s *panel = panels + first * pairs;
-        const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
-        /* Two sums of each: one would wait for itself. */
-        i32s even[PANEL_VECTORS], odd[PANEL_VECTORS];
-        for (int v = 0; v < PANEL_VECTORS; v++)
-            even[v] = odd[v] = i32_set(0);
-        int64_t j = 0;
-        if (width == PANEL_VECTORS)
-            for (; j + 2 <= pairs; j += 2) {
-                int32_t entries[2];
-                memcpy(entries, row + 2 * j, sizeof entries);
-                const i32s low = i32_set(entries[0]);
-                const i32s high = i32_set(entries[1]);
-                for (int v = 0; v < PANEL_VECTORS; v++) {
-                    MULTIPLY(even[v], low, panel[j * PANEL_VECTORS + v]);
-                    MULTIPLY(odd[v], high, panel[(j + 1) * PANEL_VECTORS + v]);
-                }
-            }
-        for (; j < pairs; j++) {
-            int32_t entries;
-            memcpy(&entries, row + 2 * j, sizeof entries);
-            const i32s both = i32_set(entries);
-            for (int64_t v = 0; v < width; v++)
-                MULTIPLY(even[v], both, panel[j * width + v]);
-        }
-        for (int64_t l = 0; l < width; l++) {
-            const int64_t v = first + l;
-            const f32s length = f32_load(known[v].length);
-            const f32s lost = f32_load(known[v].lost);
-            const f32s whole = f32_of(i32_add(even[l], odd[l]));
-            const f32s product = f32_mul(whole, f32_load(known[v].unit));
-            const f32s size = f32_mul(norm, length);
-            const f32s own = f32_fma(size, slack, f32_set(0x1p-60f));
-            const f32s error = f32_fma(slope, length, f32_fma(slope_lost, lost, own));
-            f32_store(upper + LANES * v, f32_told(f32_add(f32_mul(product, mean), error)));
+    /* Two sums of each: one would wait for itself. */
+    i32s even[PANEL_VECTORS], odd[PANEL_VECTORS];
+    UNROLLED
+    for (int v = 0; v < width; v++)
+        even[v] = odd[v] = i32_set(0);
+    int64_t j = 0;
+    for (; j + 2 <= pairs; j += 2) {
+        int32_t entries[2];
+        memcpy(entries, row + 2 * j, sizeof entries);
+        const i32s low = i32_set(entries[0]), high = i32_set(entries[1]);
+        UNROLLED
+        for (int v = 0; v < width; v++) {
+            MULTIPLY(even[v], low, panel[j * width + v]);
+            MULTIPLY(odd[v], high, panel[(j + 1) * width + v]);
         }
     }
+    int32_t last;
+    memcpy(&last, row + 2 * (pairs - 1), sizeof last);
+    UNROLLED
+    for (int v = 0; j < pairs && v < width; v++)
+        MULTIPLY(even[v], i32_set(last), panel[j * width + v]);
+    UNROLLED
+    for (int v = 0; v < width; v++) {
+        const f32s length = f32_load(known[v].length);
+        const f32s lost = f32_load(known[v].lost);
+        const f32s whole = f32_of(i32_add(even[v], odd[v]));
+        const f32s product = f32_mul(whole, f32_load(known[v].unit));
+        const f32s size = f32_mul(norm, length);
+        const f32s own = f32_fma(size, slack, f32_set(0x1p-60f));
+        const f32s error = f32_fma(slope, length, f32_fma(slope_lost, lost, own));
+        f32_store(upper + LANES * v, f32_told(f32_add(f32_mul(product, mean), error)));
+    }
+}
+
+void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
+                    double factor, int64_t d, float *restrict upper)
+{
+    const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d);
+    const measured *known = (const measured *)actions->quantised;
+    const i32s *panels = (const i32s *)(known + vectors);
+    const mean_scale m = mean_scale_of(t, factor, d);
+    int64_t v = 0;
+    for (; v + PANEL_VECTORS <= vectors; v += PANEL_VECTORS)
+        bound_means(panels + v * pairs, row, pairs, PANEL_VECTORS, m, known + v, upper + LANES * v);
+    if (v < vectors)
+        bound_means(panels + v * pairs, row, pairs, 2, m, known + v, upper + LANES * v);
 }
 
 float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
@@ -505,10 +511,7 @@ float ff_score_at_least(const ff_bonus_bounds *k, const measured *restrict known
                  lost = (double)its->lost[a % LANES];
     const double g = (double)slack_of(d), frobenius = k->model.frobenius, c = k->model.c;
     const double r = least_norm(k, its, a % LANES, bound, d);
-    double norm = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        norm += theta[j] * theta[j];
-    norm = 1.0001 * sqrt(norm);
+    const double norm = 1.0001 * sqrt(f64_dot(theta, theta, d));
     /* theta in 16 bits has lost as much as `bound_means` knows: at most this. */
     const double theta_lost = norm * sqrt((double)d) / LENGTH;
     const double error = 1.02 * (theta_lost * length + (theta_lost + norm) * lost +

@@ -151,9 +151,7 @@ void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restr
     ff_bonus_silo *own = k->silo + silo;
     const double lost = (double)(d + 8) * 0x1p-52, r = sqrt(s - 1.0 + lost * s);
     const double frobenius = bounds_of(k->factor)->model.frobenius;
-    double square = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        square += v[j] * v[j];
+    const double square = f64_dot(v, v, d);
     const double moved = 1.01 * (sqrt(square) + lost * frobenius * r) * r / s;
     own->moved += moved;
     own->moved_in_all += moved;
@@ -221,6 +219,9 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
      * what R says that it is at least. */
     const int close = b.stage == SOONER && k->directions;
     int64_t best = ff_likeliest(&b, close);
+    /* Its reward is asked for after all that follows, and lies where nothing else is read. */
+    if (actions->mean)
+        __builtin_prefetch(actions->mean + best);
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
     if (!close && (!k->own || gamma != 0.0) && ff_decided(&b, theta, beta, gamma, &best)) {
         keep_bounds(kept, made, own->version + b.stage);

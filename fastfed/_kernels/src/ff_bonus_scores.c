@@ -25,18 +25,13 @@ static ff_told tell(const double *restrict x, const ff_whitened *known, const do
                     const double *restrict theta, double beta, double gamma, double frobenius,
                     int64_t d, double *restrict back)
 {
-    double mean = 0.0, square = 0.0, own = 0.0, clipped = 0.0, size = 0.0, second = 0.0;
-    for (int64_t j = 0; j < d; j++) {
-        mean += theta[j] * x[j];
-        size += theta[j] * theta[j];
-        own += x[j] * x[j];
-        clipped += known->x[j] * known->x[j];
-        square += known->whitened[j] * known->whitened[j];
-    }
+    const double mean = f64_dot(theta, x, d), size = f64_dot(theta, theta, d);
+    const double own = f64_dot(x, x, d), clipped = f64_dot(known->x, known->x, d);
+    const double square = f64_dot(known->whitened, known->whitened, d);
+    double second = 0.0;
     if (gamma != 0.0) {
         ff_bonus_factor_back(w, known->whitened, d, back);
-        for (int64_t j = 0; j < d; j++)
-            second += back[j] * back[j];
+        second = f64_dot(back, back, d);
     }
     const double length = sqrt(own), ratio = own > 0.0 ? length / sqrt(clipped) : 0.0;
     const double bonus = (beta * sqrt(square) + gamma * sqrt(second)) * ratio;
@@ -47,13 +42,9 @@ static ff_told tell(const double *restrict x, const ff_whitened *known, const do
 static ff_told tell_once(const ff_asked *q, int64_t a, double *restrict x, double *restrict room)
 {
     const int64_t d = q->d;
-    double mean = 0.0, own = 0.0, size = 0.0;
     ff_features(q->actions, a, d, x);
-    for (int64_t j = 0; j < d; j++) {
-        mean += q->theta[j] * x[j];
-        size += q->theta[j] * q->theta[j];
-        own += x[j] * x[j];
-    }
+    const double mean = f64_dot(q->theta, x, d), own = f64_dot(x, x, d);
+    const double size = f64_dot(q->theta, q->theta, d);
     const ff_squares square = ff_squares_of(q->w, x, q->gamma != 0.0, d, room);
     const double bonus = q->beta * sqrt(square.first) + q->gamma * sqrt(square.second);
     return told_of(mean, bonus, size, q->beta, q->gamma, q->frobenius, sqrt(own), d);
@@ -106,13 +97,9 @@ float ff_least_by_factor(ff_asked *q, const ff_bonus_bounds *k, const measured *
     } else {
         take(q, a);
     }
-    double mean = 0.0, size = 0.0, square = 0.0, norm, off = 0.0;
-    for (int64_t j = 0; j < q->d; j++) {
-        mean += q->theta[j] * q->x[j];
-        size += q->theta[j] * q->theta[j];
-        square += q->x[j] * q->x[j];
-    }
-    const double length = sqrt(square), frobenius = q->frobenius;
+    const double mean = f64_dot(q->theta, q->x, q->d), size = f64_dot(q->theta, q->theta, q->d);
+    const double length = sqrt(f64_dot(q->x, q->x, q->d)), frobenius = q->frobenius;
+    double norm, off = 0.0;
     if (q->taken == a)
         norm = (tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, frobenius, q->d, q->back).score -
                 mean) / q->beta;
@@ -152,20 +139,34 @@ int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n
 
 static int64_t first_of(const float *restrict upper, float top, int64_t count)
 {
-    int64_t best = 0;
-    while (best < count - 1 && upper[best] != top)
-        best++;
-    return best;
+    for (int64_t first = 0; first < count; first += LANES) {
+        const f32s u = f32_load(upper + first);
+        const unsigned it = bits_of(count - first) & f32_at_least(u, f32_set(top));
+        if (it)
+            return first + __builtin_ctz(it);
+    }
+    return count - 1;
 }
 
 /* Of the actions that R bounds the one of the largest upper bound, if there are any. */
 static int64_t first_bounded(const float *restrict upper, const float *restrict bound,
                              int64_t count)
 {
+    float top = -INFINITY;
     int64_t best = 0;
-    for (int64_t a = 1; a < count; a++)
-        if (bound[a] < 0.0f && (!(bound[best] < 0.0f) || upper[a] > upper[best]))
-            best = a;
+    for (int64_t first = 0; first < count; first += LANES) {
+        const f32s one = f32_load_some(lanes_of(count - first), bound + first);
+        unsigned in = f32_less(one, f32_set(0.0f)) &
+                      ~f32_at_least(f32_set(top), f32_load(upper + first));
+        /* Few are left after the first. */
+        for (; in; in &= in - 1) {
+            const int64_t a = first + __builtin_ctz(in);
+            if (upper[a] > top) {
+                top = upper[a];
+                best = a;
+            }
+        }
+    }
     return best;
 }
 

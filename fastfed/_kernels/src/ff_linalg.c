@@ -76,6 +76,8 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
     return tree(s);
 }
 
+double ff_dot(const double *a, const double *b, int64_t n) { return dot(a, b, n); }
+
 /* y += f x */
 FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int64_t n)
 {
@@ -426,6 +428,45 @@ double ff_observe_whitened(double *restrict w, double *restrict theta, const dou
 void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, double *restrict z)
 {
     product(w, x, d, z);
+}
+
+/* TOGETHER rows from the i-th of ff_whiten_back; their columns are whole vectors. */
+FF_INLINE void whiten_rows(const double *restrict w, const double *restrict x, int64_t d, int64_t i,
+                           double *restrict z, double *restrict back)
+{
+    const double *restrict rows = w + i * d;
+    loose sum[TOGETHER][PARTS];
+    for (int r = 0; r < TOGETHER; r++)
+        for (int v = 0; v < PARTS; v++)
+            sum[r][v] = (loose){0};
+    for (int64_t j = 0; j < columns_of(i, d); j += 8)
+        for (int v = 0; v < PARTS; v++) {
+            const loose shared = LOAD(x + j + v * WIDTH);
+            for (int r = 0; r < TOGETHER; r++)
+                sum[r][v] += LOAD(rows + r * d + j + v * WIDTH) * shared;
+        }
+    for (int r = 0; r < TOGETHER; r++)
+        z[i + r] = fold(sum[r]);
+    for (int64_t j = 0; j < columns_of(i, d); j += 8)
+        for (int v = 0; v < PARTS; v++) {
+            loose out = LOAD(back + j + v * WIDTH);
+            for (int r = 0; r < TOGETHER; r++)
+                out += z[i + r] * LOAD(rows + r * d + j + v * WIDTH);
+            STORE(back + j + v * WIDTH, out);
+        }
+}
+
+void ff_whiten_back(const double *restrict w, const double *restrict x, int64_t d,
+                    double *restrict z, double *restrict back)
+{
+    int64_t i = 0;
+    memset(back, 0, (size_t)d * sizeof(double));
+    for (; i + 8 <= d || (i & 7); i += TOGETHER)
+        whiten_rows(w, x, d, i, z, back);
+    for (; i < d; i++) {
+        z[i] = dot(w + i * d, x, columns_of(i, d));
+        axpy(z[i], w + i * d, back, columns_of(i, d));
+    }
 }
 
 void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,

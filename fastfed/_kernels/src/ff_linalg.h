@@ -11,6 +11,9 @@
 
 FF_INLINE int64_t ff_packed(int64_t d) { return d * (d + 1) / 2; }
 
+/* The sum of n products: eight partial sums, then a fixed tree. */
+double ff_dot(const double *a, const double *b, int64_t n);
+
 /* W from the packed V. Returns 0, or 1 when V is not (numerically) positive definite. */
 int ff_factor(const double *restrict packed, int64_t d, double *restrict w);
 
@@ -34,6 +37,10 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
 
 /* z = W x. */
 void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, double *restrict z);
+
+/* The same, and back = W'z = V^{-1} x, in one pass over W. */
+void ff_whiten_back(const double *restrict w, const double *restrict x, int64_t d,
+                    double *restrict z, double *restrict back);
 
 /* ff_observe where W x stands in the first d of the scratch already. */
 double ff_observe_whitened(double *restrict w, double *restrict theta, const double *restrict x,

@@ -2,16 +2,21 @@
 
 #include <math.h>
 
-double ff_policy_radius(const ff_curve *c, const double *w, int64_t round, int64_t d)
+double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_t d)
 {
     const int64_t k = ff_entry(c);
     const int64_t counted = c->lazy ? ff_end_of(c, c->released) : round;
     if (c->radius.determinant)
-        return c->bonus *
-               ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
-                                     c->log_inflation, c->lazy ? c->log_det : ff_log_det(w, d), d);
+        return c->bonus * ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+                                                c->log_inflation, log_det, d);
     return ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
                         c->radius_count * (double)counted, d);
+}
+
+/* ln det V of what a silo decides with. */
+FF_INLINE double log_det_of(const ff_curve *c, int64_t silo)
+{
+    return ff_learns(c) ? c->log_dets[silo] : c->log_det;
 }
 
 /* By tracked scores, or by screening where these do not tell. */
@@ -43,7 +48,7 @@ static int64_t choose_anew(const ff_run *run, ff_curve *c, int64_t silo, int64_t
     const int64_t d = run->dimension;
     ff_choice *last = ff_policy_memory(run, c, silo);
     const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
-    const double beta = ff_policy_radius(c, w, round, d);
+    const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
     int64_t a = -1;
     if (c->tie_bonus < 1.0 && c->bonus == 1.0) {
         a = ff_select_tied(actions, w, theta, beta, c->second_bonus, c->reward_limit, c->tie_bonus,
@@ -121,7 +126,8 @@ static int64_t choose_scored(const ff_run *run, const ff_curve *c, int64_t silo,
     const int64_t most = run->environment->actions;
     double *own = end - ff_scored_scratch(d, most, c->score_state_size);
     return ff_scored(c->score, c->score_state, c->score_state_size, ff_key(&stream), round, actions,
-                     w, theta, ff_policy_radius(c, w, round, d), c->second_bonus, d, own, p->feature);
+                     w, theta, ff_policy_radius(c, log_det_of(c, silo), round, d), c->second_bonus,
+                     d, own, p->feature);
 }
 
 int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t silo,
@@ -143,14 +149,15 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_acti
     double *w = c->w + silo * d * d, *theta = c->theta + silo * d;
     ff_candidates *k = c->candidates + silo;
     ff_tracked *tracked = c->tracked && c->tracked[silo].x ? c->tracked + silo : NULL;
-    double prediction = 0.0, square = 0.0;
-    for (int64_t j = 0; (k->count || tracked) && j < d; j++) {
-        prediction += theta[j] * p->feature[j];
-        square += theta[j] * theta[j];
-    }
+    const int followed = k->count || tracked;
+    const double prediction = followed ? ff_dot(theta, p->feature, d) : 0.0;
+    const double square = followed ? ff_dot(theta, theta, d) : 0.0;
     const int known = memcmp(p->known.x, p->feature, (size_t)d * sizeof(double)) == 0;
     const double s = known ? ff_observe_whitened(w, theta, p->feature, y, d, p->observe)
                            : ff_observe(w, theta, p->feature, y, d, p->observe);
+    /* V + x x' has s times V's determinant. */
+    if (c->radius.determinant)
+        c->log_dets[silo] += ff_log(s);
     ff_candidates_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
     if (tracked && tracked->x == actions->x)
         ff_tracked_observe(tracked,
@@ -173,8 +180,8 @@ int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
     const double own = ff_determinant_radius(&c->own_radius, c->own_offset, 1.0,
                                              ff_log_inflation(&c->own_radius, 1.0),
                                              ff_log_det(w, d), d);
-    return ff_select_least(actions, c->w, c->theta, ff_policy_radius(c, c->w, round, d), c->second_bonus,
-                           w, theta, own, d, p->score, p->feature);
+    return ff_select_least(actions, c->w, c->theta, ff_policy_radius(c, c->log_det, round, d),
+                           c->second_bonus, w, theta, own, d, p->score, p->feature);
 }
 
 int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p)

@@ -4,8 +4,8 @@
 
 #include "ff_run.h"
 
-/* beta of a silo's choice in a round; w: the silo's, of which only an eager one's is read. */
-double ff_policy_radius(const ff_curve *c, const double *w, int64_t round, int64_t d);
+/* beta of a choice in a round, by ln det V of the model that chooses. */
+double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_t d);
 
 /* The choice that a silo's last one is remembered in, or NULL: of actions by released statistics
  * over rows that come again. */

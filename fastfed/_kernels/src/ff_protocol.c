@@ -273,12 +273,14 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         const int64_t last = c->trigger.last, next = ff_next_end(c);
         const double rounds = (double)((next < run->horizon ? next : run->horizon) - last);
         ff_bonus_cache_refresh(&c->bonus_cache, c->w, c->released,
-                               ff_policy_radius(c, c->w, last + 1, d), c->second_bonus,
+                               ff_policy_radius(c, c->log_det, last + 1, d), c->second_bonus,
                                rounds * (double)(run->silos * run->environment->actions),
                                run->silos, d, p.bound);
     }
     if (c->trigger.kind)
         ff_trigger_restart(&c->trigger, c->total, lambda + shift, c->w, run->silos, d, p.trigger);
+    for (int64_t i = 0; ff_learns(c) && i < run->silos; i++)
+        c->log_dets[i] = c->log_det;
     for (int64_t i = 1; ff_learns(c) && i < run->silos; i++) {
         /* Above the diagonal all are zeros already. */
         for (int64_t j = 0; j < d; j++)

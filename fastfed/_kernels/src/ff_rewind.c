@@ -1,6 +1,6 @@
 #include "ff_rewind.h"
 
-int64_t ff_snapshot_size(int64_t d) { return d * d + d + ff_statistic(d) + 3; }
+int64_t ff_snapshot_size(int64_t d) { return d * d + d + ff_statistic(d) + 4; }
 
 /* Copies a silo into its snapshot, or back. */
 static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t back)
@@ -12,6 +12,7 @@ static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t back)
     } parts[] = {
         {c->w + ff_slot(c, silo) * d * d, ff_learns(c) ? d * d : 0},
         {c->theta + ff_slot(c, silo) * d, ff_learns(c) ? d : 0},
+        {c->log_dets + ff_slot(c, silo), ff_learns(c) ? 1 : 0},
         {c->batch + silo * s, s},
         {c->regret + silo, 1},
         {c->clipped + 2 * silo, 2},

@@ -27,6 +27,41 @@ FF_INLINE parts cut(double *values, int64_t n)
 /* (d + 8) u. */
 FF_INLINE double unit_of(int64_t d) { return (double)(d + 8) * 0x1p-53; }
 
+/* Rows of W whose products with a panel are summed at once, and columns of it: alone, each sum would
+ * wait for its last addition. */
+#define AT_ONCE 4
+
+/* z = W x of a panel, and the squares of each action's into width; zeros past a row of W's diagonal
+ * count for nothing. */
+FF_INLINE void whiten_rows(const double *restrict w, const double *restrict panel, int64_t d,
+                           int64_t i, const int rows, double *restrict z, double *restrict width)
+{
+    double sum[AT_ONCE][PANEL] FF_ALIGNED = {{0}};
+    for (int64_t j = 0; j < i + rows; j++)
+        for (int r = 0; r < rows; r++)
+            for (int a = 0; a < PANEL; a++)
+                sum[r][a] += w[(i + r) * d + j] * panel[j * PANEL + a];
+    for (int r = 0; r < rows; r++)
+        for (int a = 0; a < PANEL; a++) {
+            width[a] += sum[r][a] * sum[r][a];
+            z[(i + r) * PANEL + a] = sum[r][a];
+        }
+}
+
+/* The squares of entries j.. of W'z into second. */
+FF_INLINE void square_columns(const double *restrict w, const double *restrict z, int64_t d,
+                              int64_t j, const int columns, double *restrict second)
+{
+    double sum[AT_ONCE][PANEL] FF_ALIGNED = {{0}};
+    for (int64_t i = j; i < d; i++)
+        for (int c = 0; c < columns; c++)
+            for (int a = 0; a < PANEL; a++)
+                sum[c][a] += w[i * d + j + c] * z[i * PANEL + a];
+    for (int c = 0; c < columns; c++)
+        for (int a = 0; a < PANEL; a++)
+            second[a] += sum[c][a] * sum[c][a];
+}
+
 /* Eight actions at a time, side by side; zeros past the last one. */
 static void make_all(const ff_actions *actions, const double *restrict w,
                      const double *restrict theta, int twice, int64_t d,
@@ -47,28 +82,15 @@ static void make_all(const ff_actions *actions, const double *restrict w,
                 length[a] += row[a] * row[a];
             }
         }
-        for (int64_t i = 0; i < d; i++) {
-            double sum[PANEL] = {0};
-            for (int64_t j = 0; j <= i; j++)
-                for (int64_t a = 0; a < PANEL; a++)
-                    sum[a] += w[i * d + j] * panel[j * PANEL + a];
-            for (int64_t a = 0; a < PANEL; a++) {
-                width[a] += sum[a] * sum[a];
-                z[i * PANEL + a] = sum[a];
-            }
-        }
-        /* W'z, two columns at a time, for what lies side by side in W is read together. */
-        for (int64_t j = 0; twice && j < d; j += 2) {
-            const int64_t next = j + 1 < d ? j + 1 : j;
-            double sum[PANEL] = {0}, other[PANEL] = {0};
-            for (int64_t i = j; i < d; i++)
-                for (int64_t a = 0; a < PANEL; a++) {
-                    sum[a] += w[i * d + j] * z[i * PANEL + a];
-                    other[a] += w[i * d + next] * z[i * PANEL + a];
-                }
-            for (int64_t a = 0; a < PANEL; a++)
-                second[a] += sum[a] * sum[a] + (next > j ? other[a] * other[a] : 0.0);
-        }
+        int64_t i = 0, j = 0;
+        for (; i + AT_ONCE <= d; i += AT_ONCE)
+            whiten_rows(w, panel, d, i, AT_ONCE, z, width);
+        for (; i < d; i++)
+            whiten_rows(w, panel, d, i, 1, z, width);
+        for (; twice && j + AT_ONCE <= d; j += AT_ONCE)
+            square_columns(w, z, d, j, AT_ONCE, second);
+        for (; twice && j < d; j++)
+            square_columns(w, z, d, j, 1, second);
         for (int64_t a = 0; a < n; a++) {
             p.mean[first + a] = mean[a];
             p.width[first + a] = width[a];
@@ -108,33 +130,83 @@ void ff_tracked_make(ff_tracked *k, double *restrict values, const ff_actions *a
     k->second_error = 8.0 * u * k->second * k->inverse * k->inverse * k->length;
 }
 
+/* `factor` times the roots of squares that are off by `error`: at least that into `low`, at most into
+ * `high`. The roots of q - e and q + e are at most e / root(q - e) apart, so one root for each is enough. */
+FF_INLINE void add_bonus(const double *restrict square, int64_t n, double factor, double error,
+                         double *restrict low, double *restrict high)
+{
+    /* Bits of numbers that are not negative have their order, and compilers find the least of whole
+     * numbers side by side. */
+    int64_t least = INT64_MAX;
+    for (int64_t a = 0; a < n; a++) {
+        const double below = square[a] - error;
+        const double root = sqrt(below > 0.0 ? below : 0.0);
+        int64_t bits;
+        memcpy(&bits, &root, sizeof bits);
+        least = bits < least ? bits : least;
+        low[a] += factor * root;
+        high[a] += factor * root;
+    }
+    double apart;
+    memcpy(&apart, &least, sizeof apart);
+    apart = 1.001 * factor * error / apart;
+    if (apart < INFINITY)
+        for (int64_t a = 0; a < n; a++)
+            high[a] += apart;
+    else
+        for (int64_t a = 0; a < n; a++) {
+            const double below = square[a] - error;
+            high[a] += factor * (sqrt(square[a] + error) - sqrt(below > 0.0 ? below : 0.0));
+        }
+}
+
 /* The largest number that all scores but an action's own are not needed for: bounds from below, and
  * each from above into `upper`. */
 static double bound_all(parts p, int64_t n, double beta, double gamma, double mean_error,
                         double width_error, double second_error, double *restrict upper)
 {
     double floor = -INFINITY;
-    if (gamma != 0.0)
-        for (int64_t a = 0; a < n; a++) {
-            const double low = p.second[a] - second_error;
-            p.across[a] = gamma * sqrt(low > 0.0 ? low : 0.0);
-            upper[a] = p.mean[a] + mean_error + gamma * sqrt(p.second[a] + second_error);
-        }
-    else
-        for (int64_t a = 0; a < n; a++) {
-            p.across[a] = 0.0;
-            upper[a] = p.mean[a] + mean_error;
-        }
     for (int64_t a = 0; a < n; a++) {
-        const double low = p.width[a] - width_error;
-        p.across[a] += beta * sqrt(low > 0.0 ? low : 0.0);
-        upper[a] += beta * sqrt(p.width[a] + width_error);
+        p.across[a] = 0.0;
+        upper[a] = p.mean[a] + mean_error;
     }
-    for (int64_t a = 0; a < n; a++) {
+    if (gamma != 0.0)
+        add_bonus(p.second, n, gamma, second_error, p.across, upper);
+    add_bonus(p.width, n, beta, width_error, p.across, upper);
+    /* Side by side, for one after the other each comparison waits for the last. */
+    double top[PANEL] FF_ALIGNED;
+    for (int l = 0; l < PANEL; l++)
+        top[l] = -INFINITY;
+    int64_t a = 0;
+    for (; a + PANEL <= n; a += PANEL)
+        for (int l = 0; l < PANEL; l++) {
+            const double low = p.mean[a + l] - mean_error + p.across[a + l];
+            top[l] = low > top[l] ? low : top[l];
+        }
+    for (; a < n; a++) {
         const double low = p.mean[a] - mean_error + p.across[a];
         floor = low > floor ? low : floor;
     }
+    for (int l = 0; l < PANEL; l++)
+        floor = top[l] > floor ? top[l] : floor;
     return floor;
+}
+
+/* Which of n are not below the floor, and how many. Of most panels none is. */
+FF_INLINE int64_t not_below(const double *restrict upper, double floor, int64_t n,
+                            int64_t *restrict which)
+{
+    int64_t found = 0;
+    for (int64_t first = 0; first < n; first += PANEL) {
+        const int64_t end = first + PANEL < n ? first + PANEL : n;
+        int64_t any = end - first < PANEL;
+        for (int l = 0; l < PANEL && end - first == PANEL; l++)
+            any |= !(upper[first + l] < floor);
+        for (int64_t a = first; any && a < end; a++)
+            if (!(upper[a] < floor))
+                which[found++] = a;
+    }
+    return found;
 }
 
 int64_t ff_tracked_choose(ff_tracked *k, double *restrict values, const ff_actions *actions,
@@ -145,18 +217,13 @@ int64_t ff_tracked_choose(ff_tracked *k, double *restrict values, const ff_actio
     const parts p = cut(values, count);
     /* Exact panels come first, see ff_best_of. */
     int64_t *which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
-    double size = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        size += theta[j] * theta[j];
+    const double size = ff_dot(theta, theta, d);
     /* The exact score's own rounding, and that of the sums here. */
     const double most = sqrt(size) + (beta + 2.0 * gamma * k->inverse) * k->inverse;
     const double rounding = 8.0 * unit_of(d) * most * k->length;
     const double floor = bound_all(p, count, beta, gamma, k->mean_error + rounding, k->width_error,
                                    k->second_error, p.along);
-    int64_t n = 0;
-    for (int64_t a = 0; a < count; a++)
-        if (!(p.along[a] < floor))
-            which[n++] = a;
+    const int64_t n = not_below(p.along, floor, count, which);
     if (n == 0 || n > FEW(count) || !(floor > -INFINITY && floor < INFINITY)) {
         k->left = -PAUSE;
         return -1;
@@ -214,18 +281,6 @@ static void move_all(parts p, int64_t n, double e, double s, double square, int 
         p.second[a] += p.across[a];
 }
 
-/* z = W v and u = W'z. */
-static void twice_by(const double *restrict w, const double *restrict v, int64_t d,
-                     double *restrict z, double *restrict u)
-{
-    ff_whiten(w, v, d, z);
-    for (int64_t j = 0; j < d; j++)
-        u[j] = 0.0;
-    for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j <= i; j++)
-            u[j] += z[i] * w[i * d + j];
-}
-
 /* With the z^ that W x was rounded to, s = 1 + ||z^||^2 and v = W'z^, a data point takes v v' / s
  * from V^{-1} = W'W and moves theta by e v, e = (y - <x, theta>) / s. With c = <x_a, v> and
  * u = V^{-1} v of the V before,
@@ -253,9 +308,7 @@ void ff_tracked_observe(ff_tracked *k, double *restrict values, const ff_actions
     const int64_t count = actions->actions;
     const parts p = cut(values, count);
     const double n = unit_of(d), squared = s - 1.0 + 2.0 * n, r = sqrt(squared);
-    double own = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        own += v[j] * v[j];
+    const double own = ff_dot(v, v, d);
     if (!(squared < STEEPEST) || !(prediction < INFINITY && prediction > -INFINITY)) {
         k->x = NULL;
         return;
@@ -264,7 +317,7 @@ void ff_tracked_observe(ff_tracked *k, double *restrict values, const ff_actions
     double *restrict u = NULL;
     if (twice) {
         u = scratch + d;
-        twice_by(w, v, d, scratch, u);
+        ff_whiten_back(w, v, d, scratch, u);
         for (int64_t j = 0; j < d; j++)
             u[j] += v[j] * (own / s);
     }

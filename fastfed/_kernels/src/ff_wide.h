@@ -246,6 +246,22 @@ FF_INLINE void f64_store_last16(int16_t *to, f64s x)
 }
 #endif
 
+/* The sum of n products, two vectors of them at once: one after the other each waits for the last. */
+FF_INLINE double f64_dot(const double *a, const double *b, int64_t n)
+{
+    f64s sum = f64_set(0.0), other = sum;
+    int64_t j = 0;
+    for (; j + 2 * LANES64 <= n; j += 2 * LANES64) {
+        sum = f64_fma(f64_load(a + j), f64_load(b + j), sum);
+        other = f64_fma(f64_load(a + j + LANES64), f64_load(b + j + LANES64), other);
+    }
+    for (; j < n; j += LANES64) {
+        const mask64 in = lanes64_of(n - j);
+        sum = f64_fma(f64_load_some(in, a + j), f64_load_some(in, b + j), sum);
+    }
+    return f64_sum(f64_add(sum, other));
+}
+
 /* Not a number where x has left the range of floats: what has tells nothing, whatever its sign. */
 FF_INLINE f32s f32_told(f32s x) { return f32_fma(x, f32_set(0.0f), x); }
 
