@@ -57,6 +57,8 @@ class Estimate:
         theta_hat.
     """
 
+    _log_det: float | None  # None: to be taken from w
+
     def __init__(self, dimension: int, regularizer: float) -> None:
         self.dimension = dimension
         self.w = np.zeros((dimension, dimension))
@@ -96,7 +98,7 @@ class Estimate:
             The shift that V needed to be positive definite, >= 0.
         """
         shift = linalg.refresh(statistic, regularizer, self.w, self.theta)
-        self._log_det: float | None = None
+        self._log_det = None
         if shift < 0.0:
             raise environments.status_error(-2)
         return shift

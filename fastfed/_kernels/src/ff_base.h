@@ -14,9 +14,12 @@
 #define FF_INLINE static inline __attribute__((always_inline))
 /* For small arrays that loops run over: vectors then begin where the array does. */
 #define FF_ALIGNED __attribute__((aligned(64)))
+/* Asks for what is read soon. */
+#define FF_PREFETCH(at) __builtin_prefetch(at)
 #else
 #define FF_INLINE static inline
 #define FF_ALIGNED
+#define FF_PREFETCH(at) ((void)(at))
 #endif
 
 /* Bytes of the vectors of ff_wide.h, where this file is compiled for processors that have them. */

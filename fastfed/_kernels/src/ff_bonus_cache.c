@@ -209,6 +209,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     if (actions->quantised) {
         b.bound = k->bound + actions->first;
         kept = k->made + actions->query;
+        if (actions->ahead)
+            FF_PREFETCH(k->made + actions->ahead->query);
         made = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
     }
     /* Two silos that share a query may both make its bounds: whichever stay are bounds. */
@@ -221,7 +223,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     int64_t best = ff_likeliest(&b, close);
     /* Its reward is asked for after all that follows, and lies where nothing else is read. */
     if (actions->mean)
-        __builtin_prefetch(actions->mean + best);
+        FF_PREFETCH(actions->mean + best);
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
     if (!close && (!k->own || gamma != 0.0) && ff_decided(&b, theta, beta, gamma, &best)) {
         keep_bounds(kept, made, own->version + b.stage);

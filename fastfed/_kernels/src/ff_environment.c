@@ -498,6 +498,7 @@ ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int6
     const int64_t size = pool->is_double ? sizeof(double) : sizeof(float);
     const char *values = (const char *)pool->values + pool->starts[q] * d * size;
     ff_ahead ahead = {values, values + k * d * size, q};
+    FF_PREFETCH(pool->best + q);
     if (store->starts &&
         __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE) == FF_QUANTISED_MADE) {
         ahead.at = store->buffer + store->starts[q];
