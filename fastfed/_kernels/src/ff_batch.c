@@ -138,10 +138,7 @@ static double form(const double *restrict a, const double *restrict x, int64_t d
     for (; i < d; i++)
         for (int64_t j = 0; j < d; j++)
             scratch[j] += x[i] * a[i * d + j];
-    double sum = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        sum += scratch[j] * x[j];
-    return sum;
+    return ff_dot(scratch, x, d);
 }
 
 static double sum_of_squares(const double *x, int64_t n)
@@ -266,11 +263,8 @@ int ff_factor_rows(double *factor, double *theta, const double *x, const double 
     /* Widths only shrink as rows are added, so the first factor is enough to look at them all. The
      * norms decide nearly always; the last row looked at is the first one taken. */
     for (int64_t p = n > 1 && norms_are_small(factor, x, n, d) ? 0 : n - 1; p >= 0 && n; p--) {
-        double square = 0.0;
         ff_whiten(factor, x + p * d, d, scratch);
-        for (int64_t i = 0; i < d; i++)
-            square += scratch[i] * scratch[i];
-        if (!(square <= WIDEST)) {
+        if (!(ff_dot(scratch, scratch, d) <= WIDEST)) {
             leave(local, scratch);
             return FF_BAD_ROW;
         }

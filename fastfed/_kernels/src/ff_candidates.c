@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "ff_linalg.h"
+
 /* Rounds after which all actions are screened again in any case. */
 #define LIFETIME 1024
 /* Beyond this ||W x||^2 rounding is not followed any more. */
@@ -11,7 +13,7 @@ void ff_candidates_make(ff_candidates *k, const ff_bounds *bounds, int64_t actio
                         const double *restrict w, double beta, int64_t released, int64_t d)
 {
     float top[MAX_CANDIDATES];
-    double square = 0.0, outside = -INFINITY;
+    double outside = -INFINITY;
     int64_t n = 0;
     k->count = 0;
     if (!(bounds->width < INFINITY && bounds->length < INFINITY))
@@ -41,8 +43,6 @@ void ff_candidates_make(ff_candidates *k, const ff_bounds *bounds, int64_t actio
             k->member[j] = k->member[j - 1];
             k->member[j - 1] = a;
         }
-    for (int64_t j = 0; j < d * d; j++)
-        square += w[j] * w[j];
     k->released = released;
     k->count = n;
     k->left = LIFETIME;
@@ -52,7 +52,7 @@ void ff_candidates_make(ff_candidates *k, const ff_bounds *bounds, int64_t actio
     k->width = bounds->width;
     k->widened = 0.0;
     k->length = bounds->length;
-    k->inverse = 1.001 * sqrt(square);
+    k->inverse = 1.001 * sqrt(ff_dot(w, w, d * d));
 }
 
 int64_t ff_candidates_choose(const ff_candidates *k, const ff_actions *actions,

@@ -40,10 +40,7 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
     if (a < 0)
         return FF_SCORE_FAILED;
     /* Rows that a function made are checked here; those of a pool were when it was opened. */
-    double square = 0.0;
-    for (int64_t j = 0; run->environment->fill && j < d; j++)
-        square += p->feature[j] * p->feature[j];
-    if (!isfinite(square))
+    if (run->environment->fill && !isfinite(ff_dot(p->feature, p->feature, d)))
         return FF_NOT_FINITE;
     const double mean = ff_mean_of(run->environment, actions, a);
     double y = ff_reward_of(run->environment, run->seed, run->replicate, ff_name_of(run, silo),

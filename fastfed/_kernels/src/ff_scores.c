@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "ff_linalg.h"
 #include "ff_panel.h"
 #include "ff_screen_f32.h"
 #include "ff_screen_i16.h"
@@ -220,9 +221,8 @@ static int64_t screen_alike(const ff_actions *actions, double scale, const doubl
 {
     const int64_t count = actions->actions;
     const double bonus = beta * scale + gamma * scale * scale;
-    double size = 0.0, best = -INFINITY, longest = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        size += theta[j] * theta[j];
+    const double size = ff_dot(theta, theta, d);
+    double best = -INFINITY, longest = 0.0;
     for (int64_t first = 0; first < count; first += PANEL) {
         double m[PANEL], q[PANEL];
         lanes square[VECTORS], mean[VECTORS];

@@ -106,16 +106,13 @@ void ff_tracked_make(ff_tracked *k, double *restrict values, const ff_actions *a
 {
     const int64_t count = actions->actions;
     const parts p = cut(values, count);
-    double longest = 0.0, size = 0.0, total = 0.0, width = 0.0, second = 0.0;
+    const double size = ff_dot(theta, theta, d), total = ff_dot(w, w, d * d);
+    double longest = 0.0, width = 0.0, second = 0.0;
     make_all(actions, w, theta, gamma != 0.0, d, aligned(scratch), p, &longest);
     for (int64_t a = 0; a < count; a++) {
         width = p.width[a] > width ? p.width[a] : width;
         second = p.second[a] > second ? p.second[a] : second;
     }
-    for (int64_t j = 0; j < d; j++)
-        size += theta[j] * theta[j];
-    for (int64_t j = 0; j < d * d; j++)
-        total += w[j] * w[j];
     const double u = unit_of(d);
     k->x = actions->x;
     k->released = released;

@@ -275,9 +275,7 @@ int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
 {
     if (trigger->kind == FF_DETERMINANT && d > FF_RECOMPUTE_MAX)
         return 0;
-    double square = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        square += x[j] * x[j];
+    const double square = ff_dot(x, x, d);
     return trigger->kind == FF_DETERMINANT ? skips(trigger, silo, rounds, square)
                                            : skips_privately(trigger, silo, rounds, square, d);
 }
