@@ -6,7 +6,7 @@
 #include "ff_linalg.h"
 
 /* Of so many a score for each is told sooner than the exact ones of a panel. */
-#define ALONE 5
+#define ALONE 16
 /* Most actions of a query that are bounded by R before that is done for all. */
 #define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 3)
 /* How often more of the actions of the largest bounds are bounded by R, TOGETHER at a time. */

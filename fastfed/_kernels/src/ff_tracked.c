@@ -132,21 +132,21 @@ void ff_tracked_make(ff_tracked *k, double *restrict values, const ff_actions *a
 FF_INLINE void add_bonus(const double *restrict square, int64_t n, double factor, double error,
                          double *restrict low, double *restrict high)
 {
-    /* Bits of numbers that are not negative have their order, and compilers find the least of whole
-     * numbers side by side. */
-    int64_t least = INT64_MAX;
+    /* The bits of numbers that are not negative have their order; of whole numbers compilers find the
+     * least side by side. */
+    int64_t least_bits = INT64_MAX;
     for (int64_t a = 0; a < n; a++) {
         const double below = square[a] - error;
         const double root = sqrt(below > 0.0 ? below : 0.0);
         int64_t bits;
         memcpy(&bits, &root, sizeof bits);
-        least = bits < least ? bits : least;
+        least_bits = bits < least_bits ? bits : least_bits;
         low[a] += factor * root;
         high[a] += factor * root;
     }
-    double apart;
-    memcpy(&apart, &least, sizeof apart);
-    apart = 1.001 * factor * error / apart;
+    double least;
+    memcpy(&least, &least_bits, sizeof least);
+    const double apart = 1.001 * factor * error / least;
     if (apart < INFINITY)
         for (int64_t a = 0; a < n; a++)
             high[a] += apart;
