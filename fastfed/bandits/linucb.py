@@ -77,7 +77,7 @@ class Estimate:
 
     @property
     def log_det(self) -> float:
-        """ln det V: of what was refreshed, and of each point since then what it adds."""
+        """ln det V: that of the last refresh, and what each observed point has added since."""
         if self._log_det is None:
             self._log_det = linalg.log_det(self.w)
         return self._log_det

@@ -221,7 +221,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
      * what R says that it is at least. */
     const int close = b.stage == SOONER && k->directions;
     int64_t best = ff_likeliest(&b, close);
-    /* Its reward is asked for after all that follows, and lies where nothing else is read. */
+    /* Its mean reward is read after all that follows, from where nothing else is read. */
     if (actions->mean)
         FF_PREFETCH(actions->mean + best);
     /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */

@@ -267,27 +267,35 @@ FF_INLINE int64_t columns_of(int64_t i, int64_t d)
     return whole < d ? whole : d;
 }
 
+/* Entries i.. of z = W x, of TOGETHER rows of one length: loops so short cost most where they end. */
+FF_INLINE void product_rows(const double *restrict w, const double *restrict x, int64_t d,
+                            int64_t i, double *restrict z)
+{
+    const double *restrict rows = w + i * d;
+    loose sum[TOGETHER][PARTS];
+    for (int r = 0; r < TOGETHER; r++)
+        for (int v = 0; v < PARTS; v++)
+            sum[r][v] = (loose){0};
+    for (int64_t j = 0; j < columns_of(i, d); j += 8)
+        for (int v = 0; v < PARTS; v++) {
+            const loose shared = LOAD(x + j + v * WIDTH);
+            for (int r = 0; r < TOGETHER; r++)
+                sum[r][v] += LOAD(rows + r * d + j + v * WIDTH) * shared;
+        }
+    for (int r = 0; r < TOGETHER; r++)
+        z[i + r] = fold(sum[r]);
+}
+
+/* Whether TOGETHER rows from the i-th have one length of whole vectors: the last ones do not. */
+FF_INLINE int go_together(int64_t i, int64_t d) { return i + 8 <= d || (i & 7); }
+
 /* z = W x, row by row a dot. */
 FF_INLINE void product(const double *restrict w, const double *restrict x, int64_t d,
                        double *restrict z)
 {
     int64_t i = 0;
-    /* Rows of one length side by side: loops so short cost most where they end. */
-    for (; i + 8 <= d || (i & 7); i += TOGETHER) {
-        const double *restrict rows = w + i * d;
-        loose sum[TOGETHER][PARTS];
-        for (int r = 0; r < TOGETHER; r++)
-            for (int v = 0; v < PARTS; v++)
-                sum[r][v] = (loose){0};
-        for (int64_t j = 0; j < columns_of(i, d); j += 8)
-            for (int v = 0; v < PARTS; v++) {
-                const loose shared = LOAD(x + j + v * WIDTH);
-                for (int r = 0; r < TOGETHER; r++)
-                    sum[r][v] += LOAD(rows + r * d + j + v * WIDTH) * shared;
-            }
-        for (int r = 0; r < TOGETHER; r++)
-            z[i + r] = fold(sum[r]);
-    }
+    for (; go_together(i, d); i += TOGETHER)
+        product_rows(w, x, d, i, z);
     for (; i < d; i++)
         z[i] = dot(w + i * d, x, columns_of(i, d));
 }
@@ -430,23 +438,11 @@ void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, do
     product(w, x, d, z);
 }
 
-/* TOGETHER rows from the i-th of ff_whiten_back; their columns are whole vectors. */
-FF_INLINE void whiten_rows(const double *restrict w, const double *restrict x, int64_t d, int64_t i,
-                           double *restrict z, double *restrict back)
+/* back += z_r W_r of TOGETHER rows from the i-th. */
+FF_INLINE void add_rows(const double *restrict w, const double *restrict z, int64_t d, int64_t i,
+                        double *restrict back)
 {
     const double *restrict rows = w + i * d;
-    loose sum[TOGETHER][PARTS];
-    for (int r = 0; r < TOGETHER; r++)
-        for (int v = 0; v < PARTS; v++)
-            sum[r][v] = (loose){0};
-    for (int64_t j = 0; j < columns_of(i, d); j += 8)
-        for (int v = 0; v < PARTS; v++) {
-            const loose shared = LOAD(x + j + v * WIDTH);
-            for (int r = 0; r < TOGETHER; r++)
-                sum[r][v] += LOAD(rows + r * d + j + v * WIDTH) * shared;
-        }
-    for (int r = 0; r < TOGETHER; r++)
-        z[i + r] = fold(sum[r]);
     for (int64_t j = 0; j < columns_of(i, d); j += 8)
         for (int v = 0; v < PARTS; v++) {
             loose out = LOAD(back + j + v * WIDTH);
@@ -461,8 +457,10 @@ void ff_whiten_back(const double *restrict w, const double *restrict x, int64_t 
 {
     int64_t i = 0;
     memset(back, 0, (size_t)d * sizeof(double));
-    for (; i + 8 <= d || (i & 7); i += TOGETHER)
-        whiten_rows(w, x, d, i, z, back);
+    for (; go_together(i, d); i += TOGETHER) {
+        product_rows(w, x, d, i, z);
+        add_rows(w, z, d, i, back);
+    }
     for (; i < d; i++) {
         z[i] = dot(w + i * d, x, columns_of(i, d));
         axpy(z[i], w + i * d, back, columns_of(i, d));

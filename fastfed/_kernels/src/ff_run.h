@@ -128,7 +128,7 @@ typedef struct {
                                     what prefixes to come use of them (ff_protocol.c) */
     int64_t alike;               /* 1: the released V is a multiple of I */
     double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
-    double *log_dets;            /* (M): ln det V of silos that learn within the batch */
+    double *log_dets;            /* (M or 1): ln det V of silos that learn within the batch */
     double *batch;               /* (M, s): the statistic of the current batch */
     double *sums;                /* (M, levels, s): p-sums, raw or rounded point by point */
     double *nodes;               /* (M or 1, levels or buffers, s): noisy p-sums, Honaker's

@@ -31,9 +31,9 @@ FF_INLINE double unit_of(int64_t d) { return (double)(d + 8) * 0x1p-53; }
  * wait for its last addition. */
 #define AT_ONCE 4
 
-/* z = W x of a panel, and the squares of each action's into width; zeros past a row of W's diagonal
- * count for nothing. */
-FF_INLINE void whiten_rows(const double *restrict w, const double *restrict panel, int64_t d,
+/* Rows i.. of z = W x of a panel, whose squares are added to width; zeros past the diagonal of W count
+ * for nothing. */
+FF_INLINE void whiten_panel(const double *restrict w, const double *restrict panel, int64_t d,
                            int64_t i, const int rows, double *restrict z, double *restrict width)
 {
     double sum[AT_ONCE][PANEL] FF_ALIGNED = {{0}};
@@ -48,7 +48,7 @@ FF_INLINE void whiten_rows(const double *restrict w, const double *restrict pane
         }
 }
 
-/* The squares of entries j.. of W'z into second. */
+/* The squares of entries j.. of W'z are added to second. */
 FF_INLINE void square_columns(const double *restrict w, const double *restrict z, int64_t d,
                               int64_t j, const int columns, double *restrict second)
 {
@@ -84,9 +84,9 @@ static void make_all(const ff_actions *actions, const double *restrict w,
         }
         int64_t i = 0, j = 0;
         for (; i + AT_ONCE <= d; i += AT_ONCE)
-            whiten_rows(w, panel, d, i, AT_ONCE, z, width);
+            whiten_panel(w, panel, d, i, AT_ONCE, z, width);
         for (; i < d; i++)
-            whiten_rows(w, panel, d, i, 1, z, width);
+            whiten_panel(w, panel, d, i, 1, z, width);
         for (; twice && j + AT_ONCE <= d; j += AT_ONCE)
             square_columns(w, z, d, j, AT_ONCE, second);
         for (; twice && j < d; j++)
@@ -189,20 +189,27 @@ static double bound_all(parts p, int64_t n, double beta, double gamma, double me
     return floor;
 }
 
-/* Which of n are not below the floor, and how many. Of most panels none is. */
+/* Whether a panel of them is below the floor. */
+FF_INLINE int all_below(const double *restrict upper, double floor)
+{
+    int64_t other = 0;
+    for (int l = 0; l < PANEL; l++)
+        other |= !(upper[l] < floor);
+    return !other;
+}
+
+/* Which of n are not below the floor, and how many: few are. */
 FF_INLINE int64_t not_below(const double *restrict upper, double floor, int64_t n,
                             int64_t *restrict which)
 {
-    int64_t found = 0;
-    for (int64_t first = 0; first < n; first += PANEL) {
-        const int64_t end = first + PANEL < n ? first + PANEL : n;
-        int64_t any = end - first < PANEL;
-        for (int l = 0; l < PANEL && end - first == PANEL; l++)
-            any |= !(upper[first + l] < floor);
-        for (int64_t a = first; any && a < end; a++)
-            if (!(upper[a] < floor))
-                which[found++] = a;
-    }
+    int64_t found = 0, a = 0;
+    while (a < n)
+        if (a + PANEL <= n && all_below(upper + a, floor))
+            a += PANEL;
+        else if (upper[a] < floor)
+            a++;
+        else
+            which[found++] = a++;
     return found;
 }
 
