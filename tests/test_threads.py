@@ -19,19 +19,62 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "fastfed" / "_kernels" / "src"
 
 
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Teams of threads alone, under the sanitizer of threads where there is one."""
+def compiled(made: Path, *files: Path, sanitizer: str | None = None) -> Path:
+    """A program of these files with threads; skips where there can be none."""
     compiler = os.environ.get("CC", "cc").split()
     if not shutil.which(compiler[0]) or not SOURCES.exists():
         pytest.skip("needs a C compiler and the sources")
-    made = tmp_path_factory.mktemp("threads") / "threads"
     build = [*compiler, "-O1", "-g", "-std=gnu11", "-DFF_THREADS", f"-I{SOURCES}"]
-    files = [str(HERE / "threads.c"), str(SOURCES / "ff_threads.c"), "-pthread", "-o", str(made)]
-    for sanitizer in (["-fsanitize=thread"], []):
-        if subprocess.run([*build, *sanitizer, *files], capture_output=True).returncode == 0:
+    ends = [*map(str, files), "-pthread", "-o", str(made)]
+    for more in ([sanitizer], []) if sanitizer else ([],):
+        if subprocess.run([*build, *more, *ends], capture_output=True).returncode == 0:
             return made
     pytest.skip("the compiler builds no program with threads")
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Teams of threads alone, under the sanitizer of threads where there is one."""
+    made = tmp_path_factory.mktemp("threads") / "threads"
+    files = HERE / "threads.c", SOURCES / "ff_threads.c"
+    return compiled(made, *files, sanitizer="-fsanitize=thread")
+
+
+@pytest.fixture(scope="module")
+def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rule by which pieces of work are shared, alone."""
+    return compiled(tmp_path_factory.mktemp("threads") / "pace", HERE / "pace.c")
+
+
+#: Seconds of a piece of work: alone, shared, and what all of it takes at the caller's pace then.
+IDLE = [150e-6, 80e-6, 155e-6]
+# As seen beside a busy core at M = 20, B = 1: the caller, who shares its core, takes as long as all.
+CROWDED = [45e-6, 55e-6, 58e-6]
+SHORT = [30e-6, 55e-6, 58e-6]
+LIGHT = [5e-6, 9e-6, 10e-6]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shared", "slower"),
+    [
+        (IDLE, IDLE, (9900, 10_000), 0.55),
+        (CROWDED, CROWDED, (0, 200), 1.01),
+        (SHORT, SHORT, (0, 50), 1.01),
+        (IDLE, CROWDED, (4900, 5500), 0.8),
+        (CROWDED, IDLE, (1000, 5200), 0.95),
+        (IDLE, LIGHT, (4900, 5300), 0.6),
+        ([a / 2 for a in IDLE], IDLE, (9800, 10_000), 0.56),
+    ],
+    ids=["idle", "crowded", "too short", "then crowded", "then idle", "then light", "then heavy"],
+)
+def test_threads_share_only_what_they_are_faster_at(
+    pace: Path, before: list[float], after: list[float], shared: tuple[int, int], slower: float
+) -> None:
+    times = [*before, 5000, *after]
+    ran = subprocess.run([str(pace), *map(str, times)], capture_output=True, text=True, check=True)
+    pieces, ratio = ran.stdout.split()
+    assert shared[0] <= int(pieces) <= shared[1]
+    assert float(ratio) <= slower
 
 
 @pytest.mark.parametrize("least", ["-1", "2e-5"], ids=["always", "from 20 us"])

@@ -30,6 +30,7 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
 
 #else
 
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -59,7 +60,13 @@ _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to 
 #define MOST 4096
 /* Pieces of work that go well before the next judgement weighs half. */
 #define FORGIVEN 1024
-/* Weight of the newest piece of work in what is known of its kind. */
+/* Beside others the caller's own units take longer than alone: they change caches, and may share its
+ * processor. So what a thread takes alone is seen anew, by a few pieces, where the caller's units
+ * differ from it by more than an eighth: it may be that, or the work may have changed. */
+#define DIFFERS .125
+#define SEEN_ANEW 4
+#define BETWEEN 256
+/* Weight of the newest piece of work in what is known of its kind; more where few are. */
 #define NEWEST .25
 
 /* A thread's part, in a cache line of its own. */
@@ -272,9 +279,52 @@ static int started(ff_team *team)
     return made > 1;
 }
 
-static double mixed(double known, double newest)
+/* What is known by `pieces` pieces of work, and one more. */
+static double mixed(double known, int64_t pieces, double newest)
 {
-    return known > 0.0 ? known + NEWEST * (newest - known) : newest;
+    const double even = 1.0 / (double)(pieces + 1);
+    return known + (even > NEWEST ? even : NEWEST) * (newest - known);
+}
+
+/* What a piece of `all` units is done by. */
+static int is_shared(const ff_pace *pace, double all)
+{
+    return ff_least_shared < 0.0 || (pace->hold == 0 && pace->alone * all >= ff_least_shared);
+}
+
+/* What a unit took alone. */
+static void saw_alone(ff_pace *pace, double took)
+{
+    pace->alone = mixed(pace->alone, pace->lone++, took);
+    pace->hold -= pace->hold > 0;
+}
+
+/* The next pieces, so many, are done alone, and what they take is all that is known of that. */
+static void hold(ff_pace *pace, int64_t pieces)
+{
+    pace->hold = pieces;
+    pace->lone = 0;
+}
+
+/* What a unit took all threads, and the caller for its own. */
+static void saw_together(ff_pace *pace, double took, double own)
+{
+    pace->own = mixed(pace->own, pace->seen, own);
+    pace->together = mixed(pace->together, pace->seen, took);
+    if (++pace->seen < JUDGED && took < STALLED * pace->alone)
+        return;
+    if (pace->together > pace->alone) {
+        pace->back = 2 * pace->back < FEWEST ? FEWEST : 2 * pace->back < MOST ? 2 * pace->back : MOST;
+        hold(pace, pace->back);
+        pace->seen = 0;
+        return;
+    }
+    if (pace->seen % FORGIVEN == 0)
+        pace->back /= 2;
+    /* No whole piece was done alone as yet, only the first item, which finds nothing in the caches. */
+    const int unknown = pace->lone == 0 || fabs(pace->own - pace->alone) > DIFFERS * pace->alone;
+    if (unknown && (pace->seen == JUDGED || pace->seen % BETWEEN == 0))
+        hold(pace, SEEN_ANEW);
 }
 
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
@@ -294,25 +344,12 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
         begin = end;
     }
     const double all = (double)(count - first) * units;
-    const int always = ff_least_shared < 0.0;
-    if ((!always && (pace->hold > 0 || pace->alone * all < ff_least_shared)) || !started(team)) {
+    if (is_shared(pace, all) && started(team)) {
+        const double own = each_together(team, first, count, item, follow, work) / units;
+        saw_together(pace, (now() - begin) / all, own);
+    } else {
         each_alone(first, count, item, follow, work);
-        pace->alone = mixed(pace->alone, (now() - begin) / all);
-        pace->hold -= pace->hold > 0;
-        return;
-    }
-    /* What the caller took for its own items says what all would take it now. */
-    pace->alone = mixed(pace->alone, each_together(team, first, count, item, follow, work) / units);
-    const double took = (now() - begin) / all;
-    pace->together = mixed(pace->seen ? pace->together : 0.0, took);
-    if (++pace->seen < JUDGED && took < STALLED * pace->alone)
-        return;
-    if (pace->together > pace->alone) {
-        pace->back = 2 * pace->back < FEWEST ? FEWEST : 2 * pace->back < MOST ? 2 * pace->back : MOST;
-        pace->hold = pace->back;
-        pace->seen = 0;
-    } else if (pace->seen % FORGIVEN == 0) {
-        pace->back /= 2;
+        saw_alone(pace, (now() - begin) / all);
     }
 }
 

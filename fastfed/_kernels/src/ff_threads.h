@@ -37,9 +37,11 @@ extern double ff_least_shared;
 
 /* How long one kind of work takes, as far as it is known; all zeros at first. */
 typedef struct {
-    double alone;    /* seconds of a unit on one thread */
+    double alone;    /* seconds of a unit on one thread, as last seen there */
     double together; /* seconds of a unit on all of them */
-    int64_t seen;    /* pieces of work behind `together` */
+    double own;      /* of a unit that the caller did while others did theirs */
+    int64_t lone;    /* whole pieces of work behind `alone` */
+    int64_t seen;    /* those behind `together` and `own` */
     int64_t hold;    /* pieces of work still to be done alone */
     int64_t back;    /* how many are next time */
 } ff_pace;
