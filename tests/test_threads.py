@@ -48,7 +48,7 @@ def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 #: Seconds of a piece of work: alone, shared, and what all of it takes at the caller's pace then.
 IDLE = [150e-6, 80e-6, 155e-6]
-# As seen beside a busy core at M = 20, B = 1: the caller, who shares its core, takes as long as all.
+# Beside a busy core (M = 20, B = 1): the caller, who shares its core, takes as long as all.
 CROWDED = [45e-6, 55e-6, 58e-6]
 SHORT = [30e-6, 55e-6, 58e-6]
 LIGHT = [5e-6, 9e-6, 10e-6]
