@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -373,6 +374,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_done_without(file, tmp_path,
     pool.check()
 
 
+@pytest.mark.filterwarnings("ignore:.*was not what had been written")
 @pytest.mark.parametrize("name", ["features.npy", "meta.json", "starts.npy"])
 def test_a_damaged_cache_is_made_anew(file, name):
     first = read_letor(file)
@@ -384,12 +386,44 @@ def test_a_damaged_cache_is_made_anew(file, name):
     assert again.folder == first.folder
 
 
+@pytest.mark.filterwarnings("ignore:.*was not what had been written")
 def test_a_damaged_pool_in_the_cache_is_made_anew(file):
     expected = letor_pool(file, 2).means.copy()
     (values,) = read_letor(file).folder.glob("pools/*/values.npy")
     values.write_bytes(values.read_bytes()[:-4])
     np.testing.assert_array_equal(letor_pool(file, 2).means, expected)
     assert len(np.load(values)) == len(expected) * 137  # the file is whole again
+
+
+ARRAYS = ["values", "means", "theta", "relevance", "starts", "qids", "features", "sums"]
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, cache):
+    """Each start of a process compares what it reads with the sums, once."""
+    expected = letor_pool(file, 2)
+    values, means = np.array(expected.values), np.array(expected.means)
+    if name == "features":  # read only where no pool was derived from them as yet
+        (pools,) = cache.rglob("pools")
+        shutil.rmtree(pools)
+    for found in cache.rglob(f"{name}.*"):
+        data = bytearray(found.read_bytes())
+        data[-9] ^= 4
+        found.write_bytes(data)
+    storage._compared.clear()
+    with pytest.warns(UserWarning, match="was not what had been written"):
+        again = letor_pool(file, 2)
+    np.testing.assert_array_equal(again.values, values)
+    np.testing.assert_array_equal(again.means, means)
+    assert storage.damaged_arrays() == []
+
+
+def test_what_is_whole_is_compared_once_in_a_process(file, monkeypatch):
+    expected = np.array(letor_pool(file, 2).values)
+    storage._compared.clear()
+    letor_pool(file, 2)
+    monkeypatch.setattr(storage, "_sum_of", refuse)
+    np.testing.assert_array_equal(letor_pool(file, 2).values, expected)
 
 
 def test_the_cache_goes_where_the_platform_keeps_caches(monkeypatch, tmp_path):

@@ -36,6 +36,7 @@ from fastfed.environments.storage import (
     StoredArray,
     cache_folder,
     fresh_folder,
+    keep_if_whole,
     load_array,
     load_meta,
     save_array,
@@ -210,13 +211,20 @@ def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
         return _derive(letor, options, path, None)
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32]
     folder = letor.folder / "pools" / key
-    return _load(letor, options, folder) or _derive(letor, options, path, folder)
+    found = _load(letor, options, folder)
+    if found is not None:
+        return found
+    if not keep_if_whole(letor.folder, "features"):
+        if letor.folder.exists():
+            raise InputError(f"{letor.folder} is damaged and cannot be removed: remove it")
+        return _cached(read_letor(path), options, path)
+    return _derive(letor, options, path, folder)
 
 
 def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived | None:
     """Return a cached pool, or None if the folder does not hold all of it."""
     meta = load_meta(folder)
-    if meta is None:
+    if meta is None or not keep_if_whole(folder, "values", "means", "theta"):
         return None
     rows, dimension = len(letor.relevance), len(options["columns"])
     values = load_array(folder, "values", (rows * dimension,))

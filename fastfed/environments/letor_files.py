@@ -28,6 +28,7 @@ from fastfed.environments.storage import (
     GrowableArray,
     cache_folder,
     fresh_folder,
+    keep_if_whole,
     load_array,
     load_meta,
     write_meta,
@@ -314,7 +315,7 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
 def _load(folder: Path) -> LetorRows | None:
     """Return the parsed rows in a cache folder, or None if it does not hold all of them."""
     meta = load_meta(folder)
-    if meta is None:
+    if meta is None or not keep_if_whole(folder, "relevance", "starts", "qids"):
         return None
     rows, width, queries = meta["rows"], meta["features"], meta["queries"]
     features = load_array(folder, "features", (rows, width))

@@ -11,9 +11,10 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -252,27 +253,61 @@ def _write_sums(folder: Path) -> None:
         json.dump(sums, file, indent=1)
 
 
+def _damaged(folder: Path, names: Collection[str] | None = None) -> list[Path]:
+    """Return the arrays of a folder, all or those of these names, that are not what was written."""
+    found = folder / SUMS
+    try:
+        sums = {f"{name}": sum_ for name, sum_ in json.loads(found.read_bytes()).items()}
+    except FileNotFoundError:  # of an earlier version
+        return []
+    except (OSError, ValueError, AttributeError):
+        return [found]
+    damaged = []
+    for name in sums if names is None else [f"{name}.npy" for name in names]:
+        try:
+            same = _sum_of(folder / name) == sums.get(name)
+        except OSError:
+            same = False
+        if not same:
+            damaged.append(folder / name)
+    return damaged
+
+
 def damaged_arrays() -> list[Path]:
     """Return the arrays of the cache whose bytes are not those that were written.
 
     All are read. Folders that an earlier version made have no sums, and are not looked at.
     """
-    damaged = []
-    for found in sorted(cache_folder().rglob(SUMS)):
-        try:
-            sums = json.loads(found.read_text(encoding="utf-8"))
-            paths = {found.parent / str(name): sum_ for name, sum_ in sums.items()}
-        except (OSError, ValueError, AttributeError):
-            damaged.append(found)
-            continue
-        for path, sum_ in paths.items():
-            try:
-                same = _sum_of(path) == sum_
-            except OSError:
-                same = False
-            if not same:
-                damaged.append(path)
-    return damaged
+    folders = sorted(found.parent for found in cache_folder().rglob(SUMS))
+    return [path for folder in folders for path in _damaged(folder)]
+
+
+#: Arrays whose bytes this process has compared: path, size and time stamp.
+_compared: set[tuple[str, int, int]] = set()
+
+
+def keep_if_whole(folder: Path, *names: str) -> bool:
+    """Return True if arrays of a cache folder are what was written; else remove the folder.
+
+    They are read once in a process. A folder that is removed is warned of, and made anew by who
+    asked.
+    """
+    try:
+        stats = {name: (folder / f"{name}.npy").stat() for name in names}
+        seen = {(str(folder / n), s.st_size, s.st_mtime_ns) for n, s in stats.items()}
+    except OSError:
+        return True  # what is not there is found missing when it is loaded
+    damaged = [] if seen <= _compared else _damaged(folder, names)
+    if not damaged:
+        _compared.update(seen)
+        return True
+    shutil.rmtree(folder, ignore_errors=True)
+    warnings.warn(
+        f"{damaged[0]} of the cache was not what had been written, and is made anew: "
+        "the disk may be failing",
+        stacklevel=2,
+    )
+    return False
 
 
 def save_array(path: Path, values: np.ndarray) -> None:
