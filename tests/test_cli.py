@@ -113,6 +113,22 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
     assert "fastfed" in done.stdout
 
 
+def test_a_warning_is_one_plain_sentence(tmp_path: Path) -> None:
+    """What the package warns of has no line of code; a user's own warning keeps its place."""
+    code = """
+import sys, warnings
+from fastfed.cli import _show_warnings_plainly
+from fastfed.environments import letor_files
+_show_warnings_plainly()
+letor_files.warnings.warn_explicit("one", UserWarning, letor_files.__file__, 7)
+warnings.warn_explicit("other", UserWarning, "plugin.py", 8)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stderr == "warning: one\nplugin.py:8: UserWarning: other\n"
+
+
 def test_help_of_the_group_says_what_each_command_says() -> None:
     for name, (_, summary) in COMMANDS.items():
         text = fastfed(name, "--help").output

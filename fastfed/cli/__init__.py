@@ -271,9 +271,27 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+def _show_warnings_plainly() -> None:
+    """Print what our own code warns of as one sentence; others' warnings stay as Python's are."""
+    import warnings
+
+    others = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
+    ) -> None:
+        if category is UserWarning and filename.startswith(os.path.dirname(__path__[0]) + os.sep):
+            click.echo(f"warning: {message}", err=True)
+        else:
+            others(message, category, filename, *rest, **more)
+
+    warnings.showwarning = show
+
+
 def main() -> None:
     """The console script."""
     _standard_streams()
+    _show_warnings_plainly()
     try:
         cli.main(prog_name="fastfed")
     except SystemExit as ended:
