@@ -113,6 +113,36 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
     assert "fastfed" in done.stdout
 
 
+def test_a_figure_in_the_place_of_a_command_is_told_where_to_go() -> None:
+    result = fastfed("spec", "g24-svt")
+    assert result.exit_code == 2
+    assert "printed by `fastfed spec show FIGURE`" in result.stderr
+
+
+def test_what_a_function_returns_wrongly_is_said_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "import numpy as np\n"
+        "def draw(seed, replicate, silo, round):\n"
+        "    return np.zeros((3, 3 if (silo, round) == (1, 5) else 2)), np.zeros(3)\n"
+    )
+    (tmp_path / "spec.toml").write_text(
+        'name = "wrong"\nhorizon = 20\nsilos = 2\nreplicates = 1\n'
+        '[environment]\nkind = "python"\nfunction = "wrong:draw"\ndimension = 2\nactions = 3\n'
+        '[[curve]]\nlabel = "a"\nalgorithm = "fedlinucb"\n'
+    )
+    for engine in ("local", "processes"):
+        done = subprocess.run(
+            [sys.executable, "-m", "fastfed", "run", "spec.toml", "-o", engine, "--engine", engine],
+            capture_output=True, text=True, cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f".{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == (
+            "error: in the environment's function (replicate 0, silo 1, round 5): "
+            "features must have shape (any, 2), got (3, 3)"
+        )
+
+
 def test_a_warning_is_one_plain_sentence(tmp_path: Path) -> None:
     """What the package warns of has no line of code; a user's own warning keeps its place."""
     code = """

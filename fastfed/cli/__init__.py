@@ -11,7 +11,11 @@ import os
 import sys
 from typing import Any
 
-import rich_click as click
+try:
+    import rich_click as click
+except KeyboardInterrupt:  # it takes a tenth of a second, before there is anybody to tell
+    sys.stderr.write("error: interrupted\n")
+    sys.exit(130)
 
 # ---- A group that imports a command when it is called, and prints every error in one line --------
 

@@ -179,8 +179,10 @@ def failures(folder: Path) -> Iterator[None]:
         notes = [
             n for n in getattr(error, "__notes__", ()) if n.startswith(environments.IN_FUNCTION)
         ]
-        if not notes or isinstance(error, InputError):
+        if not notes:
             raise
+        if isinstance(error, InputError):
+            raise InputError(f"{notes[0]}: {error}") from None
         raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {KEPT}") from None
 
 

@@ -264,7 +264,20 @@ def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None
 # ---- `fastfed spec` ------------------------------------------------------------------------------
 
 
-@click.group()
+class _SpecGroup(click.RichGroup):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command; a figure in its place is told where to go."""
+        if args and args[0] not in self.commands and not ctx.resilient_parsing:
+            raise click.UsageError(
+                f'unknown command "{args[0]}": a figure\'s spec is printed by '
+                "`fastfed spec show FIGURE`"
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_SpecGroup)
 def spec() -> None:
     """Print the spec of a figure."""
 

@@ -147,7 +147,10 @@ def _damage_named(path: Path) -> Iterator[None]:
     except (sqlite3.DatabaseError, *files.BROKEN) as error:
         if getattr(error, "sqlite_errorcode", None) in (*WAITING, *FAILING):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split())
+        # What Python says of two values that do not go together tells nobody anything.
+        if not reason or isinstance(error, (TypeError, AttributeError)):
+            reason = "a row cannot be read"
         raise InputError(f"{path} is damaged, or no store of fastfed ({reason})") from None
 
 
@@ -588,7 +591,7 @@ def _read_meta(path: Path) -> dict[str, str]:
                 f"here ({other}): open it once where it can be written"
             ) from None
     if meta.get("format") != _json(FORMAT) or "identity" not in meta:
-        raise InputError(f"{path} was written by another version of fastfed")
+        raise InputError(f"{path} was written by another version of fastfed, or is damaged")
     return meta
 
 
