@@ -257,10 +257,12 @@ def _damaged(folder: Path, names: Collection[str] | None = None) -> list[Path]:
     """Return the arrays of a folder, all or those of these names, that are not what was written."""
     found = folder / SUMS
     try:
-        sums = {f"{name}": sum_ for name, sum_ in json.loads(found.read_bytes()).items()}
+        sums = json.loads(found.read_bytes())
     except FileNotFoundError:  # of an earlier version
         return []
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
+        return [found]
+    if not isinstance(sums, dict):
         return [found]
     damaged = []
     for name in sums if names is None else [f"{name}.npy" for name in names]:
