@@ -116,7 +116,14 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
 def test_a_figure_in_the_place_of_a_command_is_told_where_to_go() -> None:
     result = fastfed("spec", "g24-svt")
     assert result.exit_code == 2
-    assert "printed by `fastfed spec show FIGURE`" in result.stderr
+    assert "`fastfed spec show FIGURE` prints the spec of a figure" in result.stderr
+
+
+def test_a_misspelled_command_of_a_group_is_named() -> None:
+    result = fastfed("deploy", "nw")
+    assert result.exit_code == 2
+    assert 'unknown command "nw"; did you mean "new"?' in result.stderr
+    assert "deploy --help` names all" in result.stderr
 
 
 def test_what_a_function_returns_wrongly_is_said_with_its_place(tmp_path: Path) -> None:

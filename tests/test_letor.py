@@ -395,10 +395,10 @@ def test_a_damaged_pool_in_the_cache_is_made_anew(file):
     assert len(np.load(values)) == len(expected) * 137  # the file is whole again
 
 
-ARRAYS = ["values", "means", "theta", "relevance", "starts", "qids", "features", "sums"]
+CACHED = ["values", "means", "theta", "relevance", "starts", "qids", "features", "sums"]
 
 
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("name", CACHED)
 def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, cache):
     """Each start of a process compares what it reads with the sums, once."""
     expected = letor_pool(file, 2)

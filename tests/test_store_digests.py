@@ -11,7 +11,7 @@ import pytest
 import fastfed
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
-from fastfed.results.store import FILE
+from fastfed.results.store import FILE, _damage_named
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import load, run
 
@@ -103,3 +103,11 @@ def test_stores_that_grow_keep_digests(tmp_path: Path) -> None:
     written(tmp_path)
     run(experiment(0.5, 1.0, 5.0, replicates=3), tmp_path, threads=1)
     assert [c.label for c in load(tmp_path).curves] == ["0.5", "1.0", "5.0"]
+
+
+def test_what_python_says_of_a_damaged_row_is_not_passed_on(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InputError, match=r"is damaged, or .* \(a row cannot be read\)"),
+        _damage_named(tmp_path / FILE),
+    ):
+        sorted([None, "a"])

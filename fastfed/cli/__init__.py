@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     import rich_click as click
-except KeyboardInterrupt:  # it takes a tenth of a second, before there is anybody to tell
+except KeyboardInterrupt:  # loading it takes a tenth of a second
     sys.stderr.write("error: interrupted\n")
     sys.exit(130)
 
@@ -108,7 +108,28 @@ class LazyCommand(click.RichCommand):
         return self.load().make_context(info_name, args, parent, **extra)
 
 
-class LazyGroup(click.RichGroup):
+class Group(click.RichGroup):
+    """A group that says which command may be meant where it has none of that name."""
+
+    #: What else may be meant.
+    otherwise = ""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command, or say where the names of all are."""
+        unknown = args and not args[0].startswith("-") and args[0] not in self.commands
+        if unknown and not ctx.resilient_parsing:
+            from fastfed._validate import nearest
+
+            raise click.UsageError(
+                f'unknown command "{args[0]}"{nearest(args[0], self.commands)} '
+                f"(`{ctx.command_path} --help` names all{self.otherwise})"
+            )
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
     """A group of lazy commands; ``main`` turns errors into one line and an exit code."""
 
     def __init__(self, *args: Any, commands_by_module: dict[str, tuple[str, str]], **kwargs: Any):
@@ -118,19 +139,6 @@ class LazyGroup(click.RichGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        unknown = args and not args[0].startswith("-") and args[0] not in self.commands
-        if unknown and not ctx.resilient_parsing:
-            from fastfed._validate import nearest
-
-            raise click.UsageError(
-                f'unknown command "{args[0]}"{nearest(args[0], self.commands)} '
-                "(`fastfed --help` names all)"
-            )
-        return super().resolve_command(ctx, args)
 
     def main(
         self,

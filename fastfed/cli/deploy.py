@@ -15,7 +15,7 @@ from typing import Any
 import rich_click as click
 
 from fastfed._validate import InputError
-from fastfed.cli import RunFailed
+from fastfed.cli import Group, RunFailed
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -232,7 +232,7 @@ def helper(
 # ---- deploy ... ----------------------------------------------------------------------------------
 
 
-@click.group()
+@click.group(cls=Group)
 def deploy() -> None:
     """Plan a federation of real silos, join it, and look at it."""
 
@@ -462,7 +462,7 @@ def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) ->
 # ---- ledger ... ----------------------------------------------------------------------------------
 
 
-@click.group()
+@click.group(cls=Group)
 def ledger() -> None:
     """Look at a silo's budget, or verify a party's log."""
 

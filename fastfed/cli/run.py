@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from fastfed.cli import Group
 from fastfed.cli.output import json_option, print_json, print_results, print_table, run_options, say
 
 if TYPE_CHECKING:
@@ -264,20 +265,11 @@ def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None
 # ---- `fastfed spec` ------------------------------------------------------------------------------
 
 
-class _SpecGroup(click.RichGroup):
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command; a figure in its place is told where to go."""
-        if args and args[0] not in self.commands and not ctx.resilient_parsing:
-            raise click.UsageError(
-                f'unknown command "{args[0]}": a figure\'s spec is printed by '
-                "`fastfed spec show FIGURE`"
-            )
-        return super().resolve_command(ctx, args)
+class _Spec(Group):
+    otherwise = "; `fastfed spec show FIGURE` prints the spec of a figure"
 
 
-@click.group(cls=_SpecGroup)
+@click.group(cls=_Spec)
 def spec() -> None:
     """Print the spec of a figure."""
 

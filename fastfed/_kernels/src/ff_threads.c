@@ -61,8 +61,8 @@ _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to 
 /* Pieces of work that go well before the next judgement weighs half. */
 #define FORGIVEN 1024
 /* Beside others the caller's own units take longer than alone: they change caches, and may share its
- * processor. So what a thread takes alone is seen anew, by a few pieces, where the caller's units
- * differ from it by more than an eighth: it may be that, or the work may have changed. */
+ * processor. So where they differ by more than an eighth from what a thread takes alone, that is seen
+ * anew by a few pieces, now and then: it may be so, or the work may have changed. */
 #define DIFFERS .125
 #define SEEN_ANEW 4
 #define BETWEEN 256
@@ -286,7 +286,7 @@ static double mixed(double known, int64_t pieces, double newest)
     return known + (even > NEWEST ? even : NEWEST) * (newest - known);
 }
 
-/* What a piece of `all` units is done by. */
+/* Whether all threads do a piece of `all` units. */
 static int is_shared(const ff_pace *pace, double all)
 {
     return ff_least_shared < 0.0 || (pace->hold == 0 && pace->alone * all >= ff_least_shared);
