@@ -404,9 +404,9 @@ def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) 
     result = fastfed("run", spec, "-o", out)
     assert result.exit_code == 0, result.output
     assert sorted(p.name for p in out.iterdir()) == [
-        ".pictures", "certificates.txt", "communication.png", "communication.svg", "figure.png",
-        "figure.svg", "report.html", "results.sqlite", "table.csv", "table.txt",
+        "certificates.txt", "report.html", "results.sqlite", "table.csv", "table.txt",
     ]  # fmt: skip
+    assert f"as files: fastfed report {out}" in result.stderr
     table = (out / "table.txt").read_text()
     assert result.stdout.startswith(table)
     assert "group regret" in result.stdout[len(table) :]
@@ -425,7 +425,6 @@ def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) 
     assert fastfed("results", out, "--csv").stdout == (out / "table.csv").read_text()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_more_replicates_repeat_nothing_and_equal_a_straight_run(
     spec: Path, tmp_path: Path
 ) -> None:
@@ -444,7 +443,6 @@ def test_more_replicates_repeat_nothing_and_equal_a_straight_run(
     assert "4 replicates" in again.stdout
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_seed_replaces_the_specs(spec: Path, tmp_path: Path) -> None:
     fastfed("run", spec, "-o", tmp_path / "a", "--seed", 7)
     spec.write_text(SPEC.replace("silos = 4", "silos = 4\nseed = 7"))
@@ -453,7 +451,6 @@ def test_seed_replaces_the_specs(spec: Path, tmp_path: Path) -> None:
     assert played(tmp_path / "a") == played(tmp_path / "b") != played(tmp_path / "c")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert fastfed("run", spec, "-o", out, "--quick").exit_code == 0
@@ -480,7 +477,6 @@ def test_quick_horizon(horizon: int, batches: list[Any], expected: int) -> None:
     assert quick_horizon({"horizon": horizon, "curve": [{"batch_size": batches}]}) == expected
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_figure_table_is_about_drawing_only(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fastfed("run", spec, "-o", out)
@@ -491,7 +487,6 @@ def test_figure_table_is_about_drawing_only(spec: Path, tmp_path: Path) -> None:
     assert fastfed("results", out).stdout.startswith("A new title\n")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_python_function_beside_the_spec(spec: Path, tmp_path: Path) -> None:
     (tmp_path / "mine_for_cli.py").write_text(
         "import numpy as np\n"
@@ -504,22 +499,40 @@ def test_python_function_beside_the_spec(spec: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+def test_run_writes_picture_files_that_are_asked_for_or_there(spec: Path, tmp_path: Path) -> None:
+    """A picture of fewer replicates must not stay beside the results of more."""
+    out = tmp_path / "out"
+    asked = fastfed("run", spec, "-o", out, "--format", "svg")
+    assert asked.exit_code == 0 and "figure.svg" in asked.stderr
+    assert {p.name for p in out.glob("*.*g")} == {"figure.svg", "communication.svg"}
+    assert "as files" not in asked.stderr
+    before = (out / "figure.svg").read_bytes()
+    more = fastfed("run", spec, "-o", out, "--replicates", 3)
+    assert more.exit_code == 0 and "communication.svg" in more.stderr
+    assert (out / "figure.svg").read_bytes() != before
+    assert not list(out.glob("*.png"))
+
+
 def test_run_without_matplotlib(
     spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = fastfed("run", spec, "-o", tmp_path / "out")
+    out = tmp_path / "out"
+    result = fastfed("run", spec, "-o", out)
+    assert result.exit_code == 0 and "pip install" not in result.stderr
+    page = (out / "report.html").read_text()
+    assert 'role="img"' in page and "<polyline" in page
+    result = fastfed("run", spec, "-o", out, "--format", "png")
     assert result.exit_code == 0
     assert 'pip install "fastfed[figures]"' in result.stderr
-    assert not list((tmp_path / "out").glob("*.png"))
-    assert "There are no pictures" in (tmp_path / "out" / "report.html").read_text()
-    assert (tmp_path / "out" / "table.txt").exists()
+    assert not list(out.glob("*.png"))
 
 
-def test_report_draws_again_from_the_store(spec: Path, tmp_path: Path) -> None:
+def test_report_writes_again_from_the_store(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    fastfed("run", spec, "-o", out)
+    fastfed("run", spec, "-o", out, "--format", "png", "--format", "svg")
     before = {p.name: p.read_bytes() for p in out.iterdir()}
+    assert {".pictures", "figure.png", "communication.svg"} <= set(before)
     for path in out.iterdir():
         if path.name != "results.sqlite":
             path.unlink()
@@ -741,7 +754,6 @@ def test_fewer_queries_than_silos(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_output_folder_of_another_experiment(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fastfed("run", spec, "-o", out)
@@ -764,7 +776,6 @@ def test_output_that_cannot_be_written(spec: Path, tmp_path: Path) -> None:
     complains(fastfed("results", tmp_path / "nothing"), "not a folder")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_write_protected_output(
     spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

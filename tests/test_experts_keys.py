@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import math
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -849,8 +848,7 @@ def test_fastfed_run_results_and_report(toml, tmp_path):
     assert "SVT" in again and "switches of the expert" in again and len(again) == len(page)
 
 
-def test_the_same_command_again_plays_nothing(toml, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_the_same_command_again_plays_nothing(toml, tmp_path):
     out = tmp_path / "out"
     invoke("run", toml, "-o", out)
     before = cells(out)
@@ -874,9 +872,8 @@ def test_a_bad_spec_is_one_sentence(toml, tmp_path):
     assert result.exit_code == 2 and "needs contexts" in result.stderr
 
 
-def test_quick_leaves_room_for_a_phase(toml, tmp_path, monkeypatch):
+def test_quick_leaves_room_for_a_phase(toml, tmp_path):
     """As it does for a batch: a tenth of the rounds may be less than one phase."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     toml.write_text(TOML.replace('"follow-the-leader"', '"follow-the-leader"\nphase_length = 10'))
     result = CliRunner().invoke(cli, ["run", str(toml), "-o", str(tmp_path / "out"), "--quick"])
     assert result.exit_code == 0, result.output

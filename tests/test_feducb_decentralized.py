@@ -30,7 +30,6 @@ from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT
 from fastfed.protocols.serverless import Graph, Network, Part, PeerPlan, Request
 from fastfed.reporting.figure import read_source
 from fastfed.reporting.page import page
-from fastfed.reporting.sections import Drawn
 from fastfed.reporting.table import as_csv, as_text, sent
 from fastfed.reporting.text import spec_text
 from fastfed.simulation import compiled, dispatch, peers
@@ -1276,7 +1275,7 @@ def test_results_json_and_page_show_what_was_sent(tmp_path):
         assert listed["bytes_up"] == means[-1] > 0
     assert "theorem-2" in results["asking"].bounds and not results["steady"].bounds
     source = read_source(tmp_path / "out")
-    html, text = page(Drawn("out", source)), as_text(source)
+    html, text = page(source), as_text(source)
     for label in ("asking", "steady"):
         assert sent(results[label].bytes_sent) in text and sent(results[label].bytes_sent) in html
     assert str(results["steady"].bytes_up) in as_csv(source)

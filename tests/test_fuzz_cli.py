@@ -125,9 +125,7 @@ def test_many_odd_options_get_a_sentence(tmp_path, monkeypatch, rng):
 def played(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("played")
     (folder / "small.toml").write_text(SPEC)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "matplotlib", None)
-        assert command("run", folder / "small.toml", "-o", folder / "good").exit_code == 0
+    assert command("run", folder / "small.toml", "-o", folder / "good").exit_code == 0
     return folder
 
 

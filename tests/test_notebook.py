@@ -136,19 +136,15 @@ class TestPlot:
 
     def test_the_very_lines_of_the_report(self, results, pyplot):
         """Colours, dashes, widths and data as in the picture that `fastfed report` writes."""
-        from fastfed.reporting import pictures
-        from fastfed.reporting.figure import in_memory
+        from matplotlib.figure import Figure
 
-        with pytest.MonkeyPatch.context() as patch:
-            seen = []
-            original = pictures.draw_regret
-            patch.setattr(
-                pictures,
-                "draw_regret",
-                lambda axes, *rest: seen.append(axes) or original(axes, *rest),
-            )
-            pictures.draw(in_memory(results), ["svg"])
-        for ours, theirs in zip(results.plot().get_lines(), seen[0].get_lines(), strict=True):
+        from fastfed.reporting.charts import regret_charts
+        from fastfed.reporting.figure import in_memory
+        from fastfed.reporting.plotting import draw_chart
+
+        axes = Figure().add_subplot()
+        draw_chart(axes, regret_charts(in_memory(results))[0])
+        for ours, theirs in zip(results.plot().get_lines(), axes.get_lines(), strict=True):
             for what in ("xydata", "color", "linewidth"):
                 np.testing.assert_array_equal(
                     getattr(ours, f"get_{what}")(), getattr(theirs, f"get_{what}")()

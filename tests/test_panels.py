@@ -16,18 +16,21 @@ import fastfed
 from fastfed import experiments
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
+from fastfed.reporting.charts import legend_texts, regret_charts
 from fastfed.reporting.figure import Source, in_memory
-from fastfed.reporting.html import VARIABLES, inline
+from fastfed.reporting.html import VARIABLES
 from fastfed.reporting.panels import (
+    COLOURS,
     MOST,
+    NOT_PRIVATE,
     check_grammar,
     curve_styles,
     panels,
     split_label,
     symbols,
 )
-from fastfed.reporting.pictures import draw, draw_final, legend_texts
-from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE
+from fastfed.reporting.pictures import draw, draw_final
+from fastfed.reporting.svg import chart_svg
 from fastfed.results.results import CurveResult, Results
 from fastfed.simulation.experiment import expand, make_experiment
 
@@ -171,7 +174,7 @@ def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
     with pytest.MonkeyPatch.context() as patch:
         original = plotting._spread_ends
         patch.setattr(plotting, "_spread_ends", lambda a, w: original(a, w) or seen.append((a, w)))
-        draw(source(*(curve(f"curve {i}") for i in range(6))), ["page.svg"])
+        draw(source(*(curve(f"curve {i}") for i in range(6))), ["pdf"])
     ((axes, written),) = seen
     figure = axes.figure
     figure.draw_without_rendering()
@@ -198,14 +201,13 @@ def test_logarithmic_axes_begin_where_there_is_something() -> None:
     assert svg != draw(source(curve("a", 1000.0), curve("b", 1.0)), ["svg"])["svg"]
 
 
-def test_pictures_in_a_page_have_the_colours_of_the_page() -> None:
+def test_charts_in_a_page_have_the_colours_of_the_page() -> None:
     found = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
-    svg = draw(found, ["page.svg"])["page.svg"]
-    assert b"#4477aa" in svg
-    text = str(inline(svg, "p", "label"))
-    assert "var(--c1)" in text and "var(--text)" in text and "var(--card)" in text
+    (chart,) = regret_charts(found)
+    text = str(chart_svg(chart, "label"))
+    assert "var(--c1)" in text and "var(--text)" in text and "var(--grid)" in text
     assert not any(colour in text for colour in VARIABLES)
-    assert "DejaVu" not in text and "ε\u00a0=\u00a01" in text
+    assert "font-family" not in text and "ε\u00a0=\u00a01" in text
 
 
 def test_dots_stand_for_curves_from_six_on() -> None:

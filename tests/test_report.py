@@ -18,6 +18,7 @@ from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
 from fastfed.reporting import table
+from fastfed.reporting.charts import Y_LABELS, Chart, regret_charts, sends, sent_charts
 from fastfed.reporting.figure import (
     AXES,
     Source,
@@ -31,9 +32,10 @@ from fastfed.reporting.figure import (
     spaced,
     synchronisation_bounds,
 )
-from fastfed.reporting.page import write_report
-from fastfed.reporting.pictures import ascii_plot, draw, draw_communication, sends
-from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
+from fastfed.reporting.page import FORMATS, write_report
+from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, line_styles
+from fastfed.reporting.pictures import ascii_plot, draw, draw_sent
+from fastfed.reporting.plotting import draw_chart
 from fastfed.reporting.sections import certificates_text
 from fastfed.reporting.table import plus_minus, rate, sent, times
 from fastfed.reporting.text import privacy_text, spec_text
@@ -197,34 +199,23 @@ def test_certificates_are_those_of_the_experiment(source: Source) -> None:
 def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
     first, second = draw(source), draw(source)
     assert first == second
-    assert set(first) == {"png", "svg", "page.svg"}
+    assert set(first) == {"png", "svg"}
     assert first["png"].startswith(b"\x89PNG")
     assert ElementTree.fromstring(first["svg"]).tag.endswith("svg")
     assert b"<dc:date>" not in first["svg"]
 
 
-def drawn(patch: pytest.MonkeyPatch, source: Source) -> list[tuple[Any, Any]]:
-    """Bytes and regret of every line in the picture of communication."""
-    from fastfed.reporting import pictures as communication
-
-    seen: list[tuple[Any, Any]] = []
-
-    def recorded(axes: Any, x: Any, mean: Any, spread: Any, style: Any) -> Any:
-        seen.append((x, mean))
-        return original(axes, x, mean, spread, style)
-
-    original = communication.plotting.draw_line
-    patch.setattr(communication.plotting, "draw_line", recorded)
-    draw_communication(source, ["svg"])
-    return seen
+def sent_lines(source: Source) -> list[tuple[Any, Any]]:
+    """Bytes and regret of every line in the picture of communication that has points."""
+    (chart,) = sent_charts(source)
+    return [(line.x, line.y) for line in chart.lines if len(line.x)]
 
 
 def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
-    """What is drawn, read back from the axes: bytes of the schedule against the store's regret."""
-    with pytest.MonkeyPatch.context() as patch:
-        seen = drawn(patch, source)
-    pictures = draw_communication(source)
-    assert pictures == draw_communication(source)
+    """Bytes of the schedule against the store's regret."""
+    seen = sent_lines(source)
+    pictures = draw_sent(source)
+    assert pictures == draw_sent(source)
     assert pictures["png"].startswith(b"\x89PNG")
     curves = source.results.curves
     # The lonely silos send nothing, and have no line.
@@ -241,7 +232,7 @@ def test_communication_begins_at_the_first_message_and_ends_at_the_total(source:
 def test_no_picture_of_communication_where_nobody_sends(source: Source, tmp_path: Path) -> None:
     alone = replace(source, results=replace(source.results, curves=source.results.curves[-1:]))
     assert sends(source) and not sends(alone)
-    written = {p.name for p in write_report(alone, tmp_path)}
+    written = {p.name for p in write_report(alone, tmp_path, FORMATS)}
     assert "figure.png" in written and "communication.png" not in written
     assert "No curve sends anything." in (tmp_path / "report.html").read_text()
 
@@ -292,8 +283,7 @@ def test_replicates_that_synchronise_differently_are_averaged(source: Source) ->
     assert float(row["bits_up"]) == pytest.approx(3700 / 3)
     # Each replicate's 1200 or 1300 bits fill 150 or 163 bytes.
     assert float(row["bytes_down"]) == pytest.approx((150 + 150 + 163) / 3)
-    with pytest.MonkeyPatch.context() as patch:
-        x = drawn(patch, changed)[0][0]
+    x = sent_lines(changed)[0][0]
     # One replicate has sent by the second checkpoint, and another not.
     whole = 2 * np.ceil(100 * counts[:, 1:] / 8)
     np.testing.assert_allclose(x, whole.mean(axis=0))
@@ -318,7 +308,7 @@ def test_drawing_leaves_no_trace(source: Source) -> None:
 
     before = dict(matplotlib.rcParams)
     draw(source)
-    draw_communication(source)
+    draw_sent(source)
     assert dict(matplotlib.rcParams) == before
 
 
@@ -342,21 +332,18 @@ def with_curves(source: Source, **changes: Any) -> Source:
     return replace(source, results=replace(source.results, curves=curves))
 
 
+def chart_of(source: Source) -> Chart:
+    """The one chart of regret against rounds."""
+    (chart,) = regret_charts(source)
+    return chart
+
+
 def axes_of(source: Source) -> Any:
-    """The axes of the picture of regret, as they are once it is drawn."""
-    from fastfed.reporting import pictures as figure
+    """Axes of matplotlib with that chart."""
+    from matplotlib.figure import Figure
 
-    seen: list[Any] = []
-
-    def recorded(axes: Any, source: Source) -> None:
-        original(axes, source)
-        seen.append(axes)
-
-    original = figure.format_regret_axis
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure, "format_regret_axis", recorded)
-        draw(source, ["svg"])
-    (axes,) = seen
+    axes = Figure().add_subplot()
+    draw_chart(axes, chart_of(source))
     return axes
 
 
@@ -374,8 +361,7 @@ def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
     for curve, line, silos in zip(sized.results.curves, drawn_lines, [40, 4, 4, 4, 4], strict=True):
         np.testing.assert_array_equal(line.get_ydata(), curve.mean / silos)
         np.testing.assert_array_equal(regret(sized, curve)[1], 2.0 * curve.stderr / silos)
-    with pytest.MonkeyPatch.context() as patch:
-        seen = drawn(patch, sized)
+    seen = sent_lines(sized)
     # The picture of communication has the same axis.
     first, second = (mean for _, mean in seen[:2])
     assert first[-1] == sized.results.curves[0].mean[-1] / 40

@@ -67,23 +67,6 @@ def start(*args: object, **keys: object) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(request, tmp_path_factory, monkeypatch):
-    """Drawing takes longer than all else; it is left out where nothing rests on it."""
-    if request.node.get_closest_marker("slow") or "pictures" in request.fixturenames:
-        return
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    folder = tmp_path_factory.mktemp("hidden")
-    (folder / "matplotlib.py").write_text("raise ImportError('hidden')\n")
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-
-
-@pytest.fixture
-def pictures() -> None:
-    """Asks for them."""
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     found = tmp_path / "s.toml"
@@ -280,7 +263,9 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
 # ---- disks --------------------------------------------------------------------------------------
 
 
-def run_into_limit(limit: int, path: Path, out: Path, straight: Path) -> tuple[str, int]:
+def run_into_limit(
+    limit: int, path: Path, out: Path, straight: Path, *options: str
+) -> tuple[str, int]:
     """The last words of a run whose files may not grow beyond so many kB, and the cells it kept.
 
     Without the limit the same command then leaves what an undisturbed run does.
@@ -288,16 +273,16 @@ def run_into_limit(limit: int, path: Path, out: Path, straight: Path) -> tuple[s
     import resource
 
     child = start(
-        "run", path, "-o", out,
+        "run", path, "-o", out, *options,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit << 10, limit << 10)),
     )  # fmt: skip
     _, errors = child.communicate()
     assert child.returncode == 1, errors
     assert "Traceback" not in errors
     kept = readable(out)
-    again = command("run", path, "-o", out)
+    again = command("run", path, "-o", out, *options)
     assert again.exit_code == 0, again.output
-    command("run", path, "-o", straight)
+    command("run", path, "-o", straight, *options)
     assert final_files(out) == final_files(straight)
     return errors.splitlines()[-1], kept
 
@@ -310,15 +295,19 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_played(limit, path, tmp_pa
     assert kept == 0 if limit == 2 else 0 < kept < 120
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures")
-def test_a_disk_that_is_full_when_the_page_is_written(path, tmp_path):
-    """Of few replicates the page and its pictures are the largest files."""
+@pytest.mark.parametrize(
+    ("name", "limit", "words", "options"),
+    [("report.html", 130, 12_000, ()), ("figure.png", 50, 1, ("--format", "png"))],
+)
+def test_a_disk_that_is_full_when_the_report_is_written(
+    path, tmp_path, name, limit, words, options
+):
+    """The page has a note twice, and is then the largest file; of a small run a picture is."""
     out = tmp_path / "out"
-    path.write_text(path.read_text().replace("replicates = 30", "replicates = 1"))
-    last, kept = run_into_limit(50, path, out, tmp_path / "straight")
-    parts = ("report.html", "figure.png")
-    assert last.startswith(tuple(f"error: {out / name} cannot be written (" for name in parts))
+    spec = path.read_text().replace("replicates = 30", "replicates = 1")
+    path.write_text(f'{spec}\n[figure]\nnote = "{"word " * words}"\n')
+    last, kept = run_into_limit(limit, path, out, tmp_path / "straight", *options)
+    assert last.startswith(f"error: {out / name} cannot be written (")
     assert kept == 4
 
 

@@ -58,18 +58,27 @@ def test_a_private_run_loads_special_functions_and_triangles_alone() -> None:
     }  # fmt: skip
 
 
-def test_a_report_that_is_there_already_loads_no_matplotlib(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_a_run_with_its_report_loads_no_matplotlib(tmp_path: Path) -> None:
     spec = tmp_path / "spec.toml"
     spec.write_text(SPEC)
-    command = f"""
-import sys
-from fastfed.cli import main
-sys.argv = ["fastfed", "run", {str(spec)!r}, "-o", {str(tmp_path / "out")!r}]
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-"""
-    assert "matplotlib" in loaded(command)
-    assert not loaded(command) & (HEAVY - {"rich", "rich_click"})
+
+    def run(*options: str) -> set[str]:
+        arguments = ["fastfed", "run", str(spec), "-o", str(tmp_path / "out"), *options]
+        return loaded(
+            "import sys\n"
+            "from fastfed.cli import main\n"
+            f"sys.argv = {arguments!r}\n"
+            "try:\n"
+            "    main()\n"
+            "except SystemExit as end:\n"
+            "    assert not end.code, end.code\n"
+        )
+
+    light = HEAVY - {"rich", "rich_click"}
+    assert not run() & light
+    assert "<polyline" in (tmp_path / "out" / "report.html").read_text()
+    pytest.importorskip("matplotlib")
+    assert "matplotlib" in run("--format", "png")
+    # What is there already is not drawn again.
+    assert not run("--format", "png") & light
+    assert not run() & light

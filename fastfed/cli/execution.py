@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -38,9 +38,15 @@ from fastfed.experiments.reproduction import (
 )
 from fastfed.reporting.claims import judge
 from fastfed.reporting.figure import Source, read_source, spaced
-from fastfed.reporting.page import has_matplotlib, write_overview, write_report
+from fastfed.reporting.page import (
+    ALL_FORMATS,
+    PAGE,
+    formats_in,
+    has_matplotlib,
+    write_overview,
+    write_report,
+)
 from fastfed.reporting.pictures import ascii_plot
-from fastfed.reporting.sections import Drawn
 from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
 from fastfed.results.files import FULL
 from fastfed.results.store import FILE
@@ -53,15 +59,16 @@ OPEN_CLUSTER = (
     "{} is not encrypted: whoever reaches its port runs any code on every machine of the cluster, "
     "this one too, and reads what is sent; docs/clusters.md shows tls://"
 )
-NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
+NO_MATPLOTLIB = 'no picture file written: matplotlib is missing; pip install "fastfed[figures]"'
 
 
 def simulate(
-    experiment: Experiment,
-    folder: Path,
-    resources: Resources,
+    experiment: Experiment, folder: Path, resources: Resources, formats: Collection[str] = ()
 ) -> Source:
-    """Simulate what a folder lacks, print the table, and write the report."""
+    """Simulate what a folder lacks, print the table, and write the report.
+
+    ``formats``: of picture files, beside those that the folder has.
+    """
 
     def on_start(batches: list[RunBatch], threads: int) -> None:
         if resources.scheduler is not None and not resources.scheduler.startswith("tls://"):
@@ -70,11 +77,14 @@ def simulate(
 
     source = simulate_silently(experiment, folder, resources, on_start)
     with failures(folder):
-        written = write_report(source, folder)
+        wanted = {*formats, *formats_in(folder)}
+        written = write_report(source, folder, [kind for kind in ALL_FORMATS if kind in wanted])
     print_results(source)
     click.echo("\n" + ascii_plot(source))
     say(f"{folder}: {', '.join(path.name for path in written)}")
-    if not has_matplotlib():
+    if not wanted:
+        say(f"pictures are in {PAGE}; as files: fastfed report {folder}")
+    elif not has_matplotlib():
         say(NO_MATPLOTLIB)
     return source
 
@@ -116,12 +126,11 @@ def simulate_silently(
 def say_overview(
     folder: Path,
     not_played: Sequence[Row] | None = None,
-    drawn: Mapping[str, Drawn] | None = None,
 ) -> list[Row]:
     """Write the page over all experiments in a folder, if any; the rows of their claims."""
     if not any(folder.glob(f"*/{FILE}")):
         return []
-    overview = write_overview(folder, not_played, drawn)
+    overview = write_overview(folder, not_played)
     if overview is None:
         return []
     path, rows = overview
@@ -249,7 +258,6 @@ def simulate_several(
     If one fails the others are still simulated; RunFailed names it at the end.
     """
     began = time.monotonic()
-    drawn: dict[str, Drawn] = {}
     failed: dict[str, str] = {}
     for number, each in enumerate(plan):
         name = each.figure.id
@@ -257,12 +265,12 @@ def simulate_several(
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(each.seconds)}")
         start = time.monotonic()
         try:
-            drawn.update(simulate_figure(each, folder / name, resources))
+            simulate_figure(each, folder / name, resources)
         except (Stopped, KeyboardInterrupt) as error:
             _signals.heard()
             say(f"interrupted: writing the page over what was run into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
-            say_overview(folder, [*left_out, *_rows(waiting, STOPPED)], drawn)
+            say_overview(folder, [*left_out, *_rows(waiting, STOPPED)])
             code = error.code if isinstance(error, Stopped) else _signals.exit_code(error)
             raise Stopped(f"interrupted: {KEPT}", code) from None
         except RunFailed as error:
@@ -275,7 +283,7 @@ def simulate_several(
             say(how_far(plan, number + 1, time.monotonic() - began))
     unplayed = [p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()]
     not_played = [row for p in unplayed for row in _rows([p], failed[p.figure.id])]
-    print_claims(say_overview(folder, [*left_out, *not_played], drawn))
+    print_claims(say_overview(folder, [*left_out, *not_played]))
     effort = f"{duration(time.monotonic() - began)}, processor time {duration(time.process_time())}"
     say(f"ran in {effort}{_memory()}")
     if not has_matplotlib():
@@ -284,17 +292,13 @@ def simulate_several(
         raise RunFailed(f"{len(failed)} of {len(plan)} figures failed: {', '.join(failed)}")
 
 
-def simulate_figure(each: PlannedFigure, folder: Path, resources: Resources) -> dict[str, Drawn]:
-    """Simulate what is left of a figure and write its report; its pictures, for the overview.
-
-    Nothing is drawn, and nothing returned, where the report of the same results is there already.
-    """
+def simulate_figure(each: PlannedFigure, folder: Path, resources: Resources) -> None:
+    """Simulate what is left of a figure and write its report, unless the same is there already."""
     same = each.unchanged(folder)
     simulate_silently(each.experiment, folder, resources)
-    if same:
-        return {}
-    with failures(folder):
-        return write_figure(folder)
+    if not same:
+        with failures(folder):
+            write_figure(folder)
 
 
 def how_far(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:

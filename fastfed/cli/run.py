@@ -15,9 +15,19 @@ if TYPE_CHECKING:
     from fastfed.simulation.dispatch import Resources
 
 
+def format_option(text: str) -> Any:
+    """The option --format, of picture files."""
+    return click.option(
+        "--format", "formats", multiple=True, type=click.Choice(("png", "svg", "pdf", "pgf")),
+        help=f"{text}; may be repeated. pdf and pgf are for papers, one column wide; pgf needs "
+        "LaTeX.",
+    )  # fmt: skip
+
+
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @run_options
+@format_option("Also write each picture into a file")
 def run(
     spec: Path,
     folder: Path,
@@ -26,20 +36,20 @@ def run(
     seed: int | None,
     quick: bool,
     changes: dict[str, Any],
+    formats: tuple[str, ...],
 ) -> None:
     """Run the experiment of a spec, or what is missing of it.
 
     Every replicate of a curve is kept as soon as it is simulated, in DIR/results.sqlite. The same
     command again finishes what is missing and repeats nothing. Beside it stand report.html,
-    one page with everything, the table (table.txt, table.csv), the privacy certificates
-    (certificates.txt) and the pictures of regret against rounds and against bytes sent
-    (figure.png and .svg, communication.png and .svg).
+    one page with everything, pictures of regret against rounds and against bytes sent among it,
+    the table (table.txt, table.csv) and the privacy certificates (certificates.txt).
     """
     from fastfed.cli.execution import simulate
     from fastfed.experiments.specs import load_spec
 
     experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick, changes=changes)
-    simulate(experiment, folder, resources)
+    simulate(experiment, folder, resources, formats)
 
 
 @click.command()
@@ -138,11 +148,7 @@ def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
 
 @click.command()
 @folder_argument
-@click.option(
-    "--format", "formats", multiple=True, type=click.Choice(("png", "svg", "pdf", "pgf")),
-    help="Of the pictures beside the page; may be repeated. Default: png and svg. pdf and pgf are "
-    "for papers, one column wide; pgf needs LaTeX.",
-)  # fmt: skip
+@format_option("Of the picture files; default: png and svg")
 def report(folder: Path, formats: tuple[str, ...]) -> None:
     """Write page, pictures and tables of an output folder again.
 

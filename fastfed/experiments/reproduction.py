@@ -14,8 +14,7 @@ from fastfed._validate import InputError
 from fastfed.experiments import Figure, figure_ids, with_panels
 from fastfed.experiments.specs import sized_experiment
 from fastfed.reporting.figure import Source, read_source
-from fastfed.reporting.page import PAGE, drawn_experiment, pictures_of, write_overview, write_report
-from fastfed.reporting.sections import Drawn
+from fastfed.reporting.page import FORMATS, PAGE, write_overview, write_report
 from fastfed.reporting.table import Row, rows_left_out
 from fastfed.results.results import Results
 from fastfed.results.store import FILE
@@ -101,7 +100,6 @@ def reproduce(
     resources = Resources(threads, engine, scheduler, memory_limit)
     folder = Path(output)
     found: dict[str, Results] = {}
-    drawn: dict[str, Drawn] = {}
     for figure, experiment in ready:
         if on_figure is not None:
             on_figure(figure.id)
@@ -110,10 +108,10 @@ def reproduce(
         found[figure.id] = simulate_missing(
             layout, experiment, own, resources, progress=progress
         ).results
-        drawn.update(write_figure(own))
+        write_figure(own)
     if ready:
         rows = [row for each in left_out.values() for row in each]
-        write_overview(folder, rows if ALL in names else None, drawn)
+        write_overview(folder, rows if ALL in names else None)
     return found
 
 
@@ -222,12 +220,10 @@ def simulate_missing(
     return read_source(folder, experiment.replicates)
 
 
-def write_figure(folder: Path) -> dict[str, Drawn]:
-    """Write the report of a figure's folder; its pictures, for the page over several figures."""
-    source = read_source(folder)  # with replicates that an earlier call simulated beyond these
-    pictures = pictures_of(source, folder)
-    write_report(source, folder, pictures)
-    return {folder.name: drawn_experiment(folder.name, source, pictures)}
+def write_figure(folder: Path) -> None:
+    """Write the report of a figure's folder, with pictures."""
+    # With replicates that an earlier call simulated beyond these.
+    write_report(read_source(folder), folder, FORMATS)
 
 
 def check_writable(folder: Path) -> None:

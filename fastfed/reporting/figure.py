@@ -18,8 +18,7 @@ from fastfed.results.results import CurveResult, Results
 from fastfed.results.store import FILE, Effort, Store
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
+    pass
 
 # ---- The keys of a spec's [figure] table ---------------------------------------------------------
 
@@ -203,30 +202,6 @@ def off_picture(source: Source) -> list[str]:
         for line in bound_curves(source)
         if not line.values[-1] <= top
     ]
-
-
-def draw_bounds(axes: Axes, source: Source) -> list[tuple[Artist, str]]:
-    """Draw the visible bounds into axes that have the curves; one legend entry each.
-
-    The y axis grows up to the ceiling, where bounds are cut off.
-    """
-    top = axes.get_ylim()[1]
-    limit = ceiling(source)
-    entries: list[tuple[Artist, str]] = []
-    for position, line in enumerate(visible_bounds(source)):
-        finite = np.where(np.isfinite(line.values), line.values, math.nan)
-        (drawn,) = axes.plot(
-            line.rounds,
-            finite,
-            color=COLOUR,
-            linewidth=1.0,
-            linestyle=DASHES[position % len(DASHES)],
-            zorder=1.5,  # below every curve
-        )
-        entries.append((drawn, line.label))
-        top = max(top, min(limit, 1.05 * float(np.nanmax(finite))))
-    axes.set_ylim(top=top)
-    return entries
 
 
 def synchronisation_bounds(results: Results) -> list[tuple[str, float, str, float]]:

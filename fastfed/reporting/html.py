@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable
 from typing import Any
 
-from fastfed.reporting.plotting import COLOURS
+from fastfed.reporting.panels import COLOURS
 
 # ---- The style sheet of a page: system fonts, light and dark, narrow screens, paper --------------
 
@@ -65,9 +64,13 @@ figure { margin: 0.4rem 0; min-width: 0; max-width: 36rem; }
 figure .card {
   background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 0.8rem;
 }
-figure .card svg { display: block; width: 100%; height: auto; font-family: system-ui, sans-serif; }
+figure .card > svg {
+  display: block; width: 100%; height: auto; font-family: system-ui, sans-serif;
+}
 figure .card svg text { fill: var(--text); }
 figure .card svg * { stroke-linejoin: round; stroke-linecap: butt; }
+ul.legend { list-style: none; padding: 0; margin: 0.5rem 0 0; font-size: 0.85rem; }
+ul.legend > li { display: flex; align-items: center; }
 figcaption, .caption {
   color: var(--quiet); font-size: 0.9rem; margin: 0.5rem 0 1.6rem; max-width: 44rem;
 }
@@ -290,7 +293,7 @@ def _lines(elements: Iterable[Html]) -> list[Html]:
     return [Html(f"{e}\n") for e in elements]
 
 
-# ---- Drawings inside a page: pictures of matplotlib, and samples of lines ------------------------
+# ---- Colours of charts in a page, and samples of lines -------------------------------------------
 
 #: Length and height of a line in a table, in CSS pixels.
 KEY = (28, 8)
@@ -306,38 +309,6 @@ VARIABLES = {
     "#999999": "var(--range)",
     **{colour.lower(): f"var(--c{i + 1})" for i, colour in enumerate(COLOURS)},
 }
-_COLOUR = re.compile(r"#[0-9a-f]{6}(?=[;\"])")
-_DECIMALS = re.compile(r"(\.\d)\d+")
-_FONTS = re.compile(r"font-family: [^;\"]*; ?|font: (\d[\d.]*px) [^;\"]*")
-
-
-def inline(svg: bytes, prefix: str, label: str) -> Html:
-    """Turn a picture into an element that scales, called ``label`` by screen readers.
-
-    ``prefix`` goes before its ids: pages hold several pictures, and ids must differ. Its style
-    sheet is dropped, for inside a page it would hold for the whole page. Colours become variables
-    of the page, type is the page's own, and places have one decimal, of a point.
-    """
-    text = svg.decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"<style\b.*?</style>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = re.sub(r'(xlink:href="|url\()#', rf"\1#{prefix}-", text)
-    text = re.sub(r'style="[^"]*"', lambda style: _in_page(style[0]), text)
-    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: _DECIMALS.sub(r"\1", m[0]), text)
-    text = re.sub(r"\s*\n\s*", "\n", text)
-    opening, rest = text.split(">", 1)
-    opening = re.sub(r'\s(width|height)="[^"]*"', "", opening)
-    # The label is escaped as an attribute by building an element around nothing.
-    named = element("svg", role="img", aria_label=label).removesuffix("></svg>")
-    return Html(f"{named}{opening.removeprefix('<svg')}>{rest.strip()}")
-
-
-def _in_page(style: str) -> str:
-    style = _COLOUR.sub(lambda colour: VARIABLES.get(colour[0], colour[0]), style)
-    return _FONTS.sub(lambda font: f"font-size: {font[1]}" if font[1] else "", style)
 
 
 def key(style: dict[str, Any]) -> Html:

@@ -1,14 +1,13 @@
-"""Pictures that were drawn before of the same curves: kept beside the results, not drawn again.
+"""Pictures that were drawn before of the same curves, and are not drawn again.
 
-``.pictures`` in an output folder holds the pictures of the page, and digests: of what all pictures
-were made from, and of each file. A picture is taken from there, or from its file, only where both
-digests are right; a file that somebody changed or removed is drawn again.
+``.pictures`` in an output folder holds digests: of what all pictures were made from, and of each
+file. A picture is taken from its file only where both are right; a file that somebody changed or
+removed is drawn again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cache
@@ -32,7 +31,6 @@ TIMES = ("agent_rounds_per_second", "made")
 class _Picture(msgspec.Struct):
     kind: str
     digest: str
-    data: bytes | None  # compressed; None: in the file of its name
 
 
 class _Kept(msgspec.Struct):
@@ -45,13 +43,9 @@ def pictures(
     source: Source,
     folder: Path,
     kinds: Collection[str],
-    in_page: str,
     draw: Callable[[Collection[str]], dict[str, bytes]],
 ) -> dict[str, bytes]:
-    """Every picture of ``kinds`` by name: as it was kept in a folder, or drawn and then kept.
-
-    ``draw`` draws pictures of kinds; that of kind ``in_page`` has no file of its own.
-    """
+    """Every picture of ``kinds`` by name: as its file has it, or as ``draw`` draws those kinds."""
     made_from = made_from_digest(source)
     before = _read(folder / FILE)
     known: dict[str, _Picture] = {}
@@ -68,7 +62,10 @@ def pictures(
     drawn = draw(kinds)
     if not drawn:
         return drawn
-    fresh = {name: _picture(name, data, in_page) for name, data in drawn.items()}
+    fresh = {
+        name: _Picture(name.rpartition(".")[2], hashlib.sha256(data).hexdigest())
+        for name, data in drawn.items()
+    }
     others = {name: picture for name, picture in known.items() if picture.kind not in kinds}
     kept = _Kept(
         made_from,
@@ -131,15 +128,6 @@ def _matplotlib() -> str:
         return ""
 
 
-def _picture(name: str, data: bytes, in_page: str) -> _Picture:
-    inside = name.endswith(in_page)
-    return _Picture(
-        in_page if inside else name.rpartition(".")[2],
-        hashlib.sha256(data).hexdigest(),
-        zlib.compress(data) if inside else None,
-    )
-
-
 def _read(path: Path) -> _Kept | None:
     """What was kept; None where nothing was, or it is damaged."""
     try:
@@ -151,7 +139,7 @@ def _read(path: Path) -> _Kept | None:
 def _data(path: Path, picture: _Picture) -> bytes | None:
     """A picture as it was drawn; None where it is not there, or another."""
     try:
-        data = path.read_bytes() if picture.data is None else zlib.decompress(picture.data)
-    except (OSError, zlib.error):
+        data = path.read_bytes()
+    except OSError:
         return None
     return data if hashlib.sha256(data).hexdigest() == picture.digest else None

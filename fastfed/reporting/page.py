@@ -12,11 +12,9 @@ from fastfed.reporting import kept
 from fastfed.reporting import table as tables
 from fastfed.reporting.figure import Source, read_all
 from fastfed.reporting.html import CSS, Html, element, join, table
-from fastfed.reporting.pictures import draw, draw_communication, draw_final, sends
+from fastfed.reporting.pictures import draw, draw_final, draw_sent
 from fastfed.reporting.plotting import KINDS, PAPER
-from fastfed.reporting.plotting import PAGE as IN_PAGE
 from fastfed.reporting.sections import (
-    Drawn,
     certificates_text,
     differences,
     experiment_section,
@@ -30,25 +28,26 @@ from fastfed.results.files import replace_file
 # ---- report.html: one page that needs nothing beside itself, no scripts and no network -----------
 
 
-def page(drawn: Drawn) -> str:
+def page(source: Source) -> str:
     """Build the page of one experiment."""
-    source = drawn.source
     return _document(
         source.title,
         element("header", title_block(source, element("h1", source.title))),
-        element("main", experiment_section(drawn, 2)),
+        element("main", experiment_section(source, 2)),
     )
 
 
 def overview(
-    folder: str, experiments: Sequence[Drawn], rows: Sequence[Row], left_out: Sequence[str] = ()
+    folder: str,
+    experiments: Mapping[str, Source],
+    rows: Sequence[Row],
+    left_out: Sequence[str] = (),
 ) -> str:
-    """Build the page over several experiments: all claims first, then one section each.
+    """Build the page over several experiments by name: all claims first, then one section each.
 
     ``left_out``: reasons for folders that could not be read.
     """
     many = f"{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}"
-    linked = {drawn.name for drawn in experiments}
     return _document(
         f"{folder}: all experiments",
         element(
@@ -62,8 +61,8 @@ def overview(
             "main",
             element("h2", "Statements"),
             element("p", VERDICTS, class_="quiet"),
-            _claims(rows, linked),
-            [_section(drawn) for drawn in experiments],
+            _claims(rows, experiments),
+            [_section(name, source) for name, source in experiments.items()],
         ),
     )
 
@@ -73,16 +72,16 @@ def anchor(name: str) -> str:
     return "e-" + re.sub(r"[^A-Za-z0-9-]", lambda m: f"_{ord(m[0]):x}", name)
 
 
-def _section(drawn: Drawn) -> Html:
-    name = anchor(drawn.name)
-    title = element("h2", drawn.source.title, class_="title", id=f"{name}-title")
+def _section(name: str, source: Source) -> Html:
+    target = anchor(name)
+    title = element("h2", source.title, class_="title", id=f"{target}-title")
     return element(
         "section",
-        title_block(drawn.source, title),
-        experiment_section(drawn, 3),
+        title_block(source, title),
+        experiment_section(source, 3),
         class_="experiment",
-        id=name,
-        aria_labelledby=f"{name}-title",
+        id=target,
+        aria_labelledby=f"{target}-title",
     )
 
 
@@ -94,7 +93,7 @@ VERDICTS = (
 )
 
 
-def _claims(rows: Sequence[Row], linked: set[str]) -> Html:
+def _claims(rows: Sequence[Row], linked: Collection[str]) -> Html:
     cells: list[list[str]] = []
     for row in rows:
         name: Html | str = row.figure
@@ -190,9 +189,7 @@ def report(
         choice("formats", each, ALL_FORMATS)
     sources, left_out = read_all(folder)
     written = [
-        path
-        for each, source in sources.items()
-        for path in write_report(source, each, pictures_of(source, each, (*formats, IN_PAGE)))
+        path for each, source in sources.items() for path in write_report(source, each, formats)
     ]
     if on_left_out is not None:
         for reason in left_out:
@@ -201,42 +198,39 @@ def report(
     return written if found is None else [*written, found[0]]
 
 
-def write_report(
-    source: Source, folder: str | Path, pictures: Mapping[str, bytes] | None = None
-) -> list[Path]:
-    """Write the tables, the certificates, the pictures and the page of an experiment.
+def write_report(source: Source, folder: str | Path, formats: Collection[str] = ()) -> list[Path]:
+    """Write the tables, the certificates, the page and pictures of an experiment.
 
     Returns what was written, the page last: without matplotlib, or before the first replicate,
-    no pictures. ``pictures`` are those of ``pictures_of`` where they are at hand. Those of
-    real records are for their owner alone (mode 0600). Raises
-    InputError where the folder cannot be written.
+    no pictures. Those of real records are for their owner alone (mode 0600). Raises InputError
+    where the folder cannot be written.
     """
     curves = source.results.curves
-    pictures = pictures_of(source, folder) if pictures is None else pictures
-    alone = {name: data for name, data in pictures.items() if not name.endswith(IN_PAGE)}
     files = {
         "table.txt": tables.as_text(source).encode(),
         "table.csv": tables.as_csv(source).encode(),
         "certificates.txt": certificates_text(
             ((c.label, c.dated_certificate) for c in curves), source.about_records
         ).encode(),
-        **alone,
-        PAGE: page(drawn_experiment("report", source, pictures)).encode(),
+        **pictures_of(source, folder, formats),
+        PAGE: page(source).encode(),
     }
     private = bool(source.about_records)
     return [_write(Path(folder) / name, data, private) for name, data in files.items()]
 
 
+def formats_in(folder: str | Path) -> list[str]:
+    """Formats of `FORMATS` in which a folder has pictures, which a run draws again."""
+    return [kind for kind in FORMATS if (Path(folder) / f"figure.{kind}").exists()]
+
+
 def write_overview(
-    folder: str | Path,
-    not_played: Sequence[tables.Row] | None = None,
-    drawn: Mapping[str, Drawn] | None = None,
+    folder: str | Path, not_played: Sequence[tables.Row] | None = None
 ) -> tuple[Path, list[tables.Row]] | None:
     """Write one page over all experiments in the subfolders of ``folder``, and their claims.
 
     Returns the page and the rows of its table of claims, which ``statements.json`` holds, too.
-    ``not_played``: rows of figures that were left out; None keeps those of the file. ``drawn``:
-    experiments by folder name whose pictures need not be drawn again.
+    ``not_played``: rows of figures that were left out; None keeps those of the file.
     None, and nothing is written, where the folder holds an experiment of its own: the page there
     is that experiment's. A subfolder that cannot be read is named in the page; when all are,
     InputError says so.
@@ -250,15 +244,11 @@ def write_overview(
     names = {each.name for each in sources}
     rows = [row for each, source in sources.items() for row in rows_of(each.name, source)]
     rows = ordered([*rows, *(row for row in not_played if row.figure not in names)])
-    known = drawn or {}
-    experiments = [
-        known.get(each.name)
-        or drawn_experiment(each.name, source, pictures_of(source, each, (IN_PAGE,)))
-        for each, source in sources.items()
-    ]
     private = any(source.about_records for source in sources.values())
     _write(path / tables.FILE, tables.as_json(rows), private)
-    text = overview(path.resolve().name, experiments, rows, left_out)
+    text = overview(
+        path.resolve().name, {each.name: source for each, source in sources.items()}, rows, left_out
+    )
     return _write(path / PAGE, text.encode(), private), rows
 
 
@@ -271,15 +261,13 @@ def _write(path: Path, data: bytes, private: bool) -> Path:
     return path if same else replace_file(path, data, private)
 
 
-def pictures_of(
-    source: Source, folder: str | Path, kinds: Collection[str] = KINDS
-) -> dict[str, bytes]:
+def pictures_of(source: Source, folder: str | Path, kinds: Collection[str]) -> dict[str, bytes]:
     """Pictures of an experiment as `draw_all` draws them; those in its folder where nothing that
     they show has changed.
     """
-    if not source.results.curves or not has_matplotlib():
+    if not kinds or not source.results.curves or not has_matplotlib():
         return {}
-    return kept.pictures(source, Path(folder), kinds, IN_PAGE, lambda of: draw_all(source, of))
+    return kept.pictures(source, Path(folder), kinds, lambda of: draw_all(source, of))
 
 
 def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
@@ -290,23 +278,12 @@ def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]
         import matplotlib  # noqa: F401
     except ImportError:
         return {}
-    drawn = {"figure": draw(source, kinds), "final": draw_final(source, kinds)}
-    if sends(source):
-        drawn["communication"] = draw_communication(source, kinds)
+    drawn = {
+        "figure": draw(source, kinds),
+        "final": draw_final(source, kinds),
+        "communication": draw_sent(source, kinds),
+    }
     return {f"{name}.{kind}": data for name, of in drawn.items() for kind, data in of.items()}
-
-
-def drawn_experiment(name: str, source: Source, pictures: Mapping[str, bytes]) -> Drawn:
-    """An experiment with the pictures that a page shows."""
-    regret, sent, final = (
-        tuple(
-            data
-            for key, data in pictures.items()
-            if key.startswith(f"{what}.") and key.endswith(IN_PAGE)
-        )
-        for what in ("figure", "communication", "final")
-    )
-    return Drawn(name, source, regret, sent, final)
 
 
 def has_matplotlib() -> bool:

@@ -14,15 +14,18 @@ from typing import Any
 
 from fastfed._validate import InputError, nearest
 from fastfed.reporting.figure import Source
-from fastfed.reporting.plotting import (
-    COLOURS,
-    DASHES,
-    NOT_PRIVATE,
-    NOT_PRIVATE_DASHES,
-    line_styles,
-)
 from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult
+
+#: Paul Tol's "bright" scheme, for any colour vision, the pale ones last.
+COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44", "#BBBBBB")
+#: Dashes of the curves beyond the number of colours.
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+NOT_PRIVATE = "#000000"
+NOT_PRIVATE_DASHES = (
+    *((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-"),
+    *((0, (12, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)), (0, (12, 2, 3, 2))),
+)
 
 #: Curves in one panel, and panels in a figure; of more curves the best are drawn.
 MOST, MOST_PANELS = 8, 8
@@ -252,6 +255,22 @@ def _styles(
             at = before.index(look)
         dashes = NOT_PRIVATE_DASHES if black else DASHES
         styles.append({"color": shade, "linestyle": dashes[at % len(dashes)]})
+    return styles
+
+
+def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
+    """Colour and dashes of every curve; curves without privacy are black."""
+    styles = []
+    private = other = 0
+    for curve in curves:
+        if not is_private(curve.certificate):
+            dashes: Any = NOT_PRIVATE_DASHES[other % len(NOT_PRIVATE_DASHES)]
+            styles.append({"color": NOT_PRIVATE, "linestyle": dashes})
+            other += 1
+        else:
+            dashes = DASHES[private // len(COLOURS) % len(DASHES)]
+            styles.append({"color": COLOURS[private % len(COLOURS)], "linestyle": dashes})
+            private += 1
     return styles
 
 

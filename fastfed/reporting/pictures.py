@@ -1,4 +1,4 @@
-"""Pictures of an experiment: regret, communication, plots in a user's axes, and plain text."""
+"""Pictures of an experiment: files, plots in a user's axes, and plain text."""
 
 from __future__ import annotations
 
@@ -10,31 +10,28 @@ import numpy as np
 
 from fastfed._validate import InputError, boolean, choice, nearest, show
 from fastfed.reporting import plotting
+from fastfed.reporting.charts import (
+    Y_LABELS,
+    Line,
+    amount_text,
+    final_charts,
+    legend_entry,
+    regret_charts,
+    regret_lines,
+    sent_charts,
+)
 from fastfed.reporting.figure import (
-    COLOUR,
     SYNCHRONISATIONS,
     Source,
     ceiling,
-    draw_bounds,
     in_memory,
     off_picture,
     regret,
     spaced,
-    visible_bounds,
     y_axis,
 )
-from fastfed.reporting.panels import (
-    BEST,
-    MOST_DRAWN,
-    OTHERS,
-    Panel,
-    curve_styles,
-    least_regret,
-    panels,
-    symbols,
-)
-from fastfed.reporting.table import sent
-from fastfed.reporting.text import is_private, privacy_text
+from fastfed.reporting.panels import BEST, COLOURS, NOT_PRIVATE, least_regret, line_styles
+from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult, Results, standard_error
 
 if TYPE_CHECKING:
@@ -42,254 +39,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# ---- Regret against rounds: one line per curve, bounds beside them -------------------------------
+# ---- Files, drawn by matplotlib ------------------------------------------------------------------
 
 LEGEND = "curve: privacy as (ε, δ)"
+LEGEND_SENT = "curve: sent in one replicate, on average"
 
 
 def draw(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret against rounds; the picture by kind, as ``render`` returns it.
-
-    Needs matplotlib, and at least one curve. Lines are means over replicates, bands two standard
-    errors to either side.
-    """
-    shown = panels(source)
-    top = ceiling(source)
-    texts = legend_texts(shown)
-
-    def part(panel: Panel) -> plotting.Part:
-        own = replace(source, results=replace(source.results, curves=panel.curves))
-
-        def plot(axes: Axes) -> list[tuple[Artist, str]]:
-            log = str(source.results.figure.get("log", ""))
-            axes.set(**{f"{axis}scale": "log" for axis in log})
-            others = _draw_range(axes, source, panel.others)
-            entries = [
-                (line, texts.get(text, text)) for line, text in draw_regret(axes, own, panel.styles)
-            ]
-            first = min(int(curve.rounds[0]) for curve in panel.curves)
-            axes.set_xlim(first if "x" in log else 0, source.results.horizon)
-            if "x" in log:
-                plotting.log_axis(axes.xaxis)
-            if "y" in log:
-                axes.set_ylim(bottom=0.8 * least(own))
-                plotting.log_axis(axes.yaxis)
-            return [*entries, *others]
-
-        ends = []
-        for curve, name, style in zip(panel.curves, panel.names, panel.styles, strict=True):
-            last = float(regret(source, curve)[0][-1])
-            ends.append((name, float(curve.rounds[-1]), last, style["color"]))
-        for line in visible_bounds(own, top):
-            last = float(line.values[-1]) if np.isfinite(line.values[-1]) else np.inf
-            ends.append((line.label, float(line.rounds[-1]), last, COLOUR))
-        return plotting.Part(panel.title, plot, tuple(ends))
-
-    small = [*plotting.small_print(source), *off_picture(source)]
-    return plotting.render(source, [part(panel) for panel in shown], small, LEGEND, kinds)
+    """Draw regret against rounds; the picture by kind, as `plotting.render` returns it."""
+    small = [*small_print(source), *off_picture(source)]
+    return plotting.render(source, regret_charts(source), small, LEGEND, kinds)
 
 
-def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
-    """Entries of a legend over several panels, by those of the curves: what looks alike is one."""
-    if len(shown) == 1:
-        return {}
-    alike: dict[tuple[str, str], list[CurveResult]] = {}
-    for panel in shown:
-        for curve, style, look in zip(panel.curves, panel.styles, panel.looks, strict=True):
-            members = alike.setdefault((look, str(style)), [])
-            if curve not in members:
-                members.append(curve)
-    texts = {}
-    for (look, _), members in alike.items():
-        privacy = dict.fromkeys(privacy_text(c.certificate).short for c in members)
-        text = f"{look}:  {' | '.join(privacy)}"
-        texts.update({legend_entry(curve): text for curve in members})
-    return texts
-
-
-def least(source: Source) -> float:
-    """Least mean above 0 at any checkpoint: a band may reach below it, and to 0."""
-    means = np.concatenate([regret(source, curve)[0] for curve in source.results.curves])
-    above = means[means > 0.0]
-    return float(above.min()) if len(above) else 1.0
-
-
-def _draw_range(
-    axes: Axes, source: Source, curves: Sequence[CurveResult]
-) -> list[tuple[Artist, str]]:
-    """Draw from the least to the largest mean of curves, in grey."""
-    if not curves:
-        return []
-    means = np.array([regret(source, curve)[0] for curve in curves])
-    area = axes.fill_between(
-        curves[0].rounds,
-        means.min(axis=0),
-        means.max(axis=0),
-        color=OTHERS,
-        alpha=0.25,
-        linewidth=0,
-    )
-    return [(area, f"all {spaced(len(curves))} curves, from the least to the largest mean")]
-
-
-def draw_regret(
-    axes: Axes, source: Source, styles: Sequence[dict[str, Any]]
-) -> list[tuple[Artist, str]]:
-    """Draw regret and its bounds against rounds into axes; one legend entry each."""
-    entries = []
-    for curve, style in zip(source.results.curves, styles, strict=True):
-        line = plotting.draw_line(axes, curve.rounds, *regret(source, curve), style)
-        entries.append((line, legend_entry(curve)))
-    format_round_axis(axes)
-    entries += draw_bounds(axes, source)
-    format_regret_axis(axes, source)
-    return entries
-
-
-def legend_entry(curve: CurveResult) -> str:
-    """Text of a curve in the legend: label and privacy."""
-    return f"{symbols(curve.label)}:  {privacy_text(curve.certificate).short}"
-
-
-def format_round_axis(axes: Axes) -> None:
-    """Label the x axis of a picture against rounds."""
-    axes.set_xlabel("round")
-    if axes.get_xscale() == "linear":
-        axes.locator_params(axis="x", nbins=5)
-    axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
-
-
-def format_regret_axis(axes: Axes, source: Source) -> None:
-    """Label the y axis of a picture of regret."""
-    axes.set_ylabel(plotting.Y_LABELS[y_axis(source)])
-    format_amount_axis(axes)
-
-
-def format_amount_axis(axes: Axes) -> None:
-    """Format a y axis of amounts; a linear one begins at 0."""
-    if axes.get_yscale() == "linear":
-        axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: spaced(value) if value >= 1e4 else f"{value:g}")
-
-
-# ---- Regret against the bytes sent so far --------------------------------------------------------
-
-
-def sends(source: Source) -> bool:
-    """Return True if any curve sends anything."""
-    return any(curve.bytes_sent > 0 for curve in source.results.curves)
-
-
-def draw_communication(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret against bytes sent; the picture by kind, as ``render`` returns it.
-
-    Needs matplotlib, and a curve that sends. A line begins with its curve's first synchronisation
-    in any replicate; between two of them regret grows while nothing is sent. Both are means over
-    replicates. Curves that send nothing stand in the legend only.
-    """
-
-    def part(panel: Panel) -> plotting.Part:
-        def plot(axes: Axes) -> list[tuple[Artist, str]]:
-            return _draw_sent(axes, source, panel)
-
-        return plotting.Part(panel.title, plot)
-
-    parts = [part(panel) for panel in panels(source)]
-    small = [*plotting.small_print(source), "a dot is the last round"]
-    title = "curve: sent in one replicate, on average"
-    return plotting.render(source, parts, small, title, kinds)
-
-
-def _draw_sent(axes: Axes, source: Source, panel: Panel) -> list[tuple[Artist, str]]:
-    from matplotlib.lines import Line2D
-
-    entries: list[tuple[Artist, str]] = []
-    for curve, style in zip(panel.curves, panel.styles, strict=True):
-        by = np.array(curve.bytes_curve, np.float64)
-        begun = by > 0
-        mean, spread = regret(source, curve)
-        label = symbols(curve.label)
-        if begun.any():
-            line = plotting.draw_line(axes, by[begun], mean[begun], spread[begun], style)
-            axes.plot(by[-1:], mean[-1:], marker="o", markersize=4, color=style["color"])
-            entries.append((line, f"{label}:  {sent(curve.bytes_sent)}"))
-        else:
-            nothing = Line2D([], [], linewidth=1.8, **style)
-            entries.append((nothing, f"{label}:  sends nothing"))
-    axes.set_xlabel("sent so far, up and down, all silos together")
-    axes.set_xscale("log")
-    plotting.log_axis(axes.xaxis)
-    axes.xaxis.set_major_formatter(lambda value, _: sent(value))
-    logarithmic = "y" in str(source.results.figure.get("log", ""))
-    if logarithmic:
-        axes.set_yscale("log")
-    format_regret_axis(axes, source)
-    if logarithmic:
-        own = replace(source, results=replace(source.results, curves=panel.curves))
-        axes.set_ylim(bottom=0.8 * least(own))
-        plotting.log_axis(axes.yaxis)
-    return entries
-
-
-# ---- Regret at the last round: a dot for each curve ----------------------------------------------
-
-#: Curves from which on a picture of dots says more than the ends of lines, and most that it holds.
-DOTS = (6, MOST_DRAWN)
-#: Characters in a line beside a dot.
-ROW = 30
-#: Largest over smallest regret from which on its axis is logarithmic.
-WIDE = 20.0
+def draw_sent(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
+    """Draw regret against bytes sent, by kind; nothing where no curve sends anything."""
+    shown = sent_charts(source)
+    small = [*small_print(source), "a dot is the last round"]
+    return plotting.render(source, shown, small, LEGEND_SENT, kinds) if shown else {}
 
 
 def draw_final(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret at the last round, a dot for each curve; as ``render`` returns it.
+    """Draw regret at the last round, by kind; nothing where curves are few or many."""
+    shown = final_charts(source)
+    return plotting.render(source, shown, small_print(source), None, kinds) if shown else {}
 
-    Bars are two standard errors to either side. Empty where there are too few curves for it, or too
-    many.
-    """
-    curves = source.results.curves
-    if not DOTS[0] <= len(curves) <= DOTS[1]:
-        return {}
 
-    labels = [symbols(curve.label).replace(" = ", "\u00a0=\u00a0") for curve in curves]
-    names = [plotting.wrapped([label], ROW) for label in labels]
-
-    def plot(axes: Axes) -> list[tuple[Artist, str]]:
-        from matplotlib.ticker import FixedFormatter
-
-        finals = [tuple(float(v[-1]) for v in regret(source, curve)) for curve in curves]
-        means = [mean for mean, _ in finals]
-        for row, (style, (mean, spread)) in enumerate(
-            zip(curve_styles(source), finals, strict=True)
-        ):
-            axes.errorbar(
-                mean,
-                row,
-                xerr=spread if np.isfinite(spread) else None,
-                marker="o" if style["linestyle"] == "-" else "D",
-                markersize=5,
-                color=style["color"],
-                markerfacecolor=style["color"] if style["linestyle"] == "-" else "none",
-                linewidth=1.4,
-            )
-        axes.set_yticks(range(len(curves)))
-        axes.yaxis.set_major_formatter(FixedFormatter(names))
-        axes.set_ylim(len(curves) - 0.4, -0.6)
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel(f"{plotting.Y_LABELS[y_axis(source)]}, last round")
-        if min(means) > 0.0 and max(means) / min(means) > WIDE:
-            axes.set_xscale("log")
-            plotting.log_axis(axes.xaxis)
-        else:
-            axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(
-            lambda value, _: spaced(value) if value >= 1e4 else f"{value:g}"
-        )
-        return []
-
-    height = 0.6 + (0.08 + 0.14 * max(name.count("\n") + 1 for name in names)) * len(curves)
-    small = plotting.small_print(source)
-    return plotting.render(source, [plotting.Part("", plot)], small, None, kinds, height=height)
+def small_print(source: Source) -> list[str]:
+    """Lines under the title: problem size, replicates, bands and notes."""
+    band = "" if source.replicates == "1 replicate" else ", band: ± 2 standard errors"
+    return [source.setting, f"{source.replicates}{band}", *source.notes]
 
 
 # ---- ASCII plot for terminals --------------------------------------------------------------------
@@ -321,7 +99,7 @@ def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
     lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
     names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
     lines.append(f"{'':12}{names}")
-    title = f"{plotting.Y_LABELS[y_axis(source)]}{few}"
+    title = f"{Y_LABELS[y_axis(source)]}{few}"
     return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
 
 
@@ -387,7 +165,7 @@ def plot(
     if figure is not None:
         form = plotting.ALONE
         figure.set_size_inches(form.width, form.height + 0.2 * lines)
-        axes.set_title(plotting.wrapped([source.title], form.title or 0), loc="left")
+        axes.set_title(plotting.fitted([source.title], form.title or 0), loc="left")
     return axes
 
 
@@ -438,9 +216,9 @@ def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
     colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
     private = [c for c in results.curves if is_private(c.certificate)][:1]
     other = [c for c in results.curves if not is_private(c.certificate)][:1]
-    before = [*private * sum(c in plotting.COLOURS for c in colours),
-              *other * colours.count(plotting.NOT_PRIVATE)]  # fmt: skip
-    return plotting.line_styles((*before, *results.curves))[len(before) :]
+    before = [*private * sum(c in COLOURS for c in colours),
+              *other * colours.count(NOT_PRIVATE)]  # fmt: skip
+    return line_styles((*before, *results.curves))[len(before) :]
 
 
 def _draw(
@@ -456,7 +234,7 @@ def _draw(
     if metric in COUNTS:
         entries = _draw_counts(axes, source, metric, styles)
     else:
-        entries = draw_regret(axes, source, styles)
+        entries = _draw_regret(axes, source, styles)
         nothing = Line2D([], [], linestyle="none")
         entries += [(nothing, note) for note in off_picture(source)]
     if axes.get_xscale() == "linear":
@@ -467,8 +245,25 @@ def _draw(
     return _legend(axes, entries)
 
 
+def _draw_regret(
+    axes: Axes, source: Source, styles: Sequence[dict[str, Any]]
+) -> list[tuple[Artist, str]]:
+    """Draw regret, and bounds up to the ceiling, to which the y axis grows."""
+    limit = ceiling(source)
+    lines = regret_lines(source, styles, limit)
+    entries = [(plotting.draw_line(axes, line), line.text) for line in lines if not line.bound]
+    top = axes.get_ylim()[1]
+    for line in lines:
+        if line.bound:
+            entries.append((plotting.draw_line(axes, line), line.text))
+            top = max(top, min(limit, 1.05 * float(np.nanmax(line.y))))
+    axes.set_ylim(top=top)
+    _format_axes(axes, Y_LABELS[y_axis(source)])
+    return entries
+
+
 def _draw_counts(
-    axes: Axes, source: Source, metric: str, styles: list[dict[str, Any]]
+    axes: Axes, source: Source, metric: str, styles: Sequence[dict[str, Any]]
 ) -> list[tuple[Artist, str]]:
     from matplotlib.ticker import EngFormatter
 
@@ -477,14 +272,24 @@ def _draw_counts(
     for curve, style in zip(source.results.curves, styles, strict=True):
         values = counts(curve)
         spread = 2.0 * standard_error(values)
-        line = plotting.draw_line(axes, curve.rounds, values.mean(axis=0), spread, style)
-        entries.append((line, legend_entry(curve)))
-    format_round_axis(axes)
-    axes.set_ylabel(name)
-    format_amount_axis(axes)
+        text = legend_entry(curve)
+        line = Line(text, curve.rounds, values.mean(axis=0), style, spread)
+        entries.append((plotting.draw_line(axes, line), text))
+    _format_axes(axes, name)
     if metric.startswith("bytes"):
         axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     return entries
+
+
+def _format_axes(axes: Axes, label: str) -> None:
+    """Name the axes of amounts against rounds; a linear y axis begins at 0."""
+    axes.set(xlabel="round", ylabel=label)
+    if axes.get_xscale() == "linear":
+        axes.locator_params(axis="x", nbins=5)
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
+    axes.yaxis.set_major_formatter(lambda value, _: amount_text(value))
 
 
 def _legend(axes: Axes, entries: list[tuple[Artist, str]]) -> int:
@@ -497,7 +302,7 @@ def _legend(axes: Axes, entries: list[tuple[Artist, str]]) -> int:
     below = isinstance(axes.figure.get_layout_engine(), ConstrainedLayoutEngine)
     old = axes.get_legend_handles_labels()
     for artist, text in entries:
-        wrapped = plotting.wrapped([text], plotting.ALONE.entry if below else INSIDE)
+        wrapped = plotting.fitted([text], plotting.ALONE.entry if below else INSIDE)
         # What begins with "_" gets no entry.
         artist.set_label(f" {wrapped}" if wrapped.startswith("_") else wrapped)
     texts = [*old[1], *(str(artist.get_label()) for artist, _ in entries)]

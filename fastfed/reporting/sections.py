@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
 from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
 from fastfed.reporting import table as text_table
+from fastfed.reporting.charts import Y_LABELS, Chart, final_charts, regret_charts, sent_charts
 from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, judge, per_silo
 from fastfed.reporting.figure import (
     Source,
@@ -21,10 +21,9 @@ from fastfed.reporting.figure import (
     visible_bounds,
     y_axis,
 )
-from fastfed.reporting.html import Html, definitions, details, element, inline, join, key, table
+from fastfed.reporting.html import Html, definitions, details, element, join, key, table
 from fastfed.reporting.panels import Panel, curve_styles, panels
-from fastfed.reporting.pictures import sends
-from fastfed.reporting.plotting import Y_LABELS
+from fastfed.reporting.svg import chart_svg
 from fastfed.reporting.text import privacy_text, spec_text
 from fastfed.results.results import CurveResult
 
@@ -200,23 +199,9 @@ def _pair(guarantee: dict[str, float] | None) -> str:
 
 # ---- An experiment in a page: claims, pictures, table, certificates, time, spec ------------------
 
-NO_PICTURES = 'There are no pictures: matplotlib is missing; pip install "fastfed[figures]".'
 
-
-@dataclass(frozen=True)
-class Drawn:
-    """An experiment with its pictures as SVG, one for each panel; none where nothing is drawn."""
-
-    name: str  # of its folder; also the anchor in a page over several
-    source: Source
-    regret: tuple[bytes, ...] = ()
-    communication: tuple[bytes, ...] = ()
-    final: tuple[bytes, ...] = ()
-
-
-def experiment_section(drawn: Drawn, level: int) -> Html:
+def experiment_section(source: Source, level: int) -> Html:
     """The body of an experiment below its title, under headings of ``level``."""
-    source = drawn.source
     heading = f"h{level}"
     curves = source.results.curves
     if not curves:
@@ -225,7 +210,7 @@ def experiment_section(drawn: Drawn, level: int) -> Html:
     parts: list[Html] = []
     if judge(source.results):
         parts += [element(heading, "Statements"), _claims(source)]
-    parts += [element(heading, "Regret"), _pictures(drawn)]
+    parts += [element(heading, "Regret"), _pictures(source)]
     parts += [element(heading, "Results"), results_table(source, names)]
     parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
     parts += [element(heading, "Run"), _run(source)]
@@ -285,10 +270,7 @@ def differences(claim: Claim) -> Html:
     return element("ul", [element("li", text) for text in texts], class_="pairs")
 
 
-def _pictures(drawn: Drawn) -> Html:
-    source = drawn.source
-    if not drawn.regret:
-        return element("p", NO_PICTURES)
+def _pictures(source: Source) -> Html:
     what = Y_LABELS[y_axis(source)].capitalize()
     shown = panels(source)
     band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
@@ -299,14 +281,14 @@ def _pictures(drawn: Drawn) -> Html:
     if any(panel.others for panel in shown):
         many = spaced(len(source.results.curves))
         caption += f" Of {many} curves those of least regret, and in grey the range of all."
+    sent = sent_charts(source)
     blocks = [
-        (_figures(drawn.regret, f"{drawn.name}-regret", f"{what} against rounds", shown, bounds),
-         caption),
-        (_figures(drawn.final, f"{drawn.name}-final", f"{what} at the last round", (), ()),
+        (_cards(regret_charts(source), f"{what} against rounds", shown, bounds), caption),
+        (_cards(final_charts(source), f"{what} at the last round", (), ()),
          f"{what} at the last round, with two standard errors."),
-        (_figures(drawn.communication, f"{drawn.name}-sent", f"{what} against bytes sent",
-                  shown, ()),
-         f"{what} against everything sent so far, up and down, on a logarithmic axis."),
+        (_cards(sent, f"{what} against bytes sent", shown, ()),
+         f"{what} against everything sent so far, up and down, on a logarithmic axis. A dot is the "
+         "last round; beside each curve stands what one replicate sends on average."),
     ]  # fmt: skip
     # Several panels have their caption below all of them; single pictures stand side by side.
     several = [
@@ -324,7 +306,7 @@ def _pictures(drawn: Drawn) -> Html:
     ]
     beside = [element("div", single, class_="pictures")] if single else []
     parts = [*several[:1], *beside, *several[1:]]
-    if not sends(source):
+    if not sent:
         parts.append(element("p", "No curve sends anything.", class_="quiet"))
     notes = [*off_picture(source), *not_stored(source)]
     return join(
@@ -333,25 +315,31 @@ def _pictures(drawn: Drawn) -> Html:
     )
 
 
-def _figures(
-    pictures: Sequence[bytes],
-    prefix: str,
-    what: str,
-    shown: Sequence[Panel],
-    bounds: Sequence[str],
+def _cards(
+    charts: Sequence[Chart], what: str, shown: Sequence[Panel], bounds: Sequence[str]
 ) -> list[Html]:
-    """Pictures as cards, each with a label that names its panel and curves."""
+    """Charts as cards, each with a label that names its panel and curves."""
     found = []
-    for number, picture in enumerate(pictures):
+    for number, chart in enumerate(charts):
         label = what
         if shown:
             panel = shown[number]
             title = f" ({panel.title})" if panel.title else ""
             curves = [c.label for c in panel.curves]
             label = f"{what}{title}: {', '.join([*curves, *(f'bound {b}' for b in bounds)])}"
-        name = f"{prefix}-{number + 1}" if number else prefix
-        found.append(element("div", inline(picture, name, label), class_="card"))
+        found.append(element("div", chart_svg(chart, label), _legend(chart), class_="card"))
     return found
+
+
+def _legend(chart: Chart) -> Html:
+    """Lines with their texts; none where names stand at the ends of lines."""
+    if chart.ends or not chart.lines:
+        return Html("")
+    return element(
+        "ul",
+        [element("li", key(line.style), element("span", line.text)) for line in chart.lines],
+        class_="legend",
+    )
 
 
 def legend_labels(source: Source) -> list[Html]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -256,6 +257,11 @@ def shortfall(certificate: dict[str, Any]) -> str:
     broken = [c["text"] for c in certificate["conditions"] if not c["holds"]]
     reasons = [f"condition that fails: {broken[0]}"] if broken else certificate["caveats"][:1]
     return "; ".join([f"claims {text.claimed}, {state}", *reasons])
+
+
+def wrapped(texts: Iterable[str], width: int) -> list[str]:
+    """Wrap texts into lines of at most ``width`` characters."""
+    return [line for text in texts for line in textwrap.wrap(text, width)]
 
 
 # ---- Tables for terminals, by rich ---------------------------------------------------------------
