@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -10,8 +11,18 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fastfed.reporting.charts import Axis, Chart, End, Line, final_charts, regret_charts
-from fastfed.reporting.svg import chart_svg, ticks
+from fastfed.reporting.charts import (
+    Axis,
+    Chart,
+    End,
+    Line,
+    final_charts,
+    regret_charts,
+    sent_charts,
+)
+from fastfed.reporting.sections import legend
+from fastfed.reporting.svg import chart_svg, names_fit, ticks
+from fastfed.results.results import CurveResult
 from tests.test_panels import curve, source
 
 SOLID = {"color": "#4477AA", "linestyle": "-"}
@@ -129,7 +140,7 @@ def test_ticks_are_round_few_and_inside(low: float, span: float, most: int) -> N
         (1.0, 90.0, [1, 2, 5, 10, 20, 50]),
         (0.5, 45.0, [0.5, 1, 2, 5, 10, 20]),
         (1.0, 1e4, [1, 10, 100, 1e3, 1e4]),
-        (3.0, 2e9, [10, 1e3, 1e5, 1e7, 1e9]),
+        (3.0, 2e9, [1e2, 1e4, 1e6, 1e8]),
         (20.0, 70.0, [20, 30, 40, 50, 60, 70]),
     ],
 )
@@ -177,4 +188,146 @@ def test_regret_that_never_grows_has_axes_all_the_same() -> None:
     for log in ("", "y", "xy"):
         (chart,) = regret_charts(source(*still, log=log))
         assert chart.y.low < chart.y.high
-        assert len(list(read(chart).iter("polyline"))) == 2
+        root = read(chart)
+        assert len(list(root.iter("polyline"))) == 2
+        texts_are_inside(root)
+
+
+def with_regret(made: CurveResult, values) -> CurveResult:
+    """A curve with this regret at its last checkpoints, in both replicates."""
+    regret = np.tile(np.array(values, np.float64), (2, 1))
+    few = len(values)
+    counts = {
+        name: getattr(made, name)[:, -few:]
+        for name in ("synchronisation_counts", "bits_up_counts", "bits_down_counts")
+    }
+    return replace(made, rounds=made.rounds[-few:], group_regret=regret, **counts)
+
+
+def sending(made: CurveResult, bits) -> CurveResult:
+    return replace(made, bits_up_counts=np.tile(np.array(bits, np.float64), (2, 1)))
+
+
+def texts_are_inside(root: ElementTree.Element) -> None:
+    """Of every text, by the width of a broad type: .6 of its size for a character."""
+    _, _, width, height = map(float, root.get("viewBox").split())
+    for text in root.iter("text"):
+        if text.get("transform"):
+            continue
+        x, y = float(text.get("x")), float(text.get("y"))
+        size = 8.3 if text.get("style") else 10.0
+        long = 0.6 * size * max(len(line.text) for line in (text if len(text) else [text]))
+        left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[text.get("text-anchor")] * long
+        assert 0.0 < y < height and left > -1.0 and left + long < width + 1.0, text.text
+
+
+def tick_texts(root: ElementTree.Element) -> list[str]:
+    """Below the axes, from the left."""
+    _, _, bottom, _ = frame(root)
+    below = [t for t in root.iter("text") if abs(float(t.get("y")) - bottom - 14.0) < 1.0]
+    return [t.text for t in sorted(below, key=lambda t: float(t.get("x")))]
+
+
+@pytest.mark.parametrize("log", ["", "x", "y", "xy"])
+def test_one_checkpoint_is_a_dot(log: str) -> None:
+    (chart,) = regret_charts(source(with_regret(curve("a"), [7.0]), log=log))
+    root = read(chart)
+    assert not list(root.iter("polyline"))
+    (dot,) = root.iter("circle")
+    left, right, bottom, top = frame(root)
+    assert float(dot.get("cx")) == pytest.approx(left if "x" in log else right, abs=0.1)
+    assert top < float(dot.get("cy")) < bottom
+
+
+def test_a_bound_that_is_there_at_the_end_alone_is_a_dot() -> None:
+    root = read(line_chart([np.nan, np.nan, 30.0]))
+    assert len(list(root.iter("circle"))) == 1
+
+
+def test_negative_regret_is_inside_the_axes() -> None:
+    six = [with_regret(curve(f"c{i}"), [-2.0, 1.0, i - 3.0]) for i in range(6)]
+    found = source(*six)
+    for chart in (*regret_charts(found), *final_charts(found)):
+        root = read(chart)
+        texts_are_inside(root)
+        left, right, bottom, top = frame(root)
+        for line in root.iter("polyline"):
+            assert points(line)[:, 1].max() < bottom and points(line)[:, 1].min() > top
+        for dot in root.iter("circle"):
+            assert left < float(dot.get("cx")) < right
+    (chart,) = regret_charts(found)
+    assert chart.y.low == pytest.approx(1.05 * -3.0)
+
+
+def test_what_ends_below_a_logarithmic_axis_is_named_at_its_edge() -> None:
+    found = source(
+        with_regret(curve("a"), [5.0, 0.0]), with_regret(curve("b"), [5.0, 9.0]), log="y"
+    )
+    (chart,) = regret_charts(found)
+    texts_are_inside(read(chart))
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 3, 7, 100, 99_999, 10**7, 10**9])
+@pytest.mark.parametrize("log", ["", "x"])
+def test_ticks_of_rounds_are_whole_and_differ(horizon: int, log: str) -> None:
+    made = with_regret(curve("a"), [1.0, 2.0])
+    rounds = np.array([max(1, horizon - 1), horizon])
+    found = source(replace(made, rounds=rounds), log=log)
+    found = replace(found, results=replace(found.results, horizon=horizon))
+    (chart,) = regret_charts(found)
+    root = read(chart)
+    texts = tick_texts(root)
+    assert texts and len(set(texts)) == len(texts)
+    assert all(text.replace(" ", "").isdigit() for text in texts)
+    texts_are_inside(root)
+
+
+@pytest.mark.parametrize(
+    "bits",
+    [[800] * 5, [1600, 3200, 4000, 6400, 14400], [0, 0, 0, 0, 8e6],
+     [8e6, 8e6 + 8, 8e6 + 16, 1e7, 2e7], [1.6e4, 1.65e4, 1.7e4, 1.75e4, 1.8e4]],
+)  # fmt: skip
+def test_ticks_of_bytes_stand_apart_and_say_what_they_are(bits) -> None:
+    (chart,) = sent_charts(source(sending(curve("a"), bits)))
+    root = read(chart)
+    texts = tick_texts(root)
+    assert len(texts) >= 2 and len(set(texts)) == len(texts)
+    texts_are_inside(root)
+    units = {"B": 1.0, "kB": 1e3, "MB": 1e6}
+    left, right, _, _ = frame(root)
+    for text in texts:
+        number, unit = text.split()
+        value = float(number) * units[unit]
+        (at,) = (float(t.get("x")) for t in root.iter("text") if t.text == text)
+        share = math.log(value / chart.x.low) / math.log(chart.x.high / chart.x.low)
+        assert at == pytest.approx(left + share * (right - left), abs=0.1)
+
+
+def test_names_without_room_leave_it_to_a_legend() -> None:
+    long = "a very long label that goes on and on, with many words, number"
+    (chart,) = regret_charts(source(*(curve(f"{long} {i}", 10.0 + i) for i in range(8))))
+    (few,) = regret_charts(source(curve(f"{long} 1"), curve(f"{long} 2", 5.0)))
+    assert not names_fit(chart) and names_fit(few)
+    root = read(chart)
+    assert not [t for t in root.iter("text") if t.get("style")]
+    assert legend(few) == "" and legend(chart).count("<li>") == 8
+    assert f"{long} 7:  (1, 1e-05)</span>" in legend(chart)
+    assert names_fit(regret_charts(source(curve("w" * 19)))[0])
+
+
+def test_long_titles_of_panels_are_wrapped() -> None:
+    chart = replace(line_chart([1.0, 2.0]), title="words " * 20)
+    root = read(chart)
+    texts_are_inside(root)
+    assert len([t for t in root.iter("text") if t.text and t.text.startswith("words")]) == 3
+
+
+def test_control_characters_are_replaced() -> None:
+    (chart,) = regret_charts(source(curve("a\x01b\ufffe"), curve("c", 5.0)))
+    assert any("a\ufffdb\ufffd" in (t.text or "") for t in read(chart).iter("title"))
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, 1.0), (0.0, np.inf), (np.nan, 1.0)])
+def test_an_axis_has_a_length(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="no axis goes from"):
+        Axis("", low, high, str)

@@ -528,6 +528,14 @@ def test_run_without_matplotlib(
     assert not list(out.glob("*.png"))
 
 
+def test_pgf_without_latex_is_refused_before_anything_runs(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    complains(fastfed("run", spec, "-o", tmp_path / "out", "--format", "pgf"), "needs LaTeX")
+    assert not (tmp_path / "out").exists()
+
+
 def test_report_writes_again_from_the_store(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fastfed("run", spec, "-o", out, "--format", "png", "--format", "svg")

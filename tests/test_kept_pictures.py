@@ -10,6 +10,7 @@ import pytest
 
 import fastfed
 from fastfed.reporting import kept, page
+from fastfed.reporting.figure import read_source
 
 pytest.importorskip("matplotlib")
 
@@ -116,8 +117,8 @@ def test_files_that_somebody_changed_are_drawn_again(out: Path, drawn: list, how
         path.unlink()
     elif how == "kept changed":
         found = msgspec.msgpack.decode(data)
-        pictures = found["pictures"]
-        pictures["figure.svg"]["digest"] = pictures["communication.svg"]["digest"]
+        digests = found["digests"]
+        digests["figure.svg"] = digests["communication.svg"]
         path.write_bytes(msgspec.msgpack.encode(found))
     else:
         path.write_bytes(data[: len(data) // 2])
@@ -137,6 +138,23 @@ def test_formats_are_kept_beside_each_other(out: Path, drawn: list) -> None:
     page.report(out, formats=["pdf"])
     page.report(out)
     assert drawn == [("pdf",)]
+
+
+def test_a_picture_that_is_gone_does_not_draw_other_formats(out: Path, drawn: list) -> None:
+    (out / "communication.png").unlink()
+    page.report(out)
+    assert drawn == [("png",)] and (out / "communication.png").exists()
+
+
+def test_pictures_of_fewer_replicates_are_named(out: Path) -> None:
+    assert page.out_of_date(read_source(out), out) == []
+    (out / "figure.pgf").write_text("of an earlier version")
+    assert page.out_of_date(read_source(out), out) == ["figure.pgf"]
+    run(out, replicates=2)
+    (out / "figure.png").unlink()
+    assert page.formats_in(out) == ["png", "svg"]
+    names = ["figure.svg", "figure.pgf", "communication.png", "communication.svg"]
+    assert page.out_of_date(read_source(out), out) == names
 
 
 def test_the_page_over_several_experiments_draws_none_of_them(out: Path, drawn: list) -> None:

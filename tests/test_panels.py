@@ -111,6 +111,11 @@ def test_more_curves_are_divided_by_the_key_with_the_fewest_panels() -> None:
         assert panel.styles[2]["color"] == NOT_PRIVATE
 
 
+def test_a_facet_that_no_curve_has_leaves_one_panel() -> None:
+    two = source(curve("a"), curve("b"), facet="label")
+    assert shown(two) == [("", ["a", "b"])]
+
+
 def test_curves_without_a_sweep_are_drawn_in_chunks() -> None:
     many = source(*(curve(f"curve number {i}") for i in range(20)))
     assert [title for title, _ in shown(many)] == ["curves 1 to 8", "curves 9 to 16",

@@ -40,9 +40,13 @@ from fastfed.reporting.claims import judge
 from fastfed.reporting.figure import Source, read_source, spaced
 from fastfed.reporting.page import (
     ALL_FORMATS,
+    FORMATS,
     PAGE,
+    check_formats,
     formats_in,
     has_matplotlib,
+    has_pictures,
+    out_of_date,
     write_overview,
     write_report,
 )
@@ -59,7 +63,10 @@ OPEN_CLUSTER = (
     "{} is not encrypted: whoever reaches its port runs any code on every machine of the cluster, "
     "this one too, and reads what is sent; docs/clusters.md shows tls://"
 )
-NO_MATPLOTLIB = 'no picture file written: matplotlib is missing; pip install "fastfed[figures]"'
+NO_MATPLOTLIB = (
+    "no picture file written: matplotlib is missing or cannot be loaded; "
+    'pip install "fastfed[figures]"'
+)
 
 
 def simulate(
@@ -70,6 +77,8 @@ def simulate(
     ``formats``: of picture files, beside those that the folder has.
     """
 
+    check_formats(formats)
+
     def on_start(batches: list[RunBatch], threads: int) -> None:
         if resources.scheduler is not None and not resources.scheduler.startswith("tls://"):
             say(OPEN_CLUSTER.format(resources.scheduler))
@@ -79,13 +88,16 @@ def simulate(
     with failures(folder):
         wanted = {*formats, *formats_in(folder)}
         written = write_report(source, folder, [kind for kind in ALL_FORMATS if kind in wanted])
+        stale = out_of_date(source, folder)
     print_results(source)
     click.echo("\n" + ascii_plot(source))
     say(f"{folder}: {', '.join(path.name for path in written)}")
     if not wanted:
         say(f"pictures are in {PAGE}; as files: fastfed report {folder}")
-    elif not has_matplotlib():
+    elif not has_pictures(written):
         say(NO_MATPLOTLIB)
+    if stale:
+        say(f"of earlier results: {', '.join(stale)}")
     return source
 
 
@@ -345,7 +357,7 @@ def simulate_each(
         for position, (figure, experiment) in enumerate(ready):
             if position:
                 click.echo()
-            source = simulate(experiment, folder / figure.id, resources)
+            source = simulate(experiment, folder / figure.id, resources, FORMATS)
             for line in claims_of(figure.paper, source):
                 click.echo(line)
     except RunFailed:

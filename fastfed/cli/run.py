@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def format_option(text: str) -> Any:
     """The option --format, of picture files."""
+    # The formats of `fastfed.reporting.page`, which --help does not wait for.
     return click.option(
         "--format", "formats", multiple=True, type=click.Choice(("png", "svg", "pdf", "pgf")),
         help=f"{text}; may be repeated. pdf and pgf are for papers, one column wide; pgf needs "
@@ -160,11 +161,12 @@ def report(folder: Path, formats: tuple[str, ...]) -> None:
     from fastfed.reporting import page
 
     wanted = formats or page.FORMATS
-    for path in page.report(
+    written = page.report(
         folder, formats=wanted, on_left_out=lambda reason: say(f"left out: {reason}")
-    ):
+    )
+    for path in written:
         click.echo(path)
-    if not page.has_matplotlib():
+    if not page.has_pictures(written) and not page.has_matplotlib():
         say(NO_MATPLOTLIB)
 
 

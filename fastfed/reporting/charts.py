@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,7 +30,7 @@ from fastfed.reporting.panels import (
     panels,
     symbols,
 )
-from fastfed.reporting.table import sent
+from fastfed.reporting.table import SIZES, sent
 from fastfed.reporting.text import privacy_text, wrapped
 from fastfed.results.results import CurveResult
 
@@ -44,14 +45,24 @@ SHORT = 2.0
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from ``low`` to ``high``; ``rows`` are names at 0, 1, ... in place of ticks."""
+    """An axis between two ends.
+
+    ``rows`` are names at 0, 1, ... from above, in place of ticks; the lower end is then the larger
+    number. ``whole``: between whole numbers there is nothing.
+    """
 
     label: str
     low: float
     high: float
     text: Callable[[float], str]  # of a tick
     log: bool = False
+    whole: bool = False
     rows: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        ascending = self.low < self.high and (self.low > 0.0 or not self.log)
+        if not (ascending or self.rows) or not math.isfinite(self.high - self.low):
+            raise ValueError(f"no axis goes from {self.low!r} to {self.high!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +76,11 @@ class Line:
     spread: np.ndarray | None = None  # (C,), of the band to either side
     dot: bool = False  # at the last point
     bound: bool = False  # thin, behind the curves
+
+    @property
+    def top(self) -> np.ndarray:
+        """The upper edge of the band, or the line where the spread is unknown, (C,)."""
+        return self.y if self.spread is None else self.y + np.nan_to_num(self.spread)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,18 +126,18 @@ class Chart:
     dots: tuple[Dot, ...] = ()
     ends: tuple[End, ...] = ()
 
-    @property
-    def height(self) -> float | None:
-        """Inches of a chart of rows; None: the format's own."""
-        if not self.y.rows:
-            return None
-        most = max(name.count("\n") + 1 for name in self.y.rows)
-        return 0.6 + (0.08 + 0.14 * most) * len(self.y.rows)
-
 
 def amount_text(value: float) -> str:
     """Text of a tick on an axis of amounts."""
-    return spaced(value) if value >= 1e4 else f"{value:g}"
+    return spaced(value) if 1e4 <= value < 1e12 else f"{value:g}"
+
+
+def sent_text(value: float) -> str:
+    """Text of a tick on an axis of bytes: 1.25 kB, where `sent` rounds to 1.2 kB."""
+    for size, unit in SIZES:
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} B"
 
 
 # ---- Regret against rounds: a line for each curve, bounds beside them ----------------------------
@@ -145,8 +161,10 @@ def _regret_chart(
         for line in regret_lines(own, panel.styles, limit)
     ]
     areas = [_range(source, panel.others)] if panel.others else []
-    first = min(int(curve.rounds[0]) for curve in panel.curves)
-    x_axis = Axis("round", first if "x" in log else 0.0, source.results.horizon, spaced, "x" in log)
+    first = min(int(curve.rounds[0]) for curve in panel.curves) if "x" in log else 0
+    # One checkpoint gives no length.
+    last = max(source.results.horizon, first + 1)
+    x_axis = Axis("round", first, last, spaced, log="x" in log, whole=True)
     bounds = [line for line in lines if line.bound]
     ends = [
         End(name, float(curve.rounds[-1]), float(regret(source, curve)[0][-1]), style["color"])
@@ -182,17 +200,21 @@ def regret_lines(source: Source, styles: Sequence[dict[str, Any]], limit: float)
 def regret_axis(
     source: Source, lines: Sequence[Line], areas: Sequence[Area], *, log: bool, limit: float
 ) -> Axis:
-    """The y axis of regret: from 0, or from below the least mean where it is logarithmic.
+    """The y axis of regret, with room for curves and their bands, and for bounds up to ``limit``.
 
-    It has room for curves with their bands, and for bounds up to ``limit``.
+    It begins at 0, below that only for means that do; where it is logarithmic, below the least mean
+    above 0.
     """
-    tops = [line.y + np.nan_to_num(line.spread) for line in lines
-            if line.spread is not None and len(line.y)]  # fmt: skip
-    high = _padded(0.8 * least(source) if log else 0.0, [*tops, *(a.high for a in areas)], log)
+    curves = [line for line in lines if not line.bound and len(line.y)]
+    tops = [line.top for line in curves]
+    if log:
+        low = 0.8 * least(source)
+    else:
+        low = 1.05 * min([0.0, *(float(line.y.min()) for line in curves)])
+    high = _padded(low, [*tops, *(area.high for area in areas)], log)
     for line in lines:
         if line.bound:
             high = max(high, min(limit, 1.05 * float(np.nanmax(line.y))))
-    low = 0.8 * least(source) if log else 0.0
     return Axis(Y_LABELS[y_axis(source)], low, high, amount_text, log)
 
 
@@ -280,10 +302,14 @@ def _sent_chart(source: Source, panel: Panel, log: bool) -> Chart:
         lines.append(Line(text, by[begun], mean[begun], style, spread[begun], dot=True))
     every = np.concatenate([line.x for line in lines])
     low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
-    # A single amount stands in the middle.
-    room = (high / low) ** 0.05 if high > low else 3.0
+    # Amounts that hardly differ stand in the middle.
+    room = (high / low) ** 0.05 if high > 1.2 * low else 3.0
     x_axis = Axis(
-        "sent so far, up and down, all silos together", low / room, high * room, sent, log=True
+        "sent so far, up and down, all silos together",
+        low / room,
+        high * room,
+        sent_text,
+        log=True,
     )
     y = regret_axis(own, lines, (), log=log, limit=np.inf)
     return Chart(panel.title, x_axis, y, tuple(lines))
@@ -314,7 +340,7 @@ def final_charts(source: Source) -> list[Chart]:
     means = np.array([mean for mean, _ in finals])
     spreads = np.nan_to_num(np.array([spread for _, spread in finals]))
     log = bool(means.min() > 0.0 and means.max() / means.min() > WIDE)
-    low = 0.0
+    low = 1.05 * min(0.0, float(means.min()))
     if log:
         lows = means - spreads
         low = 0.8 * float(np.where(lows > 0.0, lows, means).min())
@@ -329,6 +355,13 @@ def final_charts(source: Source) -> list[Chart]:
 
 #: Points between the end of a line and its name, and characters in a line of a name.
 BESIDE, NAME = 9.0, 20
+#: Height of a line of text, in its type.
+LEADING = 1.15
+
+
+def fit(texts: Sequence[str], size: float, height: float) -> bool:
+    """Return True if names of this type have room above each other."""
+    return LEADING * size * sum(text.count("\n") + 1 for text in texts) <= height
 
 
 def end_text(end: End) -> str:

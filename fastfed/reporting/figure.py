@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from fastfed._validate import folder as path_of
 from fastfed.reporting.claims import check_claims
 from fastfed.results.results import CurveResult, Results
 from fastfed.results.store import FILE, Effort, Store
-
-if TYPE_CHECKING:
-    pass
 
 # ---- The keys of a spec's [figure] table ---------------------------------------------------------
 

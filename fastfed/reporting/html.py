@@ -1,4 +1,4 @@
-"""HTML elements, the style sheet of the page, and SVG pictures inside it."""
+"""HTML elements, the style sheet of the page, and samples of lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from fastfed.reporting.panels import COLOURS
+from fastfed.reporting.figure import COLOUR as BOUND
+from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, OTHERS
 
 # ---- The style sheet of a page: system fonts, light and dark, narrow screens, paper --------------
 
@@ -71,6 +72,7 @@ figure .card svg text { fill: var(--text); }
 figure .card svg * { stroke-linejoin: round; stroke-linecap: butt; }
 ul.legend { list-style: none; padding: 0; margin: 0.5rem 0 0; font-size: 0.85rem; }
 ul.legend > li { display: flex; align-items: center; }
+ul.legend span { min-width: 0; overflow-wrap: anywhere; }
 figcaption, .caption {
   color: var(--quiet); font-size: 0.9rem; margin: 0.5rem 0 1.6rem; max-width: 44rem;
 }
@@ -215,13 +217,21 @@ def element(tag: str, /, *content: str | Iterable[str], **attributes: str | None
     one of "" stands alone.
     """
     written = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + (f'="{html.escape(value)}"' if value else "")
+        f" {key.rstrip('_').replace('_', '-')}" + (f'="{_escaped(value)}"' if value else "")
         for key, value in attributes.items()
         if value is not None
     )
     if tag in VOID:
         return Html(f"<{tag}{written}>")
     return Html(f"<{tag}{written}>{join(*content)}</{tag}>")
+
+
+#: Characters that no document may hold.
+_CONTROLS = {code: "\ufffd" for code in (*range(32), 0xFFFE, 0xFFFF) if chr(code) not in "\t\n\r"}
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text.translate(_CONTROLS))
 
 
 def join(*content: str | Iterable[str]) -> Html:
@@ -231,7 +241,7 @@ def join(*content: str | Iterable[str]) -> Html:
         if isinstance(part, Html):
             parts.append(part)
         elif isinstance(part, str):
-            parts.append(html.escape(part))
+            parts.append(_escaped(part))
         else:
             parts.extend(join(p) for p in part)
     return Html("".join(parts))
@@ -295,37 +305,37 @@ def _lines(elements: Iterable[Html]) -> list[Html]:
 
 # ---- Colours of charts in a page, and samples of lines -------------------------------------------
 
-#: Length and height of a line in a table, in CSS pixels.
-KEY = (28, 8)
+#: Length, height and thickness of a line in a table, in CSS pixels.
+KEY = (28, 8, 2.5)
 
 
-#: Colours of pictures, by the variable that stands for each in a page, light or dark.
+#: Colours of curves and bounds, by the variable that stands for each in a page, light or dark.
 VARIABLES = {
-    "#000000": "var(--text)",
-    "#ffffff": "var(--card)",
-    "#dddddd": "var(--grid)",
-    "#444444": "var(--quiet)",
-    "#777777": "var(--bound)",
-    "#999999": "var(--range)",
-    **{colour.lower(): f"var(--c{i + 1})" for i, colour in enumerate(COLOURS)},
+    NOT_PRIVATE: "var(--text)",
+    BOUND: "var(--bound)",
+    OTHERS: "var(--range)",
+    **{colour: f"var(--c{i + 1})" for i, colour in enumerate(COLOURS)},
 }
+
+
+def stroke(style: dict[str, Any], width: float, dashes: float | None = None) -> str:
+    """The style of a line with the colour and dashes that ``style`` gives a curve.
+
+    Dashes are multiples of ``dashes``, by default of the width.
+    """
+    text = f"fill: none; stroke: {VARIABLES[style['color']]}; stroke-width: {width:g}"
+    if style["linestyle"] == "-":
+        return text
+    pattern = " ".join(f"{(dashes or width) * length:g}" for length in style["linestyle"][1])
+    return f"{text}; stroke-dasharray: {pattern}"
 
 
 def key(style: dict[str, Any]) -> Html:
     """A sample of a curve's line, to stand before its label."""
-    width, height = KEY
-    dashes = style["linestyle"]
-    pattern = None if dashes == "-" else " ".join(f"{1.8 * d:g}" for d in dashes[1])
+    width, height, thick = KEY
+    middle = f"{height / 2:g}"
     line = element(
-        "line",
-        x1="0",
-        y1=f"{height / 2:g}",
-        x2=f"{width}",
-        y2=f"{height / 2:g}",
-        # A variable, for black would not be seen on a dark page.
-        style=f"stroke: {VARIABLES.get(style['color'].lower(), style['color'])}",
-        stroke_width="2.5",
-        stroke_dasharray=pattern,
+        "line", x1="0", y1=middle, x2=f"{width}", y2=middle, style=stroke(style, thick, 1.8)
     )
     return element(
         "svg",

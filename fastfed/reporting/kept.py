@@ -28,15 +28,10 @@ FILE = ".pictures"
 TIMES = ("agent_rounds_per_second", "made")
 
 
-class _Picture(msgspec.Struct):
-    kind: str
-    digest: str
-
-
 class _Kept(msgspec.Struct):
     made_from: str
     kinds: list[str]
-    pictures: dict[str, _Picture]
+    digests: dict[str, str]  # by file name
 
 
 def pictures(
@@ -45,39 +40,38 @@ def pictures(
     kinds: Collection[str],
     draw: Callable[[Collection[str]], dict[str, bytes]],
 ) -> dict[str, bytes]:
-    """Every picture of ``kinds`` by name: as its file has it, or as ``draw`` draws those kinds."""
+    """Every picture of ``kinds`` by name: as its file has it, or as ``draw`` draws its kind."""
     made_from = made_from_digest(source)
-    before = _read(folder / FILE)
-    known: dict[str, _Picture] = {}
-    if before is not None and before.made_from == made_from:
-        known = before.pictures
-        found = {
-            name: _data(folder / name, picture)
-            for name, picture in known.items()
-            if picture.kind in kinds
-        }
-        whole = {name: data for name, data in found.items() if data is not None}
-        if len(whole) == len(found) and set(kinds) <= set(before.kinds):
-            return whole
-    drawn = draw(kinds)
-    if not drawn:
-        return drawn
-    fresh = {
-        name: _Picture(name.rpartition(".")[2], hashlib.sha256(data).hexdigest())
-        for name, data in drawn.items()
+    before = _read(folder / FILE, made_from)
+    found = {name: _data(folder / name, digest) for name, digest in before.digests.items()}
+    damaged = {_kind(name) for name, data in found.items() if data is None}
+    wanted = [kind for kind in kinds if kind not in before.kinds or kind in damaged]
+    whole = {
+        name: data
+        for name, data in found.items()
+        if data is not None and _kind(name) in kinds and _kind(name) not in wanted
     }
-    others = {name: picture for name, picture in known.items() if picture.kind not in kinds}
-    kept = _Kept(
-        made_from,
-        sorted({*kinds, *(picture.kind for picture in others.values())}),
-        {**others, **fresh},
-    )
+    if not wanted:
+        return whole
+    drawn = draw(wanted)
+    if not drawn:
+        return whole
+    others = {name: d for name, d in before.digests.items() if _kind(name) not in wanted}
+    fresh = {name: hashlib.sha256(data).hexdigest() for name, data in drawn.items()}
+    digests = dict(sorted({**others, **fresh}.items()))
+    kept = _Kept(made_from, sorted({*before.kinds, *wanted}), digests)
     # Where it cannot be written, the report itself will say so.
     with suppress(InputError, OSError):
         replace_file(
             folder / FILE, msgspec.msgpack.encode(kept), private=bool(source.about_records)
         )
-    return drawn
+    return {**whole, **drawn}
+
+
+def current(source: Source, folder: Path) -> set[str]:
+    """Names of the picture files in a folder that show these results."""
+    before = _read(folder / FILE, made_from_digest(source))
+    return {name for name, d in before.digests.items() if _data(folder / name, d) is not None}
 
 
 def made_from_digest(source: Source) -> str:
@@ -128,18 +122,23 @@ def _matplotlib() -> str:
         return ""
 
 
-def _read(path: Path) -> _Kept | None:
-    """What was kept; None where nothing was, or it is damaged."""
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _read(path: Path, made_from: str) -> _Kept:
+    """What was drawn from the same; nothing where nothing was, or the file is damaged."""
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
+        found = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
     except (OSError, ValueError, RecursionError):
-        return None
+        return _Kept(made_from, [], {})
+    return found if found.made_from == made_from else _Kept(made_from, [], {})
 
 
-def _data(path: Path, picture: _Picture) -> bytes | None:
+def _data(path: Path, digest: str) -> bytes | None:
     """A picture as it was drawn; None where it is not there, or another."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    return data if hashlib.sha256(data).hexdigest() == picture.digest else None
+    return data if hashlib.sha256(data).hexdigest() == digest else None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib.util import find_spec
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fastfed._validate import choice
+from fastfed._validate import InputError, choice
 from fastfed.reporting import kept
 from fastfed.reporting import table as tables
 from fastfed.reporting.figure import Source, read_all
 from fastfed.reporting.html import CSS, Html, element, join, table
 from fastfed.reporting.pictures import draw, draw_final, draw_sent
-from fastfed.reporting.plotting import KINDS, PAPER
+from fastfed.reporting.plotting import KINDS, PAPER, TEX
 from fastfed.reporting.sections import (
     certificates_text,
     differences,
@@ -147,9 +147,10 @@ def _document(title: str, *body: Html) -> str:
 # ---- Writing the report files of an output folder ------------------------------------------------
 
 PAGE = "report.html"
-#: Kinds of pictures beside the page, unless others are asked for, and all of them.
-FORMATS = ("png", "svg")
-ALL_FORMATS = (*FORMATS, *PAPER)
+#: Picture files, their kinds unless others are asked for, and all kinds.
+NAMES = ("figure", "final", "communication")
+FORMATS = KINDS
+ALL_FORMATS = (*KINDS, *PAPER)
 
 
 def report(
@@ -185,8 +186,7 @@ def report(
     InputError
         Where the folder holds no results that can be read, or cannot be written.
     """
-    for each in formats:
-        choice("formats", each, ALL_FORMATS)
+    check_formats(formats)
     sources, left_out = read_all(folder)
     written = [
         path for each, source in sources.items() for path in write_report(source, each, formats)
@@ -212,16 +212,37 @@ def write_report(source: Source, folder: str | Path, formats: Collection[str] = 
         "certificates.txt": certificates_text(
             ((c.label, c.dated_certificate) for c in curves), source.about_records
         ).encode(),
-        **pictures_of(source, folder, formats),
         PAGE: page(source).encode(),
     }
     private = bool(source.about_records)
-    return [_write(Path(folder) / name, data, private) for name, data in files.items()]
+
+    def write(of: Mapping[str, bytes]) -> list[Path]:
+        return [_write(Path(folder) / name, data, private) for name, data in of.items()]
+
+    *others, last = write(files)
+    # The page is there whatever becomes of the pictures.
+    return [*others, *write(pictures_of(source, folder, formats)), last]
+
+
+def check_formats(formats: Collection[str]) -> None:
+    """Raise InputError, before hours of work, where a format is unknown or needs LaTeX in vain."""
+    for each in formats:
+        choice("formats", each, ALL_FORMATS)
+    if TEX in formats and shutil.which("xelatex") is None:
+        raise InputError(f"format {TEX} needs LaTeX: install TeX Live with xelatex, or take pdf")
 
 
 def formats_in(folder: str | Path) -> list[str]:
-    """Formats of `FORMATS` in which a folder has pictures, which a run draws again."""
-    return [kind for kind in FORMATS if (Path(folder) / f"figure.{kind}").exists()]
+    """Formats in which a folder has pictures, and which a run draws again."""
+    again = (kind for kind in ALL_FORMATS if kind != TEX)
+    return [k for k in again if any((Path(folder) / f"{name}.{k}").exists() for name in NAMES)]
+
+
+def out_of_date(source: Source, folder: str | Path) -> list[str]:
+    """Names of picture files in a folder that are not of these results."""
+    current = kept.current(source, Path(folder))
+    files = (f"{name}.{kind}" for name in NAMES for kind in ALL_FORMATS)
+    return [name for name in files if name not in current and (Path(folder) / name).exists()]
 
 
 def write_overview(
@@ -265,28 +286,28 @@ def pictures_of(source: Source, folder: str | Path, kinds: Collection[str]) -> d
     """Pictures of an experiment as `draw_all` draws them; those in its folder where nothing that
     they show has changed.
     """
-    if not kinds or not source.results.curves or not has_matplotlib():
+    if not kinds or not source.results.curves:
         return {}
     return kept.pictures(source, Path(folder), kinds, lambda of: draw_all(source, of))
 
 
 def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
     """Draw every picture, by name and kind; none without matplotlib or before any replicate."""
-    if not source.results.curves:
+    if not source.results.curves or not has_matplotlib():
         return {}
-    try:  # it may be there and not load
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return {}
-    drawn = {
-        "figure": draw(source, kinds),
-        "final": draw_final(source, kinds),
-        "communication": draw_sent(source, kinds),
-    }
-    return {f"{name}.{kind}": data for name, of in drawn.items() for kind, data in of.items()}
+    drawn = zip(NAMES, (of(source, kinds) for of in (draw, draw_final, draw_sent)), strict=True)
+    return {f"{name}.{kind}": data for name, of in drawn for kind, data in of.items()}
+
+
+def has_pictures(written: Iterable[Path]) -> bool:
+    """Return True if there are picture files among those that were written."""
+    return any(path.suffix[1:] in ALL_FORMATS for path in written)
 
 
 def has_matplotlib() -> bool:
-    """Return True if matplotlib is installed."""
-    # Found, not imported: where nothing is drawn again it stays unloaded.
-    return find_spec("matplotlib") is not None
+    """Import matplotlib; return False where it is not there, or does not load."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True

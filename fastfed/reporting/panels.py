@@ -199,7 +199,7 @@ def _groups(
         else:
             without.append(i)
     largest = max((len(members) for members in found.values()), default=0)
-    everywhere = without if largest + len(without) <= MOST else []
+    everywhere = without if found and largest + len(without) <= MOST else []
     groups: list[tuple[str, Sequence[int]]] = [
         (
             ", ".join(_said(k, v) for k, v in zip(facet, values, strict=True)),
@@ -208,7 +208,7 @@ def _groups(
         for values, members in found.items()
     ]
     if without and not everywhere:
-        groups.append(("others", without))
+        groups.append(("others" if found else "", without))
     return groups
 
 

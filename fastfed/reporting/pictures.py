@@ -258,7 +258,7 @@ def _draw_regret(
             entries.append((plotting.draw_line(axes, line), line.text))
             top = max(top, min(limit, 1.05 * float(np.nanmax(line.y))))
     axes.set_ylim(top=top)
-    _format_axes(axes, Y_LABELS[y_axis(source)])
+    _format_axes(axes, Y_LABELS[y_axis(source)], min(float(np.nanmin(line.y)) for line in lines))
     return entries
 
 
@@ -281,13 +281,13 @@ def _draw_counts(
     return entries
 
 
-def _format_axes(axes: Axes, label: str) -> None:
-    """Name the axes of amounts against rounds; a linear y axis begins at 0."""
+def _format_axes(axes: Axes, label: str, least: float = 0.0) -> None:
+    """Name the axes of amounts against rounds; a linear y axis begins at 0, or below ``least``."""
     axes.set(xlabel="round", ylabel=label)
     if axes.get_xscale() == "linear":
         axes.locator_params(axis="x", nbins=5)
     if axes.get_yscale() == "linear":
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=1.05 * min(least, 0.0))
     axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
     axes.yaxis.set_major_formatter(lambda value, _: amount_text(value))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.reporting.charts import BESIDE, SHORT, Chart, Dot, Line, apart, end_text
+from fastfed.reporting.charts import BESIDE, LEADING, SHORT, Chart, Dot, Line, apart, end_text, fit
 from fastfed.reporting.figure import Source
 from fastfed.reporting.panels import OTHERS
 from fastfed.reporting.text import wrapped
@@ -90,7 +90,7 @@ def render(
     import matplotlib
 
     small = list(small)
-    named = all(chart.ends for chart in shown)
+    named = all(chart.ends and _names_fit(chart, COLUMN) for chart in shown)
     pictures: dict[str, bytes] = {}
     for form, wanted in ((ALONE, KINDS), (COLUMN, PAPER)):
         chosen = [kind for kind in wanted if kind in kinds]
@@ -133,7 +133,7 @@ def _figure(
             axes.set_xlabel("")
         if chart.title and (form.title is None or len(shown) > 1):
             axes.set_title(fitted([chart.title], 34), fontsize="medium", loc="left")
-    height = shown[0].height or form.height
+    height = _row_height(shown[0].y.rows) if shown[0].y.rows else form.height
     if len(shown) > 1 and form.columns > 1:
         height *= 0.66
     lines = 0
@@ -165,7 +165,7 @@ def _figure(
     # In several panels with a legend below there is no room for names beside lines.
     crowded = len(shown) > 1 and legend_title is not None
     names = [
-        [] if crowded else _write_ends(axes, chart)
+        _write_ends(axes, chart) if not crowded and _names_fit(chart, form) else []
         for axes, chart in zip(every, shown, strict=True)
     ]
     for axes in every:
@@ -183,6 +183,17 @@ def _figure(
         # Only now: the layout measures texts as they are read, in a wider type than TeX's.
         _to_tex(figure)
     return figure
+
+
+def _row_height(rows: Sequence[str]) -> float:
+    """Inches of a picture of rows."""
+    return 0.6 + (0.08 + 0.14 * max(row.count("\n") + 1 for row in rows)) * len(rows)
+
+
+def _names_fit(chart: Chart, form: Format) -> bool:
+    # Some of the height is below the axes.
+    size = 0.833 * form.style.get("font.size", STYLE["font.size"])
+    return fit([end_text(end) for end in chart.ends], size, 72.0 * form.height - 5.0 * size)
 
 
 def fitted(texts: Iterable[str], width: int) -> str:
@@ -221,7 +232,7 @@ def draw_chart(axes: Axes, chart: Chart) -> list[Entry]:
             log_axis(axis)
         axis.set_major_formatter(FuncFormatter(partial(_tick, of.text)))
     if not chart.x.log:
-        axes.locator_params(axis="x", nbins=5)
+        axes.locator_params(axis="x", nbins=5, integer=chart.x.whole)
     return [*entries, *areas]
 
 
@@ -247,8 +258,10 @@ def draw_line(axes: Axes, line: Line) -> Artist:
     if line.spread is not None and len(line.x) and np.isfinite(line.spread).all():
         low, high = line.y - line.spread, line.y + line.spread
         axes.fill_between(line.x, low, high, color=colour, alpha=0.2, linewidth=0)
-    if line.dot:
-        axes.plot(line.x[-1:], line.y[-1:], marker="o", markersize=4, color=colour)
+    single = np.isfinite(line.y).sum() == 1  # which no line shows
+    if len(line.x) and (line.dot or single):
+        last = np.flatnonzero(np.isfinite(line.y))[-1:]
+        axes.plot(line.x[last], line.y[last], marker="o", markersize=4, color=colour)
     handle: Artist = drawn
     return handle
 
@@ -288,7 +301,7 @@ def _write_ends(axes: Axes, chart: Chart) -> list[tuple[Any, float]]:
     """Write names beside the ends of lines, each with its place on the y axis in pixels."""
     written = []
     for end in chart.ends:
-        y = min(end.y, chart.y.high)
+        y = max(min(end.y, chart.y.high), chart.y.low)
         note = axes.annotate(
             _escaped(end_text(end)),
             xy=(end.x, y),
@@ -314,7 +327,7 @@ def _spread_ends(axes: Axes, written: Sequence[tuple[Any, float]]) -> None:
     per_point = axes.figure.dpi / 72.0
     heights = [float(axes.transData.transform((note.xy[0], y))[1]) for note, y in written]
     sizes = [
-        note.get_fontsize() * (note.get_text().count("\n") + 1) * 1.15 * per_point
+        note.get_fontsize() * (note.get_text().count("\n") + 1) * LEADING * per_point
         for note, _ in written
     ]
     places = apart(heights, sizes, axes.get_window_extent().y1)

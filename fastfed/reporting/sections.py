@@ -23,7 +23,7 @@ from fastfed.reporting.figure import (
 )
 from fastfed.reporting.html import Html, definitions, details, element, join, key, table
 from fastfed.reporting.panels import Panel, curve_styles, panels
-from fastfed.reporting.svg import chart_svg
+from fastfed.reporting.svg import chart_svg, names_fit
 from fastfed.reporting.text import privacy_text, spec_text
 from fastfed.results.results import CurveResult
 
@@ -274,19 +274,18 @@ def _pictures(source: Source) -> Html:
     what = Y_LABELS[y_axis(source)].capitalize()
     shown = panels(source)
     band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
-    bounds = [line.label for line in visible_bounds(source)]
     caption = f"{what} against rounds. Lines are means{band}."
-    if bounds:
+    if visible_bounds(source):
         caption += " Thin dashed lines in grey are bounds."
     if any(panel.others for panel in shown):
         many = spaced(len(source.results.curves))
         caption += f" Of {many} curves those of least regret, and in grey the range of all."
     sent = sent_charts(source)
     blocks = [
-        (_cards(regret_charts(source), f"{what} against rounds", shown, bounds), caption),
-        (_cards(final_charts(source), f"{what} at the last round", (), ()),
+        (_cards(regret_charts(source), f"{what} against rounds", shown), caption),
+        (_cards(final_charts(source), f"{what} at the last round", ()),
          f"{what} at the last round, with two standard errors."),
-        (_cards(sent, f"{what} against bytes sent", shown, ()),
+        (_cards(sent, f"{what} against bytes sent", shown),
          f"{what} against everything sent so far, up and down, on a logarithmic axis. A dot is the "
          "last round; beside each curve stands what one replicate sends on average."),
     ]  # fmt: skip
@@ -315,9 +314,7 @@ def _pictures(source: Source) -> Html:
     )
 
 
-def _cards(
-    charts: Sequence[Chart], what: str, shown: Sequence[Panel], bounds: Sequence[str]
-) -> list[Html]:
+def _cards(charts: Sequence[Chart], what: str, shown: Sequence[Panel]) -> list[Html]:
     """Charts as cards, each with a label that names its panel and curves."""
     found = []
     for number, chart in enumerate(charts):
@@ -325,15 +322,15 @@ def _cards(
         if shown:
             panel = shown[number]
             title = f" ({panel.title})" if panel.title else ""
-            curves = [c.label for c in panel.curves]
-            label = f"{what}{title}: {', '.join([*curves, *(f'bound {b}' for b in bounds)])}"
-        found.append(element("div", chart_svg(chart, label), _legend(chart), class_="card"))
+            bounds = [f"bound {line.text}" for line in chart.lines if line.bound]
+            label = f"{what}{title}: {', '.join([*(c.label for c in panel.curves), *bounds])}"
+        found.append(element("div", chart_svg(chart, label), legend(chart), class_="card"))
     return found
 
 
-def _legend(chart: Chart) -> Html:
+def legend(chart: Chart) -> Html:
     """Lines with their texts; none where names stand at the ends of lines."""
-    if chart.ends or not chart.lines:
+    if names_fit(chart) or not chart.lines:
         return Html("")
     return element(
         "ul",

@@ -7,43 +7,64 @@ many charts as it likes.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from fastfed.reporting.charts import BESIDE, SHORT, Area, Axis, Chart, Dot, Line, apart, end_text
-from fastfed.reporting.html import VARIABLES, Html, element, join
+from fastfed.reporting.charts import (
+    BESIDE,
+    LEADING,
+    SHORT,
+    Area,
+    Axis,
+    Chart,
+    Dot,
+    Line,
+    apart,
+    end_text,
+    fit,
+)
+from fastfed.reporting.html import VARIABLES, Html, element, join, stroke
+from fastfed.reporting.text import wrapped
 
 #: Of a chart with its texts; one of rows has a height of its own.
 WIDTH, HEIGHT = 346.0, 223.0
 #: Type of axes and ticks, and of names at the ends of lines.
 TYPE, NAMES = 10.0, 8.3
-#: Height of a line of text, in its type.
-LEADING = 1.15
+#: Characters in a line of a panel's title.
+TITLE = 44
+#: Part of the width that names of rows or of lines may take.
+MOST_NAMES = 0.5
 #: Most ticks of an axis, and of a logarithmic one.
 MOST_X, MOST_Y, MOST_LOG = 6, 7, 8
 #: Places are cut off this far outside: lines go on straight, and no number is too long.
 FAR = 1e5
+#: Radius of a dot.
+DOT = 2.6
 
 
 def chart_svg(chart: Chart, label: str) -> Html:
     """Draw a chart; screen readers call it ``label``."""
-    whole = HEIGHT if chart.height is None else 72.0 * chart.height
-    names = [end_text(end) for end in chart.ends]
-    y_ticks = _row_ticks(chart.y) if chart.y.rows else ticks(chart.y, MOST_Y)
+    whole = _height(chart)
+    title = wrapped([chart.title], TITLE)
+    y_ticks = ticks(chart.y, MOST_Y)
     left = 8.0 + max((_width(text, TYPE) for _, text in y_ticks), default=0.0)
-    left += 1.6 * TYPE if chart.y.label else 0.0
-    right = WIDTH - (max(_width(n, NAMES) for n in names) + BESIDE + 4.0 if names else 14.0)
-    top = 8.0 + (1.4 * TYPE * (chart.title.count("\n") + 1) if chart.title else 0.0)
+    left = min(left + (1.6 * TYPE if chart.y.label else 0.0), MOST_NAMES * WIDTH)
+    top = 8.0 + 1.3 * TYPE * len(title)
     bottom = whole - 3.2 * TYPE
-    x = _Scale(chart.x, left, right)
-    y = _Scale(chart.y, bottom, top)
-    x_ticks = _fitting_ticks(chart.x, right - left)
+    names = [end_text(end) for end in chart.ends] if names_fit(chart) else []
+    beside = max((_width(name, NAMES) for name in names), default=0.0) + BESIDE + 4.0
+    # Half of the last tick may stand beside the axis.
+    last = _width(ticks(chart.x, MOST_X)[-1][1], TYPE) / 2.0
+    right = WIDTH - max(beside if names else 0.0, last + 2.0, 14.0)
+    x, y = _Scale(chart.x, left, right), _Scale(chart.y, bottom, top)
     inside = element(
         "svg",
         [_area(area, x, y) for area in chart.areas],
-        [_bound(line, x, y) for line in chart.lines if line.bound],
+        [_line(line, x, y) for line in chart.lines if line.bound],
         [_band(line, x, y) for line in chart.lines],
         [_line(line, x, y) for line in chart.lines if not line.bound],
         x=_n(left), y=_n(top), width=_n(right - left), height=_n(bottom - top),
@@ -51,17 +72,32 @@ def chart_svg(chart: Chart, label: str) -> Html:
     )  # fmt: skip
     return element(
         "svg",
-        _axes(chart, x, y, x_ticks, y_ticks),
+        _axes(chart, x, y, y_ticks),
+        [_text(line, left, 4.0 + TYPE * (0.6 + 1.2 * i), "start") for i, line in enumerate(title)],
         inside,
-        [_last(line, x, y) for line in chart.lines if line.dot and len(line.x)],
-        [_dot(dot, x, y) for dot in chart.dots],
+        [_dot_at(x(line.x)[i], y.inside(line.y)[i], line.style["color"])
+         for line in chart.lines for i in _dots(line)],
+        [_final(dot, x, y) for dot in chart.dots],
         _ends(chart, names, x, y),
         role="img",
         aria_label=label,
         viewBox=f"0 0 {_n(WIDTH)} {_n(whole)}",
-        # Where there is no style sheet of the page, such as in a file of its own.
         font_size=_n(TYPE),
-    )
+    )  # fmt: skip
+
+
+def names_fit(chart: Chart) -> bool:
+    """Return True if the ends of lines have names that fit beside them; else it needs a legend."""
+    names = [end_text(end) for end in chart.ends]
+    room = max((_width(name, NAMES) for name in names), default=math.inf) <= MOST_NAMES * WIDTH
+    return room and fit(names, NAMES, _height(chart) - 5.0 * TYPE)
+
+
+def _height(chart: Chart) -> float:
+    if not chart.y.rows:
+        return HEIGHT
+    most = max(name.count("\n") + 1 for name in chart.y.rows)
+    return 4.0 * TYPE + (0.6 * TYPE + LEADING * TYPE * most) * len(chart.y.rows)
 
 
 # ---- Places --------------------------------------------------------------------------------------
@@ -82,6 +118,11 @@ class _Scale:
         share = (values - self.first) / (self.last - self.first)
         return np.asarray(np.clip(self.low + share * (self.high - self.low), -FAR, FAR))
 
+    def inside(self, values: Any) -> np.ndarray:
+        """Place values; what is outside stands at the end of the axis."""
+        low, high = min(self.low, self.high), max(self.low, self.high)
+        return np.asarray(np.clip(self(values), low, high))
+
 
 def _n(value: float) -> str:
     """A length with one decimal at most."""
@@ -92,39 +133,47 @@ def _points(x: np.ndarray, y: np.ndarray) -> str:
     return " ".join(f"{_n(a)},{_n(b)}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
 
 
-#: Widths of characters, in their type; of all others .56, and a little more so that nothing is cut.
-_NARROW, _BROAD = frozenset("iljtfrI.,:;'|!()[] \u00a0"), frozenset("mwMW@%—")
-ROOM = 1.06
+#: Widths of characters in their type: those of DejaVu Sans, a wide one.
+_NARROW, _BROAD = frozenset("iljtfrI.,:;'|!()[] \u00a0"), frozenset("mwMW@%&—QOG≤≥±")
 
 
 def _width(text: str, size: float) -> float:
     """About the width of the longest line of a text, whatever the page's type is."""
 
     def of(character: str) -> float:
+        if unicodedata.combining(character):
+            return 0.0
+        if unicodedata.east_asian_width(character) in "WF":
+            return 1.1
         if character in _NARROW:
-            return 0.33
-        return 0.88 if character in _BROAD else 0.68 if character.isupper() else 0.56
+            return 0.4
+        return 1.0 if character in _BROAD else 0.74 if character.isupper() else 0.64
 
-    return ROOM * size * max(sum(map(of, line)) for line in text.split("\n"))
+    return size * max(sum(map(of, line)) for line in text.split("\n"))
 
 
 # ---- Ticks ---------------------------------------------------------------------------------------
 
 
 def ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
-    """Round values of an axis with their texts, at most ``most``, from the least."""
+    """Round values of an axis with their texts, at most ``most``, from the least; or its rows."""
+    if axis.rows:
+        return [(float(row), name) for row, name in enumerate(axis.rows)]
     low, high = axis.low, axis.high
     if axis.log and math.log10(high / low) >= 1.0:
         found = _log_ticks(low, high, most)
     else:
-        found = _round_values(low, high, most)
+        found = _round_values(low, high, most, axis.whole)
     return [(value, axis.text(value)) for value in found]
 
 
-def _round_values(low: float, high: float, most: int) -> list[float]:
+def _round_values(low: float, high: float, most: int, whole: bool) -> list[float]:
     """Multiples of 1, 2, 2.5 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10((high - low) / most))
-    for step in (power * of for of in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0)):
+    for of in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0):
+        step = power * of
+        if whole and step != round(step):
+            continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first < most:
             # Twelve digits: 0.3 in place of 0.30000000000000004.
@@ -133,39 +182,35 @@ def _round_values(low: float, high: float, most: int) -> list[float]:
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten, on a short axis 2 and 5 times these too; of many powers each second, third..."""
+    """Powers of ten, and 2 and 5 times these on a short axis; of many powers every few."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    inside: list[float] = []
-    for within in ((1.0, 2.0, 5.0), (1.0,)) if math.log10(high / low) < SHORT else ((1.0,),):
-        every = (of * 10.0**k for k in decades for of in within)
-        inside = [value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
-        if len(inside) <= most:
-            return inside
-    return inside[:: math.ceil(len(inside) / most)]
+
+    def inside(factors: Iterable[float], stride: int = 1) -> list[float]:
+        every = (of * 10.0**k for k in decades if k % stride == 0 for of in factors)
+        return [value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+
+    if math.log10(high / low) < SHORT and len(found := inside((1.0, 2.0, 5.0))) <= most:
+        return found
+    stride = 1
+    while len(found := inside((1.0,), stride)) > most:
+        stride += 1
+    return found
 
 
-def _fitting_ticks(axis: Axis, length: float) -> list[tuple[float, str]]:
-    """Ticks whose texts do not touch along ``length``."""
-    for most in range(MOST_LOG if axis.log else MOST_X, 2, -1):
+def _fitting_ticks(axis: Axis, scale: _Scale) -> list[tuple[float, str]]:
+    """Ticks whose texts stand apart below the axis."""
+    found: list[tuple[float, str]] = []
+    for most in range(MOST_LOG if axis.log else MOST_X, 1, -1):
         found = ticks(axis, most)
-        if sum(_width(text, TYPE) + TYPE for _, text in found) <= length:
+        sides = [
+            (float(scale(value)), _width(text, TYPE) / 2.0 + 0.3 * TYPE) for value, text in found
+        ]
+        if all(a + half <= b - other for (a, half), (b, other) in pairwise(sides)):
             return found
-    return ticks(axis, 2)
-
-
-def _row_ticks(axis: Axis) -> list[tuple[float, str]]:
-    return [(float(row), name) for row, name in enumerate(axis.rows)]
+    return found[:1] + found[-1:] if len(found) > 1 else found
 
 
 # ---- Elements ------------------------------------------------------------------------------------
-
-
-def _colour(colour: str) -> str:
-    return VARIABLES.get(colour.lower(), colour)
-
-
-def _stroke(colour: str, width: float) -> str:
-    return f"fill: none; stroke: {colour}; stroke-width: {width:g}"
 
 
 def _text(lines: str, x: float, y: float, anchor: str, size: float = TYPE, **more: str) -> Html:
@@ -183,17 +228,11 @@ def _text(lines: str, x: float, y: float, anchor: str, size: float = TYPE, **mor
     return element("text", content, x=_n(x), y=_n(first), text_anchor=anchor, style=style, **more)
 
 
-def _axes(
-    chart: Chart,
-    x: _Scale,
-    y: _Scale,
-    x_ticks: Sequence[tuple[float, str]],
-    y_ticks: Sequence[tuple[float, str]],
-) -> Html:
-    """Grid, ticks with their texts, names of the axes, and the title."""
+def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str]]) -> Html:
+    """Grid, ticks with their texts, and names of the axes."""
     left, right, bottom, top = x.low, x.high, y.low, y.high
     grid, marks, texts = [], [], []
-    for value, text in x_ticks:
+    for value, text in _fitting_ticks(chart.x, x):
         at = float(x(value))
         grid.append(f"M{_n(at)},{_n(bottom)}V{_n(top)}")
         marks.append(f"M{_n(at)},{_n(bottom)}v3.5")
@@ -205,29 +244,28 @@ def _axes(
         marks.append(f"M{_n(left)},{_n(at)}h-3.5")
         texts.append(_text(text, left - 6.0, at, "end"))
     frame = f"M{_n(left)},{_n(top)}V{_n(bottom)}H{_n(right)}"
-    texts.append(_text(chart.x.label, (left + right) / 2.0, bottom + 2.4 * TYPE, "middle"))
+    half = _width(chart.x.label, TYPE) / 2.0
+    middle = max(min((left + right) / 2.0, WIDTH - 2.0 - half), half + 2.0)
+    texts.append(_text(chart.x.label, middle, bottom + 2.4 * TYPE, "middle"))
     if chart.y.label:
         at, middle = 0.9 * TYPE, (bottom + top) / 2.0
         turned = f"rotate(-90 {_n(at)} {_n(middle)})"
         texts.append(_text(chart.y.label, at, middle, "middle", transform=turned))
-    if chart.title:
-        lines = chart.title.count("\n") + 1
-        texts.append(_text(chart.title, left, 4.0 + 0.6 * TYPE * lines, "start"))
     return join(
-        element(
-            "path", d="".join(grid), style="fill: none; stroke: var(--grid); stroke-width: 0.6"
-        ),
-        element(
-            "path",
-            d=frame + "".join(marks),
-            style="fill: none; stroke: var(--text); stroke-width: 0.8",
-        ),
+        _path("".join(grid), "var(--grid)", 0.6),
+        _path(frame + "".join(marks), "var(--text)", 0.8),
         texts,
     )
 
 
+def _path(places: str, colour: str, width: float) -> Html:
+    style = f"fill: none; stroke: {colour}; stroke-width: {width:g}"
+    return element("path", d=places, style=style)
+
+
 def _area(area: Area, x: _Scale, y: _Scale) -> Html:
-    return _filled(x(area.x), y(area.low), y(area.high), "var(--range)", 0.25)
+    drawn = _filled(x(area.x), y(area.low), y(area.high), "var(--range)", 0.25)
+    return element("g", element("title", area.text), drawn)
 
 
 def _band(line: Line, x: _Scale, y: _Scale) -> Html:
@@ -235,7 +273,7 @@ def _band(line: Line, x: _Scale, y: _Scale) -> Html:
     if line.spread is None or not len(line.x) or not np.isfinite(line.spread).all():
         return Html("")
     low, high = y(line.y - line.spread), y(line.y + line.spread)
-    return _filled(x(line.x), low, high, _colour(line.style["color"]), 0.2)
+    return _filled(x(line.x), low, high, VARIABLES[line.style["color"]], 0.2)
 
 
 def _filled(x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, share: float) -> Html:
@@ -246,55 +284,48 @@ def _filled(x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, share
 
 
 def _line(line: Line, x: _Scale, y: _Scale) -> Html:
-    return _drawn(line, x, y, 1.8)
-
-
-def _bound(line: Line, x: _Scale, y: _Scale) -> Html:
-    return _drawn(line, x, y, 1.0)
-
-
-def _drawn(line: Line, x: _Scale, y: _Scale, width: float) -> Html:
     """Every stretch of a line between places where it is not; its text where a mouse rests."""
-    style = _stroke(_colour(line.style["color"]), width)
-    dashes = line.style["linestyle"]
-    if dashes != "-":
-        style += f"; stroke-dasharray: {' '.join(f'{width * d:g}' for d in dashes[1])}"
     stretches = [
         element("polyline", points=_points(x(line.x[of]), y(line.y[of])))
-        for of in _stretches(np.isfinite(line.y))
+        for of in _stretches(line)
+        if of.stop - of.start > 1
     ]
     if not stretches:
         return Html("")
+    style = stroke(line.style, 1.0 if line.bound else 1.8)
     return element("g", element("title", line.text), stretches, style=style)
 
 
-def _stretches(there: np.ndarray) -> Iterable[slice]:
-    """The runs of True, as slices."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], there, [False]]).astype(np.int8)))
-    return [slice(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+def _stretches(line: Line) -> list[slice]:
+    """The runs of points where a line is."""
+    there = np.concatenate([[False], np.isfinite(line.y), [False]])
+    edges = np.flatnonzero(np.diff(there.astype(np.int8))).tolist()
+    return [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _last(line: Line, x: _Scale, y: _Scale) -> Html:
+def _dots(line: Line) -> list[int]:
+    """Positions of points to draw as dots: those without a line, and the last where it is asked."""
+    alone = [of.start for of in _stretches(line) if of.stop - of.start == 1]
+    last = [len(line.x) - 1] if line.dot and len(line.x) else []
+    return sorted({*alone, *last})
+
+
+def _dot_at(x: float, y: float, colour: str) -> Html:
     return element(
-        "circle",
-        cx=_n(float(x(line.x[-1]))),
-        cy=_n(float(y(line.y[-1]))),
-        r="2.6",
-        style=f"fill: {_colour(line.style['color'])}",
+        "circle", cx=_n(float(x)), cy=_n(float(y)), r=_n(DOT), style=f"fill: {VARIABLES[colour]}"
     )
 
 
-def _dot(dot: Dot, x: _Scale, y: _Scale) -> Html:
-    at, row, colour = float(x(dot.x)), float(y(dot.row)), _colour(dot.colour)
+def _final(dot: Dot, x: _Scale, y: _Scale) -> Html:
+    """A value in its row: a disc, or a diamond, with its spread to either side."""
+    at, row, colour = float(x.inside(dot.x)), float(y(dot.row)), VARIABLES[dot.colour]
     style = f"stroke: {colour}; stroke-width: 1.4; fill: {colour if dot.filled else 'none'}"
     parts = []
     if math.isfinite(dot.spread):
-        low, high = (
-            min(max(float(x(v)), x.low), x.high) for v in (dot.x - dot.spread, dot.x + dot.spread)
-        )
+        low, high = x.inside([dot.x - dot.spread, dot.x + dot.spread]).tolist()
         parts.append(element("path", d=f"M{_n(low)},{_n(row)}H{_n(high)}"))
     if dot.filled:
-        parts.append(element("circle", cx=_n(at), cy=_n(row), r="2.6"))
+        parts.append(element("circle", cx=_n(at), cy=_n(row), r=_n(DOT)))
     else:
         parts.append(element("path", d=f"M{_n(at - 3.2)},{_n(row)}l3.2,-3.2 3.2,3.2 -3.2,3.2z"))
     return element("g", parts, style=style)
@@ -304,20 +335,14 @@ def _ends(chart: Chart, names: Sequence[str], x: _Scale, y: _Scale) -> Html:
     """Names beside the ends of lines, moved apart where they would overlap."""
     if not names:
         return Html("")
-    # From below, as `apart` has them; a line that leaves the chart ends at its upper edge.
-    inside = [min(end.y, chart.y.high) for end in chart.ends]
-    wanted = [y.low - float(y(value)) for value in inside]
+    # From below, as `apart` has them; a line that leaves the chart ends at its edge.
+    wanted = [y.low - float(y.inside(end.y)) for end in chart.ends]
     sizes = [LEADING * NAMES * (name.count("\n") + 1) for name in names]
     heights = apart(wanted, sizes, y.low - y.high)
     parts = []
     for end, name, now, at in zip(chart.ends, names, heights, wanted, strict=True):
         start, height = float(x(end.x)), y.low - now
-        parts.append(
-            element(
-                "path",
-                d=f"M{_n(start + 1.0)},{_n(y.low - at)}L{_n(start + BESIDE - 2.0)},{_n(height)}",
-                style=_stroke(_colour(end.colour), 0.9),
-            )
-        )
+        places = f"M{_n(start + 1.0)},{_n(y.low - at)}L{_n(start + BESIDE - 2.0)},{_n(height)}"
+        parts.append(_path(places, VARIABLES[end.colour], 0.9))
         parts.append(_text(name, start + BESIDE, height, "start", NAMES))
     return join(parts)
