@@ -161,9 +161,10 @@ def _regret_chart(
         for line in regret_lines(own, panel.styles, limit)
     ]
     areas = [_range(source, panel.others)] if panel.others else []
-    first = min(int(curve.rounds[0]) for curve in panel.curves) if "x" in log else 0
-    # One checkpoint gives no length.
-    last = max(source.results.horizon, first + 1)
+    last = source.results.horizon
+    first = min(float(curve.rounds[0]) for curve in panel.curves) if "x" in log else 0.0
+    if first == last:  # one checkpoint, which stands at the right
+        first = last / 2.0
     x_axis = Axis("round", first, last, spaced, log="x" in log, whole=True)
     bounds = [line for line in lines if line.bound]
     ends = [

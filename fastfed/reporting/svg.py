@@ -182,15 +182,16 @@ def _round_values(low: float, high: float, most: int, whole: bool) -> list[float
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten, and 2 and 5 times these on a short axis; of many powers every few."""
+    """Powers of ten, of many every few; on a short axis 2 and 5, or 3, times these too."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
     def inside(factors: Iterable[float], stride: int = 1) -> list[float]:
         every = (of * 10.0**k for k in decades if k % stride == 0 for of in factors)
         return [value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
 
-    if math.log10(high / low) < SHORT and len(found := inside((1.0, 2.0, 5.0))) <= most:
-        return found
+    for factors in ((1.0, 2.0, 5.0), (1.0, 3.0)):
+        if math.log10(high / low) < SHORT and len(found := inside(factors)) <= most:
+            return found
     stride = 1
     while len(found := inside((1.0,), stride)) > most:
         stride += 1
