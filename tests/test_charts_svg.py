@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -214,15 +216,25 @@ def sending(made: CurveResult, bits) -> CurveResult:
     return replace(made, bits_up_counts=np.tile(np.array(bits, np.float64), (2, 1)))
 
 
+@cache
+def dejavu():
+    """A broad type, in a size of 100."""
+    fonts = Path(pytest.importorskip("matplotlib").get_data_path()) / "fonts" / "ttf"
+    from PIL import ImageFont  # matplotlib needs it
+
+    return ImageFont.truetype(str(fonts / "DejaVuSans.ttf"), 100)
+
+
 def texts_are_inside(root: ElementTree.Element) -> None:
-    """Of every text, by the width of a broad type: .6 of its size for a character."""
+    """All texts, in the broadest type of those that a page may have."""
     _, _, width, height = map(float, root.get("viewBox").split())
     for text in root.iter("text"):
         if text.get("transform"):
             continue
         x, y = float(text.get("x")), float(text.get("y"))
         size = 8.3 if text.get("style") else 10.0
-        long = 0.6 * size * max(len(line.text) for line in (text if len(text) else [text]))
+        lines = [line.text for line in (text if len(text) else [text])]
+        long = size / 100.0 * max(map(dejavu().getlength, lines))
         left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[text.get("text-anchor")] * long
         assert 0.0 < y < height and left > -1.0 and left + long < width + 1.0, text.text
 
@@ -319,6 +331,14 @@ def test_names_without_room_leave_it_to_a_legend() -> None:
     assert legend(few) == "" and legend(chart).count("<li>") == 8
     assert f"{long} 7:  (1, 1e-05)</span>" in legend(chart)
     assert names_fit(regret_charts(source(curve("w" * 19)))[0])
+
+
+def test_names_of_rows_have_room() -> None:
+    words = "averaged gradients of clients and"
+    six = [curve(f"{words} {i}", 10.0 + i) for i in range(6)]
+    (chart,) = final_charts(source(*six))
+    assert any("\n" in row for row in chart.y.rows)
+    texts_are_inside(read(chart))
 
 
 def test_long_titles_of_panels_are_wrapped() -> None:

@@ -240,9 +240,10 @@ def formats_in(folder: str | Path) -> list[str]:
 
 def out_of_date(source: Source, folder: str | Path) -> list[str]:
     """Names of picture files in a folder that are not of these results."""
-    current = kept.current(source, Path(folder))
     files = (f"{name}.{kind}" for name in NAMES for kind in ALL_FORMATS)
-    return [name for name in files if name not in current and (Path(folder) / name).exists()]
+    there = [name for name in files if (Path(folder) / name).exists()]
+    current = kept.current(source, Path(folder)) if there else set()
+    return [name for name in there if name not in current]
 
 
 def write_overview(

@@ -36,8 +36,8 @@ WIDTH, HEIGHT = 346.0, 223.0
 TYPE, NAMES = 10.0, 8.3
 #: Characters in a line of a panel's title.
 TITLE = 44
-#: Part of the width that names of rows or of lines may take.
-MOST_NAMES = 0.5
+#: Parts of the width that texts left of the axes may take, and names of lines beside them.
+MOST_LEFT, MOST_NAMES = 0.6, 0.5
 #: Most ticks of an axis, and of a logarithmic one.
 MOST_X, MOST_Y, MOST_LOG = 6, 7, 8
 #: Places are cut off this far outside: lines go on straight, and no number is too long.
@@ -52,7 +52,7 @@ def chart_svg(chart: Chart, label: str) -> Html:
     title = wrapped([chart.title], TITLE)
     y_ticks = ticks(chart.y, MOST_Y)
     left = 8.0 + max((_width(text, TYPE) for _, text in y_ticks), default=0.0)
-    left = min(left + (1.6 * TYPE if chart.y.label else 0.0), MOST_NAMES * WIDTH)
+    left = min(left + (1.6 * TYPE if chart.y.label else 0.0), MOST_LEFT * WIDTH)
     top = 8.0 + 1.3 * TYPE * len(title)
     bottom = whole - 3.2 * TYPE
     names = [end_text(end) for end in chart.ends] if names_fit(chart) else []
