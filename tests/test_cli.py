@@ -513,6 +513,17 @@ def test_run_writes_picture_files_that_are_asked_for_or_there(spec: Path, tmp_pa
     assert not list(out.glob("*.png"))
 
 
+def test_a_run_that_shows_fewer_replicates_than_are_stored_says_so(
+    spec: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    more = fastfed("run", spec, "-o", out, "--replicates", 4)
+    assert "stored replicates" not in more.stderr
+    fewer = fastfed("run", spec, "-o", out, "--replicates", 2)
+    assert "shown: 2 of 4 stored replicates; --replicates 4 shows all" in fewer.stderr
+    assert "2 replicates" in fewer.stdout
+
+
 def test_run_without_matplotlib(
     spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

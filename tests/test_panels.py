@@ -169,6 +169,19 @@ def test_one_entry_of_the_legend_for_what_looks_alike() -> None:
     assert len(set(texts.values())) == 3
 
 
+def test_the_legend_says_which_panel_has_which_privacy() -> None:
+    proven = [curve(f"central, epsilon = {e}.0") for e in (1, 2)]
+    unproven = [
+        replace(c, label=c.label.replace("central", "open"),
+                certificate={**PRIVATE, "status": "unproven", "exact": None})
+        for c in proven
+    ]  # fmt: skip
+    texts = legend_texts(panels(source(*proven, *unproven, facet="label")))
+    assert texts["central, ε = 1:  (1, 1e-05)"] == (
+        "ε = 1:  central (1, 1e-05) | open claimed (1, 1e-05), unproven"
+    )
+
+
 def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
     """Even where all lines end in one place."""
     from matplotlib.text import Text

@@ -585,7 +585,12 @@ def test_good_figure_tables() -> None:
             {"bound": "theorem-2"},
             'unknown bound "theorem-2" of curve "open" in figure.line; did you mean "theorem-1"',
         ),
-        ({"curve": "alone"}, 'unknown bound "theorem-1" of curve "alone" in figure.line'),
+        (
+            {"curve": "alone"},
+            'unknown bound "theorem-1" of curve "alone" in figure.line; as it is set up it has no '
+            "bounds",
+        ),
+        ({"bound": "zzz"}, 'in figure.line; it has "theorem-1"'),
         ({"bound": "synchronisations-x"}, "must be a bound of regret"),
     ],
 )

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -53,7 +54,7 @@ from fastfed.reporting.page import (
 from fastfed.reporting.pictures import ascii_plot
 from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
 from fastfed.results.files import FULL
-from fastfed.results.store import FILE
+from fastfed.results.store import FILE, Store
 from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predict_seconds
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
@@ -89,6 +90,7 @@ def simulate(
         wanted = {*formats, *formats_in(folder)}
         written = write_report(source, folder, [kind for kind in ALL_FORMATS if kind in wanted])
         stale = out_of_date(source, folder)
+        stored = stored_replicates(folder)
     print_results(source)
     click.echo("\n" + ascii_plot(source))
     say(f"{folder}: {', '.join(path.name for path in written)}")
@@ -96,9 +98,18 @@ def simulate(
         say(f"pictures are in {PAGE}; as files: fastfed report {folder}")
     elif not has_pictures(written):
         say(NO_MATPLOTLIB)
+    shown = max((len(curve.replicates) for curve in source.results.curves), default=0)
+    if stored > shown:
+        say(f"shown: {shown} of {stored} stored replicates; --replicates {stored} shows all")
     if stale:
         say(f"of earlier results: {', '.join(stale)}")
     return source
+
+
+def stored_replicates(folder: Path) -> int:
+    """Number of replicates that a folder has of some curve, the call's own or an earlier one's."""
+    with Store.open_existing(folder) as store:
+        return max(Counter(position for position, _ in store.done()).values(), default=0)
 
 
 def simulate_silently(

@@ -39,8 +39,6 @@ Y_LABELS = {
     "time-average": "time-averaged group regret",
     "per-silo": "regret per silo",
 }
-#: A logarithmic axis shorter than this, in powers of ten, has ticks between the powers too.
-SHORT = 2.0
 
 
 @dataclass(frozen=True)
@@ -256,17 +254,20 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
     """Entries of a legend over several panels, by those of the curves: what looks alike is one."""
     if len(shown) == 1:
         return {}
-    alike: dict[tuple[str, str], list[CurveResult]] = {}
+    alike: dict[tuple[str, str], list[tuple[CurveResult, str]]] = {}
     for panel in shown:
         for curve, style, look in zip(panel.curves, panel.styles, panel.looks, strict=True):
-            members = alike.setdefault((look, str(style)), [])
-            if curve not in members:
-                members.append(curve)
+            alike.setdefault((look, str(style)), []).append((curve, panel.title))
     texts = {}
     for (look, _), members in alike.items():
-        privacy = dict.fromkeys(privacy_text(c.certificate).short for c in members)
-        text = f"{look}:  {' | '.join(privacy)}"
-        texts.update({legend_entry(curve): text for curve in members})
+        titles: dict[str, list[str]] = {}
+        for curve, title in members:
+            titles.setdefault(privacy_text(curve.certificate).short, []).append(title)
+        parts = list(titles)
+        if len(parts) > 1:  # which panel has which
+            parts = [f"{', '.join(of)} {short}" for short, of in titles.items()]
+        text = f"{look}:  {' | '.join(parts)}"
+        texts.update({legend_entry(curve): text for curve, _ in members})
     return texts
 
 

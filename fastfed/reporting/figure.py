@@ -131,8 +131,11 @@ def check_bound_lines(
         if labels is not None and curve not in labels:
             raise InputError(f'unknown curve "{curve}" in figure.line{nearest(curve, labels)}')
         if bounds is not None and bound not in (known := bounds.get(curve, ())):
+            listed = ", ".join(f'"{name}"' for name in known)
+            has = f"it has {listed}" if listed else "as it is set up it has no bounds"
             raise InputError(
-                f'unknown bound "{bound}" of curve "{curve}" in figure.line{nearest(bound, known)}'
+                f'unknown bound "{bound}" of curve "{curve}" in figure.line'
+                f"{nearest(bound, known) or f'; {has}'}"
             )
 
 

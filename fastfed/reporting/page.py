@@ -156,7 +156,7 @@ ALL_FORMATS = (*KINDS, *PAPER)
 def report(
     folder: str | Path,
     *,
-    formats: Sequence[str] = FORMATS,
+    formats: str | Sequence[str] = FORMATS,
     on_left_out: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Write page, pictures and tables of an output folder again.
@@ -169,9 +169,9 @@ def report(
     ----------
     folder : str or Path
         Output folder.
-    formats : sequence of {"png", "svg", "pdf", "pgf"}
-        Of the pictures beside the page. PDF and PGF are for papers: one column (8 cm) wide,
-        without title and legend; PGF needs a LaTeX that is installed.
+    formats : str or sequence of str
+        "png", "svg", "pdf" or "pgf", of the picture files. PDF and PGF are for papers: one
+        column (8 cm) wide, without title; PGF needs a LaTeX that is installed.
     on_left_out : callable, optional
         Called with the reason for each experiment that cannot be read and is left out.
 
@@ -186,6 +186,7 @@ def report(
     InputError
         Where the folder holds no results that can be read, or cannot be written.
     """
+    formats = [formats] if isinstance(formats, str) else formats
     check_formats(formats)
     sources, left_out = read_all(folder)
     written = [

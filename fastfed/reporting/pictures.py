@@ -153,6 +153,11 @@ def plot(
     choice("log", log, LOGS)
     if boolean("bounds", bounds) and metric in COUNTS:
         raise InputError(f'bounds are of regret: metric must be one of regret, got "{metric}"')
+    if ax is not None and not hasattr(ax, "get_lines"):
+        raise InputError(
+            f"ax must be axes of matplotlib, got {show(ax)}; to save a plot: "
+            "results.plot().figure.savefig(path)"
+        )
     labels = _labels(results, curves)
     source = in_memory(_asked(results, labels, metric, bounds))
     try:

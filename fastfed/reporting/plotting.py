@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.reporting.charts import BESIDE, LEADING, SHORT, Chart, Dot, Line, apart, end_text, fit
+from fastfed.reporting.charts import BESIDE, LEADING, Chart, Dot, Line, apart, end_text, fit
 from fastfed.reporting.figure import Source
 from fastfed.reporting.panels import OTHERS
 from fastfed.reporting.text import wrapped
@@ -48,6 +48,8 @@ STYLE: dict[Any, Any] = {
 #: Type of a picture in a column of a paper.
 SMALL: dict[Any, Any] = {"font.size": 8.0, "legend.fontsize": 7.0, "axes.linewidth": 0.6}
 
+#: A logarithmic axis shorter than this, in powers of ten, has ticks between the powers too.
+SHORT = 2.0
 #: An entry of a legend: what is drawn, and its text.
 Entry = tuple["Artist", str]
 
@@ -131,6 +133,8 @@ def _figure(
             axes.set_ylabel("")
         if i + columns < len(every):
             axes.set_xlabel("")
+        elif columns > 1:
+            axes.set_xlabel(fitted([chart.x.label], 30))
         if chart.title and (form.title is None or len(shown) > 1):
             axes.set_title(fitted([chart.title], 34), fontsize="medium", loc="left")
     height = _row_height(shown[0].y.rows) if shown[0].y.rows else form.height
@@ -229,7 +233,7 @@ def draw_chart(axes: Axes, chart: Chart) -> list[Entry]:
             _name_rows(axes, of.rows)
             continue
         if of.log:
-            log_axis(axis)
+            log_axis(axis, whole=of.whole)
         axis.set_major_formatter(FuncFormatter(partial(_tick, of.text)))
     if not chart.x.log:
         axes.locator_params(axis="x", nbins=5, integer=chart.x.whole)
@@ -261,7 +265,7 @@ def draw_line(axes: Axes, line: Line) -> Artist:
     single = np.isfinite(line.y).sum() == 1  # which no line shows
     if len(line.x) and (line.dot or single):
         last = np.flatnonzero(np.isfinite(line.y))[-1:]
-        axes.plot(line.x[last], line.y[last], marker="o", markersize=4, color=colour)
+        axes.plot(line.x[last], line.y[last], marker="o", markersize=4, color=colour, clip_on=False)
     handle: Artist = drawn
     return handle
 
@@ -279,14 +283,14 @@ def _draw_dot(axes: Axes, dot: Dot) -> None:
     )
 
 
-def log_axis(axis: Axis) -> None:
-    """Set the ticks of a logarithmic axis, once everything is drawn."""
+def log_axis(axis: Axis, *, whole: bool = False) -> None:
+    """Set the ticks of a logarithmic axis, once everything is drawn; ``whole``: whole numbers."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
     if decades < 1.0:
-        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole))
     else:
         subs = (1.0, 2.0, 5.0) if decades < SHORT else (1.0,)
         axis.set_major_locator(LogLocator(10, subs=subs))

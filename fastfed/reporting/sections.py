@@ -280,6 +280,8 @@ def _pictures(source: Source) -> Html:
     if any(panel.others for panel in shown):
         many = spaced(len(source.results.curves))
         caption += f" Of {many} curves those of least regret, and in grey the range of all."
+    notes = [*off_picture(source), *not_stored(source)]
+    caption += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
     sent = sent_charts(source)
     blocks = [
         (_cards(regret_charts(source), f"{what} against rounds", shown), caption),
@@ -307,11 +309,7 @@ def _pictures(source: Source) -> Html:
     parts = [*several[:1], *beside, *several[1:]]
     if not sent:
         parts.append(element("p", "No curve sends anything.", class_="quiet"))
-    notes = [*off_picture(source), *not_stored(source)]
-    return join(
-        parts,
-        [element("p", f"{note[0].upper()}{note[1:]}.", class_="quiet") for note in notes],
-    )
+    return join(parts)
 
 
 def _cards(charts: Sequence[Chart], what: str, shown: Sequence[Panel]) -> list[Html]:

@@ -17,7 +17,6 @@ import numpy as np
 from fastfed.reporting.charts import (
     BESIDE,
     LEADING,
-    SHORT,
     Area,
     Axis,
     Chart,
@@ -190,7 +189,7 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
         return [value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
 
     for factors in ((1.0, 2.0, 5.0), (1.0, 3.0)):
-        if math.log10(high / low) < SHORT and len(found := inside(factors)) <= most:
+        if high / low < 1e3 and len(found := inside(factors)) <= most:
             return found
     stride = 1
     while len(found := inside((1.0,), stride)) > most:

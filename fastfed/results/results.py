@@ -372,11 +372,12 @@ class Results(Displayed):
         log: str = "",
         curves: Iterable[str] | None = None,
     ) -> Axes:
-        """Draw the curves as the report does.
+        """Draw the curves into one pair of axes.
 
         Lines are means over replicates at the checkpoints, bands two standard errors to either
-        side. A curve has the colour that it has in the report, whichever curves are drawn; on axes
-        that have such lines already, colours continue after theirs.
+        side. A curve keeps its colour, whichever curves are drawn, that of the report where it has
+        one panel; on axes that have such lines already, colours continue after theirs. Panels and
+        scales of the spec's figure are left to the report.
 
         Parameters
         ----------
