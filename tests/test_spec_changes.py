@@ -17,7 +17,13 @@ import fastfed
 from fastfed import experiments
 from fastfed._validate import InputError
 from fastfed.cli import cli
-from fastfed.experiments.specs import change, load_spec, parse_changes, sized_experiment
+from fastfed.experiments.specs import (
+    change,
+    experiment_from_spec,
+    load_spec,
+    parse_changes,
+    sized_experiment,
+)
 from fastfed.reporting.claims import judge
 from fastfed.reporting.figure import read_source
 from fastfed.results import digests
@@ -108,8 +114,11 @@ def test_claims_are_not_judged_of_a_changed_figure() -> None:
     # The claim was about a curve that is gone.
     assert changed.figure["statement"] == []
     assert changed.figure["changed"] == ["curve.epsilon=[1.0, 5.0]"]
+    said = "left out, for the changes took their curves: 1 statement"
+    assert changed.figure["note"][-1] == said
     kept = sized_experiment(figure, changes={"silos": 5, "figure.log": "x"})
     assert kept.figure["changed"] == ["silos=5"] and len(kept.figure["statement"]) == 1
+    assert "left out" not in str(kept.figure.get("note"))
     same = sized_experiment(figure, changes={"seed": 5, "checkpoints": 10})
     assert "changed" not in same.figure and same.seed == 5
     table: dict[str, Any] = {"curve": [{"label": "a", "algorithm": "random"}]}
@@ -245,3 +254,13 @@ def test_a_curve_without_a_finished_replicate_is_not_damage(tmp_path: Path) -> N
         digests.seal(db)
     (claim,) = judge(read_source(out).results)
     assert claim.verdict == "undecided" and math.isnan(claim.differences[0].mean)
+
+
+def test_a_misspelt_algorithm_is_named() -> None:
+    with pytest.raises(InputError, match=r'algorithm is required.*; is "algoritm" meant\?$'):
+        experiment_from_spec(
+            {
+                "name": "x", "horizon": 9, "silos": 2, "replicates": 1, "curve": [{"algoritm": "x"}],
+                "environment": {"kind": "sphere", "dimension": 3, "actions": 4},
+            }
+        )  # fmt: skip

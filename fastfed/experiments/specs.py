@@ -185,7 +185,10 @@ def _keys_of(table: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _leave_out_gone(figure: dict[str, Any], tables: Any) -> None:
-    """Leave out claims and bounds about curves that a change has renamed or removed."""
+    """Leave out claims and bounds about curves that a change has renamed or removed.
+
+    A note under the title says how many these are.
+    """
     try:
         labels = {
             c["label"]
@@ -194,11 +197,21 @@ def _leave_out_gone(figure: dict[str, Any], tables: Any) -> None:
         }
     except (InputError, TypeError, AttributeError, KeyError):  # said later
         return
-    claims, lines = figure.get("statement"), figure.get("line")
-    if isinstance(claims, list):
-        figure["statement"] = [c for c in claims if labels.issuperset(labels_of(c))]
-    if isinstance(lines, list):
-        figure["line"] = [line for line in lines if line.get("curve") in labels]
+    about = {
+        "statement": lambda claim: labels.issuperset(labels_of(claim)),
+        "line": lambda line: line.get("curve") in labels,
+    }
+    gone = []
+    for key, stays in about.items():
+        if isinstance(asked := figure.get(key), list):
+            figure[key] = [table for table in asked if stays(table)]
+            if left := len(asked) - len(figure[key]):
+                gone.append(f"{left} {key}{'s' if left > 1 else ''}")
+    if gone:
+        note = figure.get("note", [])
+        notes = [note] if isinstance(note, str) else note
+        said = f"left out, for the changes took their curves: {', '.join(gone)}"
+        figure["note"] = [*notes, said] if isinstance(notes, list) else note
 
 
 def environment_table(path: str | Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 from fastfed._kernels import environments
 from fastfed._random import check_seed
 from fastfed._system import System
-from fastfed._validate import InputError, choice, integer, listed, plain, show
+from fastfed._validate import InputError, choice, integer, listed, nearest, plain, show
 from fastfed.environments import (
     ENVIRONMENTS,
     Adversary,
@@ -386,9 +386,11 @@ def make_experiment(
                 f'{{"algorithm": "fedlinucb"}}, got {show(table)}'
             )
         if table.get("algorithm") is None:
+            meant = [key for key in table if nearest(str(key), ["algorithm"])]
+            misspelt = f'; is "{meant[0]}" meant?' if meant else ""
             raise InputError(
                 "algorithm is required, such as fedlinucb (`fastfed list algorithms` names all; "
-                f"curve {show(table.get('label', position + 1))})"
+                f"curve {show(table.get('label', position + 1))}){misspelt}"
             )
         label = table.get("label", str(table.get("algorithm")))
         if not isinstance(label, str) or not label.strip():
