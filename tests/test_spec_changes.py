@@ -260,7 +260,8 @@ def test_a_misspelt_algorithm_is_named() -> None:
     with pytest.raises(InputError, match=r'algorithm is required.*; is "algoritm" meant\?$'):
         experiment_from_spec(
             {
-                "name": "x", "horizon": 9, "silos": 2, "replicates": 1, "curve": [{"algoritm": "x"}],
+                "name": "x", "horizon": 9, "silos": 2, "replicates": 1,
                 "environment": {"kind": "sphere", "dimension": 3, "actions": 4},
+                "curve": [{"algoritm": "fedlinucb"}],
             }
         )  # fmt: skip
