@@ -22,7 +22,7 @@ int main(int count, char **arguments)
         const double *now = piece < (int64_t)given[3] ? given : given + 4;
         const int together = is_shared(&pace, 1.0);
         if (together)
-            saw_together(&pace, now[1], now[2]);
+            saw_together(&pace, 1.0, now[1], now[2]);
         else
             saw_alone(&pace, now[0]);
         shared += together;

@@ -65,6 +65,8 @@ _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to 
  * anew by a few pieces, now and then: it may be so, or the work may have changed. */
 #define DIFFERS .125
 #define SEEN_ANEW 4
+/* Seconds from which on one piece alone tells enough, and four of them would cost too much. */
+#define LONG .0005
 #define BETWEEN 256
 /* Weight of the newest piece of work in what is known of its kind; more where few are. */
 #define NEWEST .25
@@ -306,8 +308,8 @@ static void hold(ff_pace *pace, int64_t pieces)
     pace->lone = 0;
 }
 
-/* What a unit took all threads, and the caller for its own. */
-static void saw_together(ff_pace *pace, double took, double own)
+/* What a unit took all threads, and the caller for its own; `all` units were one piece of work. */
+static void saw_together(ff_pace *pace, double all, double took, double own)
 {
     pace->own = mixed(pace->own, pace->seen, own);
     pace->together = mixed(pace->together, pace->seen, took);
@@ -324,7 +326,7 @@ static void saw_together(ff_pace *pace, double took, double own)
     /* No whole piece was done alone as yet, only the first item, which finds nothing in the caches. */
     const int unknown = pace->lone == 0 || fabs(pace->own - pace->alone) > DIFFERS * pace->alone;
     if (unknown && (pace->seen == JUDGED || pace->seen % BETWEEN == 0))
-        hold(pace, SEEN_ANEW);
+        hold(pace, pace->alone * all < LONG ? SEEN_ANEW : 1);
 }
 
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
@@ -346,7 +348,7 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
     const double all = (double)(count - first) * units;
     if (is_shared(pace, all) && started(team)) {
         const double own = each_together(team, first, count, item, follow, work) / units;
-        saw_together(pace, (now() - begin) / all, own);
+        saw_together(pace, all, (now() - begin) / all, own);
     } else {
         each_alone(first, count, item, follow, work);
         saw_alone(pace, (now() - begin) / all);
