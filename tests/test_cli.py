@@ -20,9 +20,11 @@ from click.testing import CliRunner, Result
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
 from fastfed.cli.output import ENGINES, EVERY, Lines, duration
+from fastfed.cli.run import COMMANDS as OF_RUNS
 from fastfed.environments import ENVIRONMENTS, Letor
 from fastfed.experiments.specs import quick_horizon
 from fastfed.privacy import MECHANISMS
+from fastfed.reporting import page
 from fastfed.reporting.figure import check_figure
 from fastfed.simulation import engines
 from fastfed.simulation.experiment import experiment_from_spec
@@ -463,8 +465,11 @@ def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> No
     assert whole.exit_code == 2 and "different" in whole.stderr
 
 
-def test_the_options_name_every_engine() -> None:
+def test_the_options_name_every_engine_and_every_format() -> None:
     assert list(ENGINES) == list(engines.ENGINES)
+    for command in ("run", "report"):
+        (option,) = (p for p in OF_RUNS[command].params if p.name == "formats")
+        assert tuple(option.type.choices) == page.ALL_FORMATS
 
 
 @pytest.mark.parametrize(

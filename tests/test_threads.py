@@ -52,6 +52,8 @@ IDLE = [150e-6, 80e-6, 155e-6]
 CROWDED = [45e-6, 55e-6, 58e-6]
 SHORT = [30e-6, 55e-6, 58e-6]
 LIGHT = [5e-6, 9e-6, 10e-6]
+# A run may have few pieces so long: one is done alone, not more.
+LONG = [27e-3, 14e-3, 27.5e-3]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +66,18 @@ LIGHT = [5e-6, 9e-6, 10e-6]
         (CROWDED, IDLE, (1000, 5200), 0.95),
         (IDLE, LIGHT, (4900, 5300), 0.6),
         ([a / 2 for a in IDLE], IDLE, (9800, 10_000), 0.56),
+        (LONG, LONG, (9999, 9999), 0.53),
     ],
-    ids=["idle", "crowded", "too short", "then crowded", "then idle", "then light", "then heavy"],
+    ids=[
+        "idle",
+        "crowded",
+        "too short",
+        "then crowded",
+        "then idle",
+        "then light",
+        "then heavy",
+        "long",
+    ],
 )
 def test_threads_share_only_what_they_are_faster_at(
     pace: Path, before: list[float], after: list[float], shared: tuple[int, int], slower: float

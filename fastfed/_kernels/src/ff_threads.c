@@ -65,9 +65,9 @@ _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to 
  * anew by a few pieces, now and then: it may be so, or the work may have changed. */
 #define DIFFERS .125
 #define SEEN_ANEW 4
-/* Seconds from which on one piece alone tells enough, and four of them would cost too much. */
-#define LONG .0005
 #define BETWEEN 256
+/* A piece of so many seconds tells enough by itself: several alone would cost too much. */
+#define LONG .0005
 /* Weight of the newest piece of work in what is known of its kind; more where few are. */
 #define NEWEST .25
 
