@@ -48,11 +48,12 @@ def values(plan, data, kind=Report):
 
 
 def check_refused(plan, *changed):
-    """A plan file that holds other numbers than its certificate is about does not open."""
-    for numbers in changed:
-        document = msgspec.structs.replace(plan.document, plan=codec.encode(numbers))
-        with pytest.raises(InputError):
-            plans.checked(document, {})
+    """A plan file that holds other numbers than those of its choices is refused."""
+    for each in changed:
+        numbers = codec.numbers_of(each)
+        assert numbers != plan.document.numbers
+        with pytest.raises(InputError, match="the plan file"):
+            plans.checked(msgspec.structs.replace(plan.document, numbers=numbers), {})
 
 
 def check_one_charge(plan, least):

@@ -70,7 +70,6 @@ def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
         replace(made, phases=quiet),
         replace(made, phases=made.phases[:-1]),
         replace(made, bounds=wide),
-        replace(made, linear=False),
     )
 
 

@@ -80,9 +80,8 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
         for k, close in enumerate(plan.document.calendar.closes):
             for i, name in enumerate(plan.silos):
                 world.now = close - 10.0
-                step, made = world.parties[name].decide(
-                    [[0.1 * i, 0.5], [0.1 * k, -0.2]], world.now
-                )
+                # One action: a choice depends on which broadcast a killed silo has.
+                step, made = world.parties[name].decide([[0.1 * i, 0.5 - 0.1 * k]], world.now)
                 world.perform(name, step)
                 world.perform(name, world.parties[name].reward(made.id, 0.1 * k, world.now))
             world.kill_chance, world.now = kill, float(close)

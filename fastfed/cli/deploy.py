@@ -299,6 +299,7 @@ def new(spec: Path, plan: Path) -> None:
 def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     """Compile a SPEC to the file PLAN that continues the plan of the folder OLD."""
     from fastfed.deployment import folder as folders
+    from fastfed.deployment.model import REASONS
 
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
@@ -310,7 +311,7 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     assert extends is not None
     click.echo(f"plan {made.digest.hex()}")
     click.echo(f"continues {earlier.digest.hex()}")
-    click.echo(f"start {extends.why or 'the earlier model'}")
+    click.echo(f"start {REASONS.get(extends.why, 'the earlier model')}")
     click.echo(str(made.certificate), nl=False)
 
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from fastfed._validate import InputError, boolean, choice, number, show
 from fastfed.deployment.schema import (
     KINDS,
@@ -70,6 +72,38 @@ def schema_of(tables: Mapping[str, Any]) -> Schema:
     check_records(records)
     norm = number("norm", tables.get("norm", records.norm), above=0)
     return Schema(records.columns, norm, records)
+
+
+def tables_of_schema(schema: Schema) -> dict[str, Any]:
+    """The tables of a spec that `schema_of` reads as this schema."""
+    if schema.records is None:
+        columns = [msgspec.structs.asdict(column) for column in schema.columns]
+        return {"columns": columns, "norm": schema.norm}
+    outcome = schema.records.outcome
+    reward: dict[str, Any] = {"column": outcome.column, "unit": outcome.unit}
+    reward["better"] = outcome.better
+    reward["outside"] = outcome.outside
+    for name, pairs in (("codes", outcome.codes), ("correct", outcome.correct)):
+        if pairs:
+            reward[name] = dict(pairs)
+    if not (outcome.codes or outcome.correct):
+        reward |= {"low": outcome.low, "high": outcome.high}
+    return {
+        "columns": [_table_of(each) for each in schema.records.variables],
+        "actions": msgspec.structs.asdict(schema.records.actions),
+        "reward": reward,
+        "norm": schema.norm,
+    }
+
+
+def _table_of(variable: Variable) -> dict[str, Any]:
+    """The table of a spec that `_variable` reads as this column."""
+    shared = ("name", "kind", "outside", "fill")
+    fields = (*shared, *(key for key in _KEYS[variable.kind] if hasattr(variable, key)))
+    made = {key: getattr(variable, key) for key in fields if getattr(variable, key) is not None}
+    if variable.kind == "flag":
+        made |= {"yes": variable.codes[: variable.yes], "no": variable.codes[variable.yes :]}
+    return made | {"missing_flag": variable.marked}
 
 
 def _table(where: str, value: Any) -> Mapping[str, Any]:

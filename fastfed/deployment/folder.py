@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,20 @@ import msgspec
 
 from fastfed._validate import InputError
 from fastfed.deployment.charges import charge_of
+from fastfed.deployment.declared import tables_of_schema
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
 from fastfed.deployment.ledger import Ledger, SqliteStore, together
-from fastfed.deployment.model import Extension, as_json, model_of, no_start
+from fastfed.deployment.model import Extension, model_of, no_start
 from fastfed.deployment.party import Process, SiloProcess
-from fastfed.deployment.plans import DeployedPlan, checked, compile_plan, load, spelled
+from fastfed.deployment.plans import (
+    DeployedPlan,
+    checked,
+    document_of,
+    load,
+    spelled,
+    tables_of,
+)
 from fastfed.deployment.seal import Identity, make_secret, read_secret
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
@@ -266,40 +273,39 @@ def extended(
     Guarantee: that of the new plan's certificate; for a person who is in both plans, the entry of
     `also` that names the earlier one. The start is made of a broadcast and adds nothing.
     """
-    new = _tables(spec)
+    new = tables_of(spec)
     for key in PARTIES:
         if key in new:
             raise InputError(f"{key} come from the earlier plan; leave them out of the spec")
     for key in ("system", "calendar"):
         if key not in new:
             raise InputError(f"the spec must have a table {key}: it is what an extension changes")
-    old = earlier.document
-    tables = {**_tables(old.spec), **new}
-    tables["silos"] = [_table(party) for party in old.silos]
-    tables["hub"] = {key: text for key, text in _table(old.hub).items() if key != "name"}
-    made = compile_plan(_fitting(tables, new))
-    why = no_start(made.document, made.plan, earlier)
+    document = document_of(_fitting({**_before(earlier, new), **new}, new))
+    # The plan alone first: whether the earlier model can be its start follows from it.
+    why = no_start(document, checked(document, {}).plan, earlier)
     if not broadcast:
-        why = why or "the earlier plan had no release yet"
+        why = why or "no-release"
     if fresh:
-        why = "a start without the earlier model was asked for"
-    extends = Extension(spelled(old), b"" if why else broadcast, why)
-    document = msgspec.structs.replace(made.document, extends=extends)
-    certificate = DeployedPlan(document, made.plan, {}).certificate
-    return checked(msgspec.structs.replace(document, certificate=as_json(certificate)), {})
+        why = "requested"
+    extends = Extension(spelled(earlier.document), b"" if why else broadcast, why)
+    return checked(msgspec.structs.replace(document, extends=extends), {})
 
 
-def _tables(spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A spec as its tables: of TOML, or of JSON as documents keep what was no TOML."""
-    if not isinstance(spec, str):
-        return dict(spec)
-    try:
-        return tomllib.loads(spec)
-    except tomllib.TOMLDecodeError as error:
-        try:
-            return dict(json.loads(spec))
-        except ValueError:
-            raise InputError(f"the spec is no TOML ({error})") from None
+def _before(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a spec that an earlier plan was compiled from, but for system and calendar."""
+    old = earlier.document
+    federation = {"name": old.name, "least": old.least, "explore": old.explore}
+    federation |= {} if old.influence is None else {"influence": old.influence}
+    federation |= {"sum": "masks"} if earlier.masked else {}
+    schema = tables_of_schema(old.schema)
+    if not {"columns", "actions", "reward"}.isdisjoint(new):
+        # The largest row, unless the new spec has a norm.
+        del schema["norm"]
+    hub = {key: text for key, text in _table(old.hub).items() if key != "name"}
+    tables = {"federation": federation, "silos": [_table(party) for party in old.silos], "hub": hub}
+    if old.helper is not None:
+        tables["helper"] = {k: text for k, text in _table(old.helper).items() if k != "name"}
+    return tables | schema
 
 
 def _fitting(tables: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,17 @@ import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from fastfed._system import Algorithm, System, account
-from fastfed._validate import InputError, choice, show
-from fastfed.bandits import ProblemSpec
+from fastfed._system import Algorithm, account
+from fastfed._validate import InputError, choice, integer, show
+from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.deployment import charges
+from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
@@ -28,7 +30,7 @@ from fastfed.privacy.account import (
 )
 from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan, check_plan
-from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
+from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as, statistic_size
 from fastfed.protocols.serverless import PhasePlan
 
 if TYPE_CHECKING:
@@ -313,10 +315,6 @@ class Kind:
 
     Parameters
     ----------
-    problem : type
-        Of its problem: what is known of silos, horizon and dimension.
-    dimension : callable
-        The dimension of a problem.
     rounds : callable
         Its fixed rounds, as a `Plan`; InputError for one that is not deployed, or not private.
     message_size : callable
@@ -336,8 +334,6 @@ class Kind:
         What the account of a plan and of those that it continues takes on trust.
     """
 
-    problem: type[Any]
-    dimension: Callable[[Any], int]
     rounds: Callable[[Any], Plan]
     message_size: Callable[[Any], int]
     conditions: Callable[[Any, bool], tuple[Condition, ...]]
@@ -357,8 +353,6 @@ def _found(path: str) -> Any:
 
 def _of_experts(message_size: Callable[[Any], int], silo: str, hub: str) -> Kind:
     return Kind(
-        problem=ExpertProblem,
-        dimension=lambda problem: int(problem.experts),
         rounds=lambda plan: _found("experts.rounds")(plan),
         message_size=message_size,
         conditions=lambda plan, helper: _found("experts.CONDITIONS"),
@@ -370,8 +364,6 @@ def _of_experts(message_size: Callable[[Any], int], silo: str, hub: str) -> Kind
 
 
 LINEAR = Kind(
-    problem=ProblemSpec,
-    dimension=lambda problem: int(problem.dimension),
     rounds=linear_rounds,
     message_size=lambda plan: int(plan.statistic_size),
     conditions=linear_conditions,
@@ -384,8 +376,6 @@ LINEAR = Kind(
 KINDS: dict[type, Kind] = {
     Plan: LINEAR,
     PhasePlan: Kind(
-        problem=ProblemSpec,
-        dimension=lambda problem: int(problem.dimension),
         rounds=lambda plan: _found("phases.rounds")(plan),
         # A message is an estimate, or a model.
         message_size=lambda plan: int(plan.local.dimension),
@@ -438,14 +428,113 @@ def hub_of(deployed: DeployedPlan, secret: bytes, **more: Any) -> Hub:
     return made
 
 
-def problem_of(silos: int, horizon: int, experts: int) -> ExpertProblem:
-    """What is known of losses in a deployment: what clipping enforces."""
-    return ExpertProblem(
+#: The most releases of a deployed plan: a receipt names all of them in one message.
+MOST_RELEASES = 10_000
+#: The most numbers in one message of sums, and in the sums that a silo keeps of all releases.
+MOST_IN_MESSAGE, MOST_KEPT = 1 << 22, 1 << 27
+
+
+def check_sizes(
+    algorithm: str, keys: dict[str, Any], horizon: int, dimension: int, releases: int = 0
+) -> None:
+    """Refuse a plan that is too large to be derived, before anything of its size is allocated."""
+    integer("system.horizon", horizon, at_least=1, at_most=2**31)
+    length = keys.get("phase_length" if algorithm == "fed-svt" else "batch_size")
+    if isinstance(length, int) and length > 0:
+        releases = max(releases, horizon // length)
+    if releases > MOST_RELEASES:
+        raise InputError(
+            f"a deployment has at most {MOST_RELEASES} releases, got {releases}: longer batches "
+            "give fewer"
+        )
+    if algorithm in EXPERTS:
+        return
+    size = statistic_size(dimension)
+    if size > MOST_IN_MESSAGE or size * max(releases, 1) > MOST_KEPT:
+        raise InputError(
+            f"a deployment of {releases} releases cannot have {dimension} columns: their sums have "
+            f"{size} numbers, and at most {min(MOST_IN_MESSAGE, MOST_KEPT // max(releases, 1))} fit"
+        )
+
+
+def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
+    """What is known of the data in a deployment: what clipping enforces.
+
+    Returns
+    -------
+    ProblemSpec
+        Of bandits or of experts, by the algorithm.
+    """
+    if algorithm in EXPERTS:
+        return ExpertProblem(
+            silos=silos,
+            horizon=horizon,
+            experts=dimension,
+            notes=("deployment: losses are the silos' own, and of no law that is known",),
+        )
+    return ProblemSpec(
         silos=silos,
         horizon=horizon,
-        experts=experts,
-        notes=("deployment: losses are the silos' own, and of no law that is known",),
+        dimension=dimension,
+        reward_range=None,
+        features_bounded=False,
+        notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
+
+
+def derived(
+    algorithm: str, keys: dict[str, Any], silos: int, horizon: int, dimension: int
+) -> Executed:
+    """The plan that choices give here.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of `SYSTEMS`.
+    keys : dict
+        Every key of the algorithm, as `resolved` returns them.
+    silos, horizon, dimension : int
+
+    Raises
+    ------
+    InputError
+        For keys that the algorithm does not have, or whose values it refuses.
+    """
+    return _derived(algorithm, _CANONICAL.encode(keys), silos, horizon, dimension)
+
+
+_CANONICAL = msgspec.msgpack.Encoder(order="deterministic")
+
+
+@lru_cache(maxsize=64)
+def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
+    """Derive a plan once for the same choices: a process loads its plan many times."""
+    given = msgspec.msgpack.decode(keys)
+    entry = _entry(algorithm)
+    known = resolved(algorithm, given)
+    for key, value in given.items():
+        if known[key] != value:
+            raise InputError(
+                f"the plan file's {key} must be {show(known[key])} beside its other keys, got "
+                f"{show(value)}"
+            )
+    return entry.make(given, problem_of(algorithm, *sizes)).plan
+
+
+def _entry(algorithm: str) -> Algorithm:
+    """The registry's entry of an algorithm that is deployed."""
+    return {**ALGORITHMS, **EXPERTS}[choice("system.algorithm", algorithm, SYSTEMS)]
+
+
+def resolved(algorithm: str, keys: dict[str, Any]) -> dict[str, Any]:
+    """Every key of an algorithm as plain data, also where a default stands.
+
+    A later version may have other defaults, so a plan file names all values.
+    """
+    made = _CANONICAL.encode(msgspec.to_builtins(_entry(algorithm).check(keys)))
+    # As a plan file stores them: tuples become lists.
+    found: dict[str, Any] = msgspec.msgpack.decode(made)
+    return found
 
 
 # ---- certificates and charges --------------------------------------------------------------------
@@ -466,19 +555,20 @@ def certified(
 
 
 def affordable(
-    algorithm: Algorithm, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
-) -> System:
-    """The system of a spec, with a charge that is within the epsilon that was asked for.
+    algorithm: str, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
+) -> dict[str, Any]:
+    """All keys of a system whose charge is within the epsilon that was requested.
 
     A ledger keeps one pair (mu^2, told) of a plan, for users of whichever batch. Of noise bits in
-    batches that differ it may say a little more than the certificate, which takes another pair for
-    each batch: some 10^-4 of epsilon, by which the system is then asked for less. Of private means
-    it says some hundredths more, as a Gaussian mechanism stands for them.
+    batches that differ it may charge a little more than the certificate, which takes another pair
+    for each batch: some 10^-4 of epsilon. The system is then asked for that much less. Of private
+    means the charge is some hundredths more, as a Gaussian mechanism stands for them.
     """
-    system = algorithm.make(keys, problem)
+    entry = _entry(algorithm)
     asked = None
     for _ in range(6):
-        made = kind_of(system.plan).charged(system.plan)
+        plan = entry.make(keys, problem).plan
+        made = kind_of(plan).charged(plan)
         if made is None:
             break
         budget, found = made
@@ -486,5 +576,4 @@ def affordable(
         if found <= asked or not math.isfinite(found):
             break
         keys = keys | {"epsilon": budget * asked / found * (1.0 - 1e-6)}
-        system = algorithm.make(keys, problem)
-    return system
+    return resolved(algorithm, keys)

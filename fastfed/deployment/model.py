@@ -7,9 +7,8 @@ model. What is exported is made of broadcasts alone, and of nothing that the sil
 
 from __future__ import annotations
 
-import json
 import math
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,15 +16,14 @@ import msgspec
 import numpy as np
 
 from fastfed._kernels import environments, linalg
-from fastfed._validate import InputError, show
+from fastfed._validate import InputError, choice
 from fastfed.bandits.linucb import Acting, Estimate
-from fastfed.deployment import codec
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.kinds import Executed, acted_on, kind_of
+from fastfed.deployment.kinds import Executed, acted_on
 from fastfed.deployment.ledger import together as added_up
 from fastfed.deployment.schema import Schema
 from fastfed.deployment.wire import Broadcast, check_entries
-from fastfed.privacy.account import SAME
+from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.privacy.certificate import Certificate, Guarantee, SideCertificate
 from fastfed.protocols.plan import Plan
 
@@ -210,7 +208,7 @@ class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     start : bytes
         The broadcast whose model is played at the start and added to later ones; empty for none.
     why : str
-        Why there is no start.
+        Why there is no start, as a key of `REASONS`; empty where there is one.
     """
 
     document: bytes
@@ -221,29 +219,47 @@ class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 # ---- verification --------------------------------------------------------------------------------
 
 
+#: Why a plan that continues another has no start, by the word that its document stores.
+REASONS = {
+    "requested": "a start without the earlier model was requested",
+    "no-release": "the earlier plan had no release yet",
+    "schema": "the columns, their ranges or the norm differ, so theta is a different parameter",
+    "clipping": "features or rewards are clipped differently, so theta is a different parameter",
+}
+
+
 def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
-    """Why the earlier model is no start of a plan; empty if it is one.
+    """Why the earlier model cannot be the start of a plan, as a key of `REASONS`; empty if it can.
 
     Its sums are released, so any use of them costs nothing. It must be of the same parameter: of
     the same features, coded and clipped alike.
     """
     _check_kinds(document, earlier)
-    old = earlier.document.schema
-    if document.schema != old:
-        return "the columns, their ranges or the norm are others, so that theta is another one"
-    if plan.clip != earlier.plan.clip:
-        return "features or rewards are clipped otherwise, so that theta is another one"
-    return ""
+    if document.schema != earlier.document.schema:
+        return "schema"
+    return "clipping" if plan.clip != earlier.plan.clip else ""
 
 
 def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
     """Refuse plans of two kinds: what they protect, or learn, is not the same."""
-    if kind_of(codec.decode(document.plan)) is not earlier.kind:
+    others = ("robin", *EXPERTS)
+    named = {a if a in others else "" for a in (document.algorithm, earlier.document.algorithm)}
+    if len(named) > 1:
         raise InputError(
             "a plan continues one of its own kind alone: of robin, of fed-svt, of "
             "fed-dp-ope-stoch, or of linear bandits; what others protect or learn is something "
             "else, so make a plan of its own"
         )
+
+
+def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
+    """Refuse a chain of too many plans, before the first of them is derived."""
+    plans, each = 1, document
+    while each.extends is not None:
+        plans += 1
+        if plans > MOST:
+            raise InputError(f"a chain has at most {MOST} plans; begin a new one")
+        each = read(each.extends.document)
 
 
 def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> None:
@@ -256,16 +272,19 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
         raise InputError(
             "a plan that continues another must have its parties, with the same names and keys"
         )
-    if plan_depth(earlier) >= MOST:
-        raise InputError(f"a chain has at most {MOST} plans; begin a new one")
-    begin = old.calendar.start
+    begin, wrong = old.calendar.start, no_start(document, plan, earlier)
     if extends.start:
-        wrong = no_start(document, plan, earlier)
-        if wrong:
-            raise InputError(f"the earlier model is no start: {wrong}")
+        if wrong or extends.why:
+            raise InputError(f"the earlier model cannot be the start: {REASONS.get(wrong, '')}")
         begin = old.calendar.closes[start_of(extends, earlier)[0] - 1]
     elif not extends.why:
         raise InputError("a plan without the earlier model must say why")
+    elif choice("extends.why", extends.why, tuple(REASONS)) not in (
+        wrong,
+        "requested",
+        "no-release",
+    ):
+        raise InputError(f"the plan says that {REASONS[extends.why]}, which is not so")
     if document.calendar.start < begin:
         raise InputError(
             f"calendar.start must be at least {begin}, when the earlier plan's last release "
@@ -355,41 +374,6 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
     return msgspec.structs.replace(certificate, also=(*certificate.also, entry))
 
 
-def check_certificate(said: bytes, found: Certificate) -> None:
-    """Refuse a certificate (JSON) that is not the one of the plan's numbers, but for rounding."""
-    try:
-        read = json.loads(said)
-    except ValueError:
-        raise InputError("the plan file's certificate is no JSON") from None
-    if not alike(read, json.loads(as_json(found))):
-        raise InputError(
-            "the plan file's certificate is not the one of its numbers, which is "
-            f'"{found.status}" with {show(found.exact)}'
-        )
-
-
-def as_json(certificate: Certificate) -> bytes:
-    """A certificate as a document holds it."""
-    return msgspec.json.encode(certificate.to_builtins(), order="sorted")
-
-
-_DIGITS = re.compile(r"[0-9.]+(e-?[0-9]+)?")
-
-
-def alike(first: Any, second: Any) -> bool:
-    """True if plain data are the same but for last digits, which machines may round otherwise."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(alike(first[k], second[k]) for k in first)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(alike, first, second))
-    if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, rel_tol=SAME)
-    if isinstance(first, str) and isinstance(second, str):
-        # Sentences repeat the numbers, rounded.
-        return first == second or _DIGITS.sub("#", first) == _DIGITS.sub("#", second)
-    return type(first) is type(second) and bool(first == second)
-
-
 def summary(deployed: DeployedPlan) -> dict[str, Any]:
     """What status and export say of the plans before this one; empty where there is none."""
     earlier, extends = deployed.earlier, deployed.document.extends
@@ -401,7 +385,7 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
         "extends": {
             "plans": [each.digest.hex() for each in chain(earlier)],
             "start": release,
-            "why_no_start": extends.why,
+            "why_no_start": REASONS.get(extends.why, ""),
             "epsilon": [each.epsilon for each in exact if each is not None],
             "epsilon_together": together(deployed.executed, earlier),
         }

@@ -1,18 +1,19 @@
-"""Plan files: a federation compiled once to numbers, which every party verifies and signs.
+"""Plan files: a federation's choices, which every party verifies and signs.
 
 `compile_plan` turns a spec and the parties' public keys into a `DeployedPlan`, whose document has
-one spelling and one SHA-256. `load` recomputes the account of its numbers and refuses a document
-whose certificate is not that of its numbers. Parties never build a plan from a spec: two machines'
-linear algebra may give two plans of one spec.
+one spelling and one SHA-256. A document holds choices: an algorithm and its keys, the parties, the
+calendar and the columns. `load` derives everything else from them by the code that compiled them:
+protocol, plan, conditions and certificate. Two machines' linear algebra may round differently, so
+a document also holds the numbers of the plan. All parties execute these numbers, and `load` refuses
+one that the choices do not give.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -23,7 +24,7 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number, show
-from fastfed.bandits import ALGORITHMS, ProblemSpec
+from fastfed.bandits import ProblemSpec
 from fastfed.deployment import codec, guard, model
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
@@ -34,25 +35,27 @@ from fastfed.deployment.kinds import (
     affordable,
     certified,
     check_least,
+    check_sizes,
     check_sum,
+    derived,
     kind_of,
     problem_of,
+    resolved,
     system_keys,
 )
 from fastfed.deployment.schema import Schema, check_schema
 from fastfed.deployment.seal import KEY, Identity, digest, verified
 from fastfed.deployment.wire import NAME, Wire
-from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan
 
 #: Format of plan files.
-FORMAT = 1
+FORMAT = 2
 HUB, HELPER = "hub", "helper"
 #: The most bytes of a plan file, and the most silos.
 LARGEST, MOST_SILOS = 1 << 26, 1000
-_AGREED = b"fastfed deployment plan 1\0"
+_AGREED = b"fastfed deployment plan 2\0"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -94,14 +97,46 @@ class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Everything that the parties agree on; its msgpack is what is hashed and signed."""
+    """The choices that the parties agree on; its msgpack is what is hashed and signed.
+
+    Everything else, such as the plan, its protocol and its certificate, follows from the choices
+    and is derived wherever a document is read.
+
+    Parameters
+    ----------
+    format : int
+        `FORMAT`.
+    name : str
+        Free text that a person wrote, for readers.
+    algorithm : str
+        One of `SYSTEMS`.
+    horizon : int
+        Decisions of one silo.
+    keys : dict
+        Every key of the algorithm, with its value also where it is the default.
+    numbers : dict
+        The numbers of the plan by name, as the compiling party computed them (`codec`).
+    silos, hub, helper : Party
+        Names and public keys.
+    calendar : Calendar
+    schema : Schema
+        Columns, actions and reward.
+    least : int
+        The fewest silos of a release.
+    explore : float
+        The chance of a uniformly random action.
+    extends : Extension, optional
+        The plan that this one continues.
+    influence : float, optional
+        Cap on what one silo's report may add.
+    """
 
     format: int
     name: str
-    spec: str
-    plan: bytes
-    problem: bytes
-    certificate: bytes
+    algorithm: str
+    horizon: int
+    keys: dict[str, Any]
+    numbers: dict[str, Any]
     silos: tuple[Party, ...]
     hub: Party
     helper: Party | None
@@ -109,12 +144,12 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     schema: Schema
     least: int
     explore: float
-    # Later fields: None where they have no use, and then left out from the end.
+    # Optional fields: left out from the end where they are None.
     extends: model.Extension | None = None
     influence: float | None = None
 
 
-_ENCODER = msgspec.msgpack.Encoder()
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _SCHEMA = Document.__struct_fields__.index("schema")
 
 
@@ -128,16 +163,28 @@ def spelled(document: Document) -> bytes:
 
 
 def read_document(data: bytes) -> Document:
-    """A document from its one spelling."""
-    try:
-        document = msgspec.msgpack.decode(data, type=Document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(
-            f"this is no plan file, as `fastfed deploy new` writes one, or a damaged one ({error})"
-        ) from None
+    """A document from its one spelling; InputError for anything else."""
+    document: Document = _decoded(data, Document)
     if spelled(document) != data:
         raise InputError("the plan file is not in canonical form")
     return document
+
+
+def _decoded(data: bytes, kind: Any) -> Any:
+    """Bytes of a plan file as a type; InputError for what is damaged or of an earlier format."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if data[1:2] == b"\x01":
+            # The first field of a document is its format.
+            raise InputError(
+                "this plan file is of format 1, which an earlier version of fastfed wrote, and "
+                "which stored the certificate in place of deriving it; compile it again from its "
+                "spec with `fastfed deploy new`"
+            ) from None
+        raise InputError(
+            f"this is no plan file, as `fastfed deploy new` writes one, or a damaged one ({error})"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +219,14 @@ class DeployedPlan:
     @cached_property
     def executed(self) -> Executed:
         """The numbers that are executed, of which certificate and charges are made."""
-        found: Executed = codec.decode(self.document.plan)
-        return self.plan if kind_of(found).linear else found
+        return _executed(self.document)
+
+    @cached_property
+    def problem(self) -> ProblemSpec | ExpertProblem:
+        """Sizes, and what is known of the data: what clipping enforces."""
+        document = self.document
+        sizes = len(document.silos), document.horizon, len(document.schema.columns)
+        return problem_of(document.algorithm, *sizes)
 
     @property
     def kind(self) -> Kind:
@@ -193,16 +246,18 @@ class DeployedPlan:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """The certificate of the federation, made of the numbers of its plan and those before."""
-        problem = codec.decode(self.document.problem)
-        found = certified(self.executed, problem, self.document.helper is not None)
+        """The certificate of the federation, derived from its plan and the plans before it."""
+        found = certified(self.executed, self.problem, self.document.helper is not None)
         return model.with_earlier(found, self.executed, self.earlier) if self.earlier else found
 
     @cached_property
     def earlier(self) -> DeployedPlan | None:
         """The plan that this one continues, verified; None for a first plan."""
         extends = self.document.extends
-        return checked(read_document(extends.document), {}) if extends is not None else None
+        if extends is None:
+            return None
+        model.check_chain(self.document, read_document)
+        return checked(read_document(extends.document), {})
 
     @property
     def shared(self) -> bool:
@@ -292,13 +347,21 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     InputError
         For what a spec may not say, and for a system that this package does not deploy.
     """
-    text = spec if isinstance(spec, str) else json.dumps(spec, default=str, sort_keys=True)
-    if isinstance(spec, str):
-        try:
-            spec = tomllib.loads(spec)
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"the spec is no TOML ({error})") from None
-    tables = dict(spec)
+    return checked(document_of(tables_of(spec)), {})
+
+
+def tables_of(spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a spec."""
+    if not isinstance(spec, str):
+        return dict(spec)
+    try:
+        return tomllib.loads(spec)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the spec is no TOML ({error})") from None
+
+
+def document_of(tables: Mapping[str, Any]) -> Document:
+    """The document that the tables of a spec give, before it is checked as a whole."""
     _only(
         "spec",
         tables,
@@ -314,45 +377,33 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     for name, given in (("silos", silos), ("calendar", tables.get("calendar"))):
         if not given:
             raise InputError(f"{name} is required: see docs/deployment.md")
-    integer("number of silos", len(silos), at_least=1, at_most=MOST_SILOS)
+    federation = dict(tables.get("federation", {}))
+    _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
     algorithm, protocol, keys = system_keys(keys)
-    problem: ProblemSpec | ExpertProblem = ProblemSpec(
-        silos=len(silos),
-        horizon=horizon,
-        dimension=len(schema.columns),
-        # Nothing is known of what silos will feed in, but for what clipping enforces.
-        reward_range=None,
-        features_bounded=False,
-        notes=("deployment: who is served how often, and at which silo, is taken on trust",),
-    )
-    if algorithm in EXPERTS:
-        problem = problem_of(len(silos), horizon, len(schema.columns))
-    system = affordable({**ALGORITHMS, **EXPERTS}[algorithm], keys, problem)
-    plan = kind_of(system.plan).rounds(system.plan)
-    federation = dict(tables.get("federation", {}))
-    _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
     check_sum(federation.get("sum"), protocol, helper is not None)
-    document = Document(
+    sizes = len(silos), horizon, len(schema.columns)
+    keys = resolved(algorithm, keys)
+    check_sizes(algorithm, keys, *sizes[1:])
+    keys = affordable(algorithm, keys, problem_of(algorithm, *sizes))
+    plan = derived(algorithm, keys, *sizes)
+    return Document(
         FORMAT,
-        str(federation.get("name", "federation"))[:200],
-        text,
-        codec.encode(system.plan),
-        codec.encode(problem),
-        b"",
+        str(federation.get("name", "federation")),
+        algorithm,
+        horizon,
+        keys,
+        codec.numbers_of(plan),
         silos,
         hub,
         helper,
-        _calendar(plan, dict(tables.get("calendar", {}))),
+        _calendar(kind_of(plan).rounds(plan), dict(tables.get("calendar", {}))),
         schema,
         federation.get("least", len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
         influence=guard.asked(federation.get("influence")),
     )
-    made = certified(system.plan, problem, helper is not None)
-    document = msgspec.structs.replace(document, certificate=model.as_json(made))
-    return checked(document, {})
 
 
 def _party(name: str, table: Mapping[str, Any]) -> Party:
@@ -439,42 +490,68 @@ def load(source: str | Path | bytes) -> DeployedPlan:
     data = source
     if len(data) > LARGEST:
         raise InputError(f"a plan file has at most {LARGEST} bytes, got {len(data)}")
-    try:
-        inner, signatures = msgspec.msgpack.decode(data, type=tuple[bytes, dict[str, bytes]])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(
-            f"this is no plan file, as `fastfed deploy new` writes one, or a damaged one ({error})"
-        ) from None
+    inner, signatures = _decoded(data, tuple[bytes, dict[str, bytes]])
     return checked(read_document(inner), signatures)
 
 
 def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:
-    """The plan of a document, if everything in it fits together; InputError otherwise."""
+    """The plan of a document, derived from its choices; InputError where they do not fit."""
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
-    plan: Any = codec.decode(document.plan)
+    _check_texts(document)
+    _check_parties(document)
+    plan = _executed(document)
     kind = kind_of(plan)
-    problem: Any = codec.decode(document.problem)
-    if not isinstance(problem, kind.problem):
-        raise InputError("the plan file must hold a plan that is deployed, and its problem")
     if kind.experts and (document.schema.records is not None or document.explore):
         raise InputError("a plan of experts has no columns of records and no explore")
-    plan = kind.rounds(plan)
-    _check_document(document, plan)
-    sizes = (problem.silos, problem.horizon, kind.dimension(problem))
-    if sizes != (plan.silos, plan.horizon, plan.dimension):
-        raise InputError("the plan's problem must have its silos, horizon and dimension")
-    made = DeployedPlan(document, plan, dict(signatures))
+    rounds = kind.rounds(plan)
+    _check_document(document, rounds)
+    made = DeployedPlan(document, rounds, dict(signatures))
     if made.earlier is not None:
-        model.check_extension(document, plan, made.earlier)
-    model.check_certificate(document.certificate, made.certificate)
+        model.check_extension(document, rounds, made.earlier)
+    # Computing the certificate compares the account of the executed numbers with the claim.
+    _ = made.certificate
     for name, signature in signatures.items():
         made.check_agreed(name, signature)
     return made
 
 
-def _check_document(document: Document, plan: Plan) -> None:
-    """Refuse parties, calendar or schema that do not fit the plan."""
+def _executed(document: Document) -> Executed:
+    """The plan that follows from a document's choices, with the document's numbers."""
+    algorithm, _, keys = system_keys({"algorithm": document.algorithm, **document.keys})
+    sizes = len(document.silos), document.horizon, len(document.schema.columns)
+    check_sizes(algorithm, keys, *sizes[1:], len(document.calendar.closes))
+    made: Executed = codec.executed(derived(algorithm, keys, *sizes), document.numbers)
+    return made
+
+
+#: The longest text that a person writes into a spec.
+LONGEST_TEXT = 200
+
+
+def _check_texts(document: Document) -> None:
+    """Refuse text that is too long, or that could forge lines of a terminal or a certificate."""
+    texts = [("federation.name", document.name)]
+    texts += [("the schema", text) for text in _texts(msgspec.to_builtins(document.schema))]
+    for name, text in texts:
+        if len(text) > LONGEST_TEXT or not text.isprintable():
+            raise InputError(
+                f"{name} must have printable text of at most {LONGEST_TEXT} characters, got "
+                f"{show(text)}"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def _check_parties(document: Document) -> None:
+    """Refuse parties whose names or keys are not distinct and well formed."""
     names = [p.name for p in (*document.silos, document.hub)]
     names += [document.helper.name] if document.helper else []
     for name in names:
@@ -491,8 +568,11 @@ def _check_document(document: Document, plan: Plan) -> None:
         raise InputError(f"parties must have different names and different keys, got {said}")
     if any(len(key) != KEY for key in keys):
         raise InputError(f"public keys must have {KEY} bytes")
-    if not 1 <= len(document.silos) <= MOST_SILOS or len(document.silos) != plan.silos:
-        raise InputError(f"the plan is of {plan.silos} silos, got {len(document.silos)} parties")
+    integer("number of silos", len(document.silos), at_least=1, at_most=MOST_SILOS)
+
+
+def _check_document(document: Document, plan: Plan) -> None:
+    """Refuse a calendar, a schema or numbers of silos that do not fit the plan."""
     if document.helper is not None and not added_up(plan):
         raise InputError(f'protocol "{plan.protocol.id}" has no use for a helper')
     least = integer("least", document.least, at_least=1, at_most=plan.silos)
@@ -514,10 +594,6 @@ def _check_document(document: Document, plan: Plan) -> None:
         raise InputError("calendar must close leaves one after the other, after its start")
     if calendar.grace < 0 or calendar.reward_deadline < 1:
         raise InputError("calendar needs a grace >= 0 and a reward_deadline >= 1, in seconds")
-    if len(schema.columns) != plan.dimension:
-        raise InputError(
-            f"columns must be {plan.dimension}, the plan's dimension, got {len(schema.columns)}"
-        )
     check_schema(schema)
     number("explore", document.explore, at_least=0, at_most=1)
     guard.check_influence(document.influence, plan)

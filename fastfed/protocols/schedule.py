@@ -15,6 +15,9 @@ from fastfed._validate import InputError, array
 from fastfed.privacy import exact
 from fastfed.protocols.protocol import statistic_size
 
+#: The most batches of a growing schedule.
+MOST_GROWING = 1 << 20
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -51,6 +54,11 @@ class Schedule:
         rounds, end, length = [], 0, float(first)
         while (end := end + round(length)) <= horizon:
             rounds.append(end)
+            if len(rounds) > MOST_GROWING:
+                raise InputError(
+                    f"growing batches must be at most {MOST_GROWING}: batch_ratio {ratio:g} makes "
+                    "more, a larger one makes fewer"
+                )
             length = max(length * ratio, length)
         return Schedule.at(tuple(rounds), horizon) if rounds else Schedule(horizon, horizon + 1)
 
