@@ -41,6 +41,12 @@ def show(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def frozen(values: object) -> np.ndarray:
+    """A copy in float64 that nobody can make writeable: its memory is an immutable `bytes`."""
+    made = np.asarray(values, dtype=np.float64)
+    return np.ndarray(made.shape, np.float64, made.tobytes())
+
+
 def listed(word: str, options: Iterable[str], what: str = "it may have") -> str:
     """Return the hint of `nearest`, or all options after the word ``what`` where none is close."""
     named = list(options)

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError, show
+from fastfed._validate import InputError, frozen, show
 from fastfed.privacy.releases.prefix_sums import Factor
-from fastfed.protocols.protocol import frozen
 
 #: The largest relative difference between a stored and a derived number: of a scalar relative to
 #: itself, of an array relative to its largest entry. That is 2^32 units in the last place. The

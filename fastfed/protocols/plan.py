@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 from typing import Protocol as TypingProtocol
@@ -13,7 +13,7 @@ from typing import Protocol as TypingProtocol
 import numpy as np
 
 from fastfed._kernels import aggregation, linalg
-from fastfed._validate import InputError
+from fastfed._validate import InputError, frozen
 from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.releases.buffered import packed
 from fastfed.privacy.releases.prefix_sums import Factor, toeplitz_coefficients
@@ -56,8 +56,28 @@ class NoiseStd:
         return NoiseStd(*(factor * part for part in self.parts))
 
 
+class OwnArrays:
+    """Base of plain data whose arrays are its own: immutable copies, also after pickling.
+
+    A certificate is about the numbers that are executed, so nobody may change them later.
+    """
+
+    def __post_init__(self) -> None:
+        """Copy the arrays."""
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if isinstance(value, np.ndarray):
+                object.__setattr__(self, each.name, frozen(value))
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore the fields, and nothing that was computed from them."""
+        for each in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, each.name, state[each.name])
+        self.__post_init__()
+
+
 @dataclass(frozen=True)
-class Radius:
+class Radius(OwnArrays):
     """Confidence radii: of the score <x, theta_hat> + beta ||x||_{V^-1} + gamma ||V^-1 x||.
 
     beta_t = multiplier (offset_k + scale sqrt(base + d ln(1 + rows_t / (d lambda_k)))), gamma = 0,
@@ -167,7 +187,7 @@ class Encoding:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(OwnArrays):
     """One curve as data: policy, schedule, protocol, noise, regularizer, radius.
 
     The step driver interprets it; the compiled driver executes it across synchronisations.
@@ -293,8 +313,7 @@ class Plan:
         if self.protocol.noise_by != "users" or not self.release_rounds:
             return np.zeros(0)
         lengths = np.diff(self.release_rounds, prepend=0)
-        scale: np.ndarray = np.sqrt(lengths / float(self.batch_size))
-        return scale
+        return frozen(np.sqrt(lengths / float(self.batch_size)))
 
     @property
     def encoded_by_release(self) -> bool:
@@ -318,8 +337,8 @@ class Plan:
                 raise InputError(f'release "factorised" needs a factor of {self.releases} releases')
             return self.factor.matrix
         if self.release == "buffered":
-            return packed(self.releases)
-        return toeplitz_coefficients(self.releases if self.release == "toeplitz" else 0)
+            return frozen(packed(self.releases))
+        return frozen(toeplitz_coefficients(self.releases if self.release == "toeplitz" else 0))
 
     @property
     def buffers(self) -> int:
@@ -392,7 +411,7 @@ class Plan:
             return np.zeros((0, self.statistic_size))
         count = len(self.encoding.precision) if self.encoded_by_release else self.levels
         each = [1.0 / self.encoding.each(j, self.dimension) for j in range(count)]
-        return np.array(each).reshape(count, self.statistic_size)
+        return frozen(np.array(each).reshape(count, self.statistic_size))
 
     def points(self, level: int) -> int:
         """Data points of one silo under a node of this level, at most: B 2^level."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, frozen
 
 # The same numbers stand in src/ff_run.h.
 SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM = range(6)
@@ -265,13 +265,6 @@ def statistic_size(dimension: int) -> int:
 def dimension_of(size: int) -> int:
     """d of a statistic of so many numbers."""
     return (math.isqrt(9 + 8 * size) - 3) // 2
-
-
-def frozen(array: np.ndarray) -> np.ndarray:
-    """A read-only copy."""
-    copy = np.array(array, dtype=np.float64)
-    copy.flags.writeable = False
-    return copy
 
 
 @dataclass(frozen=True)

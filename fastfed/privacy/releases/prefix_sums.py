@@ -13,7 +13,7 @@ from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
-from fastfed._validate import InputError, array, integer
+from fastfed._validate import InputError, array, frozen, integer
 
 # ---- The tree of p-sums --------------------------------------------------------------------------
 #
@@ -394,13 +394,16 @@ class Factor:
     """
 
     def __init__(self, matrix: object) -> None:
-        checked = np.array(array("factor", matrix, ndim=2), dtype=np.float64)
+        checked = array("factor", matrix, ndim=2)
         if checked.shape[0] != checked.shape[1]:
             raise InputError(f"factor must be a square matrix, got shape {checked.shape}")
         if np.triu(checked, 1).any() or not (np.diag(checked) > 0.0).all():
             raise InputError("factor must be lower triangular with a positive diagonal")
-        checked.flags.writeable = False
-        self.matrix = checked
+        self.matrix = frozen(checked)
+
+    def __reduce__(self) -> tuple[type[Factor], tuple[np.ndarray]]:
+        """Pickle as the matrix alone, which is checked and frozen again where it is loaded."""
+        return Factor, (self.matrix,)
 
     def __len__(self) -> int:
         """K, the number of releases."""
@@ -449,7 +452,7 @@ class Factor:
         norms = np.sqrt((made**2).sum(axis=0))
         if not np.sqrt((error**2).sum(axis=0).max()) <= 0.1 * SLACK * norms.max():
             raise InputError("factor is too ill-conditioned for an account of its sensitivity")
-        return made
+        return frozen(made)
 
     @cached_property
     def _products(self) -> np.ndarray:
@@ -478,8 +481,7 @@ class Factor:
     @cached_property
     def variances(self) -> np.ndarray:
         """Variances ||B_k||^2 of the noise in prefix k = 1..K, in units of noise_std^2, (K,)."""
-        found: np.ndarray = (self.matrix**2).sum(axis=1)
-        return found
+        return frozen((self.matrix**2).sum(axis=1))
 
 
 def optimal_factor(release_rounds: tuple[int, ...], horizon: int) -> Factor:
