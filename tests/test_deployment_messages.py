@@ -293,7 +293,7 @@ def test_an_earlier_plan_file_is_refused_with_what_to_do():
     old = msgspec.msgpack.encode(
         [1, "tests", "a spec", b"", b"", b"", [], [], None, [], [], 1, 0.0]
     )
-    with pytest.raises(InputError, match="format 1.*compile it again from its spec"):
+    with pytest.raises(InputError, match=r"format 1.*compile it again from its spec"):
         plans.load(msgspec.msgpack.encode([old, {}]))
 
 

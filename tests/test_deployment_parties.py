@@ -105,14 +105,13 @@ def test_rewards_after_the_deadline_and_after_the_end_enter_no_leaf():
     assert leaves(silo) == [0, 0]
 
 
-def test_no_more_is_learned_from_than_radii_count_on():
-    """Five records a period: the sixth decision is acted on, and of no further use."""
+def test_everybody_within_the_calendar_is_learned_from():
+    """Also more people than a batch has rounds: a count would let one displace another."""
     made = running()
     silo = made.processes["silo0"]
-    made.now = 1010.0
-    assert [silo.decide(ROWS).learns for _ in range(7)] == [True] * 5 + [False] * 2
-    made.now = 1110.0
-    assert [silo.decide(ROWS).learns for _ in range(6)] == [True] * 5 + [False]
+    for now, learns in ((990.0, False), (1010.0, True), (1110.0, True), (1400.0, False)):
+        made.now = now
+        assert [silo.decide(ROWS).learns for _ in range(7)] == [learns] * 7
 
 
 def test_one_person_is_learned_from_once_and_only_a_keyed_digest_is_kept():

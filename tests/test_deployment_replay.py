@@ -203,17 +203,17 @@ def test_silos_of_unequal_size_keep_all_their_patients(tmp_path):
     assert leaves.count(1) == 2 and len(set(leaves)) == 4
 
 
-def test_rows_beyond_the_cap_are_decided_and_not_learned_from(tmp_path):
+def test_rows_beyond_what_radii_count_on_are_learned_from_and_reported(tmp_path):
     source = table_of(tmp_path, 30)
     told = survey(OPEN, source, found := cases(source, OPEN.document.schema))
-    assert told["learned"] == 20 and told["beyond_cap"] == 10
+    assert told["learned"] == 30 and told["beyond_cap"] == 10
     now = [0.0]
     made = silo(OPEN, clock=lambda: now[0])
     replay = Replay(made, source, found)
     while replay.left:
         now[0] = replay.due
         replay.act(now[0])
-    assert sum(each.leaf > 0 for each in made.party.ended.values()) == 20
+    assert sum(each.leaf > 0 for each in made.party.ended.values()) == 30
     assert len(made.party.decisions) == 30
 
 

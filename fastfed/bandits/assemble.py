@@ -243,7 +243,7 @@ def _secure_noise(
         problem.silos,
         colluders,
         problem.dimension,
-        points=problem.silos * problem.horizon,
+        points=problem.silos * problem.horizon * problem.room,
         layout=config.layout or "goe2",
         # Of the two noises, where the mechanism asks for that of them over their largest norms.
         covariance_ratio=config.ratio * reward / feature,
@@ -544,4 +544,5 @@ def make_plan(
         score=score_named(config.score),
         tie_bonus=config.tie_bonus,
         reward_limit=config.reward_limit(problem, clip),
+        room=problem.room,
     )

@@ -44,6 +44,8 @@ class ProblemSpec:
         Caveats about the data for readers of the certificate.
     conditions : tuple of Condition
         Further conditions of every guarantee, and whether they hold.
+    room : int, default 1
+        A silo may learn from ``room * horizon`` records. Radii count on ``horizon`` of them.
     """
 
     silos: int
@@ -59,6 +61,7 @@ class ProblemSpec:
     notes: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
     linear_by_silo: bool = False
+    room: int = 1
 
 
 # ---- How far theta* can be from the public theta0 of centred rewards -----------------------------

@@ -161,7 +161,7 @@ def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> Non
         Also for sums that are not in the fixed point of records.
     """
     d, (feature, reward) = plan.dimension, bounds(plan)
-    most, (unit, _) = plan.end(release), fixed_point(plan)
+    most, (unit, _) = plan.most_records(release), fixed_point(plan)
     if not np.array_equal(values, np.round(values / unit) * unit):
         raise Refused(f"{who} is not in fixed point, multiples of 2^{round(math.log2(unit))}")
     # Each record is rounded, entry by entry.
@@ -272,7 +272,11 @@ class Alarm:
         hidden = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
         blocks, targets = [], []
         for sums, rows, squares in sides:
-            proxy = rows * (feature * (high - low) / 2.0) ** 2 + squares * (std.bias**2 + hidden)
+            # The sum of |x|^2, which is n L^2 at most, unless more people came than planned.
+            seen = float(np.trace(_full(sums[d:], d)))
+            seen += SIGMAS * math.sqrt(d * squares) * std.diagonal
+            mass = max(rows * feature**2, seen)
+            proxy = mass * ((high - low) / 2.0) ** 2 + squares * (std.bias**2 + hidden)
             blocks.append(_full(sums[d:], d) / math.sqrt(proxy))
             targets.append(sums[:d] / math.sqrt(proxy))
         system, target = np.vstack(blocks), np.concatenate(targets)
@@ -307,15 +311,22 @@ class Range:
         self._std = spread(plan.noise_std.times(max(plan.noise_scale)), d)
 
     def report(self, release: int) -> np.ndarray:
-        """Of a silo's report (s,): it has made at most ``end(release)`` records by then."""
-        return self._record * self._plan.end(release) + self._noise(release)
+        """Of a silo's report (s,).
+
+        A silo with noise of its own clips its report to the range of ``end(release)`` records,
+        after the noise, so that a false report does as little harm as possible.
+        """
+        plan = self._plan
+        most = plan.end(release) if visible(plan) else plan.most_records(release)
+        return self._record * most + self._noise(release)
 
     def broadcast(self, release: int) -> np.ndarray:
         """Of a broadcast (s,): the sum of as many of these, or more noise, as there are silos."""
         if self._plan.protocol.bits:
             # Each record is off by one level at most in each entry.
             level = self._plan.units.max(axis=0, initial=0.0)
-            records = self._plan.silos * self._plan.end(release) * (self._record + level)
+            most = self._plan.silos * self._plan.most_records(release)
+            records = most * (self._record + level)
             return records + SIGMAS * count_std(self._plan, release)
         return self._plan.silos * self.report(release)
 

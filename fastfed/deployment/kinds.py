@@ -100,6 +100,13 @@ MASKED = Condition(
     "trust)",
     True,
 )
+#: A silo learns from at most so many times as many people as its plan has rounds.
+ROOM = 64
+COUNTED = Condition(
+    f"no silo has more than {ROOM} times as many people to learn from as system.horizon: further "
+    "people are not learned from, which would depend on who came before (taken on trust)",
+    True,
+)
 #: In place of the caveat of a simulation's bits.
 EXACT_BITS = (
     "the exact value is for ideal draws; noise bits are drawn exactly, roundings are decided by "
@@ -111,9 +118,10 @@ _MASKS = "the masks' keys"
 
 def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
     """Return what the deployment of a plan takes on trust, by how its sums are hidden."""
+    found = (DELAYED, COUNTED)
     if added_up(plan) and helper:
-        return DELAYED, SPLIT if plan.protocol.bits else APART
-    return (DELAYED, MASKED) if added_up(plan) and plan.silos > 1 else (DELAYED,)
+        return *found, SPLIT if plan.protocol.bits else APART
+    return (*found, MASKED) if added_up(plan) and plan.silos > 1 else found
 
 
 def with_conditions(found: Certificate, own: tuple[Condition, ...]) -> Certificate:
@@ -478,6 +486,7 @@ def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
         dimension=dimension,
         reward_range=None,
         features_bounded=False,
+        room=ROOM,
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
 

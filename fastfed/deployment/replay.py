@@ -77,11 +77,11 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
     Returns
     -------
     dict
-        ``rows``, and of these ``learned``, whose decision is below the cap and whose outcome comes
-        in time (of a source with `action`: at most); ``beyond_cap``, ``too_late``, ``repeated``
-        (a subject that came before) and ``no_outcome``, why others are not; ``missing`` and
-        ``clipped`` cells by column; ``periods``, the decisions of each period of the calendar, and
-        ``caps``, how many the plan allows for.
+        ``rows``, and of these ``learned``, whose outcome comes in time (of a source with `action`:
+        at most); ``too_late``, ``repeated`` (a subject that came before) and ``no_outcome``, why
+        others are not; ``beyond_cap``, how many come after as many as the radii count on;
+        ``missing`` and ``clipped`` cells by column; ``periods``, the decisions of each period of
+        the calendar, and ``caps``, how many of each the radii count on.
     """
     records, calendar = plan.document.schema.records, plan.document.calendar
     assert records is not None
@@ -101,8 +101,9 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
         if period > releases or case.subject in subjects:
             repeated += case.subject in subjects
             continue
-        if learned + late + empty >= plan.plan.end(period):
-            beyond += 1
+        counted = learned + late + empty
+        beyond += counted - beyond >= plan.plan.end(period)
+        if counted >= plan.plan.most_records(releases):
             continue
         periods[period - 1] += 1
         subjects.add(case.subject)

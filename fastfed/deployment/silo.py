@@ -20,7 +20,7 @@ from fastfed._random import NoiseSource
 from fastfed._validate import InputError, number, show
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.guard import check_range
+from fastfed.deployment.guard import check_range, visible
 from fastfed.deployment.ledger import Charge, Ledger, Write
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
 from fastfed.deployment.party import Message, Speaker, Step
@@ -182,13 +182,14 @@ class SiloParty(Speaker):
     def _admits(self, now: float) -> bool:
         """True if what is decided now may be learned from.
 
-        Radii and ranges count on at most ``end(k)`` records by release k. Whether a decision is
-        one of them depends on the number of decisions before it, never on a reward.
+        That depends on the calendar alone. A count of earlier decisions would let one person's
+        coming decide whether strangers are learned from, which no account covers. The only limit
+        on the count is `ROOM` times the horizon, where sums would stop being exact.
         """
         calendar = self.deployed.document.calendar
         period = calendar.period(now)
         within = now >= calendar.start and period <= self.plan.releases and not self.left
-        return within and self._learning < self.plan.end(period)
+        return within and self._learning < self.plan.most_records(self.plan.releases)
 
     def reward(self, name: str, reward: float, now: float) -> Step:
         """The reward of a decision; it enters the leaf of the period in which it became known.
@@ -434,6 +435,10 @@ class SiloParty(Speaker):
         for leaf in leaves:
             made.add(leaf)
             values = made.report().values
+        if visible(self.plan):
+            # After the noise, so it costs no privacy; the hub refuses what is beyond the range.
+            limit = self._range.report(release)
+            values = np.clip(values, -limit, limit)
         return self.made(release, wire.Report(packed(values)))
 
     def _hide(self, release: int) -> None:

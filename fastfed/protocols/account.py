@@ -243,7 +243,7 @@ def _secure(plan: Plan, claim: Claim) -> SecureSum:
         "silos": made.silos == plan.silos,
         "dimension": made.dimension == plan.dimension,
         "number of releases": made.releases == plan.releases,
-        "number of records": made.points >= plan.silos * plan.end(plan.releases),
+        "number of records": made.points >= plan.silos * plan.most_records(plan.releases),
         "noise_std": made.stds == plan.noise_std.parts,
         "factor": plan.factor is not None
         and np.array_equal(plan.factor.matrix, made.prefix_weights),

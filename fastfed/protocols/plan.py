@@ -225,6 +225,7 @@ class Plan(OwnArrays):
     own: OwnRounds | None = None  # rounds of which nothing is sent; None: all are shared
     secure: SecureSum | None = None  # what silos and server execute where sums are under masks
     drawn_once: bool = False  # a simulation draws the noise of all silos' sum, see `simulated`
+    room: int = 1  # a silo's sums are exact for so many times the records of its rounds
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
         """Plan whose claim, if it has one, is changed."""
@@ -372,6 +373,10 @@ class Plan(OwnArrays):
     def user_std(self) -> NoiseStd:
         """Noise of one user's message, where ``noise_std`` is that of a batch of them."""
         return self.noise_std.times(1.0 / math.sqrt(max(1, self.batch_size)))
+
+    def most_records(self, release: int) -> int:
+        """Records of one silo by a release, at most: sums of more are not exact."""
+        return self.end(release) * self.room
 
     @property
     def public_constant(self) -> bool:

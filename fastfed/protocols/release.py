@@ -350,7 +350,7 @@ def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
     feature, reward = bounds(plan)
     # Of x y and x x', of all features; what is bounded by 0 is 0, and rounded to it.
     norms = [norm for norm in (feature * reward, feature * feature) if norm > 0.0] or [1.0]
-    unit = exact.quantum(max(1, points or plan.silos * plan.horizon), max(norms))
+    unit = exact.quantum(max(1, points or plan.silos * plan.horizon * plan.room), max(norms))
     least, clip = min(norms), plan.clip
     if clip is not None and clip.constant:
         # Beside a public constant a record moves less (docs/centred.md, "Fixed point").

@@ -1,0 +1,124 @@
+"""Who is in a leaf depends on that person and the calendar alone.
+
+One person is moved to each other period, removed or inserted, where far more people come than a
+batch has rounds. Strangers must stay where they are, and what leaves must cost no more than the
+certificate states.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+
+from fastfed._kernels import aggregation
+from fastfed.deployment import kinds
+from fastfed.deployment.kinds import silo_of
+from fastfed.deployment.ledger import Ledger
+from fastfed.privacy.accounting.gdp import gaussian_epsilon
+from fastfed.protocols.release import spread
+
+PERIODS, PEOPLE = 8, 12
+KINDS = {
+    "silo-ldp": {},
+    "silo-ldp toeplitz": {"release": "toeplitz"},
+    "silo-ldp buffered": {"release": "buffered"},
+    "silo-ldp factorised": {"release": "factorised"},
+    "silo-ldp-prefix": {},
+    "central": {},
+    "central factorised": {"release": "factorised"},
+    "secure-sum": {},
+    federation.MASKS: {},
+    "shuffle-vector": {},
+    "feducb": {},
+}
+
+
+def plan_of(kind):
+    protocol = kind if kind == federation.MASKS else kind.split()[0]
+    batches = {"batches": PERIODS, "batch": 3, "system": {"batch_size": 3, **KINDS[kind]}}
+    return federation.deployed(protocol, silos=2, **batches)
+
+
+def record(person):
+    """A person's row and reward, the same in whichever period they come."""
+    rng = np.random.default_rng(person)
+    x = rng.normal(size=2)
+    return x / np.linalg.norm(x), float(rng.uniform())
+
+
+def worlds(extra):
+    """Who comes in which period: strangers, who never change, and perhaps one more person."""
+    people = [(k, PEOPLE * k + i) for k in range(1, PERIODS + 1) for i in range(PEOPLE)]
+    # The one person comes first in the period, where a count would displace most.
+    return sorted([*people, *(((extra, 0),) if extra else ())])
+
+
+def lived(plan, people):
+    """The silo's leaf sums (K, s), and the leaf of every stranger."""
+    ledger = Ledger(":memory:")
+    silo = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
+    leaves = {}
+    for period, person in people:
+        now = float(plan.document.calendar.closes[period - 1] - 50)
+        x, y = record(person)
+        step, decision = silo.decide([x], now, subject=f"p{person}")
+        silo.fold(step.writes[0])
+        (write,) = silo.reward(decision.id, y, now).writes
+        silo.fold(write)
+        leaves[person] = silo.ended[decision.id].leaf
+    return silo._leaves.copy(), {p: leaf for p, leaf in leaves.items() if p}
+
+
+def mu_of(plan, change):
+    """The Gaussian privacy parameter of what leaves, for a change (K, s) of the leaf sums."""
+    made = plan.plan
+    std = spread(made.noise_std, made.dimension)
+    if made.secure is not None or made.release == "factorised":
+        encoder = made.factor.encoder
+    elif made.release in ("toeplitz", "buffered"):
+        lags = np.arange(PERIODS)
+        if made.release == "toeplitz":
+            column = made.coefficients
+        else:
+            column = aggregation.buffered_column(made.coefficients, PERIODS)
+        encoder = np.array([[column[k - j] if k >= j else 0.0 for j in lags] for k in lags])
+    else:
+        ends = np.arange(1, PERIODS + 1)[:, None]
+        leaves = np.arange(1, PERIODS + 1)
+        encoder = ((leaves <= ends) & (leaves > ends - (ends & -ends))).astype(float)
+    return math.sqrt((((encoder @ change) / std) ** 2).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_person_moves_nobody_else_between_releases(kind):
+    plan = plan_of(kind)
+    found = {extra: lived(plan, worlds(extra)) for extra in range(PERIODS + 1)}
+    claimed = plan.certificate.exact
+    worst = 0.0
+    for before, (sums, strangers) in found.items():
+        # Everybody who is known in a period is learned from in it.
+        assert all(leaf == p // PEOPLE for p, leaf in strangers.items() if p >= PEOPLE)
+        for after in range(before):
+            assert found[after][1] == strangers, (before, after)
+            if plan.plan.encoding is None:
+                worst = max(worst, mu_of(plan, sums - found[after][0]))
+    if plan.plan.encoding is None:
+        epsilon = gaussian_epsilon(worst, claimed.delta)
+        assert 0.3 * claimed.epsilon < epsilon <= claimed.epsilon * (1 + 1e-9)
+
+
+def test_a_silo_stops_learning_where_its_sums_would_stop_being_exact():
+    """The last limit on a count: it is in the conditions of the certificate."""
+    plan = federation.deployed(batches=1, batch=1, system={"batch_size": 1})
+    assert plan.plan.room == kinds.ROOM and kinds.COUNTED in plan.certificate.conditions
+    silo = silo_of(plan, "silo0", federation.secret("silo0"), Ledger(":memory:"))
+    learned = []
+    for _ in range(kinds.ROOM + 1):
+        step, decision = silo.decide([[0.5, 0.1]], federation.START + 1.0)
+        silo.fold(step.writes[0])
+        learned.append(decision.learns)
+    assert learned == [True] * kinds.ROOM + [False]
