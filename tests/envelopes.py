@@ -27,7 +27,8 @@ from federation import MASKS, Federation, deployed, secret
 
 from fastfed import InputError
 from fastfed.deployment import wire
-from fastfed.deployment.seal import Identity
+from fastfed.deployment.seal import Identity, sealed_to
+from fastfed.deployment.sums import TO_HUB, share_context
 
 PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS)
 #: Seconds of CPU, and bytes beside those of the message, that one may cost at most.
@@ -212,7 +213,11 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
     zeros, short = bytes(8 * t.plan.plan.statistic_size), rng.randbytes(rng.choice((0, 31, 33)))
     kind, body = rng.choice(
         [
-            ("report", wire.Report(numbers(t, rng), b"x" if t.plan.shared else b"")),
+            ("report", wire.Report(encrypted(t, rng, sender, release), b"x" * t.plan.shared)),
+            ("report", wire.Report(numbers(t, rng), b"x" * t.plan.shared)),
+            ("seen", wire.Seen(short, release, rng.randbytes(rng.choice((0, 31))))),
+            ("news", wire.News(rng.randbytes(50), (short,) * rng.randrange(3))),
+            ("seen", None), ("news", None),
             ("report", wire.Report(zeros, bytes(not t.plan.shared))),
             ("join", wire.Join(rng.randbytes(rng.choice((0, 15, 17, 200))), rng.randbytes(64))),
             ("set", wire.Opened(entries, sealed, numbers(t, rng))),
@@ -228,14 +233,25 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
     if isinstance(body, wire.Broadcast):
         # One that follows the last, so that no alarm is due: what is wrong is in its values.
         entries = tuple(wire.Entry(i, rng.randbytes(32)) for i in range(3))
-        last = t.party("silo1").broadcasts[1]
-        encoded = msgspec.msgpack.encode(
-            wire.Broadcast(numbers(t, rng), entries, wire.digest(last))
+        head = wire.digest(t.party("silo1").broadcasts[1])
+        broadcast = wire.Broadcast(numbers(t, rng), entries, head)
+        kind, release = "news", 2
+        seen = tuple(
+            t.plan.wire.made(t.keys[who], who, 2, wire.Seen(entry.digest, 1, head))
+            for who, entry in zip(t.plan.silos, entries, strict=True)
         )
-        release = 2
+        inner = t.plan.wire.made(t.keys["hub"], "hub", 2, broadcast)
+        encoded = msgspec.msgpack.encode(wire.News(inner, seen))
     plain = wire.Envelope(wire.VERSION, t.plan.digest, kind, sender, release, encoded)
     signature = t.keys[sender].sign(plain.signed_part())
     return name, msgspec.structs.replace(plain, signature=signature).as_bytes()
+
+
+def encrypted(t: Target, rng: Random, sender: str, release: int) -> bytes:
+    """Wrong numbers, encrypted to the hub as a silo's are."""
+    index = t.plan.silos.index(sender) if sender in t.plan.silos else 0
+    context = share_context(t.plan, index, release, TO_HUB)
+    return sealed_to(t.plan.document.hub.open, numbers(t, rng), context, bytes(32))
 
 
 # ---- what happens --------------------------------------------------------------------------------

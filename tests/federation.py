@@ -15,11 +15,11 @@ from fastfed.deployment import plans, wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import hub_of, silo_of
 from fastfed.deployment.ledger import Charge, Ledger, MemoryStore, Write
-from fastfed.deployment.party import Process, SiloProcess, Step
-from fastfed.deployment.seal import Identity, SealedNoise, digest, keyed_digest
+from fastfed.deployment.party import Message, Process, SiloProcess, Step
+from fastfed.deployment.seal import Identity, SealedNoise, digest, keyed_digest, sealed_to
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.sums import Helper
-from fastfed.deployment.wire import Broadcast, Opened, Refused
+from fastfed.deployment.sums import TO_HUB, Helper, share_context
+from fastfed.deployment.wire import Broadcast, News, Opened, Refused
 
 #: Ed25519 is a function of key and message. In tests one message is signed many times over, and
 #: checked by every receiver: what was signed here is looked up, anything else is checked as ever.
@@ -181,6 +181,47 @@ def deployed(protocol="silo-ldp", **keys):
     if text not in _PLANS:
         _PLANS[text] = plans.compile_plan(spec(protocol, **keys))
     return _PLANS[text]
+
+
+def sealed_report(plan, index, release, values, share=b"", identity=None, name=None):
+    """A silo's report of these values, encrypted to the hub as its own reports are."""
+    name = name or plan.silos[index]
+    identity = identity or Identity(secret(name))
+    context = share_context(plan, index, release, TO_HUB)
+    values = values if isinstance(values, bytes) else wire.packed(values)
+    body = wire.Report(sealed_to(plan.document.hub.open, values, context, bytes(32)), share)
+    return plan.wire.made(identity, name, release, body)
+
+
+def opened_report(plan, data):
+    """What the hub reads in a report: bytes of values."""
+    found = plan.wire.read(data)
+    context = share_context(plan, plan.index(found.sender), found.release, TO_HUB)
+    body = plan.wire.body(found, wire.Report)
+    return Identity(secret("hub")).opened(body.values, context)
+
+
+def seen(plan, index, report, last=0, head=b"", release=None):
+    """What a silo tells all others about its report."""
+    release = plan.wire.read(report).release if release is None else release
+    body = wire.Seen(digest(report), last, head)
+    return plan.wire.made(Identity(secret(plan.silos[index])), plan.silos[index], release, body)
+
+
+def news(plan, broadcast, before=b""):
+    """A broadcast as the hub sends it; before: the last one that its silos have seen."""
+    found = plan.wire.read(broadcast)
+    last = found.release - 1 if before else 0
+    entries = plan.wire.body(found, Broadcast).entries
+    told = []
+    for entry in entries:
+        if entry.silo >= len(plan.silos):
+            continue
+        body = wire.Seen(entry.digest, last, digest(before) if before else b"")
+        name = plan.silos[entry.silo]
+        told.append(plan.wire.made(Identity(secret(name)), name, found.release, body))
+    hub = Identity(secret("hub"))
+    return plan.wire.made(hub, "hub", found.release, wire.News(broadcast, tuple(told)))
 
 
 class Federation:
@@ -397,6 +438,8 @@ class World:
             known = self.told.setdefault((name, found.release), message.data)
             if known != message.data:
                 raise Violation(f"invariant 2: two sessions of {name} for release {found.release}")
+        elif found.kind == "news":
+            self.check_sent(name, Message(message.to, self.plan.wire.body(found, News).broadcast))
         elif found.kind in ("set", "broadcast"):
             self.check_set(name, found, Opened if found.kind == "set" else Broadcast)
             if found.kind == "broadcast":

@@ -11,7 +11,7 @@ pytest.importorskip("cryptography")
 import federation
 
 from fastfed import InputError
-from fastfed.deployment import plans, wire
+from fastfed.deployment import plans
 from fastfed.deployment.guard import (
     BEYOND,
     Alarm,
@@ -45,7 +45,7 @@ class Liar(SiloParty):
         if self.deployed.shared:
             self._sealing.hides(release, b"a lie")
             return self._shares(release, values.astype(np.int64).view(np.uint64) << np.uint64(40))
-        return self.made(release, wire.Report(wire.packed(values)))
+        return self.reported(release, values)
 
 
 def group(lies=False, influence=None, bias=None, protocol="silo-ldp", releases=4, epsilon=100.0):

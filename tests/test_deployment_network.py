@@ -61,11 +61,13 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
     assert asked(app, "GET", "/nothing")[0] == 404
     assert asked(app, body=b"x")[0] == 400
     assert asked(app, body=bytes(plan.wire.largest + 1))[0] == 413
-    assert asked(app, body=message(wire.Report(bytes(40)), 1))[0] == 400
+    report = federation.sealed_report(plan, 0, 1, bytes(40))
+    assert asked(app, body=report)[0] == 400
     assert asked(app, body=message(wire.Join(bytes(16), plan.agreed(silo))))[0] == 200
-    assert asked(app, body=message(wire.Report(bytes(40)), 1))[0] == 200
-    assert asked(app, body=message(wire.Report(bytes(40)), 1))[0] == 200
-    code, said = asked(app, body=message(wire.Report(bytes(39) + b"\x3f"), 1))
+    assert asked(app, body=federation.seen(plan, 0, report))[0] == 200
+    assert asked(app, body=report)[0] == 200
+    assert asked(app, body=report)[0] == 200
+    code, said = asked(app, body=federation.sealed_report(plan, 0, 1, bytes(39) + b"\x3f"))
     assert (code, b"two reports" in said) == (409, True)
     status = json.loads(asked(app, "GET", "/status")[1])
     assert status["waiting_for"] == ["silo1", "silo2"] and len(status["alarms"]) == 1

@@ -394,7 +394,7 @@ def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_mod
     good = silo.party.model.theta
     honest = made.plan.wire.body(made.plan.wire.read(hub.broadcasts[1]), Broadcast)
     other = broadcast_by(made, 1, np.zeros(5), honest.entries, b"")
-    step, _ = silo.handle(other)
+    step, _ = silo.handle(federation.news(made.plan, other))
     assert "two broadcasts" in step.problem and "two broadcasts" in silo.party.stopped
     served(made, 2)
     assert silo.tick() == ()
@@ -426,7 +426,7 @@ def test_a_broadcast_that_cannot_be_true_is_not_acted_on(change, message):
     data = made.plan.wire.made(HUB, "hub", 1, body)
     theta = silo.party.model.theta
     try:
-        step, _ = silo.handle(data)
+        step, _ = silo.handle(federation.news(made.plan, data))
         assert message in step.problem
     except Refused as refused:
         assert message in str(refused)
@@ -461,8 +461,7 @@ def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
     made.settle()
     plan, hub, helper = made.plan, made.processes["hub"].party, made.processes["helper"]
     assert hub.broadcasts.keys() == helper.party.answers.keys() == {1}
-    report = plan.wire.body(plan.wire.read(hub.reports[1, 0]), wire.Report)
-    words = plan.wire.words(report.values, "it")
+    words = plan.wire.words(federation.opened_report(plan, hub.reports[1, 0]), "it")
     # The row itself is small; a share of it is anywhere.
     assert (words > 2**58).any() and (words < 2**64 - 2**58).any()
     entries = tuple(wire.entry_of(i, hub.reports[1, i]) for i in range(3))

@@ -108,7 +108,7 @@ def respelled(data, **fields):
 def to_everybody(plan):
     """What no receiver takes."""
     good = plan.wire.made(SILOS[0], "silo0", 2, Report(floats()))
-    version = good[:1] + b"\xcc\x01" + good[2:]
+    version = good[:1] + b"\xcc" + good[1:]
     yield bytes(1 << 22), "at most"
     yield b"\x93", "no envelope"
     yield respelled(good, version=9), "version"
@@ -128,7 +128,7 @@ def to_hub(protocol):
 
     def report(release=2, values=None, more=sealed, who=0):
         values = (words() if shared else floats()) if values is None else values
-        return plan.wire.made(SILOS[who], f"silo{who}", release, Report(values, more))
+        return federation.sealed_report(plan, who, release, values, more)
 
     joined = plan.agreed(SILOS[0])
     yield from to_everybody(plan)
@@ -141,6 +141,15 @@ def to_hub(protocol):
     yield plan.wire.made(SILOS[0], "silo0", 2, Opened(())), "must come from the helper"
     yield report(0), "must be of release 1..4"
     yield report(5), "must be of release 1..4"
+    bare = Report(words() if shared else floats(), sealed)
+    yield plan.wire.made(SILOS[0], "silo0", 2, bare), "encrypted to the hub"
+    for release, last, head, said in (
+        (5, 0, b"", "of a release of the plan"),
+        (2, 2, DIGEST, "after a broadcast before it"),
+        (2, 1, b"", "digests of 32 bytes"),
+        (2, 0, DIGEST, "digests of 32 bytes"),
+    ):
+        yield federation.seen(plan, 0, report(), last, head, release), said
     yield report(more=b"" if shared else b"x"), "have a share for the helper"
     yield report(values=floats()[:-8]), "must have 40 bytes"
     past = Broadcast(floats(), (Entry(0, DIGEST), Entry(1, DIGEST)), b"")
@@ -166,16 +175,27 @@ def to_silo(protocol):
     last = MADE[protocol].processes["silo0"].party.broadcasts[1]
     before = wire.digest(last)
 
-    def broadcast(identity=HUB, name="hub", **changes):
+    def broadcast(**changes):
         body = msgspec.structs.replace(Broadcast(floats(), entries, before), **changes)
-        return plan.wire.made(identity, name, 2, body)
+        return federation.news(plan, plan.wire.made(HUB, "hub", 2, body), last)
+
+    def told(release=2, sender="silo0", identity=SILOS[0]):
+        return plan.wire.made(identity, sender, release, wire.Seen(DIGEST, 1, before))
 
     def receipt(**changes):
         body = msgspec.structs.replace(Receipt(0, ()), **changes)
         return plan.wire.made(HUB, "hub", 1, body)
 
     yield from to_everybody(plan)
-    yield broadcast(SILOS[1], "silo1"), "hears the hub alone"
+    honest = plan.wire.made(HUB, "hub", 2, Broadcast(floats(), entries, before))
+    foreign = plan.wire.made(SILOS[1], "silo1", 2, Broadcast(floats(), entries, before))
+    yield plan.wire.made(SILOS[1], "silo1", 2, wire.News(honest, ())), "of the hub only"
+    yield plan.wire.made(HUB, "hub", 2, wire.News(foreign, ())), "must hold the hub's broadcast"
+    yield plan.wire.made(HUB, "hub", 2, wire.News(last, ())), "must hold the hub's broadcast"
+    yield plan.wire.made(HUB, "hub", 3, wire.News(honest, ())), "still open here"
+    yield plan.wire.made(HUB, "hub", 2, wire.News(honest, (told(1),))), "is about release 1"
+    yield plan.wire.made(HUB, "hub", 2, wire.News(honest, (told(),))), "no silo signed"
+    yield receipt(reports=((3, DIGEST),)), "still open here"
     yield receipt(silo=1), "for silo 1, not 0"
     yield receipt(reports=((5, DIGEST),)), "releases 1..4"
     yield receipt(reports=((0, DIGEST),)), "releases 1..4"
@@ -239,7 +259,7 @@ def cases():
 def others():
     """Refusals that need a receiver of their own: who has not joined, has left, or has ended."""
     plan = MADE["silo-ldp"].plan
-    report = plan.wire.made(SILOS[0], "silo0", 2, Report(floats()))
+    report = federation.sealed_report(plan, 0, 2, floats())
     fresh, left, ended = (hub.Hub(plan, federation.secret("hub")) for _ in "abc")
     join = plan.wire.made(SILOS[0], "silo0", 0, Join(NONCE, plan.agreed(SILOS[0])))
     for each in (left, ended):
@@ -250,6 +270,7 @@ def others():
     yield fresh, report, "must join before it reports"
     yield left, report, "it has left"
     yield ended, report, "the plan has ended"
+    yield fresh, federation.seen(plan, 0, report), "takes no part"
     model = MADE["silo-ldp"].processes["silo0"].party
     huge = silo.SiloParty(plan, "silo0", federation.secret("silo0"), model.ledger)
     entries = (Entry(1, DIGEST), Entry(2, DIGEST))
@@ -268,7 +289,11 @@ def others():
 
     unstable.model.adopt = fails
     body = Broadcast(wire.packed(spoiled), entries, b"")
-    yield unstable, plan.wire.made(HUB, "hub", 1, body), "cannot be acted on"
+    yield (
+        unstable,
+        federation.news(plan, plan.wire.made(HUB, "hub", 1, body)),
+        "cannot be acted on",
+    )
 
 
 def refused(receiver, data, message):

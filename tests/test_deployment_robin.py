@@ -309,19 +309,15 @@ def test_a_silo_that_is_missing_counts_as_an_estimate_of_0():
 def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
     """A door that asked for the size would tell of it; the mean cuts what is beyond its range."""
     plan = plan_of()
-    liar, hub = (
-        federation.Identity(federation.secret("silo0")),
-        hub_of(plan, federation.secret("hub")),
-    )
+    hub = hub_of(plan, federation.secret("hub"))
     made = reported(plan, [[0.5, 0.2]])
     for write in made.processes["hub"].store.writes():
         if write.kind == "join":
             hub.fold(write)
     for bad in (math.nan, math.inf):
-        body = Report(wire.packed(np.array([bad, 0.0])))
         with pytest.raises(Refused, match="finite"):
-            hub.handle(plan.wire.made(liar, "silo0", 1, body), 0.0)
-    huge = plan.wire.made(liar, "silo0", 1, Report(wire.packed(np.array([1e300, -1e300]))))
+            hub.handle(federation.sealed_report(plan, 0, 1, np.array([bad, 0.0])), 0.0)
+    huge = federation.sealed_report(plan, 0, 1, np.array([1e300, -1e300]))
     for write in hub.handle(huge, 0.0).writes:
         hub.fold(write)
     mean = plan.executed.means[0]
@@ -333,14 +329,15 @@ def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
 def test_a_model_that_no_mean_and_noise_can_be_is_refused():
     plan = plan_of()
     made = reported(plan, [[0.5, 0.2]], away=("silo2",))
-    late = federation.Federation(plan).processes["silo2"]
+    other = federation.Federation(plan)
+    late, other.now = other.processes["silo2"], made.now
     late.tick()
     found = made.processes["hub"].party.broadcasts[1]
     body = plan.wire.body(plan.wire.read(found), Broadcast)
     hub = federation.Identity(federation.secret("hub"))
     wrong = msgspec.structs.replace(body, values=wire.packed(np.array([1e9, 0.0])))
     with pytest.raises(Refused, match="beyond"):
-        late.handle(plan.wire.made(hub, "hub", 1, wrong))
+        late.handle(federation.news(plan, plan.wire.made(hub, "hub", 1, wrong)))
     assert late.party.model.release == 0
 
 
@@ -360,7 +357,7 @@ def test_any_schedule_of_kills_and_restores_ends_in_one_model():
 
 def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_models():
     """Silos are away for 200 seconds at most: the hub that was put back waits for them."""
-    worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(8), KINDS)
+    worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(16), KINDS)
     assert sum(w.hub_restores for w in worlds) > 15 and sum(w.behind for w in worlds) > 3
 
 
@@ -376,7 +373,7 @@ class Whimsical:
 
     def report(self, release):
         d = self.plan.dimension
-        return self.made(release, Report(wire.packed(np.random.default_rng().normal(size=d))))
+        return self.reported(release, np.random.default_rng().normal(size=d))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def drawn(seeds):
 
 
 def test_random_schedules_of_all_that_is_deployed():
-    did = drawn(range(36))
+    did = drawn(range(60))
     assert did["kills"] > 100 and did["silos put back"] > 1 and did["hubs put back"] > 10
 
 
@@ -124,7 +124,7 @@ def test_a_hub_that_names_two_sets_sees_one_opened():
     """The helper opens the first: the plan stops at worst, and nothing is seen twice."""
     world = World(
         deployed("shuffle-vector", **schedules_of_all.FEWER, batches=2, batch=3),
-        1,
+        24,
         kinds={"hub": schedules_of_all.Renaming},
     )
     with pytest.raises(Violation, match=r"alarm|come to its end"):

@@ -17,10 +17,10 @@ from federation import Violation
 
 from fastfed import InputError
 from fastfed._random import SeededNoise
-from fastfed.deployment import experts, plans, wire
+from fastfed.deployment import experts, plans
 from fastfed.deployment.experts import SparseHub, SparseSilo
 from fastfed.deployment.kinds import SAME_PEOPLE, hub_of
-from fastfed.deployment.wire import Refused, Report
+from fastfed.deployment.wire import Refused
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import ExpertChoice
 
@@ -209,8 +209,7 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
 def test_sums_that_no_losses_have_are_refused(bad):
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
-    silo = federation.Identity(federation.secret("silo0"))
-    found = plan.wire.made(silo, "silo0", 1, Report(wire.packed(np.array([bad, 0.0, 0.0]))))
+    found = federation.sealed_report(plan, 0, 1, np.array([bad, 0.0, 0.0]))
     with pytest.raises(Refused):
         hub._checked(plan.wire.read(found), "a report")
 

@@ -357,7 +357,7 @@ class ExpertSilo(SiloParty):
                         taken = loss if unit is None else exact.quantise(loss, unit)
                         aggregation.add(values[leaf.tree - 1], taken)
                 values[leaf.tree - 1] /= leaf.stop - leaf.start
-        return self.made(release, wire.Report(packed(values.ravel())))
+        return self.reported(release, values.ravel())
 
 
 class ExpertHub(Hub):
@@ -467,7 +467,7 @@ class SparseSilo(ExpertSilo):
             if period == release and isinstance(ended, Lost) and ended.leaf == release:
                 loss = np.frombuffer(ended.losses, dtype="<f8").astype(np.float64)
                 aggregation.add(total, loss if unit is None else exact.quantise(loss, unit))
-        return self.made(release, wire.Report(packed(total)))
+        return self.reported(release, total)
 
 
 class SparseHub(ExpertHub):

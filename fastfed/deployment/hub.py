@@ -12,6 +12,7 @@ import os
 import numpy as np
 
 from fastfed._random import NoiseSource
+from fastfed._validate import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.guard import (
     Alarm,
@@ -28,7 +29,7 @@ from fastfed.deployment.model import summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by
-from fastfed.deployment.sums import shuffled
+from fastfed.deployment.sums import TO_HUB, share_context, shuffled
 from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, check_entries, packed
 from fastfed.protocols.protocol import SEND_BATCH, Report
 from fastfed.protocols.secure_sum import Decoder
@@ -87,6 +88,7 @@ class Hub(Speaker):
         self.joined: set[str] = set()
         self.left: set[int] = set()
         self.reports: dict[tuple[int, int], bytes] = {}
+        self.seen: dict[tuple[int, int], bytes] = {}
         self.sessions: dict[tuple[int, int], bytes] = {}
         self.sets: dict[int, Opened] = {}
         self.answers: dict[int, bytes] = {}
@@ -104,7 +106,7 @@ class Hub(Speaker):
 
     def handle(self, data: bytes, now: float) -> Step:
         """What a message of a silo or of the helper leads to; a silo may pass on a broadcast."""
-        kinds = ("join", "report", "set", "leave", "sessions", "broadcast")
+        kinds = ("join", "report", "seen", "set", "leave", "sessions", "broadcast")
         found = self.wire.read(data, kinds)
         if found.kind == "join":
             return self._join(found, data)
@@ -120,6 +122,8 @@ class Hub(Speaker):
             return self._session(silo, found, data)
         if found.kind == "report":
             return self._report(silo, found, data)
+        if found.kind == "seen":
+            return self._seen_by(silo, found, data)
         self.wire.body(found, wire.Leave)
         return self._leave(silo, data)
 
@@ -134,7 +138,10 @@ class Hub(Speaker):
         first = () if found.sender in self.joined else (Write("join", found.sender, data),)
         if found.sender not in self.deployed.silos:
             self._opened = max(found.release, self._opened or 0)
-            return Step(first, self._questions())
+            # A restored helper gets its own later answers again, before it opens another set.
+            past = (data for k, data in sorted(self.answers.items()) if k > found.release)
+            again = (Message(found.sender, each) for each in past)
+            return Step(first, (*again, *self._questions()))
         silo = self.deployed.index(found.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {found.sender} must have 16 bytes")
@@ -143,7 +150,7 @@ class Hub(Speaker):
             self._heard[silo] = found.release
         # Broadcasts first: what they opened without the silo need not be reported any more.
         later = () if silo in self.left else range(found.release + 1, len(self.broadcasts) + 1)
-        answers = [Message(found.sender, self.broadcasts[release]) for release in later]
+        answers = [self._news(found.sender, k, self.broadcasts[k]) for k in later]
         answers.append(self._receipt(silo, b"" if here else body.nonce))
         if silo not in self._heard:
             # Whoever repeats it is here now: an old message cannot.
@@ -158,7 +165,11 @@ class Hub(Speaker):
         left: bool = False,
     ) -> Message:
         """What the hub has from a silo, and whether it counts on more."""
-        known = {k: digest(data) for (k, i), data in self.reports.items() if i == silo}
+        known = {
+            k: digest(data)
+            for (k, i), data in self.reports.items()
+            if i == silo and (k, i) in self.seen
+        }
         ended = self.ended or ("the silo has left" if left or silo in self.left else "")
         body = wire.Receipt(silo, tuple(sorted({**known, **dict(more)}.items())), nonce, ended)
         return Message(self.deployed.silos[silo], self.made(len(self.broadcasts), body))
@@ -182,8 +193,36 @@ class Hub(Speaker):
         values = self._checked(found, who)
         if self._exact:
             check_records(self.plan, values, release, who)
-        receipt = self._receipt(silo, more=((release, digest(data)),))
+        complete = ((release, digest(data)),) if (release, silo) in self.seen else ()
+        receipt = self._receipt(silo, more=complete)
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
+
+    def _seen_by(self, silo: int, found: Envelope, data: bytes) -> Step:
+        """Keep what a silo tells all others about a release, with its first report of it."""
+        release, who = found.release, f"what {found.sender} has seen at release {found.release}"
+        body = self.wire.body(found, wire.Seen)
+        if not 1 <= release <= self.plan.releases or not 0 <= body.last < release:
+            raise Refused(f"{who} must be of a release of the plan, after a broadcast before it")
+        if len(body.report) != KEY or len(body.head) != (KEY if body.last else 0):
+            raise Refused(f"{who} must have digests of {KEY} bytes")
+        if silo in self.left or self.ended or found.sender not in self.joined:
+            raise Refused(f"{who} comes from a silo that takes no part")
+        if (release, silo) in self.seen:
+            return Step((), (self._receipt(silo),))
+        return Step((Write("seen", f"{release}/{silo}", data),))
+
+    def _complete(self, release: int, silo: int, report: bytes) -> bool:
+        """True if the hub has this report (its digest), and the silo's word about it."""
+        seen = self.seen.get((release, silo))
+        if seen is None or digest(self.reports.get((release, silo), b"")) != report:
+            return False
+        return self.wire.body(self.wire.read(seen), wire.Seen).report == report
+
+    def _news(self, silo: str, release: int, broadcast: bytes) -> Message:
+        """A broadcast for one silo, with what the silos in its set have seen."""
+        entries = self.sets[release].entries
+        seen = tuple(self.seen.get((release, entry.silo), b"") for entry in entries)
+        return Message(silo, self.made(release, wire.News(broadcast, seen)))
 
     def _checked(self, found: Envelope, who: str) -> np.ndarray:
         """The values of a report; Refused where they cannot be true."""
@@ -192,9 +231,15 @@ class Hub(Speaker):
             raise Refused(
                 f"{who} must {'' if self.deployed.shared else 'not '}have a share for the helper"
             )
+        silo = self.deployed.index(found.sender)
+        context = share_context(self.deployed, silo, found.release, TO_HUB)
+        try:
+            plain = self.identity.opened(body.values, context)
+        except InputError:
+            raise Refused(f"{who} must be encrypted to the hub of the plan") from None
         if self.deployed.words:
-            return self.wire.words(body.values, who)
-        values = self.wire.floats(body.values, who)
+            return self.wire.words(plain, who)
+        values = self.wire.floats(plain, who)
         check_range(values, self._range.report(found.release), who)
         return values
 
@@ -295,7 +340,7 @@ class Hub(Speaker):
             return Step((Write("ended", "", beyond.encode()),), problem=beyond)
         data = self._broadcast(release)
         present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
-        sends = tuple(Message(name, data) for name in present)
+        sends = tuple(self._news(name, release, data) for name in present)
         # The alarm first: a hub that is killed between them says it again.
         return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
 
@@ -345,7 +390,7 @@ class Hub(Speaker):
         entries = self._opened_sets.get(release, ())
         if release in self._past:
             entries = self.wire.body(self.wire.read(self._past[release]), Broadcast).entries
-        has = (digest(self.reports.get((release, e.silo), b"")) == e.digest for e in entries)
+        has = (self._complete(release, e.silo, e.digest) for e in entries)
         if not entries or not all(has):
             return Step()
         return Step((Write("set", str(release), self.made(release, Opened(entries))),))
@@ -373,7 +418,12 @@ class Hub(Speaker):
         if len(active) < self.deployed.document.least:
             text = f"fewer than {self.deployed.document.least} silos take part"
             return Step((Write("ended", "", text.encode()),))
-        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
+        came = [
+            i
+            for i in range(self.plan.silos)
+            if (release, i) in self.reports
+            and self._complete(release, i, digest(self.reports[release, i]))
+        ]
         counted = [i for i in came if i not in self.left]
         calendar = self.deployed.document.calendar
         over = now >= calendar.closes[release - 1] + calendar.grace
@@ -465,6 +515,9 @@ class Hub(Speaker):
         elif kind == "report":
             release, _, silo = key.partition("/")
             self.reports[int(release), int(silo)] = value
+        elif kind == "seen":
+            release, _, silo = key.partition("/")
+            self.seen[int(release), int(silo)] = value
         elif kind == "session":
             release, _, silo = key.partition("/")
             told = self.wire.body(self.wire.read(value), wire.Sessions)

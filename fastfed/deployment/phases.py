@@ -16,7 +16,6 @@ from fastfed._kernels import linalg
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError
 from fastfed.bandits.linucb import Acting, Estimate
-from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import earlier_model
@@ -236,7 +235,7 @@ class PhaseSilo(SiloParty):
         (values,) = linalg.least_squares(self._leaves[release - 1][None], d)
         if not np.isfinite(values).all():
             values = np.zeros(d)
-        return self.made(release, wire.Report(packed(values)))
+        return self.reported(release, values)
 
 
 class PhaseHub(Hub):

@@ -165,6 +165,7 @@ def uniform_below(count: int, entropy: Callable[[int], bytes]) -> int:
 
 _NOISE, _MORE, _PAD = b"fastfed noise", b"fastfed more", b"fastfed share"
 _ROUND, _SESSION = b"fastfed round", b"fastfed session"
+_REPORT = b"fastfed report"
 _PUBLIC, _SAMPLE = b"fastfed public", b"fastfed sample"
 
 
@@ -341,6 +342,11 @@ class SealedNoise:
         key = self.key(_PAD, silo, node)
         made = np.frombuffer(keystream(key, 8 * size), dtype="<u8").astype(np.uint64)
         return made, keyed_digest(key, b"fastfed sealing")
+
+    def report_seed(self, silo: int, release: int, data: bytes) -> bytes:
+        """A seed to encrypt a report by: the same one for the same data."""
+        place = silo.to_bytes(8, "big"), release.to_bytes(8, "big")
+        return keyed_digest(self._secret, _REPORT, self._plan, self._owner, *place, data)
 
 
 def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:

@@ -25,8 +25,25 @@ from fastfed.deployment.ledger import Charge, Ledger, Write
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by, keyed_digest, uniform_below
-from fastfed.deployment.sums import Counter, PairMasks, Record, Sessions, hidden_of, in_shares
+from fastfed.deployment.seal import (
+    KEY,
+    SealedNoise,
+    digest,
+    hidden_by,
+    keyed_digest,
+    sealed_to,
+    uniform_below,
+)
+from fastfed.deployment.sums import (
+    TO_HUB,
+    Counter,
+    PairMasks,
+    Record,
+    Sessions,
+    hidden_of,
+    in_shares,
+    share_context,
+)
 from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
 from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
@@ -351,8 +368,10 @@ class SiloParty(Speaker):
             return Step()
         if not self._answered or self.lost:
             unsure = sorted(k for k in self.lost if self.sessions.missing(k))
-            asked = (message for k in unsure for message in self._telling(k).messages)
-            return Step((), (*self._joins(), *asked))
+            steps = [self._telling(k) for k in unsure]
+            writes = tuple(write for step in steps for write in step.writes)
+            asked = (message for step in steps for message in step.messages)
+            return Step(writes, (*self._joins(), *asked))
         closed, step = self.deployed.document.calendar.closed(now), Step()
         if self.done < min(closed, self.plan.releases):
             step = self._next(self.done + 1)
@@ -370,9 +389,8 @@ class SiloParty(Speaker):
         # Sessions, which a hub that was put back may have lost while other silos wait for them.
         told = [k for k in self.sessions.told if k > known or self.sessions.missing(k)]
         sends = [message for k in sorted(told) for message in self._telling(k).messages]
-        sends += [
-            Message(hub, data) for k, data in sorted(self.sealed.items()) if k not in self._held
-        ]
+        unheld = [item for item in sorted(self.sealed.items()) if item[0] not in self._held]
+        sends += [message for k, data in unheld for message in self._sends(k, data)]
         # A hub that was put back to before releases that are here: the sets that it opened.
         sends += [
             Message(hub, self.broadcasts[k]) for k in range(known + 1, self.model.release + 1)
@@ -383,6 +401,8 @@ class SiloParty(Speaker):
         """What the first leaf that is not closed leads to, once its period is over."""
         if self.sessions.missing(release):
             return self._telling(release)
+        if self._changed(release):
+            return self._alarm(f"records of release {release} changed after its session was sent")
         forgotten = self._forgotten(release)
         if forgotten is not None:
             self.lost[release] = forgotten
@@ -399,8 +419,14 @@ class SiloParty(Speaker):
             return Step(problem=f"release {release} is more than the ceiling of the budget allows")
         if opened:
             return Step((*paid, Write("without", str(release), b"opened without this silo")))
-        message = Message(self.deployed.document.hub.name, data)
-        return Step((*paid, Write("sealed", str(release), data)), (message,))
+        return Step((*paid, Write("sealed", str(release), data)), self._sends(release, data))
+
+    def _sends(self, release: int, report: bytes) -> tuple[Message, ...]:
+        """A report, and before it what this silo tells all others about it."""
+        last = min(self.model.release, release - 1)
+        head = digest(self.broadcasts[last]) if last else b""
+        seen = self._to_hub(release, wire.Seen(digest(report), last, head))
+        return seen, Message(self.deployed.document.hub.name, report)
 
     def _charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
         """The charge of a release; none where the ledger has it."""
@@ -439,7 +465,15 @@ class SiloParty(Speaker):
             # After the noise, so it costs no privacy; the hub refuses what is beyond the range.
             limit = self._range.report(release)
             values = np.clip(values, -limit, limit)
-        return self.made(release, wire.Report(packed(values)))
+        return self.reported(release, values)
+
+    def reported(self, release: int, values: np.ndarray, share: bytes = b"") -> bytes:
+        """The report of these values, encrypted to the hub: the same bytes for the same values."""
+        plain = packed(values)
+        context = share_context(self.deployed, self.index, release, TO_HUB)
+        seed = self._sealing.report_seed(self.index, release, plain)
+        sealed = sealed_to(self.deployed.document.hub.open, plain, context, seed)
+        return self.made(release, wire.Report(sealed, share))
 
     def _hide(self, release: int) -> None:
         """Say what the noise of a report, and its session, hide."""
@@ -458,10 +492,18 @@ class SiloParty(Speaker):
     def _shares(self, release: int, row: np.ndarray) -> bytes:
         """The report of a row that nobody may see: in shares, or under masks."""
         if not self.deployed.masked:
-            return in_shares(self, self.index, release, row, self._sealing)
+            return self.reported(release, *in_shares(self, self.index, release, row, self._sealing))
         masks = PairMasks(self.deployed, self.index, self.identity)
         mask = masks.at(release, len(row), self.sessions.lists[release])
-        return self.made(release, wire.Report(packed(row + mask)))
+        return self.reported(release, row + mask)
+
+    def _changed(self, release: int) -> bool:
+        """True if a release hides other sums than its session, whose mask would then serve two."""
+        if not self.deployed.masked:
+            return False
+        self._hide(release)
+        own = self._sealing.session(self.index, release)
+        return own != self.sessions.lists[release][self.index]
 
     def _session(self, release: int) -> bytes:
         """The own session of a release."""
@@ -488,20 +530,59 @@ class SiloParty(Speaker):
 
     def handle(self, data: bytes, now: float) -> Step:
         """What a receipt or a broadcast of the hub leads to; Refused for anything else."""
-        found = self.wire.read(data, ("receipt", "broadcast", "sessions"))
+        found = self.wire.read(data, ("receipt", "news", "sessions"))
         if found.sender != self.deployed.document.hub.name:
-            raise Refused(f"a silo hears the hub alone, got a {found.kind} of {found.sender}")
+            raise Refused(
+                f"a silo accepts messages of the hub only, got a {found.kind} of {found.sender}"
+            )
         if found.kind == "receipt":
-            return self._receipt(found.release, self.wire.body(found, Receipt))
+            return self._receipt(found.release, self.wire.body(found, Receipt), now)
+        self._check_closed(found.release, found.kind, now)
         if found.kind == "sessions":
             return self._heard(found.release, self.wire.body(found, wire.Sessions))
-        return self._broadcast(found, data)
+        return self._news(found.release, self.wire.body(found, wire.News))
 
-    def _receipt(self, released: int, body: Receipt) -> Step:
+    def _check_closed(self, release: int, what: str, now: float) -> None:
+        """Refuse what the hub says about a release whose period is still open.
+
+        Records still enter such a release, so no report, set or list of sessions of it exists yet.
+        """
+        closed = max(self.deployed.document.calendar.closed(now), *self.sealed, 0)
+        if release > closed:
+            raise Refused(
+                f"the {what} is about release {release}, whose period is still open here: the "
+                "clocks of hub and silo differ, or the hub lies"
+            )
+
+    def _news(self, release: int, body: wire.News) -> Step:
+        """What a broadcast leads to, once it is known that all silos have the same ones."""
+        found = self.wire.read(body.broadcast, ("broadcast",))
+        if (found.sender, found.release) != (self.deployed.document.hub.name, release):
+            raise Refused(f"the news of release {release} must hold the hub's broadcast of it")
+        if self.alarms:
+            # The last good model acts on.
+            return Step()
+        reports: dict[int, bytes] = {}
+        for data in body.seen:
+            said = self.wire.read(data, ("seen",))
+            silo, seen = self.deployed.index(said.sender), self.wire.body(said, wire.Seen)
+            own = self.broadcasts.get(seen.last)
+            if said.release != release:
+                raise Refused(f"the news of release {release} is about release {said.release}")
+            if own is not None and digest(own) != seen.head:
+                return self._alarm(
+                    f"the hub sent {said.sender} another broadcast of release {seen.last} than "
+                    "this silo"
+                )
+            reports[silo] = seen.report
+        return self._broadcast(found, body.broadcast, reports)
+
+    def _receipt(self, released: int, body: Receipt, now: float) -> Step:
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
             raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
+        self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
         if body.nonce == self._nonce:
             # All that the hub has: what is not in it is sent again.
             self._answered, self._held, self._released = True, set(), released
@@ -522,11 +603,9 @@ class SiloParty(Speaker):
             self.over = body.ended
         return Step()
 
-    def _broadcast(self, found: Envelope, data: bytes) -> Step:
+    def _broadcast(self, found: Envelope, data: bytes, reports: dict[int, bytes]) -> Step:
+        """Act on a broadcast; reports: the digests that the silos of its set signed."""
         release, last = found.release, self.model.release
-        if self.alarms:
-            # The last good model acts on.
-            return Step()
         if release in self.broadcasts:
             if self.broadcasts[release] != data:
                 return self._alarm(f"the hub sent two broadcasts of release {release}")
@@ -541,8 +620,10 @@ class SiloParty(Speaker):
         wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
         if len(body.entries) < self.deployed.document.least:
             return self._alarm(f"broadcast {release} is of too few silos")
-        if self.deployed.shared:
-            self._check_opened(release, body)
+        if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
+            raise Refused(f"broadcast {release} holds reports that no silo signed")
+        if self.deployed.shared and (twice := self._opened_twice(release, body)):
+            return self._alarm(twice)
         mine = [entry for entry in body.entries if entry.silo == self.index]
         own = self.sealed.get(release)
         if mine and own is not None and mine[0].digest != digest(own):
@@ -558,14 +639,28 @@ class SiloParty(Speaker):
             self.lost[release] = mine[0].digest
         return Step((Write("broadcast", str(release), data),))
 
-    def _check_opened(self, release: int, body: Broadcast) -> None:
-        """Refuse a broadcast whose set the helper did not open."""
+    def _opened_twice(self, release: int, body: Broadcast) -> str:
+        """What is wrong with the helper's answer, which names the answer before it; or empty.
+
+        Raises
+        ------
+        Refused
+            For a broadcast whose set the helper did not open.
+        """
         helper = self.deployed.document.helper
         opened = self.wire.read(body.helper, ("set",))
         said = self.wire.body(opened, wire.Opened)
         signed = helper is not None and opened.sender == helper.name
         if not signed or opened.release != release or said.entries != body.entries:
             raise Refused(f"broadcast {release} is not of the set that the helper opened")
+        last = self.broadcasts.get(release - 1)
+        before = b"" if last is None else self.wire.body(self.wire.read(last), Broadcast).helper
+        if said.before == (digest(before) if before else b""):
+            return ""
+        return (
+            f"the helper's set of release {release} does not follow its last one: the helper was "
+            "restored, and has opened two sets of one release"
+        )
 
     def _alarm(self, text: str) -> Step:
         """Stop: act on the last good model and send nothing."""
@@ -588,7 +683,8 @@ class SiloParty(Speaker):
             if wanted is not None and bare and release not in self.sessions.foreign:
                 raise InputError(f"the hub has not sent the sessions of release {release} yet")
             writes += self._charge(release, wanted or b"")
-            made = b"" if wanted is None or bare else self.report(release)
+            unmade = wanted is None or bare or self._changed(release)
+            made = b"" if unmade else self.report(release)
             if wanted is not None and digest(made) == wanted:
                 writes.append(Write("sealed", str(release), made))
             else:

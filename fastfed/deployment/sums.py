@@ -41,14 +41,16 @@ from fastfed.protocols.protocol import Shuffled
 from fastfed.protocols.vector_sum import encoding_of, round_statistic
 
 _MASK = b"fastfed mask"
+#: Begins the context of what is encrypted to the hub.
+TO_HUB = b"hub"
 
 # ---- shares --------------------------------------------------------------------------------------
 
 
 def in_shares(
     speaker: Speaker, index: int, release: int, row: np.ndarray, sealing: SealedNoise
-) -> bytes:
-    """The report of a row (s,) of words, in two shares.
+) -> tuple[np.ndarray, bytes]:
+    """The two shares of a row of words: the hub's (s,), and the helper's, encrypted to it.
 
     Parameters
     ----------
@@ -66,13 +68,12 @@ def in_shares(
     pad, seed = sealing.pad(index, release, len(row))
     inner = speaker.made(release, wire.Report(packed(pad)))
     context = share_context(deployed, index, release)
-    sealed = sealed_to(helper.open, inner, context, seed)
-    return speaker.made(release, wire.Report(packed(row - pad), sealed))
+    return row - pad, sealed_to(helper.open, inner, context, seed)
 
 
-def share_context(deployed: DeployedPlan, silo: int, release: int) -> bytes:
-    """What a share for the helper is bound to."""
-    return deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
+def share_context(deployed: DeployedPlan, silo: int, release: int, to: bytes = b"") -> bytes:
+    """What a share for the helper is bound to, or with ``to`` a report for the hub."""
+    return to + deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
 
 
 # ---- masks ---------------------------------------------------------------------------------------
@@ -223,6 +224,8 @@ class Helper(Speaker):
     def handle(self, data: bytes, now: float) -> Step:
         """Open a set that the hub names; the same set again gives the same answer."""
         found = self.wire.read(data, ("set",))
+        if found.sender == self.name:
+            return self._reminded(found, data)
         if found.sender != self.deployed.document.hub.name:
             raise Refused(f"a set must be named by the hub, got one of {found.sender}")
         release, body = found.release, self.wire.body(found, Opened)
@@ -234,9 +237,30 @@ class Helper(Speaker):
             return self._reply(self.answers[release])
         if release != len(self.answers) + 1 or release > self.plan.releases:
             raise Refused(f"the next set must be of release {len(self.answers) + 1}, got {release}")
-        answer = self.made(release, Opened(body.entries, (), self._total(found, body)))
+        total = self._total(found, body)
+        answer = self.made(release, Opened(body.entries, (), total, self._head))
         step = self._reply(answer)
         return step._replace(writes=(Write("answer", str(release), answer),))
+
+    @property
+    def _head(self) -> bytes:
+        """SHA-256 of the last answer; empty before the first."""
+        return digest(self.answers[len(self.answers)]) if self.answers else b""
+
+    def _reminded(self, found: Envelope, data: bytes) -> Step:
+        """An answer of this helper comes back: it was restored to before it gave it."""
+        release = found.release
+        if release in self.answers:
+            if self.answers[release] == data:
+                return Step()
+            text = f"this helper opened two sets of release {release}: it was restored in between"
+            return Step((Write("alarm", text, text.encode()),), problem=text)
+        if release != len(self.answers) + 1:
+            raise Refused(f"the next answer must be of release {len(self.answers) + 1}")
+        if self.wire.body(found, Opened).before != self._head:
+            text = f"an answer of this helper to release {release} does not follow its last one"
+            return Step((Write("alarm", text, text.encode()),), problem=text)
+        return Step((Write("answer", str(release), data),))
 
     def _reply(self, answer: bytes) -> Step:
         return Step((), (Message(self.deployed.document.hub.name, answer),))

@@ -17,9 +17,9 @@ from fastfed._validate import InputError, show
 from fastfed.deployment.seal import KEY, Identity, digest, verified
 
 #: Version of the format; a message of another one is refused.
-VERSION = 1
+VERSION = 2
 #: What is signed begins with this, so that no signature of ours means anything elsewhere.
-_CONTEXT = b"fastfed deployment message 1\0"
+_CONTEXT = b"fastfed deployment message 2\0"
 #: Bytes of an envelope beside its body, at most, and of a name.
 _AROUND, NAME = 512, 64
 
@@ -38,12 +38,32 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a silo sends of one release: its values, or its share of them for the hub.
 
-    values: float64 or uint64, little endian. sealed: the share for the helper, encrypted to it;
-    empty where there is none.
+    values: float64 or uint64, little endian, encrypted to the hub; inside a share for the helper
+    they are not encrypted again. sealed: the share for the helper, encrypted to it; empty where
+    there is none.
     """
 
     values: bytes
     sealed: bytes = b""
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a silo tells all others about a release, so that they need not trust the hub's word.
+
+    report: SHA-256 of its report's envelope. last, head: the release and the SHA-256 of the last
+    broadcast that it had; 0 and empty before the first.
+    """
+
+    report: bytes
+    last: int
+    head: bytes
+
+
+class News(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A broadcast envelope, and the `Seen` envelopes of the silos in its set in their order."""
+
+    broadcast: bytes
+    seen: tuple[bytes, ...]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -57,12 +77,14 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """The set of a release: whose reports count. There is one for each release.
 
     sealed: to the helper, the shares in the order of entries. total: from the helper, the sum of
-    its shares.
+    its shares. before: from the helper, the SHA-256 of its envelope of the release before; empty
+    at the first.
     """
 
     entries: tuple[Entry, ...]
     sealed: tuple[bytes, ...] = ()
     total: bytes = b""
+    before: bytes = b""
 
 
 class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -104,11 +126,13 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """A silo leaves: its reports are in no later set."""
 
 
-Body = Join | Report | Opened | Broadcast | Receipt | Sessions | Leave
+Body = Join | Report | Seen | News | Opened | Broadcast | Receipt | Sessions | Leave
 #: The kinds of messages by name.
 KINDS: dict[str, type[Body]] = {
     "join": Join,
     "report": Report,
+    "seen": Seen,
+    "news": News,
     "set": Opened,
     "broadcast": Broadcast,
     "receipt": Receipt,
@@ -185,6 +209,8 @@ class Wire:
         self.limits = {
             "join": _AROUND,
             "report": 8 * size + share + _AROUND,
+            "seen": _AROUND,
+            "news": 16 * size + len(self._keys) * (128 + _AROUND) + 4 * _AROUND,
             "set": len(self._keys) * (share + 64) + 8 * size + _AROUND,
             "broadcast": 16 * size + len(self._keys) * 128 + 3 * _AROUND,
             "receipt": 1 << 20,
