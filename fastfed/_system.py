@@ -212,8 +212,13 @@ class Algorithm:
         """Build the system for a config that `check` returned."""
         try:
             made = self.build(config, problem)
-        except OverflowError as error:
-            raise InputError(f"{self.id} cannot be planned: a number is too large") from error
+        except InputError:
+            raise
+        except (ArithmeticError, ValueError, MemoryError) as error:
+            reason = "a number is too large" if isinstance(error, OverflowError) else error
+            raise InputError(
+                f"{self.id} cannot be planned with these numbers: {reason or 'no memory'}"
+            ) from error
         if not isinstance(made, System):
             raise InputError(f'algorithm "{self.id}" must build a System, got {show(made)}')
         return made

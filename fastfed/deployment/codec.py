@@ -157,8 +157,11 @@ def _read(name: str, said: Any, derived: Any) -> Any:
     else:
         found = _scalar(name, said, derived, (derived,))
     if found is None:
+        given = np.asarray(derived).tolist()
+        if isinstance(derived, np.ndarray) and isinstance(said, bytes) and not len(said) % 8:
+            said = np.frombuffer(said, dtype="<f8").tolist()
         raise InputError(
-            f"the plan file's {name} is {show(said)}, but its choices give {show(_plain(derived))}"
+            f"the plan file's {name} is {show(said)}, but its choices give {show(given)}"
         )
     return derived if np.array_equal(found, derived) else found
 

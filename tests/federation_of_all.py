@@ -1,0 +1,79 @@
+"""A small federation of each kind of plan that is deployed."""
+
+from functools import cache
+
+import exchanges
+import federation
+
+from fastfed.deployment import plans
+from fastfed.deployment.folder import extended
+
+KINDS = (
+    "silo-ldp", "silo-ldp factorised", "silo-ldp-prefix", "central", "secure-sum", federation.MASKS,
+    "shuffle-vector", federation.MASKED_BITS, "feducb", "records", "extended",
+    "robin", "fed-svt", "fed-dp-ope-stoch",
+)  # fmt: skip
+EXPERTS = {
+    "fed-svt": {"horizon": 40, "phase_length": 10, "optimal_loss": 0.0, "switches": 3},
+    "fed-dp-ope-stoch": {"horizon": 63, "batch": "largest", "smoothness": 60.0},
+}
+ROBIN = {"horizon": 40, "initial_phases": 2, "diversity": 0.05, "concentration_multiplier": 1e-3}
+RECORDS = {
+    "columns": [
+        {"name": "age", "kind": "number", "low": 20, "high": 80},
+        {"name": "sex", "kind": "category", "codes": ["f", "m"], "fill": "f"},
+        {"name": "smoker", "kind": "flag", "missing_flag": True},
+    ],
+    "actions": {"names": ["ill", "well"], "constant": 0.5},
+    "reward": {"column": "num", "codes": {"0": 0.0, "1": 1.0}},
+}
+LATER = {"start": federation.START + 1000, "period": 100, "grace": 50, "reward_deadline": 250}
+
+
+@cache
+def plan(kind):
+    """The compiled plan."""
+    budget = {"epsilon": 1.0, "delta": 1e-6}
+    if kind in EXPERTS:
+        keys = {"algorithm": kind, **EXPERTS[kind]} | ({"threshold": 4.0} if "svt" in kind else {})
+        return plans.compile_plan(exchanges.spec_of_experts(keys))
+    if kind == "robin":
+        return plans.compile_plan(
+            federation.spec() | {"system": {"algorithm": kind} | ROBIN | budget}
+        )
+    if kind == "records":
+        spec = federation.spec() | RECORDS
+        del spec["norm"]
+        return plans.compile_plan(spec)
+    if kind == "extended":
+        system = {"horizon": 10, "batch_size": 5, **budget}
+        return extended({"system": system, "calendar": LATER}, plan("silo-ldp"))
+    if kind == "silo-ldp factorised":
+        return federation.deployed(system={"batch_size": 5, "release": "factorised"})
+    return federation.deployed(kind)
+
+
+def federation_of(kind):
+    """Its parties in memory, with room in their ledgers."""
+    made = federation.Federation(plan(kind))
+    for ledger in made.ledgers.values():
+        ledger.set_ceiling("records", 100.0, 1e-5)
+    made.now = float(made.plan.document.calendar.start)
+    made.settle()
+    return made
+
+
+def period(made, release):
+    """One record, or one row of losses, at each silo in the period of a release, and its close."""
+    made.now = made.plan.document.calendar.closes[release - 1] - 1.0
+    for name in made.plan.silos:
+        process, document = made.processes[name], made.plan.document
+        if document.algorithm in EXPERTS:
+            process.losses(process.decide().id, [0.5] * len(document.schema.columns))
+        elif document.schema.records is not None:
+            decision = process.decide(record={"age": 63, "sex": "m", "smoker": "yes"})
+            process.outcome(decision.id, "1")
+        else:
+            process.reward(process.decide(federation.ROWS).id, 0.5)
+    made.now += 1.0
+    made.settle()

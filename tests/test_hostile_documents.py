@@ -1,0 +1,176 @@
+"""Hostile values in each field of each kind of plan file and message, found by reflection.
+
+A field that is added later is attacked too: the fields are those of the bytes. Each case must be an
+InputError, or a plan whose account is that of the executed numbers and equal to the honest one.
+"""
+
+import math
+
+import federation_of_all
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+
+from fastfed import InputError
+from fastfed.deployment import kinds, plans, wire
+from fastfed.deployment.seal import Identity
+
+HOSTILE = (
+    math.nan, math.inf, -math.inf, -0.0, 1e308, -1e308, 5e-324, 1e-300, 0.1, 2**53 + 1, -1, 0, 1,
+    2**63, 2**31, True, None, "", "x" * 10_000, "a\x1b[31m", "a\nstatus proven", b"\xed\xa0\x80",
+    b"", bytes(7), bytes(8 * 1000), [], [[]], [1.0] * 5000, {}, {"a": 1},
+)  # fmt: skip
+
+
+def leaves(value, path=()):
+    """Paths of everything in plain data that is not a list or table with something in it."""
+    items = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, each in items:
+        yield from leaves(each, (*path, key))
+    # A whole list or table is attacked as well as what is in it.
+    yield path
+
+
+def changed(value, path, new):
+    """Plain data with another value in one place."""
+    if not path:
+        return new
+    key, *rest = path
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[key] = changed(copy[key], rest, new)
+    return copy
+
+
+def encoded(value):
+    return msgspec.msgpack.Encoder(order="deterministic").encode(value)
+
+
+def attacks(kind):
+    plan = federation_of_all.plan(kind)
+    plain = msgspec.msgpack.decode(plans.spelled(plan.document))
+    for path in leaves(plain):
+        for number, new in enumerate(HOSTILE):
+            yield path, number, changed(plain, path, new)
+
+
+def check(plan, path, data):
+    """True if a document is accepted."""
+    try:
+        found = plans.load(encoded([encoded(data), {}]))
+    except InputError:
+        return False
+    made = kinds.certified(found.executed, found.problem, found.shared)
+    assert made.status == "proven" and made.exact == plan.certificate.exact, path
+    assert found.certificate.model == made.model == plan.certificate.model, path
+    assert found.certificate.conditions == made.conditions == plan.certificate.conditions, path
+    assert found.certificate.also == plan.certificate.also or found.earlier is not None, path
+    return True
+
+
+@pytest.mark.parametrize("kind", federation_of_all.KINDS)
+def test_no_hostile_value_in_a_plan_file_is_executed(kind, request):
+    plan = federation_of_all.plan(kind)
+    every = request.config.getoption("-m") != "not slow"
+    tried = accepted = 0
+    for path, number, data in attacks(kind):
+        # The ordinary tests take a quarter of the values for each place, not the same for all.
+        if every or (number + len(str(path))) % 4 == 0:
+            tried += 1
+            accepted += check(plan, path, data)
+    assert tried > 500 and accepted < 0.1 * tried
+
+
+def test_every_field_of_a_document_is_attacked():
+    """By name, so that a field of a later version cannot be forgotten."""
+    plain = msgspec.msgpack.decode(plans.spelled(federation_of_all.plan("silo-ldp").document))
+    paths = set(leaves(plain))
+    assert {(i,) for i in range(len(plain))} <= paths
+    document = plans.Document.__struct_fields__
+    for name in federation_of_all.plan("silo-ldp").document.numbers:
+        assert (document.index("numbers"), name) in paths
+    for name in federation_of_all.plan("silo-ldp").document.keys:
+        assert (document.index("keys"), name) in paths
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+def messages(made):
+    """A true message of each kind, and who takes it."""
+    plan, hub = made.plan, made.processes["hub"].party
+    found = {}
+    for name, process in made.processes.items():
+        honest = process.handle
+
+        def handle(data, name=name, honest=honest):
+            found.setdefault((plan.wire.read(data).kind, name), data)
+            return honest(data)
+
+        process.handle = handle
+    for release in (1, 2):
+        federation_of_all.period(made, release)
+    assert hub.broadcasts
+    return found
+
+
+@pytest.mark.parametrize("kind", federation_of_all.KINDS)
+def test_no_hostile_value_in_a_message_changes_a_party(kind):
+    made = federation_of_all.federation_of(kind)
+    true = messages(made)
+    assert {"join", "report", "seen", "news", "receipt"} <= {each for each, _ in true}
+    tried = accepted = 0
+    for (what, receiver), data in true.items():
+        party = made.processes[receiver].party
+        envelope = msgspec.msgpack.decode(data)
+        body = msgspec.msgpack.decode(envelope[5])
+        sender = Identity(federation.secret(envelope[3]))
+        places = [("body", path) for path in leaves(body)]
+        places += [("envelope", (i,)) for i in range(7)]
+        for part, path in places:
+            for new in HOSTILE:
+                plain = list(envelope)
+                if part == "body":
+                    plain[5] = encoded(changed(body, path, new))
+                else:
+                    plain = changed(plain, path, new)
+                kept = part == "envelope" and path == (6,)
+                signed = encoded(plain) if kept else resigned(plain, sender)
+                before = party.status() if hasattr(party, "status") else dict(party.answers)
+                tried += 1
+                try:
+                    step = party.handle(signed, made.now)
+                except InputError:
+                    continue
+                # Known, repeated or asking again: nothing that a party folds but a note.
+                kinds_of = {getattr(write, "kind", "charge") for write in step.writes}
+                assert kinds_of <= {"alarm"}, (what, receiver, part, path, new)
+                accepted += 1
+                after = party.status() if hasattr(party, "status") else dict(party.answers)
+                assert finite(after) and before.keys() == after.keys()
+    assert tried > 1000 and accepted < 0.5 * tried
+
+
+def resigned(plain, identity):
+    """An envelope of these fields, signed as its sender signs."""
+    try:
+        found = msgspec.convert(plain, wire.Envelope, strict=True)
+        signature = identity.sign(found.signed_part())
+        return msgspec.structs.replace(found, signature=signature).as_bytes()
+    except (msgspec.ValidationError, OverflowError, UnicodeEncodeError):
+        return encoded(plain)
+
+
+def finite(value):
+    if isinstance(value, dict):
+        return all(map(finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(finite, value))
+    return not isinstance(value, float | np.floating) or math.isfinite(value)
