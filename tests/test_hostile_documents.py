@@ -70,7 +70,9 @@ def check(plan, path, data):
     made = kinds.certified(found.executed, found.problem, found.shared)
     assert made.status == "proven" and made.exact == plan.certificate.exact, path
     assert found.certificate.model == made.model == plan.certificate.model, path
-    assert found.certificate.conditions == made.conditions == plan.certificate.conditions, path
+    assert found.certificate.conditions == made.conditions, path
+    # Without the helper sums are under masks, and the conditions say so.
+    assert made.conditions == plan.certificate.conditions or found.shared != plan.shared, path
     assert found.certificate.also == plan.certificate.also or found.earlier is not None, path
     return True
 
