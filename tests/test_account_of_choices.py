@@ -20,6 +20,7 @@ from test_account import CASES, Case, _private, everywhere, parties
 import fastfed
 from fastfed._validate import InputError
 from fastfed.privacy.account import accounted, event_epsilon, sealed, verify
+from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.mechanisms.reward_release import RewardRelease
 from fastfed.privacy.numbers import MOST, check_numbers
 from fastfed.privacy.releases.prefix_sums import Factor
@@ -223,6 +224,23 @@ CASES_HERE = {
         lambda: with_phase("fed-dp-ope-stoch local", number=10),
         "increasing numbers from 2 to 9",
     ),
+    "a phase before the first": (
+        lambda: at(
+            "fed-dp-ope-stoch local",
+            lambda p: replace(p, phases=(replace(p.phases[0], number=1), *p.phases[1:])),
+        ),
+        "increasing numbers from 2 to 9",
+    ),
+    "a phase without a tree": (
+        lambda: with_phase("fed-dp-ope-stoch local", scales=()), "must have 1 to 20 trees"
+    ),
+    "a phase of too many trees": (
+        lambda: with_phase("fed-dp-ope-stoch local", scales=(1.0,) * 21, batch=2**21),
+        "must have 1 to 20 trees",
+    ),
+    "a batch that its trees do not divide": (
+        lambda: with_phase("fed-dp-ope-stoch local", batch=18), "a batch that 2 to that power"
+    ),
     "exchanges counted twice": (
         lambda: with_phase("fed-dp-ope-stoch local", offset=0),
         "must begin after 18 exchanges .* got 0 and 56",
@@ -247,6 +265,12 @@ CASES_HERE = {
         lambda: with_protocol("fed-svt", model="local: nobody is trusted"), "as it is registered"
     ),
     "one mean of three": (lambda: means(lambda m: m[:1]), "must have 3 private means, got 1"),
+    "means of other silos": (
+        lambda: means(lambda m: tuple(changed(n, silos=29) for n in m)), "must be of 30 silos"
+    ),
+    "means of another dimension": (
+        lambda: means(lambda m: tuple(changed(n, dimension=4) for n in m)), "and dimension 3"
+    ),
     "one mean louder": (
         lambda: means(
             lambda m: (m[0], *(changed(n, epsilon_coordinate=2 * n.epsilon_coordinate)
@@ -267,6 +291,12 @@ CASES_HERE = {
     "a part at another delta": (one_part_at_another_delta, "must claim one budget"),
     "a part of other rounds": (
         lambda: one_part_otherwise(plan=one_part(horizon=30)), "must be of 3 silos, 35 rounds"
+    ),
+    "a part of another estimator": (
+        lambda: one_part_otherwise(estimator=2), "each of 3 silos once for each of 2 estimators"
+    ),
+    "a part of another dimension": (
+        lambda: one_part_otherwise(plan=one_part(dimension=2)), "and dimension 3, got"
     ),
     "a silo in no part": (
         lambda: one_part_otherwise(clique=(0, 1)), "must be of 2 silos"
@@ -361,6 +391,25 @@ def test_every_field_of_a_protocol_is_the_registered_one(name: str) -> None:
             again(replace(plan, protocol=replace(protocol, **{field.name: other})))
 
 
+#: Of one loss each: with local noise the account of messages takes seconds.
+ONE_LOSS = ("fed-svt", "fed-svt pure", "private-dartboard", "private-dartboard pure",
+            "limited-updates", "limited-updates pure", "fed-dp-ope-stoch central")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_LOSS)
+def test_losses_of_one_record_are_accounted_together(name: str) -> None:
+    """A record behind several losses costs more than behind one: at delta = 0 as often as much."""
+    plan = CASES[name].make().plan
+    before = plan.privacy.exact
+    assert again(plan) == before
+    for uses in (2, 3):
+        found = again(replace(plan, privacy=changed(plan.privacy, max_participations=uses)))
+        assert len(found) == len(before)
+        if plan.privacy.budget.delta == 0.0:
+            assert found[0] == pytest.approx(uses * before[0])
+        assert all(now > 1.01 * old for now, old in zip(found, before, strict=True))
+
+
 def test_a_simulation_that_draws_noise_once_claims_nothing() -> None:
     """Its protocol is none that silos run, so no claim about it is taken."""
     plan = CASES["silo-ldp"].make().plan
@@ -431,6 +480,20 @@ def test_rewards_of_another_release_are_refused(fields: dict[str, Any]) -> None:
     assert 0.0 < made.exact() < math.inf
     with pytest.raises(InputError):
         changed(made, **fields)
+
+
+@pytest.mark.parametrize(("relation", "moved"), [("replace", 1.25), ("zero-out", 1.0)])
+def test_rewards_cost_what_they_move(relation: str, moved: float) -> None:
+    """Seven batches of a flat factor, of which one user is in one: the largest change of a sum."""
+    budget = Budget(1.0, 1e-3, relation, unit="reward")
+    release = RewardRelease(7, 5.0, budget, "factorised", factor=Factor(np.tri(7)),
+                            feature_bound=2.0, reward_range=(-0.25, 1.0))  # fmt: skip
+    assert release.mu() == pytest.approx(2.0 * moved / 5.0)
+    assert release.exact() == pytest.approx(gaussian_epsilon(2.0 * moved / 5.0, 1e-3))
+    silent = changed(release, noise_std=0.0)
+    assert silent.mu() == silent.exact() == math.inf
+    nothing = RewardRelease(0, 0.0, budget, "tree")
+    assert nothing.mu() == nothing.exact() == 0.0
 
 
 # ---- every number --------------------------------------------------------------------------------
@@ -547,6 +610,50 @@ def test_a_number_is_checked_wherever_it_stands() -> None:
             check_numbers(value)
         with pytest.raises(InputError, match=f"^{path} must be"):
             fastfed.parties.Silo(value)
+
+
+def test_ranges_end_where_they_are_declared() -> None:
+    """The last number that is in a range, and the first that is not."""
+    plan, ope = (CASES[n].make().plan for n in ("silo-ldp published", "fed-dp-ope-stoch local"))
+    edges: list[tuple[Any, tuple[Any, ...], Any, Any]] = [
+        (plan, ("silos",), 1, 0),
+        (plan, ("horizon",), MOST, MOST + 1),
+        (plan, ("batch_size",), 0, -1),
+        (plan, ("batch_size",), MOST, MOST + 1),
+        (plan, ("noise_std", "bias"), 1e150, 1e150 * (1.0 + 1e-6)),
+        (plan, ("noise_std", "bias"), 1.0001e-150, 0.9999e-150),
+        (plan, ("noise_std", "bias"), 0.0, -5e-324),
+        (plan, ("noise_std", "diagonal"), 7, "7"),
+        (plan, ("clip", "low"), -1e150, -1.001e150),
+        (plan, ("clip", "feature"), 1.0, -1.0),
+        (plan, ("bonus",), 1.0, math.nan),
+        (plan, ("lazy",), np.bool_(True), 1),
+        (plan, ("encoding",), None, None),
+        (plan, ("privacy", "max_participations"), 1, 0),
+        (plan, ("silo_noise",), (), ((1.0,),)),
+        (plan, ("silo_noise",), (1.0, 2.0), [1.0, 2.0]),
+        (plan, ("privacy", "budget", "delta"), 5e-324, None),
+        (plan, ("privacy", "exact"), (math.inf,), (-math.inf,)),
+        (ope, ("bounds", "smoothness"), math.inf, -math.inf),
+        (ope, ("bounds", "smoothness"), 0.0, math.nan),
+        (ope, ("bounds", "low"), -1.0, -math.inf),
+        (ope, ("phases", 0, "scales"), (1.0, 2.0), (1.0, math.inf)),
+        (replace(plan, trigger=Trigger(2, 1.0)), ("trigger", "std"), (1.0, 1.0), (1.0, 1.0, 1.0)),
+        (replace(plan, trigger=Trigger(2, 1.0)), ("trigger", "std"), (0.0, 0.0), (1.0,)),
+    ]
+    for base, path, good, bad in edges:
+        check_numbers(put(base, path, good))
+        if bad is not None:
+            with pytest.raises(InputError, match=f"^{'.'.join(map(str, path)).split('.0')[0]}"):
+                check_numbers(put(base, path, bad))
+
+
+def test_as_many_releases_as_are_allowed() -> None:
+    """2^22 releases have an account, one more has none."""
+    plan = CASES["silo-ldp"].make().plan
+    assert math.isfinite(again(replace(plan, horizon=5 * 2**22))[0])
+    with pytest.raises(InputError, match="at most 4194304 releases, got 4194305"):
+        again(replace(plan, horizon=5 * 2**22 + 5))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, "1", None, True])

@@ -90,6 +90,20 @@ def test_noise_of_no_layout_is_accounted_as_the_weaker_one(
         assert event_epsilon(found) >= true * (1.0 - 1e-9)
 
 
+@pytest.mark.parametrize(("releases", "uses", "squares"), [(7, 1, 1), (7, 3, 3), (3, 7, 3)])
+def test_batches_of_one_user_are_counted_as_often_as_there_are(
+    releases: int, uses: int, squares: int
+) -> None:
+    """Noise of single batches: a user is in as many as they take part in, and as there are."""
+    budget = Budget(1.0, 1e-3)
+    found = GaussianSums(budget=budget, release="flat", releases=releases, stds=(2.0, 2.0, 2.0),
+                         max_participations=uses)  # fmt: skip
+    assert found.squares == squares
+    assert found.mu() == pytest.approx(math.sqrt(squares) * brute_joint((2.0,) * 3, "replace"))
+    tree = GaussianSums(budget=budget, release="tree", releases=releases, stds=(2.0, 2.0, 2.0))
+    assert tree.squares == releases.bit_length()
+
+
 @pytest.mark.parametrize("coins", [40, 60, 400, 10**5, 10**9])
 def test_a_secure_sum_pays_for_its_tails(coins: int) -> None:
     """Delta is what is told, and of what is left: no share of it counts twice."""
