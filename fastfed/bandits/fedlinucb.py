@@ -45,11 +45,10 @@ from fastfed.bandits.own_rounds import (
 )
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import NOISE_DRAWS, Algorithm, Config, System, check_returning
-from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
+from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as, under_masks
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.vector_sum import MOST_BITS
 
@@ -312,7 +311,8 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     noise = make_noise(config, problem, schedule)
     if noise.secure is not None:
         # Prefixes are sums of releases, whichever they are: a factor of its own.
-        protocol, release = replace(protocol, model=trusted(noise.secure)), "factorised"
+        protocol = under_masks(protocol, problem.silos, noise.secure.colluders)
+        release = "factorised"
     protocol = trusting(protocol, share_of(config))
     plan, theory = assemble(
         config,
@@ -332,14 +332,6 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     source = f"{protocol.source}; {noise.mechanism.source}"
     plan, certificate = certify(plan, problem, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)
-
-
-def trusted(secure: SecureSum) -> str:
-    """Who is protected against whom by a secure sum, in a line."""
-    if not secure.colluders:
-        return "secure sum: the server, honest but curious, is not trusted"
-    others = f"{secure.colluders} of the {secure.silos} silos"
-    return f"secure sum: the server and {others}, honest but curious, are not trusted"
 
 
 def check_bits(plan: Plan) -> None:

@@ -28,14 +28,13 @@ from fastfed.privacy.accounting.gdp import sampled_mu
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import REPLACE, Protocol
+from fastfed.protocols.protocol import REPLACE, Protocol, keeping_own_rounds
 from fastfed.protocols.schedule import OwnRounds, Schedule
 from fastfed.protocols.score import UCB
 
-#: Rules of own rounds, protocols that allow them.
+#: Rules of own rounds, and protocols that allow secret coins.
 RULES = ("gls", "min-of-bounds")
 COINS = ("none", "secret")
-SHAREABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
 TOSSABLE = ("silo-ldp", "silo-ldp-prefix", "central")
 #: Deviations Delta of a silo's theta from the common one that its rewards choose among.
 GRID = (0.08, 0.16, 0.32, 0.64)
@@ -269,17 +268,7 @@ def public_failure(config: Config) -> float:
 
 def trusting(protocol: Protocol, share: Share | None) -> Protocol:
     """The protocol whose model says that the own silo's users are trusted, where rounds are own."""
-    if share is None or protocol.noise_by == "none":
-        return protocol
-    if protocol.id not in SHAREABLE:
-        raise InputError(
-            f"share needs protocol {', '.join(SHAREABLE[1:-1])} or {SHAREABLE[-1]}, where a silo "
-            f'is trusted with its own data, got "{protocol.id}"'
-        )
-    model = protocol.model.replace(
-        "other silos and users are not", "other silos and their users are not"
-    )
-    return replace(protocol, model=f"{model}; the own silo and its users are")
+    return protocol if share is None else keeping_own_rounds(protocol)
 
 
 def with_own_rounds(

@@ -52,9 +52,10 @@ from fastfed.experts.plan import (
     System,
     check_linear,
     check_phase_length,
+    choices_of,
 )
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, PrivacyEvent, per_record, released, sealed
+from fastfed.privacy.account import Claim, PrivacyEvent, released, sealed
 from fastfed.privacy.certificate import CHANCES, Certificate
 from fastfed.privacy.mechanisms.laplace import standard_laplace
 from fastfed.privacy.mechanisms.sparse_vector import (
@@ -93,7 +94,7 @@ class SparseVectorPlan(SumsPlan):
 @released.register
 def _(plan: SparseVectorPlan) -> tuple[PrivacyEvent, ...]:
     """Everything released: the switches."""
-    return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
+    return choices_of(plan, plan.noise, SPARSE_SWITCHING)
 
 
 class SparseVector(SeldomChooser):

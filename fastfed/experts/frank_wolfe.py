@@ -21,7 +21,17 @@ from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, is_exact
 from fastfed._sampling import Laplaces
 from fastfed._validate import InputError, array, choice
-from fastfed.experts.plan import Collector, Decider, ExpertChoice, ExpertPlan, Gradient
+from fastfed.experts.plan import (
+    CENTRAL_SCORES,
+    LOCAL_SCORES,
+    PLAIN_SCORES,
+    Collector,
+    Decider,
+    ExpertChoice,
+    ExpertPlan,
+    Gradient,
+    check_protocol,
+)
 from fastfed.privacy import exact
 from fastfed.privacy.account import (
     Claim,
@@ -385,13 +395,44 @@ class FrankWolfePlan(ExpertPlan):
         return NoisyLeast(self, noise)
 
 
+def check_phases(plan: FrankWolfePlan) -> None:
+    """Refuse phases that share losses, or whose exchanges are not counted one after the other.
+
+    A loss is looked at in one set of one phase: numbers increase, and no phase uses more losses
+    than its rounds have. Raises InputError.
+    """
+    last, offset = 1, 0
+    for phase in plan.phases:
+        if not last < phase.number <= phases_of(plan.horizon):
+            raise InputError(
+                f"phases must have increasing numbers from 2 to {phases_of(plan.horizon)}, got "
+                f"{[p.number for p in plan.phases]}"
+            )
+        if not 1 <= phase.trees <= MAX_TREES or phase.batch % 2**phase.trees:
+            raise InputError(
+                f"phase {phase.number} must have 1 to {MAX_TREES} trees, and a batch that 2 to "
+                f"that power divides, got {phase.trees} and {phase.batch}"
+            )
+        if phase.offset != offset or needed(phase.batch, phase.trees) > len(phase.samples):
+            raise InputError(
+                f"phase {phase.number} must begin after {offset} exchanges and use at most "
+                f"{len(phase.samples)} losses, got {phase.offset} and "
+                f"{needed(phase.batch, phase.trees):g}"
+            )
+        last, offset = phase.number, offset + 2 ** (phase.trees + 1) - 2
+
+
 @released.register
 def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
     """Decisions, and with local noise messages; first the one that the claim is about."""
+    check_protocol(plan, LOCAL_SCORES, CENTRAL_SCORES, PLAIN_SCORES)
+    check_phases(plan)
     if not plan.phases:
         return (NoRelease(),)
     claim = plan.privacy or Claim(source="none")
     local = plan.protocol.noise_by == "silos"
+    if claim.protect == "messages" and not local:
+        raise InputError('protect "messages" needs noise of clients: a server sees the others')
     if plan.protocol.noise_by == "none" or not all(s > 0.0 for p in plan.phases for s in p.scales):
         return (RawData(claim.budget),) * (2 if local else 1)
     shapes = {(p.batch, p.scales) for p in plan.phases}

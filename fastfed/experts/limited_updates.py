@@ -21,7 +21,7 @@ import numpy as np
 
 from fastfed._random import NoiseSource, is_exact
 from fastfed._system import account
-from fastfed._validate import number
+from fastfed._validate import InputError, number
 from fastfed.experts.certify import certificate_of_choices
 from fastfed.experts.deciders import Chooser, ExactChooser
 from fastfed.experts.lower_bounds import lower_bound_curves
@@ -35,9 +35,10 @@ from fastfed.experts.plan import (
     SumCollector,
     System,
     check_linear,
+    choices_of,
 )
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, PrivacyEvent, per_record, released, sealed
+from fastfed.privacy.account import Claim, PrivacyEvent, released, sealed
 from fastfed.privacy.certificate import REAL_CHANCES, Certificate
 from fastfed.privacy.mechanisms.laplace import Exponential
 from fastfed.privacy.mechanisms.seldom import FreshChoices, calibrate_choices
@@ -95,7 +96,12 @@ class LimitedPlan(ExpertPlan):
 @released.register
 def _(plan: LimitedPlan) -> tuple[PrivacyEvent, ...]:
     """Everything released: the choices."""
-    return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
+    if plan.noise.choices != plan.exchanges:
+        raise InputError(
+            f"noise must be of {plan.exchanges} choices, one for each exchange, got "
+            f"{plan.noise.choices}"
+        )
+    return choices_of(plan, plan.noise, LIMITED_UPDATES)
 
 
 class Last(Chooser):

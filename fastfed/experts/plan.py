@@ -18,9 +18,18 @@ from fastfed import _system
 from fastfed._kernels import aggregation
 from fastfed._random import CHOICE, NoiseSource, is_exact
 from fastfed._system import System, account, moved
-from fastfed._validate import InputError, array, integer
+from fastfed._validate import InputError, array, integer, show
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, PrivacyEvent, RawData, released, verify
+from fastfed.privacy.account import (
+    Claim,
+    OneLoss,
+    PrivacyEvent,
+    RawData,
+    check_budget,
+    per_record,
+    released,
+    verify,
+)
 from fastfed.privacy.certificate import Certificate, Condition, no_privacy
 from fastfed.protocols.plan import of_kind
 from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol, frozen
@@ -341,6 +350,29 @@ def check_expert_plan(plan: object) -> ExpertPlan:
 def start_expert(experts: int, noise: NoiseSource) -> int:
     """A uniformly random expert before the first round."""
     return int(noise.uniform(CHOICE, 0) * experts)
+
+
+def choices_of(plan: ExpertPlan, noise: OneLoss, protocol: Protocol) -> tuple[PrivacyEvent, ...]:
+    """Everything released of a plan whose server chooses one expert by this mechanism.
+
+    Raises InputError for another protocol than the mechanism's, for losses that are not linear,
+    and for another budget than the claimed one.
+    """
+    check_protocol(plan, protocol)
+    check_budget(noise, plan.privacy)
+    if not plan.linear:
+        raise InputError(f'protocol "{protocol.id}" needs linear losses, got linear = False')
+    return (per_record(noise, plan.privacy or Claim(source="none")),)
+
+
+def check_protocol(plan: ExpertPlan, *known: Protocol) -> None:
+    """Refuse a plan whose protocol is none of these, in every field."""
+    if plan.protocol not in known:
+        names = " or ".join(f'"{protocol.id}"' for protocol in known)
+        raise InputError(
+            f"protocol of a {type(plan).__name__} must be {names} as it is registered, got "
+            f"{show(plan.protocol)}"
+        )
 
 
 # ---- Text that certificates of experts share -----------------------------------------------------

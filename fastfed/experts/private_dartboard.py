@@ -39,9 +39,10 @@ from fastfed.experts.plan import (
     System,
     check_linear,
     check_phase_length,
+    choices_of,
 )
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, PrivacyEvent, per_record, released, sealed
+from fastfed.privacy.account import Claim, PrivacyEvent, released, sealed
 from fastfed.privacy.certificate import REAL_CHANCES, Certificate
 from fastfed.privacy.mechanisms.seldom import (
     LEAST_CHANCE,
@@ -85,7 +86,7 @@ class DartboardPlan(SumsPlan):
 @released.register
 def _(plan: DartboardPlan) -> tuple[PrivacyEvent, ...]:
     """Everything released: coins and draws."""
-    return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
+    return choices_of(plan, plan.noise, DARTBOARD)
 
 
 class Dart(SeldomChooser):

@@ -31,6 +31,7 @@ from fastfed.privacy.mechanisms.seldom import Dartboard, FreshChoices
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
+from fastfed.privacy.numbers import check_numbers
 from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor, squared_of
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.prefix_sums import Factor, tree_levels
@@ -442,6 +443,25 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
         return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
 
 
+def check_budget(mechanism: Any, claim: Claim | None) -> None:
+    """Refuse a mechanism that was calibrated for another budget than its plan claims."""
+    if claim is not None and mechanism.budget != claim.budget:
+        raise InputError(
+            f"the plan's noise is for {_spelled(mechanism.budget)}, its claim says "
+            f"{_spelled(claim.budget)}: they must be one budget"
+        )
+
+
+def _spelled(budget: Budget | None) -> str:
+    """Spell a budget out for a message."""
+    if budget is None:
+        return "no budget"
+    return (
+        f"epsilon {budget.epsilon:g} and delta {budget.delta:g} under {budget.relation} of "
+        f"one {budget.unit}"
+    )
+
+
 def per_record(one: OneLoss, claim: Claim) -> PrivacyEvent:
     """Account for all losses of one record, given the account of one of them."""
     if claim.max_participations == 1:
@@ -455,7 +475,16 @@ def per_record(one: OneLoss, claim: Claim) -> PrivacyEvent:
 @lru_cache(maxsize=4096)
 def event_epsilon(event: PrivacyEvent) -> float:
     """Compute ``event.exact()``, once for every content: parties are many, their plan is one."""
-    return event.exact()
+    check_numbers(event)
+    try:
+        return event.exact()
+    except InputError:
+        raise
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"the numbers of a {type(event).__name__} are beyond what an account can be computed "
+            f"for ({error})"
+        ) from None
 
 
 @singledispatch
@@ -486,7 +515,11 @@ def terms(plan: Any) -> tuple[str, ...]:
 
 
 def accounted(plan: Any) -> tuple[float, ...] | None:
-    """Compute the exact epsilon of each event of a plan, math.inf where none is proven."""
+    """Compute the exact epsilon of each event of a plan, math.inf where none is proven.
+
+    Raises InputError for a number that no account is about, and for what no builder puts together.
+    """
+    check_numbers(plan)
     found = released(plan)
     if isinstance(found, HashedTuple):
         return _all_at(found)

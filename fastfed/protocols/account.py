@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, show
 from fastfed.privacy.account import (
     Centred,
     Claim,
@@ -23,6 +24,7 @@ from fastfed.privacy.account import (
     PrivacyEvent,
     RawData,
     WinsorizedMeans,
+    check_budget,
     event_epsilon,
     recovered_layout,
     released,
@@ -35,12 +37,16 @@ from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.reward_release import RewardRelease
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
+from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import (
     ADD,
+    AGENT_PROTOCOLS,
+    FLAT,
     NOISY_ADD,
     NOISY_TREE,
+    PROTOCOLS,
     REPLACE,
     SEND_BATCH,
     SEND_NODE,
@@ -49,9 +55,21 @@ from fastfed.protocols.protocol import (
     SEND_NOISY_PREFIX,
     SEND_NOISY_SUM,
     TREE,
+    Protocol,
+    keeping_own_rounds,
+    released_as,
+    under_masks,
 )
-from fastfed.protocols.schedule import PRIVATE_DETERMINANT, check_rounds
-from fastfed.protocols.serverless import Part, PeerPlan, PhasePlan
+from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT, check_rounds
+from fastfed.protocols.serverless import (
+    PLAIN_MEAN,
+    PRIVATE_MEAN,
+    Part,
+    PeerPlan,
+    PhasePlan,
+    check_means,
+    check_parts,
+)
 
 #: Randomizers and analyzers whose Gaussian noise `_sums` accounts for. A pair that is not here is
 #: refused: to take it for one of these would be a guarantee of something else.
@@ -65,6 +83,106 @@ GAUSSIAN_PAIRS = (
 )
 
 
+#: Releases of a plan, at most: arrays of one number for each still fit into memory.
+_MOST = 2**22
+
+#: Releases that each protocol has; of the others "tree" alone.
+_RELEASES = {
+    "silo-ldp": RELEASES,
+    "central": RELEASES,
+    "agent-central": (*RELEASES, "nested"),
+    "secure-sum": ("factorised",),
+}
+
+
+def protocol_of(plan: Plan) -> Protocol:
+    """The protocol that the builders give a plan of this protocol's name.
+
+    A package's own name stands for batches that silos send once, each with noise of its own, under
+    the words of "silo-ldp".
+
+    Raises
+    ------
+    InputError
+        For a release that the protocol does not have.
+    """
+    protocol = plan.protocol
+    known = {**PROTOCOLS, **AGENT_PROTOCOLS}.get(protocol.id)
+    if known is None:
+        known = replace(
+            PROTOCOLS["silo-ldp"],
+            id=protocol.id,
+            summary=protocol.summary,
+            source=protocol.source,
+            randomizer=SEND_NOISY_BATCH,
+            analyzer=ADD,
+        )
+    releases = _RELEASES.get(protocol.id, ("tree",))
+    if plan.release not in releases:
+        raise InputError(
+            f'release of protocol "{protocol.id}" must be one of {", ".join(releases)}, got '
+            f"{show(plan.release)}"
+        )
+    flat = protocol.id == "shuffle-vector" and protocol.flat
+    known = released_as(known, FLAT if flat else plan.release)
+    if known.masked and plan.secure is not None:
+        known = under_masks(known, plan.secure.silos, plan.secure.colluders)
+    return known if plan.own is None else keeping_own_rounds(known)
+
+
+def check_combination(plan: Plan) -> None:
+    """Refuse a plan whose parts no builder puts together: its account would be of another one.
+
+    Raises InputError.
+    """
+    protocol = plan.protocol
+    if (plan.secure is not None) != protocol.masked:
+        raise InputError(
+            f'a plan of protocol "{protocol.id}" must have '
+            f"{'a' if protocol.masked else 'no'} secure sum"
+        )
+    if protocol != (known := protocol_of(plan)):
+        names = [n for n in vars(known) if getattr(known, n) != getattr(protocol, n)]
+        texts = (f"{n} {show(getattr(known, n))}, got {show(getattr(protocol, n))}" for n in names)
+        raise InputError(
+            f'the plan\'s protocol must be "{protocol.id}" as it is registered, with '
+            f"{'; '.join(texts)}"
+        )
+    if plan.release_rounds:
+        check_rounds(plan.release_rounds, plan.horizon)
+    if plan.releases and plan.secure is None:
+        check_factor(plan.release, plan.releases, plan.factor)
+    if plan.releases > _MOST:
+        raise InputError(f"a plan must have at most {_MOST} releases, got {plan.releases}")
+    trigger, silos = plan.trigger, plan.silos
+    private = trigger is not None and trigger.kind == PRIVATE_DETERMINANT
+    wanted = {
+        f'one silo with protocol "{protocol.id}"': protocol.id not in AGENT_PROTOCOLS or silos == 1,
+        f"silo_noise of {silos} silos that add noise, or none": (
+            not plan.silo_noise or (protocol.noise_by == "silos" and len(plan.silo_noise) == silos)
+        ),
+        "an encoding where users send bits, and only there": (
+            (plan.encoding is not None) == protocol.bits
+        ),
+        "the batch_size of its longest batch": (
+            not plan.release_rounds
+            or plan.batch_size == int(np.diff(plan.release_rounds, prepend=0).max())
+        ),
+        f"a trigger of kind {DETERMINANT} or {PRIVATE_DETERMINANT}": (
+            trigger is None or trigger.kind in (DETERMINANT, PRIVATE_DETERMINANT)
+        ),
+        "batch_size 1 and no release_rounds beside a trigger": (
+            trigger is None or (plan.batch_size == 1 and not plan.release_rounds)
+        ),
+        'protocol "silo-ldp-prefix" where a trigger reads noisy sums': (
+            not private or protocol.id == "silo-ldp-prefix"
+        ),
+    }
+    wrong = [what for what, holds in wanted.items() if not holds]
+    if wrong:
+        raise InputError(f"the plan must have {' and '.join(wrong)}: nothing else has an account")
+
+
 def bounds(plan: Plan) -> tuple[float, float]:
     """L and Y: what features' norms and rewards are held to; 1 where nothing is clipped.
 
@@ -74,9 +192,20 @@ def bounds(plan: Plan) -> tuple[float, float]:
 
 
 def bounds_of(clip: Clip | None) -> tuple[float, float]:
-    """L and Y of records that are clipped so."""
+    """L and Y of records that are clipped so. Raises InputError for what is no interval."""
     if clip is None:
         return 1.0, 1.0
+    # Not "high <= low", which NaN passes.
+    if not (-math.inf < clip.low < clip.high < math.inf and 0.0 < clip.feature < math.inf):
+        raise InputError(
+            "clip must have finite bounds low < high and feature > 0, got "
+            f"{show((clip.low, clip.high, clip.feature))}"
+        )
+    if not (math.isfinite(clip.centre) and 0.0 <= clip.constant < math.inf):
+        raise InputError(
+            "clip must have a finite centre and constant >= 0, got "
+            f"{show((clip.centre, clip.constant))}"
+        )
     feature = clip.feature
     if clip.constant:
         # Of (z, c): 1 at most where z is scaled to make room for the constant.
@@ -88,11 +217,10 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
 @released.register
 def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     claim = plan.privacy or Claim(source="none")
+    # Plain data that anyone may change: drivers and parties go by them.
+    check_combination(plan)
     if plan.policy == "random" or not plan.releases:
         return (NoRelease(),)
-    if plan.release_rounds:
-        # Plain data that anyone may change: drivers and parties go by them.
-        check_rounds(plan.release_rounds, plan.horizon)
     if plan.own is not None and plan.end(plan.releases) != plan.own.until:
         raise InputError(
             f"the last release must be after the last shared round ({plan.own.until}), got "
@@ -101,7 +229,7 @@ def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     protocol = plan.protocol
     if plan.own is not None and plan.own.secret:
         _check_coin(plan, claim)
-    if protocol.masked or plan.secure is not None:
+    if protocol.masked:
         return (_secure(plan, claim),)
     if protocol.bits:
         return (_bits(plan, claim),)
@@ -227,18 +355,11 @@ def _secure(plan: Plan, claim: Claim) -> SecureSum:
     What parties send is the plan's secure sum, what a simulation of all messages together plays is
     its noise and factor: they must be of one mechanism. Bounds and users are the plan's own.
     """
-    made, protocol = plan.secure, plan.protocol
-    if made is None or not protocol.masked:
-        raise InputError(
-            f'a plan of protocol "{protocol.id}" must have '
-            f"{'a' if protocol.masked else 'no'} secure sum"
-        )
+    made = plan.secure
+    assert made is not None
     centred, (feature, reward) = centred_of(plan.clip), bounds(plan)
     wanted = {
-        "protocol": (protocol.randomizer, protocol.analyzer, protocol.shuffled, protocol.senders)
-        == (SEND_BATCH, NOISY_ADD, False, "silos"),
         "trigger": plan.trigger is None,
-        "release": plan.release == "factorised",
         "silo_noise": not plan.silo_noise and not claim.by_silo,
         "silos": made.silos == plan.silos,
         "dimension": made.dimension == plan.dimension,
@@ -267,6 +388,7 @@ def _secure(plan: Plan, claim: Claim) -> SecureSum:
 
 def centred_of(clip: Clip | None) -> Centred | None:
     """Bounds of records whose last feature is a constant of the code."""
+    bounds_of(clip)
     if clip is None or not clip.constant:
         return None
     return Centred(clip.kappa, clip.feature, *clip.centred)
@@ -429,13 +551,25 @@ def worst_part(plan: PeerPlan) -> Part:
 
 @released.register
 def _of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
+    check_parts(plan)
     return _of_plan(worst_part(plan).plan)
 
 
 @released.register
 def _of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
+    check_means(plan)
+    _of_plan(plan.local)
+    if plan.protocol not in (PRIVATE_MEAN, PLAIN_MEAN):
+        raise InputError(
+            f'protocol of a plan in phases must be "{PRIVATE_MEAN.id}" or "{PLAIN_MEAN.id}" as it '
+            f"is registered, got {show(plan.protocol)}"
+        )
+    if plan.local.releases or plan.local.protocol != PROTOCOLS["none"]:
+        raise InputError("silos must send nothing of initial phases, got a plan with releases")
     if not plan.releasing:
         return (NoRelease(),)
-    if plan.protocol.noise_by != "server":
+    if plan.protocol != PRIVATE_MEAN:
         return (RawData(plan.privacy.budget if plan.privacy else None),)
+    for mean in plan.means:
+        check_budget(mean, plan.privacy)
     return (WinsorizedMeans(means=plan.means),)

@@ -254,6 +254,34 @@ def drawn_once(protocol: Protocol) -> Protocol:
     )
 
 
+#: Protocols under which a silo may keep rounds to itself: it is trusted with its own data.
+SHAREABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
+
+
+def keeping_own_rounds(protocol: Protocol) -> Protocol:
+    """The protocol where rounds are own: its model says that the own silo's users are trusted."""
+    if protocol.noise_by == "none":
+        return protocol
+    if protocol.id not in SHAREABLE:
+        raise InputError(
+            f"share needs protocol {', '.join(SHAREABLE[1:-1])} or {SHAREABLE[-1]}, where a silo "
+            f'is trusted with its own data, got "{protocol.id}"'
+        )
+    model = protocol.model.replace(
+        "other silos and users are not", "other silos and their users are not"
+    )
+    return replace(protocol, model=f"{model}; the own silo and its users are")
+
+
+def under_masks(protocol: Protocol, silos: int, colluders: int) -> Protocol:
+    """The protocol of a secure sum of so many silos: its model says which are not trusted."""
+    model = "secure sum: the server, honest but curious, is not trusted"
+    if colluders:
+        others = f"{colluders} of the {silos} silos"
+        model = f"secure sum: the server and {others}, honest but curious, are not trusted"
+    return replace(protocol, model=model)
+
+
 # ---- Messages between silo, shuffler and server: immutable values with named arrays --------------
 
 

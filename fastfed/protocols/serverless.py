@@ -52,11 +52,8 @@ class Graph:
         silos = integer("silos", self.silos, at_least=1)
         object.__setattr__(self, "silos", silos)
         object.__setattr__(self, "edges", _checked_edges(self.edges, silos))
-        hops = self._hops_from(0)
-        if -1 in hops:
-            raise InputError(
-                f"graph must be connected, got no path between silos 0 and {hops.index(-1)}"
-            )
+        if (silo := _unreached(self.edges, silos)) is not None:
+            raise InputError(f"graph must be connected, got no path between silos 0 and {silo}")
 
     @classmethod
     def named(cls, name: str, silos: int, seed: int = 0, probability: float | None = None) -> Graph:
@@ -253,6 +250,20 @@ class Graph:
                     hops[j] = hops[i] + 1
                     reached.append(j)
         return hops
+
+
+def _unreached(edges: Edges, silos: int) -> int | None:
+    """The first silo that no path reaches from silo 0, in memory of the edges alone."""
+    linked: dict[int, list[int]] = {}
+    for i, j in edges:
+        linked.setdefault(i, []).append(j)
+        linked.setdefault(j, []).append(i)
+    reached, waiting = {0}, [0]
+    for i in waiting:  # grows as we go
+        new = [j for j in linked.get(i, ()) if j not in reached]
+        reached.update(new)
+        waiting += new
+    return next((i for i in range(silos) if i not in reached), None)
 
 
 def _checked_edges(edges: Any, silos: int) -> Edges:
@@ -507,6 +518,33 @@ class PeerPlan:
         return (round - first) // self.gamma + 1 if round >= first else 0
 
 
+def check_parts(plan: PeerPlan) -> None:
+    """Refuse parts that are not those of the plan: a user takes part in one of them.
+
+    For each estimator the cliques hold every silo once, each part is of its silos and rounds, and
+    all claim one budget. Raises InputError.
+    """
+    members: dict[int, list[int]] = {}
+    for part in plan.parts:
+        members.setdefault(part.estimator, []).extend(part.clique)
+        own = (part.plan.silos, part.plan.horizon, part.plan.dimension)
+        wanted = len(part.clique), plan.uses(part.estimator, plan.horizon), plan.dimension
+        if own != wanted:
+            raise InputError(
+                f"the part of silos {show(part.clique)} and estimator {part.estimator} must be of "
+                f"{wanted[0]} silos, {wanted[1]} rounds and dimension {wanted[2]}, got {own}"
+            )
+    everybody = list(range(plan.silos))
+    estimators = len(members) == plan.gamma and max(members, default=0) < plan.gamma
+    if not estimators or any(sorted(found) != everybody for found in members.values()):
+        raise InputError(
+            f"parts must hold each of {plan.silos} silos once for each of {plan.gamma} estimators"
+        )
+    claims = {part.plan.privacy and part.plan.privacy.budget for part in plan.parts}
+    if len(claims) > 1:
+        raise InputError(f"all parts must claim one budget, got {show(claims)}")
+
+
 # Federations in phases of doubling length: every silo alone at first, then all with one model.
 # huang-2023, Algorithm 1: phase p = 1, 2, ... has 2^p rounds. In the first U of them each client
 # (here: silo) learns for itself; from the end of phase U on it sends a local estimate at the end of
@@ -656,9 +694,11 @@ def phases_of(horizon: int) -> int:
     return (horizon + 1).bit_length() - 1
 
 
-def check_phase_plan(plan: object) -> PhasePlan:
-    """The plan if it is one of phases, and gives what it says that it gives."""
-    plan = of_kind(plan, PhasePlan)
+def check_means(plan: PhasePlan) -> None:
+    """Refuse private means that are not those of the plan's phases: alike, but for the radius.
+
+    Raises InputError.
+    """
     wanted = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
     if len(plan.means) != wanted:
         raise InputError(
@@ -671,5 +711,13 @@ def check_phase_plan(plan: object) -> PhasePlan:
                 f"private means must be of {plan.silos} silos and dimension {plan.dimension}, "
                 f"got {mean.silos} and {mean.dimension}"
             )
+        if mean.at(plan.means[0].radius) != plan.means[0]:
+            raise InputError("private means must be alike but for their radius, got others")
+
+
+def check_phase_plan(plan: object) -> PhasePlan:
+    """The plan if it is one of phases, and gives what it says that it gives."""
+    plan = of_kind(plan, PhasePlan)
+    check_means(plan)
     verify(plan)
     return plan

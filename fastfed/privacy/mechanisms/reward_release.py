@@ -11,10 +11,15 @@ import math
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError, choice, number
+from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.releases.gaussian_release import RELEASES, GaussianRelease, squared_of
+from fastfed.privacy.releases.gaussian_release import (
+    RELEASES,
+    GaussianRelease,
+    check_factor,
+    squared_of,
+)
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.privacy.sensitivity import Budget
@@ -92,6 +97,20 @@ class RewardRelease(msgspec.Struct, frozen=True):
     factor: Factor | None = None
     feature_bound: float = 1.0
     reward_range: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no account is about."""
+        check_factor(self.release, self.releases, self.factor)
+        choice("release", self.release, RELEASES)
+        integer("releases", self.releases, at_least=0)
+        integer("returning", self.returning, at_least=1)
+        number("noise_std", self.noise_std, at_least=0)
+        number("feature_bound", self.feature_bound, above=0)
+        low, high = array("reward_range", self.reward_range, shape=(2,)).tolist()
+        if not low < high:
+            raise InputError(
+                f"reward_range must be (low, high) with low < high, got {self.reward_range}"
+            )
 
     @property
     def calibration(self) -> str:
@@ -184,14 +203,12 @@ def calibrate_rewards(
     choice("unit", budget.unit, ("reward",))
     number("delta", budget.delta, above=0, below=1)
     choice("release", release, RELEASES)
-    low, high = reward_range
-    if not low < high:
-        raise InputError(f"reward_range must be (low, high) with low < high, got {reward_range}")
-    std = 0.0
-    if releases:
-        squares = squared_of(release, releases, returning, factor)
-        moved = reward_sensitivity(budget.relation, feature_bound, reward_range)
-        std = math.sqrt(squares) * moved / gaussian_mu(budget.epsilon, budget.delta)
-    return RewardRelease(
-        releases, std, budget, release, returning, factor, feature_bound, reward_range
+    made = RewardRelease(
+        releases, 0.0, budget, release, returning, factor, feature_bound, reward_range
     )
+    if not releases:
+        return made
+    squares = squared_of(release, releases, returning, factor)
+    moved = reward_sensitivity(budget.relation, feature_bound, reward_range)
+    std = math.sqrt(squares) * moved / gaussian_mu(budget.epsilon, budget.delta)
+    return msgspec.structs.replace(made, noise_std=std)

@@ -197,10 +197,10 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         integer("colluders", self.colluders, at_least=0, at_most=self.silos - 1)
         for name in ("dimension", "points", "max_participations"):
             integer(name, getattr(self, name), at_least=1)
-        integer("factor_bits", self.factor_bits, at_least=0)
-        number("feature_bound", self.feature_bound, above=0)
-        number("reward_bound", self.reward_bound, above=0)
-        if math.frexp(number("unit", self.unit, above=0))[0] != 0.5:
+        integer("factor_bits", self.factor_bits, at_least=0, at_most=MOST_BITS)
+        number("feature_bound", self.feature_bound, above=0, at_most=1e100)
+        number("reward_bound", self.reward_bound, above=0, at_most=1e100)
+        if math.frexp(number("unit", self.unit, at_least=1e-100))[0] != 0.5:
             raise InputError(f"unit must be a power of two, got {self.unit}")
         if self.centred is not None and not self.centred.low <= 0.0 <= self.centred.high:
             raise InputError(f"centred rewards must lie about 0, got {self.centred}")

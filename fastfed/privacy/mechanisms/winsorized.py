@@ -19,7 +19,7 @@ from fastfed._kernels import rng
 from fastfed._random import BIAS_NOISE, check_seed
 from fastfed._roots import brentq
 from fastfed._sampling import Laplaces, Uniforms
-from fastfed._validate import InputError, array, choice, integer, number
+from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.privacy.accounting.gdp import advanced
 from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon
 from fastfed.privacy.certificate import (
@@ -135,7 +135,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         d2 = padded_dimension(self.dimension)
         if self.padded != d2:
             raise InputError(
-                f"padded must be {d2} for dimension {self.dimension}, got {self.padded}"
+                f"padded must be {d2} for dimension {self.dimension}, got {show(self.padded)}"
             )
         integer("silos", self.silos, at_least=1)
         number("radius", self.radius, above=0)
