@@ -148,8 +148,10 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @click.command()
 @click.argument("folder", type=FOLDER)
 @dialling
-@click.option("--dataset", help="Entry of the ledger that is charged; by default that of join.")
-@click.option("--ledger", type=click.Path(dir_okay=False), help="Ledger of several folders.")
+@click.option("--dataset", help="Entry of the ledger that is charged: that of join.")
+@click.option(
+    "--ledger", type=click.Path(dir_okay=False), help="Where the ledger is, if it was moved."
+)
 @click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
 @click.option(
     "--metrics", type=click.IntRange(1, 65535), help="Port of this machine: GET /metrics."
@@ -322,6 +324,11 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
 @click.option("--dataset", help="Entry of the ledger; by default records, or that of --extends.")
 @click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="Its ledger.")
 @click.option("--extends", type=FOLDER, help="Folder of the plan that this one continues.")
+@click.option(
+    "--second-ledger",
+    is_flag=True,
+    help="Charge another ledger than the earlier plan did; the ledger notes it.",
+)
 def join(
     folder: Path,
     plan: Path,
@@ -330,18 +337,21 @@ def join(
     dataset: str | None,
     ledger: Path | None,
     extends: Path | None,
+    second_ledger: bool,
 ) -> None:
     """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling.
 
     A plan that continues another is joined with --extends: secret, ledger and dataset are then
-    those of the earlier folder, and it is refused if the ceiling does not hold both.
+    those of the earlier folder, and it is refused if the ceiling does not hold both. Another
+    ledger or dataset would begin at nothing spent: it needs --second-ledger, which is written down
+    in it, and which `fastfed ledger show` prints.
     """
     from fastfed.deployment import folder as folders
 
     if (epsilon is None) != (delta is None):
         raise InputError("a ceiling needs both --epsilon and --delta")
     ceiling = None if epsilon is None or delta is None else (epsilon, delta)
-    name, found = folders.join(folder, plan, ceiling, dataset, ledger, extends)
+    name, found = folders.join(folder, plan, ceiling, dataset, ledger, extends, second_ledger)
     exact = found.certificate.exact
     if ceiling is not None and exact is not None and name in found.silos:
         # The exact number may be a rounding below what the plan asks for.
@@ -472,14 +482,16 @@ def ledger() -> None:
 def show(path: Path) -> None:
     """Print what was spent of each dataset of the ledger at PATH."""
     import sqlite3
+    from contextlib import closing
 
     from fastfed.deployment.ledger import Ledger, spent_lines
 
     try:
-        found = spent_lines(Ledger(str(path)))
+        with closing(Ledger.read(path)) as found:
+            lines = spent_lines(found)
     except sqlite3.DatabaseError as error:
-        raise InputError(f"{path} is no ledger of fastfed, or it is damaged: {error}") from None
-    click.echo(json.dumps(found, indent=2))
+        raise InputError(f"{path} is damaged: {error}; put back the newest backup") from None
+    click.echo(json.dumps(lines, indent=2))
 
 
 @ledger.command()
@@ -488,7 +500,10 @@ def verify(folder: Path) -> None:
     """Check the chain of a party's log in FOLDER; of a hub every sum is computed again."""
     from fastfed.deployment import folder as folders
 
-    process = folders.opened(folder)
+    process = folders.looked_at(folder)
+    if not (folder / folders.STATE).exists():
+        click.echo(f"{process.party.name}: no state yet, so nothing to check")
+        return
     entries = sum(1 for _ in process.store.writes())
     click.echo(f"{process.party.name}: {entries} entries, chain and sums as they should be")
 

@@ -72,6 +72,7 @@ def _squares(event: GaussianSums) -> list[float]:
     the noise of a plan of k releases; of "buffered" and "factorised" they have the first k rows of
     the encoder of all K.
     """
+    squares: Any
     if event.release == "buffered":
         column = buffered_column(event.releases)
         squares = np.cumsum(column * column) * (1.0 + 2.0**-40)
