@@ -58,7 +58,7 @@ def squares(plan):
 
 
 RELEASES = {
-    "tree": {"batches": 8},
+    "tree": {"batches": 8, "system": {"batch_size": 5, "release": "tree"}},
     "honaker": {"batches": 8, "system": {"batch_size": 5, "release": "honaker"}},
     "toeplitz": {"batches": 8, "system": {"batch_size": 5, "release": "toeplitz"}},
     "buffered": {"batches": 8, "system": {"batch_size": 5, "release": "buffered"}},

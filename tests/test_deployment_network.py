@@ -194,7 +194,7 @@ def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
             client.call("reward", id="x", reward=0.5)
         with pytest.raises(InputError, match="there is no /model"):
             client.call("model")
-        with pytest.raises(InputError, match="reward must be a number"):
+        with pytest.raises(InputError, match="reward must be a finite number"):
             client.call("reward", id=client.call("decide", actions=ROWS)["id"], reward="good")
         application.shutdown()
     with pytest.raises(OSError):

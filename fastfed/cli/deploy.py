@@ -14,10 +14,12 @@ from typing import Any
 
 import rich_click as click
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, check_plain, parsed
 from fastfed.cli import Group, RunFailed
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
+#: The most bytes of a hub's status.
+LONGEST_STATUS = 1 << 24
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -410,23 +412,28 @@ def leave(folder: Path) -> None:
 def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
     """Say what a HUB (https://...) waits for."""
     import ssl
-    import urllib.request
 
-    from fastfed.deployment.shell import client_context
+    from fastfed.deployment.shell import client_context, fetched
 
     if not hub.startswith(("https://", "http://")):
         raise InputError(f"hub must be an address, https://..., got {hub}")
     context = client_context(*(str(file) if file else None for file in (ca, cert, key)))
     secure = context if hub.startswith("https") else None
     try:
-        with urllib.request.urlopen(hub.rstrip("/") + "/status", timeout=30, context=secure) as got:
-            click.echo(json.dumps(json.load(got), indent=2))
+        with fetched(hub.rstrip("/") + "/status", context=secure) as got:
+            text = got.read(LONGEST_STATUS)
     except OSError as error:
         reason = getattr(error, "reason", error)
         what = "is it running, and the address right?"
         if isinstance(reason, ssl.SSLCertVerificationError):
             what = "--ca names the authority (PEM) that signed its certificate"
         raise RunFailed(f"the hub cannot be reached at {hub} ({reason}): {what}") from None
+    try:
+        found = parsed(json.loads, text)
+        check_plain("it", found, keys=False)
+    except InputError as error:
+        raise RunFailed(f"what {hub} answers is no status of a hub: {error}") from None
+    click.echo(json.dumps(found, indent=2))
 
 
 @deploy.command()

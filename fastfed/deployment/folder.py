@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, line, parsed
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
@@ -228,7 +228,8 @@ def opened(
         return Process(_other(name, plan, secret), SqliteStore(str(target / STATE)))
     noted = remembered(target)
     if noted is None:
-        entry, budget = dataset or "records", Ledger(str(ledger or target / LEDGER))
+        entry = line("dataset", dataset or "records")
+        budget = Ledger(str(ledger or target / LEDGER))
     else:
         entry, budget = ledger_of(noted, dataset, ledger)
     try:
@@ -421,11 +422,11 @@ def _tables(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(spec, str):
         return dict(spec)
     try:
-        return tomllib.loads(spec)
-    except tomllib.TOMLDecodeError as error:
+        return dict(parsed(tomllib.loads, spec))
+    except InputError as error:
         try:
-            return dict(json.loads(spec))
-        except ValueError:
+            return dict(parsed(json.loads, spec))
+        except (InputError, TypeError, ValueError):
             raise InputError(f"the spec is no TOML ({error})") from None
 
 
@@ -603,7 +604,7 @@ def join(
     if known is not None:
         entry, budget = ledger_of(known, dataset, ledger)
     else:
-        entry, budget = dataset or "records", Ledger(str(file))
+        entry, budget = line("dataset", dataset or "records"), Ledger(str(file))
     try:
         if ceiling is None and budget.ceiling(entry) is None:
             raise InputError("a silo needs a ceiling: --epsilon and --delta")

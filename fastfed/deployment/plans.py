@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError, choice, integer, number, show
+from fastfed._validate import InputError, check_plain, choice, integer, number, parsed, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.deployment import codec, guard, model
 from fastfed.deployment.declared import only as _only
@@ -295,10 +295,11 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     text = spec if isinstance(spec, str) else json.dumps(spec, default=str, sort_keys=True)
     if isinstance(spec, str):
         try:
-            spec = tomllib.loads(spec)
-        except tomllib.TOMLDecodeError as error:
+            spec = dict(parsed(tomllib.loads, spec))
+        except InputError as error:
             raise InputError(f"the spec is no TOML ({error})") from None
     tables = dict(spec)
+    check_plain("spec", tables)
     _only(
         "spec",
         tables,
