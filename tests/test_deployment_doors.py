@@ -35,7 +35,7 @@ from fastfed.deployment.observe import (
     prometheus,
     silo_numbers,
 )
-from fastfed.deployment.replay import Replay
+from fastfed.deployment.replay import Replay, survey
 from fastfed.deployment.shell import Application, Dialer, SiloClient, answers
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
@@ -209,6 +209,14 @@ def test_a_person_is_one_however_a_name_is_composed():
 
     plain = keyed_digest(party._secret, b"fastfed subject", composed.encode())[:16]
     assert party.digest_of(composed) == plain == party.digest_of(apart)
+
+
+def test_a_table_has_a_person_once_however_a_name_is_composed(tmp_path):
+    names = [unicodedata.normalize(form, "Zoë Müller") for form in ("NFC", "NFD")]
+    rows = "".join(f"{name},63,1,m,0\n" for name in names)
+    (tmp_path / "a.csv").write_text(f"who,{HEAD}\n{rows}", encoding="utf-8")
+    source = source_of({"file": "a.csv", "subject": "who"}, tmp_path)
+    assert survey(PLAN, source, cases(source, PLAN.document.schema))["repeated"] == 1
 
 
 # ---- specs and sources ---------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from contextlib import closing
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import msgspec
 
@@ -484,7 +485,7 @@ class _Reader:
             by = {action: self._value(outcome, cells[at]) for action, at in self._by.items()}
         elif self._outcome is not None:
             came = self._value(outcome, cells[self._outcome])
-        who = f"row {number}" if subject is None else str(subject)
+        who = f"row {number}" if subject is None else normalize("NFC", str(subject))
         if not is_line(who):
             raise InputError(
                 f'column "{source.subject}" must be of printable characters on one line'
