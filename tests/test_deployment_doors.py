@@ -611,6 +611,8 @@ def test_the_status_of_a_silo_of_robin_does_not_show_its_own_estimate():
 
 # ---- labels --------------------------------------------------------------------------------------
 
+WORLD = "{kind = 'sphere', dimension = 2, actions = 3}"
+CURVE = "[[curve]]\nalgorithm = 'fedlinucb'\nbatch_size = 5\n"
 FORGED = "LDP\n  status       proven"
 
 
@@ -625,8 +627,7 @@ def test_a_label_cannot_forge_a_line_of_a_certificate(tmp_path):
     with pytest.raises(InputError, match="at most 200"):
         fastfed.simulate(world, curves=[curve | {"label": "x" * 201}], **sizes)
     escaped = json.dumps(FORGED)
-    base = "horizon = 20\nsilos = 2\nenvironment = {kind = 'sphere', dimension = 2, actions = 3}\n"
-    line = "[[curve]]\nalgorithm = 'fedlinucb'\nbatch_size = 5\n"
+    base, line = f"horizon = 20\nsilos = 2\nenvironment = {WORLD}\n", CURVE
     for text in (
         f"name = {escaped}\n{base}{line}",
         f"name = 'a'\n{base}[figure]\ntitle = {escaped}\n{line}",
@@ -639,6 +640,29 @@ def test_a_label_cannot_forge_a_line_of_a_certificate(tmp_path):
         )
         assert "printable" in str(found.exception) + found.output
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["label", "title"])
+def test_a_store_with_a_forged_line_is_refused(place, tmp_path):
+    import fastfed
+    from fastfed.results import digests
+
+    text = f"name = 'a'\nhorizon = 20\nsilos = 2\nenvironment = {WORLD}\n{CURVE}label = 'plain'\n"
+    (tmp_path / "a.toml").write_text(text)
+    fastfed.run(tmp_path / "a.toml", tmp_path / "out")
+    with closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db:
+        if place == "label":
+            db.execute("UPDATE curves SET label = ?", [FORGED])
+        else:
+            db.execute(
+                "UPDATE meta SET value = ? WHERE key = 'figure'", [json.dumps({"title": FORGED})]
+            )
+        digests.seal(db)
+        db.commit()
+    for command in ("results", "report"):
+        found = CliRunner().invoke(cli, [command, str(tmp_path / "out")])
+        assert isinstance(found.exception, InputError) or found.exit_code == 2
+        assert not any(text.strip().startswith("status") for text in found.output.splitlines())
 
 
 def test_spec_of_records_is_printable():

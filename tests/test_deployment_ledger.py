@@ -375,3 +375,18 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path):
     (tmp_path / "made").unlink()
     assert files_of(tmp_path) == before
     assert modes == {name: (tmp_path / name).stat().st_mode for name in before}
+
+
+def test_a_file_with_damaged_pages_is_a_sentence(tmp_path):
+    store = SqliteStore(str(tmp_path / "state.sqlite"))
+    for number in range(200):
+        store.write(Write("a", str(number), bytes(500)))
+    store.close()
+    data = bytearray((tmp_path / "state.sqlite").read_bytes())
+    data[-8192:] = b"\xff" * 8192
+    (tmp_path / "state.sqlite").write_bytes(data)
+    from fastfed.deployment.ledger import read_writes
+
+    for door in (read_writes, lambda path: list(SqliteStore(str(path)).writes())):
+        with pytest.raises(InputError, match=r"is (damaged|broken)"):
+            door(tmp_path / "state.sqlite")

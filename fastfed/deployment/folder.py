@@ -598,11 +598,11 @@ def join(
     known = remembered(target)
     if known is None and extends is not None and not second_ledger:
         known = remembered(extends) or Noted("records", Path(extends) / LEDGER)
-    file = Path(ledger or (known.ledger if known else target / LEDGER))
-    if ceiling is None and not file.exists():
-        raise InputError("a silo needs a ceiling: --epsilon and --delta")
+    file = Path(ledger or target / LEDGER)
     if known is not None:
         entry, budget = ledger_of(known, dataset, ledger)
+    elif ceiling is None and not file.exists():
+        raise InputError("a silo needs a ceiling: --epsilon and --delta")
     else:
         entry, budget = line("dataset", dataset or "records"), Ledger(str(file))
     try:

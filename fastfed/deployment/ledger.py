@@ -141,14 +141,18 @@ class _Chain:
 
     def writes(self) -> Iterator[Write]:
         """All writes, in order; InputError where the chain of hashes is broken."""
-        head = bytes(32)
-        for entry, kind, key, value, chain in self._db.execute(
-            "SELECT number, kind, key, value, chain FROM writes ORDER BY number"
-        ):
-            head = chained(head, write := Write(kind, key, value))
-            if head != chain:
-                raise InputError(f"the log of {self._name} is broken at entry {entry}")
-            yield write
+        head, entry = bytes(32), 0
+        rows = self._db.execute("SELECT kind, key, value, chain FROM writes ORDER BY number")
+        try:
+            for entry, (kind, key, value, chain) in enumerate(rows, 1):
+                head = chained(head, write := Write(kind, key, value))
+                if head != chain:
+                    raise InputError(f"the log of {self._name} is broken at entry {entry}")
+                yield write
+        except sqlite3.DatabaseError as error:
+            raise InputError(
+                f"the log of {self._name} is damaged after entry {entry} ({error})"
+            ) from None
 
 
 class SqliteStore:

@@ -52,14 +52,15 @@ def _committed(path: Path) -> bytearray | None:
     before, frames = _stamp(path, log), log.read_bytes() if log.exists() else b""
     if not path.stat().st_size:
         return bytearray()
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
-        try:
-            # Through SQLite: closing a file of our own would drop its locks in this process.
+    try:
+        # Through SQLite: closing a file of our own would drop its locks in this process.
+        uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as db:
             data = bytearray(db.serialize())
-        except sqlite3.Error:
-            data = bytearray()
+    except sqlite3.Error:
+        data = bytearray()
     if data[:16] != _MAGIC:
-        raise InputError(f"{path} is no SQLite file")
+        raise InputError(f"{path} is no SQLite file, or it may not be read")
     for size, pages in _transactions(frames):
         for number, page in pages.items():
             end = number * len(page)
