@@ -122,6 +122,20 @@ def test_what_is_no_status_of_a_hub_is_a_sentence():
             assert "\x1b" not in found.output
 
 
+@pytest.mark.parametrize(
+    "hub",
+    ["http://127.0.0.1:x", "http://[::1", "http://127.0.0.1:9/a b", "http://127.0.0.1:9/\x01",
+     "https://", "ftp://127.0.0.1", "127.0.0.1", "http://127.0.0.1:99999", "http://127.0.0.1:0"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_a_sentence(hub):
+    process = federation.Federation(federation.deployed()).processes["silo0"]
+    with pytest.raises(InputError, match="hub must be an address") as error:
+        Dialer(process, hub)
+    assert "\x01" not in str(error.value)
+    found = CliRunner().invoke(cli, ["deploy", "status", hub])
+    assert isinstance(found.exception, InputError) or found.exit_code == 2
+
+
 # ---- requests ------------------------------------------------------------------------------------
 
 DEEP = '{"actions": ' + "[" * 100_000 + "]" * 100_000 + "}"

@@ -413,14 +413,12 @@ def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> No
     """Say what a HUB (https://...) waits for."""
     import ssl
 
-    from fastfed.deployment.shell import client_context, fetched
+    from fastfed.deployment.shell import address_of, client_context, fetched
 
-    if not hub.startswith(("https://", "http://")):
-        raise InputError(f"hub must be an address, https://..., got {hub}")
+    secured = address_of(hub).scheme == "https"
     context = client_context(*(str(file) if file else None for file in (ca, cert, key)))
-    secure = context if hub.startswith("https") else None
     try:
-        with fetched(hub.rstrip("/") + "/status", context=secure) as got:
+        with fetched(hub.rstrip("/") + "/status", context=context if secured else None) as got:
             text = got.read(LONGEST_STATUS)
     except OSError as error:
         reason = getattr(error, "reason", error)

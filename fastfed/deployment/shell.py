@@ -24,11 +24,11 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from fastfed._validate import InputError, check_plain, nearest, parsed
+from fastfed._validate import InputError, check_plain, is_line, nearest, parsed, show
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.model import model_of
 from fastfed.deployment.observe import (
@@ -241,6 +241,18 @@ def serve(
 # ---- silos and helper ----------------------------------------------------------------------------
 
 
+def address_of(hub: str) -> SplitResult:
+    """The parts of a hub's address; InputError where it is none."""
+    try:
+        parts = urlsplit(hub)
+        known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        known = False
+    if not known or parts.scheme not in ("https", "http") or " " in hub or not is_line(hub):
+        raise InputError(f"hub must be an address, https://..., got {show(hub)}")
+    return parts
+
+
 class _Stay(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: what an address was given for goes to that address alone."""
 
@@ -299,7 +311,7 @@ class Dialer:
         cert: str | None = None,
         key: str | None = None,
     ) -> None:
-        parts = urlsplit(hub)
+        parts = address_of(hub)
         if parts.scheme != "https" and not (parts.scheme == "http" and local(parts.hostname or "")):
             raise InputError(f"hub must be https://..., or http:// on this machine, got {hub}")
         self.process, self.url = process, hub.rstrip("/") + PATH
