@@ -22,7 +22,16 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import plans, wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.folder import extended, last_broadcast
-from fastfed.deployment.ledger import Charge, Ledger, SqliteStore, Write, spent_lines
+from fastfed.deployment.ledger import (
+    Charge,
+    Ledger,
+    OverBudget,
+    SqliteStore,
+    Write,
+    read_writes,
+    spent_lines,
+    together,
+)
 from fastfed.deployment.seal import Identity
 
 CEILING = (2.0, 1e-6)
@@ -215,6 +224,41 @@ def test_a_report_that_was_sealed_must_be_in_the_ledger(home):
     assert ledger.exists()
 
 
+@pytest.mark.parametrize(
+    ("factor", "holds"), [(1.0 - 1e-6, False), (1.0, True), (1.0 + 1e-6, True)]
+)
+def test_a_ceiling_is_a_ceiling_to_a_millionth(factor, holds, home):
+    """Of a charge, of a ceiling below what was spent, and of a plan that continues another."""
+    cost = Charge("records", b"plan", 1, 0.03, 1e-8)
+    exact = together([cost], 1e-6)
+    ledger = Ledger(":memory:")
+    ledger.set_ceiling("records", exact * factor, 1e-6)
+    assert ledger.allows(cost) is holds
+    if holds:
+        ledger.charge(cost)
+    else:
+        with pytest.raises(OverBudget):
+            ledger.charge(cost)
+        assert ledger.charges("records") == []
+    spent = Ledger(":memory:")
+    spent.set_ceiling("records", 2.0, 1e-6)
+    spent.charge(cost)
+    if holds:
+        spent.set_ceiling("records", exact * factor, 1e-6)
+    else:
+        with pytest.raises(InputError, match="what was spent"):
+            spent.set_ceiling("records", exact * factor, 1e-6)
+    plan, own = plans.load(home / "plan2"), Ledger(str(home / "silo0" / folders.LEDGER))
+    whole = charge_of(plan.executed, plan.digest, "people", -1)
+    both = together([*own.charges("people"), whole], 1e-6)
+    if holds:
+        folders.check_room(own, "people", plan, (both * factor, 1e-6))
+    else:
+        with pytest.raises(InputError, match="more than the ceiling"):
+            folders.check_room(own, "people", plan, (both * factor, 1e-6))
+    own.close()
+
+
 # ---- the chain -----------------------------------------------------------------------------------
 
 
@@ -385,8 +429,6 @@ def test_a_file_with_damaged_pages_is_a_sentence(tmp_path):
     data = bytearray((tmp_path / "state.sqlite").read_bytes())
     data[-8192:] = b"\xff" * 8192
     (tmp_path / "state.sqlite").write_bytes(data)
-    from fastfed.deployment.ledger import read_writes
-
     for door in (read_writes, lambda path: list(SqliteStore(str(path)).writes())):
         with pytest.raises(InputError, match=r"is (damaged|broken)"):
             door(tmp_path / "state.sqlite")
