@@ -301,7 +301,7 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is_and_chained_when_it_is_
     identity, head = used.identity, used.head
     assert len(identity) == 16 and used.charges("records")[0].pure == 0.0
     used.charge(Charge("records", b"plan", 1, 0.001))
-    assert used.had(head) and used.head != head
+    assert used.had_head(head) and used.head != head
     used.close()
     again = Ledger(str(path))
     assert again.identity == identity and len(again.charges("records")) == 2

@@ -427,11 +427,11 @@ def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> No
             what = "--ca names the authority (PEM) that signed its certificate"
         raise RunFailed(f"the hub cannot be reached at {hub} ({reason}): {what}") from None
     try:
-        found = parsed(json.loads, text)
-        check_plain("it", found, keys=False)
+        hub_status = parsed(json.loads, text)
+        check_plain("it", hub_status, keys=False)
     except InputError as error:
         raise RunFailed(f"what {hub} answers is no status of a hub: {error}") from None
-    click.echo(json.dumps(found, indent=2))
+    click.echo(json.dumps(hub_status, indent=2))
 
 
 @deploy.command()
@@ -492,10 +492,10 @@ def show(path: Path) -> None:
     from fastfed.deployment.ledger import Ledger, spent_lines
 
     try:
-        with closing(Ledger.read(path)) as found:
-            lines = spent_lines(found)
+        with closing(Ledger.read(path)) as copy:
+            lines = spent_lines(copy)
     except sqlite3.DatabaseError as error:
-        raise InputError(f"{path} is damaged: {error}; put back the newest backup") from None
+        raise InputError(f"{path} is damaged: {error}; restore the newest backup") from None
     click.echo(json.dumps(lines, indent=2))
 
 
@@ -505,7 +505,7 @@ def verify(folder: Path) -> None:
     """Check the chain of a party's log in FOLDER; of a hub every sum is computed again."""
     from fastfed.deployment import folder as folders
 
-    process = folders.looked_at(folder)
+    process = folders.read_party(folder)
     if not (folder / folders.STATE).exists():
         click.echo(f"{process.party.name}: no state yet, so nothing to check")
         return

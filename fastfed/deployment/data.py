@@ -188,8 +188,8 @@ def _table(source: Source) -> _Table:
     return _parquet(path) if path.suffix == ".parquet" else _csv(path, source)
 
 
-def _asked(source: Source, connection: Any) -> _Table:
-    """What a connection of the caller's answers; a driver's error may quote a row."""
+def _from_connection(source: Source, connection: Any) -> _Table:
+    """Query a caller's connection; of a driver's error, which may quote a row, show the type."""
     try:
         return queried(connection, str(source.query))
     except InputError:
@@ -200,20 +200,20 @@ def _asked(source: Source, connection: Any) -> _Table:
         ) from None
 
 
-#: Seconds that a query may take.
+#: Time limit of a query, in seconds.
 LONGEST_QUERY = 600.0
-#: What a query may do: SQLite asks for each of its steps.
+#: Operations that a query may use; SQLite asks about each when it compiles the query.
 _READS = frozenset(
     (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 )
 
 
-class _NoText:
-    """Stands for a cell that is no text in UTF-8."""
+class _Undecodable:
+    """Replaces a cell that is not text in UTF-8."""
 
 
 def _select(source: Source) -> _Table:
-    """What a query of an SQLite file selects; it can do nothing but read, for a time."""
+    """Run the query of an SQLite file, which may only read, and for a limited time."""
     if source.database is None:
         raise InputError("the source's query needs a database, or in Python a connection")
     path = Path(source.database)
@@ -247,11 +247,11 @@ def _select(source: Source) -> _Table:
 
 
 def _text(data: bytes) -> Any:
-    """A text of an SQLite file."""
+    """Decode a text cell."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return _NoText()
+        return _Undecodable()
 
 
 def queried(connection: Any, query: str) -> _Table:
@@ -368,7 +368,7 @@ def surveyed(
     records = schema.records
     if connection is not None and source.query is None:
         raise InputError("a connection needs the source's query")
-    names, rows = _table(source) if connection is None else _asked(source, connection)
+    names, rows = _table(source) if connection is None else _from_connection(source, connection)
     reader = _Reader(source, records, names)
     found, problems = [], []
     for number, (where, cells) in enumerate(rows, 1):
@@ -436,13 +436,13 @@ class _Reader:
             raise InputError(f'the table has two columns "{column}"; leave one out')
         if column not in self._at:
             rename = f"; name it under columns, or list {show(name)} under absent" if name else ""
-            raise InputError(f'the table has no column "{column}"{self._unlike()}{rename}')
+            raise InputError(f'the table has no column "{column}"{self._other_columns()}{rename}')
         return self._at[column]
 
-    def _unlike(self) -> str:
-        """Which names of the table are none of the plan or source, by place.
+    def _other_columns(self) -> str:
+        """Describe columns that neither plan nor source names, by place.
 
-        A file without a header has a person's values where names should be.
+        In a file without a header, the names are the values of a person.
         """
         source = self._source
         known = {source.columns.get(name, name) for name in self._own} | set(
@@ -510,7 +510,7 @@ class _Reader:
 
     def _known(self, column: str, cell: Any) -> Any:
         """A cell of a column, or None if it is missing."""
-        if isinstance(cell, _NoText):
+        if isinstance(cell, _Undecodable):
             raise InputError(f'column "{column}" must be text in UTF-8, got something else')
         text = cell.strip() if isinstance(cell, str) else str(cell)
         return None if is_missing(cell) or text in self._missing else cell

@@ -17,6 +17,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,11 +97,11 @@ def countersign(folder: str | Path, plan_file: str | Path) -> tuple[str, Deploye
     return name, signed
 
 
-class Noted(NamedTuple):
+class LedgerNote(NamedTuple):
     """What the folder of a silo knows of its ledger.
 
     ledger: its file. identity, head: the ledger's, when it was opened last; empty where an earlier
-    version noted none.
+    version wrote none.
     """
 
     dataset: str
@@ -112,10 +113,10 @@ class Noted(NamedTuple):
 def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
     """Note which dataset of which ledger the silo of a folder charges.
 
-    A ledger in the folder itself is noted by its name alone, so that the folder may be moved.
+    A ledger inside the folder is stored by its name alone, so that the folder may be moved.
     """
     file, home = Path(ledger.path).resolve(), Path(folder).resolve()
-    said = {
+    content = {
         "dataset": dataset,
         "ledger": file.name if file.parent == home else str(file),
         "identity": ledger.identity.hex(),
@@ -123,35 +124,35 @@ def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
     }
     note = home / JOINED
     draft = note.with_name(note.name + ".new")
-    draft.write_text(json.dumps(said) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
     draft.replace(note)
 
 
-def remembered(folder: str | Path) -> Noted | None:
+def remembered(folder: str | Path) -> LedgerNote | None:
     """What the folder of a silo knows of its ledger; None before it was opened or joined."""
     note = Path(folder) / JOINED
     if not note.exists():
         return None
     try:
-        said = json.loads(note.read_text(encoding="utf-8"))
-        marks = [bytes.fromhex(said.get(key, "")) for key in ("identity", "head")]
-        return Noted(str(said["dataset"]), Path(folder) / said["ledger"], *marks)
+        content = json.loads(note.read_text(encoding="utf-8"))
+        hashes = [bytes.fromhex(content.get(key, "")) for key in ("identity", "head")]
+        return LedgerNote(str(content["dataset"]), Path(folder) / content["ledger"], *hashes)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
-            f"{note} is damaged ({type(error).__name__}); put back its backup"
+            f"{note} is damaged ({type(error).__name__}); restore its backup"
         ) from None
 
 
 def ledger_of(
-    noted: Noted, dataset: str | None = None, ledger: str | Path | None = None
+    note: LedgerNote, dataset: str | None = None, ledger: str | Path | None = None
 ) -> tuple[str, Ledger]:
-    """The entry and the open ledger that a folder has noted.
+    """Open the ledger of a folder's note; returns the dataset, too.
 
     Parameters
     ----------
-    noted : Noted
+    note : LedgerNote
     dataset : str, optional
-        Must be the noted one.
+        Must be that of the note.
     ledger : str or Path, optional
         Where the ledger is now, if its file was moved.
 
@@ -161,10 +162,10 @@ def ledger_of(
         For another dataset, and for a file that is not there, is another ledger, or is older than
         what the folder knows.
     """
-    file = Path(noted.ledger if ledger is None else ledger)
-    if dataset not in (None, noted.dataset):
+    file = Path(note.ledger if ledger is None else ledger)
+    if dataset not in (None, note.dataset):
         raise InputError(
-            f'dataset must be "{noted.dataset}", to whose ledger these records are charged, got '
+            f'dataset must be "{note.dataset}", to whose ledger these records are charged, got '
             f'"{dataset}"; leave it out'
         )
     if not file.is_file():
@@ -172,24 +173,23 @@ def ledger_of(
             f"there is no ledger at {file}, and a new one would forget what was spent: name where "
             "it is by --ledger"
         )
-    if not noted.identity and noted.ledger.is_file() and not file.samefile(noted.ledger):
+    if not note.identity and note.ledger.is_file() and not file.samefile(note.ledger):
         raise InputError(
-            f"the ledger must be {noted.ledger}, to which these records are charged, got {file}"
+            f"the ledger must be {note.ledger}, to which these records are charged, got {file}"
         )
-    found = Ledger(str(file))
-    if noted.identity:
+    if note.identity:
         wrong = ""
-        if found.identity != noted.identity:
-            wrong = "is another ledger than the one to which these records are charged"
-        elif not found.had(noted.head):
-            wrong = "is older than what was charged to it"
+        with closing(Ledger.read(file)) as copy:
+            if copy.identity != note.identity:
+                wrong = "is another ledger than the one to which these records are charged"
+            elif not copy.had_head(note.head):
+                wrong = "is older than what was charged to it"
         if wrong:
-            found.close()
             raise InputError(
-                f"{file} {wrong}: name the right file by --ledger, or put back its newest backup; "
+                f"{file} {wrong}: name the right file by --ledger, or restore its newest backup; "
                 "if there is none, leave the federation (fastfed deploy leave)"
             )
-    return noted.dataset, found
+    return note.dataset, Ledger(str(file))
 
 
 def check_sealed(party: SiloParty, ledger: Ledger) -> None:
@@ -198,7 +198,7 @@ def check_sealed(party: SiloParty, ledger: Ledger) -> None:
         if ledger.charged(party.dataset, party.deployed.digest, release) is None:
             raise InputError(
                 f"{ledger.path} has no charge for release {release}, which this silo has sealed: "
-                "put back the newest backup of the ledger; if there is none, leave the federation "
+                "restore the newest backup of the ledger; if there is none, leave the federation "
                 "(fastfed deploy leave)"
             )
 
@@ -212,7 +212,7 @@ def opened(
     ----------
     folder : str or Path
     dataset : str, optional
-        Of a silo: the entry of its ledger; of one that has joined, what was noted.
+        Of a silo: the entry of its ledger; of one that has joined, that of its note.
     ledger : str or Path, optional
         Of a silo: where its ledger is now, if the file was moved after it joined.
 
@@ -226,28 +226,29 @@ def opened(
     name, plan, secret = _who(target)
     if name not in plan.silos:
         return Process(_other(name, plan, secret), SqliteStore(str(target / STATE)))
-    noted = remembered(target)
-    if noted is None:
+    note = remembered(target)
+    if note is None:
         entry = line("dataset", dataset or "records")
         budget = Ledger(str(ledger or target / LEDGER))
     else:
-        entry, budget = ledger_of(noted, dataset, ledger)
-    try:
+        entry, budget = ledger_of(note, dataset, ledger)
+    with ExitStack() as files:
+        files.callback(budget.close)
         store = SqliteStore(str(target / STATE))
-        made = SiloProcess(silo_of(plan, name, secret, budget, entry), store, budget)
-        check_sealed(made.party, budget)
-    except BaseException:
-        budget.close()
-        raise
+        files.callback(store.close)
+        process = SiloProcess(silo_of(plan, name, secret, budget, entry), store, budget)
+        check_sealed(process.party, budget)
+        # Nothing was wrong: they stay open.
+        files.pop_all()
     remember(target, entry, budget)
-    return made
+    return process
 
 
-def looked_at(folder: str | Path) -> Process:
-    """The party of a folder, for reading: on a copy in memory of its state, whoever has the files.
+def read_party(folder: str | Path) -> Process:
+    """Read the party of a folder from a copy of its state in memory, whoever has the files.
 
-    No file is opened for writing, made or changed. A silo has an empty ledger, so it can do
-    nothing.
+    No file is opened for writing, created or changed. A silo has an empty ledger, so it cannot
+    charge anything.
 
     Raises
     ------
@@ -296,7 +297,7 @@ def export_model(folder: str | Path) -> dict[str, Any]:
     try:
         return SiloClient(target / SOCKET).call("export")
     except OSError:
-        process = looked_at(target)
+        process = read_party(target)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{target} is not the folder of a silo")
     return model_of(process.party)
@@ -464,7 +465,7 @@ def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
         said = SiloClient(target / SOCKET).call("broadcast")
         return load(target / PLAN), bytes.fromhex(said["broadcast"])
     except OSError:
-        party = looked_at(target).party
+        party = read_party(target).party
     if not isinstance(party, SiloParty | Hub):
         raise InputError(f"{target} is not the folder of a silo or of the hub")
     return party.deployed, party.broadcasts[max(party.broadcasts)] if party.broadcasts else b""
@@ -597,7 +598,7 @@ def join(
         )
     known = remembered(target)
     if known is None and extends is not None and not second_ledger:
-        known = remembered(extends) or Noted("records", Path(extends) / LEDGER)
+        known = remembered(extends) or LedgerNote("records", Path(extends) / LEDGER)
     file = Path(ledger or target / LEDGER)
     if known is not None:
         entry, budget = ledger_of(known, dataset, ledger)
@@ -616,7 +617,7 @@ def join(
         if ceiling is not None:
             budget.set_ceiling(entry, *ceiling)
         if second_ledger:
-            budget.note_second(entry, plan.digest)
+            budget.add_second(entry, plan.digest)
         remember(target, entry, budget)
     finally:
         budget.close()

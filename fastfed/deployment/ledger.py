@@ -97,7 +97,7 @@ def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
         raise  # in use, or a full disk
     except sqlite3.DatabaseError as error:
         raise InputError(
-            f"{path} is no SQLite file, or it is damaged ({error}); put back the newest backup"
+            f"{path} is no SQLite file, or it is damaged ({error}); restore the newest backup"
         ) from None
     if found and (not tables <= found or ("charges" in found) != ("charges" in tables)):
         what = "ledger" if "charges" in tables else "log of a party"
@@ -287,8 +287,8 @@ class OverBudget(InputError):
 class Ledger:
     """Charges on the datasets of one silo, in an SQLite file of their own.
 
-    All that is written to it is chained, beginning with a random identity: whoever knows the
-    identity and an earlier head of the chain can say whether a file is this ledger, and no older.
+    Every entry is chained by its hash, and the first entry is a random identity. Whoever knows the
+    identity and an earlier head can tell whether a file is this ledger, and whether it is older.
 
     Parameters
     ----------
@@ -302,47 +302,47 @@ class Ledger:
     """
 
     def __init__(self, path: str) -> None:
-        self._take(opened(path, SCHEMA, TABLES), path)
-        with self._alone():
+        self._attach(opened(path, SCHEMA, TABLES), path)
+        with self._transaction():
             if self._chain.value(_IDENTITY, "") is None:
-                self._begin()
+                self._start_chain()
             self._check()
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
-        """A ledger for reading: a copy in memory of the file, which is neither opened nor changed.
+        """Read a ledger into memory; the file is neither opened for writing nor changed.
 
         Raises
         ------
         InputError
             If the file is no ledger.
         """
-        made, db = cls.__new__(cls), copied(path)
+        ledger, db = cls.__new__(cls), copied(path)
         check_tables(db, str(path), TABLES)
         if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise InputError(f"{path} is no ledger of fastfed: it is empty")
         # One of an earlier version has no chain, and no identity.
         db.executescript(LOG)
-        made._take(db, str(path))
-        if made.identity:
-            made._check()
+        ledger._attach(db, str(path))
+        if ledger.identity:
+            ledger._check()
         db.execute("PRAGMA query_only = ON")
-        return made
+        return ledger
 
-    def _take(self, db: sqlite3.Connection, path: str) -> None:
+    def _attach(self, db: sqlite3.Connection, path: str) -> None:
         self._db, self.path, self._chain = db, path, _Chain(db, path)
         if "pure" not in {row[1] for row in db.execute("PRAGMA table_info(charges)")}:
             db.execute(_LATER)
 
-    def _begin(self) -> None:
-        """Begin the chain, of a ledger of an earlier version with all that it has."""
+    def _start_chain(self) -> None:
+        """Start the chain; copy into it what a ledger of an earlier version holds."""
         self._chain.add(Write(_IDENTITY, "", os.urandom(16)))
         for row in self._db.execute("SELECT * FROM ceilings ORDER BY dataset").fetchall():
-            self._note("ceiling", row)
+            self._append("ceiling", row)
         for row in self._db.execute("SELECT * FROM charges ORDER BY rowid").fetchall():
-            self._note("charge", row)
+            self._append("charge", row)
 
-    def _note(self, kind: str, values: Sequence[Any]) -> None:
+    def _append(self, kind: str, values: Sequence[Any]) -> None:
         """Add an entry to the chain, inside of a transaction."""
         count = self._db.execute("SELECT max(number) FROM writes").fetchone()[0]
         self._chain.add(Write(kind, str(count), msgspec.msgpack.encode(values)))
@@ -365,13 +365,13 @@ class Ledger:
             self._db.execute("SELECT * FROM charges")
         ):
             raise InputError(
-                f"the ledger {self.path} was changed by something else than fastfed; put back the "
+                f"the ledger {self.path} was changed by something else than fastfed; restore the "
                 "newest backup"
             )
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A transaction with the write lock from its beginning: another silo may charge, too."""
+    def _transaction(self) -> Iterator[None]:
+        """Hold the write lock throughout, since another silo may charge the same ledger."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -386,8 +386,8 @@ class Ledger:
 
     @property
     def identity(self) -> bytes:
-        """Random bytes that no other ledger has; empty of one that an earlier version made, until
-        it is opened for writing."""
+        """Random bytes that only this ledger has; empty for a ledger of an earlier version until it
+        is opened for writing."""
         return self._chain.value(_IDENTITY, "") or b""
 
     @property
@@ -395,19 +395,19 @@ class Ledger:
         """Hash of everything that was ever written."""
         return self._chain.head
 
-    def had(self, head: bytes) -> bool:
-        """True if this was the ledger's head once."""
+    def had_head(self, head: bytes) -> bool:
+        """Whether this is or was the head of the chain."""
         query = "SELECT count(*) FROM writes WHERE chain = ?"
         return bool(self._db.execute(query, (head,)).fetchone()[0])
 
-    def note_second(self, dataset: str, plan: bytes) -> None:
-        """Write down that records of a plan's dataset were charged to another ledger as well."""
-        with self._alone():
-            if (dataset, plan) not in self.seconds():
-                self._note(_SECOND, (dataset, plan))
+    def add_second(self, dataset: str, plan: bytes) -> None:
+        """Record that the earlier plan's charges are not here: this is a second ledger."""
+        with self._transaction():
+            if (dataset, plan) not in self.second_ledgers():
+                self._append(_SECOND, (dataset, plan))
 
-    def seconds(self) -> list[tuple[str, bytes]]:
-        """(dataset, plan) of each plan that was said to have records of another ledger."""
+    def second_ledgers(self) -> list[tuple[str, bytes]]:
+        """(dataset, plan) of each plan whose records were declared to be of another ledger."""
         writes = self._chain.writes()
         return [
             msgspec.msgpack.decode(w.value, type=tuple[str, bytes])
@@ -425,16 +425,16 @@ class Ledger:
         """
         epsilon = number("epsilon", epsilon, above=0)
         delta = number("delta", delta, above=0, below=1)
-        with self._alone():
+        with self._transaction():
             spent = self.epsilon(dataset, delta)
             if spent > epsilon:
                 raise InputError(
                     f"epsilon must be at least {spent:.4g}, what was spent, got {epsilon}"
                 )
             if self.ceiling(dataset) != (epsilon, delta):
-                made = (dataset, epsilon, delta)
-                self._db.execute("INSERT OR REPLACE INTO ceilings VALUES (?, ?, ?)", made)
-                self._note("ceiling", made)
+                row = (dataset, epsilon, delta)
+                self._db.execute("INSERT OR REPLACE INTO ceilings VALUES (?, ?, ?)", row)
+                self._append("ceiling", row)
 
     def ceiling(self, dataset: str) -> tuple[float, float] | None:
         """(epsilon, delta) of a dataset; None where none was set, and nothing may be spent."""
@@ -494,7 +494,7 @@ class Ledger:
         InputError
             If the same release was charged for another report.
         """
-        with self._alone():
+        with self._transaction():
             kept = self.charged(charge.dataset, charge.plan, charge.release)
             if kept is not None and kept != charge:
                 raise InputError(f"release {charge.release} was charged for another report")
@@ -505,7 +505,7 @@ class Ledger:
                 )
             if kept is None:
                 self._db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", charge)
-                self._note("charge", charge)
+                self._append("charge", charge)
 
 
 def together(charges: Iterable[Charge], delta: float) -> float:
@@ -534,7 +534,7 @@ _epsilon = lru_cache(maxsize=256)(gaussian_epsilon)
 
 def spent_lines(ledger: Ledger) -> list[dict[str, Any]]:
     """What is spent on each dataset, and what is left, as plain data."""
-    rows, seconds = [], ledger.seconds()
+    rows, seconds = [], ledger.second_ledgers()
     for dataset in ledger.datasets():
         ceiling = ledger.ceiling(dataset)
         found: dict[str, Any] = {"dataset": dataset, "charges": len(ledger.charges(dataset))}

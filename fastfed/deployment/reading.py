@@ -1,8 +1,8 @@
-"""SQLite files, read without opening them for writing: nothing is created, changed or locked.
+"""Read SQLite files without creating, changing or locking any file.
 
-SQLite itself makes files beside a database in WAL mode even where it is asked to read alone. So
-what is committed is copied to memory: the database, and over it the pages of its log ("-wal") as
-SQLite's file format says (https://sqlite.org/fileformat2.html, section 4).
+Even a read-only connection of SQLite creates files next to a database in WAL mode. So the committed
+content is copied to memory: the pages of the database, overwritten by those of its write-ahead log
+("-wal"), in SQLite's file format (https://sqlite.org/fileformat2.html, section 4).
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _TRIES, _PAUSE = 20, 0.05
 
 
 def copied(path: str | os.PathLike[str]) -> sqlite3.Connection:
-    """What is committed in an SQLite file, as a database in memory.
+    """Copy the committed content of an SQLite file to a database in memory.
 
     Raises
     ------
     InputError
-        If it is no SQLite file, or is written all the time.
+        If it is no SQLite file, or another process writes it at every attempt.
     """
     for _ in range(_TRIES):
         data = _committed(Path(path))
         if data is not None:
-            made = sqlite3.connect(":memory:", isolation_level=None)
+            copy = sqlite3.connect(":memory:", isolation_level=None)
             if data:
                 # The copy has no log: bytes 18 and 19 say so.
                 data[18:20] = b"\1\1"
-                made.deserialize(bytes(data))
-            return made
+                copy.deserialize(bytes(data))
+            return copy
         time.sleep(_PAUSE)
-    raise InputError(f"{path} is written all the time by another process; try again later")
+    raise InputError(f"{path} changes at every attempt to read it; try again later")
 
 
 def _committed(path: Path) -> bytearray | None:
-    """Bytes of a database with all that is committed; None if it changed meanwhile."""
+    """Bytes of a database with every committed transaction; None if a file changed meanwhile."""
     log = path.with_name(path.name + "-wal")
     before, frames = _stamp(path, log), log.read_bytes() if log.exists() else b""
     if not path.stat().st_size:
@@ -71,13 +71,13 @@ def _committed(path: Path) -> bytearray | None:
 
 
 def _stamp(*files: Path) -> list[tuple[int, int]]:
-    """Size and time of each file."""
-    found = (file.stat() if file.exists() else None for file in files)
-    return [(-1, 0) if s is None else (s.st_size, s.st_mtime_ns) for s in found]
+    """Size and modification time of each file."""
+    stats = (file.stat() if file.exists() else None for file in files)
+    return [(-1, 0) if s is None else (s.st_size, s.st_mtime_ns) for s in stats]
 
 
 def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
-    """(bytes of the database, pages by number) of each transaction that a log commits."""
+    """Yield (size of the database in bytes, pages by number) for each committed transaction."""
     if len(log) < _HEADER:
         return
     magic, _, size, _, *salts = struct.unpack(">6I", log[:24])
@@ -102,7 +102,7 @@ def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
 
 
 def _summed(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
-    """SQLite's checksum of data after what was summed before."""
+    """Continue SQLite's checksum over more data."""
     a, b = sums
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for x, y in zip(words[::2], words[1::2], strict=True):

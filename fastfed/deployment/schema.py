@@ -46,11 +46,11 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     unit: str = ""
 
 
-# ---- values of records, of which no error says one ----------------------------------------------
+# ---- values of records: errors never quote one ---------------------------------------------------
 
 
 def private_number(name: str, value: object) -> float:
-    """A finite number of a record, or InputError."""
+    """Return value as a finite number; the InputError does not quote it."""
     try:
         return number(name, value)
     except InputError:
@@ -58,7 +58,7 @@ def private_number(name: str, value: object) -> float:
 
 
 def private_array(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Finite numbers of a record, or InputError."""
+    """Return value as an array of finite numbers; the InputError does not quote it."""
     try:
         return array(name, value, shape=shape)
     except (InputError, RecursionError) as error:
@@ -388,12 +388,11 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         if isinstance(among, str) or not isinstance(among, Sequence) or not among:
             raise InputError("among must name at least one action, got something else")
         places = {name: i for i, name in enumerate(self.actions.names)}
-        made = [places.get(name) if isinstance(name, str) else None for name in among]
-        found = [place for place in made if place is not None]
-        if len(found) < len(made) or len(set(found)) < len(found):
+        indices = [places[name] for name in among if isinstance(name, str) and name in places]
+        if len(set(indices)) < len(among):
             known = ", ".join(f'"{name}"' for name in self.actions.names[:20])
             raise InputError(f"among must name actions of the plan, each once: {known}")
-        return found
+        return indices
 
 
 class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

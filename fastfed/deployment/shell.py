@@ -242,7 +242,7 @@ def serve(
 
 
 def address_of(hub: str) -> SplitResult:
-    """The parts of a hub's address; InputError where it is none."""
+    """Split a hub's address; InputError if it is not a valid one."""
     try:
         parts = urlsplit(hub)
         known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -253,8 +253,8 @@ def address_of(hub: str) -> SplitResult:
     return parts
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: what an address was given for goes to that address alone."""
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: messages go only to the address that was given."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, *_: Any) -> None:
         """Refuse."""
@@ -265,7 +265,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def fetched(url: str, data: bytes | None = None, context: ssl.SSLContext | None = None) -> Any:
-    """The answer of an address to a GET, or to a POST of data; redirects are refused.
+    """GET an address, or POST data to it; redirects are refused.
 
     Raises
     ------
@@ -276,7 +276,7 @@ def fetched(url: str, data: bytes | None = None, context: ssl.SSLContext | None 
     """
     headers = {} if data is None else {"content-type": "application/msgpack"}
     handlers = [
-        _Stay(),
+        _NoRedirects(),
         *([] if context is None else [urllib.request.HTTPSHandler(context=context)]),
     ]
     opener = urllib.request.build_opener(*handlers)
@@ -470,7 +470,7 @@ class Application(ThreadingMixIn, UnixStreamServer):
 
 
 def length_of(headers: Any, at_most: int) -> int:
-    """Bytes of the body of a request; InputError where they are too many, or no number."""
+    """Length of a request's body in bytes; InputError if it is too long or not a number."""
     text = headers.get("content-length") or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= at_most):
         raise InputError(f"a request must be at most {at_most} bytes long")
