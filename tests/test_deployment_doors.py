@@ -246,6 +246,17 @@ TEXTS = {
 }
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1e-9"])
+def test_seconds_are_finite(value, tmp_path):
+    (tmp_path / "source.toml").write_text(f"file = 'a.csv'\ndelay = {value}\n")
+    with pytest.raises(InputError, match="delay must be >= 0"):
+        load_source(tmp_path / "source.toml")
+    for command in ("silo", "helper"):
+        asked = [command, str(tmp_path), "--hub", "https://127.0.0.1:9", f"--every={value}"]
+        found = CliRunner().invoke(cli, asked)
+        assert "every must be > 0" in f"{found.exception} {found.output}"
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_specs_and_sources_are_bounded_and_printable(name, tmp_path):
     text, says = TEXTS[name]

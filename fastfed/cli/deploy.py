@@ -14,7 +14,7 @@ from typing import Any
 
 import rich_click as click
 
-from fastfed._validate import InputError, check_plain, parsed
+from fastfed._validate import InputError, check_plain, number, parsed
 from fastfed.cli import Group, RunFailed
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -26,8 +26,8 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def stopped_by_signals() -> threading.Event:
     """An event that SIGTERM and SIGINT set."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
     return stop
 
 
@@ -128,8 +128,9 @@ def dialled(
         dialer.run(stopped_by_signals(), every, say)
 
 
-def one_way(hub: str | None, courier: Path | None) -> None:
-    """Refuse a party that has no way to the hub, or two."""
+def one_way(hub: str | None, courier: Path | None, every: float) -> None:
+    """Refuse a party that has no way to the hub, or two, or that would ask without a pause."""
+    number("every", every, above=0, at_most=86400)
     if (hub is None) == (courier is None):
         raise InputError("the way to the hub must be one of --hub and --courier")
 
@@ -178,7 +179,7 @@ def silo(
     from fastfed.deployment.party import SiloProcess
     from fastfed.deployment.shell import Application
 
-    one_way(hub, courier)
+    one_way(hub, courier, every)
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
@@ -226,7 +227,7 @@ def helper(
     from fastfed.deployment import folder as folders
     from fastfed.deployment.sums import Helper
 
-    one_way(hub, courier)
+    one_way(hub, courier, every)
     process = folders.opened(folder)
     if not isinstance(process.party, Helper):
         raise InputError(f"{folder} is not the folder of a helper")

@@ -24,7 +24,15 @@ from unicodedata import normalize
 
 import msgspec
 
-from fastfed._validate import InputError, check_plain, is_line, nearest, parsed, show
+from fastfed._validate import (
+    InputError,
+    check_plain,
+    is_line,
+    nearest,
+    number,
+    parsed,
+    show,
+)
 from fastfed.deployment.schema import Records, Schema, as_number, is_missing, matched
 
 #: Delimiters that the header of a CSV file is searched for.
@@ -155,8 +163,7 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
         raise InputError(f'decimal must be "." or ",", got {show(made.decimal)}')
     if made.delimiter is not None and len(made.delimiter) != 1:
         raise InputError(f"delimiter must be one character, got {show(made.delimiter)}")
-    if made.delay < 0:
-        raise InputError(f"delay must be >= 0, got {made.delay:g}")
+    number("delay", made.delay, at_least=0)
     if (made.time is None) != (made.begin is None) or (made.begin is None) != (made.until is None):
         raise InputError("a source needs time, begin and until together, or none of them")
     if made.time is not None:
@@ -371,9 +378,9 @@ def surveyed(
     names, rows = _table(source) if connection is None else _from_connection(source, connection)
     reader = _Reader(source, records, names)
     found, problems = [], []
-    for number, (where, cells) in enumerate(rows, 1):
+    for row, (where, cells) in enumerate(rows, 1):
         try:
-            case = reader.case(where, number, cells)
+            case = reader.case(where, row, cells)
             records.context(case.record)
             reader.check_outcomes(case)
             found.append(case)
@@ -455,7 +462,7 @@ class _Reader:
         some = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
         return f"; of its {self._width} columns these have other names: {some}" if places else ""
 
-    def case(self, where: str, number: int, cells: Sequence[Any]) -> Case:
+    def case(self, where: str, row: int, cells: Sequence[Any]) -> Case:
         """The case of a row."""
         source, outcome = self._source, self._records.outcome.column
         record = {
@@ -485,7 +492,7 @@ class _Reader:
             by = {action: self._value(outcome, cells[at]) for action, at in self._by.items()}
         elif self._outcome is not None:
             came = self._value(outcome, cells[self._outcome])
-        who = f"row {number}" if subject is None else normalize("NFC", str(subject))
+        who = f"row {row}" if subject is None else normalize("NFC", str(subject))
         if not is_line(who):
             raise InputError(
                 f'column "{source.subject}" must be of printable characters on one line'
