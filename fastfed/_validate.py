@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+from unicodedata import category
 
 import numpy as np
 
@@ -116,6 +117,64 @@ def number(
             tail += "; without privacy there is no epsilon (fedlinucb)"
         raise InputError(f"{name} must be {bounds or 'finite'}, got {show(value)}{tail}")
     return result
+
+
+# ---- What somebody wrote: specs, requests, labels ------------------------------------------------
+
+#: The most characters of a text, and of a name or label; the most levels of lists and tables.
+MOST_TEXT, MOST_LABEL, MOST_LEVELS = 4096, 200, 32
+
+
+def is_line(text: str, at_most: int = MOST_TEXT) -> bool:
+    """Return True for a text of printable characters on one line, and not too long."""
+    # A space of another width is not "printable" to Python.
+    return len(text) <= at_most and (
+        text.isprintable() or all(c.isprintable() or category(c) == "Zs" for c in text)
+    )
+
+
+def line(name: str, value: object, at_most: int = MOST_LABEL) -> str:
+    """Return value if it is a text that may stand in a line of a table or message."""
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{name} must be a text, got {show(value)}")
+    if not is_line(value, at_most):
+        raise InputError(
+            f"{name} must be at most {at_most} printable characters on one line, got {show(value)}"
+        )
+    return value
+
+
+def parsed(read: Callable[[Any], Any], text: str | bytes) -> Any:
+    """Return what a parser makes of text; an InputError with its sentence where it cannot."""
+    try:
+        return read(text)
+    except RecursionError:
+        raise InputError("lists or tables are nested too deep") from None
+    except ValueError as error:  # a parser's own, or a number too long for Python to read
+        raise InputError(str(error)) from None
+
+
+def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> None:
+    """Refuse plain data that no key needs, by name and never by value.
+
+    That is an integer beyond 64 bits, a text that `is_line` refuses, and lists or tables that are
+    nested too deep. keys: names are those of inner keys; without, of the whole, for data of people.
+    """
+    if level > MOST_LEVELS:
+        raise InputError(f"{name} must have at most {MOST_LEVELS} levels of lists and tables")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            check_plain(name, key, keys, level + 1)
+            check_plain(str(key) if keys else name, inner, keys, level + 1)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            check_plain(name, inner, keys, level + 1)
+    elif isinstance(value, str) and not is_line(value):
+        raise InputError(
+            f"{name} must be of texts of printable characters on one line, at most {MOST_TEXT}"
+        )
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError(f"{name} must be below 2^63 in size, as all integers")
 
 
 def folder(value: object) -> Path:

@@ -20,7 +20,7 @@ from fastfed.deployment.shell import FULL, HubApp
 from fastfed.deployment.silo import SiloParty
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
-SIZE = 512
+SIZE = 1024
 
 
 def mounted(*arguments):
@@ -29,7 +29,7 @@ def mounted(*arguments):
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of half a megabyte."""
+    """A file system of a megabyte."""
     place = tmp_path / "disk"
     place.mkdir()
     if os.geteuid() != 0 or not mounted("-t", "tmpfs", "-o", f"size={SIZE}k", "tmpfs", str(place)):

@@ -246,9 +246,9 @@ def faults():
     yield "a baseline", {"algorithm": "hedge", "keys": {}}, "system.algorithm"
     yield "another horizon", {"horizon": 25}, "batches|choices give|calendar"
     yield "a silo less", {"silos": PLAN.document.silos[:2]}, "silos is 3"
-    yield "a long name", {"name": "x" * 201}, "at most 200 characters"
-    yield "a forged line", {"name": "tests\nstatus proven"}, "printable text"
-    yield "a terminal's escape", {"name": "tests \x1b[31m"}, "printable text"
+    yield "a long name", {"name": "x" * 201}, "printable characters on one line"
+    yield "a forged line", {"name": "tests\nstatus proven"}, "printable characters on one line"
+    yield "a terminal's escape", {"name": "tests \x1b[31m"}, "printable characters on one line"
 
 
 @pytest.mark.parametrize(

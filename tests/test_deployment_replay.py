@@ -77,7 +77,7 @@ def test_all_kinds_of_tables_are_the_same_records(tmp_path):
         assert [float(case.outcome) for case in each] == [0.0, 1.0, 1.0], name
     assert found["comma"][1].where == "a.csv, line 3"
     # A query can read, and nothing else.
-    with pytest.raises(InputError, match=r"e.sqlite does not answer the query \(.*readonly"):
+    with pytest.raises(InputError, match="may only read"):
         read({"database": "e.sqlite", "query": "DELETE FROM p"}, tmp_path)
 
 
@@ -127,11 +127,11 @@ def test_names_codes_and_units_of_a_site_are_its_own(tmp_path):
         ("age,pain,sex,num\n63,5,1,m,0\n", {}, "line 2: 5 cells, but the header has 4"),
         ("age,pain,sex,num\n63,1,m,2\n", {}, 'line 2: outcome "num" must be one of 0, 1'),
         ("age,pain,num\n63,1,0\n", {}, 'no column "sex".*list \'sex\' under absent'),
-        ("Age,pain,sex,num\n63,1,m,0\n", {}, 'no column "age"; did you mean "Age"'),
+        ("Age,pain,sex,num\n63,1,m,0\n", {}, '"age"; of its 4 columns .* other names: 1;'),
         ("age,pain,sex,sex,num\n63,1,m,m,0\n", {}, 'two columns "sex"'),
         ("age,pain,sex,num\n", {}, "the table has no rows"),
         ("", {}, "a.csv is empty"),
-        ("age,pain,sex,num\n63,\xff,m,0\n", {}, "a.csv is not utf-8.*set encoding"),
+        ("age,pain,sex,num\n63,\xff,m,0\n", {}, "a.csv is not text in utf-8: set encoding"),
         ("age,pain,sex,num\n63,1,m,0\n", {"factors": {"sex": 2.0}}, "'sex', which is no number"),
         ("age,pain,sex,num\n63,1,m,0\n", {"columns": {"agge": "age"}}, "no column of the plan"),
         ("age,pain,sex,num\n63,1,m,0\n", {"time": "age"}, "time, begin and until together"),

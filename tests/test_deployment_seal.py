@@ -260,9 +260,10 @@ def test_a_store_is_durable_private_and_one_process_at_a_time(tmp_path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     with pytest.raises(InputError, match="in use by another process"):
         SqliteStore(path)
+    head = store.head
     store.close()
     again = SqliteStore(path)
-    assert list(again.writes()) == WRITES and again.head == store.head
+    assert list(again.writes()) == WRITES and again.head == head
 
 
 @pytest.mark.parametrize(

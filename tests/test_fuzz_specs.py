@@ -142,7 +142,7 @@ def curve(**keys):
     ("text", "said"),
     [
         ("seed = " + "9" * 5000, "not TOML: Exceeds the limit"),
-        ("seed = 0x" + "f" * 6000, "seed must be below 2.63 in size, .* more than 4300 digits"),
+        ("seed = 0x" + "f" * 6000, "seed must be below 2.63 in size"),
         ("figure = {quick = {horizon = 0x" + "f" * 20 + "}}", "horizon must be below 2.63"),
         ("deep = " + "[" * 3000 + "]" * 3000, "nested too deep"),
         ("deep = " + "{a=" * 3000 + "1" + "}" * 3000, "nested too deep"),

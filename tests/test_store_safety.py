@@ -297,15 +297,16 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_played(limit, path, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "limit", "words", "options"),
-    [("report.html", 130, 12_000, ()), ("figure.png", 50, 1, ("--format", "png"))],
+    [("report.html", 130, 600, ()), ("figure.png", 50, 1, ("--format", "png"))],
 )
 def test_a_disk_that_is_full_when_the_report_is_written(
     path, tmp_path, name, limit, words, options
 ):
-    """The page has a note twice, and is then the largest file; of a small run a picture is."""
+    """The page has each note twice, and is then the largest file; of a small run a picture is."""
     out = tmp_path / "out"
     spec = path.read_text().replace("replicates = 30", "replicates = 1")
-    path.write_text(f'{spec}\n[figure]\nnote = "{"word " * words}"\n')
+    notes = ["word " * words] * 20
+    path.write_text(f"{spec}\n[figure]\nnote = {notes}\n")
     last, kept = run_into_limit(limit, path, out, tmp_path / "straight", *options)
     assert last.startswith(f"error: {out / name} cannot be written (")
     assert kept == 4

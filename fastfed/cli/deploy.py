@@ -14,18 +14,20 @@ from typing import Any
 
 import rich_click as click
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, check_plain, number, parsed
 from fastfed.cli import Group, RunFailed
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
+#: The most bytes of a hub's status.
+LONGEST_STATUS = 1 << 24
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def stopped_by_signals() -> threading.Event:
     """An event that SIGTERM and SIGINT set."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
     return stop
 
 
@@ -126,8 +128,9 @@ def dialled(
         dialer.run(stopped_by_signals(), every, say)
 
 
-def one_way(hub: str | None, courier: Path | None) -> None:
-    """Refuse a party that has no way to the hub, or two."""
+def one_way(hub: str | None, courier: Path | None, every: float) -> None:
+    """Refuse a party that has no way to the hub, or two, or that would ask without a pause."""
+    number("every", every, above=0, at_most=86400)
     if (hub is None) == (courier is None):
         raise InputError("the way to the hub must be one of --hub and --courier")
 
@@ -148,8 +151,10 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @click.command()
 @click.argument("folder", type=FOLDER)
 @dialling
-@click.option("--dataset", help="Entry of the ledger that is charged; by default that of join.")
-@click.option("--ledger", type=click.Path(dir_okay=False), help="Ledger of several folders.")
+@click.option("--dataset", help="Entry of the ledger that is charged: that of join.")
+@click.option(
+    "--ledger", type=click.Path(dir_okay=False), help="Where the ledger is, if it was moved."
+)
 @click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
 @click.option(
     "--metrics", type=click.IntRange(1, 65535), help="Port of this machine: GET /metrics."
@@ -174,7 +179,7 @@ def silo(
     from fastfed.deployment.party import SiloProcess
     from fastfed.deployment.shell import Application
 
-    one_way(hub, courier)
+    one_way(hub, courier, every)
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
@@ -222,7 +227,7 @@ def helper(
     from fastfed.deployment import folder as folders
     from fastfed.deployment.sums import Helper
 
-    one_way(hub, courier)
+    one_way(hub, courier, every)
     process = folders.opened(folder)
     if not isinstance(process.party, Helper):
         raise InputError(f"{folder} is not the folder of a helper")
@@ -323,6 +328,11 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
 @click.option("--dataset", help="Entry of the ledger; by default records, or that of --extends.")
 @click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="Its ledger.")
 @click.option("--extends", type=FOLDER, help="Folder of the plan that this one continues.")
+@click.option(
+    "--second-ledger",
+    is_flag=True,
+    help="Charge another ledger than the earlier plan did; the ledger notes it.",
+)
 def join(
     folder: Path,
     plan: Path,
@@ -331,18 +341,21 @@ def join(
     dataset: str | None,
     ledger: Path | None,
     extends: Path | None,
+    second_ledger: bool,
 ) -> None:
     """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling.
 
     A plan that continues another is joined with --extends: secret, ledger and dataset are then
-    those of the earlier folder, and it is refused if the ceiling does not hold both.
+    those of the earlier folder, and it is refused if the ceiling does not hold both. Another
+    ledger or dataset would begin at nothing spent: it needs --second-ledger, which is written down
+    in it, and which `fastfed ledger show` prints.
     """
     from fastfed.deployment import folder as folders
 
     if (epsilon is None) != (delta is None):
         raise InputError("a ceiling needs both --epsilon and --delta")
     ceiling = None if epsilon is None or delta is None else (epsilon, delta)
-    name, found = folders.join(folder, plan, ceiling, dataset, ledger, extends)
+    name, found = folders.join(folder, plan, ceiling, dataset, ledger, extends, second_ledger)
     exact = found.certificate.exact
     if ceiling is not None and exact is not None and name in found.silos:
         # The exact number may be a rounding below what the plan asks for.
@@ -401,23 +414,26 @@ def leave(folder: Path) -> None:
 def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
     """Say what a HUB (https://...) waits for."""
     import ssl
-    import urllib.request
 
-    from fastfed.deployment.shell import client_context
+    from fastfed.deployment.shell import address_of, client_context, fetched
 
-    if not hub.startswith(("https://", "http://")):
-        raise InputError(f"hub must be an address, https://..., got {hub}")
+    secured = address_of(hub).scheme == "https"
     context = client_context(*(str(file) if file else None for file in (ca, cert, key)))
-    secure = context if hub.startswith("https") else None
     try:
-        with urllib.request.urlopen(hub.rstrip("/") + "/status", timeout=30, context=secure) as got:
-            click.echo(json.dumps(json.load(got), indent=2))
+        with fetched(hub.rstrip("/") + "/status", context=context if secured else None) as got:
+            text = got.read(LONGEST_STATUS)
     except OSError as error:
         reason = getattr(error, "reason", error)
         what = "is it running, and the address right?"
         if isinstance(reason, ssl.SSLCertVerificationError):
             what = "--ca names the authority (PEM) that signed its certificate"
         raise RunFailed(f"the hub cannot be reached at {hub} ({reason}): {what}") from None
+    try:
+        hub_status = parsed(json.loads, text)
+        check_plain("it", hub_status, keys=False)
+    except InputError as error:
+        raise RunFailed(f"what {hub} answers is no status of a hub: {error}") from None
+    click.echo(json.dumps(hub_status, indent=2))
 
 
 @deploy.command()
@@ -473,14 +489,16 @@ def ledger() -> None:
 def show(path: Path) -> None:
     """Print what was spent of each dataset of the ledger at PATH."""
     import sqlite3
+    from contextlib import closing
 
     from fastfed.deployment.ledger import Ledger, spent_lines
 
     try:
-        found = spent_lines(Ledger(str(path)))
+        with closing(Ledger.read(path)) as copy:
+            lines = spent_lines(copy)
     except sqlite3.DatabaseError as error:
-        raise InputError(f"{path} is no ledger of fastfed, or it is damaged: {error}") from None
-    click.echo(json.dumps(found, indent=2))
+        raise InputError(f"{path} is damaged: {error}; restore the newest backup") from None
+    click.echo(json.dumps(lines, indent=2))
 
 
 @ledger.command()
@@ -489,7 +507,10 @@ def verify(folder: Path) -> None:
     """Check the chain of a party's log in FOLDER; of a hub every sum is computed again."""
     from fastfed.deployment import folder as folders
 
-    process = folders.opened(folder)
+    process = folders.read_party(folder)
+    if not (folder / folders.STATE).exists():
+        click.echo(f"{process.party.name}: no state yet, so nothing to check")
+        return
     entries = sum(1 for _ in process.store.writes())
     click.echo(f"{process.party.name}: {entries} entries, chain and sums as they should be")
 

@@ -27,6 +27,7 @@ from statistics import NormalDist
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.deployment.ledger import Charge
@@ -40,35 +41,50 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.mechanisms.vertex_sets import _ways
-from fastfed.privacy.releases.prefix_sums import Factor
+from fastfed.privacy.releases.buffered import buffered_column
+from fastfed.privacy.releases.prefix_sums import SLACK
 from fastfed.privacy.sensitivity import Budget, joint_sensitivity
 from fastfed.protocols.serverless import PhasePlan
 
 
 @lru_cache(maxsize=64)
 def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
-    """(mu2, told) of releases 1..k together, for k = 0..K."""
+    """(mu2, told) of releases 1..k of this plan together, for k = 0..K."""
     if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
-        # Likewise; of batches without a tree each user is in one or, late, in two.
+        # Proven for the whole plan: the first release pays for all.
         return ((0.0, 0.0), *[charge_of_bits(event)[1:]] * releases)
     if isinstance(event, WinsorizedMeans):
         return totals_of_means(event)
     if isinstance(event, SecureSum):
         # Its integers were proven together: the first release pays for all.
         return ((0.0, 0.0), *[_of_secure(event)] * event.releases)
-    found = [(0.0, 0.0)]
-    for k in range(1, event.releases + 1):
-        factor = event.factor and Factor(event.factor.matrix[:k, :k])
-        part = _first(event, k, factor)
-        found.append((max(part.mu("replace") ** 2 * _UP, found[-1][0]), 0.0))
-    return tuple(found)
+    if not isinstance(event, GaussianSums):
+        raise InputError(f"a ledger cannot charge {type(event).__name__}")
+    # The account of all K releases, and the part of its square that the first k have.
+    unit = event.mu("replace") ** 2 / event.squares * _UP
+    return ((0.0, 0.0), *((unit * square, 0.0) for square in _squares(event)))
 
 
-def _first(event: Any, k: int, factor: Factor | None) -> Any:
-    """The event of the first k releases."""
-    if isinstance(event, GaussianSums):
-        return msgspec.structs.replace(event, releases=k, factor=factor)
-    raise InputError(f"a ledger cannot charge {type(event).__name__}")
+def _squares(event: GaussianSums) -> list[float]:
+    """Squared sensitivity of the first k releases to a user of one leaf, k = 1..K, per record.
+
+    The noise is that of all K releases. Of "flat", trees and "toeplitz" the first k releases have
+    the noise of a plan of k releases; of "buffered" and "factorised" they have the first k rows of
+    the encoder of all K.
+    """
+    squares: Any
+    if event.release == "buffered":
+        column = buffered_column(event.releases)
+        squares = np.cumsum(column * column) * (1.0 + 2.0**-40)
+    elif event.factor is not None:
+        longest = np.cumsum(event.factor.encoder**2, axis=0).max(axis=1)
+        # No column is off by more than a tenth of SLACK of the longest of all.
+        squares = longest + 2.0 * SLACK * longest[-1]
+    else:
+        counts = range(1, event.releases + 1)
+        squares = [msgspec.structs.replace(event, releases=k).squares for k in counts]
+    rising: list[float] = np.maximum.accumulate(squares).tolist()
+    return rising
 
 
 def _of_secure(event: SecureSum) -> tuple[float, float]:
@@ -137,17 +153,19 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
     Guarantee: if all that one silo holds becomes anything else, the means 1..k are mu-GDP but for
     an event of probability ``told``. The proof stands at the top of this module.
     """
-    mean, count = event.means[0], len(event.means)
-    half, delta = mean.epsilon_coordinate / 2.0, mean.budget.delta
+    count, delta = len(event.means), event.means[0].budget.delta
+    # Of means that differ, what the dearest one would cost.
+    half = max(mean.epsilon_coordinate for mean in event.means) / 2.0
+    padded = max(mean.padded for mean in event.means)
     told = delta * min(
         TAIL_SHARES,
         key=lambda share: _epsilon_beside(
-            squared_means(count * mean.padded, half, delta * share), delta, share
+            squared_means(count * padded, half, delta * share), delta, share
         ),
     )
     made = [(0.0, 0.0)]
     for k in range(1, count + 1):
-        made.append((max(squared_means(k * mean.padded, half, told), made[-1][0]), told))
+        made.append((max(squared_means(k * padded, half, told), made[-1][0]), told))
     return tuple(made)
 
 

@@ -11,16 +11,28 @@ import csv
 import gzip
 import re
 import sqlite3
+import time
 import tomllib
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import msgspec
 
-from fastfed._validate import InputError, nearest, show
+from fastfed._validate import (
+    InputError,
+    check_plain,
+    is_line,
+    nearest,
+    number,
+    parsed,
+    show,
+)
 from fastfed.deployment.schema import Records, Schema, as_number, is_missing, matched
 
 #: Delimiters that the header of a CSV file is searched for.
@@ -36,7 +48,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file : str, optional
         A CSV file (.csv, .tsv, .txt, each also .gz) or a Parquet file (.parquet).
     database, query : str, optional
-        An SQLite file, opened for reading alone, and what to select there. In Python a query can
+        An SQLite file, opened for reading only, and what to select there: the query can do nothing
+        else, for ten minutes at most. In Python a query can
         be asked of any other database, by its connection.
     delimiter : str, optional
         Of a CSV file; found in its header by default.
@@ -125,14 +138,15 @@ def load_source(path: str | Path) -> Source:
     """
     at = Path(path)
     try:
-        table = tomllib.loads(at.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = parsed(tomllib.loads, at.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"{at} cannot be read as TOML ({error})") from None
     return source_of(table, at.parent)
 
 
 def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
     """A source of a table, with paths relative to a folder; see `load_source`."""
+    check_plain("source", dict(table))
     for key in table:
         if key not in Source.__struct_fields__:
             known = Source.__struct_fields__
@@ -149,8 +163,7 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
         raise InputError(f'decimal must be "." or ",", got {show(made.decimal)}')
     if made.delimiter is not None and len(made.delimiter) != 1:
         raise InputError(f"delimiter must be one character, got {show(made.delimiter)}")
-    if made.delay < 0:
-        raise InputError(f"delay must be >= 0, got {made.delay:g}")
+    number("delay", made.delay, at_least=0)
     if (made.time is None) != (made.begin is None) or (made.begin is None) != (made.until is None):
         raise InputError("a source needs time, begin and until together, or none of them")
     if made.time is not None:
@@ -182,17 +195,70 @@ def _table(source: Source) -> _Table:
     return _parquet(path) if path.suffix == ".parquet" else _csv(path, source)
 
 
+def _from_connection(source: Source, connection: Any) -> _Table:
+    """Query a caller's connection; of a driver's error, which may quote a row, show the type."""
+    try:
+        return queried(connection, str(source.query))
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"the connection does not answer the query ({type(error).__name__})"
+        ) from None
+
+
+#: Time limit of a query, in seconds.
+LONGEST_QUERY = 600.0
+#: Operations that a query may use; SQLite asks about each when it compiles the query.
+_READS = frozenset(
+    (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+)
+
+
+class _Undecodable:
+    """Replaces a cell that is not text in UTF-8."""
+
+
 def _select(source: Source) -> _Table:
+    """Run the query of an SQLite file, which may only read, and for a limited time."""
     if source.database is None:
         raise InputError("the source's query needs a database, or in Python a connection")
     path = Path(source.database)
     if not path.is_file():
         raise InputError(f"there is no database {path}")
+    query, until = str(source.query), time.monotonic() + LONGEST_QUERY
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as base:
+        base.set_authorizer(
+            lambda action, *_: sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
+        )
+        base.set_progress_handler(lambda: int(time.monotonic() > until), 100_000)
+        base.text_factory = _text
+        try:
+            # What is wrong with the query itself, before it sees a row.
+            base.execute(f"EXPLAIN {query}").close()
+        except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
+            if "not authorized" in str(error) or "prohibited" in str(error):
+                raise InputError(
+                    f"the query of {path.name} may only read: it must be a SELECT"
+                ) from None
+            raise InputError(f"{path.name} does not answer the query ({error})") from None
+        try:
+            return queried(base, query)
+        except sqlite3.Error as error:
+            # The sentence of an error in a row may quote the row.
+            why = getattr(error, "sqlite_errorname", type(error).__name__)
+            if why == "SQLITE_INTERRUPT":
+                why = f"it took more than {LONGEST_QUERY:g} seconds"
+            raise InputError(f"{path.name} does not answer the query ({why})") from None
+
+
+def _text(data: bytes) -> Any:
+    """Decode a text cell."""
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
-            return queried(base, str(source.query))
-    except sqlite3.Error as error:
-        raise InputError(f"{path.name} does not answer the query ({error})") from None
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return _Undecodable()
 
 
 def queried(connection: Any, query: str) -> _Table:
@@ -216,8 +282,19 @@ def _parquet(path: Path) -> _Table:
     try:
         table = parquet.read_table(path)
     except (OSError, ArrowException) as error:
-        raise InputError(f"{path.name} is no Parquet file ({error})") from None
-    cells = zip(*(column.to_pylist() for column in table.columns), strict=True)
+        raise InputError(
+            f"{path.name} is no Parquet file, or it is damaged ({type(error).__name__})"
+        ) from None
+    columns = []
+    for place, column in enumerate(table.columns, 1):
+        try:
+            columns.append(column.to_pylist())
+        except (ValueError, OverflowError, ArrowException):
+            raise InputError(
+                f"column {place} of {path.name} has a time that is out of range, or text that is "
+                "not UTF-8"
+            ) from None
+    cells = zip(*columns, strict=True)
     return list(table.column_names), (
         (f"{path.name}, row {i}", row) for i, row in enumerate(cells, 1)
     )
@@ -226,18 +303,25 @@ def _parquet(path: Path) -> _Table:
 def _csv(path: Path, source: Source) -> _Table:
     """A CSV file, read whole: its lines stand in messages."""
     encoding = "utf-8-sig" if source.encoding.lower() in ("utf-8", "utf8") else source.encoding
-    opener = gzip.open if path.suffix == ".gz" else open
+    opener, lines = gzip.open if path.suffix == ".gz" else open, list[tuple[int, list[str]]]()
     try:
         with opener(path, "rt", encoding=encoding, newline="") as file:
             header = file.readline()
             file.seek(0)
             delimiter = source.delimiter or max(DELIMITERS, key=header.count)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
-            lines = [(reader.line_num, row) for row in reader if row]
-    except (UnicodeError, LookupError) as error:
-        raise InputError(f"{path.name} is not {source.encoding} ({error}); set encoding") from None
-    except (OSError, EOFError, csv.Error) as error:
-        raise InputError(f"{path.name} cannot be read ({error})") from None
+            lines.extend((reader.line_num, row) for row in reader if row)
+    except UnicodeError:
+        raise InputError(
+            f"{path.name} is not text in {source.encoding}: set encoding in the source"
+        ) from None
+    except LookupError:
+        raise InputError(f"encoding must be one that Python knows, got {source.encoding}") from None
+    except (OSError, EOFError, csv.Error, zlib.error) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise InputError(
+            f"{path.name} cannot be read as a CSV file ({why}), after line {len(lines)}"
+        ) from None
     if not lines:
         raise InputError(f"{path.name} is empty; its first line must name the columns")
     names = [name.strip() for name in lines[0][1]]
@@ -291,12 +375,12 @@ def surveyed(
     records = schema.records
     if connection is not None and source.query is None:
         raise InputError("a connection needs the source's query")
-    names, rows = _table(source) if connection is None else queried(connection, str(source.query))
+    names, rows = _table(source) if connection is None else _from_connection(source, connection)
     reader = _Reader(source, records, names)
     found, problems = [], []
-    for number, (where, cells) in enumerate(rows, 1):
+    for row, (where, cells) in enumerate(rows, 1):
         try:
-            case = reader.case(where, number, cells)
+            case = reader.case(where, row, cells)
             records.context(case.record)
             reader.check_outcomes(case)
             found.append(case)
@@ -312,11 +396,11 @@ class _Reader:
 
     def __init__(self, source: Source, records: Records, names: list[str]) -> None:
         self._source, self._records = source, records
-        twice = {name for name in names if names.count(name) > 1}
-        self._at = {name: i for i, name in enumerate(names) if name and name not in twice}
-        self._twice = twice
+        self._twice = {name for name, count in Counter(names).items() if count > 1}
+        self._at = {name: i for i, name in enumerate(names) if name and name not in self._twice}
+        self._width = len(names)
         declared = [each.name for each in records.variables]
-        own = [*declared, records.outcome.column]
+        self._own = own = dict.fromkeys([*declared, records.outcome.column])
         for key in ("columns", "codes", "factors", "fixed", "absent"):
             for name in getattr(source, key):
                 if name not in own:
@@ -341,10 +425,11 @@ class _Reader:
             if name not in self._numbers:
                 raise InputError(f"factors of the source has {show(name)}, which is no number")
         self._missing = frozenset(text.strip() for text in source.missing)
+        extra = (source.subject, source.action, source.time, source.known)
+        self._extra_names = [name for name in extra if name is not None]
         # Of every column of the plan its place, or None; refused before the first row.
         self._places = {name: self._place(name) for name in declared}
-        extra = (source.subject, source.action, source.time, source.known)
-        self._extra = {name: self._found(name) for name in extra if name is not None}
+        self._extra = {name: self._found(name) for name in self._extra_names}
         self._by = {action: self._found(name) for action, name in source.outcomes.items()}
         self._outcome = None if self._by else self._place(outcome.column)
 
@@ -355,15 +440,29 @@ class _Reader:
 
     def _found(self, column: str, name: str = "") -> int:
         if column in self._twice:
-            raise InputError(f'the table has two columns "{column}"')
+            raise InputError(f'the table has two columns "{column}"; leave one out')
         if column not in self._at:
-            known = list(self._at)
-            hint = nearest(column, known) or f"; it has {show(known, 200)}"
             rename = f"; name it under columns, or list {show(name)} under absent" if name else ""
-            raise InputError(f'the table has no column "{column}"{hint}{rename}')
+            raise InputError(f'the table has no column "{column}"{self._other_columns()}{rename}')
         return self._at[column]
 
-    def case(self, where: str, number: int, cells: Sequence[Any]) -> Case:
+    def _other_columns(self) -> str:
+        """Describe columns that neither plan nor source names, by place.
+
+        In a file without a header, the names are the values of a person.
+        """
+        source = self._source
+        known = {source.columns.get(name, name) for name in self._own} | set(
+            source.outcomes.values()
+        )
+        known |= set(self._extra_names)
+        places = [i + 1 for name, i in self._at.items() if name not in known]
+        if len(places) == self._width:
+            return f": none of its {self._width} column names is one of the plan's"
+        some = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
+        return f"; of its {self._width} columns these have other names: {some}" if places else ""
+
+    def case(self, where: str, row: int, cells: Sequence[Any]) -> Case:
         """The case of a row."""
         source, outcome = self._source, self._records.outcome.column
         record = {
@@ -372,7 +471,7 @@ class _Reader:
         }
 
         def cell(column: str | None) -> Any:
-            return None if column is None else self._known(cells[self._extra[column]])
+            return None if column is None else self._known(column, cells[self._extra[column]])
 
         subject = cell(source.subject)
         if source.subject is not None and subject is None:
@@ -393,7 +492,11 @@ class _Reader:
             by = {action: self._value(outcome, cells[at]) for action, at in self._by.items()}
         elif self._outcome is not None:
             came = self._value(outcome, cells[self._outcome])
-        who = f"row {number}" if subject is None else str(subject)
+        who = f"row {row}" if subject is None else normalize("NFC", str(subject))
+        if not is_line(who):
+            raise InputError(
+                f'column "{source.subject}" must be of printable characters on one line'
+            )
         time = self._moment(source.time, cell(source.time))
         return Case(where, record, who, time, known, came, taken, by)
 
@@ -412,14 +515,16 @@ class _Reader:
                     f'column "{self._source.known}" must not be before "{self._source.time}"'
                 )
 
-    def _known(self, cell: Any) -> Any:
-        """A cell, or None if it is missing."""
+    def _known(self, column: str, cell: Any) -> Any:
+        """A cell of a column, or None if it is missing."""
+        if isinstance(cell, _Undecodable):
+            raise InputError(f'column "{column}" must be text in UTF-8, got something else')
         text = cell.strip() if isinstance(cell, str) else str(cell)
         return None if is_missing(cell) or text in self._missing else cell
 
     def _value(self, name: str, cell: Any) -> Any:
         """A cell in the plan's codes and units."""
-        found = self._known(cell)
+        found = self._known(name, cell)
         if found is None:
             return None
         codes = self._source.codes.get(name)
@@ -448,7 +553,7 @@ class _Reader:
             return found
         try:
             return float(found) * factor
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return found
 
     def _moment(self, column: str | None, cell: Any) -> float | None:
@@ -471,10 +576,13 @@ def _seconds(value: Any, pattern: str | None = None) -> float | None:
             value = datetime.strptime(text, pattern) if pattern else datetime.fromisoformat(text)
         except ValueError:
             value = as_number(text)
-    if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    if isinstance(value, date):
-        return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
+    try:
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        if isinstance(value, date):
+            return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None
     return as_number(value)
 
 

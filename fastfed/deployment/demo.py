@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore
 from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import DeployedPlan, compile_plan
 from fastfed.deployment.seal import read_secret
-from fastfed.deployment.shell import PATH, SiloClient
+from fastfed.deployment.shell import PATH, SiloClient, fetched
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.sums import Helper
 
@@ -339,7 +338,7 @@ def _steal(home: Path, address: str, until: float) -> None:
 def _posted(address: str, data: bytes) -> int:
     """The hub's status for a message."""
     try:
-        with urllib.request.urlopen(address + PATH, data, timeout=60.0) as found:
+        with fetched(address + PATH, data) as found:
             return int(found.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -21,7 +21,7 @@ import numpy as np
 
 from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, is_exact
-from fastfed._validate import InputError, array
+from fastfed._validate import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.charges import Scores
 from fastfed.deployment.hub import Hub
@@ -29,6 +29,7 @@ from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import earlier_model
 from fastfed.deployment.party import Step
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.schema import private_array
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import Decided, Decision, Ended, SiloParty
 from fastfed.deployment.wire import Opened, Refused, packed
@@ -296,7 +297,7 @@ class ExpertSilo(SiloParty):
         self._check_recovered()
         decided = self._decided(name)
         columns = self.deployed.document.schema.columns
-        given = array("losses", losses, shape=(len(columns),))
+        given = private_array("losses", losses, (len(columns),))
         low, high = (np.array([getattr(c, end) for c in columns]) for end in ("low", "high"))
         coded = packed((np.clip(given, low, high) - low) / (high - low))
         known = self.ended.get(name)

@@ -417,6 +417,8 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def _handler(process: Process, say: Callable[[str], None]) -> type[BaseHTTPRequestHandler]:
+    from fastfed.deployment.shell import length_of
+
     class Handler(BaseHTTPRequestHandler):
         """Answers POST /carry with messages."""
 
@@ -428,10 +430,10 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[BaseHTTPReque
             self.wfile.write(body)
 
         def _answer(self) -> tuple[int, bytes]:
-            length = int(self.headers.get("content-length") or 0)
-            if not 0 <= length <= LARGEST:
+            try:
+                given = self.rfile.read(length_of(self.headers, LARGEST))
+            except InputError:
                 return 413, b"too much is carried at once"
-            given = self.rfile.read(length)
             if self.path != PATH:
                 return 404, f"a courier can ask for {PATH} alone".encode()
             try:
@@ -482,5 +484,7 @@ def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
     finally:
         connection.close()
     if found.status != 200:
-        raise InputError(f"the party answered {found.status}: {body[:1000].decode()}")
+        raise InputError(
+            f"the party answered {found.status}: {body[:1000].decode(errors='replace')}"
+        )
     return taken(body)

@@ -4,7 +4,7 @@ secret          32 bytes, mode 0400; keep it out of backups of the state
 plan            the plan file that the party has countersigned
 state.sqlite    what it has decided, sealed and heard
 ledger.sqlite   of a silo: its budget, over all its plans
-joined          of a silo: its dataset, and its ledger where that is another file
+joined          of a silo: its dataset, its ledger's place and identity, and how far it was charged
 
 `join` countersigns a plan and sets a silo's ceiling. A plan that goes on after another is one of
 the same parties, on the same ledger: `extended` compiles it, `last_broadcast` finds what it starts
@@ -16,19 +16,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, line
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.declared import tables_of_schema
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
-from fastfed.deployment.ledger import Ledger, SqliteStore, together
+from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore, read_writes, together
 from fastfed.deployment.model import Extension, model_of, no_start
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.party import Party, Process, SiloProcess
 from fastfed.deployment.plans import (
     DeployedPlan,
     checked,
@@ -103,19 +104,110 @@ def countersign(folder: str | Path, plan_file: str | Path) -> tuple[str, Deploye
     return name, signed
 
 
-def remember(folder: str | Path, dataset: str, ledger: str | Path) -> None:
-    """Note which dataset of which ledger the silo of a folder charges."""
-    said = {"dataset": dataset, "ledger": str(Path(ledger).resolve())}
-    (Path(folder) / JOINED).write_text(json.dumps(said) + "\n", encoding="utf-8")
+class LedgerNote(NamedTuple):
+    """What the folder of a silo knows of its ledger.
+
+    ledger: its file. identity, head: the ledger's, when it was opened last; empty where an earlier
+    version wrote none.
+    """
+
+    dataset: str
+    ledger: Path
+    identity: bytes = b""
+    head: bytes = b""
 
 
-def remembered(folder: str | Path) -> tuple[str, Path]:
-    """Dataset and ledger of the silo of a folder; its own ledger where nothing was noted."""
+def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
+    """Note which dataset of which ledger the silo of a folder charges.
+
+    A ledger inside the folder is stored by its name alone, so that the folder may be moved.
+    """
+    file, home = Path(ledger.path).resolve(), Path(folder).resolve()
+    content = {
+        "dataset": dataset,
+        "ledger": file.name if file.parent == home else str(file),
+        "identity": ledger.identity.hex(),
+        "head": ledger.head.hex(),
+    }
+    note = home / JOINED
+    draft = note.with_name(note.name + ".new")
+    draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    draft.replace(note)
+
+
+def remembered(folder: str | Path) -> LedgerNote | None:
+    """What the folder of a silo knows of its ledger; None before it was opened or joined."""
     note = Path(folder) / JOINED
     if not note.exists():
-        return "records", Path(folder) / LEDGER
-    said = json.loads(note.read_text(encoding="utf-8"))
-    return said["dataset"], Path(said["ledger"])
+        return None
+    try:
+        content = json.loads(note.read_text(encoding="utf-8"))
+        hashes = [bytes.fromhex(content.get(key, "")) for key in ("identity", "head")]
+        return LedgerNote(str(content["dataset"]), Path(folder) / content["ledger"], *hashes)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"{note} is damaged ({type(error).__name__}); restore its backup"
+        ) from None
+
+
+def ledger_of(
+    note: LedgerNote, dataset: str | None = None, ledger: str | Path | None = None
+) -> tuple[str, Ledger]:
+    """Open the ledger of a folder's note; returns the dataset, too.
+
+    Parameters
+    ----------
+    note : LedgerNote
+    dataset : str, optional
+        Must be that of the note.
+    ledger : str or Path, optional
+        Where the ledger is now, if its file was moved.
+
+    Raises
+    ------
+    InputError
+        For another dataset, and for a file that is not there, is another ledger, or is older than
+        what the folder knows.
+    """
+    file = Path(note.ledger if ledger is None else ledger)
+    if dataset not in (None, note.dataset):
+        raise InputError(
+            f'dataset must be "{note.dataset}", to whose ledger these records are charged, got '
+            f'"{dataset}"; leave it out'
+        )
+    if not file.is_file():
+        raise InputError(
+            f"there is no ledger at {file}, and a new one would forget what was spent: name where "
+            "it is by --ledger"
+        )
+    if not note.identity and note.ledger.is_file() and not file.samefile(note.ledger):
+        raise InputError(
+            f"the ledger must be {note.ledger}, to which these records are charged, got {file}"
+        )
+    if note.identity:
+        wrong = ""
+        with closing(Ledger.read(file)) as copy:
+            if copy.identity != note.identity:
+                wrong = "is another ledger than the one to which these records are charged"
+            elif not copy.had_head(note.head):
+                wrong = "is older than what was charged to it"
+        if wrong:
+            raise InputError(
+                f"{file} {wrong}: name the right file by --ledger, or restore its newest backup; "
+                "if there is none, leave the federation (fastfed deploy leave)"
+            )
+    return note.dataset, Ledger(str(file))
+
+
+def check_sealed(party: SiloParty, ledger: Ledger) -> None:
+    """Refuse a ledger without the charges of what a silo has sealed."""
+    for release in party.sealed:
+        if ledger.charged(party.dataset, party.deployed.digest, release) is None:
+            raise InputError(
+                f"{ledger.path} has no charge for release {release}, which this silo has sealed: "
+                "restore the newest backup of the ledger; if there is none, leave the federation "
+                "(fastfed deploy leave)"
+            )
 
 
 def opened(
@@ -127,28 +219,69 @@ def opened(
     ----------
     folder : str or Path
     dataset : str, optional
-        Of a silo: the entry of its ledger; by default what was noted when it joined.
+        Of a silo: the entry of its ledger; of one that has joined, that of its note.
     ledger : str or Path, optional
-        Of a silo: its ledger; by default what was noted when it joined.
+        Of a silo: where its ledger is now, if the file was moved after it joined.
 
     Raises
     ------
     InputError
-        If there is no plan, another process has the folder, or its state is broken.
+        If there is no plan, another process has the folder, its state is broken, or the ledger is
+        not the one that the folder knows.
     """
     target = Path(folder)
-    if not (target / PLAN).exists():
-        raise InputError(f"{target} holds no plan; join one first: fastfed deploy join")
-    secret, plan = read_secret(target / SECRET), load(target / PLAN)
-    name = party_of(plan, secret, folder)
-    store = SqliteStore(str(target / STATE))
-    if name == plan.document.hub.name:
-        return Process(hub_of(plan, secret), store)
+    name, plan, secret = _who(target)
     if name not in plan.silos:
-        return Process(Helper(plan, secret), store)
-    noted = remembered(target)
-    budget = Ledger(str(ledger or noted[1]))
-    return SiloProcess(silo_of(plan, name, secret, budget, dataset or noted[0]), store, budget)
+        return Process(_other(name, plan, secret), SqliteStore(str(target / STATE)))
+    note = remembered(target)
+    if note is None:
+        entry = line("dataset", dataset or "records")
+        budget = Ledger(str(ledger or target / LEDGER))
+    else:
+        entry, budget = ledger_of(note, dataset, ledger)
+    with ExitStack() as files:
+        files.callback(budget.close)
+        store = SqliteStore(str(target / STATE))
+        files.callback(store.close)
+        process = SiloProcess(silo_of(plan, name, secret, budget, entry), store, budget)
+        check_sealed(process.party, budget)
+        # Nothing was wrong: they stay open.
+        files.pop_all()
+    remember(target, entry, budget)
+    return process
+
+
+def read_party(folder: str | Path) -> Process:
+    """Read the party of a folder from a copy of its state in memory, whoever has the files.
+
+    No file is opened for writing, created or changed. A silo has an empty ledger, so it cannot
+    charge anything.
+
+    Raises
+    ------
+    InputError
+        If there is no plan, or its state is broken.
+    """
+    target = Path(folder)
+    name, plan, secret = _who(target)
+    store = MemoryStore(read_writes(target / STATE))
+    if name not in plan.silos:
+        return Process(_other(name, plan, secret), store)
+    budget = Ledger(":memory:")
+    return SiloProcess(silo_of(plan, name, secret, budget), store, budget)
+
+
+def _who(folder: Path) -> tuple[str, DeployedPlan, bytes]:
+    """Whose folder it is, its plan and its secret."""
+    if not (folder / PLAN).exists():
+        raise InputError(f"{folder} holds no plan; join one first: fastfed deploy join")
+    secret, plan = read_secret(folder / SECRET), load(folder / PLAN)
+    return party_of(plan, secret, folder), plan, secret
+
+
+def _other(name: str, plan: DeployedPlan, secret: bytes) -> Party:
+    """The party of a name that is no silo."""
+    return hub_of(plan, secret) if name == plan.document.hub.name else Helper(plan, secret)
 
 
 def export_model(folder: str | Path) -> dict[str, Any]:
@@ -165,22 +298,16 @@ def export_model(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If it is not the folder of a silo, before the first release, or if another process than
-        the silo has its state.
+        If it is not the folder of a silo, and before the first release.
     """
     target = Path(folder)
     try:
         return SiloClient(target / SOCKET).call("export")
     except OSError:
-        # It does not run: its state is free to be read. Nothing is charged, so no ledger is opened.
-        process = opened(target, ledger=":memory:")
-    assert isinstance(process.store, SqliteStore)
-    try:
-        if not isinstance(process, SiloProcess):
-            raise InputError(f"{target} is not the folder of a silo")
-        return model_of(process.party)
-    finally:
-        process.store.close()
+        process = read_party(target)
+    if not isinstance(process, SiloProcess):
+        raise InputError(f"{target} is not the folder of a silo")
+    return model_of(process.party)
 
 
 def recover(folder: str | Path) -> dict[str, Any]:
@@ -223,15 +350,17 @@ def leave(folder: str | Path) -> dict[str, Any]:
     try:
         return SiloClient(target / SOCKET).call("leave")
     except OSError:
-        process = opened(target)
-    assert isinstance(process.store, SqliteStore)
+        name, plan, secret = _who(target)
+    if name not in plan.silos:
+        raise InputError(f"{target} is not the folder of a silo")
+    # Leaving spends nothing, and must be possible where the ledger is lost.
+    store = SqliteStore(str(target / STATE))
     try:
-        if not isinstance(process, SiloProcess):
-            raise InputError(f"{target} is not the folder of a silo")
+        process = SiloProcess(silo_of(plan, name, secret, Ledger(":memory:")), store)
         process.leave()
         return process.party.status()
     finally:
-        process.store.close()
+        store.close()
 
 
 # ---- plans that go on after another --------------------------------------------------------------
@@ -333,25 +462,19 @@ def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
     Raises
     ------
     InputError
-        For the folder of a helper, and if another process than a silo has its state.
+        For the folder of a helper.
     """
     target = Path(folder)
     if not (target / PLAN).exists():
         raise InputError(f"{target} holds no plan")
-    plan = load(target / PLAN)
     try:
         said = SiloClient(target / SOCKET).call("broadcast")
-        return plan, bytes.fromhex(said["broadcast"])
+        return load(target / PLAN), bytes.fromhex(said["broadcast"])
     except OSError:
-        process = opened(target, ledger=":memory:")
-    assert isinstance(process.store, SqliteStore)
-    try:
-        party = process.party
-        if not isinstance(party, SiloParty | Hub):
-            raise InputError(f"{target} is not the folder of a silo or of the hub")
-        return plan, party.broadcasts[max(party.broadcasts)] if party.broadcasts else b""
-    finally:
-        process.store.close()
+        party = read_party(target).party
+    if not isinstance(party, SiloParty | Hub):
+        raise InputError(f"{target} is not the folder of a silo or of the hub")
+    return party.deployed, party.broadcasts[max(party.broadcasts)] if party.broadcasts else b""
 
 
 def check_room(
@@ -437,6 +560,7 @@ def join(
     dataset: str | None = None,
     ledger: str | Path | None = None,
     extends: str | Path | None = None,
+    second_ledger: bool = False,
 ) -> tuple[str, DeployedPlan]:
     """Verify a plan file, countersign it for the party of a folder, and set a silo's ceiling.
 
@@ -451,7 +575,10 @@ def join(
     ledger : str or Path, optional
         A ledger that several folders share; by default the folder's own, or that of ``extends``.
     extends : str or Path, optional
-        The folder of the plan that this one continues: its secret is taken over.
+        The folder of the plan that this one continues: its secret is taken over, and its ledger and
+        dataset are those of the new folder.
+    second_ledger : bool
+        Charge another ledger or dataset than the earlier plan did, which the ledger notes.
 
     Returns
     -------
@@ -461,34 +588,53 @@ def join(
     Raises
     ------
     InputError
-        If the plan does not verify, a silo has no ceiling, or a plan that continues another would
-        pass it; nothing was written then but the secret of the new folder.
+        If the plan does not verify, a silo has no ceiling, its ledger is not the one that the
+        folder or the earlier plan charges, or a plan that continues another would pass the ceiling;
+        nothing was written then but the secret of the new folder.
     """
     target, plan = Path(folder), load(plan_file)
     if extends is not None:
         prepare(target, plan, extends)
     if not is_silo(target, plan_file):
         return countersign(target, plan_file)
-    noted = remembered(target if extends is None else extends)
-    entry = dataset or noted[0]
-    file = Path(ledger) if ledger is not None else noted[1]
     if plan.earlier is not None and extends is None and ledger is None:
         raise InputError(
             f"the plan continues {plan.earlier.digest.hex()[:16]}; name its folder by --extends, "
             "or its ledger by --ledger"
         )
-    if ceiling is None and not file.exists():
+    known = remembered(target)
+    if known is None and extends is not None and not second_ledger:
+        known = remembered(extends) or LedgerNote("records", Path(extends) / LEDGER)
+    file = Path(ledger or target / LEDGER)
+    if known is not None:
+        entry, budget = ledger_of(known, dataset, ledger)
+    elif ceiling is None and not file.exists():
         raise InputError("a silo needs a ceiling: --epsilon and --delta")
-    budget = Ledger(str(file))
+    else:
+        entry, budget = line("dataset", dataset or "records"), Ledger(str(file))
     try:
         if ceiling is None and budget.ceiling(entry) is None:
             raise InputError("a silo needs a ceiling: --epsilon and --delta")
         if plan.earlier is not None:
+            if known is None and not second_ledger:
+                _check_charged(budget, entry, plan.earlier)
             check_room(budget, entry, plan, ceiling)
         made = countersign(target, plan_file)
         if ceiling is not None:
             budget.set_ceiling(entry, *ceiling)
-        remember(target, entry, file)
+        if second_ledger:
+            budget.add_second(entry, plan.digest)
+        remember(target, entry, budget)
     finally:
         budget.close()
     return made
+
+
+def _check_charged(ledger: Ledger, dataset: str, earlier: DeployedPlan) -> None:
+    """Refuse a ledger that an earlier plan has not charged."""
+    if not any(charge.plan == earlier.digest for charge in ledger.charges(dataset)):
+        raise InputError(
+            f'dataset "{dataset}" of {ledger.path} has no charge of the plan that this one '
+            "continues: name that plan's folder by --extends; if these are records of another "
+            "ledger, say so by --second-ledger, which the ledger notes"
+        )

@@ -132,7 +132,7 @@ class PhaseModel(Acting):
 
     def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
         """Index and features of the action to play, of (K, d)."""
-        if self._has_model:
+        if self.has_model:
             return self._estimate.select(features, 0.0, 0.0)
         return self._own().select(features, self._radius(), self._second_bonus)
 
@@ -142,7 +142,7 @@ class PhaseModel(Acting):
         self.release, self._stale = release, False
 
     @property
-    def _has_model(self) -> bool:
+    def has_model(self) -> bool:
         """True once a model is played, of this plan or of an earlier one."""
         return self.release > 0 or self.start is not None
 
@@ -155,7 +155,7 @@ class PhaseModel(Acting):
     @property
     def theta(self) -> np.ndarray:
         """theta_hat, (d,)."""
-        return (self._estimate if self._has_model else self._own()).theta.copy()
+        return (self._estimate if self.has_model else self._own()).theta.copy()
 
 
 class MeanRange:
@@ -228,6 +228,11 @@ class PhaseSilo(SiloParty):
         super().fold(write)
         if write.kind == "ended" and not self.model.release and self.ended[write.key].leaf:
             self.model.learned(self._leaves.sum(axis=0), self.model.round + 1)
+
+    def status(self) -> dict[str, object]:
+        """As `SiloParty.status`; before the first model comes there is no theta but that of the
+        silo's own records, which is not shown."""
+        return super().status() | ({} if self.model.has_model else {"theta": None})
 
     def report(self, release: int) -> bytes:
         """The estimate of a phase: the same bytes for the same records."""

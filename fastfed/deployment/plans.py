@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError, choice, integer, number, show
+from fastfed._validate import InputError, check_plain, choice, integer, line, number, parsed, show
 from fastfed.bandits import ProblemSpec
 from fastfed.deployment import codec, guard, model
 from fastfed.deployment.declared import only as _only
@@ -355,13 +355,14 @@ def tables_of(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(spec, str):
         return dict(spec)
     try:
-        return tomllib.loads(spec)
-    except tomllib.TOMLDecodeError as error:
+        return dict(parsed(tomllib.loads, spec))
+    except InputError as error:
         raise InputError(f"the spec is no TOML ({error})") from None
 
 
 def document_of(tables: Mapping[str, Any]) -> Document:
     """The document that the tables of a spec give, before it is checked as a whole."""
+    check_plain("spec", tables)
     _only(
         "spec",
         tables,
@@ -498,7 +499,9 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     """The plan of a document, derived from its choices; InputError where they do not fit."""
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
-    _check_texts(document)
+    # Text that a person wrote must not forge lines of a terminal or a certificate.
+    line("federation.name", document.name)
+    check_plain("columns", msgspec.to_builtins(document.schema))
     _check_parties(document)
     plan = _executed(document)
     kind = kind_of(plan)
@@ -523,31 +526,6 @@ def _executed(document: Document) -> Executed:
     check_sizes(algorithm, keys, *sizes[1:], len(document.calendar.closes))
     made: Executed = codec.executed(derived(algorithm, keys, *sizes), document.numbers)
     return made
-
-
-#: The longest text that a person writes into a spec.
-LONGEST_TEXT = 200
-
-
-def _check_texts(document: Document) -> None:
-    """Refuse text that is too long, or that could forge lines of a terminal or a certificate."""
-    texts = [("federation.name", document.name)]
-    texts += [("the schema", text) for text in _texts(msgspec.to_builtins(document.schema))]
-    for name, text in texts:
-        if len(text) > LONGEST_TEXT or not text.isprintable():
-            raise InputError(
-                f"{name} must have printable text of at most {LONGEST_TEXT} characters, got "
-                f"{show(text)}"
-            )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in plain data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
 
 
 def _check_parties(document: Document) -> None:

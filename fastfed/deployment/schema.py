@@ -18,7 +18,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError, array, boolean, choice, nearest, number, show
+from fastfed._validate import (
+    InputError,
+    array,
+    boolean,
+    choice,
+    nearest,
+    number,
+    show,
+)
 
 #: Texts that mean a missing value, beside None and NaN.
 MISSING = frozenset({"", "?", "NA", "N/A", "nan", "NaN", "null", "NULL"})
@@ -38,6 +46,27 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     unit: str = ""
 
 
+# ---- values of records: errors never quote one ---------------------------------------------------
+
+
+def private_number(name: str, value: object) -> float:
+    """Return value as a finite number; the InputError does not quote it."""
+    try:
+        return number(name, value)
+    except InputError:
+        raise InputError(f"{name} must be a finite number, got something else") from None
+
+
+def private_array(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray:
+    """Return value as an array of finite numbers; the InputError does not quote it."""
+    try:
+        return array(name, value, shape=shape)
+    except (InputError, RecursionError) as error:
+        if str(error).startswith(f"{name} must have shape"):
+            raise
+        raise InputError(f"{name} must be finite numbers, got something else") from None
+
+
 # ---- cells ---------------------------------------------------------------------------------------
 
 
@@ -45,8 +74,10 @@ def is_missing(value: object) -> bool:
     """True for what means that a value is not known."""
     if isinstance(value, str):
         return value.strip() in MISSING
+    if isinstance(value, Decimal):
+        return value.is_nan()
     # NaN alone is not equal to itself.
-    return value is None or (isinstance(value, Real | Decimal) and value != value)
+    return value is None or (isinstance(value, Real) and value != value)
 
 
 def as_number(value: object) -> float | None:
@@ -68,7 +99,10 @@ def matched(value: object, codes: Sequence[str]) -> int | None:
     """The position of a cell's code: the same text, or the same number ("4.0" is "4"), or None."""
     if isinstance(value, bool | np.bool_):
         value = "true" if value else "false"
-    text = str(value).strip()
+    try:
+        text = str(value).strip()
+    except ValueError:  # an integer of thousands of digits
+        return None
     if text in codes:
         return codes.index(text)
     wanted = as_number(value)
@@ -230,10 +264,11 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         made = []
         for j, column in enumerate(self.matrix.T):
             part = f"feature {j}" if self.features else self.names[j]
+            least, most = float(column.min()), float(column.max())
             for each in wide:
-                ends = np.outer(column, [each.low, each.high])
-                name = f"{part}: {each.name}"
-                made.append(Column(name, float(ends.min()), float(ends.max())))
+                # + 0.0: no -0.0, which has another spelling in a plan file.
+                ends = [a * b for a in (least, most) for b in (each.low, each.high)]
+                made.append(Column(f"{part}: {each.name}", min(ends) + 0.0, max(ends) + 0.0))
         if self.shared:
             made.append(Column("shared constant", min(self.shared, 0.0), max(self.shared, 0.0)))
         return tuple(made)
@@ -338,11 +373,12 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     def context(self, record: Mapping[str, Any]) -> list[float]:
         """The features of a record; InputError names the column that does not fit."""
         if not isinstance(record, Mapping):
-            raise InputError(f"record must be values by column name, got {show(record)}")
-        names = [each.name for each in self.variables]
-        for key in record:
+            raise InputError("record must be values by column name, got something else")
+        names = {each.name for each in self.variables}
+        for place, key in enumerate(record, 1):
             if key not in names:
-                raise InputError(f"record has an unknown column {show(key)}{nearest(key, names)}")
+                hint = nearest(str(key), names)
+                raise InputError(f"column {place} of the record is none of the plan{hint}")
         return [v for each in self.variables for v in each.features(record.get(each.name))]
 
     def offered(self, among: object) -> list[int]:
@@ -350,11 +386,13 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         if among is None:
             return list(range(len(self.actions.names)))
         if isinstance(among, str) or not isinstance(among, Sequence) or not among:
-            raise InputError(f"among must name at least one action, got {show(among)}")
-        made = [self.actions.names.index(choice("among", n, self.actions.names)) for n in among]
-        if len(set(made)) < len(made):
-            raise InputError(f"among must name every action once, got {show(among)}")
-        return made
+            raise InputError("among must name at least one action, got something else")
+        places = {name: i for i, name in enumerate(self.actions.names)}
+        indices = [places[name] for name in among if isinstance(name, str) and name in places]
+        if len(set(indices)) < len(among):
+            known = ", ".join(f'"{name}"' for name in self.actions.names[:20])
+            raise InputError(f"among must name actions of the plan, each once: {known}")
+        return indices
 
 
 class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -381,7 +419,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         InputError
             For another number of columns, no row, or values that are not finite.
         """
-        rows = array("actions", actions, shape=(None, len(self.columns)))
+        rows = private_array("actions", actions, (None, len(self.columns)))
         if not len(rows):
             raise InputError("actions must hold at least one row, got none")
         low, high = (np.array([getattr(c, end) for c in self.columns]) for end in ("low", "high"))

@@ -24,11 +24,11 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from fastfed._validate import InputError, nearest, show
+from fastfed._validate import InputError, check_plain, is_line, nearest, parsed, show
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.model import model_of
 from fastfed.deployment.observe import (
@@ -241,6 +241,48 @@ def serve(
 # ---- silos and helper ----------------------------------------------------------------------------
 
 
+def address_of(hub: str) -> SplitResult:
+    """Split a hub's address; InputError if it is not a valid one."""
+    try:
+        parts = urlsplit(hub)
+        known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        known = False
+    if not known or parts.scheme not in ("https", "http") or " " in hub or not is_line(hub):
+        raise InputError(f"hub must be an address, https://..., got {show(hub)}")
+    return parts
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: messages go only to the address that was given."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, *_: Any) -> None:
+        """Refuse."""
+        raise InputError(
+            f"{req.host} answered {code}, a redirect to another address, which is never followed: "
+            "give the hub's own address"
+        )
+
+
+def fetched(url: str, data: bytes | None = None, context: ssl.SSLContext | None = None) -> Any:
+    """GET an address, or POST data to it; redirects are refused.
+
+    Raises
+    ------
+    InputError
+        For a redirect.
+    OSError
+        As `urllib.request.urlopen`.
+    """
+    headers = {} if data is None else {"content-type": "application/msgpack"}
+    handlers = [
+        _NoRedirects(),
+        *([] if context is None else [urllib.request.HTTPSHandler(context=context)]),
+    ]
+    opener = urllib.request.build_opener(*handlers)
+    return opener.open(urllib.request.Request(url, data, headers), timeout=PATIENCE)
+
+
 class Dialer:
     """Carries a party's messages to the hub, and the hub's answers back.
 
@@ -269,7 +311,7 @@ class Dialer:
         cert: str | None = None,
         key: str | None = None,
     ) -> None:
-        parts = urlsplit(hub)
+        parts = address_of(hub)
         if parts.scheme != "https" and not (parts.scheme == "http" and local(parts.hostname or "")):
             raise InputError(f"hub must be https://..., or http:// on this machine, got {hub}")
         self.process, self.url = process, hub.rstrip("/") + PATH
@@ -300,9 +342,8 @@ class Dialer:
 
     def _post(self, data: bytes) -> list[bytes]:
         """The hub's answers to one message; InputError with what it said otherwise."""
-        request = urllib.request.Request(self.url, data, {"content-type": "application/msgpack"})
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE, context=self._context) as found:
+            with fetched(self.url, data, self._context) as found:
                 body = found.read(self._largest + 1)
         except urllib.error.HTTPError as error:
             said = error.read(1000).decode(errors="replace")
@@ -371,9 +412,7 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
             near = nearest(key, keys) if keys else ""
             raise InputError(f'unknown key "{key[:40]}"{near}: {path} {takes}')
     if "id" in keys and not isinstance(given.get("id"), str):
-        raise InputError(
-            f"{path} needs id, the text that decide answered, got {show(given.get('id'))}"
-        )
+        raise InputError(f"{path} needs id, the text that decide answered")
     if path == "/decide":
         made = silo.decide(
             given.get("actions"),
@@ -430,16 +469,25 @@ class Application(ThreadingMixIn, UnixStreamServer):
             os.umask(before)
 
 
+def length_of(headers: Any, at_most: int) -> int:
+    """Length of a request's body in bytes; InputError if it is too long or not a number."""
+    text = headers.get("content-length") or "0"
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= at_most):
+        raise InputError(f"a request must be at most {at_most} bytes long")
+    return int(text)
+
+
 def _object(body: bytes) -> dict[str, Any]:
     """What a request says."""
     try:
-        given = json.loads(body or b"{}")
-    except ValueError as error:
+        given = parsed(json.loads, body or b"{}")
+    except InputError as error:
         raise InputError(
             f'a request must be a JSON object, such as {{"id": "..."}} ({error})'
         ) from None
     if not isinstance(given, dict):
         raise InputError("a request must be a JSON object")
+    check_plain("a request", given, keys=False)
     return given
 
 
@@ -448,11 +496,8 @@ def _handler(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
         """Answers POST with JSON."""
 
         def do_POST(self) -> None:
-            length = int(self.headers.get("content-length") or 0)
             try:
-                if not 0 <= length <= REQUEST:
-                    raise InputError(f"a request must be at most {REQUEST} bytes, got {length}")
-                given = _object(self.rfile.read(length))
+                given = _object(self.rfile.read(length_of(self.headers, REQUEST)))
                 status, made = 200, answers(silo, self.path, given)
             except InputError as error:
                 status, made = 400, {"error": str(error)}
@@ -498,7 +543,7 @@ class SiloClient:
         """
         try:
             body = json.dumps(given)
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
                 f"give numbers, text and lists: {error}; array.tolist() makes lists"
             ) from None
@@ -512,7 +557,7 @@ class SiloClient:
                 raise OSError(error.errno, f"{why} ({error.strerror})") from None
             connection.request("POST", "/" + what, body)
             found = connection.getresponse()
-            made: dict[str, Any] = json.loads(found.read())
+            made: dict[str, Any] = parsed(json.loads, found.read())
         except http.client.HTTPException as error:
             raise OSError(f"the silo stopped before it answered ({error})") from None
         finally:

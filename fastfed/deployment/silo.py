@@ -11,13 +11,14 @@ import copy
 import os
 from collections.abc import Callable
 from typing import Any
+from unicodedata import normalize
 
 import msgspec
 import numpy as np
 
 from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
-from fastfed._validate import InputError, number, show
+from fastfed._validate import InputError, is_line
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.guard import check_range, visible
@@ -25,6 +26,7 @@ from fastfed.deployment.ledger import Charge, Ledger, Write
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.schema import private_number
 from fastfed.deployment.seal import (
     KEY,
     SealedNoise,
@@ -189,12 +191,13 @@ class SiloParty(Speaker):
         """All that is kept of who it is: text, or a whole number, whose digits count as text."""
         if isinstance(subject, (int, np.integer)) and not isinstance(subject, bool):
             subject = str(int(subject))
-        if not isinstance(subject, str) or not subject:
+        if not isinstance(subject, str) or not subject or not is_line(subject):
             raise InputError(
-                f"subject must be text that tells persons apart, got {show(subject)}; leave it out "
-                "for somebody who is not to be counted"
+                "subject must be text that tells persons apart, of printable characters on one "
+                "line; leave it out for somebody who is not to be counted"
             )
-        return keyed_digest(self._secret, _SUBJECT, subject.encode())[:16]
+        # One person, however a keyboard composes the letters of a name.
+        return keyed_digest(self._secret, _SUBJECT, normalize("NFC", subject).encode())[:16]
 
     def _admits(self, now: float) -> bool:
         """True if what is decided now may be learned from.
@@ -215,13 +218,13 @@ class SiloParty(Speaker):
         same reward again changes nothing.
         """
         self._check_recovered()
-        y = number("reward", reward)
+        y = private_number("reward", reward)
         decided = self._decided(name)
         known = self.ended.get(name)
         if known is not None:
             if known.reward == y and known.why != "cancelled":
                 return Step()
-            raise InputError(f"decision {name} has ended already, with {show(known.reward)}")
+            raise InputError(f"decision {name} has ended already, otherwise")
         calendar = self.deployed.document.calendar
         leaf = self._leaf(now)
         late = now > decided.time + calendar.reward_deadline
@@ -256,13 +259,13 @@ class SiloParty(Speaker):
         if known is not None:
             if known.why == "cancelled":
                 return Step()
-            raise InputError(f"decision {name} has ended already, with {show(known.reward)}")
+            raise InputError(f"decision {name} has ended already, otherwise")
         return Step((Write("ended", name, wire.encoded(Ended(0, None, float(now), "cancelled"))),))
 
     def _decided(self, name: str) -> Decided:
         found = self.decisions.get(name)
         if found is None:
-            raise InputError(f"there is no decision {show(name)}")
+            raise InputError("there is no decision of that id")
         return found
 
     def _check_recovered(self) -> None:

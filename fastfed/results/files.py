@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError, show
+from fastfed._validate import InputError, check_plain, is_line, show
 
 # ---- Decoding ------------------------------------------------------------------------------------
 # A file may be damaged in ways that SQLite does not see, so every value is checked when it is read.
@@ -86,6 +86,7 @@ def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
         check_text(curve["label"])
     if not (rounds and isinstance(meta["figure"], dict)):
         raise ValueError("checkpoints or figure are missing")
+    check_plain("figure", meta["figure"])
     return meta
 
 
@@ -99,8 +100,8 @@ def decode_replicates(blobs: list[Any], kind: str, checkpoints: int) -> np.ndarr
 
 
 def check_text(value: Any) -> str:
-    """Return value if it is a string."""
-    if not isinstance(value, str):
+    """Return value if it is a text on one line: certificates and tables have it in theirs."""
+    if not isinstance(value, str) or not is_line(value):
         raise ValueError(f"a text is {show(value)}")
     return value
 

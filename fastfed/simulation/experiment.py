@@ -20,7 +20,18 @@ import numpy as np
 from fastfed._kernels import environments
 from fastfed._random import check_seed
 from fastfed._system import System
-from fastfed._validate import InputError, choice, integer, listed, nearest, plain, show
+from fastfed._validate import (
+    InputError,
+    check_plain,
+    choice,
+    integer,
+    line,
+    listed,
+    nearest,
+    parsed,
+    plain,
+    show,
+)
 from fastfed.environments import (
     ENVIRONMENTS,
     Adversary,
@@ -261,18 +272,6 @@ def sweeps(key: str, values: list[Any]) -> bool:
     return key not in LISTS and not (edges and values)
 
 
-def check_integers(name: str, value: Any) -> None:
-    """InputError where an integer in plain data is beyond 64 bits, which no key needs or stores."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            check_integers(str(key), inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            check_integers(name, inner)
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise InputError(f"{name} must be below 2^63 in size, as all integers, got {show(value)}")
-
-
 def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     """One curve for every combination of its list-valued keys, the values in the label."""
     lists = {k: v for k, v in curve.items() if isinstance(v, list) and sweeps(k, v)}
@@ -372,8 +371,8 @@ def make_experiment(
     figure: dict[str, Any] | None = None,
 ) -> Experiment:
     """A checked experiment; every curve a table with label, algorithm and the algorithm's keys."""
-    check_integers("curve", curves)
-    check_integers("figure", figure)
+    check_plain("curve", curves)
+    check_plain("figure", figure)
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
     base = make_problem(environment, silos, horizon)
     if not curves:
@@ -393,9 +392,7 @@ def make_experiment(
                 f"curve {show(table.get('label', position + 1))}){misspelt}"
             )
         label = table.get("label", str(table.get("algorithm")))
-        if not isinstance(label, str) or not label.strip():
-            raise InputError(f"label must be a text, got {show(label)}")
-        tables.append(plain({**table, "label": label}))
+        tables.append(plain({**table, "label": line("label", label)}))
     marks = integer("checkpoints", checkpoints, at_least=1)
     choice("checkpoint_spacing", checkpoint_spacing, SPACINGS)
     expanded = [c for table in tables for c in expand(table)]
@@ -513,7 +510,7 @@ def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
     for key in ("name", "horizon", "environment", "curve"):
         if key not in spec:
             raise InputError(f"{key} is required")
-    check_integers("spec", spec)
+    check_plain("spec", spec)
     curves = spec["curve"]
     if not isinstance(curves, list):
         raise InputError("curve must be a list of tables: write [[curve]], not [curve]")
@@ -543,10 +540,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ValueError as error:  # a path that no system has
         raise InputError(f"{path}: cannot be read ({error})") from None
     try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise InputError(f"{path}: not TOML: lists or tables are nested too deep") from None
-    except ValueError as error:  # TOMLDecodeError, or a number too long for Python to read
+        tables: dict[str, Any] = parsed(tomllib.loads, text)
+        return tables
+    except InputError as error:
         raise InputError(f"{path}: not TOML: {error}{_remedy(text, str(error))}") from None
 
 
