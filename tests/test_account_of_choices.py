@@ -351,7 +351,7 @@ CASES_HERE = {
         lambda: at("shuffle-vector", lambda p: replace(p, own=_own(p))), "share needs protocol"
     ),
     "more releases than fit": (
-        lambda: at("silo-ldp toeplitz", lambda p: replace(p, horizon=2**40)), "at most 4194304"
+        lambda: at("silo-ldp toeplitz", lambda p: replace(p, horizon=2**40)), "at most 16777216"
     ),
 }  # fmt: skip
 
@@ -627,6 +627,9 @@ def test_ranges_end_where_they_are_declared() -> None:
         (plan, ("clip", "low"), -1e150, -1.001e150),
         (plan, ("clip", "feature"), 1.0, -1.0),
         (plan, ("bonus",), 1.0, math.nan),
+        (plan, ("radius", "log_lambda"), np.array([math.inf]), np.array([-math.inf])),
+        (plan, ("radius", "log_lambda"), np.zeros(1), np.array([math.nan])),
+        (plan, ("regularizer",), np.ones(2), np.array([1.0, math.inf])),
         (plan, ("lazy",), np.bool_(True), 1),
         (plan, ("encoding",), None, None),
         (plan, ("privacy", "max_participations"), 1, 0),
@@ -649,11 +652,11 @@ def test_ranges_end_where_they_are_declared() -> None:
 
 
 def test_as_many_releases_as_are_allowed() -> None:
-    """2^22 releases have an account, one more has none."""
+    """2^24 releases have an account, one more has none."""
     plan = CASES["silo-ldp"].make().plan
-    assert math.isfinite(again(replace(plan, horizon=5 * 2**22))[0])
-    with pytest.raises(InputError, match="at most 4194304 releases, got 4194305"):
-        again(replace(plan, horizon=5 * 2**22 + 5))
+    assert math.isfinite(again(replace(plan, horizon=5 * 2**24))[0])
+    with pytest.raises(InputError, match="at most 16777216 releases, got 16777217"):
+        again(replace(plan, horizon=5 * 2**24 + 5))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, "1", None, True])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import ssl
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -17,7 +18,7 @@ pytest.importorskip("cryptography")
 
 import federation
 from scipy import stats
-from test_account import _private, brute_joint
+from test_account import CASES, _private, brute_joint
 from test_deployment_network import certificates
 from test_drivers import both, experiment, same
 from test_exact import Stream
@@ -34,7 +35,7 @@ from fastfed.deployment.shell import Dialer, listening
 from fastfed.deployment.wire import Refused
 from fastfed.environments import FixedSet, RewardDistribution
 from fastfed.privacy import exact
-from fastfed.privacy.account import GaussianSums, event_epsilon, recovered_layout
+from fastfed.privacy.account import GaussianSums, event_epsilon, recovered_layout, sealed
 from fastfed.privacy.accounting import binomial
 from fastfed.privacy.accounting.gdp import (
     delta_of,
@@ -45,8 +46,9 @@ from fastfed.privacy.accounting.gdp import (
     mu_of,
 )
 from fastfed.privacy.mechanisms.secure_sum import _Account
-from fastfed.privacy.sensitivity import Budget, joint_sensitivity
+from fastfed.privacy.sensitivity import Budget, joint_sensitivity, stds_of_layout
 from fastfed.protocols.account import bounds
+from fastfed.protocols.plan import NoiseStd
 from fastfed.protocols.release import fixed_point
 from fastfed.protocols.schedule import PRIVATE_DETERMINANT, Clock, Trigger
 from fastfed.simulation.systems import ALGORITHMS
@@ -88,6 +90,24 @@ def test_noise_of_no_layout_is_accounted_as_the_weaker_one(
         found = GaussianSums(budget=budget, release="flat", releases=1, stds=(2.0, off, on))
         true = gaussian_epsilon(brute_joint((2.0, off, on), relation), 1e-3)
         assert event_epsilon(found) >= true * (1.0 - 1e-9)
+
+
+@pytest.mark.parametrize("layout", ["iid", "goe2"])
+@pytest.mark.parametrize("share", [0.5, 1.0 - CLOSE, 1.0, 1.0 + CLOSE, 2.0])
+def test_the_lemma_is_about_the_stream_of_less_noise(layout: str, share: float) -> None:
+    """Where x x' has less noise than x y, for what a record moves, both count as having that."""
+    plan = CASES["shuffle-amplified by the lemma"].make().plan
+    bias, root = plan.noise_std.bias, 1.0 if layout == "iid" else math.sqrt(2.0)
+
+    def account(first: float, second: float) -> float:
+        off, on = stds_of_layout(layout, second / root)
+        found = sealed(replace(plan, noise_std=NoiseStd(first, off, on)))
+        return found.privacy.exact[0]
+
+    same = account(min(1.0, share) * bias, share * bias)
+    assert account(bias, share * bias) == pytest.approx(same, rel=1e-9)
+    if share < 1.0:
+        assert same > account(bias, bias)
 
 
 @pytest.mark.parametrize(("releases", "uses", "squares"), [(7, 1, 1), (7, 3, 3), (3, 7, 3)])

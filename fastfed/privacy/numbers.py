@@ -27,8 +27,9 @@ _LARGEST = 1e150
 _SIGNED = frozenset(
     ("low", "high", "centre", "reward_range", "reward_limit", "offset", "base", "allowance")
 )
-#: Fields that may be infinite: the account of raw sums, and a smoothness that nobody knows.
-_UNBOUNDED = frozenset(("exact", "smoothness"))
+#: Fields that may be infinite: the account of raw sums, a smoothness that nobody knows, and the
+#: regularizer in a radius that does not grow.
+_UNBOUNDED = frozenset(("exact", "smoothness", "log_lambda"))
 #: Probabilities, which may be below the inverse of `_LARGEST`.
 _TINY = frozenset(("delta", "delta_by_silo", "exact"))
 #: Sizes that are 1 at least.
@@ -121,7 +122,7 @@ def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> Non
     elif kind == "ndarray":
         if not (isinstance(value, np.ndarray) and value.dtype == np.float64):
             raise InputError(f"{path} must be an array of floats, got {show(value)}")
-        if not np.isfinite(value).all():
+        if not (np.isfinite(value) | ((value == math.inf) & (name in _UNBOUNDED))).all():
             raise InputError(f"{path} must be finite, got {show(value)}")
     elif not isinstance(value, (bool, np.bool_) if kind == "bool" else str):
         wanted = "true or false" if kind == "bool" else "a text"

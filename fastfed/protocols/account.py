@@ -84,7 +84,7 @@ GAUSSIAN_PAIRS = (
 
 
 #: Releases of a plan, at most: arrays of one number for each still fit into memory.
-_MOST = 2**22
+_MOST = 2**24
 
 #: Releases that each protocol has; of the others "tree" alone.
 _RELEASES = {
