@@ -47,10 +47,10 @@ def curve(protocol: str, **keys) -> dict:
         return {"label": protocol, "algorithm": "fedlinucb", **keys}
     if protocol in AGENTS:
         budget = {} if protocol == "linucb" else {"epsilon": 20.0, "delta": 0.01}
+        if protocol == "linucb-jdp":
+            budget["release"] = "tree"  # the paper's, which the oracle knows
         return {"label": protocol, "algorithm": protocol, **budget, **keys}
-    private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol}
-    if protocol == "secure-sum":
-        private["release"] = "tree"  # whose noise the oracle of a trusted server knows
+    private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol, "release": "tree"}
     return {"label": protocol, "algorithm": "private-fedlinucb", **private, **keys}
 
 
