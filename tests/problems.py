@@ -50,7 +50,9 @@ def curve(protocol: str, **keys) -> dict:
         if protocol == "linucb-jdp":
             budget["release"] = "tree"  # the paper's, which the oracle knows
         return {"label": protocol, "algorithm": protocol, **budget, **keys}
-    private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol, "release": "tree"}
+    private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol}
+    if "share" not in keys:
+        private["release"] = "tree"  # the paper's, which the oracles know
     return {"label": protocol, "algorithm": "private-fedlinucb", **private, **keys}
 
 

@@ -21,7 +21,7 @@ SETTING = ProblemSpec(silos=100, horizon=10_000, dimension=10)
 
 
 def private(setting=SETTING, **keys):
-    defaults = {"batch_size": 25, "epsilon": 1.0, "delta": 1e-5}
+    defaults = {"batch_size": 25, "epsilon": 1.0, "delta": 1e-5, "release": "tree"}
     return ALGORITHMS["private-fedlinucb"].make({**defaults, **keys}, setting)
 
 
