@@ -9,6 +9,7 @@ import pytest
 import fastfed
 from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.bandits.assemble import MOST_KEPT, MOST_OPTIMISED
+from fastfed.deployment.kinds import check_supported
 
 #: Two of these are ordinary tests for each trust model: equal batches and batches that grow.
 ORDINARY = (*tuple(default_releases.SIZES)[:2], *tuple(default_releases.AGENTS)[2:5:2])
@@ -75,3 +76,20 @@ def test_a_default_and_its_name_are_one_curve(protocol: str, keys: dict) -> None
     a, b = results.curves
     np.testing.assert_array_equal(a.group_regret, b.group_regret)
     assert a.certificate["exact"] == b.certificate["exact"]
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", "shuffle-vector"])
+def test_deployments_can_execute_every_default(protocol: str) -> None:
+    """Their accounts cover reports that come late, for few and many, small and large batches."""
+    chosen = set()
+    sizes = itertools.product((2, 20), (40, 1000), (0.2, 50.0), (1, 5, 40, "growing"))
+    for silos, horizon, epsilon, batch_size in sizes:
+        few = batch_size in (1, 5) or horizon > 40
+        if protocol in ("secure-sum", "shuffle-vector") and few:  # whose calibration takes seconds
+            continue
+        keys = {"protocol": protocol, "epsilon": epsilon, "delta": 1e-6, "batch_size": batch_size}
+        problem = ProblemSpec(silos=silos, horizon=horizon, dimension=3)
+        plan = ALGORITHMS["private-fedlinucb"].make(keys, problem).plan
+        check_supported(plan)
+        chosen.add(plan.release)
+    assert len(chosen) > 1 or protocol in ("secure-sum", "shuffle-vector")
