@@ -223,6 +223,10 @@ class Algorithm:
             raise InputError(f'algorithm "{self.id}" must build a System, got {show(made)}')
         return made
 
+    def settled(self, config: Any, problem: Any) -> Any:
+        """Return a checked config with the defaults that depend on sizes filled in: none here."""
+        return config
+
     def check(self, keys: dict[str, Any]) -> Any:
         """Convert a curve's keys to a ``config``, with defaults filled in.
 

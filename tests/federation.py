@@ -138,6 +138,9 @@ WORDS = ("secure-sum", MASKS, "shuffle-vector", MASKED_BITS)
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
+TREES = ("silo-ldp", "central", "shuffle-vector", MASKED_BITS)
+
+
 def secret(name):
     return keyed_digest(b"s" * 32, b"tests", name.encode())
 
@@ -152,7 +155,9 @@ def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
     system = {"horizon": batches * batch, "protocol": protocol, "epsilon": 1.0, "delta": 1e-6}
     if protocol == "feducb":
         system["algorithm"] = system.pop("protocol")
-    system |= more.pop("system", {"batch_size": batch})
+    # Most of these tests are about nodes of trees; the default release has tests of its own.
+    tree = {"release": "tree"} if protocol in TREES else {}
+    system |= more.pop("system", {"batch_size": batch, **tree})
     made = {
         "federation": {"name": "tests", "least": 2},
         "system": system,

@@ -47,10 +47,12 @@ def curve(protocol: str, **keys) -> dict:
         return {"label": protocol, "algorithm": "fedlinucb", **keys}
     if protocol in AGENTS:
         budget = {} if protocol == "linucb" else {"epsilon": 20.0, "delta": 0.01}
+        if protocol == "linucb-jdp":
+            budget["release"] = "tree"  # the paper's, which the oracle knows
         return {"label": protocol, "algorithm": protocol, **budget, **keys}
     private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol}
-    if protocol == "secure-sum":
-        private["release"] = "tree"  # whose noise the oracle of a trusted server knows
+    if "share" not in keys:
+        private["release"] = "tree"  # the paper's, which the oracles know
     return {"label": protocol, "algorithm": "private-fedlinucb", **private, **keys}
 
 

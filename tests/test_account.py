@@ -80,7 +80,8 @@ class Case:
 
 
 def _private(protocol: str, **keys: Any) -> Case:
-    return Case("private-fedlinucb", {"protocol": protocol, "batch_size": BATCH, **keys})
+    usual = {} if protocol == "secure-sum" else {"release": "tree"}
+    return Case("private-fedlinucb", {"protocol": protocol, "batch_size": BATCH, **usual, **keys})
 
 
 def _agent(algorithm: str, batch_size: int = BATCH, **keys: Any) -> Case:
@@ -138,7 +139,7 @@ CASES = {
     ),
     "shuffle-vector": _private("shuffle-vector", epsilon=5.0),
     "secure-sum": _private("secure-sum"),
-    "linucb-jdp": _agent("linucb-jdp"),
+    "linucb-jdp": _agent("linucb-jdp", release="tree"),
     "linucb-jdp toeplitz": _agent("linucb-jdp", release="toeplitz"),
     "linucb-jdp honaker": _agent("linucb-jdp", release="honaker"),
     "linucb-ldp": _agent("linucb-ldp"),

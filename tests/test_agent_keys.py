@@ -500,7 +500,7 @@ def test_what_a_run_breaks_is_said_beside_every_number(algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "keys"),
     [
-        ("linucb-jdp", {}),
+        ("linucb-jdp", {"release": "tree"}),
         ("linucb-jdp", {"release": "toeplitz"}),
         ("linucb-jdp", {"release": "honaker"}),
         ("linucb-jdp", {"calibration": "theorem"}),

@@ -447,7 +447,8 @@ def test_the_bounds_on_the_noise_are_below_the_oracles(protocol, layout):
     """
     B, M, d, alpha = 5, 31, 6, 0.01
     keys = {"epsilon": 1.0, "delta": 0.01, "layout": layout, "radius": "lemma-a2"}
-    system = make_system(protocol, horizon=B * M, dimension=d, batch_size=B, **keys)
+    own = {"release": "tree"} if protocol == "linucb-jdp" else {}  # the one with this oracle
+    system = make_system(protocol, horizon=B * M, dimension=d, batch_size=B, **keys, **own)
     theory, of_user = system.theory, system.certificate.noise_std["bias"]
     sigma = total_noise_std(protocol, of_user, batches=M, B=B)
     norm, length = noise_bounds(sigma, layout=layout, d=d, releases=M, alpha=alpha)

@@ -165,3 +165,39 @@ def test_bad_sizes() -> None:
         bounds.lemma_c2_beta(T, M, D, ALPHA, 2, 1, 0)
     with pytest.raises(InputError, match="noise_std must be >= 0, got -1"):
         bounds.lemma_c4_regret(T, M, D, B, -1, ALPHA)
+
+
+def test_lower_bounds_of_appendix_g_1() -> None:
+    """By hand: sqrt(100 x 10 000) = 1 000 and 1 / 0.5 = 2, ten times as much under silo-ldp."""
+    assert bounds.lower_bound_central_jdp(T, M, EPSILON) == pytest.approx(1002.0, rel=1e-14)
+    assert bounds.lower_bound_silo_ldp(T, M, EPSILON) == pytest.approx(1020.0, rel=1e-14)
+    assert bounds.lower_bound_silo_ldp(400, 9, 0.01, constant=2.0) == pytest.approx(
+        2.0 * (60.0 + 300.0)
+    )
+    one = bounds.lower_bound_central_jdp(64, 1, 0.25)
+    assert one == bounds.lower_bound_silo_ldp(64, 1, 0.25) == pytest.approx(12.0)
+    # No lower bound exceeds the upper bound of its trust model.
+    for epsilon in (0.1, 1.0, 10.0):
+        upper = bounds.single_agent_central(T, M, 1, epsilon, DELTA)
+        assert bounds.lower_bound_central_jdp(T, M, epsilon) <= upper
+        assert bounds.lower_bound_silo_ldp(T, M, epsilon) <= (
+            bounds.corollary_5_2(T, M, 1, epsilon, DELTA)
+        )
+
+
+@pytest.mark.parametrize("bound", [bounds.lower_bound_central_jdp, bounds.lower_bound_silo_ldp])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"horizon": 0}, "horizon must be an integer >= 1, got 0"),
+        ({"silos": 0}, "silos must be an integer >= 1, got 0"),
+        ({"epsilon": 0.0}, r"epsilon must be > 0, got 0\.0"),
+        ({"epsilon": math.nan}, "epsilon must be"),
+        ({"constant": -1.0}, r"constant must be > 0, got -1\.0"),
+    ],
+)
+def test_lower_bounds_refuse_bad_values(
+    bound: Callable[..., float], change: dict[str, float], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        bound(**{"horizon": 10, "silos": 2, "epsilon": 1.0, **change})

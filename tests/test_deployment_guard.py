@@ -53,9 +53,10 @@ def group(lies=False, influence=None, bias=None, protocol="silo-ldp", releases=4
     shared = {"name": "guard", "least": SILOS if protocol == "secure-sum" else 2}
     if influence is not None:
         shared["influence"] = influence
+    release = "factorised" if protocol == "secure-sum" else "tree"
     plan = federation.deployed(
         protocol, silos=SILOS, dimension=3, batch=BATCH, federation=shared,
-        system={"batch_size": BATCH, "epsilon": epsilon},
+        system={"batch_size": BATCH, "epsilon": epsilon, "release": release},
     )  # fmt: skip
     made = federation.Federation(plan)
     for ledger in made.ledgers.values():

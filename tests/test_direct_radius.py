@@ -30,16 +30,20 @@ SPHERE = Sphere(dimension=3, actions=5)
 CLOSE = 1.0 + 1e-9
 
 CURVES = {
-    "tree": {"protocol": "silo-ldp", "epsilon": 0.5},
-    "tree, little noise": {"protocol": "silo-ldp", "epsilon": 60.0},
+    "tree": {"protocol": "silo-ldp", "release": "tree", "epsilon": 0.5},
+    "tree, little noise": {"protocol": "silo-ldp", "release": "tree", "epsilon": 60.0},
     "toeplitz": {"protocol": "silo-ldp", "release": "toeplitz", "epsilon": 60.0},
-    "central": {"protocol": "central", "epsilon": 2.0},
-    "central, eager": {"protocol": "central", "epsilon": 60.0, "lazy": False},
+    "central": {"protocol": "central", "release": "tree", "epsilon": 2.0},
+    "central, eager": {
+        "protocol": "central", "release": "tree", "epsilon": 60.0, "lazy": False
+    },
     "central toeplitz, iid": {
         "protocol": "central", "release": "toeplitz", "layout": "iid", "epsilon": 20.0
     },
-    "vector": {"protocol": "shuffle-vector", "epsilon": 30.0},
-    "vector, eager": {"protocol": "shuffle-vector", "epsilon": 5.0, "lazy": False},
+    "vector": {"protocol": "shuffle-vector", "release": "tree", "epsilon": 30.0},
+    "vector, eager": {
+        "protocol": "shuffle-vector", "release": "tree", "epsilon": 5.0, "lazy": False
+    },
 }  # fmt: skip
 RUNS = 80  # of each curve, for the frequency of the events
 FEW = 16  # of each curve, for what holds in every run

@@ -199,7 +199,9 @@ def test_noisy_batches_are_certified_as_one_release(noisy):
     setting = ProblemSpec(silos=3, horizon=200, dimension=2)
     keys = {"epsilon": 2.0, "delta": 1e-5, "batch_size": 4}
     system = noisy.make(keys, setting)
-    tree = ALGORITHMS["private-fedlinucb"].make({**keys, "covariance_ratio": 1.0}, setting)
+    tree = ALGORITHMS["private-fedlinucb"].make(
+        {**keys, "release": "tree", "covariance_ratio": 1.0}, setting
+    )
     assert system.certificate.status == "proven"
     assert 1.999 < system.certificate.exact.epsilon <= 2.0
     # The tree has 6 levels, each as noisy as six releases of everybody are.

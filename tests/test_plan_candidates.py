@@ -26,13 +26,16 @@ from fastfed.advice.successive_halving import (
     scaled_plan,
 )
 from fastfed.advice.systems import (
+    ALGORITHMS,
     BONUS,
     LESS,
+    TRUST,
     Growing,
     Question,
     Recipe,
     Variant,
     grid,
+    made_of,
     near,
     noises,
     recipes,
@@ -66,10 +69,23 @@ def kinds(found: list[Recipe]) -> set[tuple[str, str, bool]]:
     return {(protocol, release, isinstance(b, Growing)) for protocol, release, b, _ in found}
 
 
+@pytest.mark.parametrize("trust", TRUST)
+def test_what_a_curve_plays_by_default_is_a_candidate(trust: str) -> None:
+    for asked in (question(), question(silos=300, horizon=2000), question(epsilon=0.1)):
+        protocol = TRUST[trust][1][0][0]
+        keys = {"protocol": protocol, "epsilon": asked.epsilon, "delta": asked.delta}
+        plan = ALGORITHMS["private-fedlinucb"].make(keys, asked.problem).plan
+        found, failed = made_of(asked, trust, recipes(asked, trust))
+        assert not failed
+        same = [c for c in found if c.plan.release_rounds == plan.release_rounds]
+        assert any((c.plan.release, c.plan.factor) == (plan.release, plan.factor) for c in same)
+
+
 def test_every_trust_model_has_its_releases() -> None:
     asked = question()
     assert kinds(recipes(asked, "central")) == {
         ("central", "factorised", True), ("central", "toeplitz", False),
+        ("central", "toeplitz", True),  # the default at these sizes
         ("central", "honaker", False), ("central", "tree", False),
     }  # fmt: skip
     assert kinds(recipes(asked, "shuffle")) == {
@@ -78,6 +94,7 @@ def test_every_trust_model_has_its_releases() -> None:
     }  # fmt: skip
     assert kinds(recipes(asked, "secure-sum")) == {
         ("secure-sum", "factorised", True), ("secure-sum", "toeplitz", False),
+        ("secure-sum", "toeplitz", True),
     }  # fmt: skip
     assert all(v.bonus == BONUS and not v.centred for *_, v in recipes(asked, "central"))
     low = Question(asked.problem, 1.0, 1e-5, "replace", 0.5)

@@ -1,6 +1,7 @@
 """The README and the pages of docs/ show what runs, and name what exists."""
 
 import importlib.util
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -60,7 +61,12 @@ def test_the_blocks_of_the_feducb_page_run_in_order(capsys):
     scope = {"__name__": "page"}
     for block in blocks("python", FEDUCB):
         exec(compile(block, "feducb.md", "exec"), scope)
-    assert capsys.readouterr().out.split() == ["proven", "proven"]
+    printed = capsys.readouterr().out.split()
+    assert printed == ["5.21", "0.201", "proven", "proven"]
+    assert f"give ({printed[0]}, 1e-6)" in " ".join(FEDUCB.split())
+    # Dwork and others' advanced composition, as the paper prints it: twenty times (1, 1e-6).
+    paper = math.sqrt(2.0 * 20 * math.log(1e6)) + 20 * (math.e - 1.0)
+    assert f"proves {paper:.1f} at a delta of 2.1e-5" in " ".join(FEDUCB.split())
 
 
 def test_the_blocks_of_the_agent_page_run(capsys, tmp_path, monkeypatch):

@@ -62,7 +62,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
      'batches that differ need release "flat"'),
     ({**VECTOR, **GROWING, "release": "flat", "returning": 2}, "returning must be 1 where batches"),
     ({**VECTOR, "batch_size": 5, "release": "factorised"}, "needs protocol silo-ldp or central"),
-    ({**VECTOR, "batch_size": 5, "covariance_ratio": 0.5}, 'belongs to release "flat"'),
+    ({**VECTOR, "batch_size": 5, "release": "tree", "covariance_ratio": 0.5},
+     'belongs to release "flat"'),
     ({**VECTOR, "batch_size": 5, "release": "flat", "layout": "goe2"}, 'layout must be "iid"'),
     ({**PRIVATE, "batch_size": 5, "release": "flat"}, 'release "flat" needs protocol'),
     ({**PRIVATE, "batch_size": 5, "release": "factorised", "calibration": "theorem"},
@@ -161,7 +162,7 @@ OLD: dict[str, dict[str, Any]] = {
 }
 AGENTS: dict[str, dict[str, Any]] = {
     "linucb": {},
-    "linucb-jdp": BUDGET,
+    "linucb-jdp": {**BUDGET, "release": "tree"},  # a default of then
     "linucb-ldp": {**BUDGET, "batch_size": 4},
     "linucb-sdp-vec": {**BUDGET, "batch_size": 4},
 }

@@ -29,7 +29,7 @@ FALSE_ALARM = 1e-5
 
 def vector_system(**keys):
     sizes = {"silos": 2, "horizon": 12, "dimension": 2, "batch_size": 3, "epsilon": 4.0,
-             "delta": 0.01, "protocol": "shuffle-vector"}  # fmt: skip
+             "delta": 0.01, "protocol": "shuffle-vector", "release": "tree"}  # fmt: skip
     return make_system("private-fedlinucb", **{**sizes, **keys})
 
 

@@ -21,7 +21,7 @@ SETTING = ProblemSpec(silos=100, horizon=10_000, dimension=10)
 
 
 def private(setting=SETTING, **keys):
-    defaults = {"batch_size": 25, "epsilon": 1.0, "delta": 1e-5}
+    defaults = {"batch_size": 25, "epsilon": 1.0, "delta": 1e-5, "release": "tree"}
     return ALGORITHMS["private-fedlinucb"].make({**defaults, **keys}, setting)
 
 
@@ -82,7 +82,7 @@ def test_regularity_of_lemma_c2_over_a_whole_tree():
     """lambda_min <= H_k <= lambda_max and ||h_k|| <= nu at every release, for 300 whole runs."""
     system = make_system(
         "private-fedlinucb", silos=3, horizon=64, dimension=4, batch_size=1, epsilon=1.0,
-        delta=1e-5, failure_probability=0.2, radius="lemma-c2",
+        delta=1e-5, failure_probability=0.2, radius="lemma-c2", release="tree",
     )  # fmt: skip
     plan, theory = system.plan, system.theory
     rng = np.random.default_rng(3)

@@ -21,6 +21,7 @@ Call = Callable[[], object]
 REQUIRED = {"epsilon": 1.0, "delta": 1e-5, "graph": "ring", "initial_phases": 2, "diversity": 0.01}
 #: Needed instead of these: what the algorithm asks for.
 OWN: dict[str, dict[str, Any]] = {
+    "linucb-jdp": {"release": "tree"},  # the default of both sides, or of one alone
     "linucb-sdp-amp": {"epsilon": 0.2, "delta": 0.1},
     "linucb-sdp-vec": {"epsilon": 0.2, "delta": 0.1},
     "robin": {"epsilon": 2.0},
@@ -66,7 +67,7 @@ def system(name: str) -> Call:
     if protocol:
         keys["protocol"] = protocol
     if protocol == DRAWN_ONCE:
-        keys |= {"protocol": "silo-ldp", "batch_size": 1, "noise_draws": "sum"}
+        keys |= {"protocol": "silo-ldp", "batch_size": 1, "noise_draws": "sum", "release": "tree"}
     environment: Any = Sphere(dimension=10, actions=100)
     horizon, silos = 200, 4
     if algorithm in EXPERTS:

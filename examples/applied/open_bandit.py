@@ -90,7 +90,9 @@ def make(logs: list[Log], epsilon: float | None, protocol: str) -> object:
     algorithm, budget = "fedlinucb", {}
     if epsilon is not None:
         algorithm = "private-fedlinucb"
-        budget = {"epsilon": epsilon, "delta": DELTA, "protocol": protocol}
+        # One release has one noise, whatever makes it; named, so that its draws stay the same.
+        release = "factorised" if protocol == "secure-sum" else "tree"
+        budget = {"epsilon": epsilon, "delta": DELTA, "protocol": protocol, "release": release}
     return fastfed.make_system(
         algorithm, silos=len(logs), horizon=rounds, dimension=dimension, batch_size=rounds, **budget
     )

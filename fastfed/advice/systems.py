@@ -12,6 +12,8 @@ import numpy as np
 from fastfed._validate import InputError
 from fastfed.bandits import ProblemSpec, System
 from fastfed.bandits.radius import allowance, direct_regret_bound
+from fastfed.bandits.system import BATCH_FIRST, BATCH_RATIO
+from fastfed.privacy.releases.buffered import buffered_prefix_variances
 from fastfed.privacy.releases.prefix_sums import (
     honaker_prefix_variance,
     max_prefix_nodes,
@@ -155,6 +157,8 @@ def most_variance(plan: Plan) -> float:
         return float(releases)
     if plan.release == "toeplitz":
         return float(toeplitz_prefix_variances(releases)[-1])
+    if plan.release == "buffered":
+        return float(buffered_prefix_variances(releases)[-1])
     if plan.release == "honaker":
         return max(honaker_prefix_variance(k) for k in range(1, releases + 1))
     return float(max_prefix_nodes(releases))
@@ -320,8 +324,7 @@ class Question:
         keys |= self.common()
         if self.relation != "replace":
             keys["relation"] = self.relation
-        if release != "tree":
-            keys["release"] = release
+        keys["release"] = release
         if protocol == "secure-sum" and self.colluders is not None:
             keys["colluders"] = self.colluders
         if variant.centred:
@@ -358,6 +361,18 @@ class Question:
 
 
 Recipe = tuple[str, str, Batches, Variant]
+#: Of the two releases with the least noise, the other one.
+OTHER_NOISE = {"factorised": "toeplitz", "toeplitz": "factorised"}
+
+
+def usual(question: Question, protocol: str, variant: Variant) -> Recipe:
+    """What a curve plays that names neither batches nor release."""
+    batches = Growing(min(BATCH_FIRST, question.problem.horizon), BATCH_RATIO)
+    keys = {"protocol": protocol, "epsilon": question.epsilon, "delta": question.delta}
+    keys |= {"relation": question.relation, **question.centre()}
+    entry = ALGORITHMS["private-fedlinucb"]
+    settled = entry.settled(entry.check(keys), question.problem)
+    return protocol, settled.release, batches, variant
 
 
 def recipes(question: Question, trust: str) -> list[Recipe]:
@@ -372,6 +387,9 @@ def recipes(question: Question, trust: str) -> list[Recipe]:
         if not ((protocol == "secure-sum" or question.differ) and isinstance(batches, int))
         or horizon // batches <= MOST_MASKED
     ]
+    default = usual(question, TRUST[trust][1][0][0], first)
+    if default not in found:
+        found.append(default)
     if question.differ and trust != "shuffle":
         protocol, release = TRUST[trust][1][0]
         for until in shared_rounds(horizon):
@@ -403,8 +421,8 @@ def near(question: Question, best: Choice) -> list[Recipe]:
         for until in (variant.until // 2, 2 * variant.until):
             if 2 <= until <= horizon // 2:
                 found.append((best.protocol, best.release, batches, replace(variant, until=until)))
-    if best.release == "factorised":
-        found.append((best.protocol, "toeplitz", batches, variant))
+    if (other := OTHER_NOISE.get(best.release)) is not None:
+        found.append((best.protocol, other, batches, variant))
     return found
 
 

@@ -24,6 +24,11 @@ One section for each system of chowdhury-zhou-2022. Deviations from the paper ar
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+from typing import Self
+
+import msgspec
+
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.agent import (
     MESSAGES,
@@ -42,7 +47,7 @@ from fastfed.bandits.agent import (
     vector_gamma,
     vector_noise,
 )
-from fastfed.bandits.assemble import Noise
+from fastfed.bandits.assemble import Noise, usual_release
 from fastfed.bandits.certify import certify
 from fastfed.bandits.linucb_bounds import (
     batch_size_b_2,
@@ -62,6 +67,7 @@ from fastfed.privacy.releases.prefix_sums import optimal_factor
 from fastfed.protocols.account import centred_of
 from fastfed.protocols.plan import NoiseStd
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as
+from fastfed.protocols.schedule import Schedule
 
 # ---- linucb --------------------------------------------------------------------------------------
 
@@ -92,37 +98,54 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    release : {"tree", "honaker", "toeplitz", "buffered", "factorised"}
-        The continual release of prefix sums.
+    release : {"tree", "honaker", "toeplitz", "buffered", "factorised"}, optional
+        The continual release of prefix sums; by default the one that is expected to lose least at
+        the problem's sizes (`fastfed.bandits.assemble.usual_release`).
     """
 
-    release: str = "tree"
+    release: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choice("release", self.release, RELEASES)
+        if self.release is not None:
+            choice("release", self.release, RELEASES)
+
+    def settled(self, problem: ProblemSpec) -> Self:
+        """Fill in the release, which depends on sizes and noise (`usual_release`)."""
+        if self.release is not None:
+            return self
+        return msgspec.structs.replace(self, release=_joint_release(self, problem))
 
 
-def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one linucb-jdp curve."""
-    check_agent("linucb-jdp", problem)
-    schedule = config.batches(problem, lambda: batch_size_f_4(problem.horizon))
-    if problem.horizon == 1 and config.calibration == "published-code":
-        raise InputError('calibration "published-code" needs a horizon of 2 at least: ln 1 = 0')
-    releases = schedule.releases
+def _joint_batches(config: JointConfig, problem: ProblemSpec) -> Schedule:
+    """The rounds after which the agent releases."""
+    return config.batches(problem, lambda: batch_size_f_4(problem.horizon))
+
+
+@lru_cache(maxsize=256)
+def _joint_release(config: JointConfig, problem: ProblemSpec) -> str:
+    """The default release of a curve."""
+    schedule = _joint_batches(config, problem)
+    noise_of = partial(_joint_noise, problem=problem, schedule=schedule)
+    return usual_release(config, "agent-central", problem, schedule, noise_of)
+
+
+def _joint_noise(config: JointConfig, problem: ProblemSpec, schedule: Schedule) -> Noise:
+    """Calibrate the agent's noise for a release."""
+    assert config.release is not None
     factor = None
     if config.release == "factorised":
         factor = optimal_factor(tuple(int(n) for n in schedule.ends), problem.horizon)
     centred = centred_of(config.clipping(problem))
     mechanism = calibrate_joint_dp(
         config.budget,
-        releases,
+        schedule.releases,
         problem.horizon,
         release=config.release,
         calibration=config.calibration,
         layout=config.layout,
         covariance_ratio=config.ratio,
-        returning=config.participations(releases),
+        returning=config.participations(schedule.releases),
         factor=factor,
         centred=centred,
     )
@@ -130,8 +153,19 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     distribution = NoiseDistribution(
         std, 1, mechanism.variance_factors, public_constant=centred is not None
     )
-    noise = Noise(mechanism, distribution, std, factor=factor)
-    release = "nested" if isinstance(mechanism, NestedNoise) else config.release
+    return Noise(mechanism, distribution, std, factor=factor)
+
+
+def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one linucb-jdp curve."""
+    check_agent("linucb-jdp", problem)
+    if problem.horizon == 1 and config.calibration == "published-code":
+        raise InputError('calibration "published-code" needs a horizon of 2 at least: ln 1 = 0')
+    config = config.settled(problem)
+    schedule = _joint_batches(config, problem)
+    noise = _joint_noise(config, problem, schedule)
+    assert config.release is not None
+    release = "nested" if isinstance(noise.mechanism, NestedNoise) else config.release
     budget = config.budget
     gamma = joint_gamma(budget.epsilon, budget.delta, max(problem.horizon, 2), problem.dimension)
     return private_system(

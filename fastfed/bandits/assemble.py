@@ -52,7 +52,7 @@ from fastfed.privacy.releases.prefix_sums import (
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.account import bounds_of, centred_of, tree_batch
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
-from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol
+from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol, statistic_size
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import score_named
 
@@ -60,6 +60,12 @@ from fastfed.protocols.score import score_named
 RELEASABLE = ("silo-ldp", "central")
 #: Share of the failure probability that the coupling of bits to normals may take.
 COUPLING_SHARE = 0.01
+#: Limits of the default release: the most releases whose factor is optimised (the time grows with
+#: their cube, half a second here) and whose noises are kept (time and memory grow with their
+#: square), and the most numbers of noise that one replicate may then keep.
+MOST_OPTIMISED, MOST_KEPT, MOST_KEPT_NUMBERS = 400, 1024, 2**24
+#: Weight of noise against data in `expected_loss`, measured (docs/releases.md).
+NOISE_WEIGHT = 8.0
 
 # ---- Noise ---------------------------------------------------------------------------------------
 
@@ -117,6 +123,10 @@ class Noise:
     silo_delta: tuple[float, ...] = ()
     factor: Factor | None = None
     secure: SecureSum | None = None
+
+
+#: From a curve's keys, with a release, to its noise.
+NoiseOf = Callable[[Any], Noise]
 
 
 def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
@@ -224,6 +234,104 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
         std, noises, mechanism.variance_factors, public_constant=public
     )
     return Noise(mechanism, distribution, std, factor=factor)
+
+
+# ---- The default release -------------------------------------------------------------------------
+
+
+def usual_release(
+    config: Any, protocol: str, problem: ProblemSpec, schedule: Schedule, noise_of: NoiseOf
+) -> str:
+    """Choose the release of a curve that names none: the one that is expected to lose least.
+
+    All releases give the same guarantee; docs/releases.md has the rule and what it was measured on.
+
+    Parameters
+    ----------
+    config : Config
+        The curve's keys, with calibration, covariance_ratio and failure_probability.
+    protocol : str
+        Who adds the noise: a protocol of private-fedlinucb, or "agent-central".
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    schedule : Schedule
+        The rounds after which there is a release.
+    noise_of : callable
+        ``noise_of(config)``: the calibrated noise of the config with a release.
+
+    Returns
+    -------
+    str
+    """
+    found = _admitted(config, protocol, problem, schedule)
+    if len(found) == 1:
+        return found[0]
+
+    def lost(release: str) -> float:
+        """Expected loss of one release."""
+        noise = noise_of(msgspec.structs.replace(config, release=release))
+        alpha = config.failure_probability
+        return expected_loss(noise.distribution, problem, schedule, alpha)
+
+    return min(found, key=lost)
+
+
+def _admitted(
+    config: Any, protocol: str, problem: ProblemSpec, schedule: Schedule
+) -> tuple[str, ...]:
+    """Releases of which the default is the best, for one protocol, calibration and schedule."""
+    if config.calibration != "exact":
+        return ("tree",)
+    if protocol == "shuffle-vector":
+        flat = bool(schedule.rounds) or config.covariance_ratio is not None
+        return (FLAT,) if flat else (FLAT, "tree")
+    if share_of(config) is not None:
+        return ("factorised",) if protocol in (*RELEASABLE, "secure-sum") else ("tree",)
+    releases = schedule.releases
+    if protocol == "secure-sum":
+        return ("toeplitz",) if releases > MOST_OPTIMISED else ("factorised", "toeplitz")
+    if protocol not in (*RELEASABLE, "agent-central"):
+        return ("tree",)
+    owners = problem.silos if protocol == "silo-ldp" else 1
+    kept = owners * releases * statistic_size(problem.dimension)
+    if releases > MOST_KEPT or kept > MOST_KEPT_NUMBERS:
+        return ("buffered",)
+    return ("toeplitz",) if releases > MOST_OPTIMISED else ("factorised", "toeplitz")
+
+
+def expected_loss(
+    distribution: NoiseDistribution,
+    problem: ProblemSpec,
+    schedule: Schedule,
+    failure_probability: float,
+) -> float:
+    """Rounds of one silo that noise is expected to waste, from the first release on.
+
+    In the rounds that release k serves, a share w^2 / (1 + w^2) is lost, with w = ``NOISE_WEIGHT``
+    E_k / n_k, where E_k is the bound on the error of the noise and n_k the number of rows in the
+    release: nothing is learned where noise outweighs data, and regret falls with the square of the
+    width of confidence sets where data outweigh noise. A heuristic, which no guarantee rests on.
+
+    Parameters
+    ----------
+    distribution : NoiseDistribution
+        The noise of every release.
+    problem : ProblemSpec
+        Sizes.
+    schedule : Schedule
+        The rounds after which there is a release.
+    failure_probability : float
+        alpha of the confidence radius.
+
+    Returns
+    -------
+    float
+    """
+    ends = schedule.ends.astype(np.float64)
+    served = np.append(ends[1:], problem.horizon) - ends
+    errors = distribution.errors(problem.dimension, failure_probability / 4.0)[1:]
+    width = NOISE_WEIGHT * errors / (problem.silos * ends)
+    return float(served @ (1.0 - 1.0 / (1.0 + width * width)))
 
 
 def _secure_noise(

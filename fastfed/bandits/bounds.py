@@ -1,4 +1,4 @@
-"""Upper bounds on the group regret of federated LinUCB: zhou-chowdhury-2024.
+"""Bounds on the group regret of federated LinUCB: zhou-chowdhury-2024.
 
 The paper states orders: the constant, and for Table 1 and the corollaries logarithmic factors
 too, are hidden. Each function evaluates the expression inside O(.) with natural logarithms and
@@ -344,3 +344,73 @@ def single_agent_central(
     t, m, d = checked_sizes(horizon, silos, dimension)
     cost = privacy_cost_central_jdp(t, m, d, epsilon, delta)
     return checked_constant(constant) * (d * math.sqrt(m * t) + cost)
+
+
+# ---- Lower bounds: Appendix G.1 ------------------------------------------------------------------
+
+
+def lower_bound_central_jdp(
+    horizon: int, silos: int, epsilon: float, *, constant: float = 1.0
+) -> float:
+    """Lower bound under central joint privacy: one agent that serves all M T users.
+
+    sqrt(M T) + 1 / epsilon: that of He et al. 2022 for T users, sqrt(T) + 1 / epsilon, with M T in
+    the place of T. It holds for the shuffle model too, which implies central joint privacy.
+
+    Parameters
+    ----------
+    horizon, silos, epsilon, constant
+        As in the module's docstring.
+
+    Returns
+    -------
+    float
+        Group regret, in units of one reward. Only the growth in the arguments is proven. The price
+        of privacy is added here; in the upper bounds it is a factor 1 / sqrt(epsilon).
+
+    Raises
+    ------
+    InputError
+        For a bad value, which it names.
+
+    Notes
+    -----
+    Source: zhou-chowdhury-2024, Appendix G.1 (SDP).
+    """
+    t, m, _ = checked_sizes(horizon, silos, 1)
+    epsilon = number("epsilon", epsilon, above=0)
+    return checked_constant(constant) * (math.sqrt(m * t) + 1.0 / epsilon)
+
+
+def lower_bound_silo_ldp(
+    horizon: int, silos: int, epsilon: float, *, constant: float = 1.0
+) -> float:
+    """Lower bound under silo-level local privacy, by shuffling: that of epsilon / sqrt(M).
+
+    sqrt(M T) + sqrt(M) / epsilon, which is `lower_bound_central_jdp` at epsilon / sqrt(M). If the
+    sequences of all M T users are shuffled first, an algorithm of silo-level epsilon gives roughly
+    epsilon / sqrt(M) in the shuffle model, with the same regret.
+
+    Parameters
+    ----------
+    horizon, silos, epsilon, constant
+        As in the module's docstring.
+
+    Returns
+    -------
+    float
+        Group regret, in units of one reward. The paper sketches the argument ("can potentially be
+        established"), so the order is no theorem.
+
+    Raises
+    ------
+    InputError
+        For a bad value, which it names.
+
+    Notes
+    -----
+    Source: zhou-chowdhury-2024, Appendix G.1 (silo-level LDP), after Lowy and Razaviyayn 2021.
+    """
+    t, m, _ = checked_sizes(horizon, silos, 1)
+    epsilon = number("epsilon", epsilon, above=0)
+    return lower_bound_central_jdp(t, m, epsilon / math.sqrt(m), constant=constant)

@@ -30,11 +30,13 @@ Local LinUCB (huang-2023, Algorithm 2) runs each silo alone, with the same clipp
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Self
 
 import msgspec
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.bandits.assemble import RELEASABLE, assemble, make_noise
+from fastfed.bandits.assemble import assemble, make_noise, usual_release
 from fastfed.bandits.certify import certify
 from fastfed.bandits.own_rounds import (
     SharingConfig,
@@ -104,8 +106,8 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         cousin.
     release : {"tree", "honaker", "toeplitz", "buffered", "factorised", "flat"}, optional
         The continual release of prefix sums; "flat", for "shuffle-vector" alone: none, every batch
-        is shuffled once and the server adds them up. By default "tree" for equal batches, and for
-        others and for "secure-sum" what has the least noise: "factorised" or "flat".
+        is shuffled once and the server adds them up. By default the one that is expected to lose
+        least at the problem's sizes (`fastfed.bandits.assemble.usual_release`).
     layout : str, optional
         Variances of the symmetric covariance noise; by default the calibration's own.
     covariance_ratio : float, optional
@@ -171,9 +173,8 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         choice("protocol", self.protocol, PRIVATE_PROTOCOLS)
         choice("calibration", self.calibration, CALIBRATIONS)
         choice("relation", self.relation, RELATIONS)
-        if self.release is None:
-            msgspec.structs.force_setattr(self, "release", self._usual_release())
-        choice("release", self.release, (*RELEASES, FLAT))
+        if self.release is not None:
+            choice("release", self.release, (*RELEASES, FLAT))
         if self.layout is not None:
             choice("layout", self.layout, LAYOUTS)
         if self.covariance_ratio is not None:
@@ -206,16 +207,11 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                 "uses the noise of its own reports"
             )
 
-    def _usual_release(self) -> str:
-        """The release with the least noise where batches differ; the paper's tree elsewhere."""
-        if PROTOCOLS[self.protocol].masked:
-            return "factorised"
-        unequal = self.grows or self.release_rounds is not None or share_of(self) is not None
-        if not unequal or self.calibration != "exact":
-            return "tree"
-        if self.protocol in RELEASABLE:
-            return "factorised"
-        return FLAT if self.protocol == "shuffle-vector" else "tree"
+    def settled(self, problem: ProblemSpec) -> Self:
+        """Fill in the release, which depends on sizes and noise (`usual_release`)."""
+        if self.release is not None:
+            return self
+        return msgspec.structs.replace(self, release=_release_of(self, problem))
 
     def _check_rewards(self) -> None:
         """Raise InputError for keys that rewards alone know nothing of."""
@@ -248,7 +244,8 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
 
     def _check_protocol(self) -> None:
         """Raise InputError for a key without effect here: whoever sets it expects one."""
-        tree = PROTOCOLS[self.protocol].shuffled and self.release != FLAT
+        bits = self.protocol == "shuffle-vector" and self.release in (FLAT, None)
+        tree = PROTOCOLS[self.protocol].shuffled and not bits
         if tree and self.covariance_ratio not in (None, 1.0):
             raise InputError(
                 f'covariance_ratio belongs to release "{FLAT}" where messages are shuffled, got '
@@ -286,6 +283,14 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                 )
 
 
+@lru_cache(maxsize=256)
+def _release_of(config: PrivateConfig, problem: ProblemSpec) -> str:
+    """The default release of a curve."""
+    schedule = shared_batches(config, problem)
+    noise_of = partial(make_noise, problem=problem, schedule=schedule)
+    return usual_release(config, config.protocol, problem, schedule, noise_of)
+
+
 def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one private-fedlinucb curve.
 
@@ -305,7 +310,9 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     InputError
         If the protocol, release or calibration do not fit each other or the problem.
     """
-    release = config.release or "tree"
+    config = config.settled(problem)
+    release = config.release
+    assert release is not None
     protocol = released_as(PROTOCOLS[config.protocol], release)
     schedule = shared_batches(config, problem)
     noise = make_noise(config, problem, schedule)

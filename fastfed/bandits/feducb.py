@@ -6,6 +6,11 @@ Silos synchronise when a determinant has grown. Deviations from the paper, and w
   the batch start anew at a synchronisation, a leaf of the tree is a whole batch, and the server
   replaces its sums by the sum of the silos' prefix sums, which contain all earlier ones.
 - Proposition 2 is used as its proof has it: ln det V once, not d times.
+- The trigger's time since the last synchronisation counts the current round: it is 1 in the first
+  round after one. Line 12 of the pseudocode reads a counter that starts at 0, and divides by it.
+- The radius of silos that use their own batch at once has ln(2 M / alpha) where Proposition 2 has
+  ln(2 / alpha), with and without privacy: its proof is for one order of events, and each of M silos
+  has its own. ``calibration = "theorem"`` keeps ln(2 / alpha), which the caveats say.
 - The matrices' last entry, the sum of squared rewards, is never used, so it is never sent.
 - Features and rewards are clipped in code to what the proof bounds.
 - ``schedule = "determinant"``, the paper's, reads raw data: no finite epsilon holds for it, and the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -93,6 +93,10 @@ class Algorithm(_system.Algorithm):
         if score == UCB and chosen is not None:  # an algorithm's own
             score = getattr(chosen.function, "__name__", "its own")
         return system if score == UCB else scored(system, score, problem)
+
+    def settled(self, config: Any, problem: ProblemSpec) -> Any:
+        """Return the config with the defaults that depend on the problem's sizes filled in."""
+        return config.settled(problem) if isinstance(config, Config) else config
 
 
 def scored(system: System, score: str, problem: ProblemSpec) -> System:
@@ -200,6 +204,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             choice("regularizer", self.regularizer, self.regularizers)
         elif self.regularizer is not None:
             number("regularizer", self.regularizer, above=0.0)
+
+    def settled(self, problem: ProblemSpec) -> Self:
+        """Fill in the defaults that depend on the problem's sizes: none here.
+
+        Parameters
+        ----------
+        problem : ProblemSpec
+            Sizes, and guarantees about the data.
+
+        Returns
+        -------
+        Config
+        """
+        return self
 
     @property
     def regularizer_rule(self) -> str | float:

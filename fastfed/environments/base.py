@@ -11,7 +11,7 @@ import numpy as np
 from fastfed._kernels import environments, rng
 from fastfed._kernels import losses as loss_kernels
 from fastfed._random import INSTANCE
-from fastfed._validate import InputError, choice, integer, number
+from fastfed._validate import InputError, choice, integer, number, show
 
 # ---- Bandit environments -------------------------------------------------------------------------
 
@@ -49,6 +49,7 @@ class RewardDistribution:
 
     def __post_init__(self) -> None:
         choice("reward.kind", self.kind, list(REWARD_KINDS))
+        number("reward.std", self.std, at_least=0.0)
         if self.kind == "gaussian":
             number("reward.std", self.std, above=0.0)
 
@@ -88,6 +89,15 @@ class RewardDistribution:
     def c(self) -> tuple[int, float]:
         """Kind and std as the C code takes them."""
         return REWARD_KINDS[self.kind], self.std
+
+
+def check_reward(reward: object) -> None:
+    """Raise InputError unless the field ``reward`` of an environment is a distribution."""
+    if not isinstance(reward, RewardDistribution):
+        raise InputError(
+            'reward must be a RewardDistribution, such as RewardDistribution("gaussian", 0.5), '
+            f"got {show(reward)}"
+        )
 
 
 @dataclass(frozen=True)

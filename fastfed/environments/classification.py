@@ -96,10 +96,7 @@ def classification_pool(
     if silos is not None:
         silos = integer("silos", silos, at_least=1)
     if isinstance(data, str) and data in SHIPPED:
-        given = {"label": label, "silo": silo, "columns": columns, "ranges": ranges}
-        for name, value in given.items():
-            if value is not None:
-                raise InputError(f'{name} must be left out with data "{data}", got {show(value)}')
+        check_left_out(data, label=label, silo=silo, columns=columns, ranges=ranges)
         features, classes, usual, *told = SHIPPED[str(data)]()
         norm = usual if norm is None else norm
         owner = None
@@ -210,6 +207,13 @@ def _no_data(data: object) -> InputError:
 # ---- The environment -----------------------------------------------------------------------------
 
 
+def check_left_out(data: object, **given: object) -> None:
+    """Raise InputError for options of tables, where the data are shipped ones."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f'{name} must be left out with data "{data}", got {show(value)}')
+
+
 @dataclass(kw_only=True)
 class Classification(PoolEnvironment):
     """Classification as a bandit: a record is a user, reward 1 for its class and 0 for others.
@@ -281,8 +285,13 @@ class Classification(PoolEnvironment):
                 if getattr(self, name) is not None:
                     raise InputError(f"{name} goes with a table; arrays come by from_arrays")
             return
+        named = {name: getattr(self, name) for name in ("label", "silo", "columns", "ranges")}
         if self._shipped:
+            check_left_out(self.data, **named)
             return
+        for name in ("label", "silo"):
+            if not isinstance(named[name], str | None):
+                raise InputError(f"{name} must name a column, got {show(named[name])}")
         if not is_table(self.data):
             raise _no_data(self.data)
         several = isinstance(self.data, (list, tuple, Mapping)) or (

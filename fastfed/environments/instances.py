@@ -16,6 +16,7 @@ from fastfed.environments.base import (
     Environment,
     EnvironmentSpec,
     RewardDistribution,
+    check_reward,
     described,
 )
 from fastfed.environments.pool import SAMPLING
@@ -100,6 +101,7 @@ class HardInstance:
 
 def check_signed_rewards(reward: RewardDistribution) -> None:
     """Raise InputError for a distribution that cannot have negative means."""
+    check_reward(reward)
     if reward.kind == "bernoulli":
         raise InputError(
             'reward.kind must be "gaussian" or "none" where expected rewards may be negative, '

@@ -471,6 +471,7 @@ class Letor(PoolEnvironment):
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("scaling", self.scaling, ["column", "row"])
+        _columns(self.features)
         if not isinstance(self.path, (str, Path)) or not os.path.exists(self.path):
             raise InputError(f"path must be an existing file or folder, got {self.path!r}")
 

@@ -17,7 +17,7 @@ import numpy as np
 from fastfed._kernels import driver, environments, linalg
 from fastfed._random import permutation
 from fastfed._validate import InputError, array, choice, integer, number
-from fastfed.environments.base import EnvironmentSpec, RewardDistribution
+from fastfed.environments.base import EnvironmentSpec, RewardDistribution, check_reward
 
 # ---- The pool ------------------------------------------------------------------------------------
 
@@ -310,6 +310,7 @@ class PoolEnvironment(ABC):
 
     def __post_init__(self) -> None:
         choice("sampling", self.sampling, list(SAMPLING))
+        check_reward(self.reward)
         if self.intercept is not None:
             number("intercept", self.intercept, at_least=1.0, at_most=1e6)
 

@@ -21,6 +21,7 @@ from fastfed.environments.base import (
     MAX_ACTIONS,
     EnvironmentSpec,
     RewardDistribution,
+    check_reward,
 )
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Python:
     kind = "python"
 
     def __post_init__(self) -> None:
+        check_reward(self.reward)
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
         integer("multiplicity", self.multiplicity, at_least=1)

@@ -15,6 +15,7 @@ from fastfed.environments.base import (
     MAX_ACTIONS,
     EnvironmentSpec,
     RewardDistribution,
+    check_reward,
     described,
 )
 from fastfed.environments.pool import SAMPLING
@@ -61,6 +62,7 @@ class Sphere:
     kind = "sphere"
 
     def __post_init__(self) -> None:
+        check_reward(self.reward)
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
         boolean("basis_actions", self.basis_actions)
@@ -165,6 +167,7 @@ class Gap:
     kind = "gap"
 
     def __post_init__(self) -> None:
+        check_reward(self.reward)
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
         number("gap", self.gap, above=0.0, at_most=BEST - WIDTH)
@@ -238,6 +241,7 @@ class FixedSet:
     kind = "fixed-set"
 
     def __post_init__(self) -> None:
+        check_reward(self.reward)
         self._sphere()
 
     def _sphere(self) -> Sphere:
@@ -348,6 +352,7 @@ class Rotated:
     kind = "rotated"
 
     def __post_init__(self) -> None:
+        check_reward(self.reward)
         self._sphere()
         angle = number("rotation", self.rotation, at_least=0.0, at_most=math.pi)
         if angle and self.dimension < 3:

@@ -58,7 +58,8 @@ CURVES: dict[str, dict[str, Any]] = {
     "linucb": {"algorithm": "linucb", "radius": "published-code"},
     # The paper's tree, which its code does not play.
     "linucb-jdp": {
-        **AGENT, "algorithm": "linucb-jdp", "calibration": "exact", "regularizer": RIDGE,
+        **AGENT, "algorithm": "linucb-jdp", "calibration": "exact", "release": "tree",
+        "regularizer": RIDGE,
     },
     "linucb-ldp": {**AGENT, "algorithm": "linucb-ldp"},
     "linucb-sdp-amp": {**AGENT, "algorithm": "linucb-sdp-amp"},

@@ -306,13 +306,12 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
         check_kind(entry, problem.environment.kind, problem.facts)
         with ALGORITHMS.guard(entry.id):
             check_keys(entry, keys)
-            checked = entry.check(keys)
-            system = entry.make_checked(
-                checked, problem_spec(problem.facts, problem.silos, horizon)
-            )
+            checked, asked = entry.check(keys), problem_spec(problem.facts, problem.silos, horizon)
+            system = entry.make_checked(checked, asked)
+            settled = entry.settled(checked, asked)
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
-    return Curve(label, entry.id, complete(checked), system, problem, sizes)
+    return Curve(label, entry.id, complete(settled), system, problem, sizes)
 
 
 def size_keys(problem: Problem) -> set[str]:

@@ -641,6 +641,8 @@ def effective_std(trials: int, reach: int, tail: float) -> float:
 
 def std_of_coins(trials: int, reach: int, tail: float) -> float:
     """Compute `effective_std` for arguments that were checked before."""
+    if tail <= 0.0:  # a part of delta that underflowed: nothing is proven
+        return 0.0
     # y^2 <= n ln(1/tail) / 2, in integers: n may be far above 2^53.
     nats = math.ceil(-math.log(tail) * (1.0 + _LOG_ROUNDING) * 2**20)
     y = math.isqrt(trials * nats >> 21) + 1

@@ -257,10 +257,18 @@ def run(case: Case, name: str, trials: int, seed: int) -> AuditResult:
 
 
 _CASES = {
-    "private-fedlinucb": Case("private-fedlinucb", {"protocol": "silo-ldp"}, "goe2"),
-    "vector-sum": Case("private-fedlinucb", {"protocol": "shuffle-vector"}, "iid", silos=2),
+    "private-fedlinucb": Case(
+        "private-fedlinucb", {"protocol": "silo-ldp", "release": "tree"}, "goe2"
+    ),
+    "vector-sum": Case(
+        "private-fedlinucb", {"protocol": "shuffle-vector", "release": "tree"}, "iid", silos=2
+    ),
     "fault-quarter-of-the-bits": Case(
-        "private-fedlinucb", {"protocol": "shuffle-vector"}, "iid", silos=2, fault=4
+        "private-fedlinucb",
+        {"protocol": "shuffle-vector", "release": "tree"},
+        "iid",
+        silos=2,
+        fault=4,
     ),
     "linucb-ldp": Case("linucb-ldp", {"radius": "lemma-a2"}, "goe2"),
     "linucb-sdp-amp": Case("linucb-sdp-amp", {"radius": "lemma-a2"}, "goe2"),

@@ -86,7 +86,7 @@ def audit_restart(name: str, trials: int, seed: int) -> AuditResult:
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
-    plan = _plan("private-fedlinucb", protocol="silo-ldp", batch_size=1)
+    plan = _plan("private-fedlinucb", protocol="silo-ldp", release="tree", batch_size=1)
     direction = (_point(RECORDS[1]) - _point(RECORDS[0])) / _variances(plan.noise_std)
 
     def runs(world: int) -> np.ndarray:
@@ -156,8 +156,8 @@ def _loss(world: int) -> np.ndarray:
 
 def originals() -> dict[str, Original]:
     """Objects that must not be copied, by the name of their class."""
-    silo_plan = _plan("private-fedlinucb", protocol="silo-ldp", batch_size=1)
-    central = _plan("private-fedlinucb", protocol="central", batch_size=1)
+    silo_plan = _plan("private-fedlinucb", protocol="silo-ldp", release="tree", batch_size=1)
+    central = _plan("private-fedlinucb", protocol="central", release="tree", batch_size=1)
     shuffled = _plan("linucb-sdp-amp", batch_size=1)
     users = _plan("linucb-ldp", batch_size=1)
     robin = make_system(
@@ -347,7 +347,7 @@ def audit_score(name: str, outside: bool, trials: int, seed: int) -> AuditResult
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
-    plan = _plan("private-fedlinucb", protocol="silo-ldp", batch_size=2, lazy=True)
+    plan = _plan("private-fedlinucb", protocol="silo-ldp", release="tree", batch_size=2, lazy=True)
     offered = np.eye(DIMENSION)
 
     def runs(world: int) -> np.ndarray:

@@ -317,8 +317,10 @@ def _expert_client(name: str, records: Records) -> Channel:
 KINDS: dict[str, Callable[[str, Records], Channel]] = {
     "linucb-ldp": _message_of_user,
     "linucb-sdp-amp": _shuffled_message,
-    "linucb-jdp": _by_server("linucb-jdp", batch_size=BATCH),
-    "silo-ldp-tree": _by_silo("private-fedlinucb", protocol="silo-ldp", batch_size=BATCH),
+    "linucb-jdp": _by_server("linucb-jdp", release="tree", batch_size=BATCH),
+    "silo-ldp-tree": _by_silo(
+        "private-fedlinucb", protocol="silo-ldp", release="tree", batch_size=BATCH
+    ),
     "silo-ldp-prefix": _by_silo("private-fedlinucb", protocol="silo-ldp-prefix", batch_size=BATCH),
     "silo-ldp-toeplitz": _by_silo(
         "private-fedlinucb", protocol="silo-ldp", release="toeplitz", batch_size=BATCH
@@ -326,7 +328,9 @@ KINDS: dict[str, Callable[[str, Records], Channel]] = {
     "silo-ldp-honaker": _by_silo(
         "private-fedlinucb", protocol="silo-ldp", release="honaker", batch_size=BATCH
     ),
-    "central-tree": _by_server("private-fedlinucb", protocol="central", silos=2, batch_size=BATCH),
+    "central-tree": _by_server(
+        "private-fedlinucb", protocol="central", release="tree", silos=2, batch_size=BATCH
+    ),
     "central-toeplitz": _by_server(
         "private-fedlinucb", protocol="central", release="toeplitz", silos=2, batch_size=BATCH
     ),
