@@ -447,7 +447,8 @@ def check_sizes(
 ) -> None:
     """Refuse a plan that is too large to be derived, before anything of its size is allocated."""
     integer("system.horizon", horizon, at_least=1, at_most=2**31)
-    length = keys.get("phase_length" if algorithm == "fed-svt" else "batch_size")
+    config = _entry(algorithm).check(keys)
+    length = getattr(config, "phase_length" if algorithm == "fed-svt" else "batch_size", None)
     if isinstance(length, int) and length > 0:
         releases = max(releases, horizon // length)
     if releases > MOST_RELEASES:
@@ -520,14 +521,15 @@ def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
     """Derive a plan once for the same choices: a process loads its plan many times."""
     given = msgspec.msgpack.decode(keys)
     entry = _entry(algorithm)
-    known = resolved(algorithm, given)
+    problem = problem_of(algorithm, *sizes)
+    known = resolved(algorithm, given, problem)
     for key, value in given.items():
         if known[key] != value:
             raise InputError(
                 f"the plan file's {key} must be {show(known[key])} beside its other keys, got "
                 f"{show(value)}"
             )
-    return entry.make(given, problem_of(algorithm, *sizes)).plan
+    return entry.make(given, problem).plan
 
 
 def _entry(algorithm: str) -> Algorithm:
@@ -535,12 +537,13 @@ def _entry(algorithm: str) -> Algorithm:
     return {**ALGORITHMS, **EXPERTS}[choice("system.algorithm", algorithm, SYSTEMS)]
 
 
-def resolved(algorithm: str, keys: dict[str, Any]) -> dict[str, Any]:
+def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, Any]:
     """Every key of an algorithm as plain data, also where a default stands.
 
     A later version may have other defaults, so a plan file names all values.
     """
-    made = _CANONICAL.encode(msgspec.to_builtins(_entry(algorithm).check(keys)))
+    entry = _entry(algorithm)
+    made = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
     # As a plan file stores them: tuples become lists.
     found: dict[str, Any] = msgspec.msgpack.decode(made)
     return found
@@ -585,4 +588,4 @@ def affordable(
         if found <= asked or not math.isfinite(found):
             break
         keys = keys | {"epsilon": budget * asked / found * (1.0 - 1e-6)}
-    return resolved(algorithm, keys)
+    return resolved(algorithm, keys, problem)

@@ -40,7 +40,6 @@ from fastfed.deployment.kinds import (
     derived,
     kind_of,
     problem_of,
-    resolved,
     system_keys,
 )
 from fastfed.deployment.schema import Schema, check_schema
@@ -385,7 +384,6 @@ def document_of(tables: Mapping[str, Any]) -> Document:
     algorithm, protocol, keys = system_keys(keys)
     check_sum(federation.get("sum"), protocol, helper is not None)
     sizes = len(silos), horizon, len(schema.columns)
-    keys = resolved(algorithm, keys)
     check_sizes(algorithm, keys, *sizes[1:])
     keys = affordable(algorithm, keys, problem_of(algorithm, *sizes))
     plan = derived(algorithm, keys, *sizes)
