@@ -42,12 +42,11 @@ def kept(plan):
 
 
 @pytest.mark.parametrize("keys", RELEASES, ids=str)
-@pytest.mark.parametrize(
-    "made", [lambda p: p, copy.copy, copy.deepcopy, dataclasses.replace], ids=str
-)
-def test_no_array_of_a_plan_can_be_written(keys, made):
-    found = kept(made(plan_of(**keys)))
-    assert len(found) >= 6
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, dataclasses.replace])
+def test_no_array_of_a_plan_can_be_written(keys, copied):
+    plan = plan_of(**keys)
+    found = kept(plan) + kept(copied(plan))
+    assert len(found) >= 12
     for each in found:
         with pytest.raises(ValueError, match="read-only"):
             each += 1.0
