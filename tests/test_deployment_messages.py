@@ -192,6 +192,7 @@ def test_a_spec_in_toml_gives_the_same_plan():
     epsilon = 1.0
     delta = 1e-6
     batch_size = 5
+    release = "tree"
     [calendar]
     start = 1970-01-01T00:16:40Z
     period = 100
@@ -352,3 +353,12 @@ def test_secure_sums_need_all_silos_and_a_helper():
     del spec["helper"]
     with pytest.raises(InputError, match="needs a helper"):
         plans.compile_plan(spec)
+
+
+def test_a_receipt_that_names_every_release_fits_into_a_message():
+    reports = tuple((k, bytes(32)) for k in range(1, kinds.MOST_RELEASES + 1))
+    hub = Identity(federation.secret("hub"))
+    data = PLAN.wire.made(hub, "hub", 1, wire.Receipt(0, reports, bytes(16)))
+    assert len(data) < PLAN.wire.limits["receipt"] / 2
+    with pytest.raises(InputError, match="at most 10000 releases, got 10001"):
+        plans.compile_plan(federation.spec(batches=10_001, batch=1, system={"batch_size": 1}))

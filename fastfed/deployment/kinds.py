@@ -30,7 +30,7 @@ from fastfed.privacy.account import (
 )
 from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan, check_plan
-from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as, statistic_size
+from fastfed.protocols.protocol import statistic_size
 from fastfed.protocols.serverless import PhasePlan
 
 if TYPE_CHECKING:
@@ -205,12 +205,6 @@ def check_supported(plan: Plan) -> None:
         raise InputError(
             f'deployments run the protocols {", ".join(SUPPORTED)}, got "{protocol.id}"'
         )
-    flat = protocol.bits and protocol.flat
-    known = released_as(PROTOCOLS[protocol.id], FLAT if flat else plan.release)
-    if (known.randomizer, known.analyzer, known.noise_by, known.masked) != (
-        protocol.randomizer, protocol.analyzer, protocol.noise_by, protocol.masked,
-    ):  # fmt: skip
-        raise InputError(f'the plan\'s protocol "{protocol.id}" is not the one of that name')
     refused = {
         "a trigger": plan.trigger is not None,
         "eager selection": not plan.lazy,
