@@ -49,9 +49,10 @@ class RewardDistribution:
 
     def __post_init__(self) -> None:
         choice("reward.kind", self.kind, list(REWARD_KINDS))
-        number("reward.std", self.std, at_least=0.0)
         if self.kind == "gaussian":
             number("reward.std", self.std, above=0.0)
+        else:
+            number("reward.std", self.std, at_least=0.0)
 
     @classmethod
     def from_spec(cls, spec: Any, default: str = "bernoulli") -> RewardDistribution:
