@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import fastfed
 from fastfed import experiments
+from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
 from fastfed.simulation.experiment import TOP_KEYS, experiment_from_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,8 +63,11 @@ def test_the_blocks_of_the_feducb_page_run_in_order(capsys):
     for block in blocks("python", FEDUCB):
         exec(compile(block, "feducb.md", "exec"), scope)
     printed = capsys.readouterr().out.split()
-    assert printed == ["5.21", "0.201", "proven", "proven"]
-    assert f"give ({printed[0]}, 1e-6)" in " ".join(FEDUCB.split())
+    assert printed == ["18.89", "1.000", "84.49", "1.000", "proven", "proven"]
+    # sqrt(20) of one silo's noise; without it the person has sqrt(20) times mu.
+    assert float(printed[2]) == pytest.approx(math.sqrt(20) * float(printed[0]), rel=1e-3)
+    met = gaussian_epsilon(math.sqrt(20) * gaussian_mu(1.0, 1e-6), 1e-6)
+    assert f"give ({met:.2f}, 1e-6)" in " ".join(FEDUCB.split())
     # Dwork and others' advanced composition, as the paper prints it: twenty times (1, 1e-6).
     paper = math.sqrt(2.0 * 20 * math.log(1e6)) + 20 * (math.e - 1.0)
     assert f"proves {paper:.1f} at a delta of 2.1e-5" in " ".join(FEDUCB.split())

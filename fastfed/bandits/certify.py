@@ -141,6 +141,7 @@ def declared(
         vector_scale=getattr(mechanism, "vector_scale", 1.0),
         by_silo=by_silo,
         delta_by_silo=delta_by_silo,
+        silos_met=getattr(mechanism, "silos_met", 1),
         conditions=own,
         caveats=theory.caveats if theory is not None else (),
     )

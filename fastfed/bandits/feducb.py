@@ -84,6 +84,8 @@ from fastfed.protocols.serverless import GRAPHS, Graph, Part, PeerPlan
 
 # ---- With a server -------------------------------------------------------------------------------
 
+#: Value of ``returning`` for a user whom every silo meets.
+EVERY_SILO = "every-silo"
 SCHEDULES = ("determinant", "fixed", "private-determinant")
 COMMUNICATION = ("log-T", "M1.5", "MT")
 
@@ -122,6 +124,9 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     noise_draws : {"silo", "sum"}
         What a simulation draws: the noise of each silo, or that of their sum at once, which has the
         same distribution and takes less time.
+    returning : int or "every-silo", default 1
+        The most silos that meet one user, once each (footnote 4: one individual meets all M
+        agents). For ``calibration = "exact"`` and one budget.
     """
 
     schedule: str = "determinant"
@@ -136,6 +141,7 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     silo_epsilon: tuple[float, ...] | None = None
     silo_delta: tuple[float, ...] | None = None
     noise_draws: str = "silo"
+    returning: int | str = 1
 
     radii: ClassVar[tuple[str, ...]] = ("proposition-2", "direct")
 
@@ -183,11 +189,14 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             for key in ("epsilon", "delta", "silo_epsilon", "silo_delta"):
                 if getattr(self, key) is not None:
                     raise InputError(f"{key} has no meaning where private = false")
+            if self.returning != 1:
+                raise InputError("returning has no meaning where private = false")
             if self.radius != "proposition-2" or self.schedule == "private-determinant":
                 what = "radius" if self.radius != "proposition-2" else "schedule"
                 raise InputError(f'{what} "{getattr(self, what)}" needs private = true')
             return
         self._check_silo_budgets()
+        self._check_returning()
         for key in ("epsilon", "delta"):
             if getattr(self, key) is None and getattr(self, f"silo_{key}") is None:
                 raise InputError(f"{key} is required, or private = false")
@@ -205,6 +214,28 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
                 raise InputError('radius "direct" needs schedule "fixed" or "private-determinant"')
             if self.rho_min is not None:
                 raise InputError('rho_min belongs to radius "proposition-2", got radius "direct"')
+
+    def _check_returning(self) -> None:
+        """Raise InputError for a number of silos that cannot be, or has no account."""
+        if isinstance(self.returning, str):
+            choice("returning", self.returning, (EVERY_SILO,))
+        else:
+            integer("returning", self.returning, at_least=1)
+        if self.returning != 1 and self.calibration != "exact":
+            raise InputError(
+                f'returning needs calibration "exact", got "{self.calibration}": the rule of the '
+                "paper is for a user of one silo"
+            )
+        if self.returning != 1 and self.silo_epsilon is not None:
+            raise InputError(
+                "returning needs one budget for all silos: give epsilon, not silo_epsilon"
+            )
+
+    def silos_met(self, problem: ProblemSpec) -> int:
+        """The most silos that meet one user; InputError for more than there are."""
+        if isinstance(self.returning, str):
+            return problem.silos
+        return integer("returning", self.returning, at_least=1, at_most=problem.silos)
 
     def _check_silo_budgets(self) -> None:
         """Raise InputError for budgets of single silos that make no sense."""
@@ -256,11 +287,15 @@ def weakest(own: tuple[Privatizer, ...]) -> Privatizer:
 
 
 def privatizer(
-    config: FedUCBConfig, releases: int, own: tuple[Privatizer, ...] = ()
+    config: FedUCBConfig,
+    releases: int,
+    own: tuple[Privatizer, ...] = (),
+    silos_met: int = 1,
 ) -> Privatizer | None:
     """Calibrate the noise of one silo's tree of so many releases; None without privacy.
 
-    ``own``: each silo's, where they differ; of these the weakest.
+    ``own``: each silo's, where they differ; of these the weakest. ``silos_met``: the most silos
+    that meet one user.
     """
     if not config.private:
         return None
@@ -269,7 +304,9 @@ def privatizer(
     assert config.epsilon is not None and config.delta is not None
     rounds = releases if config.schedule == "private-determinant" else 0
     budget = Budget(config.epsilon, config.delta, config.relation)
-    return calibrate_privatizer(budget, releases, config.calibration, schedule_rounds=rounds)
+    return calibrate_privatizer(
+        budget, releases, config.calibration, schedule_rounds=rounds, silos_met=silos_met
+    )
 
 
 def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
@@ -281,7 +318,8 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
         return config.batches(problem)
     federation = Federation(problem)
     own = privatizers(config, problem, problem.horizon)
-    found = constants(config, federation, privatizer(config, problem.horizon, own), own)
+    noise = privatizer(config, problem.horizon, own, config.silos_met(problem))
+    found = constants(config, federation, noise, own)
     bar = threshold_of(config, federation, found)
     # D of "M1.5" is 0 for one silo and one round: synchronise after every round.
     if not bar:
@@ -305,7 +343,7 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     fixed = config.schedule == "fixed"
     schedule = fixed_schedule(config, problem) if fixed else Schedule(problem.horizon, 1)
     own = privatizers(config, problem, schedule.releases)
-    noise = privatizer(config, schedule.releases, own)
+    noise = privatizer(config, schedule.releases, own, config.silos_met(problem))
     clip = config.bounds(published=False)
     federation = Federation(problem)
     plan, theory = plan_and_theory(config, federation, noise, schedule, clip, own)
@@ -464,6 +502,10 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
         if self.silo_epsilon is not None:
             raise InputError(
                 "silo_epsilon needs a server: in feducb-decentralized all silos have one noise"
+            )
+        if self.returning != 1:
+            raise InputError(
+                "returning needs a server: without one a user has one round in the federation"
             )
         if self.noise_draws == "sum":
             raise InputError(

@@ -215,6 +215,7 @@ def check_supported(plan: Plan) -> None:
         # A record that comes late would move the public count from one batch to another.
         "a public intercept": plan.clip is not None and plan.clip.constant > 0.0,
         "a user of several batches": claim.max_participations != 1,
+        "a user of several silos, whose ledgers do not know of each other": claim.silos_met != 1,
         'a relation other than "replace", which covers late records': claim.budget.relation
         != "replace",
         'a unit other than "user"': claim.budget.unit != "user",

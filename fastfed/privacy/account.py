@@ -84,6 +84,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         The other terms that the certificate rests on, as they were then.
     delta_by_silo : tuple of float
         The delta beside each of ``by_silo``; empty where all silos have the budget's.
+    silos_met : int
+        The most silos that meet one user, once each, every silo with noise of its own.
     """
 
     source: str
@@ -100,6 +102,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     exact: tuple[float, ...] = ()
     terms: tuple[str, ...] = ()
     delta_by_silo: tuple[float, ...] = ()
+    silos_met: int = 1
 
     @property
     def silo_budgets(self) -> tuple[tuple[float, float], ...]:
@@ -210,6 +213,9 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     coin : float, default 1
         Probability that a user's record enters, by a coin of its own that nobody outside of its
         silo sees; 1 for every record.
+    silos_met : int, default 1
+        The most silos that meet one user, once each. Each has noise of its own, so their
+        mechanisms compose: mu grows by its square root.
 
     Notes
     -----
@@ -233,6 +239,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     factor: Factor | None = None
     centred: Centred | None = None
     coin: float = 1.0
+    silos_met: int = 1
 
     def __post_init__(self) -> None:
         """Refuse numbers that no account is about."""
@@ -259,7 +266,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         number("coin", self.coin, above=0.0, at_most=1.0)
         wanted = {
             'relation "replace"': self.budget.relation == "replace",
-            "one batch of each user": self.max_participations == 1,
+            "one batch of each user": self.max_participations == self.silos_met == 1,
             "fixed rounds of synchronisation": not self.schedule_rounds,
         }
         wrong = [text for text, holds in wanted.items() if not holds]
@@ -285,14 +292,15 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
             joint = joint_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
         else:
             joint = self.centred.joint(relation, layout, self.stds[0], covariance)
-        own = math.sqrt(self.squares) * joint
+        own = math.sqrt(self.squares * self.silos_met) * joint
         if not self.schedule_rounds:
             return own
         layout, std = recovered_layout(*self.schedule)
         if std == 0.0:
             return math.inf
         moved = joint_sensitivity(relation, layout, bias_std=math.inf) * area
-        return math.hypot(own, math.sqrt(tree_levels(self.schedule_rounds)) * moved / std)
+        nodes = tree_levels(self.schedule_rounds) * self.silos_met
+        return math.hypot(own, math.sqrt(nodes) * moved / std)
 
     def exact(self) -> float:
         """True epsilon of everything released, at the budget's delta."""
@@ -334,7 +342,8 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
             text += f" (computed; {self.remark})"
         claim = ClaimCondition(text, found <= budget.epsilon)
         coins = [SECRET_COINS] if self.coin != 1.0 else []
-        return [*participation_conditions(self.max_participations), *coins, claim]
+        trust = participation_conditions(self.max_participations, self.silos_met)
+        return [*trust, *coins, claim]
 
 
 def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:

@@ -36,7 +36,7 @@ _TINY = frozenset(("delta", "delta_by_silo", "exact"))
 _SIZES = frozenset(
     (
         *("silos", "horizon", "dimension", "experts", "gamma"),
-        *("initial", "phase_length", "max_participations", "room"),
+        *("initial", "phase_length", "max_participations", "room", "silos_met"),
     )
 )
 

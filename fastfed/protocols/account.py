@@ -130,6 +130,15 @@ def protocol_of(plan: Plan) -> Protocol:
     return known if plan.own is None else keeping_own_rounds(known)
 
 
+def _meets(plan: Plan, claim: Claim) -> bool:
+    """True if the account of a user whom several silos meet is about this plan."""
+    own = plan.protocol.noise_by == "silos" and not plan.protocol.masked
+    one = claim.max_participations == 1 and not claim.by_silo and not plan.silo_noise
+    return claim.silos_met == 1 or (
+        own and one and not plan.protocol.shuffled and claim.silos_met <= plan.silos
+    )
+
+
 def check_combination(plan: Plan) -> None:
     """Refuse a plan whose parts no builder puts together: its account would be of another one.
 
@@ -173,6 +182,9 @@ def check_combination(plan: Plan) -> None:
         ),
         "batch_size 1 and no release_rounds beside a trigger": (
             trigger is None or (plan.batch_size == 1 and not plan.release_rounds)
+        ),
+        "one silo for each user, or silos with noise of one budget that meet a user once each": (
+            plan.privacy is None or _meets(plan, plan.privacy)
         ),
         'protocol "silo-ldp-prefix" where a trigger reads noisy sums': (
             not private or protocol.id == "silo-ldp-prefix"
@@ -328,6 +340,7 @@ def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEve
         factor=plan.factor,
         centred=centred_of(plan.clip),
         coin=plan.own.coin if plan.own is not None else 1.0,
+        silos_met=claim.silos_met,
     )
 
 

@@ -569,19 +569,26 @@ class Privatizer(GaussianTree, frozen=True):
     depth(schedule_rounds) of those nodes at most as well, however the rounds fall, all of them
     before its nodes of the sums. Filled up with empty releases both numbers are fixed, so both are
     one Gaussian mechanism by adaptive composition, although the data choose the leaves.
+
+    ``silos_met`` silos meet one user, once each (dubey-pentland-2020, footnote 4).
     """
 
     schedule_std: float = 0.0
     schedule_rounds: int = 0
+    silos_met: int = 1
 
     def mu(self, relation: str | None = None) -> float:
-        """GDP parameter of all releases for one record, the schedule's sums included."""
+        """GDP parameter of all releases for one user, the schedule's sums included.
+
+        One silo's mu times sqrt(silos_met): silos have noise of their own (Dong, Roth and Su 2022,
+        Corollary 3.3; also where later silos act on what earlier ones released).
+        """
         own = GaussianTree.mu(self, relation)
-        if not self.schedule_rounds:
-            return own
-        moved = _covariance_sensitivity(named_relation(relation, self.budget))
-        nodes = tree_levels(self.schedule_rounds)
-        return math.hypot(own, math.sqrt(nodes) * moved / self.schedule_std)
+        if self.schedule_rounds:
+            moved = _covariance_sensitivity(named_relation(relation, self.budget))
+            nodes = tree_levels(self.schedule_rounds)
+            own = math.hypot(own, math.sqrt(nodes) * moved / self.schedule_std)
+        return math.sqrt(self.silos_met) * own
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -629,7 +636,12 @@ def node_noise_std(
 
 
 def calibrate_privatizer(
-    budget: Budget, releases: int, calibration: str = "exact", *, schedule_rounds: int = 0
+    budget: Budget,
+    releases: int,
+    calibration: str = "exact",
+    *,
+    schedule_rounds: int = 0,
+    silos_met: int = 1,
 ) -> Privatizer:
     """Calibrate the privatizer to a budget and n = ``releases``.
 
@@ -644,6 +656,8 @@ def calibrate_privatizer(
     schedule_rounds : int
         Rounds of a private schedule, 0 for none; it and the sums then share the budget evenly
         (mu^2 / 2 each), which no paper settles, so "exact" only.
+    silos_met : int
+        The most silos that meet one user, once each; above 1 "exact" only.
 
     Returns
     -------
@@ -655,7 +669,9 @@ def calibrate_privatizer(
         For delta = 0, for the unit "silo", and for another calibration.
     """
     choice(
-        "calibration", calibration, PRIVATIZER_CALIBRATIONS if not schedule_rounds else ("exact",)
+        "calibration",
+        calibration,
+        ("exact",) if schedule_rounds or silos_met > 1 else PRIVATIZER_CALIBRATIONS,
     )
     releases = integer("releases", releases, at_least=0)
     check_gaussian_budget(budget)
@@ -673,6 +689,9 @@ def calibrate_privatizer(
             schedule_std = (
                 math.sqrt(2.0 * nodes) * moved / gaussian_mu(budget.epsilon, budget.delta)
             )
+    # Each silo's mu is the budget's over sqrt(silos_met).
+    met = math.sqrt(integer("silos_met", silos_met, at_least=1))
+    std, schedule_std = met * std, met * schedule_std
     return Privatizer(
         releases,
         _LAYOUT,
@@ -682,6 +701,7 @@ def calibrate_privatizer(
         _PRIVATIZER_SOURCE[calibration],
         schedule_std=schedule_std,
         schedule_rounds=schedule_rounds,
+        silos_met=silos_met,
     )
 
 

@@ -130,8 +130,11 @@ def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, 
     return full * size**2 + rest**2, min(returning, released), min(returning, size)
 
 
-def participation_conditions(returning: int) -> list[Condition]:
-    """List what several batches of a user take on trust; nothing for one batch."""
+def participation_conditions(returning: int, silos_met: int = 1) -> list[Condition]:
+    """List what several batches, or silos, of a user take on trust; nothing for one of them."""
+    if silos_met > 1:
+        text = f"at most {silos_met} silos meet one user, once each (taken on trust)"
+        return [Condition(text, True)]
     if returning == 1:
         return []
     text = (
