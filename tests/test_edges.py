@@ -6,6 +6,7 @@ its edge. Each test here fails where its inequality is moved.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import ssl
 from dataclasses import replace
@@ -30,7 +31,7 @@ from fastfed._kernels import linalg
 from fastfed._sampling import ERROR, Laplaces, Normals
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.deployment.guard import BEYOND, Alarm, Cap, check_records
-from fastfed.deployment.ledger import Charge, Ledger, OverBudget, together
+from fastfed.deployment.ledger import Charge, Ledger, OverBudget, Write, chained, together
 from fastfed.deployment.shell import Dialer, listening
 from fastfed.deployment.wire import Refused
 from fastfed.environments import FixedSet, RewardDistribution
@@ -44,8 +45,10 @@ from fastfed.privacy.accounting.gdp import (
     epsilon_of_rho,
     gaussian_epsilon,
     mu_of,
+    sampled_delta,
 )
 from fastfed.privacy.mechanisms.secure_sum import _Account
+from fastfed.privacy.releases.gaussian_release import calibrate_privatizer
 from fastfed.privacy.sensitivity import Budget, joint_sensitivity, stds_of_layout
 from fastfed.protocols.account import bounds
 from fastfed.protocols.plan import NoiseStd
@@ -233,6 +236,30 @@ def test_charges_add_up_as_gaussians_do() -> None:
         wanted = 0.01 + gaussian_epsilon(0.5, delta)
         assert wanted <= one <= wanted * (1.0 + 1e-9)
     assert together([charge(1, 0.0)], 1e-6) == 0.0
+
+
+def test_the_chain_of_writes_is_what_stored_files_have() -> None:
+    """SHA-256 of the one before, and of each part after its length in 8 bytes."""
+    write = Write("kind", "key", b"value")
+    parts = (b"kind", b"key", b"value")
+    text = bytes(32) + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    assert chained(bytes(32), write) == hashlib.sha256(text).digest()
+
+
+def test_a_coin_has_an_account_in_its_range_alone() -> None:
+    """p in (0, 1] and zeta from 1/2 on, as the proof has them."""
+    assert sampled_delta(1.0, 1.0, 0.5, 1.0) == pytest.approx(delta_of(1.0, 1.0), rel=1e-9)
+    for p, zeta in ((0.0, 0.5), (1.0 + CLOSE, 0.5), (0.5, 0.5 * (1.0 - CLOSE))):
+        with pytest.raises(InputError):
+            sampled_delta(1.0, p, zeta, 1.0)
+
+
+def test_a_schedule_without_a_release_needs_no_noise() -> None:
+    """No release costs nothing, one has the noise of one node."""
+    budget = Budget(1.0, 1e-3)
+    assert calibrate_privatizer(budget, 0).noise_std == 0.0
+    one = calibrate_privatizer(budget, 1)
+    assert one.exact() == pytest.approx(1.0, rel=CLOSE) and one.exact() <= 1.0
 
 
 # ---- decisions near ties -------------------------------------------------------------------------
