@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -31,7 +32,18 @@ from fastfed._kernels import linalg
 from fastfed._sampling import ERROR, Laplaces, Normals
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.deployment.guard import BEYOND, Alarm, Cap, check_records
-from fastfed.deployment.ledger import Charge, Ledger, OverBudget, Write, chained, together
+from fastfed.deployment.ledger import (
+    Charge,
+    Conflict,
+    Ledger,
+    MemoryStore,
+    OverBudget,
+    SqliteStore,
+    Store,
+    Write,
+    chained,
+    together,
+)
 from fastfed.deployment.shell import Dialer, listening
 from fastfed.deployment.wire import Refused
 from fastfed.environments import FixedSet, RewardDistribution
@@ -246,6 +258,17 @@ def test_the_chain_of_writes_is_what_stored_files_have() -> None:
     assert chained(bytes(32), write) == hashlib.sha256(text).digest()
 
 
+@pytest.mark.parametrize("make", [MemoryStore, lambda: SqliteStore(":memory:")])
+def test_a_key_has_one_value(make: Callable[[], Store]) -> None:
+    """The same write again changes nothing, another value under its key is refused."""
+    store, write = make(), Write("kind", "key", b"1")
+    assert store.write(write) and not store.write(write)
+    with pytest.raises(Conflict, match="kind key is there with another content"):
+        store.write(Write("kind", "key", b"2"))
+    assert store.write(Write("kind", "other", b"2")) and store.write(Write("another", "key", b"2"))
+    assert [one.value for one in store.writes()] == [b"1", b"2", b"2"]
+
+
 def test_a_coin_has_an_account_in_its_range_alone() -> None:
     """p in (0, 1] and zeta from 1/2 on, as the proof has them."""
     assert sampled_delta(1.0, 1.0, 0.5, 1.0) == pytest.approx(delta_of(1.0, 1.0), rel=1e-9)
@@ -411,6 +434,29 @@ def test_an_alarm_is_beyond_its_threshold() -> None:
     numbers = 2 * plan.dimension
     wanted = numbers + 2.0 * math.sqrt(numbers * t) + 2.0 * t
     assert alarm.threshold == pytest.approx(wanted, rel=CLOSE)
+
+
+def test_an_alarm_weighs_each_side_by_its_own_noise() -> None:
+    """Of two sides of rows and noises of their own, the least squares, by normal equations."""
+    plan, draw = _private("silo-ldp", clip=True).make().plan, np.random.default_rng(1)
+    d, std = plan.dimension, plan.noise_std
+    sums = {i: draw.normal(size=plan.statistic_size) for i in range(plan.silos)}
+    hidden = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
+    noise = std.bias**2 + hidden
+    for fit in Alarm(plan).fits(1, {1: sums}):
+        rest = sum(v for i, v in sums.items() if i != fit.silo)
+        left, right, whole = np.zeros((d, d)), np.zeros(d), 0.0
+        for values, silos in ((sums[fit.silo], 1), (rest, plan.silos - 1)):
+            gram = np.zeros((d, d))
+            gram[np.tril_indices(d)] = values[d:]
+            gram += np.tril(gram, -1).T
+            # Clipped rewards are in [0, 1]: a variance proxy of 1/4 for each of the batch's rows.
+            variance = silos * (plan.end(1) * 0.25 + noise)
+            left += gram.T @ gram / variance
+            right += gram.T @ values[:d] / variance
+            whole += values[:d] @ values[:d] / variance
+        wanted = whole - right @ np.linalg.solve(left, right)
+        assert fit.score == pytest.approx(wanted, rel=CLOSE)
 
 
 # ---- screening -----------------------------------------------------------------------------------
