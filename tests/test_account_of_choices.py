@@ -19,7 +19,7 @@ from test_account import CASES, Case, _private, everywhere, parties
 
 import fastfed
 from fastfed._validate import InputError
-from fastfed.privacy.account import accounted, event_epsilon, sealed, verify
+from fastfed.privacy.account import accounted, event_epsilon, sealed, terms, verify
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.mechanisms.reward_release import RewardRelease
 from fastfed.privacy.numbers import MOST, check_numbers
@@ -431,6 +431,16 @@ def test_a_packages_own_protocol_is_batches_of_silos_and_nothing_else() -> None:
     ):  # fmt: skip
         with pytest.raises(InputError, match="as it is registered"):
             again(replace(plan, protocol=replace(own, **fields)))
+
+
+def test_terms_name_what_the_plan_has() -> None:
+    """A certificate's terms are words of the plan that runs, not of another one."""
+    plan = CASES["silo-ldp published"].make().plan
+    raw = replace(plan, lazy=False, clip=None, trigger=Trigger(DETERMINANT, 1.0), batch_size=1)
+    noisy = CASES["feducb private-determinant"].make().plan
+    assert terms(plan)[3:] == ("actions from released statistics", "fixed rounds", "clipping")
+    assert terms(raw)[3:] == ("actions from raw data", "rounds by raw data", "no clipping")
+    assert terms(noisy)[4] == "rounds by noisy sums"
 
 
 # ---- intervals -----------------------------------------------------------------------------------

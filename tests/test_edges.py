@@ -6,8 +6,10 @@ its edge. Each test here fails where its inequality is moved.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -30,7 +32,18 @@ from fastfed._kernels import linalg
 from fastfed._sampling import ERROR, Laplaces, Normals
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.deployment.guard import BEYOND, Alarm, Cap, check_records
-from fastfed.deployment.ledger import Charge, Ledger, OverBudget, together
+from fastfed.deployment.ledger import (
+    Charge,
+    Conflict,
+    Ledger,
+    MemoryStore,
+    OverBudget,
+    SqliteStore,
+    Store,
+    Write,
+    chained,
+    together,
+)
 from fastfed.deployment.shell import Dialer, listening
 from fastfed.deployment.wire import Refused
 from fastfed.environments import FixedSet, RewardDistribution
@@ -44,8 +57,10 @@ from fastfed.privacy.accounting.gdp import (
     epsilon_of_rho,
     gaussian_epsilon,
     mu_of,
+    sampled_delta,
 )
 from fastfed.privacy.mechanisms.secure_sum import _Account
+from fastfed.privacy.releases.gaussian_release import calibrate_privatizer
 from fastfed.privacy.sensitivity import Budget, joint_sensitivity, stds_of_layout
 from fastfed.protocols.account import bounds
 from fastfed.protocols.plan import NoiseStd
@@ -235,6 +250,41 @@ def test_charges_add_up_as_gaussians_do() -> None:
     assert together([charge(1, 0.0)], 1e-6) == 0.0
 
 
+def test_the_chain_of_writes_is_what_stored_files_have() -> None:
+    """SHA-256 of the one before, and of each part after its length in 8 bytes."""
+    write = Write("kind", "key", b"value")
+    parts = (b"kind", b"key", b"value")
+    text = bytes(32) + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    assert chained(bytes(32), write) == hashlib.sha256(text).digest()
+
+
+@pytest.mark.parametrize("make", [MemoryStore, lambda: SqliteStore(":memory:")])
+def test_a_key_has_one_value(make: Callable[[], Store]) -> None:
+    """The same write again changes nothing, another value under its key is refused."""
+    store, write = make(), Write("kind", "key", b"1")
+    assert store.write(write) and not store.write(write)
+    with pytest.raises(Conflict, match="kind key is there with another content"):
+        store.write(Write("kind", "key", b"2"))
+    assert store.write(Write("kind", "other", b"2")) and store.write(Write("another", "key", b"2"))
+    assert [one.value for one in store.writes()] == [b"1", b"2", b"2"]
+
+
+def test_a_coin_has_an_account_in_its_range_alone() -> None:
+    """p in (0, 1] and zeta from 1/2 on, as the proof has them."""
+    assert sampled_delta(1.0, 1.0, 0.5, 1.0) == pytest.approx(delta_of(1.0, 1.0), rel=1e-9)
+    for p, zeta in ((0.0, 0.5), (1.0 + CLOSE, 0.5), (0.5, 0.5 * (1.0 - CLOSE))):
+        with pytest.raises(InputError):
+            sampled_delta(1.0, p, zeta, 1.0)
+
+
+def test_a_schedule_without_a_release_needs_no_noise() -> None:
+    """No release costs nothing, one has the noise of one node."""
+    budget = Budget(1.0, 1e-3)
+    assert calibrate_privatizer(budget, 0).noise_std == 0.0
+    one = calibrate_privatizer(budget, 1)
+    assert one.exact() == pytest.approx(1.0, rel=CLOSE) and one.exact() <= 1.0
+
+
 # ---- decisions near ties -------------------------------------------------------------------------
 
 
@@ -384,6 +434,29 @@ def test_an_alarm_is_beyond_its_threshold() -> None:
     numbers = 2 * plan.dimension
     wanted = numbers + 2.0 * math.sqrt(numbers * t) + 2.0 * t
     assert alarm.threshold == pytest.approx(wanted, rel=CLOSE)
+
+
+def test_an_alarm_weighs_each_side_by_its_own_noise() -> None:
+    """Of two sides of rows and noises of their own, the least squares, by normal equations."""
+    plan, draw = _private("silo-ldp", clip=True).make().plan, np.random.default_rng(1)
+    d, std = plan.dimension, plan.noise_std
+    sums = {i: draw.normal(size=plan.statistic_size) for i in range(plan.silos)}
+    hidden = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
+    noise = std.bias**2 + hidden
+    for fit in Alarm(plan).fits(1, {1: sums}):
+        rest = sum(v for i, v in sums.items() if i != fit.silo)
+        left, right, whole = np.zeros((d, d)), np.zeros(d), 0.0
+        for values, silos in ((sums[fit.silo], 1), (rest, plan.silos - 1)):
+            gram = np.zeros((d, d))
+            gram[np.tril_indices(d)] = values[d:]
+            gram += np.tril(gram, -1).T
+            # Clipped rewards are in [0, 1]: a variance proxy of 1/4 for each of the batch's rows.
+            variance = silos * (plan.end(1) * 0.25 + noise)
+            left += gram.T @ gram / variance
+            right += gram.T @ values[:d] / variance
+            whole += values[:d] @ values[:d] / variance
+        wanted = whole - right @ np.linalg.solve(left, right)
+        assert fit.score == pytest.approx(wanted, rel=CLOSE)
 
 
 # ---- screening -----------------------------------------------------------------------------------

@@ -572,8 +572,9 @@ def verify(plan: Any) -> None:
     A plan without a claim says nothing, and there is nothing to verify. Of a plan in parts each
     part is verified. Raises InputError.
     """
-    for part in getattr(plan, "parts", ()):
-        verify(part.plan)
+    # Parts of one size share one plan.
+    for one in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():
+        verify(one)
     claim = getattr(plan, "privacy", None)
     if claim is None:
         return
