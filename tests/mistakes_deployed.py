@@ -92,7 +92,8 @@ def call(*arguments: object, files: dict[str, bytes] | None = None) -> Make:
 def flipped(folder: Path) -> None:
     path = folder / "agreed.plan"
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    # The exponent of a number of the plan; its last bits may differ by linear algebra.
+    content[content.index(b"noise_std.bias") + len("noise_std.bias") + 1] ^= 1
     path.write_bytes(bytes(content))
     command("deploy", "join", "north", "agreed.plan", "--epsilon", 1, "--delta", "1e-6")
 

@@ -450,8 +450,10 @@ def test_an_alarm_weighs_each_side_by_its_own_noise() -> None:
             gram = np.zeros((d, d))
             gram[np.tril_indices(d)] = values[d:]
             gram += np.tril(gram, -1).T
-            # Clipped rewards are in [0, 1]: a variance proxy of 1/4 for each of the batch's rows.
-            variance = silos * (plan.end(1) * 0.25 + noise)
+            # Clipped rewards are in [0, 1]: a variance proxy of 1/4 for each of the batch's rows,
+            # or of as many as the trace shows, where more people came.
+            seen = np.trace(gram) + 8.0 * math.sqrt(d * silos) * std.diagonal
+            variance = 0.25 * max(silos * plan.end(1), seen) + silos * noise
             left += gram.T @ gram / variance
             right += gram.T @ values[:d] / variance
             whole += values[:d] @ values[:d] / variance

@@ -448,7 +448,7 @@ def test_a_given_unit_is_taken() -> None:
         ({"silos": 0}, "silos must be an integer >= 1"),
         ({"colluders": 3}, "colluders must be an integer >= 0 and <= 2"),
         ({"unit": 0.3}, "unit must be a power of two"),
-        ({"unit": 0.0}, "unit must be > 0"),
+        ({"unit": 0.0}, "unit must be >= 1e-100"),
         ({"feature_bound": 0.0}, "feature_bound must be > 0"),
         ({"max_participations": 0}, "max_participations must be an integer >= 1"),
         ({"points": 2**60}, "must leave 63 bits"),

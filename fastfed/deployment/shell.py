@@ -160,6 +160,7 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
     """
     with _pem(ca, cert, key):
         context = ssl.create_default_context(cafile=ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         if cert is not None:
             context.load_cert_chain(cert, key)
     return context
@@ -318,7 +319,6 @@ class Dialer:
         self._context = None
         if parts.scheme == "https":
             self._context = client_context(ca, cert, key)
-            self._context.minimum_version = ssl.TLSVersion.TLSv1_3
 
     def round(self) -> str:
         """Tick once and carry everything; returns what went wrong, empty if nothing did."""
