@@ -531,6 +531,14 @@ def _optimal(ends: tuple[int, ...], horizon: int) -> Factor:
 
 def factor_for(weights: np.ndarray) -> Factor:
     """Factor with the least sum_k weights_k ||B_k||^2, for weights (K,) > 0."""
+    from threadpoolctl import threadpool_limits
+
+    # Several threads gain nothing at these sizes, and take many times as long on a busy machine.
+    with threadpool_limits(1, "blas"):
+        return _factor_for(weights)
+
+
+def _factor_for(weights: np.ndarray) -> Factor:
     from scipy.linalg import solve_triangular
 
     size = len(weights)
