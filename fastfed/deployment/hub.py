@@ -8,6 +8,7 @@ makes the same of it when it is started again. Reading the log redoes every sum.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.progress import waiting
 from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by
 from fastfed.deployment.sums import TO_HUB, share_context, shuffled
 from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, check_entries, packed
@@ -547,8 +549,39 @@ class Hub(Speaker):
             return untold
         return [i for i in present if (release, i) not in self.reports]
 
-    def status(self) -> dict[str, object]:
-        """What the hub waits for, as plain data without values."""
+    def waits(self, now: float) -> dict[str, object]:
+        """What the hub waits for now, since when and whose turn it is, see `progress.WAITS`."""
+        release, document = len(self.broadcasts) + 1, self.deployed.document
+        names, helper = self.deployed.silos, document.helper
+        if self.ended or release > self.plan.releases:
+            return waiting("hub", "ended" if self.ended else "over", 0, None)
+        close = float(document.calendar.closes[release - 1])
+        since = close if self._started is None else max(close, self._started)
+
+        def state(name: str, who: Iterable[str] = ()) -> dict[str, object]:
+            return waiting("hub", name, release, since, who)
+
+        missing, known = self._missing(release), (*self._past, *self._opened_sets)
+        if now < close and release not in self.sets and not any(k >= release for k in known):
+            return waiting("hub", "open", release, None)
+        if helper is not None and (self._opened is None or release in self.sets):
+            # Nothing is opened before it is heard, and no sum is known before it has answered.
+            return state("helper", [helper.name])
+        if release in known:
+            return state("reports-again", [names[i] for i in missing])
+        if known:
+            return state("broadcast-again", names)
+        if not self._settled(now):
+            active = [i for i in range(len(names)) if i not in self.left]
+            return state("unheard", [names[i] for i in active if i not in self._heard])
+        told = [(release, i) in self.sessions for i in range(len(names))]
+        if self.deployed.masked and not all(told):
+            return state("sessions", [names[i] for i in missing])
+        over = now >= close + document.calendar.grace
+        return state("too-few" if over else "reports", [names[i] for i in missing])
+
+    def status(self, now: float | None = None) -> dict[str, object]:
+        """What the hub has and waits for, as plain data without values; now: for ``waits``."""
         release = len(self.broadcasts) + 1
         waits = release <= self.plan.releases and not self.ended
         names = self.deployed.silos
@@ -562,6 +595,7 @@ class Hub(Speaker):
             "waiting_for": [names[i] for i in self._missing(release)] if waits else [],
             "alarms": list(self.alarms),
             "ended": self.ended,
+            **({} if now is None else {"waits": self.waits(now)}),
             **self._guarded(),
             **self._extends,
         }

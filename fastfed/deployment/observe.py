@@ -34,10 +34,16 @@ def hub_numbers(hub: Hub, now: float) -> dict[str, float]:
         "releases_total": status["releases"],
         "released": status["released"],
         "silos_waited_for": len(status["waiting_for"]) if due else 0,
+        "waiting_seconds": waiting_seconds(hub.waits(now), now),
         "alarms": len(status["alarms"]),
         "ended": int(bool(status["ended"])),
         "capped_reports": sum(len(found) for found in status.get("capped", {}).values()),
     }
+
+
+def waiting_seconds(waits: dict[str, Any], now: float) -> float:
+    """How long a party has waited for something that is due; 0 where nothing is."""
+    return 0.0 if waits["since"] is None else max(0.0, now - waits["since"])
 
 
 def silo_numbers(silo: SiloProcess) -> dict[str, float]:
@@ -48,6 +54,7 @@ def silo_numbers(silo: SiloProcess) -> dict[str, float]:
         "releases_total": party.plan.releases,
         "released": party.model.release,
         "releases_waited_for": max(0, party.done - party.model.release),
+        "waiting_seconds": waiting_seconds(party.waits(silo.clock()), silo.clock()),
         "reports_sealed": len(party.sealed),
         "releases_without": len(party.without),
         "reports_lost": len(party.lost),
@@ -73,6 +80,7 @@ HELP = {
     "releases_total": "Releases of the plan.",
     "released": "The last release: made by the hub, or acted on by the silo.",
     "silos_waited_for": "Silos whose report of a release that has closed has not come.",
+    "waiting_seconds": "How long the party has waited for what is due; /status names it.",
     "alarms": "Contradictions, and silos that do not fit the others; any is too many.",
     "ended": "1 if the plan has ended.",
     "capped_reports": "Reports that were held to the influence of one silo.",
@@ -198,7 +206,9 @@ class JsonLog:
     def look(self, process: Process) -> None:
         """Write what has changed since the last look: releases, reports, and whether it stopped."""
         party: Any = process.party
+        waits = party.waits(process.clock())
         now: dict[str, Any] = {"stopped": bool(getattr(party, "stopped", ""))}
+        now["waits"] = "" if waits["since"] is None else " ".join((waits["state"], *waits["who"]))
         if isinstance(process, SiloProcess):
             now |= {"sealed": max(party.sealed, default=0), "released": party.model.release}
             now["lost"] = len(party.lost)

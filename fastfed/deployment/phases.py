@@ -229,10 +229,10 @@ class PhaseSilo(SiloParty):
         if write.kind == "ended" and not self.model.release and self.ended[write.key].leaf:
             self.model.learned(self._leaves.sum(axis=0), self.model.round + 1)
 
-    def status(self) -> dict[str, object]:
+    def status(self, now: float | None = None) -> dict[str, object]:
         """As `SiloParty.status`; before the first model comes there is no theta but that of the
         silo's own records, which is not shown."""
-        return super().status() | ({} if self.model.has_model else {"theta": None})
+        return super().status(now) | ({} if self.model.has_model else {"theta": None})
 
     def report(self, release: int) -> bytes:
         """The estimate of a phase: the same bytes for the same records."""

@@ -79,7 +79,7 @@ class HubApp:
         text = b"text/plain; charset=utf-8"
         where = scope["method"], scope["path"]
         if where == ("GET", "/status"):
-            return 200, b"application/json", json.dumps(self._hub.status()).encode()
+            return 200, b"application/json", json.dumps(self.status()).encode()
         if where == ("GET", "/metrics"):
             return 200, text, self.metrics().encode()
         if where != ("POST", PATH):
@@ -120,6 +120,10 @@ class HubApp:
         sender = self._hub.wire.read(data).sender
         mine = [message.data for message in messages if message.to == sender]
         return 200, b"application/msgpack", msgspec.msgpack.encode(mine)
+
+    def status(self) -> dict[str, Any]:
+        """What the hub has and waits for."""
+        return self._hub.status(self.process.clock())
 
     def metrics(self) -> str:
         """Numbers for Prometheus, none of them of a record."""
@@ -445,7 +449,7 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
         silo.recover()
     elif path == "/leave":
         silo.leave()
-    return silo.party.status()
+    return silo.party.status(silo.clock())
 
 
 class Application(ThreadingMixIn, UnixStreamServer):

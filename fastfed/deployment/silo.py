@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unicodedata import normalize
 
@@ -26,6 +26,7 @@ from fastfed.deployment.ledger import Charge, Ledger, Write
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.progress import waiting
 from fastfed.deployment.schema import private_number
 from fastfed.deployment.seal import (
     KEY,
@@ -333,8 +334,39 @@ class SiloParty(Speaker):
         self.clipped_rewards += beyond
         return self._points.point(x, y)
 
-    def status(self) -> dict[str, object]:
-        """What the silo does, as plain data without values of records."""
+    def waits(self, now: float) -> dict[str, object]:
+        """What the silo waits for now and since when, see `progress.WAITS`."""
+        closes, release = self.deployed.document.calendar.closes, self.model.release + 1
+        hub = self.deployed.document.hub.name
+
+        def state(name: str, leaf: int, who: Sequence[str] = ()) -> dict[str, object]:
+            since = float(closes[leaf - 1]) if 1 <= leaf <= len(closes) else None
+            return waiting("silo", name, leaf, since, who)
+
+        if self.stopped:
+            return state("stopped", 0)
+        if release > self.plan.releases:
+            return state("over", 0)
+        if self.lost:
+            return state("recover", min(self.lost))
+        if not self._answered:
+            return state("hub", 0, [hub])
+        leaf, closed = self.done + 1, self.deployed.document.calendar.closed(now)
+        if leaf <= closed:
+            if self.sessions.missing(leaf):
+                return state("sessions", leaf, [hub])
+            if leaf > self.model.release and not self._affords(leaf):
+                return state("ceiling", leaf)
+        if release <= closed:
+            return state("release", release, [hub])
+        return waiting("silo", "open", release, None)
+
+    def _affords(self, release: int) -> bool:
+        """True if the ledger has room for a release, or has it already."""
+        return all(map(self.ledger.allows, self._charge(release)))
+
+    def status(self, now: float | None = None) -> dict[str, object]:
+        """What the silo does, as plain data without values of records; now: for ``waits``."""
         return {
             "plan": self.deployed.digest.hex(),
             "silo": self.name,
@@ -345,6 +377,7 @@ class SiloParty(Speaker):
             "open_decisions": len(self.decisions) - len(self.ended),
             "lost": sorted(self.lost),
             "stopped": self.stopped,
+            **({} if now is None else {"waits": self.waits(now)}),
             "theta": self.model.theta.tolist(),
             **self._extends,
         }

@@ -26,6 +26,7 @@ from fastfed.deployment import wire
 from fastfed.deployment.ledger import Write
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.progress import waiting
 from fastfed.deployment.seal import (
     KEY,
     Identity,
@@ -214,6 +215,16 @@ class Helper(Speaker):
         self.sets: dict[int, tuple[wire.Entry, ...]] = {}
         self.alarms: list[str] = []
         self._nonce = bytes(16)
+
+    def waits(self, now: float) -> dict[str, object]:
+        """What the helper waits for now, see `progress.WAITS`."""
+        release, hub = len(self.answers) + 1, self.deployed.document.hub.name
+        if self.alarms:
+            return waiting("helper", "alarm", 0, None)
+        if release > self.plan.releases:
+            return waiting("helper", "over", 0, None)
+        since = float(self.deployed.document.calendar.closes[release - 1])
+        return waiting("helper", "set", release, since if now >= since else None, [hub])
 
     def tick(self, now: float) -> Step:
         """Ask the hub whether a set waits."""

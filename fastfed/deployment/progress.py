@@ -1,0 +1,121 @@
+"""What each party waits for: since when, who can end it, and how.
+
+A plan that makes no progress says so in `status`. `WAITS` is the whole table, which
+docs/deployment.md shows and whose every row a test reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+
+class Wait(NamedTuple):
+    """One row of the table: what a party waits for, and what a person can do to end it."""
+
+    what: str
+    do: str
+
+
+#: By party and state.
+WAITS: dict[str, dict[str, Wait]] = {
+    "hub": {
+        "over": Wait("nothing: all releases are out", "make a plan that continues this one"),
+        "ended": Wait("nothing: the plan has ended", "make a new plan; `ended` says why"),
+        "open": Wait("the end of the release's period", "nothing is due"),
+        "unheard": Wait(
+            "silos that it has not heard from since it was started, so that it opens no second set",
+            "start the silos, or wait until the grace period after the first of them is over",
+        ),
+        "sessions": Wait(
+            "the sessions of silos, without which no masks cancel",
+            "start these silos; if one is gone for good, make a new plan",
+        ),
+        "reports": Wait(
+            "the reports of silos, until the grace period is over",
+            "start these silos; after the grace period the release is opened without them",
+        ),
+        "too-few": Wait(
+            "the reports of more silos: fewer than `least` have reported",
+            "start these silos; if too many are gone for good, make a new plan",
+        ),
+        "reports-again": Wait(
+            "the reports of a set that it opened before its log was restored",
+            "start these silos; if one has given its report up, make a new plan",
+        ),
+        "broadcast-again": Wait(
+            "a broadcast that it made before its log was restored",
+            "start the silos that have it; if nobody has it, make a new plan",
+        ),
+        "helper": Wait(
+            "the helper, which has not answered",
+            "start the helper; if its secret is lost, make a new plan",
+        ),
+    },
+    "silo": {
+        "over": Wait("nothing: all releases are out", "join a plan that continues this one"),
+        "stopped": Wait(
+            "nothing: it sends nothing any more and acts on its last model",
+            "`stopped` says why; talk to the other parties",
+        ),
+        "hub": Wait(
+            "the hub's first answer since it was started",
+            "start the hub, or check its address, its certificate and the network",
+        ),
+        "recover": Wait(
+            "a person: the hub has reports that this silo's state does not know",
+            "restore the newest state, or run `fastfed deploy recover`",
+        ),
+        "sessions": Wait(
+            "the sessions of all silos, which the hub sends",
+            "look at the hub's status: a silo is missing there",
+        ),
+        "ceiling": Wait(
+            "room under the ceiling of its ledger",
+            "ask the privacy officer for a larger ceiling (`join --epsilon`), or leave",
+        ),
+        "release": Wait(
+            "the next release, which the hub opens",
+            "look at the hub's status: it says whom it waits for",
+        ),
+        "open": Wait("the end of the period", "nothing is due"),
+    },
+    "helper": {
+        "over": Wait("nothing: all sets are open", "nothing"),
+        "set": Wait(
+            "the hub's next set of reports",
+            "look at the hub's status: it says whom it waits for",
+        ),
+        "alarm": Wait(
+            "nothing: it was asked for two sets of one release",
+            "stop, keep all folders, and talk to the other parties",
+        ),
+    },
+}
+
+
+def waiting(
+    party: str, state: str, release: int, since: float | None, who: Iterable[str] = ()
+) -> dict[str, Any]:
+    """One state as plain data.
+
+    Parameters
+    ----------
+    party, state : str
+        Keys of `WAITS`.
+    release : int
+        The release that is next; 0 for none.
+    since : float or None
+        Seconds since 1970; None if it is not known.
+    who : iterable of str
+        The parties that are waited for.
+    """
+    row = WAITS[party][state]
+    return {
+        "state": state,
+        "for": row.what,
+        "release": release,
+        "since": since,
+        "who": list(who),
+        "do": row.do,
+    }

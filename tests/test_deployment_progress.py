@@ -1,0 +1,222 @@
+"""What every party waits for: each row of the table is reached, and the page shows them all."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+from federation import ROWS, deployed, period, served
+
+from fastfed.deployment import wire
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Ledger, MemoryStore
+from fastfed.deployment.party import Process
+from fastfed.deployment.progress import WAITS
+from fastfed.deployment.sums import Helper
+
+PAGE = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text(encoding="utf-8")
+
+
+def running(protocol="silo-ldp", **keys):
+    made = federation.Federation(deployed(protocol, **keys))
+    made.settle()
+    return made
+
+
+def says(made, name):
+    """The state of a party, and whom it waits for."""
+    found = made.processes[name].party.waits(made.now)
+    kind = name if name in ("hub", "helper") else "silo"
+    row = WAITS[kind][found["state"]]
+    assert (found["for"], found["do"]) == (row.what, row.do)
+    if hasattr(made.processes[name].party, "status"):
+        assert made.processes[name].party.status(made.now)["waits"] == found
+    return found["state"], found["who"]
+
+
+def put_back(made, name, writes):
+    kind = Hub if name == "hub" else Helper
+    party = kind(made.plan, federation.secret(name))
+    made.add(Process(party, MemoryStore(writes), None, lambda: made.now))
+
+
+def hub_of_open_period(made):
+    made.now = federation.START + 10.0
+
+
+def hub_over(made):
+    for release in range(1, 5):
+        period(made, release)
+
+
+def hub_ended(made):
+    made.processes["silo0"].leave()
+    made.processes["silo1"].leave()
+    served(made, 1, ["silo2"])
+    made.settle()
+
+
+def hub_without_a_silo(made):
+    made.processes.pop("silo2")
+    served(made, 1, ["silo0", "silo1"])
+    made.settle()
+
+
+def hub_after_grace(made):
+    made.processes.pop("silo1")
+    hub_without_a_silo_of_two(made)
+    made.now += federation.GRACE
+    made.settle()
+
+
+def hub_without_a_silo_of_two(made):
+    made.processes.pop("silo2")
+    served(made, 1, ["silo0"])
+    made.settle()
+
+
+def hub_just_started(made):
+    away = [made.processes.pop(name) for name in ("silo1", "silo2")]
+    served(made, 1, ["silo0"])
+    put_back(made, "hub", list(made.processes["hub"].store.writes()))
+    made.settle()
+    assert away
+
+
+def hub_restored(made):
+    """To before a release that silos have; one of its silos is away."""
+    backup = list(made.processes["hub"].store.writes())
+    period(made, 1)
+    made.processes.pop("silo2")
+    put_back(made, "hub", backup)
+    made.settle()
+
+
+def hub_restored_by_two(made):
+    backup = list(made.processes["hub"].store.writes())
+    for release in (1, 2):
+        period(made, release)
+    put_back(made, "hub", backup)
+    # The second broadcast comes back, and not the first.
+    second = made.processes["silo0"].party.broadcasts[2]
+    made.processes["hub"].handle(second)
+
+
+def without_helper(made):
+    made.processes.pop("helper")
+    served(made, 1)
+    made.settle()
+
+
+HUB = [
+    ("open", "silo-ldp", hub_of_open_period, []),
+    ("over", "silo-ldp", hub_over, []),
+    ("ended", "silo-ldp", hub_ended, []),
+    ("reports", "silo-ldp", hub_without_a_silo, ["silo2"]),
+    ("too-few", "silo-ldp", hub_after_grace, ["silo1", "silo2"]),
+    ("unheard", "silo-ldp", hub_just_started, ["silo1", "silo2"]),
+    ("reports-again", "silo-ldp", hub_restored, ["silo2"]),
+    ("broadcast-again", "silo-ldp", hub_restored_by_two, ["silo0", "silo1", "silo2"]),
+    ("sessions", federation.MASKS, hub_without_a_silo, ["silo2"]),
+    ("helper", "secure-sum", without_helper, ["helper"]),
+]
+
+
+@pytest.mark.parametrize(("state", "protocol", "led", "who"), HUB, ids=[h[0] for h in HUB])
+def test_every_state_of_the_hub_is_reached(state, protocol, led, who):
+    made = running(protocol)
+    led(made)
+    assert says(made, "hub") == (state, who)
+    since = made.processes["hub"].party.waits(made.now)["since"]
+    assert since is None or since <= made.now
+
+
+def silo_over(made):
+    hub_over(made)
+
+
+def silo_stopped(made):
+    made.processes["silo0"].leave()
+    made.settle()
+
+
+def silo_without_hub(made):
+    silo = made.processes["silo0"].party
+    silo._answered = False
+
+
+def silo_lost(made):
+    made.now = federation.START + 100.0
+    silo = made.processes["silo0"]
+    receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)
+    hub = federation.Identity(federation.secret("hub"))
+    silo.handle(made.plan.wire.made(hub, "hub", 0, receipt))
+
+
+def silo_ceiling(made):
+    silo, ledger = made.processes["silo0"], Ledger(":memory:")
+    ledger.set_ceiling("records", 1e-3, 1e-6)
+    silo.ledger = silo.party.ledger = ledger
+    served(made, 1)
+    made.settle()
+
+
+def silo_after_its_report(made):
+    made.processes.pop("silo1")
+    made.processes.pop("silo2")
+    served(made, 1, ["silo0"])
+    made.settle()
+
+
+SILO = [
+    ("open", "silo-ldp", hub_of_open_period, []),
+    ("over", "silo-ldp", silo_over, []),
+    ("stopped", "silo-ldp", silo_stopped, []),
+    ("hub", "silo-ldp", silo_without_hub, ["hub"]),
+    ("recover", "silo-ldp", silo_lost, []),
+    ("sessions", federation.MASKS, hub_without_a_silo, ["hub"]),
+    ("ceiling", "silo-ldp", silo_ceiling, []),
+    ("release", "silo-ldp", silo_after_its_report, ["hub"]),
+]
+
+
+@pytest.mark.parametrize(("state", "protocol", "led", "who"), SILO, ids=[s[0] for s in SILO])
+def test_every_state_of_a_silo_is_reached(state, protocol, led, who):
+    made = running(protocol)
+    led(made)
+    assert says(made, "silo0") == (state, who)
+
+
+def test_every_state_of_the_helper_is_reached():
+    made = running("secure-sum")
+    assert says(made, "helper") == ("set", ["hub"])
+    hub_over(made)
+    assert says(made, "helper") == ("over", [])
+    made.processes["helper"].party.alarms.append("two sets")
+    assert says(made, "helper") == ("alarm", [])
+
+
+def test_every_row_is_reached_and_the_page_has_it():
+    assert {h[0] for h in HUB} == set(WAITS["hub"])
+    assert {s[0] for s in SILO} == set(WAITS["silo"])
+    for party, rows in WAITS.items():
+        for state, row in rows.items():
+            assert f"| {party} | `{state}` | {row.what} | {row.do} |" in PAGE
+
+
+def test_a_restored_helper_stops_nothing_in_silence():
+    """It was refused for ever while every field of the status said that all was well."""
+    made = running("secure-sum")
+    backup = list(made.processes["helper"].store.writes())
+    period(made, 1)
+    put_back(made, "helper", backup)
+    away = made.processes.pop("helper")
+    served(made, 2)
+    made.settle()
+    assert says(made, "hub") == ("helper", ["helper"])
+    made.add(away)
+    made.settle()
+    assert made.processes["hub"].party.broadcasts.keys() == {1, 2}
+    assert says(made, "hub")[0] == "open" and ROWS
