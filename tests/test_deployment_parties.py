@@ -1,5 +1,7 @@
 """Silo, hub and helper in the failures of docs/deployment.md, and a silo's own application."""
 
+import re
+
 import msgspec
 import numpy as np
 import pytest
@@ -307,8 +309,8 @@ def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
         fresh.set_ceiling("records", 2.0, 1e-6)
     silo = restored(made, "silo0", backup, fresh)
     made.settle()
-    with pytest.raises(InputError, match="recover it first"):
-        silo.decide(ROWS)
+    # Decisions by the last model go on; nothing is learned from them.
+    assert not silo.decide(ROWS).learns
     silo.recover()
     made.settle()
     assert silo.party.sealed[1] == sent and silo.party.model.release == 1
@@ -333,8 +335,10 @@ def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(l
     made.settle()
     made.now += 5.0
     made.settle()
+    decision = silo.decide(ROWS)
+    assert not decision.learns
     with pytest.raises(InputError, match="recover it first"):
-        silo.decide(ROWS)
+        silo.reward(decision.id, 0.5)
     silo.recover()
     made.settle()
     assert silo.party.sealed == {} and "lost" in silo.party.without[1]
@@ -492,3 +496,33 @@ def test_a_release_of_a_secure_sum_waits_for_every_silo():
     made.settle()
     hub = made.processes["hub"].party
     assert not hub.broadcasts and not hub.sets and hub.status()["waiting_for"] == ["silo2"]
+
+
+def test_a_restored_silo_at_its_ceiling_decides_says_what_it_needs_and_can_leave():
+    """Recovery charges the plan once more: there was no room, no decision, and no way out."""
+    made = running()
+    backup = list(made.processes["silo0"].store.writes())
+    served(made, 1)
+    made.settle()
+    silo = restored(made, "silo0", backup)
+    made.now -= 5.0
+    made.settle()
+    made.now += 5.0
+    made.settle()
+    assert silo.party.lost and not silo.decide(ROWS).learns
+    with pytest.raises(InputError, match=r"once more, .* join the same plan") as over:
+        silo.recover()
+    needed = float(re.search(r"--epsilon ([0-9.]+)", str(over.value))[1])
+    assert 1.0 < needed < 3.0
+    for epsilon, enough in ((needed * 0.99, False), (needed, True)):
+        silo.ledger.set_ceiling("records", epsilon, 1e-6)
+        if not enough:
+            with pytest.raises(InputError, match="join the same plan"):
+                silo.recover()
+    silo.recover()
+    made.settle()
+    assert not silo.party.lost
+    other = restored(made, "silo0", backup, Ledger(":memory:"))
+    made.settle()
+    other.leave()
+    assert other.party.stopped and not other.decide(ROWS).learns

@@ -255,15 +255,14 @@ class ExpertSilo(SiloParty):
         Raises
         ------
         InputError
-            For actions or a record, and while the silo must be recovered.
+            For actions or a record.
         """
-        self._check_recovered()
         if not (actions is None and record is None and among is None):
             raise InputError("a plan of experts offers its experts: decide takes subject alone")
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
         chosen = self.model.drawn(uniform)
         who = b"" if subject is None else self.digest_of(subject)
-        learns = self._admits(now) and who not in self._subjects
+        learns = self._admits(now) and who not in self._subjects and not self.lost
         chance = float(self.model.theta[chosen])
         kept = Decided(chosen, chance, self.model.release, learns, float(now), b"", b"", who)
         name = self._entropy(8).hex()

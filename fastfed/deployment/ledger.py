@@ -27,6 +27,7 @@ import msgspec
 from fastfed._validate import InputError, number
 from fastfed.deployment.reading import copied
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
+from fastfed.privacy.certificate import rounded_up
 
 # ---- writes --------------------------------------------------------------------------------------
 
@@ -484,6 +485,19 @@ class Ledger:
             return False
         return self.epsilon(charge.dataset, more=charge) <= ceiling[0] * (1.0 + 1e-9)
 
+    def _over(self, charge: Charge) -> str:
+        """Why a charge does not fit, and how large a ceiling would have to be."""
+        release, dataset = charge.release, charge.dataset
+        what = f"release {release}"
+        if release < 0:
+            what = f"the whole plan once more, since records of release {-release} were lost,"
+        text = f'{what} would spend more than the ceiling of dataset "{dataset}"; nothing was sent'
+        if (ceiling := self.ceiling(dataset)) is None:
+            return text
+        needed = rounded_up(self.epsilon(dataset, more=charge))
+        room = f"--epsilon {needed} or more at --delta {ceiling[1]:g}"
+        return f"{text}: join the same plan with {room}, or leave"
+
     def charge(self, charge: Charge) -> None:
         """Write a charge, durably; one that is there already changes nothing.
 
@@ -499,10 +513,7 @@ class Ledger:
             if kept is not None and kept != charge:
                 raise InputError(f"release {charge.release} was charged for another report")
             if kept is None and not self.allows(charge):
-                raise OverBudget(
-                    f"release {charge.release} would spend more than the ceiling of dataset "
-                    f'"{charge.dataset}"; nothing was sent'
-                )
+                raise OverBudget(self._over(charge))
             if kept is None:
                 self._db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", charge)
                 self._append("charge", charge)

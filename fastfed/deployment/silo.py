@@ -158,9 +158,12 @@ class SiloParty(Speaker):
         Raises
         ------
         InputError
-            For rows that do not fit the schema, and while the silo must be recovered.
+            For rows that do not fit the schema.
+
+        Notes
+        -----
+        While the silo must be recovered it acts on its last model, and nothing is learned.
         """
-        self._check_recovered()
         schema = self.deployed.document.schema
         features, offered = schema.offer(actions, record, among)
         explore = self.deployed.document.explore
@@ -177,7 +180,7 @@ class SiloParty(Speaker):
             offered[chosen],
             float(propensity),
             self.model.release,
-            self._admits(now) and who not in self._subjects,
+            self._admits(now) and who not in self._subjects and not self.lost,
             float(now),
             packed(np.array(x, dtype=np.float64)),
             digest(packed(features))[:16],
@@ -270,7 +273,7 @@ class SiloParty(Speaker):
         return found
 
     def _check_recovered(self) -> None:
-        if self.lost:
+        if self.lost and not self.left:
             raise InputError(
                 f"the hub has reports of releases {sorted(self.lost)} that this silo's state does "
                 "not know: it was restored from a backup, or copied; recover it first"
