@@ -451,12 +451,23 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.records.outcome.reward(outcome, self.action(action))
 
 
+#: The ends of ranges are at most this in size, the norm at least its inverse: products and squares
+#: of features are then finite, so that no record within the ranges becomes NaN.
+FARTHEST = 1e50
+_WITHIN = f"; its ends are at most {FARTHEST:g} in size"
+
+
+def is_range(low: float, high: float) -> bool:
+    """True for two numbers low < high that features can be scaled by."""
+    return -FARTHEST <= low < high <= FARTHEST and high - low >= 1.0 / FARTHEST
+
+
 def check_schema(schema: Schema) -> None:
     """Refuse a schema whose columns are not what its records become."""
     for column in schema.columns:
-        if not -math.inf < column.low < column.high < math.inf:
-            raise InputError(f"column {show(column.name)} must have a range low < high")
-    number("norm", schema.norm, above=0)
+        if not is_range(column.low, column.high):
+            raise InputError(f"column {show(column.name)} must have a range low < high{_WITHIN}")
+    number("norm", schema.norm, at_least=1.0 / FARTHEST, at_most=FARTHEST)
     if schema.records is not None:
         check_records(schema.records)
         wide = schema.records.width
@@ -472,8 +483,8 @@ def check_records(records: Records) -> None:
         _check_variable(f'column "{each.name}"', each)
     actions, outcome = records.actions, records.outcome
     _check_names("actions.names", actions.names)
-    number("actions.constant", actions.constant)
-    number("actions.shared", actions.shared)
+    for name in ("constant", "shared"):
+        number(f"actions.{name}", getattr(actions, name), at_least=-FARTHEST, at_most=FARTHEST)
     if actions.features:
         array("actions.features", actions.features, shape=(len(actions.names), None))
         if not actions.matrix.any(axis=0).all():
@@ -487,7 +498,7 @@ def check_records(records: Records) -> None:
     ways = [bool(outcome.codes), bool(outcome.correct)]
     if all(ways):
         raise InputError("reward must have one of codes and correct, got both")
-    if not any(ways) and not -math.inf < outcome.low < outcome.high < math.inf:
+    if not any(ways) and not is_range(outcome.low, outcome.high):
         raise InputError(f"reward needs low < high, got {outcome.low:g} and {outcome.high:g}")
     choice("reward.better", outcome.better, ("high", "low"))
     choice("reward.outside", outcome.outside, ("clip", "refuse"))
@@ -504,12 +515,15 @@ def _check_names(where: str, names: Sequence[str]) -> None:
 
 def _check_variable(where: str, each: Variable) -> None:
     choice(f"{where}: kind", each.kind, KINDS)
-    if not -math.inf < each.to[0] < each.to[1] < math.inf:
-        raise InputError(f"{where}: to must be two numbers low < high, got {show(list(each.to))}")
+    if not is_range(*each.to):
+        raise InputError(
+            f"{where}: to must be two numbers low < high, got {show(list(each.to))}{_WITHIN}"
+        )
     if each.kind == "number":
-        if not -math.inf < each.low < each.high < math.inf:
+        if not is_range(each.low, each.high):
             raise InputError(
                 f"{where} needs a public range low < high, got {each.low:g} and {each.high:g}"
+                f"{_WITHIN}"
             )
         choice(f"{where}: outside", each.outside, ("clip", "refuse", "missing"))
     else:
