@@ -454,7 +454,8 @@ LATER: dict[str, Any] = {
 
 #: The same of keys that other algorithms have had before.
 LATER_OF: dict[str, dict[str, Any]] = {
-    name: {"silo_epsilon": None, "silo_delta": None} for name in ("feducb", "feducb-decentralized")
+    name: {"silo_epsilon": None, "silo_delta": None, "returning": 1}
+    for name in ("feducb", "feducb-decentralized")
 }
 
 #: The same of keys of tables.
