@@ -740,6 +740,40 @@ def mutated(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[str, str, bytes,
     return kind, "several", sealed(fields), plan.as_bytes()
 
 
+def sized(seed: int) -> tuple[str, str, bytes, bytes]:
+    """As `mutated`: a small file whose choices ask for many releases, or for hard sums."""
+    rng = Random(f"sizes {seed}")
+    kind = rng.choice(KINDS)
+    plan = federation_of_all.plan(kind)
+    fields = document(plan)
+    box = fields[AT["keys"]]
+    horizon = rng.choice((300, 1024, 4096, 10_000, 2**17, 2**20, 2**31 - 1))
+    if kind == "fed-dp-ope-stoch":
+        box["smoothness"] = 10.0 ** rng.uniform(0, 9)
+    elif kind == "fed-svt":
+        box["phase_length"] = max(1, horizon // rng.choice((10, 100, 9999)))
+        box["switches"] = rng.choice((1, 50, 5000))
+    elif kind == "robin":
+        box["initial_phases"] = rng.choice((1, 5, 20))
+    else:
+        releases = rng.choice((300, 1024, 4096, 10_000))
+        box["batch_size"] = max(1, horizon // releases)
+        if kind not in ("feducb",):
+            if rng.random() < 0.5:
+                box |= {
+                    "batch_size": None,
+                    "batch_first": rng.choice((1, 2, 50)),
+                    "batch_ratio": 1.0 + 10.0 ** rng.uniform(-3, -0.5),
+                }
+            box["release"] = rng.choice(("tree", "flat", "factorised", "honaker", "buffered"))
+            if kind.startswith("secure"):
+                box["release"] = "factorised"
+    fields[AT["horizon"]] = horizon
+    if "horizon" in fields[AT["numbers"]]:
+        fields[AT["numbers"]]["horizon"] = horizon
+    return kind, "sizes", sealed(fields), plan.as_bytes()
+
+
 # ---- what loads ----------------------------------------------------------------------------------
 
 _WATCHING: list[bool] = []
@@ -806,6 +840,7 @@ def judged(plan: plans.DeployedPlan, data: bytes) -> str:
         raise Broken("the digest is not that of choices and numbers")
     check_executed(plan, fields)
     check_parties(plan, fields)
+    check_ranges(fields)
     compared = check_sentences(plan, fields)
     certificate = plan.certificate
     found = check_epsilon(plan) if certificate.status == "proven" else certificate.status
@@ -887,6 +922,24 @@ def check_parties(plan: plans.DeployedPlan, fields: list[Any]) -> None:
         texts = " ".join(c.text for c in plan.certificate.conditions)
         if ("hub and helper" in texts) != helped:
             raise Broken("the conditions do not say whether there is a helper")
+
+
+def check_ranges(fields: list[Any]) -> None:
+    """Every record within the ranges has finite features, or losses, before it is clipped.
+
+    Infinity is clipped to NaN. A silo cannot send a report with it, or the hub refuses the report,
+    so that everybody sees which records a silo has.
+    """
+    columns, norm, *records = fields[AT["schema"]]
+    ranges = [column[1:3] for column in columns]
+    for variable in records[0][0] if records else ():
+        ranges.append(variable[2:4])
+    for low, high in ranges:
+        if not math.isfinite(high - low):
+            raise Broken(f"a value in [{low}, {high}] is scaled to NaN")
+    largest = max(abs(end) for column in columns for end in column[1:3])
+    if not math.isfinite(largest / norm):
+        raise Broken(f"a value of {largest!r} divided by the norm {norm!r} is clipped to NaN")
 
 
 # ---- sentences -----------------------------------------------------------------------------------
@@ -1021,8 +1074,8 @@ def compiled(choices: bytes) -> plans.DeployedPlan | None:
         spec["norm"] = schema[1]
     try:
         return plans.compile_plan(spec)
-    except InputError as error:
-        raise Broken(f"no spec has these choices ({error})") from error
+    except (InputError, ArithmeticError) as error:
+        raise Broken(f"it loads, and compiling its choices gives {error!r}") from error
 
 
 # ---- epsilon -------------------------------------------------------------------------------------
@@ -1084,9 +1137,9 @@ def check_also(plan: plans.DeployedPlan, entry: Any, own: float) -> None:
 # ---- runs ----------------------------------------------------------------------------------------
 
 
-def attempt(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[str, ...]:
+def attempt(seed: int, kinds: tuple[str, ...] = KINDS, sizes: bool = False) -> tuple[str, ...]:
     """What came of one seed, in words to count; raises Broken."""
-    kind, way, data, source = mutated(seed, kinds)
+    kind, way, data, source = sized(seed) if sizes else mutated(seed, kinds)
     if data == source:
         return ("unchanged",)
     try:
@@ -1106,24 +1159,27 @@ def _hangs(number: int, frame: Any) -> None:
     raise Broken("no end after two minutes")
 
 
-def run(job: tuple[int, int, float]) -> tuple[Counter[str], str]:
-    """Counts of so many seeds from one on, and what broke; stops at a time."""
-    first, count_, until = job
+def run(job: tuple[int, int, float, bool, bool]) -> tuple[Counter[str], list[str]]:
+    """Counts of so many seeds from one on, and what broke; stops at a time, or at a break."""
+    first, count_, until, on, sizes = job
     total: Counter[str] = Counter()
+    broken: list[str] = []
     signal.signal(signal.SIGALRM, _hangs)
     for seed in range(first, first + count_):
         if time.time() > until:
             break
         signal.alarm(120)
         try:
-            total.update(attempt(seed))
-        except Broken as broken:
-            return total, str(broken) if "seed" in str(broken) else f"seed {seed}: {broken}"
+            total.update(attempt(seed, sizes=sizes))
+        except Broken as fault:
+            broken.append(str(fault) if "seed" in str(fault) else f"seed {seed}: {fault}")
         except Exception as error:
-            return total, f"seed {seed}: the check failed with {type(error).__name__}: {error}"
+            broken.append(f"seed {seed}: the check failed with {type(error).__name__}: {error}")
         finally:
             signal.alarm(0)
-    return total, ""
+        if broken and not on:
+            break
+    return total, broken
 
 
 def main() -> int:
@@ -1133,30 +1189,34 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start none after these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--keep-going", action="store_true", help="list all that break")
+    parser.add_argument("--sizes", action="store_true", help="only choices of many releases")
     given = parser.parse_args()
     total: Counter[str] = Counter()
-    started, broken, each = time.monotonic(), "", 250
+    started, each = time.monotonic(), 250
+    broken: list[str] = []
     until = time.time() + given.seconds
     end = given.first + given.count
-    jobs = [(i, min(each, end - i), until) for i in range(given.first, end, each)]
+    flags = given.keep_going, given.sizes
+    jobs = [(i, min(each, end - i), until, *flags) for i in range(given.first, end, each)]
     # Workers inherit the honest plans of all kinds.
     for kind in KINDS:
-        for number in range(-1, len(changes_of(kind))):
+        for number in range(-1, -1 if given.sizes else len(changes_of(kind))):
             plan = honest(kind, number)
             if plan is not None:
                 judged(plan, plan.as_bytes())
     print(f"{time.monotonic() - started:10.0f}  seconds to compile honest plans", flush=True)
     with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
-        for did, problem in pool.imap(run, jobs):
+        for did, problems in pool.imap(run, jobs):
             total += did
-            if problem:
-                broken = problem
+            broken += problems
+            if problems and not given.keep_going:
                 break
         pool.terminate()
     for what, number in sorted(total.items()):
         print(f"{number:10d}  {what}")
     print(f"{time.monotonic() - started:10.0f}  seconds")
-    print(broken or "every file was refused, or is what its certificate says")
+    print("\n".join(broken) or "every file was refused, or is what its certificate says")
     return int(bool(broken))
 
 

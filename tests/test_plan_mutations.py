@@ -1,11 +1,13 @@
 """Spoiled plan files are refused, or are what their certificate says (see plan_mutations.py)."""
 
+import contextlib
 import dataclasses
 import math
 import os
 from collections import Counter
 
 import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
@@ -35,6 +37,35 @@ def test_spoiled_plan_files_are_refused_or_true():
 def test_many_spoiled_plan_files_are_refused_or_true():
     for seed in range(10**6, 10**6 + int(os.environ.get("FASTFED_PLAN_MUTATIONS", "5000"))):
         attempt(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="a factor of 1024 releases is derived for 9 s of CPU")
+def test_no_choice_of_a_small_file_takes_long_to_refuse():
+    fields = document(federation_of_all.plan("silo-ldp factorised"))
+    fields[AT["keys"]]["batch_size"] = 1
+    fields[AT["horizon"]] = fields[AT["numbers"]]["horizon"] = 1024
+    assert plan_mutations.load(sealed(fields)) is None
+
+
+@pytest.mark.xfail(strict=True, reason="norm may be so small that features overflow to infinity")
+@pytest.mark.parametrize("kind", ["silo-ldp", "central"])
+def test_no_record_keeps_a_release_from_being_made(kind):
+    fields = document(federation_of_all.plan(kind))
+    fields[AT["schema"]][1] = 5e-309
+    plan = plan_mutations.load(sealed(fields))
+    if plan is None:
+        return
+    federation_made = federation.Federation(plan)
+    federation_made.settle()
+    with contextlib.suppress(ValueError), np.errstate(all="ignore"):
+        for name in plan.silos:
+            federation_made.now = 1090.0
+            process = federation_made.processes[name]
+            process.reward(process.decide([[1.0, 0.0]]).id, 0.5)
+        federation_made.now = 1100.0
+        federation_made.settle()
+    assert len(federation_made.processes["hub"].party.broadcasts) == 1
 
 
 # ---- the second account --------------------------------------------------------------------------
