@@ -735,7 +735,7 @@ def mutated(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[str, str, bytes,
     if rng.random() < 0.1:
         try:
             return kind, "several", rng.choice(RAW)(rng, fields, kind), plan.as_bytes()
-        except (AttributeError, TypeError, ValueError, OverflowError):
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
             pass
     return kind, "several", sealed(fields), plan.as_bytes()
 
@@ -1006,13 +1006,15 @@ def check_sentences(plan: plans.DeployedPlan, fields: list[Any]) -> bool:
 
 
 def near(one: Any, two: Any) -> bool:
-    """Numbers, or arrays of them, differ by no more than rounding may."""
+    """Numbers, or arrays of them, differ by no more than rounding may; whole numbers by 2."""
     a, b = (
         np.frombuffer(v) if isinstance(v, bytes) else np.array(v, float).ravel() for v in (one, two)
     )
     if a.shape != b.shape:
         return False
-    return not a.size or float(np.abs(a - b).max()) <= NEAR * float(np.abs(b).max())
+    whole = all(type(v) is int for v in (one if isinstance(one, list) else [one]))
+    limit = max(NEAR * float(np.abs(b).max(initial=0.0)), 2.0 * whole)
+    return not a.size or float(np.abs(a - b).max()) <= limit
 
 
 def choices_of(fields: list[Any]) -> list[Any]:
