@@ -849,19 +849,19 @@ def judged(plan: plans.DeployedPlan, data: bytes) -> str:
 
 def check_executed(plan: plans.DeployedPlan, fields: list[Any]) -> None:
     """The numbers of the file are those that parties execute, and the budget is the choices'."""
-    for path, told in fields[AT["numbers"]].items():
+    for path, stored in fields[AT["numbers"]].items():
         value: Any = plan.executed
         for part in re.findall(r"[^.\[\]]+", path):
             value = value[int(part)] if part.isdigit() else getattr(value, part)
-        if isinstance(told, bytes):
-            wanted = np.frombuffer(told)
+        if isinstance(stored, bytes):
+            wanted = np.frombuffer(stored)
             same = np.array_equal(np.asarray(value).ravel(), wanted)
-        elif isinstance(told, list):
-            same = [float(v) for v in value] == [float(v) for v in told]
+        elif isinstance(stored, list):
+            same = [float(v) for v in value] == [float(v) for v in stored]
         else:
-            same = value == told and type(value) is type(told)
+            same = value == stored and type(value) is type(stored)
         if not same:
-            raise Broken(f"{path} is executed as {value!r}, and the file says {told!r}")
+            raise Broken(f"{path} is executed as {value!r}, and the file says {stored!r}")
     claimed, budget = plan.certificate.claimed, plan.executed.privacy.budget
     choices = tuple(fields[AT["keys"]].get(k) for k in ("epsilon", "delta"))
     if claimed is None or budget is None:
@@ -1119,7 +1119,7 @@ def check_epsilon(plan: plans.DeployedPlan) -> str:
 
 def check_also(plan: plans.DeployedPlan, entry: Any, own: float) -> None:
     """Compare an epsilon under `also`, whose trust model is another."""
-    told, delta = entry.exact.epsilon, entry.exact.delta
+    certified, delta = entry.exact.epsilon, entry.exact.delta
     if entry.model.startswith("joint differential privacy"):
         wanted = own
     elif "together with plan" in entry.model:
@@ -1132,8 +1132,8 @@ def check_also(plan: plans.DeployedPlan, entry: Any, own: float) -> None:
         wanted = gaussian_epsilon(linear_mu(plan.executed, entry.relation, honest=1), delta)
     else:
         raise Broken(f"nothing is known of {entry.model!r}")
-    if told < wanted * (1.0 - BELOW):
-        raise Broken(f"{entry.model!r}: epsilon {told!r} is certified, {wanted!r} is true")
+    if certified < wanted * (1.0 - BELOW):
+        raise Broken(f"{entry.model!r}: epsilon {certified!r} is certified, {wanted!r} is true")
 
 
 # ---- runs ----------------------------------------------------------------------------------------
