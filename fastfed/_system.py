@@ -244,7 +244,7 @@ class Algorithm:
                 )
             if key not in known:
                 hint = nearest(key, known) or f"; it takes {', '.join(known)}"
-                raise InputError(f'unknown key "{key}" for {self.id}{hint}')
+                raise InputError(f'unknown key "{key[:60]}" for {self.id}{hint}')
         try:
             return msgspec.convert(plain(keys), self.config)
         except msgspec.ValidationError as error:

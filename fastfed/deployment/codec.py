@@ -25,8 +25,8 @@ from fastfed.privacy.releases.prefix_sums import Factor
 ROUNDING = 2.0**-20
 #: Objects that hold choices as they are, so that their numbers must be equal.
 CHOSEN = frozenset({"clip", "budget"})
-#: Fields whose integers are rounded real numbers: they may differ by this, or by `ROUNDING`.
-ROUNDED, STEPS = ("factor", "trials", "precision", "noise_bits", "covariance_precision"), 2
+#: Fields whose integers are rounded real numbers, and by how much they may differ at least.
+ROUNDED = {"factor": 1, "trials": 2}
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
 
 #: Returns a number to use in the place of a named one.
@@ -180,8 +180,8 @@ def _scalar(name: str, said: Any, derived: Any, row: tuple[Any, ...]) -> int | f
         said = int(said) if _DIGITS.fullmatch(said) else None
     if type(said) is not int:
         return None
-    rounded = name.rpartition(".")[2].partition("[")[0] in ROUNDED
-    slack = max(STEPS, abs(int(derived)) >> 20) if rounded else 0
+    steps = ROUNDED.get(name.rpartition(".")[2].partition("[")[0], 0)
+    slack = max(steps, int(ROUNDING * abs(int(derived)))) if steps else 0
     return said if abs(said - int(derived)) <= slack else None
 
 

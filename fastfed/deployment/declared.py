@@ -23,6 +23,7 @@ from fastfed.deployment.schema import (
     Records,
     Schema,
     Variable,
+    check_columns,
     check_records,
 )
 
@@ -117,7 +118,9 @@ def _column(where: str, table: Mapping[str, Any]) -> Column:
     low = number(f"{where}.low", table.get("low", 0.0))
     high = number(f"{where}.high", table.get("high", 1.0))
     at = where.removeprefix("columns[").removesuffix("]")
-    return Column(str(table.get("name", at)), low, high, str(table.get("unit", "")))
+    column = Column(str(table.get("name", at)), low, high, str(table.get("unit", "")))
+    check_columns((column,))
+    return column
 
 
 def _codes(where: str, value: Any) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 from fastfed._system import Algorithm, account
 from fastfed._validate import InputError, choice, integer, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
+from fastfed.bandits.system import Config
 from fastfed.deployment import charges
 from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.experts import ProblemSpec as ExpertProblem
@@ -433,6 +434,8 @@ def hub_of(deployed: DeployedPlan, secret: bytes, **more: Any) -> Hub:
 
 #: The most releases of a deployed plan: a receipt names all of them in one message.
 MOST_RELEASES = 10_000
+#: The most rounds of fed-dp-ope-stoch, whose trees are derived wherever a plan is loaded.
+MOST_LOSSES = 2**20
 #: The most releases with an optimal factor, which takes a second of CPU wherever a plan is loaded.
 MOST_FACTORISED = 512
 #: The most numbers in one message of sums, and in the sums that a silo keeps of all releases.
@@ -440,14 +443,30 @@ MOST_IN_MESSAGE, MOST_KEPT = 1 << 22, 1 << 27
 
 
 def check_sizes(
-    algorithm: str, keys: dict[str, Any], horizon: int, dimension: int, releases: int = 0
+    algorithm: str,
+    keys: dict[str, Any],
+    silos: int,
+    horizon: int,
+    dimension: int,
+    closes: int | None = None,
 ) -> None:
-    """Refuse a plan that is too large to be derived, before anything of its size is allocated."""
-    integer("system.horizon", horizon, at_least=1, at_most=2**31)
+    """Refuse a plan that is too large to be derived, before anything of its size is allocated.
+
+    closes: the periods of a plan file's calendar, which are as many as its releases.
+    """
+    most = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
+    integer("system.horizon", horizon, at_least=1, at_most=most)
     config = _entry(algorithm).check(keys)
-    length = getattr(config, "phase_length" if algorithm == "fed-svt" else "batch_size", None)
-    if isinstance(length, int) and length > 0:
-        releases = max(releases, horizon // length)
+    releases = closes or 0
+    if algorithm == "fed-svt":
+        releases = max(releases, horizon // config.phase_length)
+    elif isinstance(config, Config) and algorithm != "robin":
+        releases = _batches(config, problem_of(algorithm, silos, horizon, dimension))
+        if releases and closes is not None and closes != releases:
+            raise InputError(
+                f"calendar must close {releases} leaves, one for each release of the plan, got "
+                f"{closes}"
+            )
     if releases > MOST_RELEASES:
         raise InputError(
             f"a deployment has at most {MOST_RELEASES} releases, got {releases}: longer batches "
@@ -466,6 +485,18 @@ def check_sizes(
             f"a deployment of {releases} releases cannot have {dimension} columns: their sums have "
             f"{size} numbers, and at most {min(MOST_IN_MESSAGE, MOST_KEPT // max(releases, 1))} fit"
         )
+
+
+def _batches(config: Config, problem: ProblemSpec) -> int:
+    """The number of batches of a linear bandit; 0 where only its whole plan says it."""
+    if getattr(config, "every_round", False):
+        return problem.horizon
+    if isinstance(config.batch_size, int):
+        # Without an array of so many rounds.
+        return problem.horizon // config.batch_size if config.batch_size > 0 else 0
+    if config.batch_size == "theorem" or getattr(config, "share", None) is not None:
+        return 0
+    return config.batches(problem).releases
 
 
 def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
@@ -526,7 +557,8 @@ def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
     problem = problem_of(algorithm, *sizes)
     known = resolved(algorithm, given, problem)
     for key, value in given.items():
-        if known[key] != value:
+        # Not !=, for which 1, 1.0 and true are the same.
+        if _CANONICAL.encode(known[key]) != _CANONICAL.encode(value):
             raise InputError(
                 f"the plan file's {key} must be {show(known[key])} beside its other keys, got "
                 f"{show(value)}"

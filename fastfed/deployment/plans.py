@@ -43,15 +43,18 @@ from fastfed.deployment.kinds import (
     system_keys,
 )
 from fastfed.deployment.schema import Schema, check_schema
-from fastfed.deployment.seal import KEY, Identity, digest, verified
+from fastfed.deployment.seal import KEY, Identity, can_be_written_to, digest, verified
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.experts import ProblemSpec as ExpertProblem
+from fastfed.privacy.account import SAME
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan
 
 #: Format of plan files.
 FORMAT = 2
 HUB, HELPER = "hub", "helper"
+#: The end of the year 9999, in seconds since 1970.
+LAST_SECOND = 253_402_300_799
 #: The most bytes of a plan file, and the most silos.
 LARGEST, MOST_SILOS = 1 << 26, 1000
 _AGREED = b"fastfed deployment plan 2\0"
@@ -384,7 +387,7 @@ def document_of(tables: Mapping[str, Any]) -> Document:
     algorithm, protocol, keys = system_keys(keys)
     check_sum(federation.get("sum"), protocol, helper is not None)
     sizes = len(silos), horizon, len(schema.columns)
-    check_sizes(algorithm, keys, *sizes[1:])
+    check_sizes(algorithm, keys, *sizes)
     keys = affordable(algorithm, keys, problem_of(algorithm, *sizes))
     plan = derived(algorithm, keys, *sizes)
     return Document(
@@ -511,7 +514,9 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     if made.earlier is not None:
         model.check_extension(document, rounds, made.earlier)
     # Computing the certificate compares the account of the executed numbers with the claim.
-    _ = made.certificate
+    found, claimed = made.certificate.exact, made.certificate.claimed
+    if found is None or claimed is None or found.epsilon > claimed.epsilon * (1.0 + SAME):
+        raise InputError(f"the plan's numbers give {show(found)}, but it claims {show(claimed)}")
     for name, signature in signatures.items():
         made.check_agreed(name, signature)
     return made
@@ -521,7 +526,7 @@ def _executed(document: Document) -> Executed:
     """The plan that follows from a document's choices, with the document's numbers."""
     algorithm, _, keys = system_keys({"algorithm": document.algorithm, **document.keys})
     sizes = len(document.silos), document.horizon, len(document.schema.columns)
-    check_sizes(algorithm, keys, *sizes[1:], len(document.calendar.closes))
+    check_sizes(algorithm, keys, *sizes, closes=len(document.calendar.closes))
     made: Executed = codec.executed(derived(algorithm, keys, *sizes), document.numbers)
     return made
 
@@ -542,8 +547,14 @@ def _check_parties(document: Document) -> None:
         twice = sorted({name for name in names if names.count(name) > 1})
         said = f"the name {show(twice[0])} twice" if twice else "one key for two parties"
         raise InputError(f"parties must have different names and different keys, got {said}")
+    helper = [document.helper.name] if document.helper else []
+    if document.hub.name != HUB or helper not in ([], [HELPER]) or HELPER in names[:-1]:
+        raise InputError(f'the hub is named "{HUB}", a helper "{HELPER}", and no silo is')
     if any(len(key) != KEY for key in keys):
         raise InputError(f"public keys must have {KEY} bytes")
+    for party in (*document.silos, document.hub, document.helper):
+        if party is not None and not can_be_written_to(party.open):
+            raise InputError(f"the key `open` of {party.name} is no X25519 key in its usual form")
     integer("number of silos", len(document.silos), at_least=1, at_most=MOST_SILOS)
 
 
@@ -568,8 +579,13 @@ def _check_document(document: Document, plan: Plan) -> None:
         b <= a for a, b in zip((calendar.start, *calendar.closes), calendar.closes, strict=False)
     ):
         raise InputError("calendar must close leaves one after the other, after its start")
-    if calendar.grace < 0 or calendar.reward_deadline < 1:
-        raise InputError("calendar needs a grace >= 0 and a reward_deadline >= 1, in seconds")
+    for name, value, least in (
+        ("start", calendar.start, 0),
+        ("closes", calendar.closes[-1], 0),
+        ("grace", calendar.grace, 0),
+        ("reward_deadline", calendar.reward_deadline, 1),
+    ):
+        integer(f"calendar.{name}", value, at_least=least, at_most=LAST_SECOND)
     check_schema(schema)
     number("explore", document.explore, at_least=0, at_most=1)
     guard.check_influence(document.influence, plan)

@@ -462,11 +462,16 @@ def is_range(low: float, high: float) -> bool:
     return -FARTHEST <= low < high <= FARTHEST and high - low >= 1.0 / FARTHEST
 
 
-def check_schema(schema: Schema) -> None:
-    """Refuse a schema whose columns are not what its records become."""
-    for column in schema.columns:
+def check_columns(columns: Sequence[Column]) -> None:
+    """Refuse columns without a range."""
+    for column in columns:
         if not is_range(column.low, column.high):
             raise InputError(f"column {show(column.name)} must have a range low < high{_WITHIN}")
+
+
+def check_schema(schema: Schema) -> None:
+    """Refuse a schema whose columns are not what its records become."""
+    check_columns(schema.columns)
     number("norm", schema.norm, at_least=1.0 / FARTHEST, at_most=FARTHEST)
     if schema.records is not None:
         check_records(schema.records)

@@ -118,6 +118,19 @@ class Identity:
         return _derived(secret, b"fastfed masks" + both, context)
 
 
+def can_be_written_to(public: bytes) -> bool:
+    """True for an X25519 key in its one usual form, with which a secret can be agreed."""
+    if len(public) != KEY or public[-1] & 0x80:
+        return False
+    try:
+        X25519PrivateKey.from_private_bytes(bytes(range(KEY))).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
+    except ValueError:
+        return False
+    return True
+
+
 def sealed_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
     """Encrypt data to a party's X25519 key, by a key pair that ``seed`` alone decides.
 
