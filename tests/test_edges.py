@@ -594,12 +594,13 @@ def test_tls_is_1_3_or_nothing(tmp_path) -> None:
     processes = federation.Federation(federation.deployed()).processes
     config = listening(processes["hub"], "127.0.0.1", 8443, cert, key)
     client = Dialer(processes["silo0"], "https://127.0.0.1:8443", ca)._context
-    assert config.ssl is not None and client is not None
-    assert handshake(config.ssl, client) == "TLSv1.3"
+    secured = config.http.args[0].context
+    assert secured is not None and client is not None
+    assert handshake(secured, client) == "TLSv1.3"
     old = ssl.create_default_context(cafile=ca)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError):
-        handshake(config.ssl, old)
+        handshake(secured, old)
     weak = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     weak.load_cert_chain(cert, key)
     assert handshake(weak, client) == "TLSv1.3"

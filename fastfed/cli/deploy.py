@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
+import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import rich_click as click
 
 from fastfed._validate import InputError, check_plain, number, parsed
 from fastfed.cli import Group, RunFailed
+from fastfed.cli.output import stoppable
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 #: The most bytes of a hub's status.
@@ -23,12 +26,40 @@ LONGEST_STATUS = 1 << 24
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def stopped_by_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
-    return stop
+#: Seconds that a stopped party has to end its work, and then the write that it is in.
+ENDING, WRITING = 3.0, 1.0
+
+
+def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
+    """Run a party's work in a thread until a signal comes; then end this process with code 0.
+
+    The main thread only waits, so nothing that the work waits for can delay a signal. What has been
+    answered is durable, so work that does not end in time is left where it is.
+    """
+    from fastfed import _signals
+
+    stop, ended = threading.Event(), Future[None]()
+
+    def run() -> None:
+        try:
+            work(stop)
+            ended.set_result(None)
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        ended.result()
+    except KeyboardInterrupt:
+        _signals.heard()
+        stop.set()
+        wait([ended], ENDING)
+        if process.turn().acquire(timeout=WRITING):
+            process.close()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(0)
 
 
 # ---- parties -------------------------------------------------------------------------------------
@@ -53,6 +84,7 @@ def stopped_by_signals() -> threading.Event:
 @click.option("--key", type=FILE, help="Its key (PEM).")
 @click.option("--client-ca", type=FILE, help="Authority (PEM) of clients: mutual TLS.")
 @click.option("--log-json", is_flag=True, help="Log lines of JSON, without values.")
+@stoppable
 def serve(
     folder: Path,
     host: str,
@@ -68,7 +100,10 @@ def serve(
 
     pair, process = [str(file) if file else None for file in (cert, key)], folders.opened(folder)
     authority, log = str(client_ca) if client_ca else None, json_log(process, log_json)
-    shell.serve(process, host, port, pair[0], pair[1], authority, log)
+    until_signal(
+        process,
+        lambda stop: shell.serve(process, host, port, pair[0], pair[1], authority, log, stop),
+    )
 
 
 def json_log(process: Any, wanted: bool) -> Any:
@@ -122,10 +157,8 @@ def dialled(
     files = (str(file) if file else None for file in (ca, cert, key))
     dialer = Dialer(process, hub, *files)
     log = json_log(process, log_json)
-    if log is not None:
-        dialer.run(stopped_by_signals(), every, log, log.look)
-    else:
-        dialer.run(stopped_by_signals(), every, say)
+    said, look = (say, None) if log is None else (log, log.look)
+    until_signal(process, lambda stop: dialer.run(stop, every, said, look))
 
 
 def one_way(hub: str | None, courier: Path | None, every: float) -> None:
@@ -139,13 +172,16 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
     """Wait for couriers until a signal comes."""
     from fastfed.deployment.flower import Courier
 
-    log, stop = json_log(process, log_json), stopped_by_signals()
-    with Courier(process, courier, say if log is None else log) as waits:
-        threading.Thread(target=waits.serve_forever, daemon=True).start()
+    log = json_log(process, log_json)
+
+    def look(stop: threading.Event) -> None:
         while not stop.wait(every):
             if log is not None:
                 log.look(process)
-        waits.shutdown()
+
+    with Courier(process, courier, say if log is None else log) as waits:
+        threading.Thread(target=waits.serve_forever, daemon=True).start()
+        until_signal(process, look)
 
 
 @click.command()
@@ -159,6 +195,7 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @click.option(
     "--metrics", type=click.IntRange(1, 65535), help="Port of this machine: GET /metrics."
 )
+@stoppable
 def silo(
     folder: Path,
     hub: str | None,
@@ -188,12 +225,10 @@ def silo(
         Metrics(process, metrics).start()
     with Application(process, folder / folders.SOCKET) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
-        ended = threading.Event()
         if rehearsal is not None:
-            threading.Thread(target=rehearsal.run, args=(ended, say), daemon=True).start()
+            never = threading.Event()
+            threading.Thread(target=rehearsal.run, args=(never, say), daemon=True).start()
         dialled(process, hub, courier, ca, cert, key, every, log_json)
-        ended.set()
-        application.shutdown()
 
 
 def say(text: str) -> None:
@@ -213,6 +248,7 @@ def replay_of(process: Any, source: Path) -> Any:
 @click.command()
 @click.argument("folder", type=FOLDER)
 @dialling
+@stoppable
 def helper(
     folder: Path,
     hub: str | None,
@@ -415,19 +451,21 @@ def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> No
     """Say what a HUB (https://...) waits for."""
     import ssl
 
-    from fastfed.deployment.shell import address_of, client_context, fetched
+    from fastfed.deployment.calls import call
+    from fastfed.deployment.shell import address_of, client_context
 
     secured = address_of(hub).scheme == "https"
     context = client_context(*(str(file) if file else None for file in (ca, cert, key)))
     try:
-        with fetched(hub.rstrip("/") + "/status", context=context if secured else None) as got:
-            text = got.read(LONGEST_STATUS)
+        url = hub.rstrip("/") + "/status"
+        code, text = call(url, LONGEST_STATUS, context=context if secured else None)
     except OSError as error:
-        reason = getattr(error, "reason", error)
         what = "is it running, and the address right?"
-        if isinstance(reason, ssl.SSLCertVerificationError):
+        if isinstance(error, ssl.SSLCertVerificationError):
             what = "--ca names the authority (PEM) that signed its certificate"
-        raise RunFailed(f"the hub cannot be reached at {hub} ({reason}): {what}") from None
+        raise RunFailed(f"the hub cannot be reached at {hub} ({error}): {what}") from None
+    if code != 200:
+        raise RunFailed(f"{hub} answered {code}: is this the hub's address?")
     try:
         hub_status = parsed(json.loads, text)
         check_plain("it", hub_status, keys=False)

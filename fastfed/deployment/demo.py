@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,14 @@ import numpy as np
 
 from fastfed._validate import InputError, choice
 from fastfed.deployment import folder as folders
+from fastfed.deployment.calls import call
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, SUPPORTED, SYSTEMS, hub_of, silo_of
 from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore
 from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import DeployedPlan, compile_plan
 from fastfed.deployment.seal import read_secret
-from fastfed.deployment.shell import PATH, SiloClient, fetched
+from fastfed.deployment.shell import PATH, SiloClient
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.sums import Helper
 
@@ -337,11 +337,7 @@ def _steal(home: Path, address: str, until: float) -> None:
 
 def _posted(address: str, data: bytes) -> int:
     """The hub's status for a message."""
-    try:
-        with fetched(address + PATH, data) as found:
-            return int(found.status)
-    except urllib.error.HTTPError as error:
-        return error.code
+    return call(address + PATH, 1 << 24, data)[0]
 
 
 def _wait(until: float) -> None:

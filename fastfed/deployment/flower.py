@@ -20,24 +20,19 @@ and a courier can read, keep back or repeat them, as any network can.
 
 from __future__ import annotations
 
-import http.client
-import os
-import socket
-import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from math import inf
 from pathlib import Path
-from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fastfed._validate import InputError, show
+from fastfed.deployment.calls import LocalHandler, SocketServer, call_socket, failure, one_line
 
 if TYPE_CHECKING:
     from fastfed.deployment.party import Process
@@ -108,7 +103,6 @@ class Mail:
     def incoming(self, number: int, letters: Iterable[bytes]) -> None:
         """Give the hub what a node has answered; what it leads to is durable."""
         from fastfed.deployment.observe import masked
-        from fastfed.deployment.shell import FULL
 
         node = self._nodes.setdefault(number, Node())
         node.silent = -inf
@@ -116,9 +110,9 @@ class Mail:
         for data in letters:
             try:
                 step, messages = self.process.handle(data)
-            except (InputError, *FULL) as error:
+            except Exception as error:
                 # A full disk, too: nothing was kept, and it is said again.
-                self._say(f"node {number}: {masked(str(error))}")
+                self._say(f"node {number}: {masked(failure(error)[1])}")
                 continue
             if step.problem:
                 self._say(f"node {number}: {masked(step.problem)}")
@@ -218,9 +212,9 @@ def answer(message: Any, context: Any) -> Any:
     flwr, path = _flwr(), path_of(context.node_config, "courier", "--node-config")
     try:
         made = carry(path, unpacked(message.content))
-    except InputError as error:
+    except Exception as error:
         # The whole sentence is for this node's log alone.
-        print(error, file=sys.stderr)
+        print(failure(error)[1], file=sys.stderr)
         return flwr.Message(flwr.Error(0, "its party did not answer"), reply_to=message)
     return flwr.Message(packed(made), reply_to=message)
 
@@ -257,8 +251,8 @@ def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> N
                 continue
             try:
                 mail.incoming(node, unpacked(reply.content))
-            except InputError as error:
-                mail.failed(node, str(error))
+            except Exception as error:
+                mail.failed(node, failure(error)[1])
         stop.wait(poll)
 
 
@@ -317,8 +311,8 @@ def __getattr__(name: str) -> Any:
 
 #: The only path of the socket.
 PATH = "/carry"
-#: The most bytes that are carried at once, and seconds until a courier gives up.
-LARGEST, ANSWERED = 1 << 28, 60.0
+#: The most bytes that are carried at once.
+LARGEST = 1 << 28
 
 
 def taken(data: bytes) -> list[bytes]:
@@ -355,8 +349,8 @@ def carried(
     for data in letters:
         try:
             step, messages = process.handle(data)
-        except InputError as error:
-            trouble = str(error)
+        except Exception as error:
+            trouble = failure(error)[1]
             continue
         trouble = step.problem or trouble
         answers += [message.data for message in messages]
@@ -367,7 +361,7 @@ def carried(
     return list(dict.fromkeys(answers))
 
 
-class Courier(ThreadingMixIn, UnixStreamServer):
+class Courier(SocketServer):
     """Serves couriers through a Unix socket that owner and group can use.
 
     Parameters
@@ -386,8 +380,6 @@ class Courier(ThreadingMixIn, UnixStreamServer):
         If there is a file at the path, or no directory.
     """
 
-    daemon_threads = True
-
     def __init__(
         self, process: Process, path: str | Path, say: Callable[[str], None] = print
     ) -> None:
@@ -396,12 +388,7 @@ class Courier(ThreadingMixIn, UnixStreamServer):
             raise InputError(f"courier must be the path of a socket, got the file {target}")
         if not target.parent.is_dir():
             raise InputError(f"courier must be in a directory that exists, got {target}")
-        target.unlink(missing_ok=True)
-        before = os.umask(0o117)
-        try:
-            super().__init__(str(target), _handler(process, _once(say)))
-        finally:
-            os.umask(before)
+        super().__init__(target, _handler(process, _once(say)), 0o660)
 
 
 def _once(say: Callable[[str], None]) -> Callable[[str], None]:
@@ -416,42 +403,28 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
     return said
 
 
-def _handler(process: Process, say: Callable[[str], None]) -> type[BaseHTTPRequestHandler]:
-    from fastfed.deployment.shell import length_of
-
-    class Handler(BaseHTTPRequestHandler):
+def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]:
+    class Handler(LocalHandler):
         """Answers POST /carry with messages."""
 
         def do_POST(self) -> None:
             status, body = self._answer()
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply(status, body, "application/msgpack")
 
         def _answer(self) -> tuple[int, bytes]:
             try:
-                given = self.rfile.read(length_of(self.headers, LARGEST))
-            except InputError:
-                return 413, b"too much is carried at once"
+                given = self.read(LARGEST)
+            except InputError as error:
+                return 413, str(error).encode()
             if self.path != PATH:
                 return 404, f"a courier can ask for {PATH} alone".encode()
             try:
-                made = carried(process, taken(given), say)
-            except InputError as error:
-                say(str(error))
-                return 400, str(error).encode()
-            except (OSError, sqlite3.OperationalError) as error:
-                # A disk that is full: nothing was sealed, and the next question tries again.
-                say(str(error))
-                return 503, b"nothing was kept"
-            return 200, msgspec.msgpack.encode(made)
-
-        def address_string(self) -> str:
-            return "courier"
-
-        def log_message(self, format: str, *values: object) -> None:
-            """Nothing is logged but what `say` was told."""
+                return 200, msgspec.msgpack.encode(carried(process, taken(given), say))
+            except Exception as error:
+                # Where the disk is full nothing was sealed, and the next question tries again.
+                status, text = failure(error)
+                say(text)
+                return status, (text if status == 400 else "nothing was kept").encode()
 
     return Handler
 
@@ -471,20 +444,11 @@ def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
     InputError
         If the party cannot be reached, or refuses.
     """
-    connection = http.client.HTTPConnection("party", timeout=ANSWERED)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.sock.settimeout(ANSWERED)
     try:
-        connection.sock.connect(str(path))
-        connection.request("POST", PATH, msgspec.msgpack.encode(list(letters)))
-        found = connection.getresponse()
-        body = found.read()
-    except (OSError, http.client.HTTPException) as error:
+        status, body = call_socket(path, PATH, msgspec.msgpack.encode(list(letters)), LARGEST)
+    except OSError as error:
         raise InputError(f"the party behind {path} cannot be reached ({error})") from None
-    finally:
-        connection.close()
-    if found.status != 200:
-        raise InputError(
-            f"the party answered {found.status}: {body[:1000].decode(errors='replace')}"
-        )
+    if status != 200:
+        said = one_line(body.decode(errors="replace"))
+        raise InputError(f"the party answered {status}: {said}")
     return taken(body)

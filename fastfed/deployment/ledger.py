@@ -61,6 +61,10 @@ class Store(Protocol):
         """All writes, in order."""
         ...
 
+    def close(self) -> None:
+        """Close its files."""
+        ...
+
 
 def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sqlite3.Connection:
     """An SQLite file of one party: its own, durable, and readable by nobody else.
@@ -242,6 +246,9 @@ class MemoryStore:
     def writes(self) -> Iterator[Write]:
         """All writes, in order."""
         return iter(list(self._writes))
+
+    def close(self) -> None:
+        """No file is open."""
 
 
 # ---- the budget ----------------------------------------------------------------------------------

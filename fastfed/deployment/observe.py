@@ -12,10 +12,11 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import HTTPServer
 from typing import IO, Any
 
 from fastfed._validate import InputError, integer
+from fastfed.deployment.calls import Bounded, LocalHandler
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.party import Process, SiloProcess
 
@@ -109,7 +110,7 @@ def prometheus(kind: str, numbers: dict[str, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-class Metrics(ThreadingHTTPServer):
+class Metrics(Bounded, HTTPServer):
     """Serves `GET /metrics` of a silo on the loopback address, and nothing else.
 
     Parameters
@@ -118,8 +119,6 @@ class Metrics(ThreadingHTTPServer):
     port : int
         0 for any free one, which ``server_port`` then has.
     """
-
-    daemon_threads = True
 
     def __init__(self, silo: SiloProcess, port: int) -> None:
         if not isinstance(silo, SiloProcess):
@@ -131,8 +130,8 @@ class Metrics(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
-def _of(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _of(silo: SiloProcess) -> type[LocalHandler]:
+    class Handler(LocalHandler):
         """Answers GET /metrics."""
 
         def do_GET(self) -> None:
@@ -141,16 +140,10 @@ def _of(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
             if self.path != "/metrics" or host not in ("127.0.0.1", "localhost"):
                 self.send_error(404)
                 return
+            self.server.complete(self.connection)
             with silo.turn():
                 body = prometheus("silo", silo_numbers(silo)).encode()
-            self.send_response(200)
-            self.send_header("content-type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *values: Any) -> None:
-            """Nothing is logged."""
+            self.reply(200, body, "text/plain; version=0.0.4; charset=utf-8")
 
     return Handler
 
@@ -167,6 +160,7 @@ EVENTS = (
     ("the hub answered", "refused"),
     ("database or disk is full", "disk_full"),
     ("[Errno 28]", "disk_full"),
+    ("program error", "program_error"),
 )
 _NUMBER = re.compile(r"[-+]?\d[\w.+-]*|\bnan\b|\binf\b", re.IGNORECASE)
 

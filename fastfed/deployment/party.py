@@ -125,6 +125,12 @@ class Process:
         """The lock of this process, for whoever reads its party while it works."""
         return self._turn
 
+    def close(self) -> None:
+        """Close the files of this process."""
+        for files in (self.store, self.ledger):
+            if files is not None:
+                files.close()
+
     def done(self, step: Step) -> tuple[Message, ...]:
         """Make a step's writes durable; returns the messages that may leave now."""
         for write in step.writes:

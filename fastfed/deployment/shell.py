@@ -8,27 +8,28 @@ to it through a Unix socket in the silo's folder.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import logging
-import os
-import socket
-import sqlite3
 import ssl
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import ThreadingMixIn, UnixStreamServer
-from typing import Any
+from typing import Any, cast
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
 from fastfed._validate import InputError, check_plain, is_line, nearest, parsed, show
+from fastfed.deployment.calls import (
+    FULL,
+    LocalHandler,
+    SocketServer,
+    call,
+    call_socket,
+    failure,
+    one_line,
+)
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.model import model_of
 from fastfed.deployment.observe import (
@@ -43,12 +44,10 @@ from fastfed.deployment.observe import (
 from fastfed.deployment.party import Process, SiloProcess
 
 PATH = "/v1/messages"
-#: Seconds between two ticks, and until a request is given up.
-EVERY, PATIENCE = 5.0, 30.0
-#: The most bytes of an application's request.
-REQUEST = 1 << 24
-#: What a full disk raises.
-FULL = (OSError, sqlite3.OperationalError)
+#: Seconds between two ticks, and that a hub has to finish its answers once it is stopped.
+EVERY, FINISH = 5.0, 2
+#: The most bytes of an application's request, and of a silo's answer to it.
+REQUEST, ANSWER = 1 << 24, 1 << 28
 
 # ---- the hub -------------------------------------------------------------------------------------
 
@@ -60,7 +59,8 @@ class HubApp:
     """The hub as an ASGI application: POST /v1/messages, GET /status, GET /metrics.
 
     Answers 200 with the messages for the sender, 400 for a message that is refused, 409 for one
-    that contradicts an earlier one, 413 for one that is too large, 503 where the disk is full.
+    that contradicts an earlier one, 413 for one that is too large, 503 where the disk is full, 500
+    for an error of the program, which the log names.
     """
 
     def __init__(self, process: Process, log: JsonLog | None = None) -> None:
@@ -70,7 +70,15 @@ class HubApp:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        status, kind, body = await self._answer(scope, receive)
+        try:
+            status, kind, body = await self._answer(scope, receive)
+        except asyncio.CancelledError:
+            status, kind, body = 503, b"text/plain; charset=utf-8", b"the hub is stopping"
+        except Exception as error:
+            status, text = failure(error)
+            kind, body = b"text/plain; charset=utf-8", text.encode()
+            if status == 500:
+                logging.getLogger("uvicorn.error").error(text)
         headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -95,11 +103,10 @@ class HubApp:
                 return 413, text, b"the message is too large"
         try:
             made = await asyncio.to_thread(self.answer, data)
-        except InputError as error:
-            made = 400, text, str(error).encode()
-        except FULL as error:
-            # A disk that is full: the sender asks again.
-            made = 503, text, f"nothing was kept: {error}".encode()
+        except (InputError, *FULL) as error:
+            # Where the disk is full the sender asks again.
+            status, said = failure(error)
+            made = status, text, (said if status == 400 else f"nothing was kept: {said}").encode()
         if self._log is not None:
             if made[0] != 200:
                 self._log.event("message", status=made[0], text=masked(made[2].decode()))
@@ -195,15 +202,23 @@ def listening(
     if log is not None:
         logging.getLogger("uvicorn").handlers = [JsonHandler(log)]
         more["log_config"] = None
+    from fastfed.deployment.gate import Gate, quiet
+
+    gate = Gate()
     config = uvicorn.Config(
-        HubApp(process, log), host=host, port=port, log_level="warning", http="h11", ws="none",
-        lifespan="off", ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca,
-        ssl_cert_reqs=reqs, access_log=False, **more,
+        HubApp(process, log), host=host, port=port, log_level="warning",
+        http=cast(Any, gate.protocol), loop="asyncio", ws="none", lifespan="off",
+        ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca, ssl_cert_reqs=reqs,
+        access_log=False, backlog=gate.backlog,
+        timeout_graceful_shutdown=FINISH, **more,
     )  # fmt: skip
     with _pem(cert, key, client_ca):
         config.load()
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+        # The gate begins TLS, so that it counts connections whose handshake is unfinished.
+        gate.context, config.ssl = config.ssl, None
+    quiet()
     return config
 
 
@@ -215,8 +230,9 @@ def serve(
     key: str | None = None,
     client_ca: str | None = None,
     log: JsonLog | None = None,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Run the hub until it is stopped.
+    """Run the hub until `stop` is set, or without one until a signal comes.
 
     Without a certificate it listens on this machine alone, where a proxy may end TLS.
 
@@ -230,6 +246,7 @@ def serve(
         File with the certificate authority that whoever connects must have a certificate of:
         mutual TLS. No other authority counts, not even those of the system.
     log : JsonLog, optional
+    stop : threading.Event, optional
 
     Raises
     ------
@@ -240,7 +257,18 @@ def serve(
     config = listening(process, host, port, cert, key, client_ca, log)
     import uvicorn
 
-    uvicorn.Server(config).run()
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            for listener in (each for server in self.servers for each in server.sockets):
+                # Few are accepted at a time, but as many as the system allows may wait for that.
+                with listener.dup() as queue:
+                    queue.listen()
+
+        async def on_tick(self, counter: int) -> bool:
+            return (stop is not None and stop.is_set()) or await super().on_tick(counter)
+
+    Server(config).run()
 
 
 # ---- silos and helper ----------------------------------------------------------------------------
@@ -256,36 +284,6 @@ def address_of(hub: str) -> SplitResult:
     if not known or parts.scheme not in ("https", "http") or " " in hub or not is_line(hub):
         raise InputError(f"hub must be an address, https://..., got {show(hub)}")
     return parts
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: messages go only to the address that was given."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, *_: Any) -> None:
-        """Refuse."""
-        raise InputError(
-            f"{req.host} answered {code}, a redirect to another address, which is never followed: "
-            "give the hub's own address"
-        )
-
-
-def fetched(url: str, data: bytes | None = None, context: ssl.SSLContext | None = None) -> Any:
-    """GET an address, or POST data to it; redirects are refused.
-
-    Raises
-    ------
-    InputError
-        For a redirect.
-    OSError
-        As `urllib.request.urlopen`.
-    """
-    headers = {} if data is None else {"content-type": "application/msgpack"}
-    handlers = [
-        _NoRedirects(),
-        *([] if context is None else [urllib.request.HTTPSHandler(context=context)]),
-    ]
-    opener = urllib.request.build_opener(*handlers)
-    return opener.open(urllib.request.Request(url, data, headers), timeout=PATIENCE)
 
 
 class Dialer:
@@ -332,28 +330,27 @@ class Dialer:
             message = messages.pop(0)
             try:
                 answers = self._post(message.data)
-            except InputError as error:
-                trouble = str(error)
+            except Exception as error:
+                trouble = failure(error)[1]
                 continue
             for data in answers:
                 try:
                     step, more = self.process.handle(data)
                     trouble = step.problem or trouble
                     messages += more
-                except InputError as error:
-                    trouble = str(error)
+                except Exception as error:
+                    trouble = failure(error)[1]
         return trouble
 
     def _post(self, data: bytes) -> list[bytes]:
         """The hub's answers to one message; InputError with what it said otherwise."""
         try:
-            with fetched(self.url, data, self._context) as found:
-                body = found.read(self._largest + 1)
-        except urllib.error.HTTPError as error:
-            said = error.read(1000).decode(errors="replace")
-            raise InputError(f"the hub answered {error.code}: {said}") from None
-        except (OSError, http.client.HTTPException) as error:
+            status, body = call(self.url, self._largest, data, self._context)
+        except OSError as error:
             raise InputError(f"{UNREACHABLE} ({error})") from None
+        if status != 200:
+            said = one_line(body.decode(errors="replace"))
+            raise InputError(f"the hub answered {status}: {said}")
         try:
             return msgspec.msgpack.decode(body, type=list[bytes])
         except msgspec.DecodeError:
@@ -377,9 +374,9 @@ class Dialer:
         while not stop.is_set():
             try:
                 trouble = self.round()
-            except (InputError, *FULL) as error:
-                # A disk that is full: nothing was sealed, and the next round tries again.
-                trouble = str(error)
+            except Exception as error:
+                # Where the disk is full nothing was sealed, and the next round tries again.
+                trouble = failure(error)[1]
             if trouble and trouble != last:
                 say(trouble)
             elif last.startswith(UNREACHABLE) and not trouble:
@@ -452,7 +449,7 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
     return silo.party.status(silo.clock())
 
 
-class Application(ThreadingMixIn, UnixStreamServer):
+class Application(SocketServer):
     """Serves a silo's application through a Unix socket that its owner alone can use.
 
     Parameters
@@ -462,23 +459,8 @@ class Application(ThreadingMixIn, UnixStreamServer):
         The socket; one that was left behind is replaced.
     """
 
-    daemon_threads = True
-
     def __init__(self, silo: SiloProcess, path: str | Path) -> None:
-        Path(path).unlink(missing_ok=True)
-        before = os.umask(0o177)
-        try:
-            super().__init__(str(path), _handler(silo))
-        finally:
-            os.umask(before)
-
-
-def length_of(headers: Any, at_most: int) -> int:
-    """Length of a request's body in bytes; InputError if it is too long or not a number."""
-    text = headers.get("content-length") or "0"
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= at_most):
-        raise InputError(f"a request must be at most {at_most} bytes long")
-    return int(text)
+        super().__init__(path, _handler(silo), 0o600)
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -495,30 +477,17 @@ def _object(body: bytes) -> dict[str, Any]:
     return given
 
 
-def _handler(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(silo: SiloProcess) -> type[LocalHandler]:
+    class Handler(LocalHandler):
         """Answers POST with JSON."""
 
         def do_POST(self) -> None:
             try:
-                given = _object(self.rfile.read(length_of(self.headers, REQUEST)))
-                status, made = 200, answers(silo, self.path, given)
-            except InputError as error:
-                status, made = 400, {"error": str(error)}
-            except FULL as error:
-                status, made = 503, {"error": f"nothing was kept: {error}"}
-            body = json.dumps(made).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def address_string(self) -> str:
-            return "application"
-
-        def log_message(self, format: str, *values: Any) -> None:
-            """Requests hold data of patients: nothing is logged."""
+                status, made = 200, answers(silo, self.path, _object(self.read(REQUEST)))
+            except Exception as error:
+                status, text = failure(error)
+                made = {"error": f"nothing was kept: {text}" if status == 503 else text}
+            self.reply(status, json.dumps(made).encode())
 
     return Handler
 
@@ -551,21 +520,14 @@ class SiloClient:
             raise InputError(
                 f"give numbers, text and lists: {error}; array.tolist() makes lists"
             ) from None
-        connection = http.client.HTTPConnection("silo", timeout=PATIENCE)
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            try:
-                connection.sock.connect(self._path)
-            except OSError as error:
-                why = f"no silo listens at {self._path}: is `fastfed silo` running there?"
-                raise OSError(error.errno, f"{why} ({error.strerror})") from None
-            connection.request("POST", "/" + what, body)
-            found = connection.getresponse()
-            made: dict[str, Any] = parsed(json.loads, found.read())
-        except http.client.HTTPException as error:
+            status, found = call_socket(self._path, "/" + what, body.encode(), ANSWER)
+        except ConnectionError as error:
             raise OSError(f"the silo stopped before it answered ({error})") from None
-        finally:
-            connection.close()
-        if found.status != 200:
+        except OSError as error:
+            why = f"no silo answers at {self._path}: is `fastfed silo` running there?"
+            raise OSError(error.errno, f"{why} ({error.strerror or error})") from None
+        made: dict[str, Any] = parsed(json.loads, found)
+        if status != 200:
             raise InputError(made.get("error", "the silo refused"))
         return made

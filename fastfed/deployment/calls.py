@@ -1,0 +1,355 @@
+"""HTTP calls that end by a deadline, and servers on this machine that no client can block.
+
+A call has one deadline for all of it: name, connection, TLS, headers and body. A timeout of a
+socket holds for one read only, so an answer that drips byte by byte would outlast it.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import socket
+import sqlite3
+import sys
+import threading
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import BaseServer, ThreadingMixIn, UnixStreamServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from fastfed._validate import InputError
+
+if TYPE_CHECKING:
+    import ssl
+
+#: Seconds until a silent peer is given up, and until a whole call is.
+PATIENCE, WHOLE = 30.0, 120.0
+#: The most bytes in the path of a Unix socket.
+LONGEST_PATH = 107 if sys.platform == "linux" else 103
+#: What a full disk raises.
+FULL = (OSError, sqlite3.OperationalError)
+
+
+def failure(error: Exception) -> tuple[int, str]:
+    """HTTP status and one line for an exception that a message caused.
+
+    400 for input that is refused, 503 for a full disk, and 500 for an error of the program, of
+    which the line has type and place only: its text may hold values of records.
+    """
+    if isinstance(error, InputError):
+        return 400, str(error)
+    if isinstance(error, FULL):
+        return 503, str(error)
+    frames = traceback.extract_tb(error.__traceback__) or [None]
+    place = f" in {Path(frames[-1].filename).name}, {frames[-1].name}" if frames[-1] else ""
+    return 500, f"program error, please report it: {type(error).__name__}{place}"
+
+
+def one_line(text: str, longest: int = 1000) -> str:
+    """Text of a peer, as it may be printed: one line without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text[:longest].strip())
+
+
+def files_for(share: int, at_most: int) -> int:
+    """How many connections fit into a share (1 / ``share``) of the process's limit of files."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return at_most if limit == resource.RLIM_INFINITY else max(1, min(at_most, limit // share))
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+class _Line:
+    """The connection of a call, which `cut` ends from another thread."""
+
+    connection: http.client.HTTPConnection | None = None
+    over = False
+
+    def cut(self) -> None:
+        """End whatever waits for the connection."""
+        self.over = True
+        held = self.connection.sock if self.connection is not None else None
+        if held is not None:
+            with suppress(OSError):
+                # The plain method: that of a TLS socket is not made for two threads.
+                socket.socket.shutdown(held, socket.SHUT_RDWR)
+
+
+def _within(work: Callable[[_Line], tuple[int, bytes]]) -> tuple[int, bytes]:
+    """Do a call in a thread, which is left behind at the deadline: a name's lookup has none."""
+    line: _Line = _Line()
+    answer: Future[tuple[int, bytes]] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work(line))
+        except OSError as error:
+            # Some of them are ValueErrors, too.
+            answer.set_exception(error)
+        except (http.client.HTTPException, ValueError) as error:
+            answer.set_exception(OSError(f"no valid HTTP answer: {type(error).__name__}"))
+        except BaseException as error:
+            answer.set_exception(error)
+        finally:
+            if line.connection is not None:
+                line.connection.close()
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return answer.result(WHOLE)
+    except TimeoutError:
+        if answer.done():
+            raise
+        line.cut()
+        raise TimeoutError(f"no complete answer within {WHOLE:g} s") from None
+
+
+def _asked(
+    line: _Line, method: str, path: str, data: bytes | None, at_most: int
+) -> tuple[int, bytes]:
+    """Send a request over a connection and read its answer."""
+    connection = line.connection
+    assert connection is not None
+    if line.over:
+        raise TimeoutError("the call was given up")
+    headers = {} if data is None else {"content-type": "application/msgpack"}
+    connection.request(method, path, data, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read(at_most + 1)
+
+
+def call(
+    url: str, at_most: int, data: bytes | None = None, context: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
+    """GET an address, or POST data to it; returns status and body.
+
+    Parameters
+    ----------
+    url : str
+    at_most : int
+        The most bytes of a body.
+    data : bytes, optional
+    context : ssl.SSLContext, optional
+        TLS for https://.
+
+    Raises
+    ------
+    InputError
+        For a redirect, which is never followed, and for a longer body.
+    OSError
+        If there is no complete HTTP answer before the deadline.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if context is not None else 80)
+
+    def work(line: _Line) -> tuple[int, bytes]:
+        proxy = _proxy(host, port) if context is not None else None
+        where = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
+        line.connection = made = http.client.HTTPConnection(*where, timeout=PATIENCE)
+        if proxy is not None:
+            made.set_tunnel(host, port, _credentials(proxy))
+        made.connect()
+        if context is not None:
+            made.sock = context.wrap_socket(
+                made.sock, server_hostname=host, do_handshake_on_connect=False
+            )
+            made.sock.do_handshake()
+        method = "GET" if data is None else "POST"
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        return _asked(line, method, path, data, at_most)
+
+    status, body = _within(work)
+    if 300 <= status < 400:
+        raise InputError(
+            f"{host} answered {status}, a redirect to another address, which is never followed: "
+            "give the hub's own address"
+        )
+    return status, _bounded(body, at_most)
+
+
+def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tuple[int, bytes]:
+    """POST data to a path of a Unix socket's server; returns status and body as `call` does."""
+
+    def work(line: _Line) -> tuple[int, bytes]:
+        line.connection = made = http.client.HTTPConnection("local", timeout=PATIENCE)
+        made.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.sock.settimeout(PATIENCE)
+        while True:
+            try:
+                made.sock.connect(str(path))
+                break
+            except BlockingIOError:
+                # The server's queue is full.
+                if line.over:
+                    raise
+                time.sleep(0.02)
+        return _asked(line, "POST", where, data, at_most)
+
+    status, body = _within(work)
+    return status, _bounded(body, at_most)
+
+
+def _bounded(body: bytes, at_most: int) -> bytes:
+    if len(body) > at_most:
+        raise InputError(f"the answer is longer than {at_most} bytes")
+    return body
+
+
+def _proxy(host: str, port: int) -> SplitResult | None:
+    """The proxy that the environment names by HTTPS_PROXY, unless NO_PROXY has the host."""
+    found = urllib.request.getproxies().get("https")
+    if not found or urllib.request.proxy_bypass(f"{host}:{port}"):
+        return None
+    return urlsplit(found if "://" in found else f"//{found}")
+
+
+def _credentials(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+    return {"proxy-authorization": f"Basic {base64.b64encode(pair).decode()}"}
+
+
+# ---- servers on this machine ---------------------------------------------------------------------
+
+
+class Bounded(ThreadingMixIn, BaseServer):
+    """A server with limits on connections and on the time until a request is complete.
+
+    Where there are too many connections, the oldest that has not sent its request is closed.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._most = files_for(8, 64)
+        #: Sockets by whether and since when their request is awaited; None once it is complete.
+        self._open: dict[Any, float | None] = {}
+        self._turn = threading.Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own, if there is room."""
+        with self._turn:
+            if len(self._open) >= self._most:
+                oldest = next((s for s, since in self._open.items() if since is not None), None)
+                if oldest is None:
+                    return super().shutdown_request(request)
+                self._cut(oldest)
+            self._open[request] = time.monotonic()
+        return super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Close connections whose request is overdue."""
+        late = time.monotonic() - WHOLE
+        with self._turn:
+            for request, since in list(self._open.items()):
+                if since is not None and since < late:
+                    self._cut(request)
+
+    def _cut(self, request: Any) -> None:
+        del self._open[request]
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def complete(self, request: Any) -> None:
+        """Note that the request of a connection is complete: from now on it is not closed."""
+        with self._turn:
+            if request in self._open:
+                self._open[request] = None
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection and close it."""
+        with self._turn:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print one line for a program error; say nothing of a client that has gone."""
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            print(failure(error)[1], file=sys.stderr)
+
+
+class SocketServer(Bounded, UnixStreamServer):
+    """A server on a Unix socket, whose requests have the limits of `Bounded`.
+
+    Parameters
+    ----------
+    path : str or Path
+        One that was left behind is replaced.
+    handler : type
+    mode : int
+        Permissions of the socket.
+
+    Raises
+    ------
+    InputError
+        If the system allows no socket of that path's length.
+    """
+
+    request_queue_size = 128
+
+    def __init__(self, path: str | Path, handler: type[LocalHandler], mode: int) -> None:
+        check_path(path)
+        Path(path).unlink(missing_ok=True)
+        before = os.umask(0o777 & ~mode)
+        try:
+            super().__init__(str(path), handler)
+        finally:
+            os.umask(before)
+
+
+def check_path(path: str | Path) -> None:
+    """Refuse the path of a Unix socket that is too long for the system."""
+    length = len(os.fsencode(path))
+    if length > LONGEST_PATH:
+        raise InputError(
+            f"the path of the socket {path} has {length} bytes, and the system allows "
+            f"{LONGEST_PATH}: use a folder with a shorter path, or start in the folder and name it "
+            "by a relative path"
+        )
+
+
+class LocalHandler(BaseHTTPRequestHandler):
+    """Base of handlers: reads a request within limits, and logs nothing."""
+
+    timeout = PATIENCE
+    server: Bounded
+
+    def read(self, at_most: int) -> bytes:
+        """Read the body of a request; InputError if it is too long or not complete."""
+        text = self.headers.get("content-length") or "0"
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= at_most):
+            raise InputError(f"a request must be at most {at_most} bytes long")
+        body = self.rfile.read(int(text))
+        if len(body) < int(text):
+            raise InputError("the request was cut off")
+        self.server.complete(self.connection)
+        return body
+
+    def reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        """Send an answer."""
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self) -> str:
+        """Name a client; Unix sockets have no addresses."""
+        return "client"
+
+    def log_message(self, format: str, *values: Any) -> None:
+        """Requests hold data of patients: nothing is logged."""

@@ -1,0 +1,459 @@
+"""Nothing that arrives ends or blocks a party, and a signal ends it within five seconds."""
+
+import resource
+import select
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("uvicorn")
+
+import federation
+from test_deployment_doors import serving
+from test_deployment_network import ROWS, asked, certificates, toml
+
+from fastfed import InputError
+from fastfed.deployment import calls, flower
+from fastfed.deployment import folder as folders
+from fastfed.deployment.demo import free_port
+from fastfed.deployment.observe import Metrics
+from fastfed.deployment.plans import compile_plan
+from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient
+
+# ---- parties as processes ------------------------------------------------------------------------
+
+
+def parties(home):
+    """Folders of a hub and of the silo a."""
+    plan = home / "plan"
+    compile_plan(Path(toml(home)).read_text()).save(plan)
+    for name in ("hub", "a"):
+        folders.countersign(home / name, plan)
+
+
+@contextmanager
+def command(*arguments, files=None):
+    """A party as a process; its standard error is in the file ``errors``."""
+
+    def limited():
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    errors = Path(arguments[1]) / "errors"
+    with open(errors, "w") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fastfed", *map(str, arguments)],
+            stderr=file,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=limited,
+        )
+    child.errors = errors
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def until(what, seconds=30):
+    """Wait until something is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(OSError, InputError):
+            if what():
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def listens(port):
+    socket.create_connection(("127.0.0.1", port), 5).close()
+    return True
+
+
+def ends(child, number):
+    """Send a signal; the process must end by itself within five seconds, with exit code 0."""
+    begin = time.monotonic()
+    child.send_signal(number)
+    try:
+        code = child.wait(8)
+    except subprocess.TimeoutExpired:
+        code = "no end"
+    took = time.monotonic() - begin
+    said = child.errors.read_text()
+    assert code == 0 and took < 5.0, (code, took, said[-2000:])
+    assert "Traceback" not in said and len(said.splitlines()) <= 6, said[-3000:]
+
+
+HEAD = b"POST /v1/messages HTTP/1.1\r\nhost: hub\r\n"
+UNFINISHED = {
+    "idle": b"",
+    "headers": HEAD,
+    "body": HEAD + b"content-length: 1000\r\n\r\nxx",
+    "chunks": HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nxx",
+    "pipelined": b"GET /status HTTP/1.1\r\nhost: hub\r\n\r\n\x00\r\n",
+    "handshake": b"\x16\x03\x01\x02\x00\x01",
+}
+
+
+def crowd(stack, port, count, context=None):
+    """Connections that never come to an end, of all kinds; the hub may close them."""
+    found, kinds = [], list(UNFINISHED)
+    for k in range(count):
+        kind = kinds[k % len(kinds)]
+        with suppress(OSError):
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            if context is not None and kind not in ("idle", "handshake"):
+                made = stack.enter_context(context.wrap_socket(made))
+            made.sendall(UNFINISHED[kind])
+            found.append(made)
+    return found
+
+
+def unchecked():
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize(("files", "count"), [(64, 100), (1024, 1200)])
+def test_a_crowd_does_not_keep_the_hub_from_a_silo(files, count, tls, tmp_path):
+    parties(tmp_path)
+    port = free_port()
+    keys, ca, scheme = [], None, "http"
+    if tls:
+        ca, cert, key = certificates(tmp_path)
+        keys, scheme = ["--cert", cert, "--key", key], "https"
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    silo = folders.opened(tmp_path / "a")
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        hub = stack.enter_context(
+            command("serve", tmp_path / "hub", "--port", port, *keys, files=files)
+        )
+        until(lambda: listens(port))
+        held = crowd(stack, port, count, unchecked() if tls else None)
+        assert len(held) > count // 2
+        dialer = Dialer(silo, f"{scheme}://127.0.0.1:{port}", ca)
+        begin = time.monotonic()
+        assert dialer.round() == "" and time.monotonic() - begin < 5.0
+        ends(hub, signal.SIGTERM)
+
+
+# ---- answers that are none -----------------------------------------------------------------------
+
+OK = b"HTTP/1.1 200 OK\r\n"
+#: What a false hub sends at once, and what it sends again and again.
+ANSWERS = {
+    "nothing": (b"", b""),
+    "dripping status": (b"HTTP/1.1 200", b" "),
+    "dripping headers": (OK, b"x: y\r\n"),
+    "dripping body": (OK + b"content-length: 1000000\r\n\r\n", b"x"),
+    "dripping without a length": (OK + b"\r\n", b"x"),
+    "continue for ever": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "location": (b"HTTP/1.1 302 x\r\nlocation: http://[::1\r\ncontent-length: 0\r\n\r\n", None),
+    "another location": (b"HTTP/1.1 302 x\r\nlocation: \xff\x00http://a:b\r\n\r\n", None),
+    "chunks": (OK + b"transfer-encoding: chunked\r\n\r\nzz\r\nxx", None),
+    "length": (OK + b"content-length: -5\r\n\r\n", None),
+    "status": (b"\xff\xfe nonsense\r\n\r\n", None),
+    "status of letters": (b"HTTP/1.1 abc OK\r\n\r\n", None),
+    "long line": (OK + b"x: " + b"y" * 100_000 + b"\r\n\r\n", None),
+    "many headers": (OK + b"x: y\r\n" * 1000 + b"\r\n", None),
+    "no list": (OK + b"content-length: 2\r\n\r\n\xff\xff", None),
+    "control characters": (b"HTTP/1.1 400 x\r\n\r\n\x1b[31mred\nTraceback", None),
+    "too long": (OK + b"\r\n" + bytes(1 << 22), None),
+    "empty": (b"", None),
+}
+
+
+class False_:
+    """A server that answers every connection with the same bytes."""
+
+    def __init__(self, answer, bind=("127.0.0.1", 0), family=socket.AF_INET):
+        self.first, self.again = answer
+        self.stop = threading.Event()
+        self.listener = socket.socket(family)
+        self.listener.bind(bind)
+        self.listener.listen(50)
+        self.listener.settimeout(0.1)
+        self.dialled = 0
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.thread.join()
+        self.listener.close()
+
+    @property
+    def port(self):
+        return self.listener.getsockname()[1]
+
+    def _serve(self):
+        with ExitStack() as stack:
+            while not self.stop.is_set():
+                with suppress(TimeoutError):
+                    made, _ = self.listener.accept()
+                    self.dialled += 1
+                    stack.enter_context(made)
+                    threading.Thread(target=self._answer, args=(made,), daemon=True).start()
+
+    def _answer(self, made):
+        with suppress(OSError):
+            made.settimeout(1.0)
+            made.recv(1 << 16)
+            made.sendall(self.first)
+            while self.again is not None and not self.stop.is_set():
+                if self.again:
+                    made.sendall(self.again)
+                time.sleep(0.05)
+            made.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_no_answer_of_a_hub_ends_or_blocks_a_silo(kind, monkeypatch):
+    monkeypatch.setattr(calls, "WHOLE", 1.0)
+    silo = federation.Federation(federation.deployed()).processes["silo0"]
+    with False_(ANSWERS[kind]) as hub:
+        begin = time.monotonic()
+        trouble = Dialer(silo, f"http://127.0.0.1:{hub.port}").round()
+        assert time.monotonic() - begin < 3.0
+    assert trouble and trouble.isprintable() and "program error" not in trouble
+    if ANSWERS[kind][1] is not None:
+        assert "no complete answer within 1 s" in trouble
+
+
+def test_a_handshake_that_drips_is_given_up(monkeypatch):
+    monkeypatch.setattr(calls, "WHOLE", 1.0)
+    silo = federation.Federation(federation.deployed()).processes["silo0"]
+    with False_((b"\x16\x03\x03\x10\x00\x02\x00\x0f", b"\x00")) as hub:
+        begin = time.monotonic()
+        assert "no complete answer" in Dialer(silo, f"https://127.0.0.1:{hub.port}").round()
+        assert time.monotonic() - begin < 3.0
+
+
+@pytest.mark.parametrize("kind", ["nothing", "dripping body", "location", "chunks", "too long"])
+def test_no_answer_of_a_socket_ends_or_blocks_its_client(kind, monkeypatch, tmp_path):
+    monkeypatch.setattr(calls, "WHOLE", 1.0)
+    monkeypatch.setattr(flower, "LARGEST", 1 << 20)
+    path = str(tmp_path / "s")
+    with False_(ANSWERS[kind], path, socket.AF_UNIX):
+        begin = time.monotonic()
+        with pytest.raises(InputError):
+            flower.carry(path, [])
+        with pytest.raises((OSError, InputError)):
+            SiloClient(path).call("status")
+        assert time.monotonic() - begin < 4.0
+
+
+# ---- errors of the program -----------------------------------------------------------------------
+
+
+def broken(*_, **__):
+    raise UnicodeError("secret value")
+
+
+def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_path, capfd, caplog):
+    made = federation.Federation(federation.deployed())
+    silo, hub = made.processes["silo0"], made.processes["hub"]
+    said, stop = [], threading.Event()
+    (question,) = [message.data for message in silo.tick()]
+    app = HubApp(hub)
+    with monkeypatch.context() as change:
+        change.setattr(type(hub.party), "handle", broken)
+        status, body = asked(app, body=question)
+        assert (status, b"UnicodeError" in body, b"secret" in body) == (500, True, False)
+        assert "program error" in caplog.text
+        mail = flower.Mail(hub, say=said.append)
+        mail.incoming(1, [question])
+        assert "program error" in said.pop()
+    assert asked(app, body=question)[0] == 200
+    dialer = Dialer(silo, "http://127.0.0.1:9")
+    monkeypatch.setattr(dialer, "_post", broken)
+
+    def hears(text):
+        said.append(text)
+        stop.set()
+
+    dialer.run(stop, 0.01, hears)
+    assert said == ["program error, please report it: UnicodeError in test_deployment_strangers.py"
+                    ", broken"]  # fmt: skip
+    with monkeypatch.context() as change, ExitStack() as stack:
+        stack.enter_context(serving(Application(silo, tmp_path / "a")))
+        stack.enter_context(serving(flower.Courier(silo, tmp_path / "c", said.append)))
+        change.setattr(type(silo.party), "decide", broken)
+        change.setattr(type(silo.party), "tick", broken)
+        with pytest.raises(InputError, match="program error"):
+            SiloClient(tmp_path / "a").call("decide", actions=ROWS)
+        with pytest.raises(InputError, match="answered 500"):
+            flower.carry(tmp_path / "c", [])
+    assert "program error" in said[-1] and "secret" not in str(said)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+# ---- servers on this machine ---------------------------------------------------------------------
+
+
+def dial(stack, path):
+    made = stack.enter_context(socket.socket(socket.AF_UNIX))
+    made.connect(str(path))
+    made.settimeout(10)
+    return made
+
+
+def closed(connection):
+    """True if the other end has closed a connection."""
+    return bool(select.select([connection], [], [], 5)[0]) and not connection.recv(1)
+
+
+def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
+    silo, path = federation.Federation(federation.deployed()).processes["silo0"], tmp_path / "s"
+    with ExitStack() as stack:
+        application = Application(silo, path)
+        stack.enter_context(serving(application))
+        held = []
+        for k in range(200):
+            made = dial(stack, path)
+            made.sendall(list(UNFINISHED.values())[k % 3])
+            held.append(made)
+        begin = time.monotonic()
+        assert SiloClient(path).call("decide", actions=ROWS, subject="ada")["learns"]
+        assert time.monotonic() - begin < 5.0 and closed(held[0])
+        assert threading.active_count() < 100 and len(application._open) <= 64
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["application", "courier", "metrics"])
+def test_a_request_that_drips_is_ended(kind, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(calls, "WHOLE", 1.0)
+    silo, path = federation.Federation(federation.deployed()).processes["silo0"], tmp_path / "s"
+    with ExitStack() as stack:
+        if kind == "metrics":
+            stack.enter_context(serving(server := Metrics(silo, 0)))
+            made = stack.enter_context(socket.create_connection(server.server_address, 10))
+        else:
+            of = {"application": Application, "courier": flower.Courier}[kind]
+            stack.enter_context(serving(of(silo, path)))
+            made = dial(stack, path)
+        made.sendall(b"POST /status HTTP/1.1\r\n")
+        begin = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - begin < 5.0:
+                made.sendall(b"x: y\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - begin < 4.0
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("of", [Application, flower.Courier])
+def test_a_path_that_is_too_long_for_a_socket_is_a_sentence(of, tmp_path):
+    silo = federation.Federation(federation.deployed()).processes["silo0"]
+    home = tmp_path / ("x" * 100)
+    home.mkdir()
+    with pytest.raises(InputError, match=r"the system allows \d+: use a folder with a shorter"):
+        of(silo, home / "silo.sock")
+
+
+# ---- proxies -------------------------------------------------------------------------------------
+
+
+def test_a_proxy_is_used_for_https_alone(monkeypatch):
+    silo = federation.Federation(federation.deployed()).processes["silo0"]
+    with False_((b"HTTP/1.1 403 no\r\n\r\n", None)) as proxy, False_(ANSWERS["status"]) as hub:
+        for name in ("http_proxy", "all_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        Dialer(silo, f"http://127.0.0.1:{hub.port}").round()
+        assert (proxy.dialled, hub.dialled) == (0, 1)
+        assert "403" in Dialer(silo, "https://hub.example.org").round()
+        assert (proxy.dialled, hub.dialled) == (1, 1)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        Dialer(silo, f"https://127.0.0.1:{hub.port}").round()
+        assert (proxy.dialled, hub.dialled) == (1, 2)
+
+
+# ---- signals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["nothing", "dripping body", "continue for ever"])
+def test_a_signal_ends_a_silo_whatever_the_hub_does(kind, number, tmp_path):
+    parties(tmp_path)
+    with False_(ANSWERS[kind]) as hub, ExitStack() as stack:
+        silo = stack.enter_context(
+            command("silo", tmp_path / "a", "--hub", f"http://127.0.0.1:{hub.port}")
+        )
+        client = SiloClient(tmp_path / "a" / "silo.sock")
+        until(lambda: hub.dialled and client.call("status"))
+        dial(stack, tmp_path / "a" / "silo.sock").sendall(b"POST /")
+        made = client.call("decide", actions=ROWS)
+        ends(silo, number)
+    # Durable, and the files were closed.
+    assert made["id"] in folders.opened(tmp_path / "a").party.decisions
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_courier_and_a_hub_with_open_connections(number, tmp_path):
+    parties(tmp_path)
+    port, path = free_port(), tmp_path / "courier"
+    with ExitStack() as stack:
+        hub = stack.enter_context(command("serve", tmp_path / "hub", "--port", port))
+        silo = stack.enter_context(command("silo", tmp_path / "a", "--courier", path))
+        until(lambda: listens(port))
+        crowd(stack, port, 12)
+        until(lambda: flower.carry(path, []) if path.exists() else False)
+        dial(stack, path).sendall(b"POST /carry HTTP/1.1\r\ncontent-length: 9\r\n\r\n")
+        ends(hub, number)
+        ends(silo, number)
+
+
+LONG = """
+import sys, time
+from fastfed.cli import cli, deploy
+from fastfed.deployment import party
+def slow(self, *_):
+    open(sys.argv[2] + "/busy", "w").close()
+    time.sleep(60)
+party.Process.tick = slow
+party.Process.handle = slow
+cli()
+"""
+
+
+@pytest.mark.parametrize("what", ["silo", "serve"])
+def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
+    """The work holds the party's lock for a minute."""
+    parties(tmp_path)
+    port = free_port()
+    folder = tmp_path / ("a" if what == "silo" else "hub")
+    more = ["--hub", f"http://127.0.0.1:{port}"] if what == "silo" else ["--port", str(port)]
+    with ExitStack() as stack:
+        errors = folder / "errors"
+        child = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-P", "-c", LONG, what, str(folder), *more],
+                stderr=stack.enter_context(open(errors, "w")),
+            )
+        )
+        child.errors = errors
+        stack.callback(child.kill)
+        if what == "serve":
+            until(lambda: listens(port))
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+            made.sendall(HEAD + b"content-length: 1\r\n\r\nx")
+        until(lambda: (folder / "busy").exists())
+        ends(child, signal.SIGTERM)
