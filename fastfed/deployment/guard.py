@@ -313,7 +313,7 @@ class Range:
     def report(self, release: int) -> np.ndarray:
         """Of a silo's report (s,).
 
-        A silo with noise of its own clips its report to the range of ``end(release)`` records,
+        A silo that adds its own noise clips its report to the range of ``end(release)`` records,
         after the noise, so that a false report does as little harm as possible.
         """
         plan = self._plan

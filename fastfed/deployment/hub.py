@@ -565,7 +565,7 @@ class Hub(Speaker):
         if now < close and release not in self.sets and not any(k >= release for k in known):
             return waiting("hub", "open", release, None)
         if helper is not None and (self._opened is None or release in self.sets):
-            # Nothing is opened before it is heard, and no sum is known before it has answered.
+            # The hub opens no set before the helper has joined, and has no sum before it answers.
             return state("helper", [helper.name])
         if release in known:
             return state("reports-again", [names[i] for i in missing])

@@ -101,7 +101,7 @@ MASKED = Condition(
     "trust)",
     True,
 )
-#: A silo learns from at most so many times as many people as its plan has rounds.
+#: A silo learns from at most `ROOM` times as many people as its plan has rounds.
 ROOM = 64
 COUNTED = Condition(
     f"no silo has more than {ROOM} times as many people to learn from as system.horizon: further "
@@ -492,7 +492,7 @@ def _batches(config: Config, problem: ProblemSpec) -> int:
     if getattr(config, "every_round", False):
         return problem.horizon
     if isinstance(config.batch_size, int):
-        # Without an array of so many rounds.
+        # Without allocating an array of all rounds.
         return problem.horizon // config.batch_size if config.batch_size > 0 else 0
     if config.batch_size == "theorem" or getattr(config, "share", None) is not None:
         return 0

@@ -225,7 +225,7 @@ class Plan(OwnArrays):
     own: OwnRounds | None = None  # rounds of which nothing is sent; None: all are shared
     secure: SecureSum | None = None  # what silos and server execute where sums are under masks
     drawn_once: bool = False  # a simulation draws the noise of all silos' sum, see `simulated`
-    room: int = 1  # a silo's sums are exact for so many times the records of its rounds
+    room: int = 1  # a silo's sums are exact for `room` records in each of its rounds
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
         """Plan whose claim, if it has one, is changed."""
