@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastfed.deployment.guard import Range
 from fastfed.deployment.ledger import Charge, Ledger, Store, Write
@@ -87,6 +87,53 @@ class Speaker:
 # ---- on disk -------------------------------------------------------------------------------------
 
 Clock = Callable[[], float]
+#: A wall clock may differ from the time that has passed by so many seconds without being doubted,
+#: and is believed all the same once it has differed by one amount for so long.
+DOUBTED, BELIEVED = 30.0, 600.0
+
+
+def passed() -> float:
+    """Seconds that have passed, those of a suspended machine included where the system has them."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+class SteadyClock:
+    """The wall clock, but for jumps that do not last.
+
+    Closing a leaf cannot be undone, so one wrong reading of a clock must not close any. A reading
+    that is not where the last one and the time since then lead is not believed: the clock goes on
+    from the last one. Once the wall clock has been off by the same amount for `BELIEVED` seconds
+    it is believed again.
+
+    Parameters
+    ----------
+    wall, monotonic : callable
+        Seconds since 1970, and seconds since any point that only ever increase.
+    """
+
+    def __init__(self, wall: Clock = time.time, monotonic: Clock = passed) -> None:
+        self._wall, self._monotonic = wall, monotonic
+        self._turn = threading.Lock()
+        self._last, self._at = wall(), monotonic()
+        self._jump, self._since = 0.0, self._at
+        #: By how many seconds the wall clock is off, while it is not believed; else 0.
+        self.off = 0.0
+
+    def __call__(self) -> float:
+        """Seconds since 1970."""
+        with self._turn:
+            wall, at = self._wall(), self._monotonic()
+            expected = self._last + (at - self._at)
+            jump = wall - expected
+            if abs(jump) > DOUBTED:
+                if abs(jump - self._jump) > DOUBTED:
+                    self._jump, self._since = jump, at
+                if at - self._since < BELIEVED:
+                    self.off = jump
+                    return expected
+            self._last, self._at, self._jump, self.off = wall, at, 0.0, 0.0
+            return wall
 
 
 class Process:
@@ -100,8 +147,8 @@ class Process:
         Its writes, of this plan only.
     ledger : Ledger, optional
         Where charges go; of silos only.
-    clock : callable, default time.time
-        Seconds since 1970. Only deadlines use it.
+    clock : callable, optional
+        Seconds since 1970; by default a `SteadyClock`.
 
     Raises
     ------
@@ -110,9 +157,14 @@ class Process:
     """
 
     def __init__(
-        self, party: Party, store: Store, ledger: Ledger | None = None, clock: Clock = time.time
+        self,
+        party: Party,
+        store: Store,
+        ledger: Ledger | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.party, self.store, self.ledger, self.clock = party, store, ledger, clock
+        self.party, self.store, self.ledger = party, store, ledger
+        self.clock: Clock = SteadyClock() if clock is None else clock
         self._turn = threading.RLock()
         #: What the last tick could not do, such as spend more than a ceiling; empty if nothing.
         self.problem = ""
@@ -130,6 +182,13 @@ class Process:
         for files in (self.store, self.ledger):
             if files is not None:
                 files.close()
+
+    def status(self) -> dict[str, object]:
+        """The party's status now; ``clock_off`` while the wall clock is not believed."""
+        party: Any = self.party
+        found: dict[str, object] = party.status(self.clock())
+        off = getattr(self.clock, "off", 0.0)
+        return found | ({"clock_off": off} if off else {})
 
     def done(self, step: Step) -> tuple[Message, ...]:
         """Make a step's writes durable; returns the messages that may leave now."""
