@@ -221,7 +221,7 @@ def integer(
 
 
 def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
-    """Return value as a C-contiguous array of dtype."""
+    """Return value as an aligned C-contiguous array of dtype."""
     try:
         if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
             raise TypeError
@@ -229,6 +229,9 @@ def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
         floats = np.dtype(dtype).kind == "f"
         with np.errstate(over="ignore", invalid="ignore" if floats else "warn"):
             result = np.ascontiguousarray(value, dtype=dtype)
+        if not result.flags.aligned:
+            # C reads numbers at multiples of their size only.
+            result = result.copy()
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None
     return result.reshape(()) if np.ndim(value) == 0 else result

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +12,16 @@ pytest.importorskip("cryptography")
 pytest.importorskip("uvicorn")
 
 import federation
-from test_deployment_network import asked
+from click.testing import CliRunner
+from test_deployment_network import asked, toml
 
+from fastfed import InputError
+from fastfed.cli import cli
+from fastfed.deployment import folder as folders
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, SqliteStore
+from fastfed.deployment.ledger import Ledger, SqliteStore, damage_named
 from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.plans import compile_plan
 from fastfed.deployment.shell import FULL, HubApp
 from fastfed.deployment.silo import SiloParty
 
@@ -195,3 +201,58 @@ def test_a_hub_whose_disk_is_full_says_so(disk):
     made.free()
     made.settle()
     assert made.processes["hub"].party.joined == set(made.plan.silos)
+
+
+@pytest.mark.parametrize("name", ["a", "hub"])
+def test_a_party_on_a_full_disk_says_so_when_it_starts(name, disk, tmp_path):
+    plan = tmp_path / "plan"
+    compile_plan(Path(toml(disk)).read_text()).save(plan)
+    folders.countersign(disk / name, plan)
+    with open(disk / "filler", "ab", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    found = CliRunner().invoke(
+        cli,
+        ["serve", str(disk / name)]
+        if name == "hub"
+        else ["silo", str(disk / name), "--hub", "http://127.0.0.1:9"],
+    )
+    assert found.exit_code == 1 and "make room on the disk" in found.output
+
+
+def test_every_damaged_page_of_a_ledger_or_a_state_is_a_sentence(tmp_path):
+    """Only a page that is not read may be damaged unseen; nothing raises an error of SQLite."""
+    made = Ledger(str(tmp_path / "ledger"))
+    made.set_ceiling("records", 1.0, 1e-6)
+    store = SqliteStore(str(tmp_path / "state"))
+    plan = federation.deployed()
+    hub = Hub(plan, federation.secret("hub"))
+    Process(hub, store)
+    for each in (made, store):
+        each.close()
+    refused = 0
+    for name in ("ledger", "state"):
+        data = (tmp_path / name).read_bytes()
+        for page in range(0, len(data), 4096):
+            for at, junk in ((0, b"\xff" * 200), (3500, b"\xff" * 596), (3500, bytes(596))):
+                for end in ("", "-wal", "-shm"):
+                    (tmp_path / f"x{end}").unlink(missing_ok=True)
+                place = tmp_path / "x"
+                place.write_bytes(data[: page + at] + junk + data[page + at + len(junk) :])
+                for use in (opened_ledger, Ledger.read) if name == "ledger" else (opened_state,):
+                    try:
+                        use(place).close()
+                    except InputError as error:
+                        refused += str(place) in str(error)
+    assert refused > 20
+
+
+def opened_ledger(path):
+    return Ledger(str(path))
+
+
+def opened_state(path):
+    with damage_named(path):
+        store = SqliteStore(str(path))
+        Process(Hub(federation.deployed(), federation.secret("hub")), store)
+    return store

@@ -344,7 +344,7 @@ def test_verify_tells_touched_from_changed_from_gone(file):
     assert not ok and "changed since it was cached" in message
     file.unlink()
     ((_, ok, message),) = verify(file)
-    assert not ok and "cannot be read" in message
+    assert not ok and "the file is gone: put it back, or delete its cache" in message
     assert verify(file.parent / "never")[0][1] is False
 
 

@@ -20,6 +20,7 @@ from test_cli import fastfed as command
 from test_run import spec
 
 import fastfed
+from fastfed.results import store
 from fastfed.results.files import LockHeld, exclusive, replace_file
 from fastfed.results.store import FILE, LOCK, Store
 from fastfed.simulation.experiment import experiment_from_spec
@@ -363,3 +364,35 @@ def broken(descriptor: int) -> None:
     import errno
 
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+READER = """
+import sqlite3, sys
+held = sqlite3.connect(sys.argv[1])
+held.execute("BEGIN")
+held.execute("SELECT * FROM meta").fetchall()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_that_another_program_holds_is_a_sentence_with_its_name(tmp_path, monkeypatch):
+    """A reader that stays in a transaction keeps every commit away."""
+    monkeypatch.setattr(store, "PATIENCE", 0.5)
+    small = tmp_path / "spec.toml"
+    small.write_text(SPEC.format(horizon=50))
+    out = tmp_path / "out"
+    fastfed.run(small, out, replicates=1)
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(out / FILE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as reader:
+        reader.stdout.readline()
+        with pytest.raises(store.StoreLocked, match="close it there and run again") as error:
+            fastfed.run(small, out, replicates=1, threads=1)
+        assert str(out / FILE) in str(error.value)
+        if sys.platform == "linux":
+            assert f"process {reader.pid} (python" in str(error.value)
+        reader.stdin.close()
+    assert fastfed.run(small, out, replicates=1)

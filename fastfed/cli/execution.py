@@ -54,7 +54,7 @@ from fastfed.reporting.page import (
 from fastfed.reporting.pictures import ascii_plot
 from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
 from fastfed.results.files import FULL
-from fastfed.results.store import FILE, Store
+from fastfed.results.store import FILE, Store, StoreLocked
 from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predict_seconds
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
@@ -194,6 +194,8 @@ def failures(folder: Path) -> Iterator[None]:
         raise Stopped(f"interrupted: {KEPT}", _signals.exit_code(error)) from None
     except environments.SimulationError as error:
         raise RunFailed(f"{error}; {KEPT}") from None
+    except StoreLocked as error:
+        raise RunFailed(str(error)) from None
     except sqlite3.Error as error:
         raise RunFailed(f"{folder / FILE} cannot be written ({error}); {KEPT}") from None
     except OSError as error:

@@ -27,7 +27,14 @@ from fastfed.deployment.charges import charge_of
 from fastfed.deployment.declared import tables_of_schema
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
-from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore, read_writes, together
+from fastfed.deployment.ledger import (
+    Ledger,
+    MemoryStore,
+    SqliteStore,
+    damage_named,
+    read_writes,
+    together,
+)
 from fastfed.deployment.model import Extension, model_of, no_start
 from fastfed.deployment.party import Party, Process, SiloProcess
 from fastfed.deployment.plans import (
@@ -232,14 +239,15 @@ def opened(
     target = Path(folder)
     name, plan, secret = _who(target)
     if name not in plan.silos:
-        return Process(_other(name, plan, secret), SqliteStore(str(target / STATE)))
+        with damage_named(target / STATE):
+            return Process(_other(name, plan, secret), SqliteStore(str(target / STATE)))
     note = remembered(target)
     if note is None:
         entry = line("dataset", dataset or "records")
         budget = Ledger(str(ledger or target / LEDGER))
     else:
         entry, budget = ledger_of(note, dataset, ledger)
-    with ExitStack() as files:
+    with damage_named(target / STATE), ExitStack() as files:
         files.callback(budget.close)
         store = SqliteStore(str(target / STATE))
         files.callback(store.close)

@@ -12,6 +12,7 @@ event of some probability, and that probability. All are under *replace*.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -83,15 +84,30 @@ def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sql
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
     try:
         check_tables(db, path, tables)
+        if path != ":memory:":
+            os.chmod(path, 0o600)
+        with damage_named(path):
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.executescript(schema)
     except BaseException:
         db.close()
         raise
-    if path != ":memory:":
-        os.chmod(path, 0o600)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    db.executescript(schema)
     return db
+
+
+@contextmanager
+def damage_named(path: str | Path) -> Iterator[None]:
+    """Turn SQLite's errors of a damaged file, and of a full disk, into sentences that name it."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise OSError(errno.ENOSPC, f"{error}: make room on the disk", str(path)) from None
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        raise InputError(f"{path} is damaged ({error}); restore the newest backup") from None
 
 
 def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
@@ -310,8 +326,10 @@ class Ledger:
     """
 
     def __init__(self, path: str) -> None:
-        self._attach(opened(path, SCHEMA, TABLES), path)
-        with self._transaction():
+        db = opened(path, SCHEMA, TABLES)
+        with damage_named(path):
+            self._attach(db, path)
+        with damage_named(path), self._transaction():
             if self._chain.value(_IDENTITY, "") is None:
                 self._start_chain()
             self._check()
@@ -329,11 +347,12 @@ class Ledger:
         check_tables(db, str(path), TABLES)
         if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise InputError(f"{path} is no ledger of fastfed: it is empty")
-        # One of an earlier version has no chain, and no identity.
-        db.executescript(LOG)
-        ledger._attach(db, str(path))
-        if ledger.identity:
-            ledger._check()
+        with damage_named(path):
+            # One of an earlier version has no chain, and no identity.
+            db.executescript(LOG)
+            ledger._attach(db, str(path))
+            if ledger.identity:
+                ledger._check()
         db.execute("PRAGMA query_only = ON")
         return ledger
 

@@ -276,9 +276,10 @@ def verify(path: str | os.PathLike[str]) -> list[tuple[str, bool, str]]:
     """
     resolved = str(Path(path).resolve())
     known: dict[str, list[dict[str, Any]]] = {}
-    for _, meta in _entries():
+    for folder, meta in _entries():
         for source in meta["sources"]:
-            known.setdefault(source["name"], []).append({**source, "path": meta["path"]})
+            entry = {**source, "path": meta["path"], "folder": str(folder)}
+            known.setdefault(source["name"], []).append(entry)
     names = {n for n, all_of in known.items() if any(s["path"] == resolved for s in all_of)}
     if os.path.exists(path):
         names |= {str(source.resolve()) for source in source_files(path)}
@@ -293,6 +294,9 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
         with open(name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         stamp = _stamp(Path(name))
+    except FileNotFoundError:
+        folders = " and ".join(sorted({entry["folder"] for entry in cached}))
+        return False, f"the file is gone: put it back, or delete its cache, {folders}"
     except OSError as error:
         return False, f"cannot be read: {error.strerror or error}"
     except InputError as error:

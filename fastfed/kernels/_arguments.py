@@ -16,8 +16,9 @@ def target(
         raise InputError(f"{name} must be a float64 array, for it is updated in place, got {kind}")
     if not (value.flags.c_contiguous and value.flags.aligned and value.flags.writeable):
         raise InputError(
-            f"{name} must be writable and C-contiguous, for it is updated in place, got "
-            f"writeable {value.flags.writeable}, strides {value.strides} for shape {value.shape}"
+            f"{name} must be writable and C-contiguous, at an aligned address, for it is updated "
+            f"in place, got writeable {value.flags.writeable}, strides {value.strides} for shape "
+            f"{value.shape}, aligned {value.flags.aligned}"
         )
     return array(name, value, shape=shape, finite=finite)
 

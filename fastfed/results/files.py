@@ -196,6 +196,28 @@ def _locked(path: Path, how: int) -> int:
     return descriptor
 
 
+def holders(path: Path) -> list[str]:
+    """Name the processes that hold locks of a file; none where the system does not tell (Linux)."""
+    found = {}
+    with suppress(OSError):
+        wanted = path.stat()
+        device = f"{os.major(wanted.st_dev):02x}:{os.minor(wanted.st_dev):02x}:{wanted.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if device in fields and "->" not in fields:
+                number = fields[fields.index(device) - 1]
+                found[number] = _program(number)
+    return [f"process {number}{name}" for number, name in found.items()]
+
+
+def _program(number: str) -> str:
+    """Return the name of a process in brackets, empty if it is not known."""
+    try:
+        return f" ({Path(f'/proc/{number}/comm').read_text().strip()})"
+    except OSError:
+        return ""
+
+
 def _same(descriptor: int, path: Path) -> bool:
     """Return True if the descriptor is of the file that is at path now."""
     try:

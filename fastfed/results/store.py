@@ -45,6 +45,8 @@ FAILING = (
 )
 #: SQLite's error codes where other processes hold its file for long.
 WAITING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+#: Seconds to wait for them.
+PATIENCE = 30.0
 FORMAT = "4"
 
 SCHEMA = """
@@ -137,6 +139,26 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value, order="sorted").decode()
 
 
+class StoreLocked(sqlite3.OperationalError):
+    """Another program has held a store for longer than is waited for it."""
+
+
+@contextmanager
+def _holder_named(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors of a locked store into a sentence that names who holds it."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", None) not in WAITING:
+            raise
+        holders = files.holders(path)
+        who = f"by {' and '.join(holders)}" if holders else "by another program"
+        raise StoreLocked(
+            f"{path} has been held {who} for more than {PATIENCE:g} s: close it there and run "
+            "again, which continues from the results that are stored"
+        ) from None
+
+
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
     """Turn errors of a damaged store into an InputError that names it."""
@@ -194,6 +216,7 @@ class Store:
         _check_identity(folder, path, meta)
         there = folder.exists()
         with ExitStack() as stack:
+            stack.enter_context(_holder_named(path))
             # Made of real records, without noise: for whoever ran it.
             private = any("about_records" in curve.facts for curve in curves)
             stack.enter_context(_owned(folder, private))
@@ -227,7 +250,9 @@ class Store:
             what = f"its subfolder {inside[0]} does" if inside else "fastfed run writes them"
             raise InputError(f"{folder} holds no results ({FILE} is missing): {what}")
         _read_meta(path)
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE
+        )
         try:
             with _damage_named(path):
                 # One transaction: another process may be writing.
@@ -410,7 +435,7 @@ class Store:
 
 def _count_rows(path: Path) -> int:
     """Return the number of committed rows of a store that is not open."""
-    connection = sqlite3.connect(path, timeout=30.0)
+    connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
         return int(connection.execute("SELECT count(*) FROM cells").fetchone()[0])
     finally:
@@ -422,7 +447,7 @@ def _opened(
     path: Path, threads: int, curves: Sequence[CurveRow], meta: dict[str, Any]
 ) -> Iterator[Store]:
     """Open a store for writing, and bring figure, facts and certificates up to date."""
-    connection = sqlite3.connect(path, timeout=30.0)
+    connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
         # The figure and what is known of privacy are no part of the results: the newest wins.
         with _damage_named(path), connection:
@@ -506,7 +531,7 @@ def _grow(
     path: Path, moves: Sequence[int], meta: dict[str, Any], curves: Sequence[CurveRow]
 ) -> None:
     """Give a store the curves that it lacks; those that it has move to their new positions."""
-    connection = sqlite3.connect(path, timeout=30.0)
+    connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
         with _damage_named(path), connection:
             digests.check(connection)
@@ -596,7 +621,9 @@ def _read_meta(path: Path) -> dict[str, str]:
 
 
 def _meta_of(path: Path, mode: str) -> dict[str, str]:
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=30.0)
+    connection = sqlite3.connect(
+        f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE
+    )
     try:
         return dict(connection.execute("SELECT key, value FROM meta"))
     finally:
