@@ -1,12 +1,13 @@
 """Arrays at odd addresses are copied at the public door: the same bits, and C never reads them."""
 
+import dataclasses
 import types
 
 import numpy as np
 import pytest
 
 import fastfed
-from fastfed import InputError, kernels
+from fastfed import InputError, kernels, parties
 from fastfed._kernels import aggregation, linalg, rng
 from fastfed._validate import array
 
@@ -106,7 +107,7 @@ def test_a_checked_array_is_aligned(kind):
     assert found.flags.aligned and found.flags.c_contiguous and (found == given).all()
 
 
-def test_step_objects_and_policies_copy_what_is_not_aligned(seen):
+def test_a_policy_copies_what_is_not_aligned(seen):
     draw = np.random.default_rng(8)
     rows, rewards = draw.normal(size=(6, ACTIONS, DIMENSION)) / 3, draw.random(6)
 
@@ -122,3 +123,50 @@ def test_step_objects_and_policies_copy_what_is_not_aligned(seen):
 
     assert played(odd) == played(np.copy)
     assert seen and all(seen)
+
+
+def test_step_objects_copy_what_is_not_aligned(seen):
+    draw = np.random.default_rng(9)
+    shared = {"silos": 2, "horizon": 20, "dimension": DIMENSION, "epsilon": 1.0}
+    linear = fastfed.make_system("private-fedlinucb", batch_size=5, delta=1e-6, **shared)
+    rows = draw.normal(size=(20, 2, ACTIONS, DIMENSION)) / 3
+    experts = fastfed.make_system("fed-svt", optimal_loss=0.0, phase_length=5, **shared)
+    losses = draw.random((20, 2, DIMENSION))
+
+    def run(change):
+        found = []
+        silos = [parties.Silo(linear.plan, i, parties.SeededNoise(5)) for i in range(2)]
+        server = parties.Server(linear.plan, parties.SeededNoise(5))
+        for sets in rows:
+            for silo, actions in zip(silos, sets, strict=True):
+                found.append(silo.select(change(actions)))
+                silo.observe(0.5)
+            if silos[0].due:
+                reports = [silo.report() for silo in silos]
+                reports = [changed(report, change) for report in reports]
+                broadcast = changed(server.combine(reports), change)
+                for silo in silos:
+                    silo.receive(broadcast)
+                found.append(broadcast.values.tobytes())
+        clients = [parties.ExpertClient(experts.plan, i) for i in range(2)]
+        leader = parties.ExpertServer(experts.plan, parties.SeededNoise(5))
+        for client in clients:
+            client.receive(leader.start())
+        for vectors in losses:
+            if clients[0].due:
+                reports = [changed(client.report(), change) for client in clients]
+                choice = leader.combine(reports)
+                for client in clients:
+                    client.receive(choice)
+            for client, vector in zip(clients, vectors, strict=True):
+                found.append(client.expert)
+                client.observe(change(vector))
+        return found
+
+    assert run(odd) == run(np.copy)
+    assert seen and all(seen)
+
+
+def changed(message, change):
+    """A message with its array at another address."""
+    return dataclasses.replace(message, values=change(message.values))
