@@ -266,20 +266,21 @@ def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monke
     made, said, now = silo(OPEN, clock=lambda: now[0]), [], [1200.0]
     replay = Replay(made, source, cases(source, OPEN.document.schema))
     made.party.lost[1] = b""  # as after a restored backup
-    refusals, decide = [], made.decide
+    refusals, check = [], made.party.check_recovered
 
-    def refusing(**given):
+    def refusing():
         refusals.append(None)
         if len(refusals) == 3:
             made.party.lost.clear()
-        return decide(**given)
+        check()
 
-    monkeypatch.setattr(made, "decide", refusing)
+    monkeypatch.setattr(made.party, "check_recovered", refusing)
     # The clock goes on by itself, until all has come.
     monkeypatch.setattr(made, "clock", lambda: now.append(min(now[-1] + 5, 1399.0)) or now[-1])
     replay.run(threading.Event(), said.append)
     assert len(said) == 1 and said[0].startswith("the replay waits: the hub has reports")
     assert not replay.left and len(made.party.ended) == 15
+    assert all(each.learns for each in made.party.decisions.values())
     stopped = threading.Event()
     stopped.set()
     again = Replay(silo(OPEN), source, cases(source, OPEN.document.schema))

@@ -293,7 +293,7 @@ class ExpertSilo(SiloParty):
         InputError
             For other than one finite number an expert, and if the decision has ended with others.
         """
-        self._check_recovered()
+        self.check_recovered()
         decided = self._decided(name)
         columns = self.deployed.document.schema.columns
         given = private_array("losses", losses, (len(columns),))

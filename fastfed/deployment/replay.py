@@ -192,6 +192,8 @@ class Replay:
                     self._end(name, case)
                 heapq.heappop(self._events)
             else:
+                # A replay waits: a decision would be made, and nothing learned from it.
+                self._silo.party.check_recovered()
                 made = self._silo.decide(record=case.record, subject=case.subject)
                 heapq.heapreplace(self._events, (self._times[row].known, row, made.id))
 

@@ -221,7 +221,7 @@ class SiloParty(Speaker):
         After the deadline, or where nothing was to be learned, it is kept and enters none. The
         same reward again changes nothing.
         """
-        self._check_recovered()
+        self.check_recovered()
         y = private_number("reward", reward)
         decided = self._decided(name)
         known = self.ended.get(name)
@@ -272,7 +272,8 @@ class SiloParty(Speaker):
             raise InputError("there is no decision of that id")
         return found
 
-    def _check_recovered(self) -> None:
+    def check_recovered(self) -> None:
+        """Raise InputError while the silo must be recovered, and learns nothing."""
         if self.lost and not self.left:
             raise InputError(
                 f"the hub has reports of releases {sorted(self.lost)} that this silo's state does "
