@@ -475,7 +475,7 @@ def check_sizes(
     if getattr(config, "release", None) == "factorised" and releases > MOST_FACTORISED:
         raise InputError(
             f'release "factorised" in a deployment is for at most {MOST_FACTORISED} releases, as '
-            f'every party derives the factor, got {releases}: release = "toeplitz" has no limit'
+            f'every party derives the factor, got {releases}: choose release = "toeplitz"'
         )
     if algorithm in EXPERTS:
         return
