@@ -15,7 +15,7 @@ from fastfed.deployment import plans, wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import hub_of, silo_of
 from fastfed.deployment.ledger import Charge, Ledger, MemoryStore, Write
-from fastfed.deployment.party import Message, Process, SiloProcess, Step
+from fastfed.deployment.party import BELIEVED, Message, Process, SiloProcess, SteadyClock, Step
 from fastfed.deployment.seal import Identity, SealedNoise, digest, keyed_digest, sealed_to
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.sums import TO_HUB, Helper, share_context
@@ -297,21 +297,22 @@ class World:
 
     def __init__(
         self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, hub_restore=0.0, reverse=False,
-        forget=False, stride=20.0, skew=0.0,
+        forget=False, stride=20.0, skew=0.0, helper_restore=0.0,
     ):  # fmt: skip
         self.plan, self.random = plan, random.Random(seed)
         self.kinds = {"silo": SiloParty, "hub": Hub, "helper": Helper} | (kinds or {})
         self.kill_chance, self.restore_chance = kill, restore
         self.reverse, self.forget, self.stride = reverse, forget, stride
         #: Clocks are wrong by so many seconds at most, and are set anew now and then.
-        self.skew, self.wrong = skew, {}
+        self.skew, self.wrong, self.clocks = skew, {}, {}
         self.hub_restore_chance, self.hub_restores, self.behind = hub_restore, 0, 0
+        self.helper_restore_chance, self.helper_restores = helper_restore, 0
         self.now, self.network, self.kills, self.restores = float(START), [], 0, 0
         self.stores = {p.name: (Forgetful if forget else MemoryStore)() for p in plan.parties}
         self.ledgers = {name: Ledger(":memory:") for name in plan.silos}
         for ledger in self.ledgers.values():
             ledger.set_ceiling("records", 20.0, 1e-5)
-        self.backups = {name: [] for name in (*plan.silos, "hub")}
+        self.backups = {each.name: [] for each in plan.parties}
         self.truth = {}  # (silo, decision) -> (leaf by the calendar)
         self.open = {name: [] for name in plan.silos}
         self.reports, self.sets, self.broadcasts, self.stolen = {}, {}, {}, []
@@ -322,8 +323,19 @@ class World:
             self.start(each.name)
 
     def clock(self, name):
-        """What a party takes the time to be."""
-        return self.now + self.wrong.get(name, 0.0)
+        """What a party takes the time to be; it learns how far its machine's clock is from it."""
+        now = self.clocks[name]()
+        self.parties[name].ahead = self.clocks[name].ahead
+        return now
+
+    def take(self, name, data):
+        """A message arrives; a refused one says what time it is, too."""
+        now, party = self.clock(name), self.parties[name]
+        with suppress(InputError):
+            self.perform(name, self.ask(name, lambda: party.handle(data, now)))
+        said, party.time_said = party.time_said, None
+        if said is not None:
+            self.clocks[name].heard(*said)
 
     # ---- processes -------------------------------------------------------------------------------
 
@@ -337,6 +349,9 @@ class World:
         else:
             made = self.kinds["helper"](self.plan, secret(name))
         self.parties[name] = made
+        self.clocks[name] = SteadyClock(
+            lambda: self.now + self.wrong.get(name, 0.0), lambda: self.now
+        )
         for write in self.stores[name].writes():
             made.fold(write)
 
@@ -381,6 +396,15 @@ class World:
             self.behind += before > len(self.parties["hub"].broadcasts)
         else:
             self.backups["hub"].append(list(self.stores["hub"].writes()))
+
+    def restore_helper(self):
+        """Put the helper back to an old backup, or take one."""
+        if self.backups["helper"] and self.random.random() < self.helper_restore_chance:
+            self.helper_restores += 1
+            self.stores["helper"] = MemoryStore(self.random.choice(self.backups["helper"]))
+            self.start("helper")
+        else:
+            self.backups["helper"].append(list(self.stores["helper"].writes()))
 
     def perform(self, name, step):
         """Writes one by one, then messages one by one; killed anywhere between two of them."""
@@ -480,9 +504,7 @@ class World:
             self.network.append((to, data))
         if fate < 0.3:
             self.stolen.append((to, data))
-        receiver = self.parties[to]
-        with suppress(InputError):
-            self.perform(to, self.ask(to, lambda: receiver.handle(data, self.clock(to))))
+        self.take(to, data)
 
     def act(self, name):
         """The application of a silo: a decision, or a reward for an old one."""
@@ -516,6 +538,9 @@ class World:
         if self.hub_restore_chance and rng.random() < 0.03:
             self.restore_hub()
             return
+        if self.helper_restore_chance and rng.random() < 0.05:
+            self.restore_helper()
+            return
         choice = rng.random()
         if choice < 0.45 and self.network:
             self.deliver(rng.randrange(len(self.network)))
@@ -546,15 +571,13 @@ class World:
             self.now += 5.0
             for name in self.parties:
                 for _ in range(4):
-                    step = self.ask(name, lambda n=name: self.parties[n].tick(self.now))
+                    step = self.ask(name, lambda n=name: self.parties[n].tick(self.clock(n)))
                     self.perform(name, step)
                     if not step.writes:
                         break
             mail, self.network = self.network, []
             for to, data in mail:
-                with suppress(InputError):
-                    handle = self.parties[to].handle
-                    self.perform(to, self.ask(to, lambda h=handle, d=data: h(d, self.now)))
+                self.take(to, data)
 
     def run_with_the_hub_put_back(self, stretches=6, moments=40, rounds=10):
         """Unrest, a calm in which releases are made, and the hub put back to any of its states."""
@@ -570,25 +593,25 @@ class World:
         """Calm: nothing is lost any more, silos are recovered, all leaves close."""
         self.kill_chance, self.down, self.wrong = 0.0, {}, {}
         calendar = self.plan.document.calendar
-        end = calendar.closes[-1] + 2 * max(GRACE, calendar.grace)
+        # A clock that was just set right may take BELIEVED seconds to be believed.
+        end = calendar.closes[-1] + 2 * max(GRACE, calendar.grace) + 2 * BELIEVED
         for _ in range(200):
             # Small steps while leaves close, then larger ones to the end of the grace period.
             over = self.now >= calendar.closes[-1] + PERIOD
-            self.now = min(self.now + (max(20, (end - self.now) / 4) if over else 20), end)
+            self.now = min(self.now + (min(max(20, (end - self.now) / 4), 60) if over else 20), end)
             for name in self.parties:
                 if getattr(self.parties[name], "lost", None):
                     # Not yet, while the hub has not said under which masks it was.
                     with suppress(InputError):
                         self.perform(name, self.parties[name].recover())
                 for _ in range(8):
-                    step = self.parties[name].tick(self.now)
+                    step = self.parties[name].tick(self.clock(name))
                     self.perform(name, step)
                     if not step.writes:
                         break
             mail, self.network = self.network, []
             for to, data in mail:
-                with suppress(InputError):
-                    self.perform(to, self.parties[to].handle(data, self.now))
+                self.take(to, data)
             if (
                 all(
                     self.parties[n].model.release == self.plan.plan.releases

@@ -47,6 +47,9 @@ PLANS = {
 #: Where every silo must be in every set, lost records may hold a release up for ever.
 NEEDS_ALL = {name for name, (p, tables) in PLANS.items() if p in WORDS and tables is not FEWER}
 FAULTS = ("kills", "silos put back", "hub put back")
+#: Seeds from here on have more moves; those before keep the schedules that have found something.
+MORE = 1_000_000
+YEARS = 10 * 365 * 86_400.0
 
 
 def chosen(seed: int) -> tuple[str, str, dict, dict]:
@@ -68,6 +71,12 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
     if faults == "hub put back":
         keys |= {"hub_restore": 0.7, "kill": rng.choice((0.0, 0.03, 0.1))}
         tables["calendar"] = PATIENT
+    if seed >= MORE:
+        if "skew" in keys:
+            keys["skew"] = rng.choice((30.0, 300.0, 86_400.0, YEARS))
+        # A helper may be put back while the hub is as it was, see docs/run-it-for-real.md.
+        if faults != "hub put back" and protocol in ("secure-sum", "shuffle-vector"):
+            keys["helper_restore"] = rng.choice((0.0, 0.7))
     return name, faults, tables, keys
 
 
@@ -83,6 +92,7 @@ def drawn(seed: int) -> tuple[Counter, str]:
     world = World(deployed(PLANS[name][0], **tables), seed, **keys)
     did: Counter = Counter({"schedules": 1, f"plan {name}": 1, f"with {faults}": 1})
     did["with wrong clocks"] = "skew" in keys
+    did["with clocks wrong by years"] = keys.get("skew") == YEARS
     broken = ""
     try:
         if faults == "hub put back":
@@ -100,6 +110,7 @@ def drawn(seed: int) -> tuple[Counter, str]:
             "kills": world.kills,
             "silos put back": world.restores,
             "hubs put back": world.hub_restores,
+            "helpers put back": world.helper_restores,
             "hubs put back to before a broadcast": world.behind,
             "reports": len(world.reports),
             "releases": len(world.broadcasts),

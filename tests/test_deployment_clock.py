@@ -5,11 +5,14 @@ import pytest
 pytest.importorskip("cryptography")
 
 import federation
-from federation import ROWS, deployed
+from federation import GRACE, ROWS, START, Federation, deployed, secret, served
 
+from fastfed.deployment import wire
 from fastfed.deployment.kinds import silo_of
 from fastfed.deployment.ledger import Ledger, MemoryStore
 from fastfed.deployment.party import BELIEVED, DOUBTED, Process, SiloProcess, SteadyClock
+from fastfed.deployment.seal import Identity
+from fastfed.deployment.wire import Refused
 
 YEARS = 10 * 365 * 86400.0
 
@@ -101,3 +104,163 @@ def test_a_process_has_a_steady_clock_by_default():
     plan = deployed()
     party = silo_of(plan, "silo0", federation.secret("silo0"), Ledger(":memory:"))
     assert isinstance(Process(party, MemoryStore()).clock, SteadyClock)
+
+
+# ---- the clocks of others ------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_set_right_is_believed_at_once_where_the_others_agree():
+    hands = Hands()
+    hands.off = YEARS
+    clock = hands.clock()
+    clock.heard("hub", hands.wall)
+    assert clock() == pytest.approx(hands.wall) and clock.ahead == clock.off == YEARS
+    hands.off = 0.0
+    hands.wait(5.0)
+    assert clock() == hands.wall and clock.ahead == clock.off == 0.0
+
+
+def test_a_jump_that_the_others_contradict_is_never_believed():
+    hands = Hands()
+    clock = hands.clock()
+    hands.off = -YEARS
+    for _ in range(100):
+        hands.wait(BELIEVED / 2)
+        clock.heard("hub", hands.wall)
+        assert clock() == pytest.approx(hands.wall) and clock.off == -YEARS
+
+
+def test_a_clock_that_is_behind_counts_as_it_is():
+    """Nobody can make a party close a leaf before its own clock says so."""
+    hands = Hands()
+    clock = hands.clock()
+    clock.heard("hub", hands.wall + YEARS)
+    assert clock() == hands.wall and clock.ahead == clock.off == -YEARS
+
+
+def test_small_differences_are_those_of_any_two_clocks():
+    hands = Hands()
+    clock = hands.clock()
+    clock.heard("hub", hands.wall - DOUBTED)
+    assert clock() == hands.wall and clock.ahead == clock.off == 0.0
+    clock.heard("south", hands.wall - DOUBTED)
+    assert clock() == hands.wall
+
+
+def test_an_old_message_that_comes_again_does_not_hold_a_clock_up():
+    hands = Hands()
+    clock = hands.clock()
+    old = hands.wall
+    for _ in range(10):
+        hands.wait(BELIEVED / 2)
+        clock.heard("hub", hands.wall)
+        clock.heard("hub", old)
+        assert clock() == hands.wall
+    # A hub whose clock was set back, and which says nothing else any more.
+    hands.wait(BELIEVED)
+    clock.heard("hub", old)
+    assert clock() == old
+
+
+def test_half_of_the_others_must_agree():
+    hands = Hands()
+    clock = hands.clock()
+    clock.heard("silo0", hands.wall - YEARS)
+    assert clock() == pytest.approx(hands.wall - YEARS)
+    clock.heard("silo1", hands.wall)
+    assert clock() == hands.wall
+    clock.heard("silo2", hands.wall - YEARS)
+    assert clock() == pytest.approx(hands.wall - YEARS)
+
+
+def clocked(**off):
+    """A federation whose parties have clocks of their own, off by so many seconds."""
+    made = Federation(deployed())
+    for name, process in made.processes.items():
+
+        def wall(name=name):
+            return made.now + off.get(name, 0.0)
+
+        process.clock = SteadyClock(wall, lambda: made.now)
+    made.off = off
+    made.settle()
+    return made
+
+
+def test_a_silo_that_starts_with_a_clock_years_ahead_closes_nothing():
+    made = clocked(silo0=YEARS)
+    silo = made.processes["silo0"]
+    made.now = START + 50.0
+    made.settle()
+    first = silo.decide(ROWS)
+    silo.reward(first.id, 0.5)
+    made.settle()
+    assert first.learns and silo.party.ended[first.id].leaf == 1
+    assert not silo.party.sealed and silo.status()["clock_off"] == pytest.approx(YEARS)
+    waits = silo.status()["waits"]
+    assert (waits["state"], waits["who"]) == ("clock", ["hub"])
+    for _ in made.plan.document.calendar.closes:
+        made.now += 100.0
+        made.settle()
+    assert not silo.status()["stopped"] and silo.party.model.release == made.plan.plan.releases
+    assert list(silo.party.sealed) == [1, 2, 3, 4] and not silo.party.without
+
+
+def test_a_hub_that_starts_with_a_clock_years_ahead_leaves_nobody_out():
+    made = clocked(hub=YEARS)
+    hub = made.processes["hub"]
+    away = made.processes.pop("silo2")
+    served(made, 1, ["silo0", "silo1"])
+    made.settle()
+    assert not hub.party.sets and hub.status()["clock_off"] == pytest.approx(YEARS)
+    made.processes["silo2"] = away
+    made.settle()
+    assert [entry.silo for entry in hub.party.sets[1].entries] == [0, 1, 2]
+
+
+def test_a_hub_whose_clock_is_behind_says_so():
+    made = clocked(hub=-900.0)
+    made.now = START + 100.0
+    made.settle()
+    # Silos count by the hub's clock, too, and say whose clock they wait for.
+    for name, who in (("hub", list(made.plan.silos)), ("silo1", ["hub"])):
+        waits = made.processes[name].status()["waits"]
+        assert (waits["state"], waits["since"], waits["who"]) == ("clock", START + 100.0, who)
+
+
+def test_one_silo_whose_clock_is_behind_holds_nobody_up():
+    made = clocked(silo2=-900.0)
+    for silo in ("silo0", "silo1"):
+        made.processes[silo].reward(made.processes[silo].decide(ROWS).id, 0.5)
+    made.now = START + 100.0
+    made.settle()
+    assert made.processes["silo2"].status()["waits"]["state"] == "clock"
+    made.now += GRACE
+    made.settle()
+    hub = made.processes["hub"].party
+    assert [entry.silo for entry in hub.sets[1].entries] == [0, 1]
+    assert hub.waits(made.now)["state"] == "open"
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_time_that_no_clock_can_show_is_refused(time):
+    made = clocked()
+    plan, hub = made.plan, made.processes["hub"]
+    silo, mine = Identity(secret("silo0")), Identity(secret("hub"))
+    join = wire.Join(hub.party._nonce, plan.agreed(silo), time)
+    with pytest.raises(Refused, match="the time of silo0 must be in seconds since 1970"):
+        hub.handle(plan.wire.made(silo, "silo0", 0, join))
+    receipt = wire.Receipt(0, (), made.processes["silo0"].party._nonce, "", time)
+    with pytest.raises(Refused, match="the time of hub must be in seconds since 1970"):
+        made.processes["silo0"].handle(plan.wire.made(mine, "hub", 0, receipt))
+
+
+def test_a_message_that_is_refused_because_clocks_differ_says_so():
+    """A silo that was put back, on a machine whose clock is behind, learns why it is refused."""
+    made = clocked()
+    silo = made.processes["silo0"]
+    silo.clock = SteadyClock(lambda: made.now - YEARS, lambda: made.now)
+    receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce, "", made.now)
+    with pytest.raises(Refused, match="clocks of hub and silo differ"):
+        silo.handle(made.plan.wire.made(Identity(secret("hub")), "hub", 1, receipt))
+    assert silo.status()["clock_off"] == pytest.approx(-YEARS)

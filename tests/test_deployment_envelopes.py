@@ -1,6 +1,7 @@
 """Hostile envelopes: refused at the door, at once, and nothing is changed (see envelopes.py)."""
 
 import os
+import re
 from types import MethodType
 
 import msgspec
@@ -55,7 +56,7 @@ def test_a_hub_that_keeps_what_a_refused_message_said_is_found_out(fresh):
 
 def test_a_wire_that_checks_no_signature_is_found_out(fresh, monkeypatch):
     monkeypatch.setattr(wire, "verified", lambda *_: True)
-    assert "accepted it" in found_out()
+    assert re.search("accepted it|has changed", found_out())
 
 
 def test_a_party_that_fails_otherwise_is_found_out(fresh, monkeypatch):

@@ -12,7 +12,7 @@ from federation import ROWS, deployed, period, served
 from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger, MemoryStore
-from fastfed.deployment.party import Process
+from fastfed.deployment.party import Process, SteadyClock
 from fastfed.deployment.progress import WAITS
 from fastfed.deployment.sums import Helper
 
@@ -27,12 +27,13 @@ def running(protocol="silo-ldp", **keys):
 
 def says(made, name):
     """The state of a party, and whom it waits for."""
-    found = made.processes[name].party.waits(made.now)
+    now = made.processes[name].now()
+    found = made.processes[name].party.waits(now)
     kind = name if name in ("hub", "helper") else "silo"
     row = WAITS[kind][found["state"]]
     assert (found["for"], found["do"]) == (row.what, row.do)
     if hasattr(made.processes[name].party, "status"):
-        assert made.processes[name].party.status(made.now)["waits"] == found
+        assert made.processes[name].party.status(now)["waits"] == found
     return found["state"], found["who"]
 
 
@@ -110,7 +111,22 @@ def without_helper(made):
     made.settle()
 
 
+def apart(name, off):
+    """Led to the end of a period by all clocks but one, which is off by so many seconds."""
+
+    def led(made):
+        for each, process in made.processes.items():
+            mine = off if each == name else 0.0
+            process.clock = SteadyClock(lambda mine=mine: made.now + mine, lambda: made.now)
+        made.settle()
+        made.now = federation.START + 100.0
+        made.settle()
+
+    return led
+
+
 HUB = [
+    ("clock", "silo-ldp", apart("hub", -90.0), ["silo0", "silo1", "silo2"]),
     ("open", "silo-ldp", hub_of_open_period, []),
     ("over", "silo-ldp", hub_over, []),
     ("ended", "silo-ldp", hub_ended, []),
@@ -178,6 +194,7 @@ SILO = [
     ("recover", "silo-ldp", silo_lost, []),
     ("sessions", federation.MASKS, hub_without_a_silo, ["hub"]),
     ("ceiling", "silo-ldp", silo_ceiling, []),
+    ("clock", "silo-ldp", apart("silo0", -90.0), ["hub"]),
     ("release", "silo-ldp", silo_after_its_report, ["hub"]),
 ]
 

@@ -116,7 +116,7 @@ def test_schedules_that_have_found_something(seed):
 @pytest.mark.parametrize("fault", [fault for fault in PLANTED if fault != "nothing"])
 def test_planted_faults_are_caught(fault):
     """In one of a few schedules at least; the parties as they are pass all of them, see below."""
-    seed, said = planted(fault, range(60))
+    seed, said = planted(fault, range(100))
     assert seed is not None, f"{fault} was not caught: {said}"
 
 
@@ -136,7 +136,7 @@ def test_a_hub_that_names_two_sets_sees_one_opened():
 
 
 def test_planted_faults_are_caught_by_the_script(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["schedules", "60", "--plant", "second set opened"])
+    monkeypatch.setattr(sys, "argv", ["schedules", "9", "--plant", "leaf by count"])
     assert schedules_of_all.main() == 0
     assert "caught by seed" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["schedules", "3", "--plant", "nothing"])

@@ -30,6 +30,8 @@ from fastfed.protocols.vector_sum import encoding_of
 BEYOND = 1e-6
 #: The chance of an alarm about an honest silo, over all silos and releases of a plan.
 FALSE_ALARMS = 1e-3
+#: Standard deviations of noise beyond which a value is refused: once in 10^15 numbers.
+SIGMAS = 8.0
 
 
 def visible(plan: Plan) -> bool:
@@ -189,12 +191,15 @@ class Fit(NamedTuple):
     """How a silo fits the others at one release.
 
     moves: how far theta moves without it. score: what is left of both sides' errors for the theta
-    that suits them best, in units of their variances.
+    that suits them best, in units of their variances. sees: the norm that a false addition to the
+    silo's sum of x y must have, in whatever direction, so that it takes an honest score of 0 to the
+    threshold; infinite where some direction is beyond what the sides have in common.
     """
 
     silo: int
     moves: float
     score: float
+    sees: float
 
 
 class Alarm:
@@ -253,24 +258,24 @@ class Alarm:
         theta = self._theta(everything, release)
         for silo, (own, its) in sorted(parts.items()):
             other = everything - own
-            score = self._score([(own, rows, its), (other, rows * (len(parts) - 1), noise - its)])
+            sides = [(own, rows, its), (other, rows * (len(parts) - 1), noise - its)]
             moves = theta - self._theta(other, release)
-            yield Fit(silo, float(np.linalg.norm(moves)), score)
+            yield Fit(silo, float(np.linalg.norm(moves)), *self._score(sides))
 
     def worst(self, fits: Iterable[Fit]) -> Fit | None:
         """The silo that fits least, where it is beyond the threshold."""
         found = [fit for fit in fits if fit.score > self.threshold]
         return max(found, key=lambda fit: fit.score, default=None)
 
-    def _score(self, sides: Sequence[tuple[np.ndarray, float, float]]) -> float:
-        """The least squared error of both sides, each in units of its variance."""
+    def _score(self, sides: Sequence[tuple[np.ndarray, float, float]]) -> tuple[float, float]:
+        """The least squared error of both sides, each in units of its variance; and `Fit.sees`."""
         plan, d = self._plan, self._plan.dimension
         feature, _ = bounds(plan)
         low, high = (0.0, 1.0) if plan.clip is None else plan.clip.centred
         std = plan.noise_std
         # Of N theta, |theta| <= tau: at most the larger of a diagonal entry and two others'.
         hidden = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
-        blocks, targets = [], []
+        blocks, targets, units = [], [], []
         for sums, rows, squares in sides:
             # The sum of |x|^2, which is n L^2 at most, unless more people came than planned.
             seen = float(np.trace(_full(sums[d:], d)))
@@ -279,21 +284,20 @@ class Alarm:
             proxy = mass * ((high - low) / 2.0) ** 2 + squares * (std.bias**2 + hidden)
             blocks.append(_full(sums[d:], d) / math.sqrt(proxy))
             targets.append(sums[:d] / math.sqrt(proxy))
+            units.append(math.sqrt(proxy))
         system, target = np.vstack(blocks), np.concatenate(targets)
         best, *_ = np.linalg.lstsq(system, target, rcond=None)
-        return float(np.sum((target - system @ best) ** 2))
+        # Of v added to the first side's target theta can explain Q Q' v, Q its rows of a basis.
+        explained = np.linalg.svd(np.linalg.qr(system)[0][:d], compute_uv=False)[0]
+        left = 1.0 - explained**2
+        sees = units[0] * math.sqrt(self.threshold / left) if left > 1e-12 else math.inf
+        return float(np.sum((target - system @ best) ** 2)), sees
 
     def _theta(self, sums: np.ndarray, release: int) -> np.ndarray:
         plan = self._plan
         regularizer = float(plan.regularizer[plan.entry(release)])
         theta: np.ndarray = Estimate.of_sums(plan.dimension, sums, regularizer)[0].theta
         return theta
-
-
-# ---- what may be true ----------------------------------------------------------------------------
-
-#: Standard deviations of noise beyond which a value is refused: once in 10^15 numbers.
-SIGMAS = 8.0
 
 
 # ---- what may be true ----------------------------------------------------------------------------

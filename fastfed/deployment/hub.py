@@ -7,8 +7,10 @@ makes the same of it when it is started again. Reading the log redoes every sum.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -111,7 +113,7 @@ class Hub(Speaker):
         kinds = ("join", "report", "seen", "set", "leave", "sessions", "broadcast")
         found = self.wire.read(data, kinds)
         if found.kind == "join":
-            return self._join(found, data)
+            return self._join(found, data, now)
         if found.kind == "broadcast":
             return self._reminded(found, data)
         helper = self.deployed.document.helper
@@ -134,7 +136,7 @@ class Hub(Speaker):
             raise Refused(f"a {found.kind} must come from a silo, got one of {found.sender}")
         return self.deployed.index(found.sender)
 
-    def _join(self, found: Envelope, data: bytes) -> Step:
+    def _join(self, found: Envelope, data: bytes, now: float) -> Step:
         body = self.wire.body(found, wire.Join)
         self.deployed.check_agreed(found.sender, body.agreed)
         first = () if found.sender in self.joined else (Write("join", found.sender, data),)
@@ -147,13 +149,15 @@ class Hub(Speaker):
         silo = self.deployed.index(found.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {found.sender} must have 16 bytes")
+        self._says(found.sender, body.time)
         here = body.nonce == self._nonce
         if here:
             self._heard[silo] = found.release
         # Broadcasts first: what they opened without the silo need not be reported any more.
         later = () if silo in self.left else range(found.release + 1, len(self.broadcasts) + 1)
         answers = [self._news(found.sender, k, self.broadcasts[k]) for k in later]
-        answers.append(self._receipt(silo, b"" if here else body.nonce))
+        time = self.own_time(now)
+        answers.append(self._receipt(silo, b"" if here else body.nonce, time=time))
         if silo not in self._heard:
             # Whoever repeats it is here now: an old message cannot.
             answers.append(self._receipt(silo, self._nonce))
@@ -165,6 +169,7 @@ class Hub(Speaker):
         nonce: bytes = b"",
         more: tuple[tuple[int, bytes], ...] = (),
         left: bool = False,
+        time: float = 0.0,
     ) -> Message:
         """What the hub has from a silo, and whether it counts on more."""
         known = {
@@ -173,7 +178,9 @@ class Hub(Speaker):
             if i == silo and (k, i) in self.seen
         }
         ended = self.ended or ("the silo has left" if left or silo in self.left else "")
-        body = wire.Receipt(silo, tuple(sorted({**known, **dict(more)}.items())), nonce, ended)
+        body = wire.Receipt(
+            silo, tuple(sorted({**known, **dict(more)}.items())), nonce, ended, time
+        )
         return Message(self.deployed.silos[silo], self.made(len(self.broadcasts), body))
 
     def _report(self, silo: int, found: Envelope, data: bytes) -> Step:
@@ -549,8 +556,10 @@ class Hub(Speaker):
             return untold
         return [i for i in present if (release, i) not in self.reports]
 
-    def waits(self, now: float) -> dict[str, object]:
-        """What the hub waits for now, since when and whose turn it is, see `progress.WAITS`."""
+    def _others(self) -> list[str]:
+        return list(self.deployed.silos)
+
+    def _waits(self, now: float) -> dict[str, Any]:
         release, document = len(self.broadcasts) + 1, self.deployed.document
         names, helper = self.deployed.silos, document.helper
         if self.ended or release > self.plan.releases:
@@ -558,7 +567,7 @@ class Hub(Speaker):
         close = float(document.calendar.closes[release - 1])
         since = close if self._started is None else max(close, self._started)
 
-        def state(name: str, who: Iterable[str] = ()) -> dict[str, object]:
+        def state(name: str, who: Iterable[str] = ()) -> dict[str, Any]:
             return waiting("hub", name, release, since, who)
 
         missing, known = self._missing(release), (*self._past, *self._opened_sets)
@@ -601,11 +610,15 @@ class Hub(Speaker):
         }
 
     def _guarded(self) -> dict[str, object]:
-        """How far theta moves without each silo at the last release, and who was capped."""
+        """How far theta moves without each silo, what the alarm can see, and who was capped."""
         release, names = len(self.broadcasts), self.deployed.silos
         made: dict[str, object] = {}
         if self._alarm is not None and release:
-            made["moves"] = {names[fit.silo]: fit.moves for fit in self._fits(release)}
+            fits = self._fits(release)
+            made["moves"] = {names[fit.silo]: fit.moves for fit in fits}
+            made["alarm_sees"] = {
+                names[fit.silo]: fit.sees if math.isfinite(fit.sees) else None for fit in fits
+            }
         if self._cap is not None:
             made["capped"] = {name: sorted(found) for name, found in sorted(self.capped.items())}
         return made

@@ -49,13 +49,14 @@ def waiting_seconds(waits: dict[str, Any], now: float) -> float:
 
 def silo_numbers(silo: SiloProcess) -> dict[str, float]:
     """What `GET /metrics` of a silo has, by name."""
-    party, ledger, dataset = silo.party, silo.party.ledger, silo.party.dataset
+    party, ledger, dataset, now = silo.party, silo.party.ledger, silo.party.dataset, silo.now()
     ceiling = ledger.ceiling(dataset)
     numbers: dict[str, float] = {
         "releases_total": party.plan.releases,
         "released": party.model.release,
         "releases_waited_for": max(0, party.done - party.model.release),
-        "waiting_seconds": waiting_seconds(party.waits(silo.clock()), silo.clock()),
+        "waiting_seconds": waiting_seconds(party.waits(now), now),
+        "clock_off_seconds": silo.clock_off,
         "reports_sealed": len(party.sealed),
         "releases_without": len(party.without),
         "reports_lost": len(party.lost),
@@ -82,6 +83,7 @@ HELP = {
     "released": "The last release: made by the hub, or acted on by the silo.",
     "silos_waited_for": "Silos whose report of a release that has closed has not come.",
     "waiting_seconds": "How long the party has waited for what is due; /status names it.",
+    "clock_off_seconds": "By how much the machine's clock is off, while it is not what counts.",
     "alarms": "Contradictions, and silos that do not fit the others; any is too many.",
     "ended": "1 if the plan has ended.",
     "capped_reports": "Reports that were held to the influence of one silo.",
@@ -200,8 +202,9 @@ class JsonLog:
     def look(self, process: Process) -> None:
         """Write what has changed since the last look: releases, reports, and whether it stopped."""
         party: Any = process.party
-        waits = party.waits(process.clock())
+        waits = party.waits(process.now())
         now: dict[str, Any] = {"stopped": bool(getattr(party, "stopped", ""))}
+        now["clock_off"] = bool(process.clock_off)
         now["waits"] = "" if waits["since"] is None else " ".join((waits["state"], *waits["who"]))
         if isinstance(process, SiloProcess):
             now |= {"sealed": max(party.sealed, default=0), "released": party.model.release}

@@ -15,8 +15,9 @@ from fastfed.deployment.guard import Range
 from fastfed.deployment.ledger import Charge, Ledger, Store, Write
 from fastfed.deployment.model import Decision
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.progress import clocks_differ
 from fastfed.deployment.seal import Identity
-from fastfed.deployment.wire import Body
+from fastfed.deployment.wire import Body, Refused
 
 if TYPE_CHECKING:
     from fastfed.deployment.silo import SiloParty
@@ -48,6 +49,10 @@ class Party(Protocol):
     """
 
     name: str
+    #: By how many seconds this machine's clock is ahead of the others' (less than 0: behind).
+    ahead: float
+    #: Who has said in the last message what time it is, and the time.
+    time_said: tuple[str, float] | None
 
     def handle(self, data: bytes, now: float) -> Step:
         """What a message leads to; Refused for one that is not accepted."""
@@ -69,6 +74,9 @@ class Speaker:
         self.deployed, self.name = deployed, name
         self.plan, self.wire = deployed.plan, deployed.wire
         self.identity: Identity = deployed.identity(name, seed)
+        #: See `SteadyClock.ahead`; the time that counts is the earlier of the two.
+        self.ahead = 0.0
+        self.time_said: tuple[str, float] | None = None
 
     @cached_property
     def agreement(self) -> bytes:
@@ -78,6 +86,32 @@ class Speaker:
     def made(self, release: int, body: Body) -> bytes:
         """A signed message of this party."""
         return self.wire.made(self.identity, self.name, release, body)
+
+    def own_time(self, now: float) -> float:
+        """What this machine's clock says, where ``now`` is the time that counts."""
+        return now + max(self.ahead, 0.0)
+
+    def _says(self, sender: str, time: float) -> None:
+        """Note the time that a message says it is; Refused for one that no clock can show."""
+        if not 0.0 <= time < LATEST:
+            raise Refused(f"the time of {sender} must be in seconds since 1970, got {time}")
+        self.time_said = (sender, time) if time else None
+
+    def waits(self, now: float) -> dict[str, Any]:
+        """What this party waits for now and since when, see `progress.WAITS`."""
+        found, later = self._waits(now), self._waits(now + abs(self.ahead))
+        idle = (found["since"] is None and found["state"] == "open") or found["state"] == "hub"
+        if not self.ahead or not idle or later["state"] == "open":
+            return found
+        return found | clocks_differ(later["since"], self._others())
+
+    def _waits(self, now: float) -> dict[str, Any]:
+        """What this party waits for if it is now."""
+        raise NotImplementedError
+
+    def _others(self) -> list[str]:
+        """The parties that this one exchanges messages with."""
+        return [self.deployed.document.hub.name]
 
     def _limits(self) -> Range:
         """What messages of the plan can hold."""
@@ -90,6 +124,8 @@ Clock = Callable[[], float]
 #: A wall clock may differ from the time that has passed by so many seconds without being doubted,
 #: and is believed all the same once it has differed by one amount for so long.
 DOUBTED, BELIEVED = 30.0, 600.0
+#: The latest time that a party can say, far beyond every calendar.
+LATEST = 2.0**40
 
 
 def passed() -> float:
@@ -99,12 +135,17 @@ def passed() -> float:
 
 
 class SteadyClock:
-    """The wall clock, but for jumps that do not last.
+    """The wall clock, but for jumps that do not last, and never later than the others' clocks.
 
-    Closing a leaf cannot be undone, so one wrong reading of a clock must not close any. A reading
-    that is not where the last one and the time since then lead is not believed: the clock goes on
-    from the last one. Once the wall clock has been off by the same amount for `BELIEVED` seconds
-    it is believed again.
+    Closing a leaf cannot be undone, so one wrong clock must not close any.
+
+    - A reading that is not where the last one and the time since then lead is not believed: the
+      clock goes on from the last one. Once the wall clock has been off by the same amount for
+      `BELIEVED` seconds, or agrees with the clocks of the others, it is believed again.
+    - Other parties say the time in messages that they sign. Where this clock is more than
+      `DOUBTED` seconds ahead of theirs (of the median of them), theirs counts: a silo closes a leaf
+      when its own clock and the hub's say so, and a hub ends a grace period when its own clock and
+      those of half of the silos do. A clock that is behind counts as it is.
 
     Parameters
     ----------
@@ -117,23 +158,59 @@ class SteadyClock:
         self._turn = threading.Lock()
         self._last, self._at = wall(), monotonic()
         self._jump, self._since = 0.0, self._at
-        #: By how many seconds the wall clock is off, while it is not believed; else 0.
+        #: By party: its time less the monotonic one, and when it was last confirmed.
+        self._others: dict[str, tuple[float, float]] = {}
+        #: By how many seconds the wall clock is off, while it is not what counts; else 0.
         self.off = 0.0
+        #: By how many seconds this clock is ahead of the others' (less than 0: behind), where it
+        #: is by more than `DOUBTED`; else 0.
+        self.ahead = 0.0
 
     def __call__(self) -> float:
         """Seconds since 1970."""
         with self._turn:
             wall, at = self._wall(), self._monotonic()
-            expected = self._last + (at - self._at)
-            jump = wall - expected
-            if abs(jump) > DOUBTED:
-                if abs(jump - self._jump) > DOUBTED:
-                    self._jump, self._since = jump, at
-                if at - self._since < BELIEVED:
-                    self.off = jump
-                    return expected
-            self._last, self._at, self._jump, self.off = wall, at, 0.0, 0.0
-            return wall
+            others = self._of_others(at)
+            own = self._steady(wall, at, others)
+            ahead = 0.0 if others is None else own - others
+            self.ahead = ahead if abs(ahead) > DOUBTED else 0.0
+            self.off = self._jump or self.ahead
+            return own - max(self.ahead, 0.0)
+
+    def heard(self, name: str, time: float) -> None:
+        """Take in the time that another party says it is.
+
+        An old message that is repeated says an earlier time, so that an earlier one counts only
+        once nothing has confirmed the later one for `BELIEVED` seconds.
+        """
+        with self._turn:
+            at = self._monotonic()
+            said, confirmed = self._others.get(name, (time - at, at))
+            if time - at >= said - DOUBTED:
+                self._others[name] = max(said, time - at), at
+            elif at - confirmed >= BELIEVED:
+                self._others[name] = time - at, at
+
+    def _of_others(self, at: float) -> float | None:
+        """The upper median of what the others say; None if nobody has said anything."""
+        said = sorted(offset for offset, _ in self._others.values())
+        return at + said[len(said) // 2] if said else None
+
+    def _steady(self, wall: float, at: float, others: float | None) -> float:
+        """This machine's time, without jumps that do not last."""
+
+        def agrees(reading: float) -> bool:
+            return others is not None and abs(reading - others) <= DOUBTED
+
+        expected = self._last + (at - self._at)
+        jump = wall - expected
+        if abs(jump) > DOUBTED and not agrees(wall):
+            if abs(jump - self._jump) > DOUBTED:
+                self._jump, self._since = jump, at
+            if agrees(expected) or at - self._since < BELIEVED:
+                return expected
+        self._last, self._at, self._jump = wall, at, 0.0
+        return wall
 
 
 class Process:
@@ -186,9 +263,19 @@ class Process:
     def status(self) -> dict[str, object]:
         """The party's status now; ``clock_off`` while the wall clock is not believed."""
         party: Any = self.party
-        found: dict[str, object] = party.status(self.clock())
-        off = getattr(self.clock, "off", 0.0)
-        return found | ({"clock_off": off} if off else {})
+        found: dict[str, object] = party.status(self.now())
+        return found | ({"clock_off": self.clock_off} if self.clock_off else {})
+
+    @property
+    def clock_off(self) -> float:
+        """By how many seconds this machine's clock is off, while it is not what counts; else 0."""
+        return float(getattr(self.clock, "off", 0.0))
+
+    def now(self) -> float:
+        """The time that counts; the party learns how far this machine's clock is from it."""
+        now = self.clock()
+        self.party.ahead = getattr(self.clock, "ahead", 0.0)
+        return now
 
     def done(self, step: Step) -> tuple[Message, ...]:
         """Make a step's writes durable; returns the messages that may leave now."""
@@ -207,7 +294,13 @@ class Process:
         ask again wait for the next `tick`, so that two parties do not talk for ever.
         """
         with self._turn:
-            step = self.party.handle(data, self.clock())
+            try:
+                step = self.party.handle(data, self.now())
+            finally:
+                # Also of a message that is refused because clocks differ.
+                said, self.party.time_said = self.party.time_said, None
+                if said is not None and isinstance(self.clock, SteadyClock):
+                    self.clock.heard(*said)
             messages = self.done(step)
             return step, (*messages, *self._ticked()[0])
 
@@ -215,15 +308,23 @@ class Process:
         """Do what the time asks for."""
         with self._turn:
             sent, last = self._ticked()
-            self.problem = last.problem
+            self.problem = last.problem or self._clock_problem()
             # What was made a moment ago is not confirmed yet, and would be sent twice.
             return (*sent, *(message for message in last.messages if message not in sent))
+
+    def _clock_problem(self) -> str:
+        if not self.clock_off:
+            return ""
+        return (
+            "this machine's clock is not that of the other parties, or has jumped; the earlier "
+            "time counts: set it, see clock_off in the status"
+        )
 
     def _ticked(self) -> tuple[tuple[Message, ...], Step]:
         """Messages of all steps that wrote something, and the last step, which does not."""
         sent: tuple[Message, ...] = ()
         while True:
-            step = self.party.tick(self.clock())
+            step = self.party.tick(self.now())
             if not step.writes:
                 return sent, step
             sent += self.done(step)
@@ -244,7 +345,7 @@ class SiloProcess(Process):
     ) -> Decision:
         """Choose for one person, see `SiloParty.decide`; durable when it returns."""
         with self._turn:
-            now = self.clock()
+            now = self.now()
             step, decision = self.party.decide(actions, now, subject, record=record, among=among)
             self.done(step)
             return decision
@@ -252,22 +353,22 @@ class SiloProcess(Process):
     def reward(self, name: str, reward: float) -> None:
         """The reward of a decision, see `SiloParty.reward`; durable when it returns."""
         with self._turn:
-            self.done(self.party.reward(name, reward, self.clock()))
+            self.done(self.party.reward(name, reward, self.now()))
 
     def outcome(self, name: str, value: object) -> None:
         """The outcome of a decision, see `SiloParty.outcome`; durable when it returns."""
         with self._turn:
-            self.done(self.party.outcome(name, value, self.clock()))
+            self.done(self.party.outcome(name, value, self.now()))
 
     def losses(self, name: str, losses: object) -> None:
         """What all experts have lost, see `SiloParty.losses`; durable when it returns."""
         with self._turn:
-            self.done(self.party.losses(name, losses, self.clock()))
+            self.done(self.party.losses(name, losses, self.now()))
 
     def cancel(self, name: str) -> None:
         """End a decision without a reward; durable when it returns."""
         with self._turn:
-            self.done(self.party.cancel(name, self.clock()))
+            self.done(self.party.cancel(name, self.now()))
 
     def leave(self) -> None:
         """Leave the federation; the hub hears of it with the next message."""

@@ -17,12 +17,17 @@ class Wait(NamedTuple):
     do: str
 
 
+CLOCK = Wait(
+    "clocks that agree: its own and those of the others differ, and the earlier time counts",
+    "compare the time of these machines, and set the clock that is wrong",
+)
 #: By party and state.
 WAITS: dict[str, dict[str, Wait]] = {
     "hub": {
         "over": Wait("nothing: all releases are out", "make a plan that continues this one"),
         "ended": Wait("nothing: the plan has ended", "make a new plan; `ended` says why"),
         "open": Wait("the end of the release's period", "nothing is due"),
+        "clock": CLOCK,
         "unheard": Wait(
             "silos that it has not heard from since it was started, so that it opens no second set",
             "start the silos, or wait until the grace period after the first of them is over",
@@ -79,6 +84,7 @@ WAITS: dict[str, dict[str, Wait]] = {
             "look at the hub's status: it says whom it waits for",
         ),
         "open": Wait("the end of the period", "nothing is due"),
+        "clock": CLOCK,
     },
     "helper": {
         "over": Wait("nothing: all sets are open", "nothing"),
@@ -119,3 +125,8 @@ def waiting(
         "who": list(who),
         "do": row.do,
     }
+
+
+def clocks_differ(since: float | None, who: Iterable[str]) -> dict[str, Any]:
+    """What is waited for where nothing is due by one clock alone; see `waiting`."""
+    return {"state": "clock", "for": CLOCK.what, "since": since, "who": list(who), "do": CLOCK.do}

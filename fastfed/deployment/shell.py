@@ -134,7 +134,8 @@ class HubApp:
 
     def metrics(self) -> str:
         """Numbers for Prometheus, none of them of a record."""
-        return prometheus("hub", hub_numbers(self._hub, self.process.clock()))
+        numbers = hub_numbers(self._hub, self.process.now())
+        return prometheus("hub", numbers | {"clock_off_seconds": self.process.clock_off})
 
 
 def local(host: str) -> bool:

@@ -338,12 +338,11 @@ class SiloParty(Speaker):
         self.clipped_rewards += beyond
         return self._points.point(x, y)
 
-    def waits(self, now: float) -> dict[str, object]:
-        """What the silo waits for now and since when, see `progress.WAITS`."""
+    def _waits(self, now: float) -> dict[str, Any]:
         closes, release = self.deployed.document.calendar.closes, self.model.release + 1
         hub = self.deployed.document.hub.name
 
-        def state(name: str, leaf: int, who: Sequence[str] = ()) -> dict[str, object]:
+        def state(name: str, leaf: int, who: Sequence[str] = ()) -> dict[str, Any]:
             since = float(closes[leaf - 1]) if 1 <= leaf <= len(closes) else None
             return waiting("silo", name, leaf, since, who)
 
@@ -391,10 +390,11 @@ class SiloParty(Speaker):
     def _to_hub(self, release: int, body: wire.Body) -> Message:
         return Message(self.deployed.document.hub.name, self.made(release, body))
 
-    def _joins(self) -> tuple[Message, ...]:
+    def _joins(self, now: float) -> tuple[Message, ...]:
         """The question to the hub, and the answer to its own whether this silo is here now."""
-        nonces = (self._nonce, *((self._asked,) if self._asked else ()))
-        return tuple(self._to_hub(self.model.release, wire.Join(n, self.agreement)) for n in nonces)
+        nonces, time = (self._nonce, self._asked), self.own_time(now)
+        bodies = [wire.Join(nonce, self.agreement, time) for nonce in nonces if nonce]
+        return tuple(self._to_hub(self.model.release, body) for body in bodies)
 
     def tick(self, now: float) -> Step:
         """Seal the reports of leaves that have closed, and send what the hub has not confirmed.
@@ -411,18 +411,18 @@ class SiloParty(Speaker):
             steps = [self._telling(k) for k in unsure]
             writes = tuple(write for step in steps for write in step.writes)
             asked = (message for step in steps for message in step.messages)
-            return Step(writes, (*self._joins(), *asked))
+            return Step(writes, (*self._joins(now), *asked))
         closed, step = self.deployed.document.calendar.closed(now), Step()
         if self.done < min(closed, self.plan.releases):
             step = self._next(self.done + 1)
             if step.writes:
                 return step
             if self.lost:
-                return Step((), self._joins())
+                return Step((), self._joins(now))
         # While a leaf waits, for sessions or for the budget, what was lost is sent again.
-        return Step((), self._unconfirmed(), step.problem)
+        return Step((), self._unconfirmed(now), step.problem)
 
-    def _unconfirmed(self) -> tuple[Message, ...]:
+    def _unconfirmed(self, now: float) -> tuple[Message, ...]:
         """What the hub may not have, and the question what it has."""
         hub = self.deployed.document.hub.name
         known = self.model.release if self._released is None else self._released
@@ -435,7 +435,7 @@ class SiloParty(Speaker):
         sends += [
             Message(hub, self.broadcasts[k]) for k in range(known + 1, self.model.release + 1)
         ]
-        return (*sends, *self._joins())
+        return (*sends, *self._joins(now))
 
     def _next(self, release: int) -> Step:
         """What the first leaf that is not closed leads to, once its period is over."""
@@ -622,8 +622,11 @@ class SiloParty(Speaker):
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
             raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
+        fresh = body.nonce == self._nonce
+        if fresh:
+            self._says(self.deployed.document.hub.name, body.time)
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
-        if body.nonce == self._nonce:
+        if fresh:
             # All that the hub has: what is not in it is sent again.
             self._answered, self._held, self._released = True, set(), released
             self._asked = b""

@@ -16,7 +16,7 @@ a vector sum passes on (zhou-chowdhury-2024, Algorithms 5-7). Counts travel as w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -216,8 +216,7 @@ class Helper(Speaker):
         self.alarms: list[str] = []
         self._nonce = bytes(16)
 
-    def waits(self, now: float) -> dict[str, object]:
-        """What the helper waits for now, see `progress.WAITS`."""
+    def _waits(self, now: float) -> dict[str, Any]:
         release, hub = len(self.answers) + 1, self.deployed.document.hub.name
         if self.alarms:
             return waiting("helper", "alarm", 0, None)
@@ -228,7 +227,7 @@ class Helper(Speaker):
 
     def tick(self, now: float) -> Step:
         """Ask the hub whether a set waits."""
-        body = wire.Join(self._nonce, self.agreement)
+        body = wire.Join(self._nonce, self.agreement, self.own_time(now))
         data = self.made(len(self.answers), body)
         return Step((), (Message(self.deployed.document.hub.name, data),))
 

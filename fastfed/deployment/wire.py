@@ -28,11 +28,13 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """A party is here, has all broadcasts up to the envelope's release, and agrees to the plan.
 
     nonce: 16 random bytes, which the answer repeats, so that no old answer can be passed off as
-    new. agreed: the countersignature of the plan.
+    new. agreed: the countersignature of the plan. time: what the sender's clock shows, in seconds
+    since 1970; 0 if it does not say.
     """
 
     nonce: bytes
     agreed: bytes
+    time: float = 0.0
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -104,13 +106,14 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """All reports that the hub has from one silo: release, and the SHA-256 of the envelope.
 
     nonce: that of the join that it answers; empty where it answers a report. ended: why the plan
-    has ended, if it has.
+    has ended, if it has. time: what the hub's clock shows, with a nonce; 0 if it does not say.
     """
 
     silo: int
     reports: tuple[tuple[int, bytes], ...]
     nonce: bytes = b""
     ended: str = ""
+    time: float = 0.0
 
 
 class Sessions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
