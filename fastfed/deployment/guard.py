@@ -191,15 +191,17 @@ class Fit(NamedTuple):
     """How a silo fits the others at one release.
 
     moves: how far theta moves without it. score: what is left of both sides' errors for the theta
-    that suits them best, in units of their variances. sees: the norm that a false addition to the
-    silo's sum of x y must have, in whatever direction, so that it takes an honest score of 0 to the
-    threshold; infinite where some direction is beyond what the sides have in common.
+    that suits them best, in units of their variances. sees, sees_surely: the norm that a false
+    addition to the silo's sum of x y must have to take a score of 0 to the threshold, in a direction
+    drawn at random (in the mean of squares) and in the one that theta explains best; infinite where
+    theta can explain all of it.
     """
 
     silo: int
     moves: float
     score: float
     sees: float
+    sees_surely: float
 
 
 class Alarm:
@@ -267,8 +269,10 @@ class Alarm:
         found = [fit for fit in fits if fit.score > self.threshold]
         return max(found, key=lambda fit: fit.score, default=None)
 
-    def _score(self, sides: Sequence[tuple[np.ndarray, float, float]]) -> tuple[float, float]:
-        """The least squared error of both sides, each in units of its variance; and `Fit.sees`."""
+    def _score(
+        self, sides: Sequence[tuple[np.ndarray, float, float]]
+    ) -> tuple[float, float, float]:
+        """`Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first side."""
         plan, d = self._plan, self._plan.dimension
         feature, _ = bounds(plan)
         low, high = (0.0, 1.0) if plan.clip is None else plan.clip.centred
@@ -287,11 +291,13 @@ class Alarm:
             units.append(math.sqrt(proxy))
         system, target = np.vstack(blocks), np.concatenate(targets)
         best, *_ = np.linalg.lstsq(system, target, rcond=None)
+        score = float(np.sum((target - system @ best) ** 2))
         # Of v added to the first side's target theta can explain Q Q' v, Q its rows of a basis.
-        explained = np.linalg.svd(np.linalg.qr(system)[0][:d], compute_uv=False)[0]
-        left = 1.0 - explained**2
-        sees = units[0] * math.sqrt(self.threshold / left) if left > 1e-12 else math.inf
-        return float(np.sum((target - system @ best) ** 2)), sees
+        unexplained = 1.0 - np.linalg.svd(np.linalg.qr(system)[0][:d], compute_uv=False) ** 2
+        with np.errstate(divide="ignore"):
+            shares = np.maximum([unexplained.mean(), unexplained.min()], 0.0)
+            sees, surely = units[0] * np.sqrt(self.threshold / shares)
+        return score, float(sees), float(surely)
 
     def _theta(self, sums: np.ndarray, release: int) -> np.ndarray:
         plan = self._plan

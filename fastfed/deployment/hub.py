@@ -616,8 +616,9 @@ class Hub(Speaker):
         if self._alarm is not None and release:
             fits = self._fits(release)
             made["moves"] = {names[fit.silo]: fit.moves for fit in fits}
+            # JSON has no infinity.
             made["alarm_sees"] = {
-                names[fit.silo]: fit.sees if math.isfinite(fit.sees) else None for fit in fits
+                names[fit.silo]: [x if math.isfinite(x) else None for x in fit[-2:]] for fit in fits
             }
         if self._cap is not None:
             made["capped"] = {name: sorted(found) for name, found in sorted(self.capped.items())}
