@@ -192,9 +192,9 @@ class Fit(NamedTuple):
 
     moves: how far theta moves without it. score: what is left of both sides' errors for the theta
     that suits them best, in units of their variances. sees, sees_surely: the norm that a false
-    addition to the silo's sum of x y must have to take a score of 0 to the threshold, in a direction
-    drawn at random (in the mean of squares) and in the one that theta explains best; infinite where
-    theta can explain all of it.
+    addition to the silo's sum of x y must have to take a score of 0 to the threshold, in a
+    direction drawn at random (in the mean of squares) and in the one that theta explains best;
+    infinite where theta can explain all of it.
     """
 
     silo: int
