@@ -270,7 +270,7 @@ def test_the_alarm_sees_lies_of_the_size_that_it_says(epsilon, rows):
             sets = honest(plan, rng, THETA, rows)
             (fit,) = [fit for fit in alarm.fits(1, sets) if fit.silo == 2]
             assert fit.sees <= fit.sees_surely
-            lie = 1.5 * fit.sees_surely if size == "surely" else size * fit.sees
+            lie = 2.0 * fit.sees_surely if size == "surely" else size * fit.sees
             direction = rng.normal(size=3)
             sets[1][2][:3] += lie * direction / np.linalg.norm(direction)
             found = alarm.worst(alarm.fits(1, sets))
