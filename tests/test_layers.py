@@ -19,6 +19,7 @@ ALLOWED = {
     "_signals": {"_kernels"},
     "_registry": {"_validate"},
     "_roots": set(),
+    "_files": {"_validate"},
     "counter_rng": set(),
     "keyed": {"counter_rng"},
     "_display": set(),
@@ -34,7 +35,7 @@ ALLOWED = {
     "_system": {"_validate", "_display", "privacy"},
     "bandits": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
-        "off_policy", "_roots",
+        "off_policy", "_roots", "_files",
     },
     "experts": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
@@ -42,7 +43,7 @@ ALLOWED = {
     },
     "deployment": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
-        "bandits", "experts",
+        "bandits", "experts", "_files",
     },
     "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
     "results": {"_validate", "_display"},

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed import off_policy
+from fastfed._files import write_whole
 from fastfed._kernels import checked, linalg
 from fastfed._validate import InputError, array, boolean, integer, number, show
 from fastfed.bandits.linucb import Estimate, check_actions
@@ -585,7 +585,7 @@ class LinUCB:
         }
         made = io.BytesIO()
         np.savez(made, **arrays)  # type: ignore[arg-type]
-        _write_whole(Path(path), made.getvalue())
+        write_whole(Path(path), made.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LinUCB:
@@ -709,23 +709,3 @@ def _one_hot(
         logged, rewards, propensities, policy, confidence=confidence
     )
     return made
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it finds the old content or the new one, whole."""
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(fresh, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
-    if os.name == "posix":  # the name, too, has to reach the disk
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from fastfed._files import write_whole
 from fastfed._validate import InputError, line
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.declared import tables_of_schema
@@ -136,10 +137,7 @@ def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
         "identity": ledger.identity.hex(),
         "head": ledger.head.hex(),
     }
-    note = home / JOINED
-    draft = note.with_name(note.name + ".new")
-    draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    draft.replace(note)
+    write_whole(home / JOINED, (json.dumps(content) + "\n").encode())
 
 
 def remembered(folder: str | Path) -> LedgerNote | None:

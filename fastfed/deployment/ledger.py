@@ -83,10 +83,10 @@ def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sql
     if alone:
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
     try:
-        check_tables(db, path, tables)
-        if path != ":memory:":
-            os.chmod(path, 0o600)
         with damage_named(path):
+            check_tables(db, path, tables)
+            if path != ":memory:":
+                os.chmod(path, 0o600)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.executescript(schema)

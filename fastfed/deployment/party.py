@@ -77,6 +77,8 @@ class Speaker:
         #: See `SteadyClock.ahead`; the time that counts is the earlier of the two.
         self.ahead = 0.0
         self.time_said: tuple[str, float] | None = None
+        #: When the question was asked that has no answer yet; None if all have one.
+        self.asked: float | None = None
 
     @cached_property
     def agreement(self) -> bytes:
@@ -86,6 +88,10 @@ class Speaker:
     def made(self, release: int, body: Body) -> bytes:
         """A signed message of this party."""
         return self.wire.made(self.identity, self.name, release, body)
+
+    def unanswered(self, now: float) -> bool:
+        """True if the hub does not answer, or has not yet although it had the time."""
+        return self.asked is not None and now > self.asked + LATE
 
     def own_time(self, now: float) -> float:
         """What this machine's clock says, where ``now`` is the time that counts."""
@@ -100,7 +106,7 @@ class Speaker:
     def waits(self, now: float) -> dict[str, Any]:
         """What this party waits for now and since when, see `progress.WAITS`."""
         found, later = self._waits(now), self._waits(now + abs(self.ahead))
-        idle = (found["since"] is None and found["state"] == "open") or found["state"] == "hub"
+        idle = found["state"] == "open" or (found["state"] == "hub" and not self.unanswered(now))
         if not self.ahead or not idle or later["state"] == "open":
             return found
         return found | clocks_differ(later["since"], self._others())
@@ -124,6 +130,8 @@ Clock = Callable[[], float]
 #: A wall clock may differ from the time that has passed by so many seconds without being doubted,
 #: and is believed all the same once it has differed by one amount for so long.
 DOUBTED, BELIEVED = 30.0, 600.0
+#: Seconds that an answer may take before a status says that it is waited for.
+LATE = 5.0
 #: The latest time that a party can say, far beyond every calendar.
 LATEST = 2.0**40
 

@@ -64,7 +64,8 @@ WAITS: dict[str, dict[str, Wait]] = {
             "`stopped` says why; talk to the other parties",
         ),
         "hub": Wait(
-            "the hub's first answer since it was started",
+            "an answer of the hub: none has come since this silo was started, or none comes any "
+            "more",
             "start the hub, or check its address, its certificate and the network",
         ),
         "recover": Wait(

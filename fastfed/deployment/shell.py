@@ -345,10 +345,16 @@ class Dialer:
 
     def _post(self, data: bytes) -> list[bytes]:
         """The hub's answers to one message; InputError with what it said otherwise."""
+        party: Any = self.process.party
+        if party.asked is None:
+            party.asked = self.process.now()
         try:
             status, body = call(self.url, self._largest, data, self._context)
         except OSError as error:
+            party.asked = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
+        # Another status is that of a proxy, or of a hub that cannot keep anything.
+        party.asked = None if status in (200, 400, 409, 413) else 0.0
         if status != 200:
             said = one_line(body.decode(errors="replace"))
             raise InputError(f"the hub answered {status}: {said}")

@@ -352,9 +352,9 @@ class SiloParty(Speaker):
             return state("over", 0)
         if self.lost:
             return state("recover", min(self.lost))
-        if not self._answered:
-            return state("hub", 0, [hub])
         leaf, closed = self.done + 1, self.deployed.document.calendar.closed(now)
+        if not self._answered or self.unanswered(now):
+            return state("hub", release if release <= closed else 0, [hub])
         if leaf <= closed:
             if self.sessions.missing(leaf):
                 return state("sessions", leaf, [hub])
