@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import rich_click as click
 
+from fastfed import _signals
 from fastfed._validate import InputError, check_plain, number, parsed
 from fastfed.cli import Group, RunFailed
-from fastfed.cli.output import stoppable
+from fastfed.cli.output import F, stoppable
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 #: The most bytes of a hub's status.
@@ -36,8 +38,6 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
     The main thread only waits, so nothing that the work waits for can delay a signal. What has been
     answered is durable, so work that does not end in time is left where it is.
     """
-    from fastfed import _signals
-
     stop, ended = threading.Event(), Future[None]()
 
     def run() -> None:
@@ -56,10 +56,30 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
         wait([ended], ENDING)
         if process.turn().acquire(timeout=WRITING):
             process.close()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(0)
+        end()
+
+
+def end() -> NoReturn:
+    """End this process with code 0, whatever its threads do."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
+def party(command: F) -> F:
+    """A command that runs a party: a signal ends it with code 0, also while it starts."""
+
+    @stoppable
+    @wraps(command)
+    def run(*args: Any, **others: Any) -> None:
+        try:
+            command(*args, **others)
+        except KeyboardInterrupt:
+            _signals.heard()
+            end()
+
+    return cast(F, run)
 
 
 # ---- parties -------------------------------------------------------------------------------------
@@ -84,7 +104,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
 @click.option("--key", type=FILE, help="Its key (PEM).")
 @click.option("--client-ca", type=FILE, help="Authority (PEM) of clients: mutual TLS.")
 @click.option("--log-json", is_flag=True, help="Log lines of JSON, without values.")
-@stoppable
+@party
 def serve(
     folder: Path,
     host: str,
@@ -195,7 +215,7 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @click.option(
     "--metrics", type=click.IntRange(1, 65535), help="Port of this machine: GET /metrics."
 )
-@stoppable
+@party
 def silo(
     folder: Path,
     hub: str | None,
@@ -248,7 +268,7 @@ def replay_of(process: Any, source: Path) -> Any:
 @click.command()
 @click.argument("folder", type=FOLDER)
 @dialling
-@stoppable
+@party
 def helper(
     folder: Path,
     hub: str | None,
