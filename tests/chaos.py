@@ -1,0 +1,1017 @@
+"""Federations of real processes under random faults, for as long as asked.
+
+    scripts/chaos --seconds 600 --seed 1 --folder /var/tmp/chaos
+
+Plans are drawn by the seed among all that can be deployed and run as processes of their own, each
+made by the commands of docs/run-it-for-real.md. Parties are killed, stopped, restored from old
+backups, their disks filled, their clocks set wrong; their network drops, delays and cuts messages;
+strangers flood their ports. After every fault the script does what the pages tell a person to do.
+What must hold is checked from outside alone: from bytes on the wire, copies of stores, statuses,
+standard errors, and answers to the applications.
+
+``log.jsonl`` in the folder has a line for each action and finding. Folders of plans with a finding
+stay, others are deleted. Exit code 1 if anything was violated. Full disks need root (a tmpfs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+YEAR = 365.25 * 86400
+EXIT, ANSWER = 5.0, 10.0  # seconds: to end after SIGTERM, and to answer a member under flood
+SETTLE = 4.0  # seconds that statuses have to follow a change: a few questions to the hub
+GIVE_UP = 110.0  # seconds after the last fault and closing date: a minute of `unheard`, and more
+LINEAR = 'protocol = "{}"\nhorizon = 100\nbatch_size = 20\nepsilon = 1.0\ndelta = 1e-6\n'
+ROBIN = """algorithm = "robin"\nhorizon = 126\nepsilon = 2.0\ndelta = 1e-5\ninitial_phases = 2
+diversity = 0.05\nconcentration_multiplier = 1e-3\n"""
+SVT = """algorithm = "fed-svt"\nhorizon = 100\nphase_length = 20\nepsilon = 2.0\ndelta = 1e-5
+optimal_loss = 1.0\n"""
+SYSTEMS = {
+    "silo-ldp": (LINEAR.format("silo-ldp"), ""),
+    "central": (LINEAR.format("central"), ""),
+    "sum-shares": (LINEAR.format("secure-sum"), "shares"),
+    "sum-masks": (LINEAR.format("secure-sum"), "masks"),
+    "shuffle-shares": (LINEAR.format("shuffle-vector"), "shares"),
+    "shuffle-masks": (LINEAR.format("shuffle-vector"), "masks"),
+    "robin": (ROBIN, ""),
+    "fed-svt": (SVT, ""),
+}  # [system], and how sums are kept secret: with shares or masks every silo is in every set
+CLOCK = '''"""Shift the wall clock of a party by the seconds in a file; monotonic clocks stay."""
+import os
+import time
+
+_real, _real_ns, _file, _seen = time.time, time.time_ns, os.environ.get("CHAOS_CLOCK"), [0, 0.0]
+
+
+def _shift():
+    try:
+        at = os.stat(_file).st_mtime_ns
+        if at != _seen[0]:
+            with open(_file) as file:
+                _seen[:] = at, float(file.read())
+    except (OSError, ValueError):
+        pass
+    return _seen[1]
+
+
+if _file:
+    time.time = lambda: _real() + _shift()
+    time.time_ns = lambda: _real_ns() + int(_shift() * 1e9)
+'''
+CORNERS = {
+    "records lost, all silos needed": "A secure sum needs every silo in every release ... a"
+    " straggler holds the release up, and a leaver ends the plan. So does a silo whose records were"
+    " lost before their report arrived. (deployment.md)",
+    "too few reports left": "records of a report are lost at so many silos that fewer than `least`"
+    " have one: a new plan (run-it-for-real.md)",
+    "hub and silo put back": "If a silo in the set ... was put back as well and gave its report up,"
+    " that report cannot come again, and a new plan is needed. (deployment.md)",
+    "hub and helper put back": "restore a helper only while you trust the hub, or begin a new plan;"
+    " `has opened two sets of one release`: this plan is over (run-it-for-real.md)",
+}
+
+
+class Journal:
+    """Log of actions and findings, counts of what was done, and the table at the end."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.seed, self.stop = args, args.seed, threading.Event()
+        self.until, self.lock = time.monotonic() + args.seconds, threading.Lock()
+        self.file = (args.folder / "log.jsonl").open("a", encoding="utf-8")
+        self.actions: Counter[str] = Counter()
+        self.violations: Counter[str] = Counter()
+        self.checks: Counter[str] = Counter()
+        self.plans: Counter[str] = Counter()
+        self.corners: Counter[str] = Counter()
+        self.silence = self.slowest_exit = self.slowest_answer = 0.0
+
+    def write(self, what: str, **more: Any) -> None:
+        """One line."""
+        line = {"time": datetime.now(UTC).isoformat(), "seed": self.seed, "what": what, **more}
+        with self.lock:
+            self.file.write(json.dumps(line, default=str) + "\n")
+            self.file.flush()
+
+    def action(self, kind: str, **more: Any) -> None:
+        """A fault or what a person does after one."""
+        self.actions[kind] += 1
+        self.write("action", kind=kind, **more)
+
+    def check(self, kind: str, holds: bool, **more: Any) -> bool:
+        """Count a check of an invariant, and write what violates it."""
+        self.checks[kind] += 1
+        if not holds:
+            self.violations[kind] += 1
+            self.write("VIOLATION", kind=kind, **more)
+            print(f"VIOLATION {kind}: {json.dumps(more, default=str)[:600]}", flush=True)
+        return holds
+
+    def table(self) -> None:
+        """Print the summary."""
+        print(f"\nseed {self.seed}\n{'plans':<44}{'number':>8}")
+        for name, count in sorted(self.plans.items()):
+            print(f"  {name:<42}{count:>8}")
+        for name, count in self.corners.items():
+            print(f"  documented end: {name}: {count}\n    {CORNERS[name]}")
+        print(f"{'faults and answers to them':<44}{'number':>8}")
+        for name, count in sorted(self.actions.items()):
+            print(f"  {name:<42}{count:>8}")
+        print(f"{'invariant':<44}{'checks':>8}{'violated':>10}")
+        for name, count in sorted(self.checks.items()):
+            print(f"  {name:<42}{count:>8}{self.violations[name]:>10}")
+        print(f"longest silence {self.silence:.1f} s; slowest end after SIGTERM", end=" ")
+        print(f"{self.slowest_exit:.1f} s; slowest answer under flood {self.slowest_answer:.1f} s")
+
+
+# ---- network -------------------------------------------------------------------------------------
+
+
+def certificates(folder: Path) -> None:
+    """An authority, the hub's certificate for 127.0.0.1, and a member's, as the example says."""
+    folder.mkdir()
+    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
+    usual = "-newkey rsa:2048 -nodes -subj /CN={0} -keyout {0}.key"
+    for name in ("ca", "hub", "member"):
+        made = f"req {usual.format(name)} "
+        if name == "ca":
+            commands = [made + "-x509 -days 9 -out ca.pem"
+                        " -addext keyUsage=critical,keyCertSign,cRLSign"]  # fmt: skip
+        else:
+            signed = f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 9"
+            commands = [f"{made} -out {name}.csr", f"{signed} -extfile ext -out {name}.pem"]
+        for command in commands:
+            words = ["openssl", *command.split()]
+            subprocess.run(words, cwd=folder, check=True, capture_output=True)
+        (folder / f"{name}.key").chmod(0o400)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class Proxy:
+    """Pass connections on to the hub, badly while ``mode`` says so; read reports in plaintext."""
+
+    def __init__(self, port: int, seen: Callable[[bytes], None], seed: float) -> None:
+        self.hub, self.seen, self.rng, self.mode = port, seen, random.Random(seed), ""
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        with suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        mode = self.mode if self.rng.random() < 0.7 else ""
+        limit = self.rng.randrange(900) if mode == "cut" else 1 << 40
+        with client, suppress(OSError):
+            if mode == "drop":
+                return
+            if mode == "delay":
+                time.sleep(self.rng.uniform(0.2, 4.0))
+            with socket.create_connection(("127.0.0.1", self.hub), 10) as hub:
+                back = threading.Thread(
+                    target=self._pump, args=(hub, client, limit, False, mode), daemon=True
+                )
+                back.start()
+                self._pump(client, hub, limit, True, mode)
+                back.join(125 if not mode else 8)
+
+    def _pump(
+        self, source: socket.socket, to: socket.socket, limit: int, up: bool, mode: str
+    ) -> None:
+        held, source_ended = b"", False
+        source.settimeout(125 if not mode else 8)
+        with suppress(OSError):
+            while limit > 0:
+                data = source.recv(65536)[:limit]
+                if not data:
+                    source_ended = True
+                    break
+                limit -= len(data)
+                if up:
+                    held = self._read(held + data)
+                if mode == "half" and not up:
+                    time.sleep(self.rng.uniform(1, 8))  # the answer never comes
+                    break
+                to.sendall(data)
+        with suppress(OSError):
+            if source_ended:
+                to.shutdown(socket.SHUT_WR)
+            else:
+                to.shutdown(socket.SHUT_RDWR)
+                source.shutdown(socket.SHUT_RDWR)
+
+    def _read(self, held: bytes) -> bytes:
+        """Hand out complete messages in plaintext; return what is left."""
+        while (at := held.find(b"\r\n\r\n")) >= 0:
+            length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", held[: at + 2])
+            end = at + 4 + (int(length[1]) if length else 0)
+            if len(held) < end:
+                break
+            self.seen(held[at + 4 : end])
+            held = held[end:]
+        return held[-(1 << 20) :]
+
+
+class LocalConnection(http.client.HTTPConnection):
+    """HTTP over the Unix socket of a silo."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("silo", timeout=timeout)
+        self.path = path
+
+    def connect(self) -> None:
+        """Open the socket."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self.path))
+
+
+def ask(connection: http.client.HTTPConnection, method: str, path: str, body: Any = None) -> Any:
+    """Code and answer of one request; code 0 if there was none."""
+    try:
+        with closing(connection):
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read() or b"null")
+    except (OSError, http.client.HTTPException, ValueError) as problem:
+        return 0, f"{type(problem).__name__}: {problem}"
+
+
+def flood(
+    connect: Callable[[], socket.socket], rng: random.Random, seconds: float, old: bytes
+) -> None:
+    """Strangers: idle and unfinished connections, garbage, huge headers, drips, old messages."""
+    post = b"POST /v1/messages HTTP/1.1\r\nHost: hub\r\n"
+    flipped = bytearray(old or b"\x97\x02")
+    flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+    kinds = [
+        b"",
+        rng.randbytes(2000),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS handshake that is not finished
+        b"GET /status HTTP/1.1\r\n" + b"X-Long: " + b"a" * 300_000,
+        b"GET /status HTTP/1.1\r\n" + b"".join(b"X-%d: 1\r\n" % i for i in range(5000)) + b"\r\n",
+        post + b"Content-Length: 100000\r\n\r\n" + b"\x97\x02",
+        post + b"Content-Length: 99999999999\r\n\r\n",
+        post + b"Content-Length: 600\r\n\r\n" + rng.randbytes(600),
+        post + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n",
+        post + b"Content-Length: %d\r\n\r\n" % len(flipped) + bytes(flipped),
+        post + b"Content-Length: %d\r\n\r\n" % len(old) + old,
+        b"POST /decide HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n" + b"[" * 30000,
+        b"POST /reward HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n" + b'{"id": 1e400}    ',
+    ]
+    until, opened = time.monotonic() + seconds, []
+    try:
+        while time.monotonic() < until:
+            if len(opened) < 300:
+                with suppress(OSError):
+                    opened.append(connect())
+                    opened[-1].settimeout(0.2)
+                    opened[-1].sendall(rng.choice(kinds))
+            with suppress(OSError, IndexError):
+                rng.choice(opened).send(b"a")  # drip
+            time.sleep(0.008)
+    finally:
+        for each in opened:
+            each.close()
+
+
+# ---- parties -------------------------------------------------------------------------------------
+
+
+class Party:
+    """One party: its folder, its process, and what is wrong with it."""
+
+    def __init__(self, plan: Plan, name: str, role: str) -> None:
+        self.plan, self.name, self.role = plan, name, role
+        self.folder, self.errors = plan.home / name, plan.home / f"{name}.err"
+        self.clock, self.process, self.options = plan.home / f"{name}.clock", None, []
+        self.fault = self.mounted = ""
+        self.expected = self.restored = self.answered = (
+            False  # whether it runs; whether it ever had an old state
+        )
+        self.clock_moved, self.healed, self.backups = False, 0.0, []
+        self.lock = threading.RLock()  # of the application, against restores
+        self.acked: dict[str, list[Any]] = {}  # id -> [when decided, reward, when rewarded]
+        self.spent, self.recovering, self.started = 0.0, 0.0, 0.0
+
+    def mount(self) -> None:
+        """Put the folder on a small disk, so that it can be filled."""
+        self.folder.mkdir(mode=0o700)
+        if (
+            os.geteuid() == 0
+            and not subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "chaos", str(self.folder)],
+                capture_output=True,
+            ).returncode
+        ):
+            self.mounted = str(self.folder)
+
+    def unmount(self) -> None:
+        """Take the small disk away, keeping its files if the plan's folder is kept."""
+        if self.mounted:
+            kept = self.folder.with_name(f"{self.name}.kept")
+            for path in self.folder.glob("*"):
+                if path.is_file() and path.name != "filler":
+                    kept.mkdir(exist_ok=True)
+                    shutil.copy2(path, kept)
+            subprocess.run(["umount", "-l", self.mounted], capture_output=True)
+            self.mounted = ""
+
+    def start(self) -> None:
+        """Start the process; its standard error is appended to a file."""
+        extra = f"{self.plan.site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        env = os.environ | {"PYTHONPATH": extra.rstrip(os.pathsep), "OMP_NUM_THREADS": "1",
+                            "CHAOS_CLOCK": str(self.clock)}  # fmt: skip
+        command = [self.plan.fastfed, self.role, str(self.folder), *self.options]
+        with self.errors.open("ab") as errors:
+            self.process = subprocess.Popen(
+                command,
+                env=env,
+                stdout=errors,
+                stderr=errors,
+                cwd=self.plan.home,
+                start_new_session=True,
+            )
+        self.expected, self.answered, self.started = True, False, time.monotonic()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if there is a process."""
+        if self.running:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.expected = False
+        self.signal(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM, which must end the process in time."""
+        if not self.running:
+            return
+        self.expected = False
+        self.signal(signal.SIGCONT)
+        began = time.monotonic()
+        self.signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        took, journal = time.monotonic() - began, self.plan.journal
+        journal.slowest_exit = max(journal.slowest_exit, took)
+        code = self.process.poll()
+        self.plan.check("ends within 5 s of SIGTERM", took <= EXIT, who=self.name, took=took)
+        good = code == 0 or (not self.answered and code in (143, 130, -15)) or "disk" in self.fault
+        self.plan.check(
+            "exit code after SIGTERM",
+            good,
+            who=self.name,
+            code=code,
+            fault=self.fault,
+            age=time.monotonic() - self.started,
+        )
+        self.kill()
+
+    def shift(self, seconds: float) -> None:
+        """Set the party's wall clock wrong by some seconds, or right by 0."""
+        self.clock_moved = True
+        spare = self.clock.with_suffix(".new")
+        spare.write_text(repr(seconds))
+        spare.replace(self.clock)
+
+    def fill(self) -> None:
+        """Fill the disk to the last byte."""
+        with (self.folder / "filler").open("wb", buffering=0) as file:
+            for size in (65536, 4096, 1):
+                with suppress(OSError):
+                    while file.write(b"x" * size) == size:
+                        pass
+
+    def ask(self, call: str, timeout: float = 3.0, **body: Any) -> tuple[int, Any]:
+        """Ask the silo over its socket."""
+        return ask(LocalConnection(self.folder / "silo.sock", timeout), "POST", f"/{call}", body)
+
+    def backup(self) -> None:
+        """Copy the state at one moment, and note the reports in it."""
+        at, target = time.monotonic(), self.plan.home / "backups" / self.name
+        target = target / str(len(self.backups))
+        target.mkdir(parents=True)
+        halted = self.running and not self.fault
+        try:
+            if halted:
+                self.signal(signal.SIGSTOP)
+                time.sleep(0.02)
+            for name in ("state.sqlite", "state.sqlite-wal"):
+                if (self.folder / name).exists():
+                    shutil.copy2(self.folder / name, target)
+        finally:
+            if halted:
+                self.signal(signal.SIGCONT)
+        self.backups.append((at, target))
+        with suppress(sqlite3.Error), closing(sqlite3.connect(":memory:")) as memory:
+            copy = target.with_name(f"{target.name}.read")
+            shutil.copytree(target, copy)
+            with closing(sqlite3.connect(copy / "state.sqlite")) as base:
+                base.backup(memory)
+            shutil.rmtree(copy)
+            for (value,) in memory.execute("SELECT value FROM writes"):
+                self.plan.note(bytes(value) if isinstance(value, bytes) else b"", self.name)
+
+    def restore(self, rng: random.Random) -> str:
+        """Put an old state back, with the ledger that is there; return which."""
+        at, source = rng.choice(self.backups[-4:])
+        with self.lock:
+            self.kill()
+            for path in self.folder.glob("state.sqlite*"):
+                path.unlink()
+            for path in source.iterdir():
+                shutil.copy2(path, self.folder)
+            self.restored = True
+            for each, (decided, _, rewarded) in list(self.acked.items()):
+                if decided >= at or (rewarded or 0.0) >= at:
+                    del self.acked[each]
+        return source.name
+
+
+class Plan:
+    """One federation from its keys to its last release."""
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        args, self.rng = journal.args, random.Random(f"{journal.seed}/{number}")
+        self.journal, self.fastfed = journal, args.fastfed
+        self.home, self.site = args.folder / f"plan{number}", args.folder / "site"
+        kinds = list(SYSTEMS)
+        random.Random(args.seed).shuffle(kinds)
+        self.kind, self.tls = kinds[number % len(kinds)], self.rng.choice(["", "", "tls", "mutual"])
+        self.system, self.sum = SYSTEMS[self.kind]
+        self.title = f"plan{number} {self.kind}{' ' + self.tls if self.tls else ''}"
+        self.period, self.releases = self.rng.choice([10, 12, 15]), 0
+        self.grace = self.period // 2
+        self.silos = [Party(self, n, "silo") for n in "abcde"[: self.rng.choice([3, 3, 4, 5])]]
+        self.least = len(self.silos) if self.sum else self.rng.choice([2, len(self.silos) - 1])
+        self.hub = Party(self, "hub", "serve")
+        self.parties = [self.hub, *self.silos]
+        if self.sum == "shares":
+            self.parties.append(Party(self, "third", "helper"))
+        self.reports: dict[tuple[str, int], dict[str, str]] = {}
+        self.messages: list[bytes] = []
+        self.statuses: dict[str, Any] = {}
+        self.released, self.silent, self.ended, self.dead = 0, 0.0, False, False
+        self.events: list[tuple[float, Callable[[], None]]] = []
+        self.note_lock, self.bad = threading.Lock(), 0
+
+    # ---- making it, as the pages say ----
+
+    def cli(self, *words: str) -> str:
+        """Run a command of a person; it must not show a traceback."""
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [self.fastfed, *words],
+            capture_output=True,
+            text=True,
+            cwd=self.home,
+            env=env,
+            start_new_session=True,
+        )
+        self.check("commands without traceback", "Traceback" not in done.stderr, words=words,
+                   error=done.stderr[-2000:])  # fmt: skip
+        if done.returncode:
+            self.journal.write("command", plan=self.title, words=words, error=done.stderr[-600:])
+        return done.stdout if not done.returncode else ""
+
+    def check(self, kind: str, holds: bool, **more: Any) -> bool:
+        """As the journal's, of this plan."""
+        self.bad += not holds
+        return self.journal.check(kind, holds, plan=self.title, **more)
+
+    def make(self) -> None:
+        """Keys, spec, plan, countersignatures, certificates and ports."""
+        self.home.mkdir()
+        for party in self.parties:
+            if self.rng.random() < 0.5:
+                party.mount()
+        keys = {party.name: self.cli("deploy", "keys", party.name) for party in self.parties}
+        self.start = int(time.time()) + 14 + 3 * len(self.parties)
+        lines = [f'norm = 1.5\n[federation]\nname = "{self.kind}"\nleast = {self.least}']
+        lines += ['sum = "masks"'] if self.sum == "masks" else []
+        lines += [f"[system]\n{self.system}[calendar]\nstart = {self.start}"]
+        lines += [f"period = {self.period}\ngrace = {self.grace}\nreward_deadline = 600"]
+        for name in ("age", "dose", "bmi"):
+            lines.append(f'[[columns]]\nname = "{name}"\nlow = 0.0\nhigh = 1.0')
+        lines += [f'[[silos]]\nname = "{each.name}"\n{keys[each.name]}' for each in self.silos]
+        lines.append(f"[hub]\n{keys['hub']}")
+        if self.sum == "shares":
+            lines.append(f"[helper]\n{keys['third']}")
+        (self.home / "spec.toml").write_text("\n".join(lines))
+        self.cli("deploy", "new", "spec.toml", "plan")
+        joins = []
+        for party in self.parties:
+            ceiling = ("--epsilon", "5", "--delta", "1e-6") if party.role == "silo" else ()
+            words = ("deploy", "join", party.name, "plan", *ceiling)
+            joins.append(threading.Thread(target=self.cli, args=words))
+            joins[-1].start()
+        for each in joins:
+            each.join()
+        self.port = free_port()
+        self.proxy = Proxy(self.port, lambda body: self.note(body, "wire"), self.rng.random())
+        tls, dial = self.home / "tls", ["--hub", f"http://127.0.0.1:{self.proxy.port}"]
+        self.hub.options, self.context = ["--port", str(self.port)], None
+        if self.tls:
+            certificates(tls)
+            dial = ["--hub", f"https://127.0.0.1:{self.proxy.port}", "--ca", str(tls / "ca.pem")]
+            self.hub.options += ["--cert", str(tls / "hub.pem"), "--key", str(tls / "hub.key")]
+            self.context = ssl.create_default_context(cafile=str(tls / "ca.pem"))
+        if self.tls == "mutual":
+            self.hub.options += ["--client-ca", str(tls / "ca.pem")]
+            own = tls / "member.pem", tls / "member.key"
+            dial += ["--cert", str(own[0]), "--key", str(own[1])]
+            self.context.load_cert_chain(*own)
+        for party in self.parties[1:]:
+            party.options = [*dial, "--every", "0.7"]
+
+    def note(self, body: bytes, where: str) -> None:
+        """Note the bytes of a report, on the wire or in a store: one for each silo and release."""
+        with suppress(msgspec.DecodeError, ValueError, TypeError):
+            parts = msgspec.msgpack.decode(body)
+            if not isinstance(parts, list) or len(parts) != 7:
+                return
+            if where == "wire" and len(self.messages) < 200:
+                self.messages.append(body)
+            if parts[2] != "report":
+                return
+            with self.note_lock:
+                seen = self.reports.setdefault((parts[3], parts[4]), {})
+                digest, known = hashlib.sha256(body).hexdigest()[:16], bool(seen)
+                new, seen[digest] = digest not in seen, seen.get(digest, where)
+            self.check("one report a silo and release", not (known and new), silo=parts[3],
+                       release=parts[4], seen=seen)  # fmt: skip
+
+    def hub_status(self, timeout: float = 3.0) -> tuple[int, Any]:
+        """What the hub says of itself."""
+        if self.context:
+            line = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout,
+                                               context=self.context)  # fmt: skip
+        else:
+            line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        return ask(line, "GET", "/status")
+
+    # ---- what runs beside the faults ----
+
+    def application(self, silo: Party) -> None:
+        """Decide and reward, as a silo's own software does."""
+        rng = random.Random(f"{self.journal.seed}/{self.title}/{silo.name}")
+        while not self.ended:
+            time.sleep(rng.uniform(0.1, 0.8))
+            with silo.lock:
+                waiting = [i for i, each in silo.acked.items() if each[1] is None]
+                if waiting and rng.random() < 0.5:
+                    one, reward = rng.choice(waiting), round(rng.random(), 3)
+                    if self.reward(silo, one, reward)[0] == 200:
+                        silo.acked[one][1:] = reward, time.monotonic()
+                    else:
+                        silo.acked.pop(one)  # it may have been taken or not
+                    continue
+                body = {"subject": f"patient {rng.randrange(10**6)}"}
+                if self.kind != "fed-svt":
+                    body["actions"] = [[round(rng.random(), 3) for _ in range(3)] for _ in range(3)]
+                code, answer = silo.ask("decide", **body)
+                if code == 200:
+                    silo.acked[answer["id"]] = [time.monotonic(), None, None]
+
+    def reward(self, silo: Party, one: str, reward: float) -> tuple[int, Any]:
+        """Reward a decision, or tell losses of all experts."""
+        if self.kind == "fed-svt":
+            return silo.ask("losses", id=one, losses=[reward] * 3)
+        return silo.ask("reward", id=one, reward=reward)
+
+    def watch(self) -> None:
+        """Ask all parties for their status each second, and measure silence."""
+        while not self.ended:
+            began = time.monotonic()
+            code, said = self.hub_status()
+            now = {"hub": said if code == 200 else None}
+            for silo in self.silos:
+                code, said = silo.ask("status", 1.5)
+                now[silo.name] = said if code == 200 else None
+            for party in self.parties:
+                # A helper has no status: it has started after some seconds, as far as one can see.
+                slow = party.role == "helper" and time.monotonic() - party.started > 20
+                party.answered |= slow or (bool(now.get(party.name)) and party.started < began)
+            self.statuses = now
+            self.judge(now)
+            time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
+
+    def judge(self, now: dict[str, Any]) -> None:
+        """See whether a release is overdue, and for how long nobody has named the cause."""
+        hub, clock = now["hub"], time.monotonic()
+        models = [each.get("released", each.get("model")) for each in now.values() if each]
+        self.releases = hub["releases"] if hub else self.releases
+        if max([0, *models]) > self.released:
+            self.released = max(models)
+            self.journal.write("released", plan=self.title, release=self.released)
+        late = time.time() - (self.start + (self.released + 1) * self.period + self.grace)
+        overdue = late > 0 and self.released < (self.releases or 1) and any(now.values())
+        if overdue and not self.named(now):
+            self.silent = self.silent or clock
+            said = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
+            self.silence = {
+                "release": self.released + 1,
+                "overdue": round(late, 1),
+                "faults": {p.name: p.fault for p in self.parties if p.fault},
+                "healed": {p.name: round(clock - p.healed, 1) for p in self.parties if p.healed},
+                "said": said,
+            }
+        elif self.silent:
+            span, self.silent = clock - self.silent, 0.0
+            self.journal.silence = max(self.journal.silence, span)
+            self.check("cause named while overdue", span <= SETTLE, seconds=span, **self.silence)
+        elif overdue:
+            self.journal.checks["cause named while overdue"] += 1
+            if any("clock" in p.fault for p in self.parties) and "clock" not in json.dumps(now):
+                self.journal.actions["(overdue, a clock is wrong, no status says clock; s)"] += 1
+
+    def named(self, now: dict[str, Any]) -> bool:
+        """Whether a running party's status names what the release waits for.
+
+        Where some party is at fault one of these must be named: by others, or by itself.
+        """
+        causes = {p.name for p in self.parties if p.fault or p.recovering or not p.running}
+        for name, said in now.items():
+            if causes and self.proxy.mode == "" and not self.names_one_of(name, said, causes):
+                continue
+            waits = (said or {}).get("waits") or {}
+            state, who = waits.get("state"), waits.get("who") or ()
+            if any((said or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
+                return True
+            if state in ("over", "ended", "stopped", "recover", "ceiling", "alarm"):
+                return True
+            if name == "hub" and state not in (None, "open") and (who or state == "helper"):
+                return True  # the hub lacks what these have not sent
+            away = not now["hub"] or self.hub.fault
+            if name != "hub" and away and (state == "hub" or "hub" in who):
+                return True
+        return False
+
+    def names_one_of(self, name: str, said: dict[str, Any] | None, causes: set[str]) -> bool:
+        """Whether a status names one of the parties at fault."""
+        waits = (said or {}).get("waits") or {}
+        if name in causes or causes & set(waits.get("who") or ()):
+            return True
+        # A clock that is wrong is seen by whoever compares it with its own.
+        return bool((said or {}).get("clock_off"))
+
+    # ---- faults ----
+
+    def later(self, seconds: float, what: Callable[[], Any]) -> None:
+        """Do something in some seconds."""
+        self.events.append((time.monotonic() + seconds, what))
+
+    def fault(self) -> None:
+        """Draw one fault and what mends it."""
+        rng, well = self.rng, [p for p in self.parties if not p.fault and p.running]
+        if rng.random() < 0.12 and not self.proxy.mode:
+            self.proxy.mode = rng.choice(["drop", "delay", "half", "cut"])
+            self.journal.action(f"proxy {self.proxy.mode}", plan=self.title)
+            self.later(rng.uniform(3, 10), lambda: setattr(self.proxy, "mode", ""))
+            return
+        if not well:
+            return
+        party, long = rng.choice(well), rng.uniform(1, self.grace * 2)
+        kinds = {"kill": 4, "term": 2, "stop": 3, "full disk": 3 * bool(party.mounted), "clock": 3,
+                 "clock over restart": 2, "flood": 2 * (party.role != "helper"),
+                 "restore": 1.5 * bool(party.backups) * (0.5 if self.sum else 1)}  # fmt: skip
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
+        more: dict[str, Any] = {"seconds": round(long, 1)}
+        if kind == "flood":
+            flooding = (party, random.Random(rng.random()), rng.uniform(2, 6))
+            threading.Thread(target=self.flood, args=flooding, daemon=True).start()
+            self.journal.action(f"flood {party.role}", plan=self.title, who=party.name)
+            return
+        party.fault = kind
+        if kind in ("kill", "term"):
+            party.kill() if kind == "kill" else party.terminate()
+        elif kind == "stop":
+            party.signal(signal.SIGSTOP)
+        elif kind == "full disk":
+            party.fill()
+            choice = rng.random()
+            if choice < 0.6:  # an end, or a start, while it is full
+                self.later(long / 3, party.terminate if choice < 0.3 else party.kill)
+            if choice < 0.4:
+                self.later(long / 2, party.start)
+        elif kind == "restore":
+            more["backup"], long = party.restore(rng), 0.2
+        else:
+            sizes = [3.0, 12.0, 25.0, 40.0, 3600.0, 86400.0, YEAR, 10 * YEAR]
+            more["shift"] = rng.choice(sizes) * rng.choice([-1, 1])
+            long *= 3 if rng.random() < 0.3 else 1
+            party.shift(more["shift"])
+            if kind == "clock over restart":
+                party.kill()
+                party.start()
+        self.later(max(long, 1.5 * ("clock" in kind)), lambda: self.mend(party))
+        self.journal.action(f"{kind} {party.role}", plan=self.title, who=party.name, **more)
+
+    def mend(self, party: Party) -> None:
+        """Do what the pages tell a person to do after a fault."""
+        party.signal(signal.SIGCONT)
+        (party.folder / "filler").unlink(missing_ok=True)
+        if "clock" in party.fault:
+            party.shift(0.0)
+        if party.fault == "clock over restart":
+            party.terminate()  # a jump back would be believed after ten minutes only
+        if not party.running:
+            party.start()
+        party.fault, party.healed = "", time.monotonic()
+
+    def flood(self, party: Party, rng: random.Random, seconds: float) -> None:
+        """Flood the hub's port or a silo's socket; the hub must answer members meanwhile."""
+
+        def connect() -> socket.socket:
+            if party.role == "serve":
+                return socket.create_connection(("127.0.0.1", self.port), 0.2)
+            made = socket.socket(socket.AF_UNIX)
+            made.settimeout(0.2)
+            made.connect(str(party.folder / "silo.sock"))
+            return made
+
+        old = rng.choice(self.messages) if self.messages else b""
+        stranger = threading.Thread(target=flood, args=(connect, rng, seconds, old), daemon=True)
+        stranger.start()
+        while party.role == "serve" and stranger.is_alive() and not self.ended:
+            began, code = time.monotonic(), 0
+            while code != 200 and time.monotonic() - began < ANSWER and not party.fault:
+                code = self.hub_status(ANSWER)[0]
+            took = time.monotonic() - began
+            if not party.fault and max(party.started, party.healed) < began - ANSWER:
+                self.journal.slowest_answer = max(self.journal.slowest_answer, took)
+                good = code == 200 and took <= ANSWER
+                self.check("hub answers a member under flood", good, took=took, code=code)
+            time.sleep(0.5)
+
+    def care(self) -> None:
+        """What service manager and people do: start again, recover."""
+        for party in self.parties:
+            if party.expected and not party.running:
+                code = party.process.poll()
+                excused = "disk" in party.fault
+                last = party.errors.read_text(errors="replace")[-400:]
+                self.check("no party ends by itself", excused, who=party.name, code=code, last=last,
+                           fault=party.fault)  # fmt: skip
+                if excused:
+                    party.expected = False
+                else:
+                    party.start()
+            said = self.statuses.get(party.name) or {}
+            state = (said.get("waits") or {}).get("state")
+            if party.role == "silo" and (said.get("lost") or state == "recover") and party.running:
+                party.recovering = party.recovering or time.monotonic() + self.rng.uniform(1, 4)
+                if time.monotonic() > party.recovering and not party.fault:
+                    self.journal.action("recover", plan=self.title, who=party.name)
+                    if not self.cli("deploy", "recover", party.name):  # may be the ceiling
+                        more = ("--epsilon", "20", "--delta", "1e-6")
+                        self.cli("deploy", "join", party.name, "plan", *more)
+                    party.recovering = time.monotonic() + 6
+
+    def ledger(self, silo: Party) -> None:
+        """The ledger never passes its ceiling, and never forgets."""
+        text = self.cli("ledger", "show", f"{silo.name}/ledger.sqlite")
+        if not text and "disk" in silo.fault:
+            return
+        if self.check("ledger can be read", bool(text), who=silo.name, fault=silo.fault):
+            (line,) = json.loads(text)
+            spent, ceiling = line["spent_epsilon"], line["ceiling_epsilon"]
+            self.check("ledger below its ceiling", spent <= ceiling, who=silo.name, line=line)
+            self.check("ledger never forgets", spent >= silo.spent, who=silo.name, line=line,
+                       before=silo.spent)  # fmt: skip
+            silo.spent = spent
+
+    # ---- one life ----
+
+    def run(self) -> None:
+        """The whole plan."""
+        threads: list[threading.Thread] = []
+        try:
+            self.make()
+            self.journal.write("plan", plan=self.title, silos=len(self.silos), least=self.least,
+                               period=self.period, grace=self.grace, start=self.start)  # fmt: skip
+            for party in self.parties:
+                party.start()
+            threads = [threading.Thread(target=self.watch)]
+            threads += [threading.Thread(target=self.application, args=(s,)) for s in self.silos]
+            for each in threads:
+                each.start()
+            outcome = self.live()
+            if outcome != "cut short by --seconds":
+                self.finish(outcome == "completed")
+            self.journal.plans[outcome] += 1
+            self.journal.write("end", plan=self.title, outcome=outcome, said=self.statuses)
+        except Exception as problem:  # a mistake of this script: say it, clean up, go on
+            self.check("script", False, problem=repr(problem))
+            raise
+        finally:
+            self.ended = True
+            for party in self.parties:
+                party.kill()
+            for each in threads:
+                each.join(15)
+            self.scan()
+            if hasattr(self, "proxy"):
+                self.proxy.close()
+            for party in self.parties:
+                party.unmount()
+            if not self.bad:
+                shutil.rmtree(self.home, ignore_errors=True)
+
+    def live(self) -> str:
+        """Faults until the last closing date; then wait for the end. Return how it ended."""
+        faults_from, next_fault, backed = self.start - 4, 0.0, 0
+        next_ledger, last = time.monotonic() + 10, time.monotonic()
+        while not self.journal.stop.is_set() and time.monotonic() < self.journal.until - 12:
+            now = time.monotonic()
+            for event in sorted(self.events, key=lambda each: each[0]):
+                if event[0] <= now:
+                    self.events.remove(event)
+                    event[1]()
+            self.care()
+            closing = self.start + (self.releases or 5) * self.period
+            if faults_from < time.time() < closing - 2:
+                if now > next_fault:
+                    self.fault()
+                    next_fault = now + self.rng.uniform(0.5, 4.0)
+                last = now
+            last = now if self.events else last
+            if time.time() > self.start and (self.released > backed or not self.hub.backups):
+                backed = self.released
+                for party in self.parties:
+                    if not party.fault and party.running:
+                        party.backup()
+            if now > next_ledger:
+                self.ledger(self.rng.choice(self.silos))
+                next_ledger = now + 8
+            if self.releases and not self.events and self.done():
+                return "completed"
+            corner = self.corner() if not self.events and now - last > 20 else ""
+            if corner and now - last > 75:
+                self.journal.corners[corner] += 1
+                return "documented end"
+            if now - last > GIVE_UP and time.time() > closing + self.grace + GIVE_UP:
+                self.check("plan completes", False, said=self.statuses,
+                           restored=[p.name for p in self.parties if p.restored])  # fmt: skip
+                return "stuck"
+            time.sleep(0.2)
+        return "cut short by --seconds"
+
+    def done(self) -> bool:
+        """Whether all parties have all releases, and nobody is to recover any more."""
+        if not all(p.answered and p.running for p in self.parties if p.role != "helper"):
+            return False  # a status may be older than the process
+        for said in self.statuses.values() or [None]:
+            if not said or said.get("released", said.get("model")) != self.releases:
+                return False
+            if said.get("lost") or said["waits"]["state"] == "recover":
+                return False
+        return True
+
+    def corner(self) -> str:
+        """Which documented corner ends this plan, if one does."""
+        hub = self.statuses.get("hub") or {}
+        state = (hub.get("waits") or {}).get("state")
+        without = any((self.statuses.get(s.name) or {}).get("without") for s in self.silos)
+        silo_back = any(s.restored for s in self.silos)
+        if self.hub.restored and any(p.restored for p in self.parties if p.role == "helper"):
+            return "hub and helper put back"
+        if state == "reports-again" and silo_back:
+            return "hub and silo put back"
+        if without and state in ("too-few", "reports", "sessions", "unheard"):
+            few = "records lost, all silos needed" if self.sum else "too few reports left"
+            return few if not self.hub.restored else "hub and silo put back"
+        return ""
+
+    def finish(self, completed: bool) -> None:
+        """What must hold in the end."""
+        self.ended = True
+        time.sleep(0.5)
+        for silo in self.silos:
+            with silo.lock:
+                self.remembered(silo)
+            self.ledger(silo)
+        if completed:
+            models = {}
+            for silo in self.silos:
+                with suppress(ValueError):
+                    model = json.loads(self.cli("deploy", "export", silo.name))
+                    model = json.dumps(model, sort_keys=True).encode()
+                    models[silo.name] = hashlib.sha256(model).hexdigest()[:16]
+            one = len(set(models.values())) == 1 and len(models) == len(self.silos)
+            self.check("one model at all silos", one, models=models)
+        for party in self.parties:
+            party.terminate()
+            if not party.restored:
+                text = self.cli("ledger", "verify", party.name)
+                self.check("ledger verify", bool(text), who=party.name)
+            party.backup()  # looks at the reports once more
+
+    def remembered(self, silo: Party) -> None:
+        """Every acknowledged decision and reward is known."""
+        for one, (_, reward, _) in list(silo.acked.items())[:150]:
+            code, answer = self.reward(silo, one, 0.5 if reward is None else reward)
+            self.check("acknowledged decisions and rewards", code == 200, who=silo.name, id=one,
+                       reward=reward, code=code, answer=str(answer)[:200])  # fmt: skip
+            if reward is not None and not silo.clock_moved:
+                code, answer = self.reward(silo, one, 1.0 - reward if reward != 0.5 else 0.1)
+                self.check("acknowledged rewards stay", code not in (0, 200), who=silo.name, id=one,
+                           code=code)  # fmt: skip
+
+    def scan(self) -> None:
+        """No party may have shown a fault of the program."""
+        for party in self.parties:
+            text = party.errors.read_text(errors="replace") if party.errors.exists() else ""
+            found = re.search(r"Traceback|program error|Exception in", text)
+            near = text[max(0, found.start() - 200) : found.start() + 1500] if found else ""
+            self.check("no program error", not found, who=party.name, near=near)
+
+
+def lane(journal: Journal, numbers: Iterator[int]) -> None:
+    """Run one plan after the other while there is time for another."""
+    for i, number in enumerate(numbers):
+        if journal.stop.is_set() or (i > 0 and journal.until - time.monotonic() < 110):
+            return
+        Plan(journal, number).run()
+
+
+def main() -> int:
+    """Run until the time is over; 1 if anything was violated."""
+    parser = argparse.ArgumentParser(description="Federations of processes under random faults.")
+    parser.add_argument("--seconds", type=float, default=300.0, help="total time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, required=True, help="new, for plans and the log")
+    parser.add_argument("--fastfed", default="fastfed", help="path of the command")
+    parser.add_argument("--lanes", type=int, default=2, help="plans at a time")
+    args = parser.parse_args()
+    args.folder = args.folder.absolute()
+    args.fastfed = os.path.abspath(shutil.which(args.fastfed) or parser.error("no such command"))
+    (args.folder / "site").mkdir(parents=True)
+    (args.folder / "site" / "sitecustomize.py").write_text(CLOCK)
+    journal = Journal(args)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: journal.stop.set())
+    lanes = [
+        # Each lane has numbers of its own, so that the seed alone decides on plans.
+        threading.Thread(target=lane, args=(journal, itertools.count(at, args.lanes)))
+        for at in range(args.lanes)
+    ]
+    for each in lanes:
+        each.start()
+    for each in lanes:
+        while each.is_alive():
+            each.join(0.5)
+    journal.table()
+    return int(sum(journal.violations.values()) > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
