@@ -104,6 +104,8 @@ _HEADERS = [
     b"\xcb\x7f\xf8" + bytes(6), b"\xcb\x7f\xf0" + bytes(6), b"\xca\xff\xc0\x00\x00",
 ]  # fmt: skip
 _NUMBERS = (0, 1, 2, 3, 4, 5, -1, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -(2**63))
+#: Times that no clock can show.
+_TIMES = (float("nan"), float("inf"), -1.0, 2.0**40, 1e300)
 _DOUBLES = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 1e30, 5e-324)
 
 
@@ -220,6 +222,10 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
             ("seen", None), ("news", None),
             ("report", wire.Report(zeros, bytes(not t.plan.shared))),
             ("join", wire.Join(rng.randbytes(rng.choice((0, 15, 17, 200))), rng.randbytes(64))),
+            ("join", wire.Join(bytes(16), t.plan.agreed(t.keys["silo1"]), rng.choice(_TIMES))),
+            ("join", [bytes(16), t.plan.agreed(t.keys["silo1"])]),
+            ("receipt", wire.Receipt(1, (), t.party("silo1")._nonce, "", rng.choice(_TIMES))),
+            ("receipt", [1, [], t.party("silo1")._nonce, ""]),
             ("set", wire.Opened(entries, sealed, numbers(t, rng))),
             ("broadcast", wire.Broadcast(numbers(t, rng), entries, rng.randbytes(32))),
             ("sessions", wire.Sessions((short,) * rng.randrange(5))),
@@ -242,7 +248,8 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
         )
         inner = t.plan.wire.made(t.keys["hub"], "hub", 2, broadcast)
         encoded = msgspec.msgpack.encode(wire.News(inner, seen))
-    plain = wire.Envelope(wire.VERSION, t.plan.digest, kind, sender, release, encoded)
+    version = wire.VERSION if rng.random() < 0.9 else rng.choice((0, 1, 3, 2**40))
+    plain = wire.Envelope(version, t.plan.digest, kind, sender, release, encoded)
     signature = t.keys[sender].sign(plain.signed_part())
     return name, msgspec.structs.replace(plain, signature=signature).as_bytes()
 

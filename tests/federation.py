@@ -7,6 +7,7 @@ import random
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 
+import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
@@ -297,7 +298,7 @@ class World:
 
     def __init__(
         self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, hub_restore=0.0, reverse=False,
-        forget=False, stride=20.0, skew=0.0, helper_restore=0.0,
+        forget=False, stride=20.0, skew=0.0, helper_restore=0.0, versions=0.0,
     ):  # fmt: skip
         self.plan, self.random = plan, random.Random(seed)
         self.kinds = {"silo": SiloParty, "hub": Hub, "helper": Helper} | (kinds or {})
@@ -307,6 +308,8 @@ class World:
         self.skew, self.wrong, self.clocks = skew, {}, {}
         self.hub_restore_chance, self.hub_restores, self.behind = hub_restore, 0, 0
         self.helper_restore_chance, self.helper_restores = helper_restore, 0
+        #: How often a message comes as another version of the program would send it.
+        self.version_chance, self.versions = versions, 0
         self.now, self.network, self.kills, self.restores = float(START), [], 0, 0
         self.stores = {p.name: (Forgetful if forget else MemoryStore)() for p in plan.parties}
         self.ledgers = {name: Ledger(":memory:") for name in plan.silos}
@@ -504,7 +507,23 @@ class World:
             self.network.append((to, data))
         if fate < 0.3:
             self.stolen.append((to, data))
+        if self.version_chance and self.random.random() < self.version_chance:
+            self.refuses_another_version(to, data)
         self.take(to, data)
+
+    def refuses_another_version(self, to, data):
+        """A message that its sender signs for another version of the format changes nothing."""
+        self.versions += 1
+        found = self.plan.wire.read(data)
+        other = msgspec.structs.replace(found, version=self.random.choice((1, 3)), signature=b"")
+        signature = Identity(secret(found.sender)).sign(other.signed_part())
+        other = msgspec.structs.replace(other, signature=signature)
+        try:
+            self.parties[to].handle(other.as_bytes(), self.clock(to))
+        except Refused as refused:
+            if "must be of version" in str(refused):
+                return
+        raise Violation(f"{to} took in a {found.kind} of another version")
 
     def act(self, name):
         """The application of a silo: a decision, or a reward for an old one."""
@@ -644,8 +663,6 @@ class World:
 
 
 def _ended(write: Write):
-    import msgspec
-
     from fastfed.deployment.model import Ended
 
     return msgspec.msgpack.decode(write.value, type=Ended)

@@ -77,6 +77,7 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
         # A helper may be put back while the hub is as it was, see docs/run-it-for-real.md.
         if faults != "hub put back" and protocol in ("secure-sum", "shuffle-vector"):
             keys["helper_restore"] = rng.choice((0.0, 0.7))
+        keys["versions"] = 0.02
     return name, faults, tables, keys
 
 
@@ -111,6 +112,7 @@ def drawn(seed: int) -> tuple[Counter, str]:
             "silos put back": world.restores,
             "hubs put back": world.hub_restores,
             "helpers put back": world.helper_restores,
+            "messages of another version": world.versions,
             "hubs put back to before a broadcast": world.behind,
             "reports": len(world.reports),
             "releases": len(world.broadcasts),
