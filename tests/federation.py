@@ -336,9 +336,9 @@ class World:
         now, party = self.clock(name), self.parties[name]
         with suppress(InputError):
             self.perform(name, self.ask(name, lambda: party.handle(data, now)))
-        said, party.time_said = party.time_said, None
+        said, party.clock_said = party.clock_said, None
         if said is not None:
-            self.clocks[name].heard(*said)
+            self.clocks[name].heard(said)
 
     # ---- processes -------------------------------------------------------------------------------
 

@@ -10,7 +10,14 @@ from federation import GRACE, ROWS, START, Federation, deployed, secret, served
 from fastfed.deployment import wire
 from fastfed.deployment.kinds import silo_of
 from fastfed.deployment.ledger import Ledger, MemoryStore
-from fastfed.deployment.party import BELIEVED, DOUBTED, Process, SiloProcess, SteadyClock
+from fastfed.deployment.party import (
+    BELIEVED,
+    DOUBTED,
+    Process,
+    Said,
+    SiloProcess,
+    SteadyClock,
+)
 from fastfed.deployment.seal import Identity
 from fastfed.deployment.wire import Refused
 
@@ -109,11 +116,19 @@ def test_a_process_has_a_steady_clock_by_default():
 # ---- the clocks of others ------------------------------------------------------------------------
 
 
+def hear(clock, hands, off=0.0, name="hub", took=0.0):
+    """A party whose clock is off by so much answers at once; the answer takes so long."""
+    asked = clock() + max(clock.ahead, 0.0)
+    said = Said(name, hands.wall + off, asked)
+    hands.wait(took)
+    clock.heard(said)
+
+
 def test_a_clock_that_is_set_right_is_believed_at_once_where_the_others_agree():
     hands = Hands()
     hands.off = YEARS
     clock = hands.clock()
-    clock.heard("hub", hands.wall)
+    hear(clock, hands)
     assert clock() == pytest.approx(hands.wall) and clock.ahead == clock.off == YEARS
     hands.off = 0.0
     hands.wait(5.0)
@@ -126,7 +141,7 @@ def test_a_jump_that_the_others_contradict_is_never_believed():
     hands.off = -YEARS
     for _ in range(100):
         hands.wait(BELIEVED / 2)
-        clock.heard("hub", hands.wall)
+        hear(clock, hands)
         assert clock() == pytest.approx(hands.wall) and clock.off == -YEARS
 
 
@@ -134,42 +149,66 @@ def test_a_clock_that_is_behind_counts_as_it_is():
     """Nobody can make a party close a leaf before its own clock says so."""
     hands = Hands()
     clock = hands.clock()
-    clock.heard("hub", hands.wall + YEARS)
+    hear(clock, hands, YEARS)
     assert clock() == hands.wall and clock.ahead == clock.off == -YEARS
 
 
 def test_small_differences_are_those_of_any_two_clocks():
     hands = Hands()
     clock = hands.clock()
-    clock.heard("hub", hands.wall - DOUBTED)
-    assert clock() == hands.wall and clock.ahead == clock.off == 0.0
-    clock.heard("south", hands.wall - DOUBTED)
-    assert clock() == hands.wall
+    for off in (-DOUBTED, DOUBTED):
+        hear(clock, hands, off)
+        assert clock() == hands.wall and clock.ahead == clock.off == 0.0
+        hear(clock, hands, 1.01 * off)
+        clock()
+        assert clock.off == pytest.approx(-1.01 * off)
 
 
-def test_an_old_message_that_comes_again_does_not_hold_a_clock_up():
+def test_how_long_a_message_takes_does_not_count():
+    """Couriers may carry messages once an hour."""
     hands = Hands()
     clock = hands.clock()
-    old = hands.wall
+    for _ in range(3):
+        hear(clock, hands, took=3600.0)
+        assert clock() == hands.wall and clock.off == 0.0
+    hands.off = YEARS
+    late = hands.clock()
+    hear(late, hands, took=3600.0)
+    # The hub's clock shows an hour more at most.
+    assert late() == pytest.approx(hands.wall, abs=3600.0) and late.off >= YEARS - 3600.0
+
+
+def test_an_old_message_that_comes_again_changes_nothing():
+    hands = Hands()
+    clock = hands.clock()
+    old = Said("hub", hands.wall, clock())
     for _ in range(10):
         hands.wait(BELIEVED / 2)
-        clock.heard("hub", hands.wall)
-        clock.heard("hub", old)
-        assert clock() == hands.wall
-    # A hub whose clock was set back, and which says nothing else any more.
-    hands.wait(BELIEVED)
-    clock.heard("hub", old)
-    assert clock() == old
+        hear(clock, hands)
+        clock.heard(old)
+        assert clock() == hands.wall and clock.off == 0.0
+
+
+def test_what_was_said_before_a_clock_was_set_back_does_not_count():
+    hands = Hands()
+    hands.off = YEARS
+    clock = hands.clock()
+    old = Said("hub", hands.wall, clock())
+    hear(clock, hands)
+    hands.off = 0.0
+    assert clock() == hands.wall
+    clock.heard(old)
+    assert clock() == hands.wall and clock.off == 0.0
 
 
 def test_half_of_the_others_must_agree():
     hands = Hands()
     clock = hands.clock()
-    clock.heard("silo0", hands.wall - YEARS)
+    hear(clock, hands, -YEARS, "silo0")
     assert clock() == pytest.approx(hands.wall - YEARS)
-    clock.heard("silo1", hands.wall)
+    hear(clock, hands, 0.0, "silo1")
     assert clock() == hands.wall
-    clock.heard("silo2", hands.wall - YEARS)
+    hear(clock, hands, -YEARS, "silo2")
     assert clock() == pytest.approx(hands.wall - YEARS)
 
 
@@ -247,7 +286,7 @@ def test_a_time_that_no_clock_can_show_is_refused(time):
     made = clocked()
     plan, hub = made.plan, made.processes["hub"]
     silo, mine = Identity(secret("silo0")), Identity(secret("hub"))
-    join = wire.Join(hub.party._nonce, plan.agreed(silo), time)
+    join = wire.Join(hub.party._nonce, plan.agreed(silo), time, 1.0)
     with pytest.raises(Refused, match="the time of silo0 must be in seconds since 1970"):
         hub.handle(plan.wire.made(silo, "silo0", 0, join))
     receipt = wire.Receipt(0, (), made.processes["silo0"].party._nonce, "", time)
@@ -259,8 +298,9 @@ def test_a_message_that_is_refused_because_clocks_differ_says_so():
     """A silo that was put back, on a machine whose clock is behind, learns why it is refused."""
     made = clocked()
     silo = made.processes["silo0"]
-    silo.clock = SteadyClock(lambda: made.now - YEARS, lambda: made.now)
-    receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce, "", made.now)
+    silo.clock = SteadyClock(lambda: made.now - 900.0, lambda: made.now)
+    now = made.now
+    receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce, "", now, silo.clock())
     with pytest.raises(Refused, match="clocks of hub and silo differ"):
         silo.handle(made.plan.wire.made(Identity(secret("hub")), "hub", 1, receipt))
-    assert silo.status()["clock_off"] == pytest.approx(-YEARS)
+    assert silo.status()["clock_off"] == pytest.approx(-900.0)

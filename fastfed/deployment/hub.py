@@ -149,15 +149,15 @@ class Hub(Speaker):
         silo = self.deployed.index(found.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {found.sender} must have 16 bytes")
-        self._says(found.sender, body.time)
+        self._says(found.sender, body.time, body.after)
         here = body.nonce == self._nonce
         if here:
             self._heard[silo] = found.release
         # Broadcasts first: what they opened without the silo need not be reported any more.
         later = () if silo in self.left else range(found.release + 1, len(self.broadcasts) + 1)
         answers = [self._news(found.sender, k, self.broadcasts[k]) for k in later]
-        time = self.own_time(now)
-        answers.append(self._receipt(silo, b"" if here else body.nonce, time=time))
+        clocks = self.own_time(now), body.time
+        answers.append(self._receipt(silo, b"" if here else body.nonce, clocks=clocks))
         if silo not in self._heard:
             # Whoever repeats it is here now: an old message cannot.
             answers.append(self._receipt(silo, self._nonce))
@@ -169,7 +169,7 @@ class Hub(Speaker):
         nonce: bytes = b"",
         more: tuple[tuple[int, bytes], ...] = (),
         left: bool = False,
-        time: float = 0.0,
+        clocks: tuple[float, float] = (0.0, 0.0),
     ) -> Message:
         """What the hub has from a silo, and whether it counts on more."""
         known = {
@@ -178,9 +178,8 @@ class Hub(Speaker):
             if i == silo and (k, i) in self.seen
         }
         ended = self.ended or ("the silo has left" if left or silo in self.left else "")
-        body = wire.Receipt(
-            silo, tuple(sorted({**known, **dict(more)}.items())), nonce, ended, time
-        )
+        reports = tuple(sorted({**known, **dict(more)}.items()))
+        body = wire.Receipt(silo, reports, nonce, ended, *clocks)
         return Message(self.deployed.silos[silo], self.made(len(self.broadcasts), body))
 
     def _report(self, silo: int, found: Envelope, data: bytes) -> Step:

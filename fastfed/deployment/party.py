@@ -30,6 +30,14 @@ class Message(NamedTuple):
     data: bytes
 
 
+class Said(NamedTuple):
+    """What a party says: its clock showed ``time`` after the reader's own showed ``after``."""
+
+    name: str
+    time: float
+    after: float
+
+
 class Step(NamedTuple):
     """What a party wants done: writes, one after the other, each durable, and then messages.
 
@@ -51,8 +59,8 @@ class Party(Protocol):
     name: str
     #: By how many seconds this machine's clock is ahead of the others' (less than 0: behind).
     ahead: float
-    #: Who has said in the last message what time it is, and the time.
-    time_said: tuple[str, float] | None
+    #: What the last message said of its sender's clock.
+    clock_said: Said | None
 
     def handle(self, data: bytes, now: float) -> Step:
         """What a message leads to; Refused for one that is not accepted."""
@@ -76,7 +84,7 @@ class Speaker:
         self.identity: Identity = deployed.identity(name, seed)
         #: See `SteadyClock.ahead`; the time that counts is the earlier of the two.
         self.ahead = 0.0
-        self.time_said: tuple[str, float] | None = None
+        self.clock_said: Said | None = None
         #: When the question was asked that has no answer yet; None if all have one.
         self.asked: float | None = None
 
@@ -97,11 +105,12 @@ class Speaker:
         """What this machine's clock says, where ``now`` is the time that counts."""
         return now + max(self.ahead, 0.0)
 
-    def _says(self, sender: str, time: float) -> None:
-        """Note the time that a message says it is; Refused for one that no clock can show."""
-        if not 0.0 <= time < LATEST:
-            raise Refused(f"the time of {sender} must be in seconds since 1970, got {time}")
-        self.time_said = (sender, time) if time else None
+    def _says(self, sender: str, time: float, after: float) -> None:
+        """Note what a message says of its sender's clock; Refused for what no clock can show."""
+        for shown in (time, after):
+            if not 0.0 <= shown < LATEST:
+                raise Refused(f"the time of {sender} must be in seconds since 1970, got {shown}")
+        self.clock_said = Said(sender, time, after) if time else None
 
     def waits(self, now: float) -> dict[str, Any]:
         """What this party waits for now and since when, see `progress.WAITS`."""
@@ -166,7 +175,7 @@ class SteadyClock:
         self._turn = threading.Lock()
         self._last, self._at = wall(), monotonic()
         self._jump, self._since = 0.0, self._at
-        #: By party: its time less the monotonic one, and when it was last confirmed.
+        #: By party: its time less the monotonic one, at least and at most.
         self._others: dict[str, tuple[float, float]] = {}
         #: By how many seconds the wall clock is off, while it is not what counts; else 0.
         self.off = 0.0
@@ -178,44 +187,47 @@ class SteadyClock:
         """Seconds since 1970."""
         with self._turn:
             wall, at = self._wall(), self._monotonic()
-            others = self._of_others(at)
-            own = self._steady(wall, at, others)
-            ahead = 0.0 if others is None else own - others
-            self.ahead = ahead if abs(ahead) > DOUBTED else 0.0
+            own = self._steady(wall, at)
+            self.ahead = self._ahead(own, at)
             self.off = self._jump or self.ahead
             return own - max(self.ahead, 0.0)
 
-    def heard(self, name: str, time: float) -> None:
-        """Take in the time that another party says it is.
+    def heard(self, said: Said) -> None:
+        """Take in what another party says of its clock.
 
-        An old message that is repeated says an earlier time, so that an earlier one counts only
-        once nothing has confirmed the later one for `BELIEVED` seconds.
+        It said so after this clock was at ``said.after``, and before now. However long the message
+        took, and if an old one is sent again, that bounds what the other clock shows.
         """
         with self._turn:
             at = self._monotonic()
-            said, confirmed = self._others.get(name, (time - at, at))
-            if time - at >= said - DOUBTED:
-                self._others[name] = max(said, time - at), at
-            elif at - confirmed >= BELIEVED:
-                self._others[name] = time - at, at
+            took = self._last + (at - self._at) - said.after
+            if not said.after or took < -1.0:
+                # Nothing was heard before, or this clock was set back since then.
+                return
+            least, most = said.time - at, said.time - at + max(took, 0.0)
+            before = self._others.get(said.name, (least, most))
+            if before[0] <= most and least <= before[1]:
+                least, most = max(least, before[0]), min(most, before[1])
+            self._others[said.name] = least, most
 
-    def _of_others(self, at: float) -> float | None:
-        """The upper median of what the others say; None if nobody has said anything."""
-        said = sorted(offset for offset, _ in self._others.values())
-        return at + said[len(said) // 2] if said else None
+    def _ahead(self, reading: float, at: float) -> float:
+        """By how many seconds a reading is ahead of the others' clocks, 0 up to `DOUBTED`."""
+        found = []
+        for least, most in self._others.values():
+            ahead, behind = reading - (at + most), reading - (at + least)
+            found.append(ahead if ahead > DOUBTED else behind if behind < -DOUBTED else 0.0)
+        # Of two, what the clock that is further on says.
+        return sorted(found)[(len(found) - 1) // 2] if found else 0.0
 
-    def _steady(self, wall: float, at: float, others: float | None) -> float:
+    def _steady(self, wall: float, at: float) -> float:
         """This machine's time, without jumps that do not last."""
-
-        def agrees(reading: float) -> bool:
-            return others is not None and abs(reading - others) <= DOUBTED
-
         expected = self._last + (at - self._at)
         jump = wall - expected
-        if abs(jump) > DOUBTED and not agrees(wall):
+        if abs(jump) > DOUBTED and (not self._others or self._ahead(wall, at)):
             if abs(jump - self._jump) > DOUBTED:
                 self._jump, self._since = jump, at
-            if agrees(expected) or at - self._since < BELIEVED:
+            contradicted = bool(self._others) and not self._ahead(expected, at)
+            if contradicted or at - self._since < BELIEVED:
                 return expected
         self._last, self._at, self._jump = wall, at, 0.0
         return wall
@@ -306,9 +318,9 @@ class Process:
                 step = self.party.handle(data, self.now())
             finally:
                 # Also of a message that is refused because clocks differ.
-                said, self.party.time_said = self.party.time_said, None
+                said, self.party.clock_said = self.party.clock_said, None
                 if said is not None and isinstance(self.clock, SteadyClock):
-                    self.clock.heard(*said)
+                    self.clock.heard(said)
             messages = self.done(step)
             return step, (*messages, *self._ticked()[0])
 

@@ -115,7 +115,7 @@ class SiloParty(Speaker):
         self._answered = False
         self._held: set[int] = set()
         self._released: int | None = None
-        self._asked = b""
+        self._asked, self._hub_time = b"", 0.0
         self.lost: dict[int, bytes] = {}
         self.over = ""
 
@@ -392,8 +392,9 @@ class SiloParty(Speaker):
 
     def _joins(self, now: float) -> tuple[Message, ...]:
         """The question to the hub, and the answer to its own whether this silo is here now."""
-        nonces, time = (self._nonce, self._asked), self.own_time(now)
-        bodies = [wire.Join(nonce, self.agreement, time) for nonce in nonces if nonce]
+        clocks = self.own_time(now), self._hub_time
+        nonces = (nonce for nonce in (self._nonce, self._asked) if nonce)
+        bodies = [wire.Join(nonce, self.agreement, *clocks) for nonce in nonces]
         return tuple(self._to_hub(self.model.release, body) for body in bodies)
 
     def tick(self, now: float) -> Step:
@@ -624,7 +625,8 @@ class SiloParty(Speaker):
             raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
         fresh = body.nonce == self._nonce
         if fresh:
-            self._says(self.deployed.document.hub.name, body.time)
+            self._says(self.deployed.document.hub.name, body.time, body.after)
+            self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
         if fresh:
             # All that the hub has: what is not in it is sent again.

@@ -29,12 +29,13 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     nonce: 16 random bytes, which the answer repeats, so that no old answer can be passed off as
     new. agreed: the countersignature of the plan. time: what the sender's clock shows, in seconds
-    since 1970; 0 if it does not say.
+    since 1970; 0 if it does not say. after: the time in the last answer of the hub; 0 before it.
     """
 
     nonce: bytes
     agreed: bytes
     time: float = 0.0
+    after: float = 0.0
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -107,6 +108,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     nonce: that of the join that it answers; empty where it answers a report. ended: why the plan
     has ended, if it has. time: what the hub's clock shows, with a nonce; 0 if it does not say.
+    after: the time of the join that it answers.
     """
 
     silo: int
@@ -114,6 +116,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     nonce: bytes = b""
     ended: str = ""
     time: float = 0.0
+    after: float = 0.0
 
 
 class Sessions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
