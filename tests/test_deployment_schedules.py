@@ -61,7 +61,7 @@ def drawn(seeds):
 
 
 def test_random_schedules_of_all_that_is_deployed():
-    did = drawn(range(60))
+    did = drawn(range(80))
     assert did["kills"] > 100 and did["silos put back"] > 1 and did["hubs put back"] > 10
 
 
