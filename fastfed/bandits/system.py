@@ -440,6 +440,3 @@ def batches_of_user(returning: int | str, batches: int) -> int:
     """Participations of one user: the most batches out of ``batches``, at most once in each."""
     most = max(batches, 1)
     return most if isinstance(returning, str) else min(returning, most)
-
-
-__getattr__ = _system.renamed(__name__, {"Keys": Config})

@@ -15,7 +15,6 @@ whatever their certificate says is their package's own word.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, singledispatch
@@ -609,21 +608,3 @@ def _shown(values: Sequence[float]) -> str:
     """Format the epsilons of an account."""
     texts = [rounded_up(v) if math.isfinite(v) else "infinity" for v in values]
     return ", ".join(texts) or "nothing"
-
-
-#: Deprecated names, to be removed in 0.3.
-_RENAMED: dict[str, Any] = {
-    "Described": PrivacyEvent,
-    "Nothing": NoRelease,
-    "epsilon_at": event_epsilon,
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Return the value of a deprecated name, with a warning."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    message = f"{__name__}.{name} is deprecated: use {new.__name__}"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return new
