@@ -25,7 +25,7 @@ import msgspec
 from fastfed._validate import InputError, choice, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon, sampled_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import ClaimCondition, Condition, noise_claim, rounded_up
 from fastfed.privacy.mechanisms.seldom import Dartboard, FreshChoices
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
@@ -176,8 +176,7 @@ class RawData(msgspec.Struct, frozen=True):
         """The claim, which fails, where one is made."""
         if self.budget is None:
             return []
-        text = f"an epsilon at most {self.budget.epsilon:g} is proven for this noise (none is)"
-        return [ClaimCondition(text, False)]
+        return [noise_claim(self.budget, math.inf)]
 
 
 class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,16 +329,8 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """The claim, computed, and what users of several batches take on trust."""
-        budget, found = self.budget, event_epsilon(self)
-        text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
-        if math.isfinite(found):
-            text = (
-                f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} "
-                f"under {budget.relation}, is at most {budget.epsilon:g}"
-            )
-        if self.remark:
-            text += f" (computed; {self.remark})"
-        claim = ClaimCondition(text, found <= budget.epsilon)
+        note = f"computed; {self.remark}" if self.remark else ""
+        claim = noise_claim(self.budget, event_epsilon(self), note=note)
         coins = [SECRET_COINS] if self.coin != 1.0 else []
         trust = participation_conditions(self.max_participations, self.silos_met)
         return [*trust, *coins, claim]
