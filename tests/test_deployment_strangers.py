@@ -462,12 +462,12 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
 STARTS = LONG.replace("party.Process.tick = slow", "party.Process.__init__ = slow")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_party_that_still_starts(number, code, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_party_that_still_starts(number, tmp_path):
     parties(tmp_path)
     folder = tmp_path / "hub"
     command = [sys.executable, "-P", "-c", STARTS.replace("sys.argv[2]", repr(str(folder)))]
     with subprocess.Popen([*command, "serve", folder], stderr=subprocess.PIPE, text=True) as child:
         until(lambda: (folder / "busy").exists())
         child.send_signal(number)
-        assert child.wait(5) == code and child.stderr.read().strip() == "error: interrupted"
+        assert child.wait(5) == 0 and not child.stderr.read()
