@@ -9,6 +9,7 @@ import numba
 import numpy as np
 import pytest
 
+import fastfed
 from fastfed import parties, privacy
 from fastfed._random import SystemNoise
 from fastfed.protocols.score import score_signature
