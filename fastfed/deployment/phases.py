@@ -227,7 +227,7 @@ class PhaseSilo(SiloParty):
         """Take in a write that is durable."""
         super().fold(write)
         if write.kind == "ended" and not self.model.release and self.ended[write.key].leaf:
-            self.model.learned(self._leaves.sum(axis=0), self.model.round + 1)
+            self.model.learned(self._leaf_sums.sum(axis=0), self.model.round + 1)
 
     def status(self, now: float | None = None) -> dict[str, object]:
         """As `SiloParty.status`; before the first model comes there is no theta but that of the
@@ -237,7 +237,7 @@ class PhaseSilo(SiloParty):
     def report(self, release: int) -> bytes:
         """The estimate of a phase: the same bytes for the same records."""
         d = self.plan.dimension
-        (values,) = linalg.least_squares(self._leaves[release - 1][None], d)
+        (values,) = linalg.least_squares(self._leaf_sums[release - 1][None], d)
         if not np.isfinite(values).all():
             values = np.zeros(d)
         return self.reported(release, values)
