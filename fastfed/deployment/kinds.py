@@ -127,9 +127,9 @@ def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
 
 def with_conditions(found: Certificate, own: tuple[Condition, ...]) -> Certificate:
     """Replace the conditions and caveats of a simulation in a certificate by a deployment's."""
-    kept = [c for c in found.conditions if not c.text.startswith(_MASKS)]
+    others = [c for c in found.conditions if not c.text.startswith(_MASKS)]
     caveats = tuple(EXACT_BITS if c == DRAWS else c for c in found.caveats)
-    return msgspec.structs.replace(found, conditions=(*kept, *own), caveats=caveats)
+    return msgspec.structs.replace(found, conditions=(*others, *own), caveats=caveats)
 
 
 def linear_rounds(plan: Plan) -> Plan:

@@ -286,10 +286,10 @@ def address_of(hub: str) -> SplitResult:
     """Split a hub's address; InputError if it is not a valid one."""
     try:
         parts = urlsplit(hub)
-        known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        known = False
-    if not known or parts.scheme not in ("https", "http") or " " in hub or not is_line(hub):
+        is_valid = False
+    if not is_valid or parts.scheme not in ("https", "http") or " " in hub or not is_line(hub):
         raise InputError(f"hub must be an address, https://..., got {show(hub)}")
     return parts
 
@@ -502,11 +502,11 @@ def _handler(silo: SiloProcess) -> type[LocalHandler]:
 
         def do_POST(self) -> None:
             try:
-                status, made = 200, answers(silo, self.path, _object(self.read(REQUEST)))
+                status, answer = 200, answers(silo, self.path, _object(self.read(REQUEST)))
             except Exception as error:
                 status, text = failure(error)
-                made = {"error": f"nothing was kept: {text}" if status == 503 else text}
-            self.reply(status, json.dumps(made).encode())
+                answer = {"error": f"nothing was kept: {text}" if status == 503 else text}
+            self.reply(status, json.dumps(answer).encode())
 
     return Handler
 

@@ -675,12 +675,12 @@ class SiloParty(Speaker):
                 self.deployed.index(seen_envelope.sender),
                 self.wire.body(seen_envelope, wire.Seen),
             )
-            own = self.broadcasts.get(seen.last)
+            own_broadcast = self.broadcasts.get(seen.last)
             if seen_envelope.release != release:
                 raise Refused(
                     f"the news of release {release} is about release {seen_envelope.release}"
                 )
-            if own is not None and digest(own) != seen.head:
+            if own_broadcast is not None and digest(own_broadcast) != seen.head:
                 return self._alarm(
                     f"the hub sent {seen_envelope.sender} another broadcast of release "
                     f"{seen.last} than this silo"
@@ -706,12 +706,12 @@ class SiloParty(Speaker):
         elif len(body.nonce) == len(self._nonce):
             self._hub_nonce = body.nonce
         for release, hub_digest in body.reports:
-            own = self.sealed.get(release)
-            if own is not None and digest(own) != hub_digest:
+            own_report = self.sealed.get(release)
+            if own_report is not None and digest(own_report) != hub_digest:
                 return self._alarm(
                     f"the hub has another report of release {release} than this silo"
                 )
-            if own is not None:
+            if own_report is not None:
                 self._hub_has.add(release)
             elif release not in self.without:
                 self.lost[release] = hub_digest
@@ -743,9 +743,9 @@ class SiloParty(Speaker):
             raise Refused(f"broadcast {release} holds reports that no silo signed")
         if self.deployed.shared and (twice := self._opened_twice(release, body)):
             return self._alarm(twice)
-        mine = [entry for entry in body.entries if entry.silo == self.index]
-        own = self.sealed.get(release)
-        if mine and own is not None and mine[0].digest != digest(own):
+        own_entries = [entry for entry in body.entries if entry.silo == self.index]
+        own_report = self.sealed.get(release)
+        if own_entries and own_report is not None and own_entries[0].digest != digest(own_report):
             return self._alarm(f"broadcast {release} holds another report than this silo sent")
         values = self.wire.floats(body.values, f"broadcast {release}")
         check_range(values, self._range.broadcast(release), f"broadcast {release}")
@@ -754,8 +754,8 @@ class SiloParty(Speaker):
             trial.adopt(values, release)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
-        if mine and own is None and release not in self.without:
-            self.lost[release] = mine[0].digest
+        if own_entries and own_report is None and release not in self.without:
+            self.lost[release] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
 
     def _opened_twice(self, release: int, body: Broadcast) -> str:
