@@ -11,7 +11,7 @@ Let n be the number of coordinates of all means so far.
 1. Each Laplace noise is (e, 0)-private, so all are no easier to test than n randomised responses
    (Kairouz, Oh & Viswanath 2015). The trade-off function of the responses is linear between n + 2
    vertices. A Gaussian trade-off function is convex, so if it is below at the vertices, it is below
-   everywhere. The event of probability ``told`` removes the vertices that none lies below.
+   everywhere. The event of probability ``told`` removes the vertices that no Gaussian is below.
 2. Each range is chosen by an exponential mechanism of range e. For two neighbouring inputs it is no
    easier to test than a coin of probabilities p and q with logit p - logit q = e. The coin is
    mu-GDP with mu = Phi^-1(p) - Phi^-1(q), which is largest for p = 1 - q: logit(Phi(z)) is convex

@@ -618,6 +618,7 @@ class Hub(Speaker):
         return list(self.deployed.silos)
 
     def _waits(self, now: float) -> dict[str, Any]:
+        """Report what the hub waits for if the time is ``now``."""
         release, document = len(self.broadcasts) + 1, self.deployed.document
         names, helper = self.deployed.silos, document.helper
         if self.ended or release > self.plan.releases:

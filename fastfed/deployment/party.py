@@ -347,6 +347,7 @@ class Process:
             return (*sent, *(message for message in last.messages if message not in sent))
 
     def _clock_problem(self) -> str:
+        """Say that this machine's clock is ignored; empty if it is not."""
         if not self.clock_off:
             return ""
         return (

@@ -229,6 +229,7 @@ class _Stream:
         self._key, self._at, self._bytes = key, 0, b""
 
     def __call__(self, count: int) -> bytes:
+        """Return the next ``count`` bytes."""
         end = self._at + count
         if end > len(self._bytes):
             self._bytes = keystream(self._key, max(2 * end, 4096))

@@ -304,6 +304,7 @@ class SiloParty(Speaker):
         return Step((Write("ended", name, wire.encoded(Ended(0, None, float(now), "cancelled"))),))
 
     def _decided(self, name: str) -> Decided:
+        """Look up a decision; InputError if its id is unknown."""
         decision = self.decisions.get(name)
         if decision is None:
             raise InputError("there is no decision of that id")
@@ -376,6 +377,7 @@ class SiloParty(Speaker):
         return self._statistics.point(x, y)
 
     def _waits(self, now: float) -> dict[str, Any]:
+        """Report what this silo waits for if the time is ``now``."""
         closes, release = self.deployed.document.calendar.closes, self.model.release + 1
         hub = self.deployed.document.hub.name
 
@@ -480,7 +482,7 @@ class SiloParty(Speaker):
         messages += [
             message for k, data in unconfirmed for message in self._report_messages(k, data)
         ]
-        # If the hub was restored to an earlier release, its own broadcasts tell it its later sets.
+        # A restored hub learns from its later broadcasts which sets it has opened.
         messages += [
             Message(hub, self.broadcasts[k])
             for k in range(hub_released + 1, self.model.release + 1)

@@ -243,6 +243,7 @@ class Helper(Speaker):
         self._nonce = bytes(16)
 
     def _waits(self, now: float) -> dict[str, Any]:
+        """Report what the helper waits for if the time is ``now``."""
         release, hub = len(self.answers) + 1, self.deployed.document.hub.name
         if self.alarms:
             return waiting("helper", "alarm", 0, None)

@@ -337,6 +337,7 @@ class Wire:
         return self._numbers(data, "<u8", who).astype(np.uint64)
 
     def _numbers(self, data: bytes, dtype: str, who: str) -> np.ndarray:
+        """Decode (s,) numbers of 64 bits; Refused if the size is wrong."""
         if len(data) != 8 * self.size:
             raise Refused(f"{who} must have {8 * self.size} bytes of values, got {len(data)}")
         return np.frombuffer(data, dtype=dtype)
