@@ -93,7 +93,7 @@ def test_one_glitch_does_not_end_a_silos_learning():
     ledger.set_ceiling("records", 1.0, 1e-6)
     party = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
     silo = SiloProcess(party, MemoryStore(), ledger, hands.clock())
-    party._answered = True
+    party._hub_answered = True
     first = silo.decide(ROWS)
     hands.off = YEARS
     silo.tick()

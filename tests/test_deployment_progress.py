@@ -160,7 +160,7 @@ def silo_stopped(made):
 
 def silo_without_hub(made):
     silo = made.processes["silo0"].party
-    silo._answered = False
+    silo._hub_answered = False
 
 
 def silo_lost(made):

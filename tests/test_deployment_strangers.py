@@ -336,7 +336,7 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
         begin = time.monotonic()
         assert SiloClient(path).call("decide", actions=ROWS, subject="ada")["learns"]
         assert time.monotonic() - begin < 5.0 and closed(held[0])
-        assert threading.active_count() < 100 and len(application._open) <= 64
+        assert threading.active_count() < 100 and len(application._connections) <= 64
     assert capfd.readouterr().err == ""
 
 
