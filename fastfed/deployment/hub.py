@@ -181,7 +181,8 @@ class Hub(Speaker):
             raise Refused(f"the nonce of {envelope.sender} must have 16 bytes")
         self._says(envelope.sender, body.time, body.after)
         is_running = body.nonce == self._nonce
-        if is_running:
+        if is_running and (body.after or not body.time):
+            # It has also read what time it is here, so this hub knows what time it is there.
             self._silo_release[silo] = envelope.release
         # Send broadcasts first: the silo need not report a release that was opened without it.
         missed = () if silo in self.left else range(envelope.release + 1, len(self.broadcasts) + 1)
@@ -373,8 +374,9 @@ class Hub(Speaker):
 
     def tick(self, now: float) -> Step:
         """Open the next set when it is due, then broadcast its sum."""
-        if self._first_join is None and self._silo_release:
-            self._first_join = now
+        if self._silo_release:
+            # The clock may have been set back since.
+            self._first_join = now if self._first_join is None else min(self._first_join, now)
         if self.ended:
             return Step()
         release = len(self.broadcasts) + 1

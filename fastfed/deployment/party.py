@@ -61,6 +61,8 @@ class Party(Protocol):
     ahead: float
     #: The clock reading of the last message's sender, if it had one.
     clock_said: Said | None
+    #: See `Speaker.asked`.
+    asked: float | None
 
     def handle(self, data: bytes, now: float) -> Step:
         """Process a message; Refused if it is not accepted."""
@@ -85,8 +87,8 @@ class Speaker:
         #: See `SteadyClock.ahead`. Of this machine's time and the others', the earlier counts.
         self.ahead = 0.0
         self.clock_said: Said | None = None
-        #: Start of the call to the hub that has no answer yet; 0 if the last call failed, None if
-        #: it was answered.
+        #: Start of the first call to the hub that no answer was accepted for; 0 if the last call
+        #: failed, None if one was accepted since.
         self.asked: float | None = None
 
     @cached_property
@@ -166,11 +168,11 @@ class SteadyClock:
     - A jump is a reading that differs from the last reading plus the monotonic time since. It is
       ignored: the clock continues from the last reading. The wall clock is believed again once the
       jump has stayed the same for `BELIEVED` seconds, or once it agrees with the other clocks.
-    - Other parties put their time into messages that they sign. If this clock is more than
-      `DOUBTED` seconds ahead of the median of their clocks, their time counts. So a silo closes a
-      leaf when both its clock and the hub's say that the period is over. A hub ends a grace period
-      when its own clock and those of half of the silos say so. A clock that is behind is not
-      corrected.
+    - Other parties put their time into messages that they sign. If this clock is certainly more
+      than `DOUBTED` seconds ahead of the median of their clocks, their time counts. So a silo
+      closes a leaf when both its clock and the hub's may say that the period is over. A hub ends a
+      grace period when its own clock and those of half of the silos may say so. A clock that is
+      behind is not corrected.
 
     Parameters
     ----------
@@ -185,8 +187,9 @@ class SteadyClock:
         self._lock = threading.Lock()
         self._last_reading, self._read_at = wall(), monotonic()
         self._jump, self._jump_since = 0.0, self._read_at
-        #: Party -> lower and upper bound of its time minus this machine's monotonic time.
-        self._others: dict[str, tuple[float, float]] = {}
+        #: Party -> lower and upper bound of its time minus this machine's monotonic time, and the
+        #: monotonic time of the message that it had read.
+        self._others: dict[str, tuple[float, float, float]] = {}
         #: Seconds by which the wall clock is off while it is ignored; else 0.
         self.off = 0.0
         #: Seconds by which this clock is ahead of the others' (negative: behind) if that is more
@@ -206,7 +209,9 @@ class SteadyClock:
         """Update the bounds on another party's clock.
 
         The other clock was read after this one showed ``said.after`` and before now. That gives two
-        bounds on the other clock, also for a message that was slow or is sent a second time.
+        bounds on the other clock, which are as far apart as the message and its answer took. A
+        message that answers an earlier question than the last one was delayed or sent again, and
+        changes nothing.
         """
         with self._lock:
             at = self._monotonic()
@@ -214,33 +219,42 @@ class SteadyClock:
             if not said.after or elapsed < -1.0:
                 # The sender has read no message of this party, or this clock was set back since.
                 return
-            least, most = said.time - at, said.time - at + max(elapsed, 0.0)
-            previous = self._others.get(said.name, (least, most))
-            if previous[0] <= most and least <= previous[1]:
-                least, most = max(least, previous[0]), min(most, previous[1])
-            self._others[said.name] = least, most
+            elapsed = max(elapsed, 0.0)
+            asked = at - elapsed
+            if said.name in self._others and asked < self._others[said.name][2] - 1.0:
+                return
+            self._others[said.name] = said.time - at, said.time - at + elapsed, asked
 
     def _ahead(self, reading: float, at: float) -> float:
         """Return the seconds by which a reading is ahead of the others' median clock.
 
-        Differences up to `DOUBTED` seconds count as 0.
+        Differences up to `DOUBTED` seconds count as 0. Of two other clocks, the one that differs
+        less counts.
         """
-        differences = []
-        for least, most in self._others.values():
+        differences = [0.0] if not self._others else []
+        for least, most, _ in self._others.values():
             ahead, behind = reading - (at + most), reading - (at + least)
             differences.append(ahead if ahead > DOUBTED else behind if behind < -DOUBTED else 0.0)
-        # The lower median: of two other clocks, the later one counts.
-        return sorted(differences)[(len(differences) - 1) // 2] if differences else 0.0
+        differences.sort()
+        lower, upper = differences[(len(differences) - 1) // 2], differences[len(differences) // 2]
+        return max(lower, 0.0) or min(upper, 0.0)
+
+    def _agrees(self, reading: float, at: float) -> bool:
+        """Return True if the others' median clock certainly shows this, up to `DOUBTED` seconds."""
+        bounds = [
+            (reading - at - least, reading - at - most) for least, most, _ in self._others.values()
+        ]
+        errors = sorted(max(map(abs, pair)) for pair in bounds)
+        return bool(errors) and errors[len(errors) // 2] <= DOUBTED
 
     def _steady(self, wall: float, at: float) -> float:
         """Return this machine's time without short-lived jumps."""
         expected = self._last_reading + (at - self._read_at)
         jump = wall - expected
-        if abs(jump) > DOUBTED and (not self._others or self._ahead(wall, at)):
+        if abs(jump) > DOUBTED and not self._agrees(wall, at):
             if abs(jump - self._jump) > DOUBTED:
                 self._jump, self._jump_since = jump, at
-            contradicted = bool(self._others) and not self._ahead(expected, at)
-            if contradicted or at - self._jump_since < BELIEVED:
+            if at - self._jump_since < BELIEVED:
                 return expected
         self._last_reading, self._read_at, self._jump = wall, at, 0.0
         return wall

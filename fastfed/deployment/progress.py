@@ -84,6 +84,11 @@ WAITS: dict[str, dict[str, Wait]] = {
             "the next release, which the hub opens",
             "look at the hub's status: it says whom it waits for",
         ),
+        "given-up": Wait(
+            "the next release, which can only be without this silo: its report was lost with its "
+            "state",
+            "look at the hub's status; if the hub waits for this silo, make a new plan",
+        ),
         "open": Wait("the end of the period", "nothing is due"),
         "clock": CLOCK,
     },
@@ -92,6 +97,10 @@ WAITS: dict[str, dict[str, Wait]] = {
         "set": Wait(
             "the hub's next set of reports",
             "look at the hub's status: it says whom it waits for",
+        ),
+        "hub": Wait(
+            "an answer of the hub: none comes",
+            "start the hub, or check its address, its certificate and the network",
         ),
         "alarm": Wait(
             "nothing: it was asked for two sets of one release",

@@ -332,7 +332,7 @@ class Dialer:
 
     def round(self) -> str:
         """Tick once and carry all messages; return what went wrong, empty if nothing did."""
-        messages = list(self.process.tick())
+        messages, party = list(self.process.tick()), self.process.party
         problem = self.process.problem
         while messages:
             message = messages.pop(0)
@@ -344,6 +344,7 @@ class Dialer:
             for data in answers:
                 try:
                     step, more = self.process.handle(data)
+                    party.asked = None
                     problem = step.problem or problem
                     messages += more
                 except Exception as error:
@@ -352,7 +353,7 @@ class Dialer:
 
     def _post(self, data: bytes) -> list[bytes]:
         """Send one message and return the hub's answers; InputError with its text if it refuses."""
-        party: Any = self.process.party
+        party = self.process.party
         if party.asked is None:
             party.asked = self.process.now()
         try:
@@ -360,15 +361,19 @@ class Dialer:
         except OSError as error:
             party.asked = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
-        # Any other status comes from a proxy, or from a hub that cannot write to its disk.
-        party.asked = None if status in (200, 400, 409, 413) else 0.0
+        if status >= 500:
+            # From a proxy, or from a hub that cannot write to its disk.
+            party.asked = 0.0
         if status != 200:
             text = one_line(body.decode(errors="replace"))
             raise InputError(f"the hub answered {status}: {text}")
         try:
-            return msgspec.msgpack.decode(body, type=list[bytes])
+            answers = msgspec.msgpack.decode(body, type=list[bytes])
         except msgspec.DecodeError:
             raise InputError("the hub's answer is no list of messages") from None
+        if not answers:
+            party.asked = None
+        return answers
 
     @property
     def _largest(self) -> int:

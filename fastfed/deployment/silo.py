@@ -55,6 +55,8 @@ from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
 _SUBJECT = b"fastfed subject"
+#: The reason in `SiloParty.without` for a report that was given up.
+LOST = "lost with the state it was made of"
 
 
 class SiloParty(Speaker):
@@ -209,7 +211,7 @@ class SiloParty(Speaker):
             float(propensity),
             self.model.release,
             self._admits(now) and who not in self._subjects and not self.lost,
-            float(now),
+            self.own_time(now),
             packed(np.array(x_chosen, dtype=np.float64)),
             digest(packed(features))[:16],
             who,
@@ -242,10 +244,14 @@ class SiloParty(Speaker):
         the privacy account does not cover that. The limit is `ROOM` times the horizon: beyond it
         sums would no longer be exact.
         """
-        calendar = self.deployed.document.calendar
-        period = calendar.period(now)
-        in_calendar = now >= calendar.start and period <= self.plan.releases and not self.left
-        return in_calendar and self._learning_count < self.plan.most_records(self.plan.releases)
+        start, end = (
+            self.deployed.document.calendar.start,
+            self.deployed.document.calendar.closes[-1],
+        )
+        # If clocks differ, either of them may be the one that is right.
+        in_calendar = any(start <= time < end for time in (now, self.own_time(now)))
+        room = self._learning_count < self.plan.most_records(self.plan.releases)
+        return in_calendar and room and not self.left
 
     def reward(self, name: str, reward: float, now: float) -> Step:
         """Record the reward of a decision in the leaf of the current period.
@@ -395,12 +401,16 @@ class SiloParty(Speaker):
         if not self._hub_answered or self.unanswered(now):
             return state("hub", release if release <= closed else 0, [hub])
         if leaf <= closed:
+            if leaf in self.sessions.foreign:
+                # The hub has a session of records that this silo's state does not hold any more.
+                return state("given-up", leaf, [self.name])
             if self.sessions.missing(leaf):
                 return state("sessions", leaf, [hub])
             if leaf > self.model.release and not self._affords(leaf):
                 return state("ceiling", leaf)
         if release <= closed:
-            return state("release", release, [hub])
+            given_up = self.without.get(release, "") == LOST
+            return state("given-up" if given_up else "release", release, [hub])
         return waiting("silo", "open", release, None)
 
     def _affords(self, release: int) -> bool:
@@ -822,5 +832,5 @@ class SiloParty(Speaker):
                 writes.append(Write("sealed", str(release), report))
             else:
                 writes += self._charge(second_charge) if lost_digest is not None else []
-                writes.append(Write("without", str(release), b"lost with the state it was made of"))
+                writes.append(Write("without", str(release), LOST.encode()))
         return Step(tuple(writes))

@@ -249,6 +249,8 @@ class Helper(Speaker):
             return waiting("helper", "alarm", 0, None)
         if release > self.plan.releases:
             return waiting("helper", "over", 0, None)
+        if self.unanswered(now):
+            return waiting("helper", "hub", release, None, [hub])
         since = float(self.deployed.document.calendar.closes[release - 1])
         return waiting("helper", "set", release, since if now >= since else None, [hub])
 
