@@ -143,7 +143,9 @@ def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
         "identity": ledger.identity.hex(),
         "head": ledger.head.hex(),
     }
-    write_whole(home / JOINED, (json.dumps(content) + "\n").encode())
+    note, text = home / JOINED, (json.dumps(content) + "\n").encode()
+    if not note.exists() or note.read_bytes() != text:
+        write_whole(note, text)
 
 
 def remembered(folder: str | Path) -> LedgerNote | None:
