@@ -79,66 +79,6 @@ _SUBMODULES = (
     "simulation",
 )
 
-#: Modules of names that were here in 0.1, which warn, and go in 0.3.
-_MOVED = {
-    "fastfed.simulation": ("load_experiment",),
-    "fastfed.parties": (
-        "Averager",
-        "Broadcast",
-        "Client",
-        "ExpertClient",
-        "ExpertServer",
-        "Graph",
-        "LocalEstimate",
-        "Model",
-        "Peer",
-        "Report",
-        "SeededNoise",
-        "Server",
-        "Shuffler",
-        "Silo",
-        "SystemNoise",
-        "User",
-        "VectorSum",
-    ),
-    "fastfed.privacy": ("TreeRelease",),
-    "fastfed.environments": (
-        "Classification",
-        "FixedSet",
-        "Gap",
-        "GradientLosses",
-        "HardInstance",
-        "Letor",
-        "LossSpec",
-        "LowerBoundLosses",
-        "NearRealizableLosses",
-        "NoDiversity",
-        "ObliviousLosses",
-        "Python",
-        "RealizableLosses",
-        "Replay",
-        "Sphere",
-        "StochasticLosses",
-        "environment_signature",
-        "gradient_signature",
-        "losses_signature",
-    ),
-    "fastfed.off_policy": (
-        "cross_fitted_ridge",
-        "doubly_robust",
-        "inverse_propensity",
-        "self_normalised",
-    ),
-    "fastfed.protocols.score": ("Score", "score_signature"),
-}
-#: Old name: (module, new name).
-_DEPRECATED = {
-    **{name: (module, name) for module, names in _MOVED.items() for name in names},
-    "LossFacts": ("fastfed.environments", "LossSpec"),
-    "advise": ("fastfed", "plan"),
-    "keyed": ("fastfed", "counter_rng"),
-}
-
 # Type checkers must not see it: to them every name would be there, with type Any.
 if not TYPE_CHECKING:
 
@@ -147,13 +87,6 @@ if not TYPE_CHECKING:
             return getattr(importlib.import_module("fastfed.api"), name)
         if name in _SUBMODULES:
             return importlib.import_module(f"fastfed.{name}")
-        if name in _DEPRECATED:
-            import warnings
-
-            module, new = _DEPRECATED[name]
-            message = f"fastfed.{name} is now {module}.{new}; the old name goes in 0.3"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-            return getattr(importlib.import_module(module), new)
         raise AttributeError(f"module 'fastfed' has no attribute {name!r}")
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
@@ -125,7 +123,7 @@ def agreed(plan: Any, certificate: Certificate) -> Certificate:
     return certificate
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Algorithm:
     """A registry entry: one system of a paper.
 
@@ -143,8 +141,6 @@ class Algorithm:
         From an instance of ``config`` and a ProblemSpec to a System.
     deployed : tuple of (str, value), optional
         Keys that a deployment sets unless told otherwise, where a simulation has a shortcut.
-    keys : type of msgspec.Struct, optional
-        Deprecated name of ``config``.
     """
 
     id: str
@@ -152,40 +148,7 @@ class Algorithm:
     summary: str
     config: type[msgspec.Struct]
     build: Callable[[Any, Any], Any]
-    deployed: tuple[tuple[str, Any], ...]
-
-    def __init__(
-        self,
-        id: str,
-        paper: str,
-        summary: str,
-        config: type[msgspec.Struct] | None = None,
-        build: Callable[[Any, Any], Any] | None = None,
-        deployed: tuple[tuple[str, Any], ...] = (),
-        *,
-        keys: type[msgspec.Struct] | None = None,
-    ) -> None:
-        if keys is not None:
-            warnings.warn("Algorithm(keys=) is deprecated: use config", DeprecationWarning, 2)
-            config = keys
-        if config is None or build is None:
-            raise TypeError(f'algorithm "{id}" needs config and build')
-        given = {
-            "id": id,
-            "paper": paper,
-            "summary": summary,
-            "config": config,
-            "build": build,
-            "deployed": deployed,
-        }
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def keys(self) -> type[msgspec.Struct]:
-        """Deprecated name of ``config``."""
-        warnings.warn("Algorithm.keys is deprecated: use config", DeprecationWarning, 2)
-        return self.config
+    deployed: tuple[tuple[str, Any], ...] = ()
 
     def make(self, keys: dict[str, Any], problem: Any) -> Any:
         """Build the system of one curve.
@@ -284,50 +247,3 @@ def _type_error(error: msgspec.ValidationError, keys: dict[str, Any]) -> str:
     wanted = " or ".join(_TYPES.get(t, t) for t in types)
     remedy = unquoted(value) if {"float", "int"} & set(types) else ""
     return f"{key} must be {wanted}{found[2]}, got {show(value)}{remedy}"
-
-
-def renamed(module: str, names: dict[str, Any]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` for deprecated names: each returns its value and warns.
-
-    Parameters
-    ----------
-    module : str
-        The module's ``__name__``.
-    names : dict
-        The class that each deprecated name stands for.
-    """
-
-    def __getattr__(name: str) -> Any:
-        if name not in names:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        new = names[name]
-        warnings.warn(
-            f"{module}.{name} is deprecated: use {new.__name__}", DeprecationWarning, stacklevel=2
-        )
-        return new
-
-    return __getattr__
-
-
-def moved(module: str, names: dict[str, str]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` for names that another module has now: each warns.
-
-    Parameters
-    ----------
-    module : str
-        The module's ``__name__``.
-    names : dict
-        The module that each name stands in, which loads when the name is asked for.
-    """
-
-    def __getattr__(name: str) -> Any:
-        if name not in names:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(
-            f"{module}.{name} is now {names[name]}.{name}; the old name goes in 0.3",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(importlib.import_module(names[name]), name)
-
-    return __getattr__

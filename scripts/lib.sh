@@ -16,10 +16,24 @@ need_tools() {
         || fail "A C compiler is needed: on Debian or Ubuntu, apt-get install gcc."
 }
 
-# install EXTRAS: the project with these extras into .venv.
+# The environment that is installed into and tested.
+VENV=.venv
+
+# install EXTRAS: the project with these extras into it.
 install() {
     need_tools
-    [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check ".[$1]" \
+    [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check ".[$1]" \
         || fail "The installation failed; the lines above say why."
+}
+
+# run_tests ARGUMENT...: pytest, with these arguments.
+run_tests() {
+    # The installed package is tested, not the checkout, in child processes too.
+    export PYTHONSAFEPATH=1
+    # Compiling the tests takes longer than importing them: what was compiled stays beside the packages.
+    unset PYTHONDONTWRITEBYTECODE
+    export PYTHONPYCACHEPREFIX="$PWD/$VENV/bytecode"
+    # A file's tests stay in one process, for they share what its fixtures made.
+    "$VENV/bin/python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
 }

@@ -678,7 +678,14 @@ class Plan:
 
         Where some party is at fault one of these must be named: by others, or by itself.
         """
-        causes = {p.name for p in self.parties if p.fault or p.recovering or not p.running}
+        clock = time.monotonic()
+        causes = {
+            # In the plan the helper has the name of its role.
+            p.role if p.role == "helper" else p.name
+            for p in self.parties
+            # One that was just mended still starts, or has not been heard yet.
+            if p.fault or not p.running or clock - max(p.healed, p.started) < 10.0
+        }
         for name, said in now.items():
             if causes and self.proxy.mode == "" and not self.names_one_of(name, said, causes):
                 continue
@@ -922,6 +929,11 @@ class Plan:
         state = (hub.get("waits") or {}).get("state")
         without = any((self.statuses.get(s.name) or {}).get("without") for s in self.silos)
         silo_back = any(s.restored for s in self.silos)
+        states = [
+            ((self.statuses.get(s.name) or {}).get("waits") or {}).get("state") for s in self.silos
+        ]
+        if "given-up" in states and silo_back:
+            return "records lost, all silos needed" if self.sum else "too few reports left"
         if self.hub.restored and any(p.restored for p in self.parties if p.role == "helper"):
             return "hub and helper put back"
         if state == "reports-again" and silo_back:

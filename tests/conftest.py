@@ -1,6 +1,8 @@
 """Fixtures shared by the tests."""
 
+import functools
 import gc
+import inspect
 import os
 from pathlib import Path
 
@@ -9,8 +11,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 from fastfed._kernels import driver
+
+# Before click 8.2 a runner joins the outputs, unless told not to.
+if "mix_stderr" in inspect.signature(CliRunner).parameters:
+    CliRunner.__init__ = functools.partialmethod(CliRunner.__init__, mix_stderr=False)
+    Result.output = property(lambda result: result.stdout + result.stderr)
 
 #: Files that take longest, which begin first: a worker that begins one last leaves the other idle.
 LONGEST = (

@@ -17,6 +17,8 @@ Records = tuple[np.ndarray, list[int], list[int] | None]
 
 def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | None:
     """(features, class of each record, silo of each record); None where it must be refused."""
+    if data.startswith((b"PK\x03\x04", b"PAR1")):  # text as well, but no table's
+        return None
     try:
         text = (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8-sig")
         comma = separator(text)

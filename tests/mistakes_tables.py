@@ -315,7 +315,7 @@ FRAMES = [
     Mistake(
         "a pandas column in place of a frame",
         pandas(lambda f: f["age"]),
-        ("data", "column", "frame"),
+        ("data", "frame"),
         ("pandas",),
     ),
     Mistake(

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import fastfed
+from fastfed import parties, privacy
 from fastfed._random import SystemNoise
 from fastfed.protocols.score import score_signature
 from fastfed.simulation.audit import ABOUT, AUDITS, FAULTY, TRIALS, listed, run_audit
 from fastfed.simulation.audit import lifecycle as audits
 
 CLASSES = {
-    name: getattr(fastfed, name, None)
+    name: getattr(privacy if name == "TreeRelease" else parties, name)
     for name in (
         "Silo", "Server", "Shuffler", "User", "TreeRelease", "SystemNoise", "VectorSum",
         "ExpertClient", "ExpertServer", "Averager",

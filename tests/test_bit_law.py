@@ -84,7 +84,8 @@ def test_the_bound_is_finite_and_grows_as_the_probability_falls():
     for trials in (*range(1, 60), 100, 1000, 10**6, 10**9, 10**12):
         found = [coupling(trials, p) for p in (0.5, 1e-2, 1e-6, 1e-12, 1e-38)]
         assert np.isfinite(found).all()
-        assert (np.diff(found) >= 0.0).all()
+        # SciPy before 1.17 has five digits of the incomplete beta function for the most bits.
+        assert (np.diff(found) >= -1e-5 * found[0]).all()
         # In units of the noise it is small where bits are many.
         assert trials < 10**6 or found[2] < 0.011 * math.sqrt(0.1875 * trials)
     assert coupling(0, 0.1) == 0.0

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from test_panels import curve, source
 
 from fastfed.reporting.charts import (
     Axis,
@@ -25,7 +26,6 @@ from fastfed.reporting.charts import (
 from fastfed.reporting.sections import legend
 from fastfed.reporting.svg import chart_svg, names_fit, ticks
 from fastfed.results.results import CurveResult
-from tests.test_panels import curve, source
 
 SOLID = {"color": "#4477AA", "linestyle": "-"}
 #: A length has one decimal.

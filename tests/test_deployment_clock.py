@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 import federation
-from federation import GRACE, ROWS, START, Federation, deployed, secret, served
+from federation import GRACE, ROWS, START, Federation, deployed, secret
 
 from fastfed.deployment import wire
 from fastfed.deployment.kinds import silo_of
@@ -93,7 +93,7 @@ def test_one_glitch_does_not_end_a_silos_learning():
     ledger.set_ceiling("records", 1.0, 1e-6)
     party = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
     silo = SiloProcess(party, MemoryStore(), ledger, hands.clock())
-    party._answered = True
+    party._hub_answered = True
     first = silo.decide(ROWS)
     hands.off = YEARS
     silo.tick()
@@ -135,14 +135,41 @@ def test_a_clock_that_is_set_right_is_believed_at_once_where_the_others_agree():
     assert clock() == hands.wall and clock.ahead == clock.off == 0.0
 
 
-def test_a_jump_that_the_others_contradict_is_never_believed():
+@pytest.mark.parametrize("step", [3600.0, -3600.0, 86_400.0])
+def test_clocks_that_are_all_set_at_once_are_believed_after_a_while(step):
+    """A time server that was wrong: parties say the time that they doubt, and none must wait."""
+    hands = [Hands(), Hands()]
+    clocks = [each.clock() for each in hands]
+    for k in range(200):
+        for each in hands:
+            each.off = step * (k > 2)
+            each.wait(5.0)
+        times = [clock() + max(clock.ahead, 0.0) for clock in clocks]
+        for i in (0, 1):
+            clocks[i].heard(Said(str(1 - i), times[1 - i], times[i]))
+    for each, clock in zip(hands, clocks, strict=True):
+        assert clock() == pytest.approx(each.wall + step) and clock.off == 0.0
+
+
+def test_a_glitch_within_wide_bounds_is_not_believed():
+    """The answer took an hour, so another clock may well show what this one shows for a moment."""
     hands = Hands()
     clock = hands.clock()
-    hands.off = -YEARS
-    for _ in range(100):
-        hands.wait(BELIEVED / 2)
+    hear(clock, hands, took=3600.0)
+    hands.off = 3000.0
+    assert clock() == hands.wall and clock.off == 3000.0
+    hands.off = 0.0
+    assert clock() == hands.wall and clock.off == 0.0
+
+
+def test_a_clock_that_jumps_ahead_for_good_is_held_by_the_others():
+    hands = Hands()
+    clock = hands.clock()
+    hands.off = YEARS
+    for _ in range(400):
+        hands.wait(5.0)
         hear(clock, hands)
-        assert clock() == pytest.approx(hands.wall) and clock.off == -YEARS
+        assert clock() == pytest.approx(hands.wall, abs=5.0) and clock.off == pytest.approx(YEARS)
 
 
 def test_a_clock_that_is_behind_counts_as_it_is():
@@ -179,9 +206,10 @@ def test_how_long_a_message_takes_does_not_count():
 
 
 def test_an_old_message_that_comes_again_changes_nothing():
+    """Also if the other clock was wrong when it was sent."""
     hands = Hands()
     clock = hands.clock()
-    old = Said("hub", hands.wall, clock())
+    old = Said("hub", hands.wall - 900.0, clock())
     for _ in range(10):
         hands.wait(BELIEVED / 2)
         hear(clock, hands)
@@ -189,15 +217,35 @@ def test_an_old_message_that_comes_again_changes_nothing():
         assert clock() == hands.wall and clock.off == 0.0
 
 
+@pytest.mark.parametrize("off", [-3000.0, 3000.0])
+def test_another_clock_that_is_set_right_counts_with_its_next_answer(off):
+    hands = Hands()
+    clock = hands.clock()
+    for took in (0.0, 3600.0):
+        hear(clock, hands, off, took=took)
+        clock()
+    hear(clock, hands, took=5.0)
+    assert clock() == hands.wall and clock.off == 0.0
+
+
 def test_what_was_said_before_a_clock_was_set_back_does_not_count():
     hands = Hands()
-    hands.off = YEARS
+    hands.off = 3600.0
     clock = hands.clock()
-    old = Said("hub", hands.wall, clock())
-    hear(clock, hands)
+    asked = clock()
     hands.off = 0.0
+    hands.wait(5.0)
+    clock()
+    hands.wait(BELIEVED)
     assert clock() == hands.wall
-    clock.heard(old)
+    clock.heard(Said("hub", hands.wall - 3600.0, asked))
+    assert clock() == hands.wall and clock.off == 0.0
+
+
+def test_nothing_is_known_of_a_clock_that_has_read_nothing():
+    hands = Hands()
+    clock = hands.clock()
+    clock.heard(Said("hub", hands.wall - 3600.0, 0.0))
     assert clock() == hands.wall and clock.off == 0.0
 
 
@@ -207,9 +255,17 @@ def test_half_of_the_others_must_agree():
     hear(clock, hands, -YEARS, "silo0")
     assert clock() == pytest.approx(hands.wall - YEARS)
     hear(clock, hands, 0.0, "silo1")
-    assert clock() == hands.wall
+    assert clock() == hands.wall and clock.off == 0.0
     hear(clock, hands, -YEARS, "silo2")
     assert clock() == pytest.approx(hands.wall - YEARS)
+
+
+def test_of_two_others_one_that_is_ahead_is_no_alarm():
+    hands = Hands()
+    clock = hands.clock()
+    hear(clock, hands, 0.0, "silo0")
+    hear(clock, hands, 3600.0, "silo1")
+    assert clock() == hands.wall and clock.off == 0.0
 
 
 def clocked(**off):
@@ -249,9 +305,14 @@ def test_a_hub_that_starts_with_a_clock_years_ahead_leaves_nobody_out():
     made = clocked(hub=YEARS)
     hub = made.processes["hub"]
     away = made.processes.pop("silo2")
-    served(made, 1, ["silo0", "silo1"])
-    made.settle()
-    assert not hub.party.sets and hub.status()["clock_off"] == pytest.approx(YEARS)
+    for name in ("silo0", "silo1"):
+        made.processes[name].reward(made.processes[name].decide(ROWS).id, 0.5)
+    for _ in range(28):
+        # The silos ask every five seconds, until before the end of the grace period.
+        made.now += 5.0
+        made.settle()
+    assert made.now > START + 100.0 and not hub.party.sets
+    assert hub.status()["clock_off"] == pytest.approx(YEARS)
     made.processes["silo2"] = away
     made.settle()
     assert [entry.silo for entry in hub.party.sets[1].entries] == [0, 1, 2]
@@ -304,3 +365,38 @@ def test_a_message_that_is_refused_because_clocks_differ_says_so():
     with pytest.raises(Refused, match="clocks of hub and silo differ"):
         silo.handle(made.plan.wire.made(Identity(secret("hub")), "hub", 1, receipt))
     assert silo.status()["clock_off"] == pytest.approx(-900.0)
+
+
+def test_a_hub_whose_clock_is_behind_loses_no_record():
+    """Its time may delay the close of a leaf; a silo's own clock decides that a record counts."""
+    made = clocked(hub=-900.0)
+    silo = made.processes["silo0"]
+    made.now = START + 50.0
+    made.settle()
+    first = silo.decide(ROWS)
+    made.now += 20.0
+    made.off["hub"] = 0.0
+    made.processes["hub"].clock = SteadyClock(lambda: made.now, lambda: made.now)
+    made.settle()
+    silo.reward(first.id, 0.5)
+    assert first.learns and silo.party.ended[first.id].leaf == 1
+
+
+def test_a_hub_that_was_years_ahead_waits_no_longer_than_it_says():
+    made = clocked(hub=YEARS)
+    hub = made.processes["hub"].party
+    hub._first_join = None
+    for now in (YEARS, made.now, made.now + 5.0):
+        hub.tick(now)
+    assert hub._first_join == made.now
+
+
+def test_a_silo_is_heard_once_the_hub_knows_its_time():
+    made = clocked()
+    hub, plan = made.processes["hub"], made.plan
+    hub.party._silo_release.clear()
+    silo = Identity(secret("silo0"))
+    for after, heard in ((0.0, False), (made.now, True)):
+        join = wire.Join(hub.party._nonce, plan.agreed(silo), made.now, after)
+        hub.handle(plan.wire.made(silo, "silo0", 0, join))
+        assert (0 in hub.party._silo_release) == heard

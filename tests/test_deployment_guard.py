@@ -44,7 +44,9 @@ class Liar(SiloParty):
         values[:d] = -0.99 * most if self.bias is None else self.bias
         if self.deployed.shared:
             self._sealing.hides(release, b"a lie")
-            return self._shares(release, values.astype(np.int64).view(np.uint64) << np.uint64(40))
+            return self._secure_report(
+                release, values.astype(np.int64).view(np.uint64) << np.uint64(40)
+            )
         return self.reported(release, values)
 
 

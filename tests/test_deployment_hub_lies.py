@@ -83,7 +83,7 @@ def test_a_row_is_sealed_only_with_the_session_that_it_belongs_to():
     for write in silo.party.handle(signed(made, 1, sessions), made.now).writes:
         silo.party.fold(write)
     # A fault, or a state put together of two backups: one record more than the session hides.
-    silo.party._leaves[0] += 1.0
+    silo.party._leaf_sums[0] += 1.0
     step = silo.party.tick(made.now)
     assert "changed after its session was sent" in step.problem
     assert not silo.party.sealed and not made.ledgers["silo0"].charges("records")

@@ -169,7 +169,7 @@ def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
         again.handle(federation.seen(made.plan, index, data))
         again.handle(data)
     assert not again.party.sets
-    again.party._heard[2] = 0  # silo2 has joined, and knows of no broadcast
+    again.party._silo_release[2] = 0  # silo2 has joined, and knows of no broadcast
     again.tick()
     made.now += 1000.0
     again.tick()
@@ -201,12 +201,13 @@ def test_only_the_hubs_own_broadcasts_remind_it():
     bad = msgspec.structs.replace(body, entries=body.entries[::-1])
     with pytest.raises(Refused, match="different silos in order"):
         fresh.handle(plan.wire.made(own, "hub", 1, bad), made.now)
-    assert not fresh._past and not fresh.handle(sent, made.now).writes and fresh._past
+    assert not fresh._lost_broadcasts and not fresh.handle(sent, made.now).writes
+    assert fresh._lost_broadcasts
     # Without the reports it waits, and opens nothing else.
     assert fresh.tick(made.now + 1e6) == wire_step()
     # Known, it changes nothing.
     step, _ = hub.handle(sent)
-    assert step == wire_step() and not hub.party._past
+    assert step == wire_step() and not hub.party._lost_broadcasts
 
 
 def wire_step():

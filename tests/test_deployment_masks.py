@@ -328,7 +328,7 @@ class Redrawn(SiloParty):
 class Unmasked(SiloParty):
     """A row without masks: the sum of all does not decode."""
 
-    def _shares(self, release, row):
+    def _secure_report(self, release, row):
         return self.reported(release, row)
 
 

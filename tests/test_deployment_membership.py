@@ -70,7 +70,7 @@ def lived(plan, people):
         (write,) = silo.reward(decision.id, y, now).writes
         silo.fold(write)
         leaves[person] = silo.ended[decision.id].leaf
-    return silo._leaves.copy(), {p: leaf for p, leaf in leaves.items() if p}
+    return silo._leaf_sums.copy(), {p: leaf for p, leaf in leaves.items() if p}
 
 
 def mu_of(plan, change):

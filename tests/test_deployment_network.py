@@ -96,6 +96,17 @@ def certificates(folder, address="127.0.0.1", days=(-1, 1)):
         found = found.not_valid_before(now + (days[0] - ca) * day)
         found = found.not_valid_after(now + (days[1] + 2 * ca) * day)
         found = found.add_extension(x509.BasicConstraints(ca, None), True)
+        # Python 3.13 and later ask for these.
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        theirs = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        found = found.add_extension(own, False).add_extension(theirs, False)
+        usage = dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+             "encipher_only", "decipher_only"), False,
+        )  # fmt: skip
+        found = found.add_extension(
+            x509.KeyUsage(digital_signature=True, key_cert_sign=ca, crl_sign=ca, **usage), True
+        )
         if not ca:
             local = x509.IPAddress(ipaddress.ip_address(address))
             found = found.add_extension(x509.SubjectAlternativeName([local]), False)

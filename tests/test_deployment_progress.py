@@ -160,7 +160,7 @@ def silo_stopped(made):
 
 def silo_without_hub(made):
     silo = made.processes["silo0"].party
-    silo._answered = False
+    silo._hub_answered = False
 
 
 def silo_lost(made):
@@ -179,6 +179,23 @@ def silo_ceiling(made):
     made.settle()
 
 
+def silo_given_up(made):
+    silo_lost(made)
+    made.ledgers["silo0"].set_ceiling("records", 20.0, 1e-6)
+    made.processes["silo0"].recover()
+    made.settle()
+
+
+def silo_forgotten(made):
+    """It told another session before its state was restored."""
+    made.now = federation.START + 100.0
+    silo = made.processes["silo0"]
+    values = tuple(bytes([i]) * 32 for i in range(3))
+    hub = federation.Identity(federation.secret("hub"))
+    silo.tick()
+    silo.handle(made.plan.wire.made(hub, "hub", 1, wire.Sessions(values)))
+
+
 def silo_after_its_report(made):
     made.processes.pop("silo1")
     made.processes.pop("silo2")
@@ -195,6 +212,8 @@ SILO = [
     ("sessions", federation.MASKS, hub_without_a_silo, ["hub"]),
     ("ceiling", "silo-ldp", silo_ceiling, []),
     ("clock", "silo-ldp", apart("silo0", -90.0), ["hub"]),
+    ("given-up", "silo-ldp", silo_given_up, ["hub"]),
+    ("given-up", federation.MASKS, silo_forgotten, ["silo0"]),
     ("release", "silo-ldp", silo_after_its_report, ["hub"]),
 ]
 
@@ -211,6 +230,11 @@ def test_every_state_of_the_helper_is_reached():
     assert says(made, "helper") == ("set", ["hub"])
     hub_over(made)
     assert says(made, "helper") == ("over", [])
+    made.processes["helper"].party.asked = 0.0
+    assert says(made, "helper") == ("over", [])
+    again = running("secure-sum")
+    again.processes["helper"].party.asked = 0.0
+    assert says(again, "helper") == ("hub", ["hub"])
     made.processes["helper"].party.alarms.append("two sets")
     assert says(made, "helper") == ("alarm", [])
 

@@ -238,8 +238,8 @@ def test_the_row_of_a_record_is_the_one_that_is_learned_from():
         plan.document.schema.records.context(record), [0, 1]
     )
     by_hand.reward(by_hand.decide(rows).id, 1.0)
-    assert np.array_equal(made.party._leaves, by_hand.party._leaves)
-    assert made.party._leaves[0].any()
+    assert np.array_equal(made.party._leaf_sums, by_hand.party._leaf_sums)
+    assert made.party._leaf_sums[0].any()
 
 
 def test_the_socket_takes_records_and_outcomes(tmp_path):

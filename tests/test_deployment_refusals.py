@@ -29,7 +29,7 @@ NONCE, DIGEST = bytes(16), bytes(32)
 #: Functions that a message goes through, by module.
 WAY = {
     hub: (
-        "handle", "_silo", "_join", "_report", "_checked", "_leave", "_answered", "_reminded",
+        "handle", "_silo", "_join", "_report", "_checked", "_leave", "_store_answer", "_reminded",
     ),
     silo: ("handle", "_receipt", "_broadcast", "_check_opened"),
     sums: ("handle", "_total"),
@@ -330,7 +330,7 @@ def test_what_is_frozen_sees_a_change():
     assert frozen(receiver) != before
     party_ = MADE["silo-ldp"].processes["silo1"].party
     before = frozen(party_)
-    party_._held.add(99)
+    party_._hub_has.add(99)
     assert frozen(party_) != before
-    party_._held.remove(99)
+    party_._hub_has.remove(99)
     assert frozen(party_) == before and issubclass(Refused, InputError)

@@ -1,5 +1,6 @@
 """Nothing that arrives ends or blocks a party, and a signal ends it within five seconds."""
 
+import logging
 import resource
 import select
 import signal
@@ -273,6 +274,8 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
     said, stop = [], threading.Event()
     (question,) = [message.data for message in silo.tick()]
     app = HubApp(hub)
+    # Which a hub of an earlier test has turned off; pytest before 9 hears nothing then.
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
     with monkeypatch.context() as change:
         change.setattr(type(hub.party), "handle", broken)
         status, body = asked(app, body=question)
@@ -333,7 +336,7 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
         begin = time.monotonic()
         assert SiloClient(path).call("decide", actions=ROWS, subject="ada")["learns"]
         assert time.monotonic() - begin < 5.0 and closed(held[0])
-        assert threading.active_count() < 100 and len(application._open) <= 64
+        assert threading.active_count() < 100 and len(application._connections) <= 64
     assert capfd.readouterr().err == ""
 
 
@@ -462,12 +465,12 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
 STARTS = LONG.replace("party.Process.tick = slow", "party.Process.__init__ = slow")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_party_that_still_starts(number, code, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_party_that_still_starts(number, tmp_path):
     parties(tmp_path)
     folder = tmp_path / "hub"
     command = [sys.executable, "-P", "-c", STARTS.replace("sys.argv[2]", repr(str(folder)))]
     with subprocess.Popen([*command, "serve", folder], stderr=subprocess.PIPE, text=True) as child:
         until(lambda: (folder / "busy").exists())
         child.send_signal(number)
-        assert child.wait(5) == code and child.stderr.read().strip() == "error: interrupted"
+        assert child.wait(5) == 0 and not child.stderr.read()

@@ -101,21 +101,6 @@ def test_public_submodules_list_what_they_have(name: str) -> None:
         assert getattr(module, each) is not None
 
 
-@pytest.mark.parametrize("name", sorted(fastfed._DEPRECATED))
-def test_names_of_the_last_version_warn_and_say_where_they_went(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert name not in dir(fastfed)
-    # A module that was imported by its old name is an attribute of the package, and warned then.
-    monkeypatch.delitem(vars(fastfed), name, raising=False)
-    module, new = fastfed._DEPRECATED[name]
-    with pytest.warns(DeprecationWarning, match=rf"fastfed\.{name} is now {module}\.{new};"):
-        found = getattr(fastfed, name)
-    home = importlib.import_module(module)
-    assert found is getattr(home, new)
-    assert new in (dir(home) if home is fastfed else home.__all__)
-
-
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="simulat"):
         fastfed.simulat  # noqa: B018

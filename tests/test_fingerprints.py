@@ -49,6 +49,7 @@ WAYS = {
     "object that says nothing": lambda value: closing_over(Silent(value)),
     "method": lambda value: closing_over(Holder(value).method),
     "callable": Holder,
+    "itself partial": lambda value: partial(closing_over, value),
 }
 
 
@@ -86,7 +87,8 @@ def everything():
         hashlib,
         set("abcdef"),
     ]
-    return [fingerprint(closing_over(value), None) for value in held]
+    made = [fingerprint(closing_over(value), None) for value in held]
+    return [*made, fingerprint(partial(closing_over, 1), None)]
 
 
 def test_another_process_finds_the_same():

@@ -21,7 +21,6 @@ ALLOWED = {
     "_roots": set(),
     "_files": {"_validate"},
     "counter_rng": set(),
-    "keyed": {"counter_rng"},
     "_display": set(),
     "_sampling": {"_kernels"},
     "_random": {"_kernels", "_validate", "_sampling"},

@@ -157,7 +157,7 @@ def test_all_six_are_listed():
     for kind, (cls, summary) in ENVIRONMENTS.items():
         if kind in MADE:
             assert cls.kind == make(kind).kind == kind and "loss" in summary
-            assert getattr(fastfed, cls.__name__) is cls
+            assert getattr(fastfed.environments, cls.__name__) is cls
 
 
 def test_an_unknown_kind():

@@ -199,7 +199,7 @@ def test_a_large_sparse_offer_is_never_dense_as_a_whole(monkeypatch):
         scipy.sparse.csr_array, "toarray", lambda self: seen.append(self.shape[0]) or whole(self)
     )
     monkeypatch.setattr(policy, "BLOCK", 100 * D)
-    offer = scipy.sparse.random_array((2050, D), density=0.1, rng=1, format="csr")
+    offer = scipy.sparse.csr_array(np.random.default_rng(1).binomial(1, 0.1, (2050, D)) / 3.0)
     made = agent()
     made.select(offer)
     assert sum(seen) == 2050 and max(seen) == 100

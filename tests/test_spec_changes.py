@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from outputs import content
 
 import fastfed
 from fastfed import experiments
@@ -28,7 +29,6 @@ from fastfed.reporting.claims import judge
 from fastfed.reporting.figure import read_source
 from fastfed.results import digests
 from fastfed.simulation.driver import checkpoint_rounds
-from tests.outputs import content
 
 HEAD = """
 name = "small"

@@ -6,7 +6,7 @@ it is an entry point (docs/extending.md).
 
 from __future__ import annotations
 
-from fastfed._system import account, renamed
+from fastfed._system import account
 from fastfed.bandits import agents, fedlinucb, feducb, robin
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
@@ -30,5 +30,3 @@ ALGORITHMS = {
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "ProblemSpec", "System", "account"]
-
-__getattr__ = renamed(__name__, {"Setting": ProblemSpec})

@@ -13,7 +13,6 @@ import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._random import NoiseSource, SystemNoise
-from fastfed._system import moved
 from fastfed._validate import InputError, Once, array, integer, number, once
 from fastfed.bandits.linucb import Acting, check_actions
 from fastfed.bandits.own_rounds import make_memory
@@ -578,9 +577,3 @@ def rounds_between(plan: PhasePlan) -> list[tuple[int, int, int]]:
         (phase, last_round(phase) + 1, min(last_round(phase + 1), plan.horizon))
         for phase in plan.releasing
     ]
-
-
-# What stood here in 0.1.
-__getattr__ = moved(
-    __name__, dict.fromkeys(("Estimator", "Message", "Peer"), "fastfed.bandits.peer")
-)

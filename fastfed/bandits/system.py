@@ -58,13 +58,6 @@ class Algorithm(_system.Algorithm):
         From an instance of ``config`` and a ProblemSpec to a System.
     deployed : tuple of (str, value), optional
         Keys that a deployment sets unless told otherwise, where a simulation has a shortcut.
-    keys : type of msgspec.Struct, optional
-        Deprecated name of ``config``.
-
-    Raises
-    ------
-    TypeError
-        Without ``config`` or ``build``.
     """
 
     def make_checked(self, config: Any, problem: ProblemSpec) -> System:
@@ -440,6 +433,3 @@ def batches_of_user(returning: int | str, batches: int) -> int:
     """Participations of one user: the most batches out of ``batches``, at most once in each."""
     most = max(batches, 1)
     return most if isinstance(returning, str) else min(returning, most)
-
-
-__getattr__ = _system.renamed(__name__, {"Keys": Config})

@@ -166,8 +166,8 @@ def _exit_code(run: Any) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # The reader has gone. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+        # The reader has gone.
+        _write_nothing_more()
         return 1
     except Stopped as error:
         click.echo(error.format_message(), err=True)
@@ -194,6 +194,10 @@ def _exit_code(run: Any) -> int:
             return _say(f"{error.filename}: {reason}: check the path, and who may write there", 2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _write_nothing_more()
         return _say(f"{error.filename or 'output'} cannot be written: {error.strerror}", 1)
     except (ImportError, SystemError, RuntimeError) as error:
         if isinstance(error, ImportError) and error.name == "fastfed._kernels._native":
@@ -205,6 +209,11 @@ def _exit_code(run: Any) -> int:
             f"out of memory: the limit of address space is {limit >> 10} kB (ulimit -v); what "
             f"failed is {type(error).__name__}: {error}", 1,
         )  # fmt: skip
+
+
+def _write_nothing_more() -> None:
+    """What standard output did not take is not tried again at exit, which has its own exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
 
 
 def _say(message: str, code: int) -> int:

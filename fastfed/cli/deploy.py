@@ -23,20 +23,20 @@ from fastfed.cli import Group, RunFailed
 from fastfed.cli.output import F, stoppable
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
-#: The most bytes of a hub's status.
+#: Maximum number of bytes of a hub's status.
 LONGEST_STATUS = 1 << 24
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-#: Seconds that a stopped party has to end its work, and then the write that it is in.
+#: Seconds that a stopped party has to end its work, and then to finish a write.
 ENDING, WRITING = 3.0, 1.0
 
 
 def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
     """Run a party's work in a thread until a signal comes; then end this process with code 0.
 
-    The main thread only waits, so nothing that the work waits for can delay a signal. What has been
-    answered is durable, so work that does not end in time is left where it is.
+    The main thread only waits, so the work cannot delay a signal. Everything that was answered is
+    durable, so work that does not end in time can be abandoned.
     """
     stop, ended = threading.Event(), Future[None]()
 
@@ -60,7 +60,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
 
 
 def end() -> NoReturn:
-    """End this process with code 0, whatever its threads do."""
+    """End this process with code 0, even if threads are running."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -68,7 +68,7 @@ def end() -> NoReturn:
 
 
 def party(command: F) -> F:
-    """A command that runs a party: a signal ends it with code 0, also while it starts."""
+    """Make a signal end a party's command with code 0, also while the party starts."""
 
     @stoppable
     @wraps(command)
@@ -127,14 +127,14 @@ def serve(
 
 
 def json_log(process: Any, wanted: bool) -> Any:
-    """A log of JSON lines on standard error, or None."""
+    """Create a log of JSON lines on standard error; None if it is not wanted."""
     from fastfed.deployment.observe import JsonLog
 
     return JsonLog(sys.stderr, process.party.name) if wanted else None
 
 
 def dialling(command: Any) -> Any:
-    """Options of parties that dial out."""
+    """Add the options of parties that connect to the hub to a command."""
     for option in (
         click.option("--log-json", is_flag=True, help="Log lines of JSON, without values."),
         click.option(
@@ -167,7 +167,7 @@ def dialled(
     every: float,
     log_json: bool,
 ) -> None:
-    """Dial, or wait for couriers, until a signal comes."""
+    """Exchange messages with the hub, directly or by couriers, until a signal arrives."""
     from fastfed.deployment.shell import Dialer
 
     if courier is not None:
@@ -177,19 +177,19 @@ def dialled(
     files = (str(file) if file else None for file in (ca, cert, key))
     dialer = Dialer(process, hub, *files)
     log = json_log(process, log_json)
-    said, look = (say, None) if log is None else (log, log.look)
-    until_signal(process, lambda stop: dialer.run(stop, every, said, look))
+    report, look = (say, None) if log is None else (log, log.look)
+    until_signal(process, lambda stop: dialer.run(stop, every, report, look))
 
 
 def one_way(hub: str | None, courier: Path | None, every: float) -> None:
-    """Refuse a party that has no way to the hub, or two, or that would ask without a pause."""
+    """Refuse a party with no way to the hub or with two, and an interval that is not valid."""
     number("every", every, above=0, at_most=86400)
     if (hub is None) == (courier is None):
         raise InputError("the way to the hub must be one of --hub and --courier")
 
 
 def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
-    """Wait for couriers until a signal comes."""
+    """Serve couriers until a signal arrives."""
     from fastfed.deployment.flower import Courier
 
     log = json_log(process, log_json)
@@ -199,8 +199,8 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
             if log is not None:
                 log.look(process)
 
-    with Courier(process, courier, say if log is None else log) as waits:
-        threading.Thread(target=waits.serve_forever, daemon=True).start()
+    with Courier(process, courier, say if log is None else log) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         until_signal(process, look)
 
 
@@ -252,17 +252,17 @@ def silo(
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """Write a line to standard error."""
     click.echo(text, err=True)
 
 
 def replay_of(process: Any, source: Path) -> Any:
-    """The replay of a source's rows to a silo; nothing starts if a row does not fit."""
+    """Create the replay of a source's rows; InputError if any row does not fit the plan."""
     from fastfed.deployment.data import cases, load_source
     from fastfed.deployment.replay import Replay
 
-    read = load_source(source)
-    return Replay(process, read, cases(read, process.party.deployed.document.schema))
+    loaded = load_source(source)
+    return Replay(process, loaded, cases(loaded, process.party.deployed.document.schema))
 
 
 @click.command()
@@ -307,16 +307,16 @@ def keys(folder: Path) -> None:
     """
     from fastfed.deployment import folder as folders
 
-    there = (folder / folders.SECRET).exists()
-    found = folders.public_keys(folder) if there else folders.make_keys(folder)
-    if there:
+    exists = (folder / folders.SECRET).exists()
+    public = folders.public_keys(folder) if exists else folders.make_keys(folder)
+    if exists:
         say(f"note: {folder} has a secret, which is never replaced; these are its public keys")
-    for name, value in found.items():
+    for name, value in public.items():
         click.echo(f'{name} = "{value}"')
 
 
 def compiled(spec: Path, made_of: Callable[[str], Any]) -> Any:
-    """What is made of a spec's text; errors name the file."""
+    """Convert the text of a spec file by a function; errors name the file."""
     try:
         return made_of(spec.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
@@ -326,7 +326,7 @@ def compiled(spec: Path, made_of: Callable[[str], Any]) -> Any:
 
 
 def say_if_over(plan: Any) -> None:
-    """Say so where a plan's last period has ended: nothing would be learned by it."""
+    """Write a note if a plan's last period is over, so that it would learn nothing."""
     last = plan.document.calendar.closes[-1]
     if time.time() >= last:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last))
@@ -345,11 +345,11 @@ def new(spec: Path, plan: Path) -> None:
 
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
-    made = compiled(spec, compile_plan)
-    say_if_over(made)
-    made.save(plan)
-    click.echo(f"plan {made.digest.hex()}")
-    click.echo(str(made.certificate), nl=False)
+    compiled_plan = compiled(spec, compile_plan)
+    say_if_over(compiled_plan)
+    compiled_plan.save(plan)
+    click.echo(f"plan {compiled_plan.digest.hex()}")
+    click.echo(str(compiled_plan.certificate), nl=False)
 
 
 @deploy.command()
@@ -365,15 +365,15 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
     earlier, broadcast = folders.last_broadcast(old)
-    made = compiled(spec, lambda text: folders.extended(text, earlier, broadcast, fresh))
-    say_if_over(made)
-    made.save(plan)
-    extends = made.document.extends
+    compiled_plan = compiled(spec, lambda text: folders.extended(text, earlier, broadcast, fresh))
+    say_if_over(compiled_plan)
+    compiled_plan.save(plan)
+    extends = compiled_plan.document.extends
     assert extends is not None
-    click.echo(f"plan {made.digest.hex()}")
+    click.echo(f"plan {compiled_plan.digest.hex()}")
     click.echo(f"continues {earlier.digest.hex()}")
     click.echo(f"start {REASONS.get(extends.why, 'the earlier model')}")
-    click.echo(str(made.certificate), nl=False)
+    click.echo(str(compiled_plan.certificate), nl=False)
 
 
 @deploy.command()
@@ -411,20 +411,20 @@ def join(
     if (epsilon is None) != (delta is None):
         raise InputError("a ceiling needs both --epsilon and --delta")
     ceiling = None if epsilon is None or delta is None else (epsilon, delta)
-    name, found = folders.join(folder, plan, ceiling, dataset, ledger, extends, second_ledger)
-    exact = found.certificate.exact
-    if ceiling is not None and exact is not None and name in found.silos:
-        # The exact number may be a rounding below what the plan asks for.
-        low, whole = ceiling[0] < exact.epsilon * (1.0 - 1e-6), exact.epsilon
-        if low and ceiling[1] <= exact.delta:
+    name, joined = folders.join(folder, plan, ceiling, dataset, ledger, extends, second_ledger)
+    exact = joined.certificate.exact
+    if ceiling is not None and exact is not None and name in joined.silos:
+        # The exact epsilon may be below the requested one by a rounding error.
+        below_plan, plan_epsilon = ceiling[0] < exact.epsilon * (1.0 - 1e-6), exact.epsilon
+        if below_plan and ceiling[1] <= exact.delta:
             say(
-                f"note: the ceiling epsilon = {ceiling[0]:g} is below the plan's {whole:.6g}: what "
-                "would pass it is not sent"
+                f"note: the ceiling epsilon = {ceiling[0]:g} is below the plan's "
+                f"{plan_epsilon:.6g}: what would pass it is not sent"
             )
-    say_if_over(found)
-    # Last: whoever reads may stop at the first line.
-    click.echo(f"{name} agrees to plan {found.digest.hex()}")
-    click.echo(str(found.certificate), nl=False)
+    say_if_over(joined)
+    # Notes come first, because a reader of this output may stop at its first line.
+    click.echo(f"{name} agrees to plan {joined.digest.hex()}")
+    click.echo(str(joined.certificate), nl=False)
 
 
 @deploy.command()
@@ -436,9 +436,13 @@ def check(plan: Path, source: Path) -> None:
     from fastfed.deployment.plans import load
     from fastfed.deployment.replay import survey
 
-    made, read = load(plan), load_source(source)
-    found, problems = surveyed(read, made.document.schema)
-    click.echo(json.dumps(survey(made, read, found) | {"refused": len(problems)}, indent=2))
+    loaded_plan, loaded_source = load(plan), load_source(source)
+    fitting, problems = surveyed(loaded_source, loaded_plan.document.schema)
+    click.echo(
+        json.dumps(
+            survey(loaded_plan, loaded_source, fitting) | {"refused": len(problems)}, indent=2
+        )
+    )
     if problems:
         rows = "\n".join(problems[:5])
         raise RunFailed(f"{len(problems)} rows do not fit; the first are\n{rows}")
@@ -526,11 +530,11 @@ def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) ->
     with tempfile.TemporaryDirectory() as spare:
         home = folder or Path(spare)
         home.mkdir(parents=True, exist_ok=True)
-        found = demonstration.run(home, click.echo, protocol, hidden, system)
-    click.echo(json.dumps(found, indent=2))
-    if not found["same"]:
+        result = demonstration.run(home, click.echo, protocol, hidden, system)
+    click.echo(json.dumps(result, indent=2))
+    if not result["same"]:
         raise RunFailed("the model is not that of the calm run")
-    if not found["verified"]:
+    if not result["verified"]:
         raise RunFailed("a party's log does not have every release")
 
 

@@ -96,7 +96,6 @@ def _build(problems: list[str]) -> dict[str, Any]:
         return {
             "compiled": False,
             "threaded": None,
-            "openmp": None,
             "compiler": None,
             "level": None,
             "level_reason": None,
@@ -107,7 +106,6 @@ def _build(problems: list[str]) -> dict[str, Any]:
     return {
         "compiled": True,
         "threaded": _native.HAS_THREADS,
-        "openmp": _native.HAS_THREADS,  # the name of `threaded` before threads were our own
         "compiler": _native.COMPILER,
         "level": _native.LEVEL,
         "level_reason": _why(_native),

@@ -1,11 +1,14 @@
-"""Federations at real silos: durable parties around the step objects, and what they exchange.
+"""Federations at real silos: parties with durable state, and their messages.
 
-`plans` compiles a plan file once, which every silo verifies and signs, if it is of one of the
-`kinds` that are deployed; `wire` has the messages; `sums` has what nobody may see alone, and the
-helper; `guard` is against members that lie; `seal` and `ledger` see to it that no noise is drawn
-twice and no budget spent unseen, and `charges` says how much; `silo` and `hub` are parties as pure
-state machines, `phases` and `experts` those of other plans, and `party` runs them on disk. `model`
-is what silos act on, `folder` joins plans and makes them go on. `schema` says how records become
-features and rewards, `data` reads a silo's table, `replay` rehearses with it. docs/deployment.md
-says what is promised. Needs the extra ``deploy``.
+- Plans: `plans` (plan files), `kinds` (plans that can be deployed), `codec` (numbers of a plan).
+- Parties, as state machines: `silo`, `hub`, `sums` (secure sums and the helper), `phases` and
+  `experts` (parties of other plans), `model` (what silos act on), `progress` (what they wait for).
+- Messages: `wire` (formats), `guard` (checks against false reports).
+- Secrets and budgets: `seal` (keys and noise), `ledger` (logs and budgets), `charges` (costs).
+- Processes: `party` (on disk), `folder` (files of a party), `shell`, `calls`, `gate` and `flower`
+  (networks), `observe` (metrics and logs), `reading` (of files in use), `demo`.
+- Data: `schema` and `declared` (how records become features and rewards), `data` (a silo's table),
+  `replay` (rehearsal with past records).
+
+docs/deployment.md states the guarantees. Needs the extra ``deploy``.
 """

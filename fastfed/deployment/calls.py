@@ -1,7 +1,7 @@
-"""HTTP calls that end by a deadline, and servers on this machine that no client can block.
+"""HTTP calls with a deadline, and local servers that no client can block.
 
-A call has one deadline for all of it: name, connection, TLS, headers and body. A timeout of a
-socket holds for one read only, so an answer that drips byte by byte would outlast it.
+A call has one deadline for the name lookup, connection, TLS, headers and body together. A socket's
+timeout is for a single read, so it does not limit an answer that arrives byte by byte.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from fastfed._validate import InputError
 if TYPE_CHECKING:
     import ssl
 
-#: Seconds until a silent peer is given up, and until a whole call is.
+#: Timeouts in seconds: of a single read or write, and of a whole call.
 PATIENCE, WHOLE = 30.0, 120.0
-#: The most bytes in the path of a Unix socket.
+#: Maximum number of bytes in the path of a Unix socket.
 LONGEST_PATH = 107 if sys.platform == "linux" else 103
-#: What a full disk raises.
+#: Exceptions that a full disk raises.
 FULL = (OSError, sqlite3.OperationalError)
 
 
 def failure(error: Exception) -> tuple[int, str]:
-    """HTTP status and one line for an exception that a message caused.
+    """Return the HTTP status and a one-line text for an exception that a message caused.
 
-    400 for input that is refused, 503 for a full disk, and 500 for an error of the program, of
-    which the line has type and place only: its text may hold values of records.
+    The status is 400 for refused input, 503 for a full disk, and 500 for a program error. The text
+    of a program error has only its type and place, because its message may hold values of records.
     """
     if isinstance(error, InputError):
         return 400, str(error)
@@ -54,12 +54,12 @@ def failure(error: Exception) -> tuple[int, str]:
 
 
 def one_line(text: str, longest: int = 1000) -> str:
-    """Text of a peer, as it may be printed: one line without control characters."""
+    """Make a peer's text safe to print: one line without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text[:longest].strip())
 
 
 def files_for(share: int, at_most: int) -> int:
-    """How many connections fit into a share (1 / ``share``) of the process's limit of files."""
+    """Return the number of connections that fit into 1 / ``share`` of the limit on open files."""
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -70,23 +70,23 @@ def files_for(share: int, at_most: int) -> int:
 
 
 class _Line:
-    """The connection of a call, which `cut` ends from another thread."""
+    """The connection of a call, which `cut` can end from a different thread."""
 
     connection: http.client.HTTPConnection | None = None
     over = False
 
     def cut(self) -> None:
-        """End whatever waits for the connection."""
+        """Shut the connection down, which ends any wait for it."""
         self.over = True
-        held = self.connection.sock if self.connection is not None else None
-        if held is not None:
+        sock = self.connection.sock if self.connection is not None else None
+        if sock is not None:
             with suppress(OSError):
-                # The plain method: that of a TLS socket is not made for two threads.
-                socket.socket.shutdown(held, socket.SHUT_RDWR)
+                # Not the method of a TLS socket, which is not safe to call from a second thread.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _within(work: Callable[[_Line], tuple[int, bytes]]) -> tuple[int, bytes]:
-    """Do a call in a thread, which is left behind at the deadline: a name's lookup has none."""
+    """Run a call in a thread and abandon it at the deadline: name lookups have no timeout."""
     line: _Line = _Line()
     answer: Future[tuple[int, bytes]] = Future()
 
@@ -94,7 +94,7 @@ def _within(work: Callable[[_Line], tuple[int, bytes]]) -> tuple[int, bytes]:
         try:
             answer.set_result(work(line))
         except OSError as error:
-            # Some of them are ValueErrors, too.
+            # First, since some OSErrors are also ValueErrors.
             answer.set_exception(error)
         except (http.client.HTTPException, ValueError) as error:
             answer.set_exception(OSError(f"no valid HTTP answer: {type(error).__name__}"))
@@ -131,21 +131,27 @@ def _asked(
 def call(
     url: str, at_most: int, data: bytes | None = None, context: ssl.SSLContext | None = None
 ) -> tuple[int, bytes]:
-    """GET an address, or POST data to it; returns status and body.
+    """GET an address, or POST data to it.
 
     Parameters
     ----------
     url : str
     at_most : int
-        The most bytes of a body.
+        Maximum number of bytes of the body.
     data : bytes, optional
+        The data to POST; by default GET.
     context : ssl.SSLContext, optional
         TLS for https://.
+
+    Returns
+    -------
+    tuple of (int, bytes)
+        Status and body.
 
     Raises
     ------
     InputError
-        For a redirect, which is never followed, and for a longer body.
+        For a redirect, which is never followed, and if the body is too long.
     OSError
         If there is no complete HTTP answer before the deadline.
     """
@@ -156,15 +162,15 @@ def call(
     def work(line: _Line) -> tuple[int, bytes]:
         proxy = _proxy(host, port) if context is not None else None
         where = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
-        line.connection = made = http.client.HTTPConnection(*where, timeout=PATIENCE)
+        line.connection = connection = http.client.HTTPConnection(*where, timeout=PATIENCE)
         if proxy is not None:
-            made.set_tunnel(host, port, _credentials(proxy))
-        made.connect()
+            connection.set_tunnel(host, port, _credentials(proxy))
+        connection.connect()
         if context is not None:
-            made.sock = context.wrap_socket(
-                made.sock, server_hostname=host, do_handshake_on_connect=False
+            connection.sock = context.wrap_socket(
+                connection.sock, server_hostname=host, do_handshake_on_connect=False
             )
-            made.sock.do_handshake()
+            connection.sock.do_handshake()
         method = "GET" if data is None else "POST"
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return _asked(line, method, path, data, at_most)
@@ -179,15 +185,15 @@ def call(
 
 
 def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tuple[int, bytes]:
-    """POST data to a path of a Unix socket's server; returns status and body as `call` does."""
+    """POST data to a server on a Unix socket; return status and body as `call` does."""
 
     def work(line: _Line) -> tuple[int, bytes]:
-        line.connection = made = http.client.HTTPConnection("local", timeout=PATIENCE)
-        made.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.sock.settimeout(PATIENCE)
+        line.connection = connection = http.client.HTTPConnection("local", timeout=PATIENCE)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(PATIENCE)
         while True:
             try:
-                made.sock.connect(str(path))
+                connection.sock.connect(str(path))
                 break
             except BlockingIOError:
                 # The server's queue is full.
@@ -201,20 +207,22 @@ def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tupl
 
 
 def _bounded(body: bytes, at_most: int) -> bytes:
+    """Return a body; InputError if it is too long."""
     if len(body) > at_most:
         raise InputError(f"the answer is longer than {at_most} bytes")
     return body
 
 
 def _proxy(host: str, port: int) -> SplitResult | None:
-    """The proxy that the environment names by HTTPS_PROXY, unless NO_PROXY has the host."""
-    found = urllib.request.getproxies().get("https")
-    if not found or urllib.request.proxy_bypass(f"{host}:{port}"):
+    """Return the proxy in the environment's HTTPS_PROXY, unless NO_PROXY lists the host."""
+    proxy = urllib.request.getproxies().get("https")
+    if not proxy or urllib.request.proxy_bypass(f"{host}:{port}"):
         return None
-    return urlsplit(found if "://" in found else f"//{found}")
+    return urlsplit(proxy if "://" in proxy else f"//{proxy}")
 
 
 def _credentials(proxy: SplitResult) -> dict[str, str]:
+    """Return the header with a proxy's user name and password, if it has them."""
     if proxy.username is None:
         return {}
     pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
@@ -225,78 +233,82 @@ def _credentials(proxy: SplitResult) -> dict[str, str]:
 
 
 class Bounded(ThreadingMixIn, BaseServer):
-    """A server with limits on connections and on the time until a request is complete.
+    """A server that limits the number of connections and the time until a request is complete.
 
-    Where there are too many connections, the oldest that has not sent its request is closed.
+    If there are too many connections, the oldest one with an incomplete request is closed.
     """
 
     daemon_threads = True
 
     def __init__(self, *arguments: Any) -> None:
-        self._most = files_for(8, 64)
-        #: Sockets by whether and since when their request is awaited; None once it is complete.
-        self._open: dict[Any, float | None] = {}
-        self._turn = threading.Lock()
+        self._max_connections = files_for(8, 64)
+        #: Socket -> monotonic time since when its request is incomplete; None once it is complete.
+        self._connections: dict[Any, float | None] = {}
+        self._lock = threading.Lock()
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own, if there is room."""
-        with self._turn:
-            if len(self._open) >= self._most:
-                oldest = next((s for s, since in self._open.items() if since is not None), None)
+        """Answer a connection in a new thread, if there is room for it."""
+        with self._lock:
+            if len(self._connections) >= self._max_connections:
+                oldest = next(
+                    (s for s, since in self._connections.items() if since is not None), None
+                )
                 if oldest is None:
                     return super().shutdown_request(request)
                 self._cut(oldest)
-            self._open[request] = time.monotonic()
+            self._connections[request] = time.monotonic()
         return super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Close connections whose request is overdue."""
+        """Close connections whose request took too long to arrive."""
         late = time.monotonic() - WHOLE
-        with self._turn:
-            for request, since in list(self._open.items()):
+        with self._lock:
+            for request, since in list(self._connections.items()):
                 if since is not None and since < late:
                     self._cut(request)
 
     def _cut(self, request: Any) -> None:
-        del self._open[request]
+        """Close a connection with an incomplete request."""
+        del self._connections[request]
         with suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
     def complete(self, request: Any) -> None:
-        """Note that the request of a connection is complete: from now on it is not closed."""
-        with self._turn:
-            if request in self._open:
-                self._open[request] = None
+        """Mark the request of a connection as complete; the connection is then not closed early."""
+        with self._lock:
+            if request in self._connections:
+                self._connections[request] = None
 
     def shutdown_request(self, request: Any) -> None:
         """Forget a connection and close it."""
-        with self._turn:
-            self._open.pop(request, None)
+        with self._lock:
+            self._connections.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print one line for a program error; say nothing of a client that has gone."""
+        """Print one line for a program error; print nothing if the client has gone."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception) and not isinstance(error, OSError):
             print(failure(error)[1], file=sys.stderr)
 
 
 class SocketServer(Bounded, UnixStreamServer):
-    """A server on a Unix socket, whose requests have the limits of `Bounded`.
+    """A server on a Unix socket, with the limits of `Bounded`.
 
     Parameters
     ----------
     path : str or Path
-        One that was left behind is replaced.
+        The socket. A socket that an earlier process left behind is replaced.
     handler : type
+        The class that handles requests.
     mode : int
         Permissions of the socket.
 
     Raises
     ------
     InputError
-        If the system allows no socket of that path's length.
+        If the path is too long for a socket on this system.
     """
 
     request_queue_size = 128
@@ -304,15 +316,15 @@ class SocketServer(Bounded, UnixStreamServer):
     def __init__(self, path: str | Path, handler: type[LocalHandler], mode: int) -> None:
         check_path(path)
         Path(path).unlink(missing_ok=True)
-        before = os.umask(0o777 & ~mode)
+        old_umask = os.umask(0o777 & ~mode)
         try:
             super().__init__(str(path), handler)
         finally:
-            os.umask(before)
+            os.umask(old_umask)
 
 
 def check_path(path: str | Path) -> None:
-    """Refuse the path of a Unix socket that is too long for the system."""
+    """Refuse a path that is too long for a Unix socket on this system."""
     length = len(os.fsencode(path))
     if length > LONGEST_PATH:
         raise InputError(
@@ -323,13 +335,13 @@ def check_path(path: str | Path) -> None:
 
 
 class LocalHandler(BaseHTTPRequestHandler):
-    """Base of handlers: reads a request within limits, and logs nothing."""
+    """Base class of handlers: read a request within limits, and log nothing."""
 
     timeout = PATIENCE
     server: Bounded
 
     def read(self, at_most: int) -> bytes:
-        """Read the body of a request; InputError if it is too long or not complete."""
+        """Read the body of a request; InputError if it is too long or incomplete."""
         text = self.headers.get("content-length") or "0"
         if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= at_most):
             raise InputError(f"a request must be at most {at_most} bytes long")
@@ -348,8 +360,8 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def address_string(self) -> str:
-        """Name a client; Unix sockets have no addresses."""
+        """Return a fixed name of the client: Unix sockets have no addresses."""
         return "client"
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Requests hold data of patients: nothing is logged."""
+        """Log nothing: requests hold personal data."""

@@ -1,22 +1,23 @@
-"""What releases cost a ledger: squared GDP parameters of everything that a plan's parties send.
+"""What a ledger is charged for releases: squared GDP parameters of all that a plan's parties send.
 
-`charge_of` is what one release adds. Gaussian noise has its parameter; of noise bits, and of all
-that is late, `cases` lists what one record may change, for the account of
-`fastfed.privacy.accounting.binomial`. Of private means and of experts' scores a Gaussian mechanism
-that is no easier to test than they are together stands in:
+`charge_of` returns what one release adds. Gaussian noise is charged its GDP parameter. For noise
+bits, `cases` lists what one record may change, on time or late, for the account of
+`fastfed.privacy.accounting.binomial`. Private means and experts' scores are charged as a Gaussian
+mechanism that is at least as easy to test as they are. For private means:
 
-Let e be half of epsilon', the share of a range and of a noise, and n the coordinates of all means
-so far.
+Let e be half of epsilon', the budget of one coordinate: one half for its range, one for its noise.
+Let n be the number of coordinates of all means so far.
 
-1. The Laplace noises are (e, 0)-private each, so no easier to test than n randomised responses
-   (Kairouz, Oh & Viswanath 2015). Both trade-off functions are convex, that of the responses is
-   linear between n + 2 vertices, so a Gaussian one that is below it there is below it everywhere.
-   The event of probability ``told`` takes the vertices away that no Gaussian one is below of.
-2. Each range is an exponential mechanism of range e: on two neighbours no easier to test than a
-   coin of chances p and q with logit p - logit q = e. That is mu-GDP with
-   mu = Phi^-1(p) - Phi^-1(q), largest where p = 1 - q: logit(Phi(z)) is convex for z >= 0, since
-   its slope phi / (Phi (1 - Phi)) grows as the hazard h of a normal has h(z) - h(-z) >= z.
-3. Squares add up, also where later means are chosen in view of earlier ones.
+1. Each Laplace noise is (e, 0)-private, so all are no easier to test than n randomised responses
+   (Kairouz, Oh & Viswanath 2015). The trade-off function of the responses is linear between n + 2
+   vertices. A Gaussian trade-off function is convex, so if it is below at the vertices, it is below
+   everywhere. The event of probability ``told`` removes the vertices that no Gaussian is below.
+2. Each range is chosen by an exponential mechanism of range e. For two neighbouring inputs it is no
+   easier to test than a coin of probabilities p and q with logit p - logit q = e. The coin is
+   mu-GDP with mu = Phi^-1(p) - Phi^-1(q), which is largest for p = 1 - q: logit(Phi(z)) is convex
+   for z >= 0, since its slope phi / (Phi (1 - Phi)) grows, as the hazard h of a normal has
+   h(z) - h(-z) >= z.
+3. Squared parameters add up, also if later means are chosen in view of earlier ones.
 """
 
 from __future__ import annotations
@@ -49,51 +50,51 @@ from fastfed.protocols.serverless import PhasePlan
 
 @lru_cache(maxsize=64)
 def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
-    """(mu2, told) of releases 1..k of this plan together, for k = 0..K."""
+    """Return (mu2, told) of releases 1..k of a plan together, for k = 0..K."""
     if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
-        # Proven for the whole plan: the first release pays for all.
+        # The proof is for the whole plan, so the first release is charged for all.
         return ((0.0, 0.0), *[charge_of_bits(event)[1:]] * releases)
     if isinstance(event, WinsorizedMeans):
         return totals_of_means(event)
     if isinstance(event, SecureSum):
-        # Its integers were proven together: the first release pays for all.
+        # The proof is for all integers together, so the first release is charged for all.
         return ((0.0, 0.0), *[_of_secure(event)] * event.releases)
     if not isinstance(event, GaussianSums):
         raise InputError(f"a ledger cannot charge {type(event).__name__}")
-    # The account of all K releases, and the part of its square that the first k have.
+    # Of mu^2 of all K releases, the first k have a share in proportion to their sensitivities.
     unit = event.mu("replace") ** 2 / event.squares * _UP
     return ((0.0, 0.0), *((unit * square, 0.0) for square in _squares(event)))
 
 
 def _squares(event: GaussianSums) -> list[float]:
-    """Squared sensitivity of the first k releases to a user of one leaf, k = 1..K, per record.
+    """Return the squared sensitivities of releases 1..k to one record, for k = 1..K.
 
-    The noise is that of all K releases. Of "flat", trees and "toeplitz" the first k releases have
-    the noise of a plan of k releases; of "buffered" and "factorised" they have the first k rows of
-    the encoder of all K.
+    The noise is calibrated to all K releases. For "flat", trees and "toeplitz" the first k releases
+    are those of a plan of k releases. For "buffered" and "factorised" they are the first k rows of
+    the encoder of all K releases.
     """
     squares: Any
     if event.release == "buffered":
         column = buffered_column(event.releases)
         squares = np.cumsum(column * column) * (1.0 + 2.0**-40)
     elif event.factor is not None:
-        longest = np.cumsum(event.factor.encoder**2, axis=0).max(axis=1)
-        # No column is off by more than a tenth of SLACK of the longest of all.
-        squares = longest + 2.0 * SLACK * longest[-1]
+        column_norms = np.cumsum(event.factor.encoder**2, axis=0).max(axis=1)
+        # Rounding errors of a column are below a tenth of SLACK times the longest column.
+        squares = column_norms + 2.0 * SLACK * column_norms[-1]
     else:
         counts = range(1, event.releases + 1)
         squares = [msgspec.structs.replace(event, releases=k).squares for k in counts]
-    rising: list[float] = np.maximum.accumulate(squares).tolist()
-    return rising
+    non_decreasing: list[float] = np.maximum.accumulate(squares).tolist()
+    return non_decreasing
 
 
 def _of_secure(event: SecureSum) -> tuple[float, float]:
-    """(mu2, told) of a secure sum, where they give the least epsilon at the plan's delta."""
+    """Return the pair (mu2, told) of a secure sum that gives the least epsilon at its delta."""
     delta = event.budget.delta
     account, coins = event._account("replace"), event._coins(event.honest)
     pairs = [(account.proven_mu(coins, delta * share), delta * share) for share in TAIL_SHARES]
-    known = [pair for pair in pairs if math.isfinite(pair[0])]
-    mu, told = min(known, key=lambda pair: gaussian_epsilon(pair[0], delta - pair[1]))
+    finite_pairs = [pair for pair in pairs if math.isfinite(pair[0])]
+    mu, told = min(finite_pairs, key=lambda pair: gaussian_epsilon(pair[0], delta - pair[1]))
     return mu * mu * _UP, told
 
 
@@ -104,29 +105,42 @@ def charge_of(
     release: int,
     report: bytes = b"",
 ) -> Charge:
-    """What a release adds to those before it, for the users who lose most.
+    """Compute what a release adds to the charges of the earlier ones, for the worst-off user.
 
-    Of the weakest silo, where silos have noise of their own; of a plan in phases for all that a
-    silo holds, which no user of it can exceed. Release -k is the whole plan once more, after
-    records of release k were lost.
+    If silos have different noise, this is the charge at the silo with the least. For a plan in
+    phases it is the charge for all that a silo holds, which bounds that of each of its users.
+
+    Parameters
+    ----------
+    plan : Plan, PhasePlan, FrankWolfePlan or SparseVectorPlan
+        The executed plan.
+    digest : bytes
+        SHA-256 of the plan file.
+    dataset : str
+    release : int
+        From 1. Release -k charges the whole plan a second time, after records of release k were
+        lost.
+    report : bytes
+        SHA-256 of the silo's report.
     """
     events = released(plan)
     assert events is not None
     event: Any = events[0]
     if isinstance(event, Scores):
-        # A loss is in one phase, whichever: the first release pays for all.
+        # A loss is in only one phase, so the first release is charged for all.
         parts = (*totals_of_scores(event), report, event.exact(0.0) * _UP)
         return Charge(dataset, digest, release, *(parts if release <= 1 else (0.0, 0.0, report)))
     totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
-    (after, told), (before, known) = totals[release], totals[release - 1]
-    return Charge(dataset, digest, release, after - before, told - known, report)
+    (after, told), (before, told_before) = totals[release], totals[release - 1]
+    return Charge(dataset, digest, release, after - before, told - told_before, report)
 
 
 # ---- means ---------------------------------------------------------------------------------------
 
-#: Parameters are rounded up by this, and probabilities away from where they help.
+#: Parameters are rounded up by the factor _UP. Probabilities are changed by a relative _PART, in
+#: the direction that makes charges larger.
 _UP, _PART = 1.0 + 1e-12, 1e-9
 _NORMAL = NormalDist()
 
@@ -136,9 +150,9 @@ _NORMAL = NormalDist()
 
 @lru_cache(maxsize=64)
 def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
-    """(mu^2, told) of the first k means together, k = 0..K.
+    """Return (mu^2, told) of the first k means together, for k = 0..K.
 
-    Of the shares of delta that an event may have, the one that gives all of them the least epsilon.
+    ``told`` is the share of delta in `TAIL_SHARES` for which all means have the least epsilon.
 
     Parameters
     ----------
@@ -150,11 +164,11 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
 
     Notes
     -----
-    Guarantee: if all that one silo holds becomes anything else, the means 1..k are mu-GDP but for
-    an event of probability ``told``. The proof stands at the top of this module.
+    Guarantee: if all that one silo holds is replaced, the means 1..k are mu-GDP except with
+    probability ``told``. The docstring of this module has the proof.
     """
     count, delta = len(event.means), event.means[0].budget.delta
-    # Of means that differ, what the dearest one would cost.
+    # If means differ, each is charged as the most expensive one.
     half = max(mean.epsilon_coordinate for mean in event.means) / 2.0
     padded = max(mean.padded for mean in event.means)
     told = delta * min(
@@ -163,14 +177,14 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
             squared_means(count * padded, half, delta * share), delta, share
         ),
     )
-    made = [(0.0, 0.0)]
+    totals = [(0.0, 0.0)]
     for k in range(1, count + 1):
-        made.append((max(squared_means(k * padded, half, told), made[-1][0]), told))
-    return tuple(made)
+        totals.append((max(squared_means(k * padded, half, told), totals[-1][0]), told))
+    return tuple(totals)
 
 
 def charged_means(plan: PhasePlan) -> tuple[float, float] | None:
-    """(epsilon asked for, epsilon charged) of a plan."""
+    """Return (requested epsilon, charged epsilon) of a plan in phases; None without means."""
     event = next(iter(released(plan) or ()), None)
     if not isinstance(event, WinsorizedMeans):
         return None
@@ -178,35 +192,39 @@ def charged_means(plan: PhasePlan) -> tuple[float, float] | None:
 
 
 def epsilon_of_means(event: WinsorizedMeans) -> float:
-    """Epsilon that a ledger makes of all means, at the budget's delta."""
+    """Compute the epsilon that a ledger is charged for all means, at the budget's delta."""
     square, told = totals_of_means(event)[-1]
     delta = event.means[0].budget.delta
     return _epsilon_beside(square, delta, told / delta)
 
 
 def _epsilon_beside(square: float, delta: float, share: float) -> float:
+    """Compute epsilon of mu^2 = ``square`` if an event has a share of delta."""
     if not math.isfinite(square):
         return math.inf
     return gaussian_epsilon(math.sqrt(square * _UP), delta * (1.0 - share * _UP))
 
 
 def squared_means(coordinates: int, half: float, told: float) -> float:
-    """mu^2 of so many ranges and Laplace noises of epsilon ``half`` each, but for ``told``."""
+    """Compute mu^2 of ranges and Laplace noises, ``coordinates`` of each, of epsilon ``half`` each.
+
+    It holds except with probability ``told``.
+    """
     ranges = coordinates * of_range(half) ** 2
     return (of_responses(coordinates, half, told) ** 2 + ranges) * _UP
 
 
 def of_range(epsilon: float) -> float:
-    """mu of one exponential mechanism of this range."""
+    """Compute mu of one exponential mechanism of range ``epsilon``."""
     return -2.0 * _NORMAL.inv_cdf(1.0 / (1.0 + math.exp(epsilon / 2.0)))
 
 
 def of_responses(count: int, epsilon: float, told: float) -> float:
-    """mu of so many randomised responses together, but for an event of probability ``told``.
+    """Compute mu of ``count`` randomised responses together, except with probability ``told``.
 
-    By symmetry vertices (alpha, 1 - gamma) with alpha <= 1 - gamma are enough.
+    By symmetry, vertices (alpha, 1 - gamma) with alpha <= 1 - gamma are enough.
     """
-    found = 0.0
+    mu = 0.0
     for alpha, gamma in _vertices(count, epsilon):
         if alpha + gamma > 1.0 + 4.0 * _PART:
             break
@@ -214,26 +232,29 @@ def of_responses(count: int, epsilon: float, told: float) -> float:
         if high > 0.0:
             if not (low > 0.0 and high < 1.0):
                 return math.inf
-            found = max(found, _NORMAL.inv_cdf(high) - _NORMAL.inv_cdf(low))
-    return found
+            mu = max(mu, _NORMAL.inv_cdf(high) - _NORMAL.inv_cdf(low))
+    return mu
 
 
 @lru_cache(maxsize=64)
 def _vertices(count: int, epsilon: float) -> tuple[tuple[float, float], ...]:
-    """(alpha, gamma) of tests by the number of true responses: both kinds' lower tails."""
+    """Return (alpha, gamma) of the test that rejects up to j true responses, for j = 0..count.
+
+    They are the lower tails of the number of true responses under both hypotheses.
+    """
     log_true, log_false = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
-    alpha, gamma, made = 0.0, 0.0, []
+    alpha, gamma, vertices = 0.0, 0.0, []
     for j in range(count + 1):
         ways = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
         alpha += math.exp(ways + j * log_true + (count - j) * log_false)
         gamma += math.exp(ways + j * log_false + (count - j) * log_true)
-        made.append((alpha * (1.0 - _PART), min(gamma * (1.0 + _PART), 1.0)))
-    return tuple(made)
+        vertices.append((alpha * (1.0 - _PART), min(gamma * (1.0 + _PART), 1.0)))
+    return tuple(vertices)
 
 
 # ---- experts -------------------------------------------------------------------------------------
 
-#: Events of such plans.
+#: Events of plans with experts.
 Scores = VertexScores | SparseSwitching
 
 
@@ -242,7 +263,7 @@ Scores = VertexScores | SparseSwitching
 
 @lru_cache(maxsize=64)
 def totals_of_scores(event: Scores) -> tuple[float, float]:
-    """(mu^2, told) of a whole plan, for a loss of whichever phase or exchange.
+    """Return (mu^2, told) of a whole plan, for a loss of any phase or exchange.
 
     Parameters
     ----------
@@ -254,11 +275,11 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
 
     Notes
     -----
-    Guarantee: if one loss becomes any other, or none, the experts of all releases are mu-GDP but
-    for an event of probability ``told``. One loss is in one set, and the argmins of the leaves
-    below it are pure mechanisms, no easier to test than randomised responses
-    (`of_responses`). Of sparse switching the comparisons that a loss moves are one pure
-    mechanism together, and each switch is an exponential mechanism (`of_range`).
+    Guarantee: if one loss is replaced or removed, the experts of all releases are mu-GDP except
+    with probability ``told``. A loss is in one set only. The argmins of the leaves below that set
+    are pure mechanisms, no easier to test than randomised responses (`of_responses`). For sparse
+    switching, all comparisons that a loss affects are one pure mechanism together, and each switch
+    is an exponential mechanism (`of_range`).
     """
     delta = budget_of(event).delta
     pairs = [(squared_scores(event, delta * share), delta * share) for share in TAIL_SHARES]
@@ -266,25 +287,29 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
 
 
 def budget_of(event: Scores) -> Budget:
-    """The budget of a plan of experts."""
+    """Return the budget of a plan with experts."""
     return event.budget if isinstance(event, SparseSwitching) else event.noises[0].budget
 
 
 def charged_scores(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[float, float] | None:
-    """(epsilon asked for, epsilon charged) of a plan; None of one that is refused later."""
+    """Return (requested epsilon, charged epsilon) of a plan; None if it is refused later."""
     event = next(iter(released(plan) or ()), None)
-    # Of delta = 0 a ledger says no epsilon.
+    # A ledger has no epsilon for delta = 0.
     if not isinstance(event, Scores) or not budget_of(event).delta:
         return None
     return budget_of(event).epsilon, epsilon_of_scores(event)
 
 
 def epsilon_of_scores(event: Scores) -> float:
-    """Epsilon that a ledger makes of a plan, at the budget's delta: squared, or added up."""
+    """Compute the epsilon that a ledger is charged for a plan, at the budget's delta.
+
+    The smaller one of two: that of squared GDP parameters, and the pure epsilon.
+    """
     return min(_epsilon_of(totals_of_scores(event), budget_of(event).delta), event.exact(0.0) * _UP)
 
 
 def _epsilon_of(pair: tuple[float, float], delta: float) -> float:
+    """Compute epsilon of a pair (mu^2, told) at delta."""
     squared, told = pair
     if not math.isfinite(squared):
         return math.inf
@@ -292,19 +317,19 @@ def _epsilon_of(pair: tuple[float, float], delta: float) -> float:
 
 
 def squared_scores(event: Scores, told: float) -> float:
-    """mu^2 of the set of losses that costs most, or of all switches, but for ``told``."""
+    """Compute mu^2 for the worst set of losses, or of sparse switching, except for ``told``."""
     if isinstance(event, SparseSwitching):
         compared = of_responses(1, event.comparisons.epsilon, told) ** 2
         return (compared + event.switches * of_range(event.eta) ** 2) * _UP
-    largest = 0.0
+    mu = 0.0
     for noise in event.noises:
-        for each in noise.sets:
-            change = each.change / noise.scales[each.tree - 1]
+        for loss_set in noise.sets:
+            change = loss_set.change / noise.scales[loss_set.tree - 1]
             if change:
-                ways = _ways(each.leaves, noise.experts, "experts")
-                found = min(of_responses(count, f * change, told) for _, f, count in ways)
-                largest = max(largest, found)
-    return largest * largest * _UP
+                ways = _ways(loss_set.leaves, noise.experts, "experts")
+                mu_of_set = min(of_responses(count, f * change, told) for _, f, count in ways)
+                mu = max(mu, mu_of_set)
+    return mu * mu * _UP
 
 
 # ---- noise bits ----------------------------------------------------------------------------------
@@ -317,17 +342,18 @@ Counted = BinomialTree | VectorBatches | UnequalBatches
 
 
 def cases(event: Counted, late: bool) -> list[VectorSumAccount]:
-    """Accounts of everything that one record may change: replaced in its leaf, or late.
+    """List accounts of all changes by one record: replaced in its leaf or, if ``late``, moved.
 
-    A late record of a tree is in different nodes below some level, and in one node from there on.
-    Of batches without a tree it leaves one for another, and costs no more than twice the dearer.
+    In a tree, a moved record leaves one node and enters a different one on each level below some
+    level, and stays in the same node above. Without a tree it leaves one batch for a different one,
+    and costs at most twice the more expensive of the two.
     """
     if isinstance(event, BinomialTree):
         replace, zero = (
             joint_sensitivity(relation, "iid", event.dimension)
             for relation in ("replace", "zero-out")
         )
-        found = []
+        accounts = []
         for split in range(1, event.depth + 1) if late else [0]:
             nodes = [
                 Node(event.counted(j), zero * g, 2.0, 2)
@@ -335,8 +361,8 @@ def cases(event: Counted, late: bool) -> list[VectorSumAccount]:
                 else Node(event.counted(j), replace * g)
                 for j, g in enumerate(event.g)
             ]
-            found.append(VectorSumAccount(nodes, event.coordinates))
-        return found
+            accounts.append(VectorSumAccount(nodes, event.coordinates))
+        return accounts
     batches = event.batches if isinstance(event, UnequalBatches) else (event,)
     return [
         VectorSumAccount(
@@ -348,29 +374,29 @@ def cases(event: Counted, late: bool) -> list[VectorSumAccount]:
 
 
 def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float, float, float]:
-    """(epsilon, mu, told) at delta, whichever of the accounts holds.
+    """Return (epsilon, mu, told) at delta that hold for each of the accounts.
 
-    Everything is mu-GDP but for an event of probability ``told``; of the shares of delta that the
-    event may have, the one that gives the least epsilon.
+    All are mu-GDP except with probability ``told``, which is the share of delta in `TAIL_SHARES`
+    with the least epsilon.
     """
-    found = (math.inf, math.inf, delta)
+    best = (math.inf, math.inf, delta)
     for share in TAIL_SHARES:
         told = delta * share
         mu = max((account.mu(told) for account in accounts), default=0.0)
         if math.isfinite(mu):
             epsilon = gaussian_epsilon(mu * math.sqrt(_UP), delta - told * _UP)
-            found = min(found, (epsilon, mu, told))
-    return found
+            best = min(best, (epsilon, mu, told))
+    return best
 
 
 @lru_cache(maxsize=64)
 def late_epsilon(event: Counted) -> float:
-    """Epsilon of a record that comes late, at the budget's delta."""
+    """Compute the epsilon of a late record, at the budget's delta."""
     return least_epsilon(cases(event, True), event.budget.delta)[0]
 
 
 @lru_cache(maxsize=64)
 def charge_of_bits(event: Counted) -> tuple[float, float, float]:
-    """(epsilon, mu^2, told) of a whole plan, for a record that may come late."""
+    """Return (epsilon, mu^2, told) of a whole plan, for a record that may be late."""
     epsilon, mu, told = least_epsilon(cases(event, False) + cases(event, True), event.budget.delta)
     return epsilon, mu * mu * _UP, told

@@ -1,8 +1,8 @@
-"""The numbers of a plan by name: what a plan file stores of a plan, and how they are read again.
+"""Encode and decode the numbers of a plan, which a plan file stores by name.
 
 A plan file holds choices, and every party derives the plan from them. Two linear algebra libraries
-may round differently, so the numbers of the party that compiled the plan are stored too. They are
-executed, once each of them has been compared with the derived one. Text is never stored.
+may round differently, so the numbers computed by the compiling party are stored as well. All
+parties execute the stored numbers, after comparing each with the derived one. Text is never stored.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 from fastfed._validate import InputError, frozen, show
 from fastfed.privacy.releases.prefix_sums import Factor
 
-#: The largest relative difference between a stored and a derived number: of a scalar relative to
-#: itself, of an array relative to its largest entry. That is 2^32 units in the last place. The
+#: Largest relative difference between a stored and a derived number: for a scalar relative to
+#: itself, for an array relative to its largest entry. This is 2^32 units in the last place. The
 #: optimal factor is rounded to a grid of 2^-24, and libraries may round to neighbouring points.
 ROUNDING = 2.0**-20
-#: Objects that hold choices as they are, so that their numbers must be equal.
+#: Fields that hold choices unchanged, so that their numbers must be equal.
 CHOSEN = frozenset({"clip", "budget"})
-#: Fields whose integers are rounded real numbers, and by how much they may differ at least.
+#: Fields whose integers are rounded real numbers -> the difference that is always allowed.
 ROUNDED = {"factor": 1, "trials": 2}
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
 
-#: Returns a number to use in the place of a named one.
+#: Maps the name and value of a number to the number that replaces it.
 Change = Callable[[str, Any], Any]
 
 
 def numbers_of(plan: Any) -> dict[str, Any]:
-    """The numbers of a plan by name, as plain data.
+    """Collect the numbers of a plan by name, as plain data.
 
     Parameters
     ----------
@@ -49,53 +49,53 @@ def numbers_of(plan: Any) -> dict[str, Any]:
     Raises
     ------
     InputError
-        For a plan that holds something else than numbers, text and such objects.
+        If the plan holds objects other than numbers, text, and structs or tuples of them.
     """
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
 
     def collect(name: str, value: Any) -> Any:
-        found[name] = _plain(value)
+        numbers[name] = _plain(value)
         return value
 
     _changed(plan, "", collect)
-    return found
+    return numbers
 
 
 def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
-    """The derived plan with the stored numbers.
+    """Replace the numbers of a derived plan by the stored ones.
 
     Parameters
     ----------
     derived : Plan, PhasePlan, FrankWolfePlan or SparseVectorPlan
-        The plan that the choices of a plan file give here.
+        The plan derived on this machine from the choices of a plan file.
     stored : mapping
-        Numbers by name, as `numbers_of` returned them where the plan was compiled.
+        Numbers by name, as `numbers_of` returned them when the plan was compiled.
 
     Returns
     -------
     Plan, PhasePlan, FrankWolfePlan or SparseVectorPlan
-        Its arrays are read-only.
+        The plan with read-only arrays.
 
     Raises
     ------
     InputError
-        For a number that is missing, unknown, or not the derived one within `ROUNDING`.
+        If a number is missing or unknown, or differs from the derived one by more than `ROUNDING`.
     """
-    left = dict(stored)
+    unused = dict(stored)
 
     def take(name: str, value: Any) -> Any:
-        if name not in left:
+        if name not in unused:
             raise InputError(f"the plan file has no number {name}; compile the plan again")
-        return _read(name, left.pop(name), value)
+        return _read(name, unused.pop(name), value)
 
-    made = _changed(derived, "", take)
-    if left:
-        raise InputError(f"the plan file has a number {show(min(left))}, which its plan does not")
-    return made
+    plan = _changed(derived, "", take)
+    if unused:
+        raise InputError(f"the plan file has a number {show(min(unused))}, which its plan does not")
+    return plan
 
 
 def _changed(value: Any, name: str, change: Change) -> Any:
-    """The value with each of its numbers replaced by ``change(name, number)``."""
+    """Return the value with each of its numbers replaced by ``change(name, number)``."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.ndarray | int | float | np.number) or _is_row(value):
@@ -109,17 +109,17 @@ def _changed(value: Any, name: str, change: Change) -> Any:
     after = [_changed(b, prefix + field, change) for field, b in zip(names, before, strict=True)]
     if all(map(operator.is_, after, before)):
         return value
-    # The class checks its fields again.
+    # Creating a new object checks its fields again.
     return type(value)(**dict(zip(names, after, strict=True)))
 
 
 def _is_row(value: Any) -> bool:
-    """True for a tuple of numbers, which is stored as one list."""
+    """Return True for a tuple of numbers, which is stored as one list."""
     return type(value) is tuple and bool(value) and all(type(v) in (int, float) for v in value)
 
 
 def _fields(value: Any) -> tuple[str, ...]:
-    """Names of the fields of an object of a plan, in order."""
+    """List the names of an object's fields, in order."""
     if isinstance(value, Factor):
         return ("matrix",)
     if dataclasses.is_dataclass(value):
@@ -131,7 +131,7 @@ def _fields(value: Any) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """A number, a tuple of numbers, or an array, as it is stored."""
+    """Convert a number, a tuple of numbers or an array to its stored form."""
     if isinstance(value, np.ndarray):
         if value.dtype != np.float64:
             raise InputError(f"a plan of a deployment cannot hold an array of {value.dtype}")
@@ -139,58 +139,61 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     if isinstance(value, int | np.integer):
-        whole = int(value)
-        return whole if -(2**63) <= whole < 2**63 else str(whole)
+        as_int = int(value)
+        return as_int if -(2**63) <= as_int < 2**63 else str(as_int)
     return float(value)
 
 
-def _read(name: str, said: Any, derived: Any) -> Any:
-    """A stored number, if it is the derived one but for rounding."""
-    found: Any = None
+def _read(name: str, stored: Any, derived: Any) -> Any:
+    """Return a stored number; InputError if it differs from the derived one beyond rounding."""
+    decoded: Any = None
     if isinstance(derived, np.ndarray):
-        found = _array(said, derived)
+        decoded = _array(stored, derived)
     elif isinstance(derived, tuple):
-        if isinstance(said, list) and len(said) == len(derived):
-            items = (_scalar(name, s, d, derived) for s, d in zip(said, derived, strict=True))
-            found = tuple(items)
-            found = None if None in found else found
+        if isinstance(stored, list) and len(stored) == len(derived):
+            items = (_scalar(name, s, d, derived) for s, d in zip(stored, derived, strict=True))
+            decoded = tuple(items)
+            decoded = None if None in decoded else decoded
     else:
-        found = _scalar(name, said, derived, (derived,))
-    if found is None:
-        given = np.asarray(derived).tolist()
-        if isinstance(derived, np.ndarray) and isinstance(said, bytes) and not len(said) % 8:
-            said = np.frombuffer(said, dtype="<f8").tolist()
+        decoded = _scalar(name, stored, derived, (derived,))
+    if decoded is None:
+        derived_values = np.asarray(derived).tolist()
+        if isinstance(derived, np.ndarray) and isinstance(stored, bytes) and not len(stored) % 8:
+            stored = np.frombuffer(stored, dtype="<f8").tolist()
         raise InputError(
-            f"the plan file's {name} is {show(said)}, but its choices give {show(given)}"
+            f"the plan file's {name} is {show(stored)}, but its choices give {show(derived_values)}"
         )
-    return derived if np.array_equal(found, derived) else found
+    return derived if np.array_equal(decoded, derived) else decoded
 
 
-def _scalar(name: str, said: Any, derived: Any, row: tuple[Any, ...]) -> int | float | None:
-    """A stored number as the type of the derived one; None if it is another number."""
+def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int | float | None:
+    """Decode a stored number to the type of the derived one; None if the two differ.
+
+    ``row`` has all numbers of the tuple that it is in, which set the scale of rounding.
+    """
     if isinstance(derived, float | np.floating):
-        if type(said) is not float or math.isnan(said):
+        if type(stored) is not float or math.isnan(stored):
             return None
-        if said == derived:
-            return said
+        if stored == derived:
+            return stored
         limit = ROUNDING * max(abs(each) for each in row)
-        near = abs(said - derived) <= limit < math.inf and CHOSEN.isdisjoint(name.split("."))
-        return said if near else None
-    if isinstance(said, str):
-        said = int(said) if _DIGITS.fullmatch(said) else None
-    if type(said) is not int:
+        is_near = abs(stored - derived) <= limit < math.inf and CHOSEN.isdisjoint(name.split("."))
+        return stored if is_near else None
+    if isinstance(stored, str):
+        stored = int(stored) if _DIGITS.fullmatch(stored) else None
+    if type(stored) is not int:
         return None
-    steps = ROUNDED.get(name.rpartition(".")[2].partition("[")[0], 0)
-    slack = max(steps, int(ROUNDING * abs(int(derived)))) if steps else 0
-    return said if abs(said - int(derived)) <= slack else None
+    least_slack = ROUNDED.get(name.rpartition(".")[2].partition("[")[0], 0)
+    slack = max(least_slack, int(ROUNDING * abs(int(derived)))) if least_slack else 0
+    return stored if abs(stored - int(derived)) <= slack else None
 
 
-def _array(said: Any, derived: np.ndarray) -> np.ndarray | None:
-    """A stored array in the shape of the derived one, read-only; None if it is another array."""
-    if not isinstance(said, bytes) or len(said) != 8 * derived.size:
+def _array(stored: Any, derived: np.ndarray) -> np.ndarray | None:
+    """Decode a stored array to the shape of the derived one, read-only; None if the two differ."""
+    if not isinstance(stored, bytes) or len(stored) != 8 * derived.size:
         return None
-    found = np.frombuffer(said, dtype="<f8").reshape(derived.shape) + 0.0
+    values = np.frombuffer(stored, dtype="<f8").reshape(derived.shape) + 0.0
     limit = ROUNDING * float(np.abs(derived).max(initial=0.0))
-    if not np.isfinite(found).all() or (np.abs(found - derived) > limit).any():
+    if not np.isfinite(values).all() or (np.abs(values - derived) > limit).any():
         return None
-    return frozen(found)
+    return frozen(values)

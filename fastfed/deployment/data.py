@@ -1,8 +1,8 @@
-"""A silo's own table: a CSV or Parquet file or a query, read as records of its plan.
+"""Read a silo's table (a CSV or Parquet file, or a query) as records of its plan.
 
-The silo keeps a `Source`, which no other party sees: where its table is, what its columns and codes
-are called there, and when its patients came. `cases` reads it, and refuses rows that do not fit the
-plan's schema before anything is decided.
+A `Source` describes the table: where it is, how its columns and codes are named, and which columns
+have times. It stays at the silo. `cases` reads the table, and refuses rows that do not fit the
+plan's schema before any decision is made.
 """
 
 from __future__ import annotations
@@ -35,55 +35,58 @@ from fastfed._validate import (
 )
 from fastfed.deployment.schema import Records, Schema, as_number, is_missing, matched
 
-#: Delimiters that the header of a CSV file is searched for.
+#: Delimiters that are looked for in the header of a CSV file.
 DELIMITERS = ",;\t|"
 _WHOLE = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a silo's table is, and how it is read. Names on the left are the plan's.
+    """Where a silo's table is, and how to read it.
+
+    Keys of the dicts are names in the plan, unless noted otherwise.
 
     Parameters
     ----------
     file : str, optional
         A CSV file (.csv, .tsv, .txt, each also .gz) or a Parquet file (.parquet).
     database, query : str, optional
-        An SQLite file, opened for reading only, and what to select there: the query can do nothing
-        else, for ten minutes at most. In Python a query can
-        be asked of any other database, by its connection.
+        An SQLite file, opened for reading only, and a query that may only select, for at most ten
+        minutes. In Python, `cases` can send the query to any database by its connection.
     delimiter : str, optional
-        Of a CSV file; found in its header by default.
+        Delimiter of a CSV file. By default it is detected from the header.
     decimal : {".", ","}
         Decimal mark of a CSV file.
     encoding : str
-        Of a CSV file; a byte order mark is skipped.
+        Encoding of a CSV file. A byte order mark is skipped.
     missing : list of str
-        More texts that mean a missing value here, such as "-9".
+        Further texts that mean a missing value in this table, such as "-9".
     columns : dict of str to str
-        What a column of the plan is called here, where not the same.
+        Column of the plan -> its name in this table, if it differs.
     codes : dict of str to dict
-        Of a column: what a code here is called in the plan.
+        Column of the plan -> {code in this table: code in the plan}.
     factors : dict of str to float
-        Numbers here are multiplied by it, to be in the plan's unit.
+        Column of the plan -> factor that converts its numbers to the plan's unit.
     fixed : dict
-        Values of columns that are the same for all rows, such as the silo's name.
+        Column of the plan -> its value, if it is the same for all rows, such as the silo's name.
     absent : list of str
-        Columns of the plan that this silo does not have: always missing.
+        Columns of the plan that this table does not have; their values are missing.
     subject : str, optional
-        The column that says who it is; without it every row is another person.
+        The column that identifies the person. Without it, every row is a different person.
     action : str, optional
-        The column of the action that was taken. An outcome counts only where it is chosen again.
+        The column of the action that was taken. An outcome is used only if the plan chooses the
+        same action.
     outcomes : dict of str to str
-        Of each action: the column of the outcome that it would have had.
+        Action -> column of the outcome that this action would have had.
     time, known : str, optional
-        Columns of when a patient came, and when the outcome became known: dates or seconds.
+        Columns of the time when a person came, and when the outcome became known: dates or seconds.
     time_format : str, optional
-        Of dates that are not ISO 8601, as in ``strptime``.
+        Format of dates that are not ISO 8601, as in ``strptime``.
     delay : float
-        Seconds until an outcome is known, without `known`; where there is no `time`, of the plan's
-        calendar.
+        Seconds until an outcome is known, if there is no column ``known``. Without a column
+        ``time``, these are seconds of the plan's calendar.
     begin, until : date or float, optional
-        What `time` lies between, which becomes the plan's calendar; declared, not read from rows.
+        The span of ``time``, which is mapped to the plan's calendar. It is declared here, and not
+        taken from the data.
     """
 
     file: str | None = None
@@ -110,12 +113,26 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Case(NamedTuple):
-    """One row: a record, and what became of it.
+    """One row of a table: a record and its outcome.
 
-    where: file and line, for messages; subject: who; time: seconds, None without a column of times;
-    known: seconds at which the outcome is known, None for time plus `Source.delay`; outcome: None
-    if it is missing; taken: the action that it was the outcome of, None if it is that of all; by:
-    outcomes of each action, where the table has them.
+    Parameters
+    ----------
+    where : str
+        File and line, for messages.
+    record : dict
+        Values by column of the plan.
+    subject : str
+        Identifies the person.
+    time : float or None
+        Seconds since 1970; None without a column of times.
+    known : float or None
+        When the outcome became known; None for ``time`` plus `Source.delay`.
+    outcome
+        None if it is missing.
+    taken : str or None
+        The action that had the outcome; None if the outcome holds for all actions.
+    by : dict
+        Action -> outcome, if the table has one for each action.
     """
 
     where: str
@@ -134,58 +151,60 @@ def load_source(path: str | Path) -> Source:
     Raises
     ------
     InputError
-        If it is no TOML, or says what a source does not know.
+        If it is not TOML, or has an unknown key or a value that is not valid.
     """
-    at = Path(path)
+    file = Path(path)
     try:
-        table = parsed(tomllib.loads, at.read_text(encoding="utf-8"))
+        table = parsed(tomllib.loads, file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
-        raise InputError(f"{at} cannot be read as TOML ({error})") from None
-    return source_of(table, at.parent)
+        raise InputError(f"{file} cannot be read as TOML ({error})") from None
+    return source_of(table, file.parent)
 
 
 def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
-    """A source of a table, with paths relative to a folder; see `load_source`."""
+    """Create a source from a TOML table, with paths relative to a folder; see `load_source`."""
     check_plain("source", dict(table))
     for key in table:
         if key not in Source.__struct_fields__:
             known = Source.__struct_fields__
             raise InputError(f"unknown key {show(key)} in a source{nearest(key, known)}")
     try:
-        made = msgspec.convert(dict(table), Source)
+        source = msgspec.convert(dict(table), Source)
     except msgspec.ValidationError as error:
         raise InputError(f"the source cannot be read ({error})") from None
-    if (made.file is None) == (made.query is None):
+    if (source.file is None) == (source.query is None):
         raise InputError("a source needs either file, or query and its database")
-    if made.database is not None and made.query is None:
+    if source.database is not None and source.query is None:
         raise InputError("a source needs database and query together")
-    if made.decimal not in (".", ","):
-        raise InputError(f'decimal must be "." or ",", got {show(made.decimal)}')
-    if made.delimiter is not None and len(made.delimiter) != 1:
-        raise InputError(f"delimiter must be one character, got {show(made.delimiter)}")
-    number("delay", made.delay, at_least=0)
-    if (made.time is None) != (made.begin is None) or (made.begin is None) != (made.until is None):
+    if source.decimal not in (".", ","):
+        raise InputError(f'decimal must be "." or ",", got {show(source.decimal)}')
+    if source.delimiter is not None and len(source.delimiter) != 1:
+        raise InputError(f"delimiter must be one character, got {show(source.delimiter)}")
+    number("delay", source.delay, at_least=0)
+    if (source.time is None) != (source.begin is None) or (source.begin is None) != (
+        source.until is None
+    ):
         raise InputError("a source needs time, begin and until together, or none of them")
-    if made.time is not None:
-        span(made)
-    if made.known is not None and made.time is None:
+    if source.time is not None:
+        span(source)
+    if source.known is not None and source.time is None:
         raise InputError("known needs time: what else is the delay counted from?")
     places = {
         key: str(Path(folder) / value)
         for key in ("file", "database")
-        if (value := getattr(made, key)) is not None
+        if (value := getattr(source, key)) is not None
     }
-    return msgspec.structs.replace(made, **places)
+    return msgspec.structs.replace(source, **places)
 
 
 # ---- tables --------------------------------------------------------------------------------------
 
-#: Names of columns, and rows as (where, cells).
+#: Names of the columns, and an iterator over rows as (where, cells).
 _Table = tuple[list[str], Iterator[tuple[str, Sequence[Any]]]]
 
 
 def _table(source: Source) -> _Table:
-    """The table of a source."""
+    """Open the table of a source."""
     if source.query is not None:
         return _select(source)
     assert source.file is not None
@@ -196,7 +215,7 @@ def _table(source: Source) -> _Table:
 
 
 def _from_connection(source: Source, connection: Any) -> _Table:
-    """Query a caller's connection; of a driver's error, which may quote a row, show the type."""
+    """Query a caller's connection; show only the type of an error, which may quote a row."""
     try:
         return queried(connection, str(source.query))
     except InputError:
@@ -220,7 +239,7 @@ class _Undecodable:
 
 
 def _select(source: Source) -> _Table:
-    """Run the query of an SQLite file, which may only read, and for a limited time."""
+    """Run a query, which may only read, on an SQLite file for a limited time."""
     if source.database is None:
         raise InputError("the source's query needs a database, or in Python a connection")
     path = Path(source.database)
@@ -228,15 +247,15 @@ def _select(source: Source) -> _Table:
         raise InputError(f"there is no database {path}")
     query, until = str(source.query), time.monotonic() + LONGEST_QUERY
     uri = f"{path.resolve().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as base:
-        base.set_authorizer(
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as database:
+        database.set_authorizer(
             lambda action, *_: sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
         )
-        base.set_progress_handler(lambda: int(time.monotonic() > until), 100_000)
-        base.text_factory = _text
+        database.set_progress_handler(lambda: int(time.monotonic() > until), 100_000)
+        database.text_factory = _text
         try:
-            # What is wrong with the query itself, before it sees a row.
-            base.execute(f"EXPLAIN {query}").close()
+            # Find errors of the query before it reads a row: these may be shown in full.
+            database.execute(f"EXPLAIN {query}").close()
         except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
             if "not authorized" in str(error) or "prohibited" in str(error):
                 raise InputError(
@@ -244,13 +263,13 @@ def _select(source: Source) -> _Table:
                 ) from None
             raise InputError(f"{path.name} does not answer the query ({error})") from None
         try:
-            return queried(base, query)
+            return queried(database, query)
         except sqlite3.Error as error:
-            # The sentence of an error in a row may quote the row.
-            why = getattr(error, "sqlite_errorname", type(error).__name__)
-            if why == "SQLITE_INTERRUPT":
-                why = f"it took more than {LONGEST_QUERY:g} seconds"
-            raise InputError(f"{path.name} does not answer the query ({why})") from None
+            # The message of an error in a row may quote the row.
+            problem = getattr(error, "sqlite_errorname", type(error).__name__)
+            if problem == "SQLITE_INTERRUPT":
+                problem = f"it took more than {LONGEST_QUERY:g} seconds"
+            raise InputError(f"{path.name} does not answer the query ({problem})") from None
 
 
 def _text(data: bytes) -> Any:
@@ -262,7 +281,7 @@ def _text(data: bytes) -> Any:
 
 
 def queried(connection: Any, query: str) -> _Table:
-    """What a query of a DB-API 2 connection selects."""
+    """Run a query on a DB-API 2 connection; return its columns and rows."""
     with closing(connection.cursor()) as cursor:
         cursor.execute(query)
         if cursor.description is None:
@@ -273,6 +292,7 @@ def queried(connection: Any, query: str) -> _Table:
 
 
 def _parquet(path: Path) -> _Table:
+    """Read a Parquet file."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -301,7 +321,7 @@ def _parquet(path: Path) -> _Table:
 
 
 def _csv(path: Path, source: Source) -> _Table:
-    """A CSV file, read whole: its lines stand in messages."""
+    """Read a whole CSV file, with line numbers for messages."""
     encoding = "utf-8-sig" if source.encoding.lower() in ("utf-8", "utf8") else source.encoding
     opener, lines = gzip.open if path.suffix == ".gz" else open, list[tuple[int, list[str]]]()
     try:
@@ -318,9 +338,9 @@ def _csv(path: Path, source: Source) -> _Table:
     except LookupError:
         raise InputError(f"encoding must be one that Python knows, got {source.encoding}") from None
     except (OSError, EOFError, csv.Error, zlib.error) as error:
-        why = getattr(error, "strerror", None) or type(error).__name__
+        problem = getattr(error, "strerror", None) or type(error).__name__
         raise InputError(
-            f"{path.name} cannot be read as a CSV file ({why}), after line {len(lines)}"
+            f"{path.name} cannot be read as a CSV file ({problem}), after line {len(lines)}"
         ) from None
     if not lines:
         raise InputError(f"{path.name} is empty; its first line must name the columns")
@@ -338,15 +358,15 @@ def _csv(path: Path, source: Source) -> _Table:
 
 
 def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
-    """All rows of a source, none of which its plan refuses.
+    """Read all rows of a source; refuse the table if any row does not fit the plan.
 
     Parameters
     ----------
     source : Source
     schema : Schema
-        The plan's, of records.
+        The plan's schema, with columns of records.
     connection : DB-API 2 connection, optional
-        What `Source.query` is asked of, in place of an SQLite file.
+        The database for `Source.query`, instead of an SQLite file.
 
     Returns
     -------
@@ -355,21 +375,21 @@ def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
     Raises
     ------
     InputError
-        For columns that are not there, and for rows with values that the plan refuses: the first
-        is named with file, line, column and range, and how many there are. Nothing of them is left
-        out in silence.
+        If columns are missing, or the plan refuses values. The message names file, line, column and
+        range of the first row that does not fit, and the number of such rows. No row is dropped
+        silently.
     """
-    found, problems = surveyed(source, schema, connection)
+    rows, problems = surveyed(source, schema, connection)
     if problems:
         more = len(problems) - 1
         raise InputError(problems[0] + (f" (and {more} more rows do not fit)" if more else ""))
-    return found
+    return rows
 
 
 def surveyed(
     source: Source, schema: Schema, connection: Any = None
 ) -> tuple[list[Case], list[str]]:
-    """The rows that fit, and a sentence about each that does not; see `cases`."""
+    """Return the rows that fit the plan, and a message about each that does not; see `cases`."""
     if schema.records is None:
         raise InputError("this plan has no columns of records, so tables cannot be read for it")
     records = schema.records
@@ -377,36 +397,38 @@ def surveyed(
         raise InputError("a connection needs the source's query")
     names, rows = _table(source) if connection is None else _from_connection(source, connection)
     reader = _Reader(source, records, names)
-    found, problems = [], []
+    fitting, problems = [], []
     for row, (where, cells) in enumerate(rows, 1):
         try:
             case = reader.case(where, row, cells)
             records.context(case.record)
             reader.check_outcomes(case)
-            found.append(case)
+            fitting.append(case)
         except InputError as error:
             problems.append(f"{where}: {error}")
-    if not found and not problems:
+    if not fitting and not problems:
         raise InputError("the table has no rows")
-    return found, problems
+    return fitting, problems
 
 
 class _Reader:
-    """Makes cases of the rows of one table."""
+    """Convert the rows of one table to cases."""
 
     def __init__(self, source: Source, records: Records, names: list[str]) -> None:
         self._source, self._records = source, records
-        self._twice = {name for name, count in Counter(names).items() if count > 1}
-        self._at = {name: i for i, name in enumerate(names) if name and name not in self._twice}
+        self._duplicates = {name for name, count in Counter(names).items() if count > 1}
+        self._index = {
+            name: i for i, name in enumerate(names) if name and name not in self._duplicates
+        }
         self._width = len(names)
         declared = [each.name for each in records.variables]
-        self._own = own = dict.fromkeys([*declared, records.outcome.column])
+        self._plan_columns = plan_columns = dict.fromkeys([*declared, records.outcome.column])
         for key in ("columns", "codes", "factors", "fixed", "absent"):
             for name in getattr(source, key):
-                if name not in own:
+                if name not in plan_columns:
                     raise InputError(
                         f"{key} of the source has {show(name)}, which is no column of the plan"
-                        f"{nearest(name, own)}"
+                        f"{nearest(name, plan_columns)}"
                     )
         for name in source.outcomes:
             if name not in records.actions.names:
@@ -427,43 +449,48 @@ class _Reader:
         self._missing = frozenset(text.strip() for text in source.missing)
         extra = (source.subject, source.action, source.time, source.known)
         self._extra_names = [name for name in extra if name is not None]
-        # Of every column of the plan its place, or None; refused before the first row.
+        # Columns are looked up here, so that a missing one is refused before the first row.
+        #: Column of the plan -> its index in the table; None if it is fixed or absent.
         self._places = {name: self._place(name) for name in declared}
-        self._extra = {name: self._found(name) for name in self._extra_names}
-        self._by = {action: self._found(name) for action, name in source.outcomes.items()}
-        self._outcome = None if self._by else self._place(outcome.column)
+        self._extra_index = {name: self._index_of(name) for name in self._extra_names}
+        self._outcome_index = {
+            action: self._index_of(name) for action, name in source.outcomes.items()
+        }
+        self._outcome = None if self._outcome_index else self._place(outcome.column)
 
     def _place(self, name: str) -> int | None:
+        """Return the index of a plan's column in the table; None if it is fixed or absent."""
         if name in self._source.fixed or name in self._source.absent:
             return None
-        return self._found(self._source.columns.get(name, name), name)
+        return self._index_of(self._source.columns.get(name, name), name)
 
-    def _found(self, column: str, name: str = "") -> int:
-        if column in self._twice:
+    def _index_of(self, column: str, name: str = "") -> int:
+        """Return the index of a column of the table, which is column ``name`` of the plan."""
+        if column in self._duplicates:
             raise InputError(f'the table has two columns "{column}"; leave one out')
-        if column not in self._at:
+        if column not in self._index:
             rename = f"; name it under columns, or list {show(name)} under absent" if name else ""
             raise InputError(f'the table has no column "{column}"{self._other_columns()}{rename}')
-        return self._at[column]
+        return self._index[column]
 
     def _other_columns(self) -> str:
-        """Describe columns that neither plan nor source names, by place.
+        """Describe, by their positions, the columns that neither plan nor source names.
 
-        In a file without a header, the names are the values of a person.
+        The names are not shown: in a file without a header they are the values of a person.
         """
         source = self._source
-        known = {source.columns.get(name, name) for name in self._own} | set(
+        known = {source.columns.get(name, name) for name in self._plan_columns} | set(
             source.outcomes.values()
         )
         known |= set(self._extra_names)
-        places = [i + 1 for name, i in self._at.items() if name not in known]
+        places = [i + 1 for name, i in self._index.items() if name not in known]
         if len(places) == self._width:
             return f": none of its {self._width} column names is one of the plan's"
         some = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
         return f"; of its {self._width} columns these have other names: {some}" if places else ""
 
     def case(self, where: str, row: int, cells: Sequence[Any]) -> Case:
-        """The case of a row."""
+        """Convert a row to a case."""
         source, outcome = self._source, self._records.outcome.column
         record = {
             name: source.fixed.get(name) if at is None else self._value(name, cells[at])
@@ -471,37 +498,40 @@ class _Reader:
         }
 
         def cell(column: str | None) -> Any:
-            return None if column is None else self._known(column, cells[self._extra[column]])
+            return None if column is None else self._known(column, cells[self._extra_index[column]])
 
         subject = cell(source.subject)
         if source.subject is not None and subject is None:
             raise InputError(f'column "{source.subject}" must say who it is, got nothing')
-        taken = None
+        action_taken = None
         if source.action is not None:
             at = matched(cell(source.action), self._records.actions.names)
             if at is None:
                 raise InputError(
                     f'column "{source.action}" must be an action of the plan, got something else'
                 )
-            taken = self._records.actions.names[at]
+            action_taken = self._records.actions.names[at]
         known = self._moment(source.known, cell(source.known))
-        came, by = source.fixed.get(outcome), {}
+        outcome_value, by = source.fixed.get(outcome), {}
         if source.known is not None and known is None:
-            came = None  # it never became known
-        elif self._by:
-            by = {action: self._value(outcome, cells[at]) for action, at in self._by.items()}
+            outcome_value = None  # it never became known
+        elif self._outcome_index:
+            by = {
+                action: self._value(outcome, cells[at])
+                for action, at in self._outcome_index.items()
+            }
         elif self._outcome is not None:
-            came = self._value(outcome, cells[self._outcome])
+            outcome_value = self._value(outcome, cells[self._outcome])
         who = f"row {row}" if subject is None else normalize("NFC", str(subject))
         if not is_line(who):
             raise InputError(
                 f'column "{source.subject}" must be of printable characters on one line'
             )
         time = self._moment(source.time, cell(source.time))
-        return Case(where, record, who, time, known, came, taken, by)
+        return Case(where, record, who, time, known, outcome_value, action_taken, by)
 
     def check_outcomes(self, case: Case) -> None:
-        """Refuse outcomes that the plan cannot read, and cases out of time."""
+        """Refuse outcomes that do not fit the plan, and times outside the source's span."""
         action = self._records.actions.names[0]
         for value in (case.outcome, *case.by.values()):
             if value is not None:
@@ -516,60 +546,61 @@ class _Reader:
                 )
 
     def _known(self, column: str, cell: Any) -> Any:
-        """A cell of a column, or None if it is missing."""
+        """Return a cell of a column, or None if its value is missing."""
         if isinstance(cell, _Undecodable):
             raise InputError(f'column "{column}" must be text in UTF-8, got something else')
         text = cell.strip() if isinstance(cell, str) else str(cell)
         return None if is_missing(cell) or text in self._missing else cell
 
     def _value(self, name: str, cell: Any) -> Any:
-        """A cell in the plan's codes and units."""
-        found = self._known(name, cell)
-        if found is None:
+        """Convert a cell to the plan's codes and units."""
+        value = self._known(name, cell)
+        if value is None:
             return None
         codes = self._source.codes.get(name)
-        if name not in self._numbers and self._source.decimal == "," and isinstance(found, str):
-            # A code that a spreadsheet made a number of: "4,0".
-            found = _WHOLE.sub("", found)
+        if name not in self._numbers and self._source.decimal == "," and isinstance(value, str):
+            # A spreadsheet may have turned the code 4 into the number "4,0".
+            value = _WHOLE.sub("", value)
         if codes is not None:
-            at = matched(found, list(codes))
-            return found if at is None else list(codes.values())[at]
+            index = matched(value, list(codes))
+            return value if index is None else list(codes.values())[index]
         if name not in self._numbers:
-            return found
-        if isinstance(found, str):
-            if self._source.decimal == "," and "." in found:
+            return value
+        if isinstance(value, str):
+            if self._source.decimal == "," and "." in value:
                 raise InputError(
                     f'column "{name}" has a point, but decimal is ","; leave out separators of '
                     "thousands"
                 )
-            if self._source.decimal == "." and "," in found:
+            if self._source.decimal == "." and "," in value:
                 raise InputError(
                     f'column "{name}" has a comma; if the file has decimal commas, set '
                     'decimal = "," in the source'
                 )
-            found = found.replace(",", ".")
+            value = value.replace(",", ".")
         factor = self._source.factors.get(name)
         if factor is None:
-            return found
+            return value
         try:
-            return float(found) * factor
+            return float(value) * factor
         except (TypeError, ValueError, OverflowError):
-            return found
+            return value
 
     def _moment(self, column: str | None, cell: Any) -> float | None:
+        """Convert a cell with a time to seconds; None if there is none."""
         if column is None or (cell is None and column == self._source.known):
             return None
-        made = _seconds(cell, self._source.time_format)
-        if made is None:
+        seconds = _seconds(cell, self._source.time_format)
+        if seconds is None:
             raise InputError(
                 f'column "{column}" must be a date, YYYY-MM-DD, or seconds; set time_format if it '
                 "is written in another way"
             )
-        return made
+        return seconds
 
 
 def _seconds(value: Any, pattern: str | None = None) -> float | None:
-    """Seconds of a date or number (UTC where no zone is said), or None."""
+    """Convert a date (UTC if it has no zone) or a number to seconds since 1970; None if neither."""
     if isinstance(value, str):
         try:
             text = value.strip()
@@ -587,12 +618,12 @@ def _seconds(value: Any, pattern: str | None = None) -> float | None:
 
 
 def span(source: Source) -> tuple[float, float]:
-    """Seconds that `Source.time` lies between.
+    """Return the span of `Source.time`, (begin, until) in seconds since 1970.
 
     Raises
     ------
     InputError
-        If they are not one after the other.
+        If ``begin`` is not before ``until``.
     """
     begin, until = _seconds(source.begin), _seconds(source.until)
     if begin is None or until is None or begin >= until:

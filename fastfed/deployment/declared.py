@@ -1,7 +1,7 @@
-"""The tables `columns`, `actions` and `reward` of a spec, read into a schema.
+"""Parse the tables `columns`, `actions` and `reward` of a spec into a schema.
 
-Columns without a `kind` are those of raw rows, which the application makes itself. With `actions`
-every column has a kind, and rows are made of records.
+Without the table `actions`, columns have no `kind`, and the application computes feature rows. With
+it every column has a kind, and rows are computed from records.
 """
 
 from __future__ import annotations
@@ -36,38 +36,42 @@ _SHARED = ("name", "kind", "outside", "fill", "missing_flag")
 
 
 def only(name: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse a table with a key that is not known."""
+    """Refuse a table with an unknown key."""
     for key in table:
         if key not in known:
             raise InputError(f"unknown key {show(key)} in {name}; it may have {', '.join(known)}")
 
 
 def schema_of(tables: Mapping[str, Any]) -> Schema:
-    """The schema of a spec.
+    """Parse the schema of a spec.
 
     Parameters
     ----------
     tables : mapping
-        With ``columns``; for records also ``actions`` and ``reward``; and ``norm``, by default the
-        largest that a row can have.
+        With ``columns``, for records also ``actions`` and ``reward``, and optionally ``norm``. By
+        default ``norm`` is the largest norm that a row can have.
+
+    Returns
+    -------
+    Schema
 
     Raises
     ------
     InputError
-        For what a table may not say.
+        If a table is not valid.
     """
-    given = [_table(f"columns[{i}]", t) for i, t in enumerate(tables.get("columns", ()))]
-    if not given:
+    column_tables = [_table(f"columns[{i}]", t) for i, t in enumerate(tables.get("columns", ()))]
+    if not column_tables:
         raise InputError("columns is required: one table [[columns]] for each")
     if "actions" not in tables:
-        if "reward" in tables or any("kind" in table for table in given):
+        if "reward" in tables or any("kind" in table for table in column_tables):
             raise InputError("columns with a kind, and reward, need the table actions")
-        columns = tuple(_column(f"columns[{i}]", table) for i, table in enumerate(given))
+        columns = tuple(_column(f"columns[{i}]", table) for i, table in enumerate(column_tables))
         largest = math.sqrt(sum(max(abs(c.low), abs(c.high)) ** 2 for c in columns))
         return Schema(columns, number("norm", tables.get("norm", largest), above=0))
     if "reward" not in tables:
         raise InputError("a spec with actions needs the table reward")
-    variables = tuple(_variable(f"columns[{i}]", table) for i, table in enumerate(given))
+    variables = tuple(_variable(f"columns[{i}]", table) for i, table in enumerate(column_tables))
     actions = _catalogue(_table("actions", tables["actions"]))
     records = Records(variables, actions, _outcome(_table("reward", tables["reward"])))
     check_records(records)
@@ -76,7 +80,7 @@ def schema_of(tables: Mapping[str, Any]) -> Schema:
 
 
 def tables_of_schema(schema: Schema) -> dict[str, Any]:
-    """The tables of a spec that `schema_of` reads as this schema."""
+    """Rebuild the tables of a spec that `schema_of` parses to this schema."""
     if schema.records is None:
         columns = [msgspec.structs.asdict(column) for column in schema.columns]
         return {"columns": columns, "norm": schema.norm}
@@ -98,49 +102,54 @@ def tables_of_schema(schema: Schema) -> dict[str, Any]:
 
 
 def _table_of(variable: Variable) -> dict[str, Any]:
-    """The table of a spec that `_variable` reads as this column."""
+    """Rebuild the table of a spec that `_variable` parses to this column."""
     shared = ("name", "kind", "outside", "fill")
     fields = (*shared, *(key for key in _KEYS[variable.kind] if hasattr(variable, key)))
-    made = {key: getattr(variable, key) for key in fields if getattr(variable, key) is not None}
+    entries = {key: getattr(variable, key) for key in fields if getattr(variable, key) is not None}
     if variable.kind == "flag":
-        made |= {"yes": variable.codes[: variable.yes], "no": variable.codes[variable.yes :]}
-    return made | {"missing_flag": variable.marked}
+        entries |= {"yes": variable.codes[: variable.yes], "no": variable.codes[variable.yes :]}
+    return entries | {"missing_flag": variable.marked}
 
 
 def _table(where: str, value: Any) -> Mapping[str, Any]:
+    """Return a table; InputError if the value is not one."""
     if not isinstance(value, Mapping):
         raise InputError(f"{where} must be a table, got {show(value)}")
     return value
 
 
 def _column(where: str, table: Mapping[str, Any]) -> Column:
+    """Parse a column of raw rows."""
     only(where, table, ("name", "low", "high", "unit"))
     low = number(f"{where}.low", table.get("low", 0.0))
     high = number(f"{where}.high", table.get("high", 1.0))
-    at = where.removeprefix("columns[").removesuffix("]")
-    column = Column(str(table.get("name", at)), low, high, str(table.get("unit", "")))
+    index = where.removeprefix("columns[").removesuffix("]")
+    column = Column(str(table.get("name", index)), low, high, str(table.get("unit", "")))
     check_columns((column,))
     return column
 
 
 def _codes(where: str, value: Any) -> tuple[str, ...]:
-    """Codes as texts: TOML's 4 and "4" are one code."""
+    """Parse codes as text: 4 and "4" in TOML are the same code."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise InputError(f"{where} must be a list of codes, got {show(value)}")
     return tuple(_code(each) for each in value)
 
 
 def _code(value: Any) -> str:
+    """Convert a code to text."""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
 def _ends(where: str, value: Any) -> tuple[float, float]:
+    """Parse the two ends of a range."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise InputError(f"{where} must be two numbers low < high, got {show(value)}")
     return number(where, value[0]), number(where, value[1])
 
 
 def _variable(where: str, table: Mapping[str, Any]) -> Variable:
+    """Parse a column of records."""
     kind = choice(f"{where}.kind", table.get("kind"), KINDS)
     only(f"{where}, a {kind}", table, (*_SHARED, *_KEYS[kind]))
     name = str(table.get("name", ""))
@@ -177,6 +186,7 @@ def _variable(where: str, table: Mapping[str, Any]) -> Variable:
 
 
 def _catalogue(table: Mapping[str, Any]) -> Catalogue:
+    """Parse the table ``actions``."""
     only("actions", table, ("names", "features", "constant", "shared"))
     names = _codes("actions.names", table.get("names"))
     features = []
@@ -193,6 +203,7 @@ def _catalogue(table: Mapping[str, Any]) -> Catalogue:
 
 
 def _outcome(table: Mapping[str, Any]) -> Outcome:
+    """Parse the table ``reward``."""
     only(
         "reward",
         table,
@@ -200,10 +211,12 @@ def _outcome(table: Mapping[str, Any]) -> Outcome:
     )
     if not isinstance(table.get("column"), str):
         raise InputError("reward.column must name the column of outcomes")
-    ways = [key for key in ("codes", "correct") if key in table]
-    if ways and ("low" in table or "high" in table):
-        raise InputError(f"reward must have one of low and high, codes, and correct, got {ways[0]}")
-    if not ways and not {"low", "high"} <= set(table):
+    given_keys = [key for key in ("codes", "correct") if key in table]
+    if given_keys and ("low" in table or "high" in table):
+        raise InputError(
+            f"reward must have one of low and high, codes, and correct, got {given_keys[0]}"
+        )
+    if not given_keys and not {"low", "high"} <= set(table):
         raise InputError("reward needs low and high, codes, or correct")
     codes = _table("reward.codes", table.get("codes", {})).items()
     correct = _table("reward.correct", table.get("correct", {})).items()

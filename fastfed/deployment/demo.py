@@ -1,9 +1,9 @@
-"""A federation on one machine, in processes that are killed: hub, three silos, perhaps a helper.
+"""Demonstrate a federation on one machine whose processes are killed: hub, three silos, helper.
 
-Patients come to three silos, and their rewards a moment later. All parties are killed in the
-middle, and started again; one silo is put back to an old backup, and a message of it that was
-stolen is sent again. At the end the model is compared with that of a calm federation in one process
-that was told the same.
+Patients come to three silos, and their rewards follow a moment later. All parties are killed during
+the run and restarted. One silo is restored from an old backup, and a stolen message of it is sent a
+second time. At the end the model is compared with that of an undisturbed federation in one process,
+which gets the same decisions and rewards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BACKUP, REFUSED = "backup", "refused"
 TOO_BUSY = "this machine is too busy for the demonstration's calendar, try again"
 
 
-#: Keys of the systems beside horizon and batches.
+#: System -> its keys other than horizon and budget.
 SYSTEM_KEYS: dict[str, dict[str, Any]] = {
     "robin": {
         "horizon": 40,
@@ -62,19 +62,19 @@ SYSTEM_KEYS: dict[str, dict[str, Any]] = {
 
 
 def rows_of(silo: int, patient: int) -> list[list[float]]:
-    """Features of three treatments for one patient, the same in both federations."""
+    """Draw the features of three treatments for one patient; the same in both federations."""
     rng = np.random.default_rng([silo, patient])
     rows: np.ndarray = rng.uniform(-0.5, 0.5, (3, DIMENSION))
     return rows.tolist()
 
 
 def reward_of(rows: list[list[float]], action: int) -> float:
-    """The reward of a treatment."""
+    """Compute the reward of a treatment."""
     return float(min(max(0.5 + rows[action][0], 0.0), 1.0))
 
 
 class Child:
-    """One party as a process of its own."""
+    """One party in a separate process."""
 
     def __init__(self, name: str, *arguments: str) -> None:
         self.name, self.arguments = name, arguments
@@ -82,34 +82,34 @@ class Child:
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it again."""
-        # Not from the folder that this runs in, which may be a checkout that is not built.
+        """Start the process."""
+        # -P: do not import from the current folder, which may be a checkout that is not built.
         command = [sys.executable, "-P", "-m", "fastfed", *self.arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def kill(self) -> None:
-        """Kill it without warning, and start it again."""
+        """Kill the process without warning, and start it again."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self.kills += 1
         self.start()
 
     def stop(self) -> None:
-        """End it."""
+        """Kill the process for good."""
         self.process.kill()
         self.process.wait()
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    """Find a free port of this machine."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
 def time_to_start() -> float:
-    """Seconds that a process needs on this machine, as busy as it is, until it does something."""
+    """Measure the seconds that a process needs to start on this machine under its current load."""
     started = time.monotonic()
     command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
     subprocess.run([sys.executable, "-P", "-c", command], check=True)
@@ -125,19 +125,19 @@ def made_plan(
     room: int = 1,
     system: str = SYSTEMS[0],
 ) -> DeployedPlan:
-    """Keys of all parties, and the plan that they countersign.
+    """Create the keys of all parties, and the plan that they countersign.
 
-    room: times as many decisions as there are patients may be learned from.
+    The horizon of the plan is ``room`` times the number of patients of a silo.
     """
-    keys_of = SYSTEM_KEYS.get(system, {"batch_size": PATIENTS * room})
+    system_settings = SYSTEM_KEYS.get(system, {"batch_size": PATIENTS * room})
     if system == SYSTEMS[0]:
-        keys_of = keys_of | {"protocol": protocol}
+        system_settings = system_settings | {"protocol": protocol}
     elif protocol != SUPPORTED[0]:
         raise InputError(f"{system} has no choice of protocols; leave protocol out")
     experts = system in ("fed-svt", "fed-dp-ope-stoch")
     low = 0.0 if experts else -0.5
-    shares = protocol in ADDED_UP and hidden != "masks"
-    names = (*SILOS, "hub", *(["helper"] if shares else []))
+    has_helper = protocol in ADDED_UP and hidden != "masks"
+    names = (*SILOS, "hub", *(["helper"] if has_helper else []))
     keys = {name: folders.make_keys(home / name) for name in names}
     plan = compile_plan(
         {
@@ -148,14 +148,14 @@ def made_plan(
                 "horizon": RELEASES * PATIENTS * room,
                 "epsilon": EPSILON,
                 "delta": DELTA,
-                **keys_of,
+                **system_settings,
             },
             "calendar": {"start": start, "period": period, "grace": 600, "reward_deadline": 600},
             "columns": [{"name": f"x{i}", "low": low, "high": low + 1.0} for i in range(DIMENSION)],
             "silos": [{"name": name, **keys[name]} for name in SILOS],
             "hub": keys["hub"],
         }
-        | ({"helper": keys["helper"]} if shares else {})
+        | ({"helper": keys["helper"]} if has_helper else {})
     )
     plan.save(home / "plan")
     for name in names:
@@ -166,7 +166,7 @@ def made_plan(
 
 
 def insist(call: Callable[[], dict[str, Any]], until: float) -> dict[str, Any]:
-    """The answer of a process that may be starting; InputError once ``until`` has passed."""
+    """Call a process that may still be starting; InputError after the time ``until``."""
     while True:
         try:
             return call()
@@ -189,24 +189,24 @@ def run(
     ----------
     home : Path
     say : callable
-        Takes a line for each period.
+        Called with a line for each period.
     protocol : str
         The protocol of `private-fedlinucb`.
     hidden : {"shares", "masks"}, optional
-        How its sums are hidden, where they are.
+        How secure sums hide reports, for protocols that have them.
     system : str
         The system that is deployed.
 
     Returns
     -------
     dict
-        ``same``: True if the model is that of the calm federation, bit for bit; ``verified``: True
-        if every party's log is whole and leads to what it says; ``kills``, ``theta``,
-        ``decisions``, ``released`` and ``certificate``.
+        - ``same``: True if the model is that of the undisturbed federation, bit for bit.
+        - ``verified``: True if every party's log is complete and consistent.
+        - ``kills``, ``theta``, ``decisions``, ``released``, ``certificate``.
     """
     choice("system", system, SYSTEMS)
     needed = time_to_start()
-    # On a quiet machine a second, so that the least period holds.
+    # An idle machine needs about a second, so that PERIOD is enough.
     period, start = max(PERIOD, math.ceil(8.0 * needed) + 2), int(time.time() + 2.0 * needed) + 2
     plan = made_plan(home, start, protocol, hidden, period, system=system)
     address, closes = f"http://127.0.0.1:{free_port()}", plan.document.calendar.closes
@@ -227,19 +227,19 @@ def run(
                 say(f"{SILOS[0]} was put back to its state before release {k}, and recovered")
                 _steal(home, address, close)
                 say(f"its report of release 1 was sent again, and a changed one was {REFUSED}")
-            # One silo is killed between a decision and its reward.
+            # One silo is killed between one decision and its reward.
             unlucky = int(rng.integers(len(SILOS))), int(rng.integers(PATIENTS))
             for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
                 for i, client in enumerate(clients):
-                    # Every silo must act on the release before: the calm federation does.
+                    # As in the undisturbed federation, silos must act on the previous release.
                     _caught_up(client, k, close)
-                    path, asked, answer = _visit(plan, i, patient)
-                    made = insist(lambda c=client, a=asked: c.call("decide", **a), close)  # type: ignore[misc]
-                    actions[i, patient] = made["action"]
-                    given = {"id": made["id"], **answer(made["action"])}
+                    path, request, answer = _visit(plan, i, patient)
+                    decision = insist(lambda c=client, a=request: c.call("decide", **a), close)  # type: ignore[misc]
+                    actions[i, patient] = decision["action"]
+                    ending = {"id": decision["id"], **answer(decision["action"])}
                     if (i, patient % PATIENTS) == unlucky:
                         children[1 + i].kill()
-                    insist(lambda c=client, p=path, g=given: c.call(p, **g), close)  # type: ignore[misc]
+                    insist(lambda c=client, p=path, g=ending: c.call(p, **g), close)  # type: ignore[misc]
             if k == 1:
                 children[1].process.kill()
                 children[1].process.wait()
@@ -249,20 +249,20 @@ def run(
                 raise InputError(TOO_BUSY)
             _wait(close)
             victims = rng.permutation(len(children))[:2]
-            for at in victims:
+            for index in victims:
                 time.sleep(float(rng.uniform(0.0, 0.3)))
-                children[at].kill()
+                children[index].kill()
             status = insist(lambda: clients[0].call("status"), close + 60)
             say(
                 f"period {k + 1} of {len(closes)}: closed; silo {SILOS[0]} acts on release "
-                f"{status['model']}; killed {', '.join(children[at].name for at in victims)}"
+                f"{status['model']}; killed {', '.join(children[index].name for index in victims)}"
             )
         thetas = [_caught_up(client, len(closes), time.time() + 60)["theta"] for client in clients]
     finally:
         for child in children:
             child.stop()
     calm = calm_theta(home, plan, actions)
-    # To open a folder is to check its log, and a hub's sums.
+    # Opening a folder checks its log and, for a hub, recomputes its sums.
     released = {name: _released(home / name) for name in (*SILOS, "hub")}
     return {
         "same": all(theta == calm for theta in thetas),
@@ -276,7 +276,7 @@ def run(
 
 
 def _released(folder: Path) -> int:
-    """Releases in the log of a hub or silo, which is read and checked."""
+    """Check the log of a hub or silo; return its number of releases."""
     process = folders.opened(folder)
     assert isinstance(process.party, Hub | SiloParty)
     return len(process.party.broadcasts)
@@ -285,7 +285,11 @@ def _released(folder: Path) -> int:
 def _visit(
     plan: DeployedPlan, silo: int, patient: int
 ) -> tuple[str, dict[str, Any], Callable[[int], dict[str, Any]]]:
-    """One patient: what is told afterwards, what `decide` is asked, and the answer to an action."""
+    """Describe the visit of one patient.
+
+    Returns the path of the request that ends the decision, the keys of the request to `decide`, and
+    a function that maps the chosen action to the keys of the request that ends the decision.
+    """
     rows = rows_of(silo, patient)
     if plan.kind.experts:
         losses = [row[0] + 0.5 for row in rows]
@@ -294,7 +298,7 @@ def _visit(
 
 
 def _copy_state(source: Path, target: Path) -> None:
-    """Copy the database of a party that does not run, with its journal."""
+    """Copy the database of a party that does not run, with its write-ahead log."""
     target.mkdir(exist_ok=True)
     for file in (*target.glob(f"{folders.STATE}*"), *source.glob(f"{folders.STATE}*")):
         if file.parent == target:
@@ -304,7 +308,7 @@ def _copy_state(source: Path, target: Path) -> None:
 
 
 def _put_back(home: Path, child: Child, client: SiloClient, release: int, until: float) -> None:
-    """Put a silo's state back to its backup, which lacks its report of a release; recover it."""
+    """Restore a silo from its backup, which lacks its report of a release, and recover it."""
     _caught_up(client, release, until)
     child.process.kill()
     child.process.wait()
@@ -312,19 +316,19 @@ def _put_back(home: Path, child: Child, client: SiloClient, release: int, until:
     child.kills += 1
     child.start()
     while not insist(lambda: client.call("status"), until)["lost"]:
-        # The hub tells it what it has sent and does not know.
+        # The hub tells the silo which reports it has lost.
         if time.time() > until:
             raise InputError(f"{TOO_BUSY}: {child.name} has not heard what it has lost")
         time.sleep(0.05)
     while insist(lambda: client.call("status"), until)["lost"]:
         with contextlib.suppress(InputError):
-            # Under masks not before the hub has told it the sessions again.
+            # With masks this is refused until the hub has sent the sessions again.
             insist(lambda: client.call("recover"), until)
         time.sleep(0.05)
 
 
 def _steal(home: Path, address: str, until: float) -> None:
-    """Send the first report of the silo of the backup to the hub again, and a changed one."""
+    """Send the first report in the backup to the hub again, then a changed copy of it."""
     store = SqliteStore(str(home / BACKUP / folders.STATE))
     (stolen,) = (w.value for w in store.writes() if (w.kind, w.key) == ("sealed", "1"))
     store.close()
@@ -336,16 +340,17 @@ def _steal(home: Path, address: str, until: float) -> None:
 
 
 def _posted(address: str, data: bytes) -> int:
-    """The hub's status for a message."""
+    """Send a message to the hub; return the HTTP status."""
     return call(address + PATH, 1 << 24, data)[0]
 
 
 def _wait(until: float) -> None:
+    """Sleep until a time in seconds since 1970."""
     time.sleep(max(0.0, until - time.time()))
 
 
 def _caught_up(client: SiloClient, release: int, until: float) -> dict[str, Any]:
-    """The status of a silo, once it acts on a release."""
+    """Wait until a silo acts on a release; return its status."""
     while True:
         status = insist(lambda: client.call("status"), until)
         if status["model"] >= release:
@@ -356,7 +361,7 @@ def _caught_up(client: SiloClient, release: int, until: float) -> dict[str, Any]
 
 
 def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], int]) -> list[float]:
-    """The model of the same federation in one process, where nothing goes wrong."""
+    """Compute the model of the same federation in one process without failures."""
     now = [0.0]
     processes: dict[str, Process] = {}
     for name in SILOS:
@@ -375,16 +380,16 @@ def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], in
         for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
             for i, name in enumerate(SILOS):
                 silo = processes[name]
-                path, asked, answer = _visit(plan, i, patient)
+                path, request, answer = _visit(plan, i, patient)
                 assert isinstance(silo, SiloProcess)
-                made = silo.decide(asked.get("actions"))
-                # Experts are drawn, and what they have lost does not depend on who was.
-                if not plan.kind.experts and made.action != actions[i, patient]:
+                decision = silo.decide(request.get("actions"))
+                # With experts the action is random, but the losses do not depend on it.
+                if not plan.kind.experts and decision.action != actions[i, patient]:
                     raise InputError(
                         f"patient {patient} of {name} got another action when all was calm"
                     )
-                told = answer(made.action)
-                getattr(silo, path)(made.id, told[path])
+                ending = answer(decision.action)
+                getattr(silo, path)(decision.id, ending[path])
         now[0] = float(close)
         settle(processes)
     first = processes[SILOS[0]].party
@@ -394,7 +399,7 @@ def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], in
 
 
 def settle(processes: dict[str, Process]) -> None:
-    """Carry messages between processes of one machine until nothing new is said."""
+    """Carry messages between processes on one machine until nothing new is sent."""
     for _ in range(4):
         mail = [message for process in processes.values() for message in process.tick()]
         while mail:

@@ -1,9 +1,9 @@
-"""The network on Flower: the hub in a ServerApp, and at every silo a ClientApp that is a courier.
+"""The network on Flower: the hub runs in a ServerApp, and each silo has a courier in a ClientApp.
 
-Flower's server asks and its nodes answer, while silos ask their hub. So the ServerApp asks every
-node again and again; the node's ClientApp brings the hub's messages to its party through a socket,
-and answers with the party's. Envelopes go as they are, as bytes in a ConfigRecord; nothing is
-pickled, and Flower's arrays, strategies and rounds are not used.
+Flower's server sends requests to its nodes, while silos send requests to their hub. So the
+ServerApp polls all nodes. The ClientApp of a node carries the hub's messages to its party through a
+socket, and answers with the party's messages. Envelopes are sent unchanged, as bytes in a
+ConfigRecord. Nothing is pickled, and Flower's arrays, strategies and rounds are not used.
 
 A Flower App names the two in its pyproject.toml:
 
@@ -11,11 +11,11 @@ A Flower App names the two in its pyproject.toml:
     serverapp = "fastfed.deployment.flower:server_app"
     clientapp = "fastfed.deployment.flower:client_app"
 
-A transport that starts a process for each message cannot hold a party: its state belongs to one
-process, and after each start a silo asks the hub before it seals. So the party stays a process of
-its own, and the transport's code a courier. Whoever has its socket can bring the party messages and
-take its answers, no more; it needs neither the party's folder nor its secret: envelopes are signed,
-and a courier can read, keep back or repeat them, as any network can.
+A transport that starts a process for each message cannot run a party: only one process may have its
+state, and after each start a silo must reach the hub before it seals a report. So the party runs in
+a separate process, and the transport's code is only a courier. With access to the socket, a courier
+can deliver messages and collect answers. It needs neither the party's folder nor its secret.
+Envelopes are signed; a courier can read, withhold or repeat them, as any network can.
 """
 
 from __future__ import annotations
@@ -37,40 +37,41 @@ from fastfed.deployment.calls import LocalHandler, SocketServer, call_socket, fa
 if TYPE_CHECKING:
     from fastfed.deployment.party import Process
 
-# Named for Flower, which looks here before it loads the module; both are made when asked for.
+# Flower looks for these names before it loads the module. `__getattr__` creates them.
 __all__ = ["client_app", "server_app"]  # noqa: F822
 
-#: Of a message's content the record, its key, and the type of all messages.
+#: Name of the record in a message's content, its key, and the type of all messages.
 RECORD, KEY, TYPE = "fastfed", "envelopes", "query"
-#: Where a run is configured.
+#: The table of a project file that configures a run.
 CONFIG = "[tool.flwr.app.config]"
-#: Seconds between two questions to a node, until a node is asked again that did not answer, and
-#: between two looks for answers.
+#: Seconds between two polls of a node, until a silent node is polled again, and between two checks
+#: for answers.
 EVERY, PATIENCE, POLL = 60.0, 120.0, 0.2
 
-# ---- which message goes to which node ------------------------------------------------------------
+# ---- mail for nodes ------------------------------------------------------------------------------
 
 
 class Mail:
-    """The hub's mail at nodes whose names it does not know.
+    """Exchange the hub's mail with nodes, without knowing in advance which party a node serves.
 
-    A node is what it says: the hub's answers go where the party's signed message came from. A node
-    that repeats what another has said gets copies, and takes nothing away. What cannot wait for the
-    next question is sent at once, and once: all but receipts.
+    The hub's answers go to every node that has delivered a signed message of their party. A node
+    that repeats a different party's messages gets copies of its answers, and prevents nothing. All
+    messages except receipts are urgent: they are sent at once, without waiting for the next poll,
+    but only once.
 
     Parameters
     ----------
     process : Process
-        The hub's.
+        The hub's process.
     every, patience : float
-        Seconds between two questions to a node, and until one that is silent is asked again.
+        Seconds between two polls of a node, and until a silent node is polled again.
     say : callable
-        Takes a line about each message that is refused, with its numbers masked.
+        Called with a line about each refused message, with its numbers masked.
 
     Raises
     ------
     InputError
-        If the process is another party's.
+        If the process is not the hub's.
     """
 
     def __init__(
@@ -85,23 +86,24 @@ class Mail:
         if not isinstance(process.party, Hub):
             raise InputError(f"{process.party.name} is not the hub of its plan")
         self.process, self._every, self._patience, self._say = process, every, patience, say
+        #: Flower's number of a node -> its state.
         self._nodes: dict[int, Node] = {}
 
     def outgoing(self, nodes: Iterable[int], now: float) -> dict[int, list[bytes]]:
-        """What to send to which of the nodes that are there; nothing is a question, too."""
+        """Return the messages to send, by node; an empty list is a poll."""
         present = set(nodes)
         self._nodes = {i: self._nodes.get(i, Node()) for i in sorted(present)}
-        found: dict[int, list[bytes]] = {}
+        letters_by_node: dict[int, list[bytes]] = {}
         for number, node in self._nodes.items():
             urgent = any(node.box[data] and data not in node.brought for data in node.box)
             if now >= node.silent and (urgent or now >= node.asked + self._every):
-                found[number] = list(node.box)
+                letters_by_node[number] = list(node.box)
                 node.brought, node.box = set(node.box), {}
                 node.asked, node.silent = now, now + self._patience
-        return found
+        return letters_by_node
 
     def incoming(self, number: int, letters: Iterable[bytes]) -> None:
-        """Give the hub what a node has answered; what it leads to is durable."""
+        """Process a node's answer at the hub, durably."""
         from fastfed.deployment.observe import masked
 
         node = self._nodes.setdefault(number, Node())
@@ -111,7 +113,7 @@ class Mail:
             try:
                 step, messages = self.process.handle(data)
             except Exception as error:
-                # A full disk, too: nothing was kept, and it is said again.
+                # Also for a full disk: nothing was stored, and the party repeats the message.
                 self._say(f"node {number}: {masked(failure(error)[1])}")
                 continue
             if step.problem:
@@ -125,17 +127,27 @@ class Mail:
                         other.box[message.data] = urgent
 
     def failed(self, number: int, reason: str) -> None:
-        """Note that a node could not answer; it is asked again when its time comes."""
+        """Record that a node could not answer; it is polled again at its next time."""
         self._nodes.setdefault(number, Node()).silent = -inf
         self._say(f"node {number}: {reason}")
 
 
 @dataclass
 class Node:
-    """One of Flower's nodes: the party it speaks for, and its mail.
+    """One of Flower's nodes, and its mail.
 
-    box says of each message whether it cannot wait. asked, silent: when it was asked, and until
-    when nothing more is sent unless it answers.
+    Parameters
+    ----------
+    name : str
+        The party that the node serves; empty until it has delivered a message.
+    box : dict of bytes to bool
+        Message to send -> True if it is urgent.
+    brought : set of bytes
+        Messages that were sent last.
+    asked : float
+        Time of the last poll.
+    silent : float
+        Until this time nothing is sent, unless the node answers.
     """
 
     name: str = ""
@@ -145,11 +157,11 @@ class Node:
     silent: float = -inf
 
 
-# ---- what Flower calls ---------------------------------------------------------------------------
+# ---- functions that Flower calls -----------------------------------------------------------------
 
 
 def _flwr() -> Any:
-    """Flower's public names; InputError without the extra."""
+    """Import Flower's public module; InputError if it is not installed."""
     try:
         import flwr.app
     except ImportError as error:
@@ -160,50 +172,50 @@ def _flwr() -> Any:
 
 
 def packed(letters: Iterable[bytes]) -> Any:
-    """Envelopes as the content of a message."""
+    """Pack envelopes into the content of a message."""
     flwr = _flwr()
     return flwr.RecordDict({RECORD: flwr.ConfigRecord({KEY: list(letters)})})
 
 
 def unpacked(content: Mapping[str, Any]) -> list[bytes]:
-    """The envelopes of a message's content.
+    """Unpack the envelopes of a message's content.
 
     Raises
     ------
     InputError
-        If it has anything else.
+        If the content has a different form.
     """
     record = content.get(RECORD)
-    found = record.get(KEY) if isinstance(record, Mapping) else None
-    if not isinstance(found, list) or not all(isinstance(data, bytes) for data in found):
+    letters = record.get(KEY) if isinstance(record, Mapping) else None
+    if not isinstance(letters, list) or not all(isinstance(data, bytes) for data in letters):
         raise InputError(f"a message must hold envelopes as bytes under {RECORD}, {KEY}")
-    return found
+    return letters
 
 
 def path_of(config: Mapping[str, Any], key: str, where: str) -> str:
-    """A path that a configuration must have; InputError otherwise."""
-    found = config.get(key)
-    if not isinstance(found, str) or not found:
-        raise InputError(f"{key} of {where} must be a path, got {show(found)}")
-    return found
+    """Return a path that a configuration must have; InputError if it is missing."""
+    path = config.get(key)
+    if not isinstance(path, str) or not path:
+        raise InputError(f"{key} of {where} must be a path, got {show(path)}")
+    return path
 
 
 def seconds_of(config: Mapping[str, Any], key: str, where: str, default: float) -> float:
-    """Seconds that a configuration may have; InputError unless they are a number > 0."""
-    found = config.get(key, default)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < inf:
-        raise InputError(f"{key} of {where} must be a number of seconds > 0, got {show(found)}")
-    return float(found)
+    """Return seconds that a configuration may have; InputError unless they are > 0."""
+    seconds = config.get(key, default)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
+        raise InputError(f"{key} of {where} must be a number of seconds > 0, got {show(seconds)}")
+    return float(seconds)
 
 
 def answer(message: Any, context: Any) -> Any:
-    """A node's answer: what the party behind its socket says to what was brought.
+    """Deliver a message to the party behind the node's socket, and return the party's answer.
 
     Parameters
     ----------
     message : flwr.app.Message
     context : flwr.app.Context
-        Its node_config has the path of the socket: courier.
+        The key ``courier`` of its node_config is the path of the socket.
 
     Returns
     -------
@@ -211,12 +223,12 @@ def answer(message: Any, context: Any) -> Any:
     """
     flwr, path = _flwr(), path_of(context.node_config, "courier", "--node-config")
     try:
-        made = carry(path, unpacked(message.content))
+        answers = carry(path, unpacked(message.content))
     except Exception as error:
-        # The whole sentence is for this node's log alone.
+        # The full message is only for the log of this node.
         print(failure(error)[1], file=sys.stderr)
         return flwr.Message(flwr.Error(0, "its party did not answer"), reply_to=message)
-    return flwr.Message(packed(made), reply_to=message)
+    return flwr.Message(packed(answers), reply_to=message)
 
 
 def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> None:
@@ -228,22 +240,26 @@ def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> N
     mail : Mail
     stop : threading.Event
     poll : float
-        Seconds between two looks for answers.
+        Seconds between two checks for answers.
     """
     flwr = _flwr()
-    waiting: dict[str, int] = {}
+    node_of_message: dict[str, int] = {}
     while not stop.is_set():
-        sends = mail.outgoing(grid.get_node_ids(), time.monotonic())
-        if sends:
-            # What is not fetched in time is asked for again, and the same.
-            made = [
+        letters_by_node = mail.outgoing(grid.get_node_ids(), time.monotonic())
+        if letters_by_node:
+            # A message that is not fetched within its ttl is sent again unchanged.
+            messages = [
                 flwr.Message(packed(letters), node, TYPE, ttl=PATIENCE)
-                for node, letters in sends.items()
+                for node, letters in letters_by_node.items()
             ]
-            ids = grid.push_messages(made)
-            waiting |= {found: node for found, node in zip(ids, sends, strict=False) if found}
-        for reply in grid.pull_messages(list(waiting)) if waiting else ():
-            node = waiting.pop(reply.metadata.reply_to_message_id, None)
+            ids = grid.push_messages(messages)
+            node_of_message |= {
+                message_id: node
+                for message_id, node in zip(ids, letters_by_node, strict=False)
+                if message_id
+            }
+        for reply in grid.pull_messages(list(node_of_message)) if node_of_message else ():
+            node = node_of_message.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
             if reply.has_error():
@@ -263,7 +279,7 @@ def main(grid: Any, context: Any) -> None:
     ----------
     grid : flwr.serverapp.Grid
     context : flwr.app.Context
-        Its run_config has folder, and may have every.
+        Its run_config has the key ``folder``, and may have ``every``.
 
     Raises
     ------
@@ -276,47 +292,47 @@ def main(grid: Any, context: Any) -> None:
 
 
 def _opened(folder: Path) -> Any:
-    """The hub of a folder; waits for a ServerApp of an earlier run that has not ended yet."""
+    """Open the hub of a folder; wait if the ServerApp of an earlier run has not ended yet."""
     from fastfed.deployment import folder as folders
 
-    until = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             return folders.opened(folder)
         except InputError as error:
-            if "in use" not in str(error) or time.monotonic() > until:
+            if "in use" not in str(error) or time.monotonic() > deadline:
                 raise
         time.sleep(1.0)
 
 
 def __getattr__(name: str) -> Any:
-    """The two Apps, made when Flower asks for them."""
+    """Create one of the two Apps when Flower imports it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _flwr()
     if name == "client_app":
         from flwr.clientapp import ClientApp
 
-        made: Any = ClientApp()
-        made.query()(answer)
-        return made
+        app: Any = ClientApp()
+        app.query()(answer)
+        return app
     from flwr.serverapp import ServerApp
 
-    made = ServerApp()
-    made.main()(main)
-    return made
+    app = ServerApp()
+    app.main()(main)
+    return app
 
 
 # ---- couriers ------------------------------------------------------------------------------------
 
-#: The only path of the socket.
+#: The only path that requests on the socket may have.
 PATH = "/carry"
-#: The most bytes that are carried at once.
+#: Maximum number of bytes of one request or answer.
 LARGEST = 1 << 28
 
 
 def taken(data: bytes) -> list[bytes]:
-    """Messages as they are carried; InputError for anything else."""
+    """Decode the messages that a courier carries; InputError for anything else."""
     try:
         return msgspec.msgpack.decode(data, type=list[bytes])
     except msgspec.DecodeError:
@@ -326,53 +342,53 @@ def taken(data: bytes) -> list[bytes]:
 def carried(
     process: Process, letters: Sequence[bytes], say: Callable[[str], None] = print
 ) -> list[bytes]:
-    """Give a party messages of the hub, and ask it what it has to say.
+    """Deliver the hub's messages to a party, and return the party's messages.
 
-    As `Dialer.round` does, but that the hub's answers come with the next question.
+    This is `Dialer.round`, except that the hub's answers arrive with the next poll.
 
     Parameters
     ----------
     process : Process
-        A silo's or the helper's.
+        The process of a silo or of the helper.
     letters : sequence of bytes
-        Envelopes of the hub; one that is refused changes nothing.
+        Envelopes of the hub. A refused envelope changes nothing.
     say : callable
-        Takes a line about what is refused, and about what the party cannot do.
+        Called with a line about refused messages, and about what the party could not do.
 
     Returns
     -------
     list of bytes
-        Envelopes for the hub; what they say is durable.
+        Envelopes for the hub. All that they state is durable.
     """
     answers: list[bytes] = []
-    trouble = ""
+    problem = ""
     for data in letters:
         try:
             step, messages = process.handle(data)
         except Exception as error:
-            trouble = failure(error)[1]
+            problem = failure(error)[1]
             continue
-        trouble = step.problem or trouble
+        problem = step.problem or problem
         answers += [message.data for message in messages]
     answers += [message.data for message in process.tick()]
-    trouble = process.problem or trouble
-    if trouble:
-        say(trouble)
+    problem = process.problem or problem
+    if problem:
+        say(problem)
     return list(dict.fromkeys(answers))
 
 
 class Courier(SocketServer):
-    """Serves couriers through a Unix socket that owner and group can use.
+    """Serve couriers through a Unix socket that its owner and group can use.
 
     Parameters
     ----------
     process : Process
-        A silo's or the helper's.
+        The process of a silo or of the helper.
     path : str or Path
-        The socket, best outside of the party's folder: its directory says who may use it. One that
-        was left behind is replaced.
+        The socket, preferably outside the party's folder: permissions of its directory decide who
+        may use it. A socket that an earlier process left behind is replaced.
     say : callable
-        Takes a line about what went wrong.
+        Called with a line about what went wrong.
 
     Raises
     ------
@@ -392,20 +408,22 @@ class Courier(SocketServer):
 
 
 def _once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Says a line when it differs from the last one."""
+    """Wrap ``say`` so that it skips a line that is the same as the last one."""
     last = [""]
 
-    def said(text: str) -> None:
+    def say_if_new(text: str) -> None:
         if text != last[0]:
             last[0] = text
             say(text)
 
-    return said
+    return say_if_new
 
 
 def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]:
+    """Create the class that handles couriers' requests."""
+
     class Handler(LocalHandler):
-        """Answers POST /carry with messages."""
+        """Answer POST /carry with messages."""
 
         def do_POST(self) -> None:
             status, body = self._answer()
@@ -413,15 +431,15 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
 
         def _answer(self) -> tuple[int, bytes]:
             try:
-                given = self.read(LARGEST)
+                request = self.read(LARGEST)
             except InputError as error:
                 return 413, str(error).encode()
             if self.path != PATH:
                 return 404, f"a courier can ask for {PATH} alone".encode()
             try:
-                return 200, msgspec.msgpack.encode(carried(process, taken(given), say))
+                return 200, msgspec.msgpack.encode(carried(process, taken(request), say))
             except Exception as error:
-                # Where the disk is full nothing was sealed, and the next question tries again.
+                # If the disk is full, nothing was sealed, and the next poll tries again.
                 status, text = failure(error)
                 say(text)
                 return status, (text if status == 400 else "nothing was kept").encode()
@@ -430,14 +448,14 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
 
 
 def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
-    """Bring messages to the party behind a socket; returns its answers.
+    """Deliver messages to the party behind a socket; return its messages.
 
     Parameters
     ----------
     path : str or Path
-        Its socket.
+        The party's socket.
     letters : sequence of bytes
-        Envelopes; none is a question, see `carried`.
+        Envelopes; an empty sequence is a poll, see `carried`.
 
     Raises
     ------
@@ -449,6 +467,6 @@ def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
     except OSError as error:
         raise InputError(f"the party behind {path} cannot be reached ({error})") from None
     if status != 200:
-        said = one_line(body.decode(errors="replace"))
-        raise InputError(f"the party answered {status}: {said}")
+        text = one_line(body.decode(errors="replace"))
+        raise InputError(f"the party answered {status}: {text}")
     return taken(body)

@@ -1,14 +1,14 @@
-"""The folder of a party: its secret, its plan, its state, and of a silo its ledger.
+"""The folder of a party: its secret, its plan, its state and, for a silo, its ledger.
 
 secret          32 bytes, mode 0400; keep it out of backups of the state
 plan            the plan file that the party has countersigned
-state.sqlite    what it has decided, sealed and heard
-ledger.sqlite   of a silo: its budget, over all its plans
-joined          of a silo: its dataset, its ledger's place and identity, and how far it was charged
+state.sqlite    the log of the party's writes
+ledger.sqlite   for a silo: the privacy budget of its datasets, over all its plans
+joined          for a silo: its dataset, and the path, identity and last known head of its ledger
 
-`join` countersigns a plan and sets a silo's ceiling. A plan that goes on after another is one of
-the same parties, on the same ledger: `extended` compiles it, `last_broadcast` finds what it starts
-from, and `check_room` refuses it where a silo's ceiling does not hold both.
+`join` countersigns a plan and sets a silo's ceiling. A plan can continue an earlier one, with the
+same parties and the same ledger: `extended` compiles it, `last_broadcast` finds the model that it
+starts from, and `check_room` refuses it if a silo's ceiling is too low for both plans.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ JOINED = "joined"
 
 
 def make_keys(folder: str | Path) -> dict[str, str]:
-    """Make a folder with a new secret; returns the public keys, as a spec wants them."""
+    """Create a folder with a new secret; return the public keys in the form that a spec needs."""
     target = Path(folder)
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_secret(target / SECRET)
@@ -64,13 +64,13 @@ def make_keys(folder: str | Path) -> dict[str, str]:
 
 
 def public_keys(folder: str | Path) -> dict[str, str]:
-    """The public keys of a folder's secret, as a spec wants them."""
+    """Return the public keys of a folder's secret in the form that a spec needs."""
     sign, write = Identity(read_secret(Path(folder) / SECRET)).public
     return {"sign": sign.hex(), "open": write.hex()}
 
 
 def party_of(plan: DeployedPlan, secret: bytes, folder: str | Path = "this folder") -> str:
-    """The name of the party whose secret this is."""
+    """Return the name of the party that a secret belongs to; InputError if it is nobody's."""
     public = Identity(secret).public
     for party in plan.parties:
         if (party.sign, party.open) == public:
@@ -83,40 +83,46 @@ def party_of(plan: DeployedPlan, secret: bytes, folder: str | Path = "this folde
 
 
 def is_silo(folder: str | Path, plan_file: str | Path) -> bool:
-    """True if the party of a folder is a silo of a plan."""
+    """Return True if the party of a folder is a silo of a plan."""
     plan = load(plan_file)
     return party_of(plan, read_secret(Path(folder) / SECRET), folder) in plan.silos
 
 
 def countersign(folder: str | Path, plan_file: str | Path) -> tuple[str, DeployedPlan]:
-    """Verify a plan file, countersign it, and keep it in the folder of a party.
+    """Verify a plan file, countersign it, and store it in the folder of a party.
 
     Returns
     -------
-    tuple
+    tuple of (str, DeployedPlan)
         The party's name, and the plan with its countersignature.
 
     Raises
     ------
     InputError
-        If the plan does not verify, or another one is in the folder.
+        If the plan does not verify, or the folder has a different plan.
     """
     target = Path(folder)
     secret, plan = read_secret(target / SECRET), load(plan_file)
     name = party_of(plan, secret, folder)
-    kept = target / PLAN
-    if kept.exists() and load(kept).digest != plan.digest:
-        raise InputError(f"{kept} is another plan; a folder belongs to one plan")
-    signed = plan.countersigned(name, Identity(secret))
-    signed.save(kept)
-    return name, signed
+    plan_path = target / PLAN
+    if plan_path.exists() and load(plan_path).digest != plan.digest:
+        raise InputError(f"{plan_path} is another plan; a folder belongs to one plan")
+    countersigned = plan.countersigned(name, Identity(secret))
+    countersigned.save(plan_path)
+    return name, countersigned
 
 
 class LedgerNote(NamedTuple):
-    """What the folder of a silo knows of its ledger.
+    """A silo's note, in its folder, of the ledger that it charges.
 
-    ledger: its file. identity, head: the ledger's, when it was opened last; empty where an earlier
-    version wrote none.
+    Parameters
+    ----------
+    dataset : str
+    ledger : Path
+        The ledger's file.
+    identity, head : bytes
+        The ledger's identity, and its head when it was last opened; empty in a note of an earlier
+        version.
     """
 
     dataset: str
@@ -126,9 +132,9 @@ class LedgerNote(NamedTuple):
 
 
 def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
-    """Note which dataset of which ledger the silo of a folder charges.
+    """Write the note of the dataset and ledger that the silo of a folder charges.
 
-    A ledger inside the folder is stored by its name alone, so that the folder may be moved.
+    If the ledger is in the folder, only its file name is stored, so that the folder can be moved.
     """
     file, home = Path(ledger.path).resolve(), Path(folder).resolve()
     content = {
@@ -137,11 +143,13 @@ def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
         "identity": ledger.identity.hex(),
         "head": ledger.head.hex(),
     }
-    write_whole(home / JOINED, (json.dumps(content) + "\n").encode())
+    note, text = home / JOINED, (json.dumps(content) + "\n").encode()
+    if not note.exists() or note.read_bytes() != text:
+        write_whole(note, text)
 
 
 def remembered(folder: str | Path) -> LedgerNote | None:
-    """What the folder of a silo knows of its ledger; None before it was opened or joined."""
+    """Read a silo's note of its ledger; None if the folder was never opened or joined."""
     note = Path(folder) / JOINED
     if not note.exists():
         return None
@@ -158,21 +166,21 @@ def remembered(folder: str | Path) -> LedgerNote | None:
 def ledger_of(
     note: LedgerNote, dataset: str | None = None, ledger: str | Path | None = None
 ) -> tuple[str, Ledger]:
-    """Open the ledger of a folder's note; returns the dataset, too.
+    """Open the ledger that a folder's note names; return the dataset and the ledger.
 
     Parameters
     ----------
     note : LedgerNote
     dataset : str, optional
-        Must be that of the note.
+        Must be the note's dataset.
     ledger : str or Path, optional
-        Where the ledger is now, if its file was moved.
+        The new path of the ledger's file, if it was moved.
 
     Raises
     ------
     InputError
-        For another dataset, and for a file that is not there, is another ledger, or is older than
-        what the folder knows.
+        If the dataset differs, or the file is missing, is a different ledger, or is older than the
+        note.
     """
     file = Path(note.ledger if ledger is None else ledger)
     if dataset not in (None, note.dataset):
@@ -190,22 +198,22 @@ def ledger_of(
             f"the ledger must be {note.ledger}, to which these records are charged, got {file}"
         )
     if note.identity:
-        wrong = ""
+        problem = ""
         with closing(Ledger.read(file)) as copy:
             if copy.identity != note.identity:
-                wrong = "is another ledger than the one to which these records are charged"
+                problem = "is another ledger than the one to which these records are charged"
             elif not copy.had_head(note.head):
-                wrong = "is older than what was charged to it"
-        if wrong:
+                problem = "is older than what was charged to it"
+        if problem:
             raise InputError(
-                f"{file} {wrong}: name the right file by --ledger, or restore its newest backup; "
+                f"{file} {problem}: name the right file by --ledger, or restore its newest backup; "
                 "if there is none, leave the federation (fastfed deploy leave)"
             )
     return note.dataset, Ledger(str(file))
 
 
 def check_sealed(party: SiloParty, ledger: Ledger) -> None:
-    """Refuse a ledger without the charges of what a silo has sealed."""
+    """Refuse a ledger that lacks the charge of a report that the silo has sealed."""
     for release in party.sealed:
         if ledger.charged(party.dataset, party.deployed.digest, release) is None:
             raise InputError(
@@ -218,21 +226,21 @@ def check_sealed(party: SiloParty, ledger: Ledger) -> None:
 def opened(
     folder: str | Path, dataset: str | None = None, ledger: str | Path | None = None
 ) -> Process:
-    """The party of a folder, as a process on its files.
+    """Open a folder and start its party as a process on its files.
 
     Parameters
     ----------
     folder : str or Path
     dataset : str, optional
-        Of a silo: the entry of its ledger; of one that has joined, that of its note.
+        For a silo: the entry of its ledger. By default that of its note, or "records".
     ledger : str or Path, optional
-        Of a silo: where its ledger is now, if the file was moved after it joined.
+        For a silo: the new path of its ledger, if the file was moved after it joined.
 
     Raises
     ------
     InputError
-        If there is no plan, another process has the folder, its state is broken, or the ledger is
-        not the one that the folder knows.
+        If there is no plan, a different process uses the folder, its state is broken, or the ledger
+        is not the one in the folder's note.
     """
     target = Path(folder)
     name, plan, secret = _who(target)
@@ -251,22 +259,22 @@ def opened(
         files.callback(store.close)
         process = SiloProcess(silo_of(plan, name, secret, budget, entry), store, budget)
         check_sealed(process.party, budget)
-        # Nothing was wrong: they stay open.
+        # All checks have passed, so the files stay open.
         files.pop_all()
     remember(target, entry, budget)
     return process
 
 
 def read_party(folder: str | Path) -> Process:
-    """Read the party of a folder from a copy of its state in memory, whoever has the files.
+    """Read the party of a folder from a copy of its state, also while a process uses the folder.
 
-    No file is opened for writing, created or changed. A silo has an empty ledger, so it cannot
-    charge anything.
+    No file is opened for writing, created or changed. A silo gets an empty ledger in memory, so it
+    cannot charge anything.
 
     Raises
     ------
     InputError
-        If there is no plan, or its state is broken.
+        If there is no plan, or the state is broken.
     """
     target = Path(folder)
     name, plan, secret = _who(target)
@@ -278,7 +286,7 @@ def read_party(folder: str | Path) -> Process:
 
 
 def _who(folder: Path) -> tuple[str, DeployedPlan, bytes]:
-    """Whose folder it is, its plan and its secret."""
+    """Return the name of a folder's party, its plan and its secret."""
     if not (folder / PLAN).exists():
         raise InputError(f"{folder} holds no plan; join one first: fastfed deploy join")
     secret, plan = read_secret(folder / SECRET), load(folder / PLAN)
@@ -286,12 +294,12 @@ def _who(folder: Path) -> tuple[str, DeployedPlan, bytes]:
 
 
 def _other(name: str, plan: DeployedPlan, secret: bytes) -> Party:
-    """The party of a name that is no silo."""
+    """Create the hub or the helper of a plan."""
     return hub_of(plan, secret) if name == plan.document.hub.name else Helper(plan, secret)
 
 
 def export_model(folder: str | Path) -> dict[str, Any]:
-    """The last model of the silo of a folder, running or not; see `model_of`.
+    """Export the last model of the silo of a folder, whether it runs or not; see `model_of`.
 
     Parameters
     ----------
@@ -304,7 +312,7 @@ def export_model(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If it is not the folder of a silo, and before the first release.
+        If it is not the folder of a silo, or there was no release yet.
     """
     target = Path(folder)
     try:
@@ -317,7 +325,7 @@ def export_model(folder: str | Path) -> dict[str, Any]:
 
 
 def recover(folder: str | Path) -> dict[str, Any]:
-    """Make up for what the silo of a folder sent and has lost; see `SiloParty.recover`.
+    """Recover from reports that the silo of a folder has lost; see `SiloParty.recover`.
 
     Returns
     -------
@@ -327,7 +335,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If it does not run: only the hub can tell it what was sent.
+        If the silo does not run. It must, because only the hub knows what was sent.
     """
     target = Path(folder)
     try:
@@ -340,7 +348,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
 
 
 def leave(folder: str | Path) -> dict[str, Any]:
-    """Leave the federation as the silo of a folder; the hub hears of it when it runs.
+    """Leave the federation as the silo of a folder. The hub is told when the silo next runs.
 
     Returns
     -------
@@ -350,7 +358,7 @@ def leave(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If it is not the folder of a silo, or another process than the silo has its state.
+        If it is not the folder of a silo, or a process other than the silo uses its state.
     """
     target = Path(folder)
     try:
@@ -359,7 +367,7 @@ def leave(folder: str | Path) -> dict[str, Any]:
         name, plan, secret = _who(target)
     if name not in plan.silos:
         raise InputError(f"{target} is not the folder of a silo")
-    # Leaving spends nothing, and must be possible where the ledger is lost.
+    # Leaving spends nothing, and must be possible even if the ledger is lost.
     store = SqliteStore(str(target / STATE))
     try:
         process = SiloProcess(silo_of(plan, name, secret, Ledger(":memory:")), store)
@@ -369,9 +377,9 @@ def leave(folder: str | Path) -> dict[str, Any]:
         store.close()
 
 
-# ---- plans that go on after another --------------------------------------------------------------
+# ---- plans that continue an earlier plan ---------------------------------------------------------
 
-#: Tables of a spec that an extension takes from the earlier plan, and may not say.
+#: Tables that an extension takes from the earlier plan, and that its spec must not have.
 PARTIES = ("silos", "hub")
 
 
@@ -381,18 +389,18 @@ def extended(
     broadcast: bytes = b"",
     fresh: bool = False,
 ) -> DeployedPlan:
-    """Compile a plan that continues another: the same parties and keys, other dates and numbers.
+    """Compile a plan that continues an earlier one, with the same parties and keys.
 
     Parameters
     ----------
     spec : str or mapping
-        TOML text, or what it says: ``system`` and ``calendar``, and what else is to differ from the
+        TOML text, or its tables: ``system`` and ``calendar``, and others that differ from the
         earlier spec (``federation``, ``columns``, ``norm``, ``helper``).
     earlier : DeployedPlan
     broadcast : bytes
         The earlier hub's last broadcast; empty if there is none.
     fresh : bool
-        Begin without the earlier model.
+        True to start without the earlier model.
 
     Returns
     -------
@@ -401,40 +409,43 @@ def extended(
     Raises
     ------
     InputError
-        For what a spec may not say, and for a calendar that begins before the last release.
+        If the spec is not valid, or its calendar begins before the earlier plan's last release.
 
     Notes
     -----
-    Guarantee: that of the new plan's certificate; for a person who is in both plans, the entry of
-    `also` that names the earlier one. The start is made of a broadcast and adds nothing.
+    Guarantee: that of the new plan's certificate. For a person who is in both plans, that of the
+    entry in `also` that names the earlier plan. The start is computed from a broadcast and costs no
+    further privacy.
     """
-    new = tables_of(spec)
+    tables = tables_of(spec)
     for key in PARTIES:
-        if key in new:
+        if key in tables:
             raise InputError(f"{key} come from the earlier plan; leave them out of the spec")
     for key in ("system", "calendar"):
-        if key not in new:
+        if key not in tables:
             raise InputError(f"the spec must have a table {key}: it is what an extension changes")
-    document = document_of(_fitting({**_before(earlier, new), **new}, new))
-    # The plan alone first: whether the earlier model can be its start follows from it.
-    why = no_start(document, checked(document, {}).plan, earlier)
+    document = document_of(_fitting({**_before(earlier, tables), **tables}, tables))
+    # The plan is derived first without a start, to see whether the earlier model can be its start.
+    no_start_reason = no_start(document, checked(document, {}).plan, earlier)
     if not broadcast:
-        why = why or "no-release"
+        no_start_reason = no_start_reason or "no-release"
     if fresh:
-        why = "requested"
-    extends = Extension(spelled(earlier.document), b"" if why else broadcast, why)
+        no_start_reason = "requested"
+    extends = Extension(
+        spelled(earlier.document), b"" if no_start_reason else broadcast, no_start_reason
+    )
     return checked(msgspec.structs.replace(document, extends=extends), {})
 
 
 def _before(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a spec that an earlier plan was compiled from, but for system and calendar."""
+    """Rebuild the tables of an earlier plan's spec, except ``system`` and ``calendar``."""
     old = earlier.document
     federation = {"name": old.name, "least": old.least, "explore": old.explore}
     federation |= {} if old.influence is None else {"influence": old.influence}
     federation |= {"sum": "masks"} if earlier.masked else {}
     schema = tables_of_schema(old.schema)
     if not {"columns", "actions", "reward"}.isdisjoint(new):
-        # The largest row, unless the new spec has a norm.
+        # With new columns the default norm is used: that of the largest row.
         del schema["norm"]
     hub = {key: text for key, text in _table(old.hub).items() if key != "name"}
     tables = {"federation": federation, "silos": [_table(party) for party in old.silos], "hub": hub}
@@ -444,38 +455,41 @@ def _before(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fitting(tables: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables without what the earlier spec said and the new protocol has no use for."""
+    """Remove keys of the earlier spec that have no meaning for the new protocol."""
     protocol = tables["system"].get("protocol", "silo-ldp")
     federation = dict(tables.get("federation", {}))
     if "federation" not in new:
-        idle = "influence" if protocol in (*ADDED_UP, "central") else None
-        for key in (idle, None if protocol in ADDED_UP else "sum"):
+        unused_key = "influence" if protocol in (*ADDED_UP, "central") else None
+        for key in (unused_key, None if protocol in ADDED_UP else "sum"):
             federation.pop(key, None)
-    made = {**tables, "federation": federation}
-    shares = protocol in ADDED_UP and federation.get("sum") != "masks"
-    if "helper" not in new and not shares:
-        made.pop("helper", None)
-    return made
+    fitted = {**tables, "federation": federation}
+    needs_helper = protocol in ADDED_UP and federation.get("sum") != "masks"
+    if "helper" not in new and not needs_helper:
+        fitted.pop("helper", None)
+    return fitted
 
 
 def _table(party: Any) -> dict[str, str]:
+    """Rebuild a party's table of a spec."""
     return {"name": party.name, "sign": party.sign.hex(), "open": party.open.hex()}
 
 
 def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
-    """The plan of a silo's or the hub's folder, and its last broadcast; empty before the first.
+    """Return the plan and the last broadcast of a silo's or the hub's folder.
+
+    The broadcast is empty before the first release.
 
     Raises
     ------
     InputError
-        For the folder of a helper.
+        If it is the folder of a helper, or has no plan.
     """
     target = Path(folder)
     if not (target / PLAN).exists():
         raise InputError(f"{target} holds no plan")
     try:
-        said = SiloClient(target / SOCKET).call("broadcast")
-        return load(target / PLAN), bytes.fromhex(said["broadcast"])
+        answer = SiloClient(target / SOCKET).call("broadcast")
+        return load(target / PLAN), bytes.fromhex(answer["broadcast"])
     except OSError:
         party = read_party(target).party
     if not isinstance(party, SiloParty | Hub):
@@ -486,27 +500,27 @@ def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
 def check_room(
     ledger: Ledger, dataset: str, plan: DeployedPlan, ceiling: tuple[float, float] | None = None
 ) -> None:
-    """Refuse a plan that would pass the ceiling of a dataset after all that was spent on it.
+    """Refuse a plan that would exceed the ceiling of a dataset, given what was spent already.
 
     Parameters
     ----------
     ledger : Ledger
     dataset : str
     plan : DeployedPlan
-    ceiling : tuple, optional
-        (epsilon, delta); by default the ledger's.
+    ceiling : tuple of (float, float), optional
+        (epsilon, delta). By default the ledger's.
 
     Raises
     ------
     InputError
-        If there is no ceiling, or the plan's whole charge is beyond it.
+        If there is no ceiling, or the charge of the whole plan exceeds it.
     """
-    found = ceiling or ledger.ceiling(dataset)
-    if found is None:
+    limits = ceiling or ledger.ceiling(dataset)
+    if limits is None:
         raise InputError(f'no ceiling is set for dataset "{dataset}": --epsilon and --delta')
-    epsilon, delta = found
+    epsilon, delta = limits
     charges = [c for c in ledger.charges(dataset) if c.plan != plan.digest]
-    # What this plan paid twice, after records were lost, comes on top of the whole.
+    # Second charges of this plan, after records were lost, are added to the whole plan's charge.
     charges += [c for c in ledger.charges(dataset) if c.plan == plan.digest and c.release < 1]
     charges.append(charge_of(plan.executed, plan.digest, dataset, -1))
     spent = together(charges, delta)
@@ -519,13 +533,13 @@ def check_room(
 
 
 def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
-    """Make the folder of a plan that continues that of another folder, with the same secret.
+    """Create the folder of a plan that continues the plan in ``old``, with the same secret.
 
     Raises
     ------
     InputError
-        If the folder is of another plan than the one that is continued, or knows another broadcast
-        than the one that the new plan starts from.
+        If ``old`` does not hold the plan that is continued, or has a different broadcast of the
+        release that the new plan starts from.
     """
     target, before = Path(folder), Path(old)
     earlier, extends = plan.earlier, plan.document.extends
@@ -542,18 +556,18 @@ def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
         raise InputError("a folder belongs to one plan; name a new one")
     if not secret.exists():
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
-        with os.fdopen(handle, "wb") as file:
+        descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(read_secret(before / SECRET))
             file.flush()
             os.fsync(file.fileno())
 
 
 def _check_start(start: bytes, before: Path, earlier: DeployedPlan) -> None:
-    """Refuse a start that contradicts the broadcast that a folder has of the same release."""
+    """Refuse a start that differs from a folder's broadcast of the same release."""
     release = earlier.wire.read(start).release
-    known = last_broadcast(before)[1]
-    if known and earlier.wire.read(known).release == release and known != start:
+    last = last_broadcast(before)[1]
+    if last and earlier.wire.read(last).release == release and last != start:
         raise InputError(
             f"the plan starts from another broadcast of release {release} than {before} has"
         )
@@ -574,29 +588,30 @@ def join(
     ----------
     folder : str or Path
     plan_file : str or Path
-    ceiling : tuple, optional
-        (epsilon, delta) of a silo's dataset; by default what its ledger has.
+    ceiling : tuple of (float, float), optional
+        (epsilon, delta) of a silo's dataset. By default the ledger's.
     dataset : str, optional
-        The entry of the ledger; by default "records", or that of ``extends``.
+        The entry of the ledger. By default "records", or the dataset of ``extends``.
     ledger : str or Path, optional
-        A ledger that several folders share; by default the folder's own, or that of ``extends``.
+        A ledger that several folders share. By default the one in the folder, or that of
+        ``extends``.
     extends : str or Path, optional
-        The folder of the plan that this one continues: its secret is taken over, and its ledger and
-        dataset are those of the new folder.
+        The folder of the plan that this one continues. The new folder gets its secret, and charges
+        its ledger and dataset.
     second_ledger : bool
-        Charge another ledger or dataset than the earlier plan did, which the ledger notes.
+        True to charge a different ledger or dataset than the earlier plan. The ledger records this.
 
     Returns
     -------
-    tuple
+    tuple of (str, DeployedPlan)
         The party's name, and the plan with its countersignature.
 
     Raises
     ------
     InputError
         If the plan does not verify, a silo has no ceiling, its ledger is not the one that the
-        folder or the earlier plan charges, or a plan that continues another would pass the ceiling;
-        nothing was written then but the secret of the new folder.
+        folder or the earlier plan charges, or a continued plan would exceed the ceiling. Nothing
+        is written then, except the secret of a new folder.
     """
     target, plan = Path(folder), load(plan_file)
     if extends is not None:
@@ -608,12 +623,12 @@ def join(
             f"the plan continues {plan.earlier.digest.hex()[:16]}; name its folder by --extends, "
             "or its ledger by --ledger"
         )
-    known = remembered(target)
-    if known is None and extends is not None and not second_ledger:
-        known = remembered(extends) or LedgerNote("records", Path(extends) / LEDGER)
+    note = remembered(target)
+    if note is None and extends is not None and not second_ledger:
+        note = remembered(extends) or LedgerNote("records", Path(extends) / LEDGER)
     file = Path(ledger or target / LEDGER)
-    if known is not None:
-        entry, budget = ledger_of(known, dataset, ledger)
+    if note is not None:
+        entry, budget = ledger_of(note, dataset, ledger)
     elif ceiling is None and not file.exists():
         raise InputError("a silo needs a ceiling: --epsilon and --delta")
     else:
@@ -622,10 +637,10 @@ def join(
         if ceiling is None and budget.ceiling(entry) is None:
             raise InputError("a silo needs a ceiling: --epsilon and --delta")
         if plan.earlier is not None:
-            if known is None and not second_ledger:
+            if note is None and not second_ledger:
                 _check_charged(budget, entry, plan.earlier)
             check_room(budget, entry, plan, ceiling)
-        made = countersign(target, plan_file)
+        joined = countersign(target, plan_file)
         if ceiling is not None:
             budget.set_ceiling(entry, *ceiling)
         if second_ledger:
@@ -633,11 +648,11 @@ def join(
         remember(target, entry, budget)
     finally:
         budget.close()
-    return made
+    return joined
 
 
 def _check_charged(ledger: Ledger, dataset: str, earlier: DeployedPlan) -> None:
-    """Refuse a ledger that an earlier plan has not charged."""
+    """Refuse a ledger without any charge of an earlier plan."""
     if not any(charge.plan == earlier.digest for charge in ledger.charges(dataset)):
         raise InputError(
             f'dataset "{dataset}" of {ledger.path} has no charge of the plan that this one '

@@ -1,7 +1,7 @@
-"""Limits of the hub on whoever connects: how many, and how long until a request is answered.
+"""The hub's limits on connections: their number, and the time until a request is answered.
 
-uvicorn counts and times requests only. Here a connection counts from the moment it is accepted,
-also while its TLS handshake is unfinished.
+uvicorn counts and times only requests. This module counts connections from the moment they are
+accepted, also during their TLS handshake.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 class Gate:
     """The open connections of a hub, oldest first.
 
-    context: TLS of the hub, if it ends TLS itself.
+    ``context`` is the hub's TLS context; None if a proxy terminates TLS.
     """
 
-    #: Seconds from accepting a connection, or from its last answer, to the end of the next answer.
+    #: Deadline in seconds, from accepting a connection or its last answer to its next answer.
     seconds = WHOLE
 
     def __init__(self) -> None:
         self.context: ssl.SSLContext | None = None
         self.most = files_for(3, 256)
-        #: How many connections may be accepted before the first of them is counted.
+        #: Number of connections that may be accepted before the first of them is counted.
         self.backlog = max(1, self.most // 8)
         self.open: dict[Guarded, None] = {}
         self.protocol = partial(Guarded, self)
 
     def admit(self, connection: Guarded) -> None:
-        """Count a connection; if there are too many, drop the oldest that is not answered now."""
+        """Count a connection; if there are too many, drop the oldest that is not being answered."""
         if len(self.open) >= self.most:
             idle = (each for each in self.open if not each.answering)
             next(idle, next(iter(self.open))).drop()
@@ -46,12 +46,12 @@ class Gate:
 
 
 class Guarded(H11Protocol):
-    """One connection of a hub, with a deadline; dropped when it is late or in the way."""
+    """One connection to the hub. It is dropped after its deadline, or to make room for new ones."""
 
     def __init__(self, gate: Gate, **keys: Any) -> None:
         super().__init__(**keys)
         self._gate = gate
-        #: What arrives before uvicorn has its transport.
+        #: Data that arrive before uvicorn has the transport.
         self._early = b""
         self._ready = False
 
@@ -63,7 +63,7 @@ class Guarded(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Count the connection, start its deadline, and begin TLS."""
-        self._outer = transport
+        self._tcp_transport = transport
         self._gate.admit(self)
         self.connections.add(self)
         self._deadline = self.loop.call_later(self._gate.seconds, self.drop)
@@ -74,6 +74,7 @@ class Guarded(H11Protocol):
         self._handshake = self.loop.create_task(self._secure(transport, self._gate.context))
 
     async def _secure(self, transport: Any, context: ssl.SSLContext) -> None:
+        """Do the TLS handshake, then pass the connection to uvicorn."""
         try:
             secured = await self.loop.start_tls(
                 transport, self, context, server_side=True, ssl_handshake_timeout=self._gate.seconds
@@ -88,22 +89,23 @@ class Guarded(H11Protocol):
             self.data_received(self._early)
 
     def _begin(self, transport: Any) -> None:
+        """Pass the connection to uvicorn."""
         self._ready = True
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on, once uvicorn has its transport."""
+        """Pass data to uvicorn, or store them until it has the transport."""
         if self._ready:
             super().data_received(data)
         else:
             self._early += data
 
     def handle_events(self) -> None:
-        """Do what has arrived; a connection that breaks the protocol is dropped."""
+        """Process requests that have arrived; drop a connection that breaks the protocol."""
         try:
             super().handle_events()
         except h11.LocalProtocolError:
-            # A bad request while another one is being answered.
+            # A bad request arrived while an earlier one is being answered.
             self.drop()
         except Exception as error:
             self.logger.error(failure(error)[1])
@@ -116,23 +118,24 @@ class Guarded(H11Protocol):
         super().on_response_complete()
 
     def drop(self) -> None:
-        """End the connection at once."""
+        """Close the connection at once."""
         self._forget()
-        self._outer.abort()
+        self._tcp_transport.abort()
 
     def _forget(self) -> None:
+        """Cancel the deadline and stop counting the connection."""
         self._deadline.cancel()
         self._gate.open.pop(self, None)
         self.connections.discard(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Stop counting a connection that was closed."""
         self._forget()
         if self._ready:
             super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """End the connection, unless a complete request is being answered."""
+        """Close the connection, unless a complete request is being answered."""
         if self.answering:
             super().shutdown()
         else:
@@ -140,20 +143,20 @@ class Guarded(H11Protocol):
 
 
 class Seldom(logging.Filter):
-    """Passes each message at most once a minute, and failed system calls without a traceback."""
+    """Log each message at most once a minute, and failed system calls without a traceback."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: dict[str, float] = {}
+        self._last_logged: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is logged."""
+        """Return True if a record is to be logged."""
         text, now = str(record.msg).split("\n", 1)[0], time.monotonic()
-        if now - self._last.get(text, -60.0) < 60.0:
+        if now - self._last_logged.get(text, -60.0) < 60.0:
             return False
-        if len(self._last) > 100:
-            self._last.clear()
-        self._last[text] = now
+        if len(self._last_logged) > 100:
+            self._last_logged.clear()
+        self._last_logged[text] = now
         if record.exc_info and isinstance(record.exc_info[1], OSError):
             record.msg, record.exc_info = f"{text} ({record.exc_info[1].strerror})", None
         return True
@@ -163,6 +166,6 @@ _SELDOM = Seldom()
 
 
 def quiet() -> None:
-    """Log seldom what whoever connects can cause."""
+    """Limit how often messages are logged that any client can cause."""
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(_SELDOM)

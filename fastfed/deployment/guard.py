@@ -1,9 +1,9 @@
-"""What messages can hold, what one bad member can do, and how it is noticed.
+"""Limits on the values in messages, on the harm that one silo can do, and how it is detected.
 
-`Range` is the door: values that no records and noise lead to are refused. `Cap` bounds what one
-silo's report can add where silos add noise of their own; `check_records` refuses raw sums that no
-records have; `Alarm` tests whether a silo and the others can have one theta. The latter three are
-of no use where the hub sees no silo's report.
+`Range` is checked first: values that records and noise cannot give are refused. `Cap` limits what a
+report can add, if silos add noise to their reports. `check_records` refuses raw sums that no
+records can have. `Alarm` tests whether a silo and the others can have the same theta. The last
+three need a hub that sees single reports.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from fastfed.protocols.protocol import SEND_NOISY_NODE
 from fastfed.protocols.release import fixed_point, prefix_noise, spread
 from fastfed.protocols.vector_sum import encoding_of
 
-#: The chance that noise alone takes an honest report beyond the cap.
+#: Probability that noise alone takes an honest report beyond the cap.
 BEYOND = 1e-6
-#: The chance of an alarm about an honest silo, over all silos and releases of a plan.
+#: Probability of an alarm about any honest silo in a whole plan.
 FALSE_ALARMS = 1e-3
-#: Standard deviations of noise beyond which a value is refused: once in 10^15 numbers.
+#: Noise beyond this many standard deviations is refused; it occurs once in 10^15 numbers.
 SIGMAS = 8.0
 
 
 def visible(plan: Plan) -> bool:
-    """True if the hub sees each silo's report, with noise of its own: they are public to it."""
+    """Return True if each silo adds noise to its report, and the hub sees single reports."""
     return plan.secure is None and plan.protocol.noise_by == "silos"
 
 
 def asked(influence: object) -> float | None:
-    """The influence of a spec, in (0, 1]; None where it says none."""
+    """Check the influence of a spec, in (0, 1]; None if it has none."""
     if influence is None:
         return None
     return float(number("federation.influence", influence, above=0, at_most=1))
 
 
 def check_influence(influence: float | None, plan: Plan) -> None:
-    """Refuse an influence out of (0, 1], or under a protocol that has no use for one."""
+    """Refuse an influence outside (0, 1], or with a protocol that has no use for it."""
     if influence is None:
         return
     number("influence", influence, above=0, at_most=1)
@@ -59,30 +59,31 @@ def check_influence(influence: float | None, plan: Plan) -> None:
 
 
 def nodes_of(plan: Plan, release: int) -> list[int]:
-    """The releases whose reports make up the prefix of a release."""
+    """List the releases whose reports add up to the prefix sum of a release."""
     if plan.protocol.randomizer != SEND_NOISY_NODE:
         return [release]
-    found = []
+    releases = []
     while release:
-        found.append(release)
+        releases.append(release)
         release -= 1 << aggregation.node_level(release)
-    return found
+    return releases
 
 
 def noise_squares(plan: Plan, release: int) -> float:
-    """Variance of the noise of one report, in units of that of one node."""
-    made = prefix_noise(plan)
-    if made is not None:
-        return float(sum(c * c for c in made.terms(release).values()))
+    """Return the variance of the noise in one report, divided by that of one node."""
+    prefix = prefix_noise(plan)
+    if prefix is not None:
+        return float(sum(c * c for c in prefix.terms(release).values()))
     return float(release.bit_count()) if _by_prefix(plan) else 1.0
 
 
 def _by_prefix(plan: Plan) -> bool:
+    """Return True if a report is of the prefix sum, False if it is of one node of a tree."""
     return plan.protocol.randomizer != SEND_NOISY_NODE
 
 
 def records_of(plan: Plan, release: int) -> int:
-    """Rounds of the batches that one report is about."""
+    """Return the number of rounds in the batches that one report covers."""
     if _by_prefix(plan):
         return plan.end(release)
     return plan.end(release) - plan.end(release - (1 << aggregation.node_level(release)))
@@ -92,21 +93,22 @@ def records_of(plan: Plan, release: int) -> int:
 
 
 class Cap:
-    """Holds one silo's report to what its batches can add, with room for its noise.
+    """Scale down a silo's report to what its batches can add, with an allowance for noise.
 
-    Both parts, x y and x x^T, are scaled down to the bound on their norm: ``influence`` times that
-    of all its batches' rows pointing one way, and a quantile of the noise's norm.
+    The sums of x y and of x x^T are each scaled down to a bound on their norm. The bound is
+    ``influence`` times the norm that all rows of the batches have if they point in one direction,
+    plus a quantile of the norm of the noise.
 
     Parameters
     ----------
     plan : Plan
     influence : float
-        In (0, 1]; 1 scales an honest report with probability `BEYOND` at most, unless more rewards
-        than a batch has became known in one period.
+        In (0, 1]. With 1 an honest report is scaled with probability at most `BEYOND`, unless more
+        rewards than a batch has rounds became known in one period.
 
     Notes
     -----
-    Guarantee: none is lost: reports have their noise, and what is made of them is post-processing.
+    Guarantee: that of the reports, which have their noise already; scaling is post-processing.
     """
 
     def __init__(self, plan: Plan, influence: float) -> None:
@@ -116,85 +118,97 @@ class Cap:
         self._weights[diagonal(d)] = 1.0
 
     def bounds(self, release: int, silo: int) -> tuple[float, float]:
-        """The largest norms of x y, and of x x^T (Frobenius), in a silo's report of a release."""
+        """Return the bounds on the norms of x y and of x x^T (Frobenius) in a silo's report."""
         plan, d = self._plan, self._plan.dimension
         feature, reward = bounds(plan)
         most = self._influence * records_of(plan, release)
-        root = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
+        noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
-        # |z| of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability e^-t at most.
+        # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t.
         tail = math.sqrt(2.0 * math.log(2.0 / BEYOND))
         covariance = max(std.diagonal, math.sqrt(2.0) * std.off_diagonal)
         return (
-            most * feature * reward + root * std.bias * (math.sqrt(d) + tail),
-            most * feature**2 + root * covariance * (math.sqrt(len(self._weights)) + tail),
+            most * feature * reward + noise_factor * std.bias * (math.sqrt(d) + tail),
+            most * feature**2 + noise_factor * covariance * (math.sqrt(len(self._weights)) + tail),
         )
 
     def held(self, values: np.ndarray, release: int, silo: int) -> tuple[np.ndarray, bool]:
-        """A report (s,) within the bounds, and whether it had to be scaled; bits are exact."""
-        made, d, scaled = values.copy(), self._plan.dimension, False
+        """Scale a report (s,) down to the bounds; return it, and True if it was scaled.
+
+        The bits are the same on every machine.
+        """
+        capped, d, scaled = values.copy(), self._plan.dimension, False
         first, second = self.bounds(release, silo)
         for part, weights, most in (
             (slice(0, d), np.ones(d), first),
             (slice(d, None), self._weights, second),
         ):
-            # fsum: the same on every machine, since a log is replayed bit for bit.
-            squares = weights * made[part] * made[part]
+            # fsum rounds alike on every machine: a log must be replayed bit for bit.
+            squares = weights * capped[part] * capped[part]
             norm = math.sqrt(math.fsum(squares.tolist()))
             if norm > most:
-                made[part] *= most / norm
+                capped[part] *= most / norm
                 scaled = True
-        return made, scaled
+        return capped, scaled
 
 
 # ---- raw sums ------------------------------------------------------------------------------------
 
 
 def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> None:
-    """Refuse raw sums (s,) that no records of a silo by a release can have.
+    """Refuse raw sums (s,) of a silo that no records up to a release can have.
 
-    Of n records with |x| <= L and |y| <= Y the trace of G = sum x x^T is at most n L^2, and
-    G - b b' / (n Y^2) has no negative eigenvalue, b = sum x y (Cauchy and Schwarz). So b is small
-    where G is. An honest silo's sums are never refused.
+    For n records with |x| <= L and |y| <= Y, let G be the sum of x x^T and b that of x y. Then the
+    trace of G is at most n L^2, and G - b b' / (n Y^2) has no negative eigenvalue (Cauchy-Schwarz).
+    So b is small in directions in which G is small. An honest silo's sums are never refused.
 
     Raises
     ------
     Refused
-        Also for sums that are not in the fixed point of records.
+        If no records can have these sums, or they are not in the fixed point of records.
     """
     d, (feature, reward) = plan.dimension, bounds(plan)
     most, (unit, _) = plan.most_records(release), fixed_point(plan)
     if not np.array_equal(values, np.round(values / unit) * unit):
         raise Refused(f"{who} is not in fixed point, multiples of 2^{round(math.log2(unit))}")
-    # Each record is rounded, entry by entry.
+    # Each entry of each record is rounded.
     slack = 2.0 * most * unit * d + 1e-9 * most
     gram = _full(values[d:], d)
     if float(np.trace(gram)) > most * feature**2 + slack:
         raise Refused(f"{who} has more of x x^T than {most} records can have")
-    rest = gram - np.outer(values[:d], values[:d]) / (most * reward**2)
-    least = float(np.linalg.eigvalsh(rest)[0])
-    # b is rounded, too: b b' / (n Y^2) moves by little more than the rounding of b.
-    if least < -slack * (1.0 + 2.0 / reward):
+    schur = gram - np.outer(values[:d], values[:d]) / (most * reward**2)
+    smallest_eigenvalue = float(np.linalg.eigvalsh(schur)[0])
+    # Rounding b changes b b' / (n Y^2) by little more than b itself.
+    if smallest_eigenvalue < -slack * (1.0 + 2.0 / reward):
         raise Refused(f"{who} has more of x y than its x x^T and {most} records allow")
 
 
 def _full(packed: np.ndarray, d: int) -> np.ndarray:
-    made = np.zeros((d, d))
-    made[np.tril_indices(d)] = packed
-    return made + np.tril(made, -1).T
+    """Unpack a lower triangle to a symmetric matrix (d, d)."""
+    matrix = np.zeros((d, d))
+    matrix[np.tril_indices(d)] = packed
+    return matrix + np.tril(matrix, -1).T
 
 
 # ---- the alarm -----------------------------------------------------------------------------------
 
 
 class Fit(NamedTuple):
-    """How a silo fits the others at one release.
+    """How well a silo fits the others at one release.
 
-    moves: how far theta moves without it. score: what is left of both sides' errors for the theta
-    that suits them best, in units of their variances. sees, sees_surely: the norm that a false
-    addition to the silo's sum of x y must have to take a score of 0 to the threshold, in a
-    direction drawn at random (in the mean of squares) and in the one that theta explains best;
-    infinite where theta can explain all of it.
+    Parameters
+    ----------
+    silo : int
+    moves : float
+        Distance that theta moves if the silo is left out.
+    score : float
+        Squared residual of both sides, in units of their variances, at the theta that fits both
+        best.
+    sees : float
+        Norm of a false addition to the silo's sum of x y, in a random direction (root mean square),
+        that takes a score of 0 to the threshold.
+    sees_surely : float
+        The same in the direction that theta explains best; infinite if theta explains all of it.
     """
 
     silo: int
@@ -205,44 +219,49 @@ class Fit(NamedTuple):
 
 
 class Alarm:
-    """Tests, after each release, whether a silo and all others together can have one theta.
+    """Test after each release whether a silo and all others together can have the same theta.
 
-    Let u, G be a side's sums, and u - G theta* = S + h - N theta* the sum of its rewards' noise and
-    of what hides it. In every direction S has variance proxy n L^2 R^2 at most (n records,
-    |x| <= L, rewards in an interval of length 2 R: Hoeffding), h - N theta* that of its Gaussian
-    numbers where |theta*| <= tau. In units of these, both sides' errors at theta* are a
-    sub-Gaussian vector of 2 d numbers, whose squared norm exceeds 2 d + 2 sqrt(2 d t) + 2 t with
-    probability e^-t at most (Hsu, Kakade and Zhang 2012, Theorem 2.1), and the best theta leaves no
-    more of it. With t = ln(silos releases / false_alarms), honest silos lead to an alarm in the
-    whole plan with probability ``false_alarms`` at most.
+    The two sides are the silo, and all others together. Let u and G be a side's sums. Then
+    u - G theta* = S + h - N theta*, where S is due to the noise of rewards, and h and N are the
+    noise of the reports.
 
-    That counts on one theta at all silos, rewards that are linear in x but for their noise, and a
-    delay that does not depend on the reward.
+    1. In every direction, S has a variance proxy of at most n L^2 R^2, for n records, |x| <= L and
+       rewards in an interval of length 2 R (Hoeffding).
+    2. That of h - N theta* is the variance of its Gaussian entries, for |theta*| <= tau.
+    3. Divided by the standard deviations, the errors of both sides at theta* are a sub-Gaussian
+       vector of 2 d numbers. Its squared norm exceeds 2 d + 2 sqrt(2 d t) + 2 t with probability
+       at most e^-t (Hsu, Kakade and Zhang 2012, Theorem 2.1). At the best theta it is no larger.
+    4. With t = ln(silos releases / false_alarms), honest silos cause an alarm in the whole plan
+       with probability at most ``false_alarms``.
+
+    This assumes the same theta at all silos, rewards that are linear in x apart from noise, and
+    delays that do not depend on the reward.
 
     Parameters
     ----------
     plan : Plan
     false_alarms : float
+        Probability of an alarm in the whole plan if all silos are honest.
 
     Notes
     -----
-    Guarantee: it reads reports that have their noise; nothing is lost.
+    Guarantee: that of the reports, which have their noise already.
     """
 
     def __init__(self, plan: Plan, false_alarms: float = FALSE_ALARMS) -> None:
         self._plan, d = plan, plan.dimension
         t = math.log(plan.silos * max(1, plan.releases) / false_alarms)
-        #: The score beyond which a silo does not fit.
+        #: A silo with a score above this does not fit.
         self.threshold = 2 * d + 2.0 * math.sqrt(2 * d * t) + 2.0 * t
 
     def fits(self, release: int, sets: Mapping[int, Mapping[int, np.ndarray]]) -> Iterator[Fit]:
-        """How each silo of a release fits the others.
+        """Yield how well each silo of a release fits the others.
 
         Parameters
         ----------
         release : int
-        sets : mapping
-            By release, the reports (s,) of the silos in its set.
+        sets : mapping of int to mapping of int to ndarray
+            Release -> silo -> report (s,), for the silos in the release's set.
         """
         nodes = nodes_of(self._plan, release)
         parts: dict[int, tuple[np.ndarray, float]] = {}
@@ -253,38 +272,46 @@ class Alarm:
                 scale = self._plan.noise_scale[silo]
                 parts[silo] = sums + values, noise + squares * scale * scale
         rows = self._plan.end(release)
-        everything = np.sum([sums for sums, _ in parts.values()], axis=0)
+        all_sums = np.sum([sums for sums, _ in parts.values()], axis=0)
         noise = sum(each for _, each in parts.values())
         if len(parts) < 2:
             return
-        theta = self._theta(everything, release)
-        for silo, (own, its) in sorted(parts.items()):
-            other = everything - own
-            sides = [(own, rows, its), (other, rows * (len(parts) - 1), noise - its)]
-            moves = theta - self._theta(other, release)
+        theta = self._theta(all_sums, release)
+        for silo, (own_sums, own_noise) in sorted(parts.items()):
+            other_sums = all_sums - own_sums
+            sides = [
+                (own_sums, rows, own_noise),
+                (other_sums, rows * (len(parts) - 1), noise - own_noise),
+            ]
+            moves = theta - self._theta(other_sums, release)
             yield Fit(silo, float(np.linalg.norm(moves)), *self._score(sides))
 
     def worst(self, fits: Iterable[Fit]) -> Fit | None:
-        """The silo that fits least, where it is beyond the threshold."""
-        found = [fit for fit in fits if fit.score > self.threshold]
-        return max(found, key=lambda fit: fit.score, default=None)
+        """Return the silo that fits least, if its score is above the threshold."""
+        misfits = [fit for fit in fits if fit.score > self.threshold]
+        return max(misfits, key=lambda fit: fit.score, default=None)
 
     def _score(
         self, sides: Sequence[tuple[np.ndarray, float, float]]
     ) -> tuple[float, float, float]:
-        """`Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first side."""
+        """Compute `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides.
+
+        A side is its sums (s,), its number of rounds, and the variance of its noise in units of
+        that of one node.
+        """
         plan, d = self._plan, self._plan.dimension
         feature, _ = bounds(plan)
         low, high = (0.0, 1.0) if plan.clip is None else plan.clip.centred
         std = plan.noise_std
-        # Of N theta, |theta| <= tau: at most the larger of a diagonal entry and two others'.
+        # Variance of N theta in one direction, |theta| <= tau: at most that of a diagonal entry or
+        # twice that of another entry, whichever is larger.
         hidden = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
         blocks, targets, units = [], [], []
         for sums, rows, squares in sides:
-            # The sum of |x|^2, which is n L^2 at most, unless more people came than planned.
-            seen = float(np.trace(_full(sums[d:], d)))
-            seen += SIGMAS * math.sqrt(d * squares) * std.diagonal
-            mass = max(rows * feature**2, seen)
+            # The sum of |x|^2 is at most n L^2, unless more people came than planned.
+            observed = float(np.trace(_full(sums[d:], d)))
+            observed += SIGMAS * math.sqrt(d * squares) * std.diagonal
+            mass = max(rows * feature**2, observed)
             proxy = mass * ((high - low) / 2.0) ** 2 + squares * (std.bias**2 + hidden)
             blocks.append(_full(sums[d:], d) / math.sqrt(proxy))
             targets.append(sums[:d] / math.sqrt(proxy))
@@ -292,7 +319,8 @@ class Alarm:
         system, target = np.vstack(blocks), np.concatenate(targets)
         best, *_ = np.linalg.lstsq(system, target, rcond=None)
         score = float(np.sum((target - system @ best) ** 2))
-        # Of v added to the first side's target theta can explain Q Q' v, Q its rows of a basis.
+        # Let Q be the first side's rows of an orthonormal basis of the system's columns. If v is
+        # added to the first side's target, theta can explain the part Q Q' v of it.
         unexplained = 1.0 - np.linalg.svd(np.linalg.qr(system)[0][:d], compute_uv=False) ** 2
         with np.errstate(divide="ignore"):
             shares = np.maximum([unexplained.mean(), unexplained.min()], 0.0)
@@ -300,17 +328,18 @@ class Alarm:
         return score, float(sees), float(surely)
 
     def _theta(self, sums: np.ndarray, release: int) -> np.ndarray:
+        """Compute the ridge estimate (d,) of sums."""
         plan = self._plan
         regularizer = float(plan.regularizer[plan.entry(release)])
         theta: np.ndarray = Estimate.of_sums(plan.dimension, sums, regularizer)[0].theta
         return theta
 
 
-# ---- what may be true ----------------------------------------------------------------------------
+# ---- ranges of values ----------------------------------------------------------------------------
 
 
 class Range:
-    """The largest values that a message of a plan can hold, but once in 10^15 numbers."""
+    """The largest values that messages of a plan can hold, except once in 10^15 numbers."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -321,19 +350,19 @@ class Range:
         self._std = spread(plan.noise_std.times(max(plan.noise_scale)), d)
 
     def report(self, release: int) -> np.ndarray:
-        """Of a silo's report (s,).
+        """Return the largest absolute values in a silo's report, (s,).
 
-        A silo that adds its own noise clips its report to the range of ``end(release)`` records,
-        after the noise, so that a false report does as little harm as possible.
+        A silo that adds noise to its report clips the noisy report to the range of ``end(release)``
+        records. The range is small, so that a false report does little harm.
         """
         plan = self._plan
-        most = plan.end(release) if visible(plan) else plan.most_records(release)
-        return self._record * most + self._noise(release)
+        records = plan.end(release) if visible(plan) else plan.most_records(release)
+        return self._record * records + self._noise(release)
 
     def broadcast(self, release: int) -> np.ndarray:
-        """Of a broadcast (s,): the sum of as many of these, or more noise, as there are silos."""
+        """Return the largest absolute values in a broadcast, (s,): those of all silos' reports."""
         if self._plan.protocol.bits:
-            # Each record is off by one level at most in each entry.
+            # Rounding changes each entry of a record by at most one level.
             level = self._plan.units.max(axis=0, initial=0.0)
             most = self._plan.silos * self._plan.most_records(release)
             records = most * (self._record + level)
@@ -341,25 +370,27 @@ class Range:
         return self._plan.silos * self.report(release)
 
     def _noise(self, release: int) -> np.ndarray:
-        """Of the noise of a prefix, or of the node of a tree, which has less."""
-        made = prefix_noise(self._plan)
-        if made is None:
+        """Bound the absolute noise of a prefix sum, (s,); the noise of one node is smaller."""
+        prefix = prefix_noise(self._plan)
+        if prefix is None:
             squares = float(max(1, self._plan.levels))
         else:
-            squares = float(sum(c * c for c in made.terms(release).values()))
+            squares = float(sum(c * c for c in prefix.terms(release).values()))
         return SIGMAS * math.sqrt(squares) * self._std
 
 
 def check_range(values: np.ndarray, limit: np.ndarray, who: str) -> None:
-    """Refuse values that no records and noise can have led to."""
+    """Refuse values (s,) whose absolute value is above the limit (s,) in any entry."""
     beyond = np.abs(values) > limit
     if beyond.any():
-        at = int(np.argmax(beyond))
-        raise Refused(f"{who} has entry {at} beyond what {limit[at]:.4g} allows: {values[at]:.4g}")
+        entry = int(np.argmax(beyond))
+        raise Refused(
+            f"{who} has entry {entry} beyond what {limit[entry]:.4g} allows: {values[entry]:.4g}"
+        )
 
 
 def sum_of(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum of statistics in their order, as servers add them up."""
+    """Add up statistics in their order, with the same rounding as a server."""
     total = np.array(rows[0])
     for row in rows[1:]:
         aggregation.add(total, row)
@@ -367,7 +398,7 @@ def sum_of(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def count_std(plan: Plan, release: int) -> np.ndarray:
-    """Standard deviations of the noise bits in the prefix sums of a release, (s,)."""
+    """Compute standard deviations of the noise bits in the prefix sums of a release, (s,)."""
     encoding, squares = encoding_of(plan), np.zeros(plan.statistic_size)
     nodes = list(range(1, release + 1))
     if not plan.protocol.flat:
@@ -376,8 +407,8 @@ def count_std(plan: Plan, release: int) -> np.ndarray:
             nodes.append(end)
             end &= end - 1
     for node in nodes:
-        which = plan.encoding_at(node)
-        trials = plan.silos * plan.points_of(node) * encoding.noise_bits[which]
-        squares += VARIANCE * trials * plan.units[which] ** 2
-    made: np.ndarray = np.sqrt(squares)
-    return made
+        encoding_index = plan.encoding_at(node)
+        trials = plan.silos * plan.points_of(node) * encoding.noise_bits[encoding_index]
+        squares += VARIANCE * trials * plan.units[encoding_index] ** 2
+    stds: np.ndarray = np.sqrt(squares)
+    return stds

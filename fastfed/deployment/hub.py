@@ -1,8 +1,9 @@
-"""The hub of a deployment: mailbox and server, whose state is the fold of a hash-chained log.
+"""The hub of a deployment: it collects reports and broadcasts releases.
 
-It opens one set of reports for each release: all of them, or after the grace period those that have
-come. The set is in the log before anything is made of it, so that a hub which stops in between
-makes the same of it when it is started again. Reading the log redoes every sum.
+Its state is the fold of a hash-chained log. For each release the hub opens one set of reports: all
+of them or, after the grace period, those that have arrived. The set is written to the log before
+its sum is computed, so a hub that is killed in between computes the same sum after a restart.
+Reading the log recomputes every sum.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ from fastfed.protocols.protocol import SEND_BATCH, Report
 from fastfed.protocols.secure_sum import Decoder
 from fastfed.protocols.server import Server
 
-#: Seconds that a hub waits after its start for silos that it has not heard, at least.
+#: Seconds that a restarted hub waits at least for silos that have not joined again.
 PATIENCE = 60.0
 
 
 class BrokenLog(Refused):
-    """A log whose sums are not those of its reports."""
+    """Raised for a log whose broadcasts are not the sums of its reports."""
 
 
 class Hub(Speaker):
-    """The hub as a state machine.
+    """Run the hub as a state machine.
 
     Parameters
     ----------
     deployed : DeployedPlan
-        The plan file, verified.
+        The verified plan file.
     secret : bytes
         32 bytes that only the hub has.
     noise : NoiseSource, optional
-        By default `SealedNoise` of the secret, which a central protocol draws from. Pass
-        ``SeededNoise`` only to simulate.
+        The noise that the hub adds under a central protocol. By default `SealedNoise` of the
+        secret. Pass ``SeededNoise`` only to simulate.
     """
 
     def __init__(
@@ -66,42 +67,57 @@ class Hub(Speaker):
     ) -> None:
         super().__init__(deployed, deployed.document.hub.name, secret)
         self._sealing = SealedNoise(secret, deployed.digest, self.name)
-        # Records of a simulation are in no fixed point.
+        # True if reports are exact sums of records. Simulated records are not in fixed point.
         self._exact = noise is None and self.plan.protocol.noise_by == "server"
         self._server = self._serving(noise)
-        self._range, self._extends = self._limits(), summary(deployed)
+        self._range, self._chain_summary = self._limits(), summary(deployed)
         influence = deployed.document.influence
         self._cap = None if influence is None else Cap(self.plan, influence)
-        self._alarm = Alarm(self.plan) if visible(self.plan) else None
-        self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
-        #: Broadcasts that were computed and may not be durable yet.
-        self._made: dict[int, bytes] = {}
-        self._fitted: dict[int, list[Fit]] = {}
-        #: Releases in which a silo's report was held to the cap; the log leads to the same.
-        self.capped: dict[str, set[int]] = {}
-        #: What was heard since the start: each silo's last release, and broadcasts that were lost.
-        self._heard: dict[int, int] = {}
-        self._nonce = os.urandom(16)
-        self._past: dict[int, bytes] = {}
-        self._started: float | None = None
-        #: Releases that the helper has opened, as it says since the start; and their sets, where
-        #: this hub's log has lost them.
-        self._opened: int | None = None
-        self._opened_sets: dict[int, tuple[wire.Entry, ...]] = {}
-        #: What is durable.
+        self._detector = Alarm(self.plan) if visible(self.plan) else None
+        # ---- State saved in the store: survives a restart.
+        #: Names of the parties that have joined, and indices of the silos that have left.
         self.joined: set[str] = set()
         self.left: set[int] = set()
+        #: (release, silo) -> the bytes of the silo's report.
         self.reports: dict[tuple[int, int], bytes] = {}
+        #: (release, silo) -> the silo's signed message about its report and the last broadcast.
         self.seen: dict[tuple[int, int], bytes] = {}
+        #: (release, silo) -> the silo's session, 32 bytes.
         self.sessions: dict[tuple[int, int], bytes] = {}
+        #: Release -> the set of reports that was opened.
         self.sets: dict[int, Opened] = {}
+        #: Release -> the helper's answer, as bytes.
         self.answers: dict[int, bytes] = {}
+        #: Release -> the bytes of the broadcast.
         self.broadcasts: dict[int, bytes] = {}
         self.alarms: list[str] = []
+        #: Why the plan has ended early; empty while it runs.
         self.ended = ""
+        # ---- Recomputed from the log.
+        #: Sum of the reports of each release, (releases, s).
+        self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
+        #: Release -> its broadcast, of the last release only; it may not be durable yet.
+        self._broadcast_cache: dict[int, bytes] = {}
+        #: Release -> how well its silos fit each other, of the last release only.
+        self._fits_cache: dict[int, list[Fit]] = {}
+        #: Silo name -> releases in which its report was scaled down to the plan's cap.
+        self.capped: dict[str, set[int]] = {}
+        # ---- State of this process: empty after a restart.
+        #: Silos that repeat this nonce are running now.
+        self._nonce = os.urandom(16)
+        #: Silo -> the last release that it has, for silos that have joined since the restart.
+        self._silo_release: dict[int, int] = {}
+        #: Time of the first tick after a silo has joined; None before.
+        self._first_join: float | None = None
+        #: Release -> a broadcast of this hub that its log has lost, as a silo returned it.
+        self._lost_broadcasts: dict[int, bytes] = {}
+        #: The number of sets that the helper says it has opened; None before it has joined.
+        self._helper_opened: int | None = None
+        #: Release -> entries of a set that the helper has opened and this hub's log has lost.
+        self._lost_sets: dict[int, tuple[wire.Entry, ...]] = {}
 
     def _serving(self, noise: NoiseSource | None) -> Server | Decoder:
-        """What makes broadcasts of reports."""
+        """Create the object that computes releases from reports."""
         if self.plan.secure is not None:
             return Decoder(self.plan.secure)
         return Server(self.plan, self._sealing.source if noise is None else noise)
@@ -109,59 +125,74 @@ class Hub(Speaker):
     # ---- messages --------------------------------------------------------------------------------
 
     def handle(self, data: bytes, now: float) -> Step:
-        """What a message of a silo or of the helper leads to; a silo may pass on a broadcast."""
+        """Process a message of a silo or of the helper.
+
+        A silo may also return a broadcast of this hub.
+
+        Raises
+        ------
+        Refused
+            If the message is not accepted.
+        """
         kinds = ("join", "report", "seen", "set", "leave", "sessions", "broadcast")
-        found = self.wire.read(data, kinds)
-        if found.kind == "join":
-            return self._join(found, data, now)
-        if found.kind == "broadcast":
-            return self._reminded(found, data)
+        envelope = self.wire.read(data, kinds)
+        if envelope.kind == "join":
+            return self._join(envelope, data, now)
+        if envelope.kind == "broadcast":
+            return self._reminded(envelope, data)
         helper = self.deployed.document.helper
-        if found.kind == "set":
-            if helper is None or found.sender != helper.name:
-                raise Refused(f"a set must come from the helper, got one of {found.sender}")
-            return self._answered(found, data)
-        silo = self._silo(found)
-        if found.kind == "sessions":
-            return self._session(silo, found, data)
-        if found.kind == "report":
-            return self._report(silo, found, data)
-        if found.kind == "seen":
-            return self._seen_by(silo, found, data)
-        self.wire.body(found, wire.Leave)
+        if envelope.kind == "set":
+            if helper is None or envelope.sender != helper.name:
+                raise Refused(f"a set must come from the helper, got one of {envelope.sender}")
+            return self._store_answer(envelope, data)
+        silo = self._silo(envelope)
+        if envelope.kind == "sessions":
+            return self._session(silo, envelope, data)
+        if envelope.kind == "report":
+            return self._report(silo, envelope, data)
+        if envelope.kind == "seen":
+            return self._seen_by(silo, envelope, data)
+        self.wire.body(envelope, wire.Leave)
         return self._leave(silo, data)
 
-    def _silo(self, found: Envelope) -> int:
-        if found.sender not in self.deployed.silos:
-            raise Refused(f"a {found.kind} must come from a silo, got one of {found.sender}")
-        return self.deployed.index(found.sender)
+    def _silo(self, envelope: Envelope) -> int:
+        """Return the index of the silo that sent a message."""
+        if envelope.sender not in self.deployed.silos:
+            raise Refused(f"a {envelope.kind} must come from a silo, got one of {envelope.sender}")
+        return self.deployed.index(envelope.sender)
 
-    def _join(self, found: Envelope, data: bytes, now: float) -> Step:
-        body = self.wire.body(found, wire.Join)
-        self.deployed.check_agreed(found.sender, body.agreed)
-        first = () if found.sender in self.joined else (Write("join", found.sender, data),)
-        if found.sender not in self.deployed.silos:
-            self._opened = max(found.release, self._opened or 0)
-            # A restored helper gets its own later answers again, before it opens another set.
-            past = (data for k, data in sorted(self.answers.items()) if k > found.release)
-            again = (Message(found.sender, each) for each in past)
-            return Step(first, (*again, *self._questions()))
-        silo = self.deployed.index(found.sender)
+    def _join(self, envelope: Envelope, data: bytes, now: float) -> Step:
+        """Answer a party's `Join` with what it has missed."""
+        body = self.wire.body(envelope, wire.Join)
+        self.deployed.check_agreed(envelope.sender, body.agreed)
+        join_write = (
+            () if envelope.sender in self.joined else (Write("join", envelope.sender, data),)
+        )
+        if envelope.sender not in self.deployed.silos:
+            self._helper_opened = max(envelope.release, self._helper_opened or 0)
+            # A restored helper gets back its later answers before it may open a new set.
+            later_answers = (
+                data for k, data in sorted(self.answers.items()) if k > envelope.release
+            )
+            again = (Message(envelope.sender, each) for each in later_answers)
+            return Step(join_write, (*again, *self._questions()))
+        silo = self.deployed.index(envelope.sender)
         if len(body.nonce) != 16:
-            raise Refused(f"the nonce of {found.sender} must have 16 bytes")
-        self._says(found.sender, body.time, body.after)
-        here = body.nonce == self._nonce
-        if here:
-            self._heard[silo] = found.release
-        # Broadcasts first: what they opened without the silo need not be reported any more.
-        later = () if silo in self.left else range(found.release + 1, len(self.broadcasts) + 1)
-        answers = [self._news(found.sender, k, self.broadcasts[k]) for k in later]
+            raise Refused(f"the nonce of {envelope.sender} must have 16 bytes")
+        self._says(envelope.sender, body.time, body.after)
+        is_running = body.nonce == self._nonce
+        if is_running and (body.after or not body.time):
+            # It has also read what time it is here, so this hub knows what time it is there.
+            self._silo_release[silo] = envelope.release
+        # Send broadcasts first: the silo need not report a release that was opened without it.
+        missed = () if silo in self.left else range(envelope.release + 1, len(self.broadcasts) + 1)
+        answers = [self._news(envelope.sender, k, self.broadcasts[k]) for k in missed]
         clocks = self.own_time(now), body.time
-        answers.append(self._receipt(silo, b"" if here else body.nonce, clocks=clocks))
-        if silo not in self._heard:
-            # Whoever repeats it is here now: an old message cannot.
+        answers.append(self._receipt(silo, b"" if is_running else body.nonce, clocks=clocks))
+        if silo not in self._silo_release:
+            # A silo that repeats the nonce is running now: an old message cannot hold it.
             answers.append(self._receipt(silo, self._nonce))
-        return Step(first, tuple(answers))
+        return Step(join_write, tuple(answers))
 
     def _receipt(
         self,
@@ -171,76 +202,93 @@ class Hub(Speaker):
         left: bool = False,
         clocks: tuple[float, float] = (0.0, 0.0),
     ) -> Message:
-        """What the hub has from a silo, and whether it counts on more."""
-        known = {
+        """Make a receipt: the reports that the hub has of a silo, and whether it expects more.
+
+        Parameters
+        ----------
+        silo : int
+        nonce : bytes
+            The silo's nonce, in answer to its `Join`; or the hub's, which the silo must repeat.
+        more : tuple of (release, digest)
+            Reports that become durable with this step.
+        left : bool
+            True if the silo leaves with this step.
+        clocks : tuple of float
+            The hub's time, and the silo's time that it answers.
+        """
+        complete = {
             k: digest(data)
             for (k, i), data in self.reports.items()
             if i == silo and (k, i) in self.seen
         }
         ended = self.ended or ("the silo has left" if left or silo in self.left else "")
-        reports = tuple(sorted({**known, **dict(more)}.items()))
+        reports = tuple(sorted({**complete, **dict(more)}.items()))
         body = wire.Receipt(silo, reports, nonce, ended, *clocks)
         return Message(self.deployed.silos[silo], self.made(len(self.broadcasts), body))
 
-    def _report(self, silo: int, found: Envelope, data: bytes) -> Step:
-        release, who = found.release, f"report {found.release} of {found.sender}"
+    def _report(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+        """Check and store a silo's report; raise an alarm for a second one of the release."""
+        release, who = envelope.release, f"report {envelope.release} of {envelope.sender}"
         if not 1 <= release <= self.plan.releases:
             raise Refused(f"{who} must be of release 1..{self.plan.releases}")
-        known = self.reports.get((release, silo))
-        if known is not None:
-            if known == data:
+        previous = self.reports.get((release, silo))
+        if previous is not None:
+            if previous == data:
                 return Step((), (self._receipt(silo),))
-            text = f"{found.sender} sent two reports of release {release}"
+            text = f"{envelope.sender} sent two reports of release {release}"
             return Step((Write("alarm", text, text.encode()),), problem=text)
         if silo in self.left or self.ended:
             raise Refused(
                 f"{who} comes after {'the plan has ended' if self.ended else 'it has left'}"
             )
-        if found.sender not in self.joined:
-            raise Refused(f"{found.sender} must join before it reports")
-        values = self._checked(found, who)
+        if envelope.sender not in self.joined:
+            raise Refused(f"{envelope.sender} must join before it reports")
+        values = self._checked(envelope, who)
         if self._exact:
             check_records(self.plan, values, release, who)
         complete = ((release, digest(data)),) if (release, silo) in self.seen else ()
         receipt = self._receipt(silo, more=complete)
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
-    def _seen_by(self, silo: int, found: Envelope, data: bytes) -> Step:
-        """Keep what a silo tells all others about a release, with its first report of it."""
-        release, who = found.release, f"what {found.sender} has seen at release {found.release}"
-        body = self.wire.body(found, wire.Seen)
+    def _seen_by(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+        """Store a silo's signed message to the other silos: its report, and the last broadcast."""
+        release, who = (
+            envelope.release,
+            f"what {envelope.sender} has seen at release {envelope.release}",
+        )
+        body = self.wire.body(envelope, wire.Seen)
         if not 1 <= release <= self.plan.releases or not 0 <= body.last < release:
             raise Refused(f"{who} must be of a release of the plan, after a broadcast before it")
         if len(body.report) != KEY or len(body.head) != (KEY if body.last else 0):
             raise Refused(f"{who} must have digests of {KEY} bytes")
-        if silo in self.left or self.ended or found.sender not in self.joined:
+        if silo in self.left or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{who} comes from a silo that takes no part")
         if (release, silo) in self.seen:
             return Step((), (self._receipt(silo),))
         return Step((Write("seen", f"{release}/{silo}", data),))
 
     def _complete(self, release: int, silo: int, report: bytes) -> bool:
-        """True if the hub has this report (its digest), and the silo's word about it."""
+        """Return True if the hub has the report with this digest, and the silo's `Seen` of it."""
         seen = self.seen.get((release, silo))
         if seen is None or digest(self.reports.get((release, silo), b"")) != report:
             return False
         return self.wire.body(self.wire.read(seen), wire.Seen).report == report
 
     def _news(self, silo: str, release: int, broadcast: bytes) -> Message:
-        """A broadcast for one silo, with what the silos in its set have seen."""
+        """Make the message to one silo: a broadcast, with the `Seen` of every silo in its set."""
         entries = self.sets[release].entries
         seen = tuple(self.seen.get((release, entry.silo), b"") for entry in entries)
         return Message(silo, self.made(release, wire.News(broadcast, seen)))
 
-    def _checked(self, found: Envelope, who: str) -> np.ndarray:
-        """The values of a report; Refused where they cannot be true."""
-        body = self.wire.body(found, wire.Report)
+    def _checked(self, envelope: Envelope, who: str) -> np.ndarray:
+        """Decrypt the values of a report; Refused if no records can give them."""
+        body = self.wire.body(envelope, wire.Report)
         if self.deployed.shared != bool(body.sealed):
             raise Refused(
                 f"{who} must {'' if self.deployed.shared else 'not '}have a share for the helper"
             )
-        silo = self.deployed.index(found.sender)
-        context = share_context(self.deployed, silo, found.release, TO_HUB)
+        silo = self.deployed.index(envelope.sender)
+        context = share_context(self.deployed, silo, envelope.release, TO_HUB)
         try:
             plain = self.identity.opened(body.values, context)
         except InputError:
@@ -248,68 +296,69 @@ class Hub(Speaker):
         if self.deployed.words:
             return self.wire.words(plain, who)
         values = self.wire.floats(plain, who)
-        check_range(values, self._range.report(found.release), who)
+        check_range(values, self._range.report(envelope.release), who)
         return values
 
-    def _session(self, silo: int, found: Envelope, data: bytes) -> Step:
-        """Keep a silo's session of a release; answered with all silos', once all have come."""
-        release, who = found.release, f"session {found.release} of {found.sender}"
-        body = self.wire.body(found, wire.Sessions)
+    def _session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+        """Store a silo's session of a release. Once all have arrived, answer with the list."""
+        release, who = envelope.release, f"session {envelope.release} of {envelope.sender}"
+        body = self.wire.body(envelope, wire.Sessions)
         if not self.deployed.masked or not 1 <= release <= self.plan.releases:
             raise Refused(f"{who} is of no release whose sums are under masks")
         if len(body.values) != 1 or len(body.values[0]) != KEY:
             raise Refused(f"{who} must be one of {KEY} bytes")
-        if silo in self.left or self.ended or found.sender not in self.joined:
+        if silo in self.left or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{who} comes from a silo that takes no part")
-        known = self.sessions.get((release, silo))
-        all_known = {(release, silo): body.values[0], **self.sessions}
-        values = tuple(all_known.get((release, i), b"") for i in range(self.plan.silos))
-        writes = () if known else (Write("session", f"{release}/{silo}", data),)
+        previous = self.sessions.get((release, silo))
+        sessions = {(release, silo): body.values[0], **self.sessions}
+        values = tuple(sessions.get((release, i), b"") for i in range(self.plan.silos))
+        writes = () if previous else (Write("session", f"{release}/{silo}", data),)
         if all(values):
             answer = self.made(release, wire.Sessions(values))
-            return Step(writes, (Message(found.sender, answer),))
-        other = known is not None and known != body.values[0]
-        problem = f"{found.sender} told another session of release {release} before"
-        return Step(writes, problem=problem if other else "")
+            return Step(writes, (Message(envelope.sender, answer),))
+        changed = previous is not None and previous != body.values[0]
+        problem = f"{envelope.sender} told another session of release {release} before"
+        return Step(writes, problem=problem if changed else "")
 
     def _leave(self, silo: int, data: bytes) -> Step:
+        """Record that a silo leaves."""
         receipt = self._receipt(silo, left=True)
         if silo in self.left:
             return Step((), (receipt,))
         return Step((Write("leave", str(silo), data),), (receipt,))
 
-    def _answered(self, found: Envelope, data: bytes) -> Step:
-        """The helper opened a set."""
-        release = found.release
-        known, asked = self.answers.get(release), self.sets.get(release)
-        if known is not None:
-            if known == data:
+    def _store_answer(self, envelope: Envelope, data: bytes) -> Step:
+        """Store the helper's answer: the total of a set that it opened."""
+        release = envelope.release
+        previous, own_set = self.answers.get(release), self.sets.get(release)
+        if previous is not None:
+            if previous == data:
                 return Step()
             text = f"the helper opened two sets of release {release}"
             return Step((Write("alarm", text, text.encode()),), problem=text)
-        body = self.wire.body(found, Opened)
-        later = len(self.broadcasts) < release <= self.plan.releases
-        if asked is None and later and len(body.entries) >= self.deployed.document.least:
-            # Opened before the log was put back: no other set is.
+        body = self.wire.body(envelope, Opened)
+        not_broadcast = len(self.broadcasts) < release <= self.plan.releases
+        if own_set is None and not_broadcast and len(body.entries) >= self.deployed.document.least:
+            # The helper opened this set before the hub's log was restored, and opens no other.
             check_entries(body.entries, self.plan.silos, f"the helper's set {release}")
-            self._opened_sets[release] = body.entries
+            self._lost_sets[release] = body.entries
             return Step()
-        if asked is None or body.entries != asked.entries or body.sealed:
+        if own_set is None or body.entries != own_set.entries or body.sealed:
             raise Refused(
                 f"the helper opened another set of release {release} than it was asked for"
             )
         self.wire.words(body.total, f"the helper's total of release {release}")
         return Step((Write("answer", str(release), data),))
 
-    def _reminded(self, found: Envelope, data: bytes) -> Step:
-        """A broadcast of this hub comes back: its log was put back to before it was made.
+    def _reminded(self, envelope: Envelope, data: bytes) -> Step:
+        """Remember a broadcast that this hub made before its log was restored from a backup.
 
-        Its set is opened again, and no other, once the reports in it have come again.
+        The hub opens exactly the same set again, once all of its reports have arrived again.
         """
-        release = found.release
-        if found.sender != self.name or not 1 <= release <= self.plan.releases:
-            raise Refused(f"a broadcast must be one of {self.name} itself, got {found.sender}'s")
-        body = self.wire.body(found, Broadcast)
+        release = envelope.release
+        if envelope.sender != self.name or not 1 <= release <= self.plan.releases:
+            raise Refused(f"a broadcast must be one of {self.name} itself, got {envelope.sender}'s")
+        body = self.wire.body(envelope, Broadcast)
         check_entries(body.entries, self.plan.silos, f"broadcast {release}")
         opened = self.sets.get(release)
         if self.broadcasts.get(release, data) != data or (
@@ -318,42 +367,43 @@ class Hub(Speaker):
             text = f"a second set of release {release} was opened after the log was put back"
             return Step((Write("alarm", text, text.encode()),), problem=text)
         if release not in self.broadcasts:
-            self._past[release] = data
+            self._lost_broadcasts[release] = data
         return Step()
 
-    # ---- opening ---------------------------------------------------------------------------------
+    # ---- sets of reports -------------------------------------------------------------------------
 
     def tick(self, now: float) -> Step:
-        """Open the next set where its time has come, and send what was made of it."""
-        if self._started is None and self._heard:
-            self._started = now
+        """Open the next set when it is due, then broadcast its sum."""
+        if self._silo_release:
+            # The clock may have been set back since.
+            self._first_join = now if self._first_join is None else min(self._first_join, now)
         if self.ended:
             return Step()
         release = len(self.broadcasts) + 1
         if release > self.plan.releases:
             return Step()
         if release not in self.sets:
-            if release in self._past or release in self._opened_sets:
+            if release in self._lost_broadcasts or release in self._lost_sets:
                 return self._reopening(release)
-            later = any(k > release for k in (*self._past, *self._opened_sets))
+            later = any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
             helper = self.deployed.document.helper
-            if helper is not None and (later or (self._opened or 0) >= release):
+            if helper is not None and (later or (self._helper_opened or 0) >= release):
                 return Step((), (Message(helper.name, self.made(release, Opened(()))),))
             # Without a helper, the silos send the broadcasts in between.
             return Step() if later else self._opening(release, now)
         if self.deployed.shared and release not in self.answers:
             return Step((), self._questions())
-        beyond = self._beyond(release)
-        if beyond:
-            return Step((Write("ended", "", beyond.encode()),), problem=beyond)
+        impossible = self._beyond(release)
+        if impossible:
+            return Step((Write("ended", "", impossible.encode()),), problem=impossible)
         data = self._broadcast(release)
         present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
         sends = tuple(self._news(name, release, data) for name in present)
-        # The alarm first: a hub that is killed between them says it again.
+        # Write the alarm first: a hub that is killed after it computes the same alarm again.
         return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
 
     def _beyond(self, release: int) -> str:
-        """Of a sum modulo 2^64: why it cannot be one of honest silos; empty if it can."""
+        """Say why a sum modulo 2^64 cannot come from honest silos; empty if it can."""
         if not self.deployed.words:
             return ""
         body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
@@ -365,117 +415,125 @@ class Hub(Speaker):
         return ""
 
     def _suspicion(self, release: int) -> tuple[Write, ...]:
-        """An alarm about the silo that fits the others least, where it does not fit."""
-        if self._alarm is None or (found := self._alarm.worst(self._fits(release))) is None:
+        """Return an alarm about the silo that fits the others least, if it is suspicious."""
+        if self._detector is None or (fit := self._detector.worst(self._fits(release))) is None:
             return ()
         text = (
-            f"{self.deployed.silos[found.silo]} does not fit the other silos at release {release}: "
-            f"theta moves by {found.moves:.3g} without it (score {found.score:.4g}, honest silos "
-            f"stay below {self._alarm.threshold:.4g})"
+            f"{self.deployed.silos[fit.silo]} does not fit the other silos at release {release}: "
+            f"theta moves by {fit.moves:.3g} without it (score {fit.score:.4g}, honest silos "
+            f"stay below {self._detector.threshold:.4g})"
         )
         return (Write("alarm", text, text.encode()),)
 
     def _fits(self, release: int) -> list[Fit]:
-        """How the silos of a release fit each other; computed once."""
-        if self._alarm is None or not release:
+        """Measure how well the silos of a release fit each other; cached."""
+        if self._detector is None or not release:
             return []
-        if release not in self._fitted:
-            self._fitted = {release: list(self._alarm.fits(release, self._seen(release)))}
-        return self._fitted[release]
+        if release not in self._fits_cache:
+            self._fits_cache = {
+                release: list(self._detector.fits(release, self._reports_by_release(release)))
+            }
+        return self._fits_cache[release]
 
-    def _seen(self, release: int) -> dict[int, dict[int, np.ndarray]]:
-        """The reports in the sets up to a release, as they came, by release and silo."""
-        found: dict[int, dict[int, np.ndarray]] = {}
+    def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
+        """Return the reports in the sets up to a release, before capping, by release and silo."""
+        reports: dict[int, dict[int, np.ndarray]] = {}
         for k in nodes_of(self.plan, release):
-            found[k] = {}
+            reports[k] = {}
             for entry in self.sets[k].entries:
-                read = self.wire.read(self.reports[k, entry.silo])
-                found[k][entry.silo] = self._checked(read, "a report")
-        return found
+                envelope = self.wire.read(self.reports[k, entry.silo])
+                reports[k][entry.silo] = self._checked(envelope, "a report")
+        return reports
 
     def _reopening(self, release: int) -> Step:
-        """The set of a release that was opened before the log was put back, once it can be."""
-        entries = self._opened_sets.get(release, ())
-        if release in self._past:
-            entries = self.wire.body(self.wire.read(self._past[release]), Broadcast).entries
-        has = (self._complete(release, e.silo, e.digest) for e in entries)
-        if not entries or not all(has):
+        """Open again a set that the restored log has lost, once its reports are complete."""
+        entries = self._lost_sets.get(release, ())
+        if release in self._lost_broadcasts:
+            entries = self.wire.body(
+                self.wire.read(self._lost_broadcasts[release]), Broadcast
+            ).entries
+        complete = (self._complete(release, e.silo, e.digest) for e in entries)
+        if not entries or not all(complete):
             return Step()
         return Step((Write("set", str(release), self.made(release, Opened(entries))),))
 
     def _settled(self, now: float) -> bool:
-        """True once every silo has been heard since the start, or had the time to be.
+        """Return True once every silo has joined since the restart, or has had time to join.
 
-        Time counts from the first silo that is heard: before, it may be the hub that is cut off.
-        A silo may have a broadcast that this hub's log has lost, which comes after its `join`. Who
-        says so, and never sends it, delays one start of the hub and no more.
+        The time counts from the first silo that joins: before that, the hub may be cut off. A silo
+        may have a broadcast that this hub's log has lost, which arrives after its `Join`. A silo
+        that claims one and never sends it delays the hub only until this time is over.
         """
         active = {i for i in range(self.plan.silos) if i not in self.left}
         wait = max(PATIENCE, self.deployed.document.calendar.grace)
-        known = all(last <= len(self.broadcasts) for last in self._heard.values())
-        over = self._started is not None and now >= self._started + wait
-        helper = not self.deployed.shared or self._opened is not None
-        # Without the helper nothing is released anyway, so nobody waits for it in vain.
-        return helper and (over or (known and active <= self._heard.keys()))
+        no_lost_broadcasts = all(
+            last <= len(self.broadcasts) for last in self._silo_release.values()
+        )
+        time_is_over = self._first_join is not None and now >= self._first_join + wait
+        helper_joined = not self.deployed.shared or self._helper_opened is not None
+        # Waiting for the helper costs nothing: no release is possible without it.
+        return helper_joined and (
+            time_is_over or (no_lost_broadcasts and active <= self._silo_release.keys())
+        )
 
     def _opening(self, release: int, now: float) -> Step:
-        """The set of a release: whoever has reported, once all have or the grace period is over."""
+        """Open the set of a release once all silos have reported, or the grace period is over."""
         if not self._settled(now):
             return Step()
         active = [i for i in range(self.plan.silos) if i not in self.left]
         if len(active) < self.deployed.document.least:
-            text = f"fewer than {self.deployed.document.least} silos take part"
-            return Step((Write("ended", "", text.encode()),))
-        came = [
+            reason = f"fewer than {self.deployed.document.least} silos take part"
+            return Step((Write("ended", "", reason.encode()),))
+        reporting = [
             i
             for i in range(self.plan.silos)
             if (release, i) in self.reports
             and self._complete(release, i, digest(self.reports[release, i]))
         ]
-        counted = [i for i in came if i not in self.left]
+        members = [i for i in reporting if i not in self.left]
         calendar = self.deployed.document.calendar
-        over = now >= calendar.closes[release - 1] + calendar.grace
-        if len(counted) < self.deployed.document.least or not (over or counted == active):
+        grace_is_over = now >= calendar.closes[release - 1] + calendar.grace
+        if len(members) < self.deployed.document.least or not (grace_is_over or members == active):
             return Step()
-        entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in counted)
+        entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in members)
         return Step((Write("set", str(release), self.made(release, Opened(entries))),))
 
     def _questions(self) -> tuple[Message, ...]:
-        """To the helper: the set that waits for it, with the shares that are encrypted to it."""
+        """Ask the helper for the total of the open set, with the shares encrypted to the helper."""
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
         opened = self.sets.get(release)
         if helper is None or opened is None or release in self.answers:
             return ()
         shares = []
         for entry in opened.entries:
-            found = self.wire.read(self.reports[release, entry.silo])
-            shares.append(self.wire.body(found, wire.Report).sealed)
+            envelope = self.wire.read(self.reports[release, entry.silo])
+            shares.append(self.wire.body(envelope, wire.Report).sealed)
         body = Opened(opened.entries, tuple(shares))
         return (Message(helper.name, self.made(release, body)),)
 
     def _broadcast(self, release: int) -> bytes:
-        """The broadcast of a set, from the log alone; computed once."""
-        if release not in self._made:
+        """Compute the broadcast of a set from the log alone; cached."""
+        if release not in self._broadcast_cache:
             opened = self.sets[release]
             before = digest(self.broadcasts[release - 1]) if release > 1 else b""
             values = packed(self._combined(release, opened))
             body = Broadcast(values, opened.entries, before, self.answers.get(release, b""))
-            self._made = {release: self.made(release, body)}
-        return self._made[release]
+            self._broadcast_cache = {release: self.made(release, body)}
+        return self._broadcast_cache[release]
 
     def _combined(self, release: int, opened: Opened) -> np.ndarray:
-        """The synchronised statistics (s,) of a set."""
+        """Compute the released statistics (s,) of a set."""
         rows = []
         for entry in opened.entries:
-            found = self.wire.read(self.reports[release, entry.silo])
-            rows.append(self._checked(found, f"report {release} of {found.sender}"))
+            envelope = self.wire.read(self.reports[release, entry.silo])
+            rows.append(self._checked(envelope, f"report {release} of {envelope.sender}"))
         if isinstance(self._server, Decoder):
             return self._server.add(self._total(release, rows))
         if self.plan.protocol.bits:
-            passed = shuffled(self.plan, release, self._total(release, rows))
-            return self._server.combine([passed]).values
+            shuffler_output = shuffled(self.plan, release, self._total(release, rows))
+            return self._server.combine([shuffler_output]).values
         silos = [entry.silo for entry in opened.entries]
-        rows = [self._held(row, release, i) for i, row in zip(silos, rows, strict=True)]
+        rows = [self._capped(row, release, i) for i, row in zip(silos, rows, strict=True)]
         reports = [
             Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)
         ]
@@ -486,7 +544,10 @@ class Hub(Speaker):
         return self._server.combine(reports, silos).values
 
     def _total(self, release: int, rows: list[np.ndarray]) -> np.ndarray:
-        """The sum of a set's words modulo 2^64: with the helper's, or under masks that cancel."""
+        """Add up the words of a set modulo 2^64, with the helper's total if there is a helper.
+
+        Pairwise masks cancel in the sum.
+        """
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         if self.deployed.shared:
             said = self.wire.body(self.wire.read(self.answers[release]), Opened)
@@ -495,26 +556,26 @@ class Hub(Speaker):
             total = total + row
         return total
 
-    def _held(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
-        """A report within the plan's cap, if it has one; noted where it was beyond it."""
+    def _capped(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
+        """Scale a report down to the plan's cap, if the plan has one, and record where."""
         if self._cap is None:
             return values
-        held, scaled = self._cap.held(values, release, silo)
+        within_cap, scaled = self._cap.held(values, release, silo)
         if scaled:
             self.capped.setdefault(self.deployed.silos[silo], set()).add(release)
-        return held
+        return within_cap
 
     def _hidden(self, release: int) -> dict[int, bytes]:
-        """What the hub's own noise hides in a release, by node."""
+        """Return the sums that the hub's noise hides in a release, by node."""
         if self.plan.protocol.randomizer == SEND_BATCH:
             return hidden_by(self.plan, release, self._totals[:release])
-        # Silos send p-sums: a node hides what they add up to.
+        # Silos send p-sums: the noise hides their total.
         return {release: packed(self._totals[release - 1])}
 
     # ---- state -----------------------------------------------------------------------------------
 
     def fold(self, write: Write) -> None:
-        """Take in an entry of the log; BrokenLog where it does not follow from those before."""
+        """Apply an entry of the log; BrokenLog if it does not follow from the earlier entries."""
         kind, key, value = write
         if kind == "join":
             self.joined.add(key)
@@ -528,8 +589,8 @@ class Hub(Speaker):
             self.seen[int(release), int(silo)] = value
         elif kind == "session":
             release, _, silo = key.partition("/")
-            told = self.wire.body(self.wire.read(value), wire.Sessions)
-            (self.sessions[int(release), int(silo)],) = told.values
+            sessions = self.wire.body(self.wire.read(value), wire.Sessions)
+            (self.sessions[int(release), int(silo)],) = sessions.values
         elif kind == "set":
             self.sets[int(key)] = opened = self.wire.body(self.wire.read(value), Opened)
             for entry in opened.entries:
@@ -541,55 +602,63 @@ class Hub(Speaker):
             if self._broadcast(int(key)) != value:
                 raise BrokenLog(f"broadcast {key} is not the sum of the reports in its set")
             self.broadcasts[int(key)] = value
-            self._past.pop(int(key), None)
+            self._lost_broadcasts.pop(int(key), None)
         elif kind == "alarm":
             self.alarms.append(value.decode())
         elif kind == "ended":
             self.ended = value.decode()
 
     def _missing(self, release: int) -> list[int]:
-        """Silos that have not told their session, where one is missing, and else not reported."""
+        """Return the silos without a session, if sessions are missing, else without a report."""
         present = [i for i in range(self.plan.silos) if i not in self.left]
-        untold = [i for i in present if (release, i) not in self.sessions]
-        if self.deployed.masked and untold:
-            return untold
+        without_session = [i for i in present if (release, i) not in self.sessions]
+        if self.deployed.masked and without_session:
+            return without_session
         return [i for i in present if (release, i) not in self.reports]
 
     def _others(self) -> list[str]:
         return list(self.deployed.silos)
 
     def _waits(self, now: float) -> dict[str, Any]:
+        """Report what the hub waits for if the time is ``now``."""
         release, document = len(self.broadcasts) + 1, self.deployed.document
         names, helper = self.deployed.silos, document.helper
         if self.ended or release > self.plan.releases:
             return waiting("hub", "ended" if self.ended else "over", 0, None)
         close = float(document.calendar.closes[release - 1])
-        since = close if self._started is None else max(close, self._started)
+        since = close if self._first_join is None else max(close, self._first_join)
 
         def state(name: str, who: Iterable[str] = ()) -> dict[str, Any]:
             return waiting("hub", name, release, since, who)
 
-        missing, known = self._missing(release), (*self._past, *self._opened_sets)
-        if now < close and release not in self.sets and not any(k >= release for k in known):
+        missing, lost_releases = self._missing(release), (*self._lost_broadcasts, *self._lost_sets)
+        if (
+            now < close
+            and release not in self.sets
+            and not any(k >= release for k in lost_releases)
+        ):
             return waiting("hub", "open", release, None)
-        if helper is not None and (self._opened is None or release in self.sets):
+        if helper is not None and (self._helper_opened is None or release in self.sets):
             # The hub opens no set before the helper has joined, and has no sum before it answers.
             return state("helper", [helper.name])
-        if release in known:
+        if release in lost_releases:
             return state("reports-again", [names[i] for i in missing])
-        if known:
+        if lost_releases:
             return state("broadcast-again", names)
         if not self._settled(now):
             active = [i for i in range(len(names)) if i not in self.left]
-            return state("unheard", [names[i] for i in active if i not in self._heard])
-        told = [(release, i) in self.sessions for i in range(len(names))]
-        if self.deployed.masked and not all(told):
+            return state("unheard", [names[i] for i in active if i not in self._silo_release])
+        has_session = [(release, i) in self.sessions for i in range(len(names))]
+        if self.deployed.masked and not all(has_session):
             return state("sessions", [names[i] for i in missing])
-        over = now >= close + document.calendar.grace
-        return state("too-few" if over else "reports", [names[i] for i in missing])
+        grace_is_over = now >= close + document.calendar.grace
+        return state("too-few" if grace_is_over else "reports", [names[i] for i in missing])
 
     def status(self, now: float | None = None) -> dict[str, object]:
-        """What the hub has and waits for, as plain data without values; now: for ``waits``."""
+        """Report the hub's state as plain data that holds no values of reports.
+
+        With ``now`` (seconds since 1970), ``waits`` says what the hub is waiting for.
+        """
         release = len(self.broadcasts) + 1
         waits = release <= self.plan.releases and not self.ended
         names = self.deployed.silos
@@ -605,20 +674,25 @@ class Hub(Speaker):
             "ended": self.ended,
             **({} if now is None else {"waits": self.waits(now)}),
             **self._guarded(),
-            **self._extends,
+            **self._chain_summary,
         }
 
     def _guarded(self) -> dict[str, object]:
-        """How far theta moves without each silo, what the alarm can see, and who was capped."""
+        """Report how far theta moves without each silo, what the alarm detects, and who was capped.
+
+        ``alarm_sees`` has the last two fields of `Fit`.
+        """
         release, names = len(self.broadcasts), self.deployed.silos
-        made: dict[str, object] = {}
-        if self._alarm is not None and release:
+        status: dict[str, object] = {}
+        if self._detector is not None and release:
             fits = self._fits(release)
-            made["moves"] = {names[fit.silo]: fit.moves for fit in fits}
+            status["moves"] = {names[fit.silo]: fit.moves for fit in fits}
             # JSON has no infinity.
-            made["alarm_sees"] = {
+            status["alarm_sees"] = {
                 names[fit.silo]: [x if math.isfinite(x) else None for x in fit[-2:]] for fit in fits
             }
         if self._cap is not None:
-            made["capped"] = {name: sorted(found) for name, found in sorted(self.capped.items())}
-        return made
+            status["capped"] = {
+                name: sorted(releases) for name, releases in sorted(self.capped.items())
+            }
+        return status

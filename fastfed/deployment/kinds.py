@@ -1,6 +1,6 @@
-"""Which plans are deployed, what their certificates take on trust, and the parties of each kind.
+"""Which plans can be deployed, what their certificates take on trust, and the parties of each kind.
 
-A new kind is one file with what its plans need and its parties, and one entry of `KINDS`.
+A new kind is one file with its parties and the checks of its plans, and one entry of `KINDS`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from fastfed.deployment.plans import DeployedPlan
     from fastfed.deployment.silo import SiloParty
 
-# ---- what is deployed ---------------------------------------------------------------------------
+# ---- plans that can be deployed -----------------------------------------------------------------
 
 #: Protocols that the parties of this package run.
 SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
-#: Systems of specs; the calendar closes the fixed rounds of `feducb`, and the phases of `robin`.
+#: Values of ``system.algorithm`` in a spec.
 SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch", "fed-svt")
-#: Those of which nobody may see one silo's report: it is added up modulo 2^64.
+#: Protocols that add up reports modulo 2^64, so that nobody sees a single silo's report.
 ADDED_UP = ("secure-sum", "shuffle-vector")
 _DEVICES = (
     "its guarantee is for what leaves a user's own device, and a silo that draws the noise for its "
@@ -56,7 +56,7 @@ _BASELINE = (
     "it is a baseline of simulations, whose parties keep no state on disk; "
     'system.algorithm = "fed-svt" and "fed-dp-ope-stoch" do'
 )
-#: Why a system or protocol is not deployed, where it is more than that nobody has built it.
+#: Reasons why a system or protocol is not deployed, for those that have one.
 REFUSED = {
     "shuffle-amplified": (
         "its account is of one replaced record in pairs (epsilon, delta) of single nodes, with no "
@@ -70,10 +70,10 @@ REFUSED = {
     "private-dartboard": _BASELINE,
     "limited-updates": _BASELINE,
 }
-#: How the sums of masked protocols are hidden: two shares, for hub and helper, or pairwise masks.
+#: How secure sums hide reports: in two shares, for hub and helper, or under pairwise masks.
 SUMS = ("shares", "masks")
 
-#: What a deployment takes on trust beside what its system does.
+#: Conditions that a deployment takes on trust in addition to those of its system.
 KEPT = Condition(
     "every silo keeps its state and its secret to itself: with both the secret and the messages "
     "the noise can be removed (taken on trust)",
@@ -108,38 +108,38 @@ COUNTED = Condition(
     "people are not learned from, which would depend on who came before (taken on trust)",
     True,
 )
-#: In place of the caveat of a simulation's bits.
+#: Replaces the caveat about the random bits of a simulation.
 EXACT_BITS = (
     "the exact value is for ideal draws; noise bits are drawn exactly, roundings are decided by "
     "32-bit words, which moves a record by at most 2^-32 of a level"
 )
-#: Begins the condition of a mechanism's own masks, which the two above stand in for.
+#: First words of a mechanism's condition about masks, which APART, SPLIT or MASKED replaces.
 _MASKS = "the masks' keys"
 
 
 def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
-    """Return what the deployment of a plan takes on trust, by how its sums are hidden."""
-    found = (DELAYED, COUNTED)
+    """Return the conditions of a linear bandit's deployment, by how its sums are hidden."""
+    conditions = (DELAYED, COUNTED)
     if added_up(plan) and helper:
-        return *found, SPLIT if plan.protocol.bits else APART
-    return (*found, MASKED) if added_up(plan) and plan.silos > 1 else found
+        return *conditions, SPLIT if plan.protocol.bits else APART
+    return (*conditions, MASKED) if added_up(plan) and plan.silos > 1 else conditions
 
 
 def with_conditions(found: Certificate, own: tuple[Condition, ...]) -> Certificate:
-    """Return a certificate with a deployment's conditions, in place of those of a simulation."""
-    kept = [c for c in found.conditions if not c.text.startswith(_MASKS)]
+    """Replace the conditions and caveats of a simulation in a certificate by a deployment's."""
+    others = [c for c in found.conditions if not c.text.startswith(_MASKS)]
     caveats = tuple(EXACT_BITS if c == DRAWS else c for c in found.caveats)
-    return msgspec.structs.replace(found, conditions=(*kept, *own), caveats=caveats)
+    return msgspec.structs.replace(found, conditions=(*others, *own), caveats=caveats)
 
 
 def linear_rounds(plan: Plan) -> Plan:
-    """Return a plan that is deployed; InputError for any other."""
+    """Return the plan if it can be deployed; raise InputError otherwise."""
     check_supported(check_plan(plan))
     return plan
 
 
 def charged_bits(plan: Plan) -> tuple[float, float] | None:
-    """Return (epsilon asked for, epsilon charged) of noise bits; None of other noise."""
+    """Return (requested epsilon, charged epsilon) of noise bits; None for other noise."""
     events: Any = released(plan)
     if plan.protocol.bits and plan.releases:
         return events[0].budget.epsilon, charges.charge_of_bits(events[0])[0]
@@ -147,12 +147,12 @@ def charged_bits(plan: Plan) -> tuple[float, float] | None:
 
 
 def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """The system of a spec's table, its protocol, and the keys that make it.
+    """Split a spec's table ``system`` into the algorithm, its protocol and its keys.
 
     Raises
     ------
     InputError
-        For a system, protocol or schedule that is not deployed.
+        If the system, protocol or schedule is not deployed.
     """
     keys = dict(table)
     name = _chosen("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
@@ -164,7 +164,7 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
             )
         return name, "silo-ldp-prefix", keys
     if name == "robin":
-        # Nothing is known of what silos feed in, so features and rewards are held to their bounds.
+        # Nothing is known about the silos' data, so features and rewards must be clipped.
         if not (keys.setdefault("clip", True) and keys.setdefault("private", True)):
             raise InputError("system.clip and system.private must be true in a deployment of robin")
         return name, "private-mean", keys
@@ -180,7 +180,7 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
 
 
 def _chosen(key: str, value: Any, known: tuple[str, ...]) -> str:
-    """The value, if it is deployed; InputError says why it is not, where that is known."""
+    """Return the value if it is deployed; raise InputError, with the reason if known, if not."""
     why = REFUSED.get(value) if isinstance(value, str) else None
     if why is not None:
         raise InputError(f'{key} "{value}" is not deployed: {why}')
@@ -188,12 +188,12 @@ def _chosen(key: str, value: Any, known: tuple[str, ...]) -> str:
 
 
 def added_up(plan: Plan) -> bool:
-    """True if a plan's reports are added up modulo 2^64, so that only their sum is seen."""
+    """Return True if reports are added up modulo 2^64, so that only their sum is seen."""
     return plan.secure is not None or plan.protocol.bits
 
 
 def check_supported(plan: Plan) -> None:
-    """Refuse a plan that the parties of this package do not run, or not privately."""
+    """Refuse a plan that the parties of this package cannot run, or cannot run privately."""
     claim, protocol = plan.privacy, plan.protocol
     if (
         claim is None
@@ -213,14 +213,14 @@ def check_supported(plan: Plan) -> None:
         "a score function": plan.score is not None,
         "another policy than ucb": plan.policy != "ucb",
         "no clipping": plan.clip is None,
-        # A record that comes late would move the public count from one batch to another.
+        # A late record would change the public counts of two batches.
         "a public intercept": plan.clip is not None and plan.clip.constant > 0.0,
         "a user of several batches": claim.max_participations != 1,
         "a user of several silos, whose ledgers do not know of each other": claim.silos_met != 1,
         'a relation other than "replace", which covers late records': claim.budget.relation
         != "replace",
         'a unit other than "user"': claim.budget.unit != "user",
-        # Its account is that of one dimension, where replacing may cost less than moving.
+        # In one dimension, replacing a record may cost less than moving it to a later leaf.
         "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
         'release "nested"': plan.release == "nested",
         'noise_draws "sum", which is for simulations: here each silo adds its own noise': (
@@ -233,13 +233,13 @@ def check_supported(plan: Plan) -> None:
             not _late_bits_covered(plan)
         ),
     }
-    wrong = [what for what, found in refused.items() if found]
-    if wrong:
-        raise InputError(f"deployments do not run plans with {', '.join(wrong)}")
+    reasons = [what for what, found in refused.items() if found]
+    if reasons:
+        raise InputError(f"deployments do not run plans with {', '.join(reasons)}")
 
 
 def _delays_covered(plan: Plan) -> bool:
-    """True if a record that moves from one leaf to another costs no more than replacing one."""
+    """Return True if moving a record to a different leaf costs no more than replacing it."""
     if plan.secure is not None:
         size = plan.releases
         encoder = np.zeros((size, size))
@@ -255,7 +255,7 @@ def _delays_covered(plan: Plan) -> bool:
 
 
 def _late_bits_covered(plan: Plan) -> bool:
-    """True if the account of noise bits holds for records that come late, too."""
+    """Return True if the account of noise bits also holds for late records."""
     if not plan.protocol.bits or not plan.releases:
         return True
     event: Any = (released(plan) or (None,))[0]
@@ -263,7 +263,10 @@ def _late_bits_covered(plan: Plan) -> bool:
 
 
 def check_sum(way: Any, protocol: str, helper: bool) -> None:
-    """Refuse parties that do not fit how sums are to be hidden, which a plan file says by them."""
+    """Refuse a helper, or the lack of one, that does not fit ``federation.sum``.
+
+    A plan file stores only whether there is a helper.
+    """
     if way is not None and protocol not in ADDED_UP:
         raise InputError(f'federation.sum has no meaning for protocol "{protocol}"; leave it out')
     if protocol in ADDED_UP:
@@ -278,7 +281,7 @@ def check_sum(way: Any, protocol: str, helper: bool) -> None:
 
 
 def check_least(plan: Plan, least: int, masked: bool) -> None:
-    """Refuse an opened set that may be too small for the plan's sums, or its noise."""
+    """Refuse a minimum number of silos that is too small for the plan's sums or its noise."""
     if masked and least != plan.silos:
         raise InputError(
             f"least must be all {plan.silos} silos where sums are under masks, which cancel only "
@@ -296,11 +299,12 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
 
 # ---- kinds ---------------------------------------------------------------------------------------
 
-#: Plans that are deployed.
+#: Types of plans that can be deployed.
 Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
 
 
-#: What the account of plans on the same people takes on trust, and that of plans about silos.
+#: Conditions of the joint account of several plans: for plans that protect people, and for plans
+#: that protect silos.
 SAME_PEOPLE = Condition(
     "a person is learned from at most once in each plan; who is in one of them alone has that "
     "plan's guarantee (taken on trust)",
@@ -315,27 +319,28 @@ SAME_SILOS = Condition(
 
 @dataclass(frozen=True)
 class Kind:
-    """What a deployment asks of plans of one type.
+    """What a deployment needs to know about one type of plan.
 
     Parameters
     ----------
     rounds : callable
-        Its fixed rounds, as a `Plan`; InputError for one that is not deployed, or not private.
+        Maps a plan to its fixed rounds, a `Plan`. InputError if it cannot be deployed privately.
     message_size : callable
-        The numbers that a message holds.
+        Maps a plan to the count of numbers in a message.
     conditions : callable
-        What its deployment takes on trust, beside what its system does: of the plan, and whether it
-        has a helper.
+        Maps a plan, and whether it has a helper, to the conditions that its deployment adds to
+        those of its system.
     charged : callable
-        (epsilon asked for, epsilon charged), where a charge is not the certificate's; or None.
+        Maps a plan to (requested epsilon, charged epsilon) if the charge may be more than the
+        certificate, and else to None.
     silo, hub : str
         Module and class of its parties.
     linear : bool
-        True for the rounds of a linear bandit: a plan may have columns of records, and explore.
+        True for linear bandits, which may have columns of records and ``explore``.
     experts : bool
-        True if what comes back are losses of all experts.
+        True if silos learn the losses of all experts.
     same : Condition
-        What the account of a plan and of those that it continues takes on trust.
+        The condition of the joint account of a plan and the plans that it continues.
     """
 
     rounds: Callable[[Any], Plan]
@@ -349,17 +354,18 @@ class Kind:
     same: Condition = SAME_PEOPLE
 
 
-def _found(path: str) -> Any:
-    """What a module has that needs this one: it is found when it is asked for."""
+def _imported(path: str) -> Any:
+    """Import an object of a module that imports this one, when it is needed."""
     module, name = path.split(".")
     return getattr(importlib.import_module(f"fastfed.deployment.{module}"), name)
 
 
 def _of_experts(message_size: Callable[[Any], int], silo: str, hub: str) -> Kind:
+    """Create the kind of a plan with experts."""
     return Kind(
-        rounds=lambda plan: _found("experts.rounds")(plan),
+        rounds=lambda plan: _imported("experts.rounds")(plan),
         message_size=message_size,
-        conditions=lambda plan, helper: _found("experts.CONDITIONS"),
+        conditions=lambda plan, helper: _imported("experts.CONDITIONS"),
         charged=charges.charged_scores,
         silo=silo,
         hub=hub,
@@ -376,21 +382,21 @@ LINEAR = Kind(
     hub="hub.Hub",
     linear=True,
 )
-#: All kinds, by the type of the plan.
+#: Type of the plan -> its kind.
 KINDS: dict[type, Kind] = {
     Plan: LINEAR,
     PhasePlan: Kind(
-        rounds=lambda plan: _found("phases.rounds")(plan),
-        # A message is an estimate, or a model.
+        rounds=lambda plan: _imported("phases.rounds")(plan),
+        # A message holds an estimate or a model, (d,).
         message_size=lambda plan: int(plan.local.dimension),
-        conditions=lambda plan, helper: _found("phases.CONDITIONS"),
+        conditions=lambda plan, helper: _imported("phases.CONDITIONS"),
         charged=charges.charged_means,
         silo="phases.PhaseSilo",
         hub="phases.PhaseHub",
         same=SAME_SILOS,
     ),
     FrankWolfePlan: _of_experts(
-        lambda plan: int(_found("experts.tree_numbers")(plan)),
+        lambda plan: int(_imported("experts.tree_numbers")(plan)),
         "experts.ExpertSilo",
         "experts.ExpertHub",
     ),
@@ -401,16 +407,16 @@ KINDS: dict[type, Kind] = {
 
 
 def kind_of(plan: object) -> Kind:
-    """Return the kind of a plan; InputError for an object that is no plan of a deployment."""
-    found = KINDS.get(type(plan))
-    if found is None:
+    """Return the kind of a plan; InputError if plans of this type are not deployed."""
+    kind = KINDS.get(type(plan))
+    if kind is None:
         raise InputError("the plan file must hold a plan that is deployed, and its problem")
-    return found
+    return kind
 
 
 def acted_on(deployed: DeployedPlan) -> Any:
-    """Return what a silo of any plan acts on before its first release."""
-    return _found(deployed.kind.silo).starts(deployed)
+    """Return the model that a silo of the plan acts on before its first release."""
+    return _imported(deployed.kind.silo).starts(deployed)
 
 
 def silo_of(
@@ -421,24 +427,24 @@ def silo_of(
     dataset: str = "records",
     **more: Any,
 ) -> SiloParty:
-    """Make the silo of any plan, see `SiloParty`."""
-    made: SiloParty = _found(deployed.kind.silo)(deployed, name, secret, ledger, dataset, **more)
-    return made
+    """Create a silo of any kind of plan, see `SiloParty`."""
+    silo: SiloParty = _imported(deployed.kind.silo)(deployed, name, secret, ledger, dataset, **more)
+    return silo
 
 
 def hub_of(deployed: DeployedPlan, secret: bytes, **more: Any) -> Hub:
-    """Make the hub of any plan, see `Hub`."""
-    made: Hub = _found(deployed.kind.hub)(deployed, secret, **more)
-    return made
+    """Create the hub of any kind of plan, see `Hub`."""
+    hub: Hub = _imported(deployed.kind.hub)(deployed, secret, **more)
+    return hub
 
 
-#: The most releases of a deployed plan: a receipt names all of them in one message.
+#: Maximum number of releases: a receipt lists all of them in one message.
 MOST_RELEASES = 10_000
-#: The most rounds of fed-dp-ope-stoch, whose trees are derived wherever a plan is loaded.
+#: Maximum horizon of fed-dp-ope-stoch, whose trees are derived whenever a plan is loaded.
 MOST_LOSSES = 2**20
-#: The most releases with an optimal factor, which takes a second of CPU wherever a plan is loaded.
+#: Maximum number of releases with an optimal factor: computing it takes a second at every load.
 MOST_FACTORISED = 512
-#: The most numbers in one message of sums, and in the sums that a silo keeps of all releases.
+#: Maximum count of numbers in one message of sums, and in a silo's sums of all releases.
 MOST_IN_MESSAGE, MOST_KEPT = 1 << 22, 1 << 27
 
 
@@ -450,9 +456,10 @@ def check_sizes(
     dimension: int,
     closes: int | None = None,
 ) -> None:
-    """Refuse a plan that is too large to be derived, before anything of its size is allocated.
+    """Refuse a plan that is too large to be derived, before any array of its size is allocated.
 
-    closes: the periods of a plan file's calendar, which are as many as its releases.
+    ``closes`` is the number of periods in a plan file's calendar, which must be the number of
+    releases; None for a spec.
     """
     most = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
     integer("system.horizon", horizon, at_least=1, at_most=most)
@@ -488,7 +495,7 @@ def check_sizes(
 
 
 def _batches(config: Config, problem: ProblemSpec) -> int:
-    """The number of batches of a linear bandit; 0 where only its whole plan says it."""
+    """Return the number of batches of a linear bandit; 0 if only the whole plan determines it."""
     if getattr(config, "every_round", False):
         return problem.horizon
     if isinstance(config.batch_size, int):
@@ -500,12 +507,12 @@ def _batches(config: Config, problem: ProblemSpec) -> int:
 
 
 def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
-    """What is known of the data in a deployment: what clipping enforces.
+    """Describe the problem of a deployment: its sizes, and no bounds on data but by clipping.
 
     Returns
     -------
     ProblemSpec
-        Of bandits or of experts, by the algorithm.
+        That of bandits or that of experts, by the algorithm.
     """
     if algorithm in EXPERTS:
         return ExpertProblem(
@@ -528,7 +535,7 @@ def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
 def derived(
     algorithm: str, keys: dict[str, Any], silos: int, horizon: int, dimension: int
 ) -> Executed:
-    """The plan that choices give here.
+    """Derive a plan from choices on this machine.
 
     Parameters
     ----------
@@ -541,7 +548,7 @@ def derived(
     Raises
     ------
     InputError
-        For keys that the algorithm does not have, or whose values it refuses.
+        For unknown keys, and for values that the algorithm refuses.
     """
     return _derived(algorithm, _CANONICAL.encode(keys), silos, horizon, dimension)
 
@@ -551,36 +558,36 @@ _CANONICAL = msgspec.msgpack.Encoder(order="deterministic")
 
 @lru_cache(maxsize=64)
 def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
-    """Derive a plan once for the same choices: a process loads its plan many times."""
-    given = msgspec.msgpack.decode(keys)
+    """Derive a plan; cached, since a process loads the same plan many times."""
+    keys_given = msgspec.msgpack.decode(keys)
     entry = _entry(algorithm)
     problem = problem_of(algorithm, *sizes)
-    known = resolved(algorithm, given, problem)
-    for key, value in given.items():
+    all_keys = resolved(algorithm, keys_given, problem)
+    for key, value in keys_given.items():
         # Not !=, for which 1, 1.0 and true are the same.
-        if _CANONICAL.encode(known[key]) != _CANONICAL.encode(value):
+        if _CANONICAL.encode(all_keys[key]) != _CANONICAL.encode(value):
             raise InputError(
-                f"the plan file's {key} must be {show(known[key])} beside its other keys, got "
+                f"the plan file's {key} must be {show(all_keys[key])} beside its other keys, got "
                 f"{show(value)}"
             )
-    return entry.make(given, problem).plan
+    return entry.make(keys_given, problem).plan
 
 
 def _entry(algorithm: str) -> Algorithm:
-    """The registry's entry of an algorithm that is deployed."""
+    """Return the registry's entry of an algorithm that is deployed."""
     return {**ALGORITHMS, **EXPERTS}[choice("system.algorithm", algorithm, SYSTEMS)]
 
 
 def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, Any]:
-    """Every key of an algorithm as plain data, also where a default stands.
+    """Return every key of an algorithm as plain data, including defaults.
 
-    A later version may have other defaults, so a plan file names all values.
+    A plan file names all values, because defaults may change in a later version.
     """
     entry = _entry(algorithm)
-    made = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
+    encoded = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
     # As a plan file stores them: tuples become lists.
-    found: dict[str, Any] = msgspec.msgpack.decode(made)
-    return found
+    all_keys: dict[str, Any] = msgspec.msgpack.decode(encoded)
+    return all_keys
 
 
 # ---- certificates and charges --------------------------------------------------------------------
@@ -589,37 +596,39 @@ def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, An
 def certified(
     plan: Executed, problem: ProblemSpec | ExpertProblem, helper: bool = False
 ) -> Certificate:
-    """Return the certificate of a deployed plan, from its numbers.
+    """Compute the certificate of a deployed plan from its numbers.
 
-    helper: sums are hidden by shares for hub and helper, and else by masks.
+    ``helper`` is True if secure sums are split into shares for hub and helper, False for masks.
     """
-    kind, found = kind_of(plan), deployed(account(plan, problem))
-    own = (KEPT, *kind.conditions(plan, helper))
+    kind, certificate = kind_of(plan), deployed(account(plan, problem))
+    conditions = (KEPT, *kind.conditions(plan, helper))
     if not kind.linear:
-        return msgspec.structs.replace(found, conditions=(*found.conditions, *own))
-    return with_conditions(found, own)
+        return msgspec.structs.replace(
+            certificate, conditions=(*certificate.conditions, *conditions)
+        )
+    return with_conditions(certificate, conditions)
 
 
 def affordable(
     algorithm: str, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
 ) -> dict[str, Any]:
-    """All keys of a system whose charge is within the epsilon that was requested.
+    """Return all keys of a system, with an epsilon whose charge is at most the requested one.
 
-    A ledger keeps one pair (mu^2, told) of a plan, for users of whichever batch. Of noise bits in
-    batches that differ it may charge a little more than the certificate, which takes another pair
-    for each batch: some 10^-4 of epsilon. The system is then asked for that much less. Of private
-    means the charge is some hundredths more, as a Gaussian mechanism stands for them.
+    The certificate may use a different pair (mu^2, told) for each batch. A ledger stores one pair
+    for a plan, so for noise bits in unequal batches it charges more: by about 10^-4 of epsilon. For
+    private means, which it charges as a Gaussian mechanism, it is some hundredths of epsilon. The
+    system is then built for an epsilon that is smaller by that much.
     """
     entry = _entry(algorithm)
-    asked = None
+    requested = None
     for _ in range(6):
         plan = entry.make(keys, problem).plan
-        made = kind_of(plan).charged(plan)
-        if made is None:
+        charged = kind_of(plan).charged(plan)
+        if charged is None:
             break
-        budget, found = made
-        asked = budget if asked is None else asked
-        if found <= asked or not math.isfinite(found):
+        budget, epsilon_charged = charged
+        requested = budget if requested is None else requested
+        if epsilon_charged <= requested or not math.isfinite(epsilon_charged):
             break
-        keys = keys | {"epsilon": budget * asked / found * (1.0 - 1e-6)}
+        keys = keys | {"epsilon": budget * requested / epsilon_charged * (1.0 - 1e-6)}
     return resolved(algorithm, keys, problem)

@@ -1,13 +1,13 @@
-"""What a party keeps: its writes, and of a silo the budget of its datasets.
+"""Files of a party: the log of its writes and, for a silo, the ledger of its privacy budgets.
 
-Writes are insert-only tables in an SQLite file, each durable before the next. A party's state is a
-fold of its writes, in order, so a restart is the same fold again. Nothing is ever changed: a write
-that is there already does nothing, and another one under its key is refused.
+Writes are rows of an insert-only SQLite table, each durable before the next. A party's state is the
+fold of its writes in order, so a restart repeats the fold. No write is ever changed: writing the
+same one again does nothing, and a different value under the same key is refused.
 
-The budget of a dataset is what was spent on it, over all plans, under a ceiling. A release is
-charged before it is sealed. Charges are squared GDP parameters, which add up over releases and over
-plans; a plan whose noise is binomial is charged those of a Gaussian mechanism that it is but for an
-event of some probability, and that probability. All are under *replace*.
+The budget of a dataset is what all plans have spent on it, below a ceiling. A release is charged
+before its report is sealed. Charges are squared GDP parameters, which add up over releases and over
+plans. A plan with binomial noise is charged as a Gaussian mechanism, whose guarantee it has except
+with some probability, and for that probability. All charges are for the relation *replace*.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS writes (
 
 
 class Write(NamedTuple):
-    """One fact: of a kind, under a key that has one value for ever."""
+    """One entry of a log. A (kind, key) has the same value for ever."""
 
     kind: str
     key: str
@@ -48,35 +48,42 @@ class Write(NamedTuple):
 
 
 class Conflict(InputError):
-    """Another value under a key that has one; nothing was written."""
+    """Raised for a different value under an existing key; nothing was written."""
 
 
 class Store(Protocol):
-    """Interface of what keeps writes."""
+    """Interface of a store of writes."""
 
     def write(self, write: Write) -> bool:
-        """Keep a write durably; False if it was there. Raises Conflict for another value."""
+        """Store a write durably; False if it is there already. Conflict for a different value."""
         ...
 
     def writes(self) -> Iterator[Write]:
-        """All writes, in order."""
+        """Iterate over all writes in order."""
         ...
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the files of this store."""
         ...
 
 
 def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sqlite3.Connection:
-    """An SQLite file of one party: its own, durable, and readable by nobody else.
+    """Open or create a party's SQLite file, with durable writes and permissions of its owner only.
 
-    tables: what a file that is there must have. alone: no other process may open it while this one
-    has it.
+    Parameters
+    ----------
+    path : str
+    schema : str
+        SQL that creates missing tables.
+    tables : set of str
+        Tables that an existing file must have.
+    alone : bool
+        True to let no other process open the file at the same time.
     """
     if path != ":memory:":
-        # SQLite makes its files with the mode of the database.
+        # SQLite gives its other files the mode of the database file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    # Threads take turns by the lock of whoever owns the connection.
+    # The owner of the connection has a lock, so only one thread uses it at a time.
     db = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, timeout=0.5 if alone else 30.0
     )
@@ -98,7 +105,7 @@ def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sql
 
 @contextmanager
 def damage_named(path: str | Path) -> Iterator[None]:
-    """Turn SQLite's errors of a damaged file, and of a full disk, into sentences that name it."""
+    """Replace SQLite's errors for a damaged file or a full disk by messages that name the file."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -111,30 +118,32 @@ def damage_named(path: str | Path) -> Iterator[None]:
 
 
 def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
-    """Refuse a file with tables of something else than a party's log, or ledger."""
+    """Refuse a file whose tables are not those of a party's log, or of a ledger."""
     try:
-        found = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+        table_names = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
     except sqlite3.OperationalError:
-        raise  # in use, or a full disk
+        raise  # the file is in use, or the disk is full
     except sqlite3.DatabaseError as error:
         raise InputError(
             f"{path} is no SQLite file, or it is damaged ({error}); restore the newest backup"
         ) from None
-    if found and (not tables <= found or ("charges" in found) != ("charges" in tables)):
+    if table_names and (
+        not tables <= table_names or ("charges" in table_names) != ("charges" in tables)
+    ):
         what = "ledger" if "charges" in tables else "log of a party"
         raise InputError(f"{path} is no {what} of fastfed: it has other tables; check the path")
 
 
 def chained(before: bytes, write: Write) -> bytes:
-    """Hash of a write and of all before it."""
-    made = hashlib.sha256(before)
+    """Hash a write together with the hash ``before`` of all earlier ones."""
+    hasher = hashlib.sha256(before)
     for part in (write.kind.encode(), write.key.encode(), write.value):
-        made.update(len(part).to_bytes(8, "big") + part)
-    return made.digest()
+        hasher.update(len(part).to_bytes(8, "big") + part)
+    return hasher.digest()
 
 
 class _Chain:
-    """Writes in the table of `LOG`, each with the hash of all before it."""
+    """Access to a table of `LOG`, in which each write has the hash of all writes up to it."""
 
     def __init__(self, db: sqlite3.Connection, name: str) -> None:
         self._db, self._name = db, name
@@ -154,14 +163,14 @@ class _Chain:
         )
 
     def value(self, kind: str, key: str) -> bytes | None:
-        """What was written under a key."""
+        """Return the value that was written under a key; None if there is none."""
         row = self._db.execute(
             "SELECT value FROM writes WHERE kind = ? AND key = ?", (kind, key)
         ).fetchone()
         return None if row is None else row[0]
 
     def writes(self) -> Iterator[Write]:
-        """All writes, in order; InputError where the chain of hashes is broken."""
+        """Iterate over all writes in order; InputError if the chain of hashes is broken."""
         head, entry = bytes(32), 0
         rows = self._db.execute("SELECT kind, key, value, chain FROM writes ORDER BY number")
         try:
@@ -177,7 +186,7 @@ class _Chain:
 
 
 class SqliteStore:
-    """Writes in an SQLite file (WAL, synchronous = FULL, mode 0600), chained by SHA-256.
+    """Store writes in an SQLite file (WAL, synchronous = FULL, mode 0600), chained by SHA-256.
 
     Parameters
     ----------
@@ -204,33 +213,33 @@ class SqliteStore:
         self._db.close()
 
     def write(self, write: Write) -> bool:
-        """Keep a write durably; False if it was there. Raises Conflict for another value."""
-        known = self._chain.value(write.kind, write.key)
-        if known is not None:
-            if known != write.value:
+        """Store a write durably; False if it is there already. Conflict for a different value."""
+        stored = self._chain.value(write.kind, write.key)
+        if stored is not None:
+            if stored != write.value:
                 raise Conflict(f"{write.kind} {write.key} is there with another content")
             return False
         self._chain.add(write)
         return True
 
     def writes(self) -> Iterator[Write]:
-        """All writes, in order.
+        """Iterate over all writes in order.
 
         Raises
         ------
         InputError
-            If the chain of hashes is broken: something was changed or taken out.
+            If the chain of hashes is broken: a write was changed or removed.
         """
         return self._chain.writes()
 
 
 def read_writes(path: str | Path) -> list[Write]:
-    """All writes of a party's file, which is neither opened nor changed; none if there is no file.
+    """Read all writes from a copy of a party's file; an empty list if there is no file.
 
     Raises
     ------
     InputError
-        If it is no such file, or its chain of hashes is broken.
+        If it is not the log of a party, or its chain of hashes is broken.
     """
     if not Path(path).exists():
         return []
@@ -242,17 +251,17 @@ def read_writes(path: str | Path) -> list[Write]:
 
 
 class MemoryStore:
-    """Writes in memory, for tests and demonstrations."""
+    """Store writes in memory, for tests and demonstrations."""
 
     def __init__(self, writes: list[Write] | None = None) -> None:
         self._writes = list(writes or [])
         self._values = {write[:2]: write.value for write in self._writes}
 
     def write(self, write: Write) -> bool:
-        """Keep a write; False if it was there. Raises Conflict for another value."""
-        known = self._values.get(write[:2])
-        if known is not None:
-            if known != write.value:
+        """Store a write; False if it is there already. Conflict for a different value."""
+        stored = self._values.get(write[:2])
+        if stored is not None:
+            if stored != write.value:
                 raise Conflict(f"{write.kind} {write.key} is there with another content")
             return False
         self._values[write[:2]] = write.value
@@ -260,18 +269,18 @@ class MemoryStore:
         return True
 
     def writes(self) -> Iterator[Write]:
-        """All writes, in order."""
+        """Iterate over all writes in order."""
         return iter(list(self._writes))
 
     def close(self) -> None:
-        """No file is open."""
+        """Do nothing: no file is open."""
 
 
 # ---- the budget ----------------------------------------------------------------------------------
 
-#: Charges are rounded up by this factor, which pays for their additions.
+#: Sums of charges are multiplied by this factor, which covers the rounding of additions.
 _UP = 1.0 + 1e-12
-#: Entries of a ledger's chain, beside ceilings and charges.
+#: Kinds of entries in a ledger's chain, besides ceilings and charges.
 _IDENTITY, _SECOND = "ledger", "second ledger"
 
 SCHEMA = f"""{LOG}
@@ -282,17 +291,29 @@ CREATE TABLE IF NOT EXISTS charges (
     told REAL NOT NULL, report BLOB NOT NULL, pure REAL NOT NULL DEFAULT 0,
     PRIMARY KEY (dataset, plan, release));
 """
-#: What a ledger that was made before there were pure charges is given.
+#: Updates a ledger of a version that had no pure charges.
 _LATER = "ALTER TABLE charges ADD COLUMN pure REAL NOT NULL DEFAULT 0"
 TABLES = {"ceilings", "charges"}
 
 
 class Charge(NamedTuple):
-    """What one release of one plan costs the users of one dataset.
+    """The privacy cost of one release of one plan to the users of one dataset.
 
-    release: from 1; below, what a silo pays once more after records were lost. mu2: squared
-    GDP parameter. told: probability of an event but for which that holds. pure: an epsilon that
-    holds as well, with delta = 0; 0 for none.
+    Parameters
+    ----------
+    dataset : str
+    plan : bytes
+        SHA-256 of the plan file.
+    release : int
+        From 1; negative for a second charge of the whole plan, after records were lost.
+    mu2 : float
+        Squared GDP parameter.
+    told : float
+        Probability of the event in which ``mu2`` does not hold.
+    report : bytes
+        SHA-256 of the silo's report; empty if there is none.
+    pure : float
+        An epsilon that holds with delta = 0; 0 if there is none.
     """
 
     dataset: str
@@ -305,14 +326,14 @@ class Charge(NamedTuple):
 
 
 class OverBudget(InputError):
-    """A charge that the ceiling does not allow; nothing was written."""
+    """Raised for a charge that the ceiling does not allow; nothing was written."""
 
 
 class Ledger:
-    """Charges on the datasets of one silo, in an SQLite file of their own.
+    """Record the charges on the datasets of one silo, in a separate SQLite file.
 
-    Every entry is chained by its hash, and the first entry is a random identity. Whoever knows the
-    identity and an earlier head can tell whether a file is this ledger, and whether it is older.
+    Entries form a hash chain, which begins with a random identity. The identity and an earlier
+    head of the chain show whether a file is this ledger, and whether it is an older copy of it.
 
     Parameters
     ----------
@@ -322,7 +343,7 @@ class Ledger:
     Raises
     ------
     InputError
-        If the file is something else, or was changed by something else.
+        If the file is not a ledger, or was changed by a different program.
     """
 
     def __init__(self, path: str) -> None:
@@ -336,19 +357,19 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
-        """Read a ledger into memory; the file is neither opened for writing nor changed.
+        """Read a ledger into memory. The file is not changed, nor opened for writing.
 
         Raises
         ------
         InputError
-            If the file is no ledger.
+            If the file is not a ledger.
         """
         ledger, db = cls.__new__(cls), copied(path)
         check_tables(db, str(path), TABLES)
         if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise InputError(f"{path} is no ledger of fastfed: it is empty")
         with damage_named(path):
-            # One of an earlier version has no chain, and no identity.
+            # A ledger of an earlier version has no chain and no identity.
             db.executescript(LOG)
             ledger._attach(db, str(path))
             if ledger.identity:
@@ -357,12 +378,13 @@ class Ledger:
         return ledger
 
     def _attach(self, db: sqlite3.Connection, path: str) -> None:
+        """Use an open connection; add the column that earlier versions do not have."""
         self._db, self.path, self._chain = db, path, _Chain(db, path)
         if "pure" not in {row[1] for row in db.execute("PRAGMA table_info(charges)")}:
             db.execute(_LATER)
 
     def _start_chain(self) -> None:
-        """Start the chain; copy into it what a ledger of an earlier version holds."""
+        """Start the chain, and add to it the entries of a ledger of an earlier version."""
         self._chain.add(Write(_IDENTITY, "", os.urandom(16)))
         for row in self._db.execute("SELECT * FROM ceilings ORDER BY dataset").fetchall():
             self._append("ceiling", row)
@@ -370,12 +392,12 @@ class Ledger:
             self._append("charge", row)
 
     def _append(self, kind: str, values: Sequence[Any]) -> None:
-        """Add an entry to the chain, inside of a transaction."""
+        """Add an entry to the chain, within a transaction."""
         count = self._db.execute("SELECT max(number) FROM writes").fetchone()[0]
         self._chain.add(Write(kind, str(count), msgspec.msgpack.encode(values)))
 
     def _check(self) -> None:
-        """Refuse a file whose ceilings or charges are not those of its chain."""
+        """Refuse a file whose ceilings or charges differ from those in its chain."""
         ceilings, charges = {}, []
         for kind, _, value in self._chain.writes():
             if kind == "ceiling":
@@ -398,7 +420,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Hold the write lock throughout, since another silo may charge the same ledger."""
+        """Hold the write lock during a transaction: a second silo may charge the same ledger."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -413,28 +435,30 @@ class Ledger:
 
     @property
     def identity(self) -> bytes:
-        """Random bytes that only this ledger has; empty for a ledger of an earlier version until it
-        is opened for writing."""
+        """Random bytes that identify this ledger.
+
+        Empty for a ledger of an earlier version that has not been opened for writing since.
+        """
         return self._chain.value(_IDENTITY, "") or b""
 
     @property
     def head(self) -> bytes:
-        """Hash of everything that was ever written."""
+        """Hash of all entries."""
         return self._chain.head
 
     def had_head(self, head: bytes) -> bool:
-        """Whether this is or was the head of the chain."""
+        """Return True if this is the head of the chain, or was an earlier head."""
         query = "SELECT count(*) FROM writes WHERE chain = ?"
         return bool(self._db.execute(query, (head,)).fetchone()[0])
 
     def add_second(self, dataset: str, plan: bytes) -> None:
-        """Record that the earlier plan's charges are not here: this is a second ledger."""
+        """Record that an earlier plan was charged elsewhere, so this is a second ledger."""
         with self._transaction():
             if (dataset, plan) not in self.second_ledgers():
                 self._append(_SECOND, (dataset, plan))
 
     def second_ledgers(self) -> list[tuple[str, bytes]]:
-        """(dataset, plan) of each plan whose records were declared to be of another ledger."""
+        """List (dataset, plan) of the plans whose earlier plan was charged elsewhere."""
         writes = self._chain.writes()
         return [
             msgspec.msgpack.decode(w.value, type=tuple[str, bytes])
@@ -443,12 +467,12 @@ class Ledger:
         ]
 
     def set_ceiling(self, dataset: str, epsilon: float, delta: float) -> None:
-        """Write down the most that may be spent on a dataset; it may be raised, never forgotten.
+        """Set the ceiling of a dataset; every change is recorded in the chain.
 
         Raises
         ------
         InputError
-            For values out of range, and for a ceiling below what was spent.
+            If a value is out of range, or the ceiling is below what was spent.
         """
         epsilon = number("epsilon", epsilon, above=0)
         delta = number("delta", delta, above=0, below=1)
@@ -464,21 +488,24 @@ class Ledger:
                 self._append("ceiling", row)
 
     def ceiling(self, dataset: str) -> tuple[float, float] | None:
-        """(epsilon, delta) of a dataset; None where none was set, and nothing may be spent."""
+        """Return the ceiling (epsilon, delta) of a dataset; None if it has none.
+
+        Without a ceiling nothing may be spent.
+        """
         row = self._db.execute(
             "SELECT epsilon, delta FROM ceilings WHERE dataset = ?", (dataset,)
         ).fetchone()
         return None if row is None else (row[0], row[1])
 
     def charges(self, dataset: str) -> list[Charge]:
-        """All charges on a dataset, in the order of plans and releases."""
+        """List all charges on a dataset, ordered by plan and release."""
         rows = self._db.execute(
             "SELECT * FROM charges WHERE dataset = ? ORDER BY plan, release", (dataset,)
         )
         return [Charge(*row) for row in rows]
 
     def charged(self, dataset: str, plan: bytes, release: int) -> Charge | None:
-        """The charge of one release; None where there is none."""
+        """Return the charge of one release; None if it was not charged."""
         row = self._db.execute(
             "SELECT * FROM charges WHERE dataset = ? AND plan = ? AND release = ?",
             (dataset, plan, release),
@@ -486,33 +513,36 @@ class Ledger:
         return None if row is None else Charge(*row)
 
     def datasets(self) -> list[str]:
-        """All datasets with a ceiling or a charge."""
+        """List all datasets with a ceiling or a charge."""
         query = "SELECT dataset FROM ceilings UNION SELECT dataset FROM charges ORDER BY 1"
         return [row[0] for row in self._db.execute(query)]
 
     def epsilon(
         self, dataset: str, delta: float | None = None, more: Charge | None = None
     ) -> float:
-        """Epsilon spent on a dataset, at delta (default: the ceiling's), with one charge more."""
+        """Compute the epsilon spent on a dataset, with one charge ``more`` if it is given.
+
+        By default at the ceiling's delta.
+        """
         if delta is None:
             ceiling = self.ceiling(dataset)
             if ceiling is None:
                 raise InputError(f'no ceiling is set for dataset "{dataset}"')
             delta = ceiling[1]
-        found = {(c.plan, c.release): c for c in self.charges(dataset)}
+        charges = {(c.plan, c.release): c for c in self.charges(dataset)}
         if more is not None:
-            found.setdefault((more.plan, more.release), more)
-        return together(found.values(), delta)
+            charges.setdefault((more.plan, more.release), more)
+        return together(charges.values(), delta)
 
     def allows(self, charge: Charge) -> bool:
-        """True if a charge is there already, or stays under the ceiling."""
+        """Return True if a charge is recorded already, or fits under the ceiling."""
         ceiling = self.ceiling(charge.dataset)
         if ceiling is None:
             return False
         return self.epsilon(charge.dataset, more=charge) <= ceiling[0] * (1.0 + 1e-9)
 
     def _over(self, charge: Charge) -> str:
-        """Why a charge does not fit, and how large a ceiling would have to be."""
+        """Say why a charge does not fit, and how large the ceiling would have to be."""
         release, dataset = charge.release, charge.dataset
         what = f"release {release}"
         if release < 0:
@@ -525,65 +555,69 @@ class Ledger:
         return f"{text}: join the same plan with {room}, or leave"
 
     def charge(self, charge: Charge) -> None:
-        """Write a charge, durably; one that is there already changes nothing.
+        """Record a charge durably. Recording the same charge again changes nothing.
 
         Raises
         ------
         OverBudget
-            If it does not stay under the ceiling.
+            If it does not fit under the ceiling.
         InputError
-            If the same release was charged for another report.
+            If the release was charged for a different report.
         """
         with self._transaction():
-            kept = self.charged(charge.dataset, charge.plan, charge.release)
-            if kept is not None and kept != charge:
+            recorded = self.charged(charge.dataset, charge.plan, charge.release)
+            if recorded is not None and recorded != charge:
                 raise InputError(f"release {charge.release} was charged for another report")
-            if kept is None and not self.allows(charge):
+            if recorded is None and not self.allows(charge):
                 raise OverBudget(self._over(charge))
-            if kept is None:
+            if recorded is None:
                 self._db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", charge)
                 self._append("charge", charge)
 
 
 def together(charges: Iterable[Charge], delta: float) -> float:
-    """Epsilon of charges at delta: squares added up, or those of pure ones as epsilons."""
-    found = list(charges)
-    rest = [c for c in found if not c.pure]
-    whole = _gaussian(found, delta)
-    if len(rest) == len(found):
-        return whole
-    pure = math.fsum(c.pure for c in found) * _UP
-    return min(whole, pure + _gaussian(rest, delta))
+    """Compute the epsilon of charges at delta.
+
+    The smaller one of two: that of the sum of all ``mu2``, and the sum of the pure epsilons plus
+    the epsilon of the other charges.
+    """
+    all_charges = list(charges)
+    not_pure = [c for c in all_charges if not c.pure]
+    epsilon_of_squares = _gaussian(all_charges, delta)
+    if len(not_pure) == len(all_charges):
+        return epsilon_of_squares
+    pure = math.fsum(c.pure for c in all_charges) * _UP
+    return min(epsilon_of_squares, pure + _gaussian(not_pure, delta))
 
 
 def _gaussian(charges: list[Charge], delta: float) -> float:
-    """Epsilon of squares at delta, infinite where it is spent on events."""
+    """Compute epsilon of the sum of ``mu2`` at delta, which must exceed the sum of ``told``."""
     if not any(c.mu2 for c in charges):
         return 0.0
     mu2 = math.fsum(c.mu2 for c in charges) * _UP
-    rest = delta - math.fsum(c.told for c in charges) * _UP
-    return _epsilon(math.sqrt(mu2), rest) if rest > 0.0 else math.inf
+    delta_left = delta - math.fsum(c.told for c in charges) * _UP
+    return _epsilon(math.sqrt(mu2), delta_left) if delta_left > 0.0 else math.inf
 
 
-#: A silo at its ceiling asks for the same number at every tick.
+#: Cached, since a silo at its ceiling needs the same number at every tick.
 _epsilon = lru_cache(maxsize=256)(gaussian_epsilon)
 
 
 def spent_lines(ledger: Ledger) -> list[dict[str, Any]]:
-    """What is spent on each dataset, and what is left, as plain data."""
-    rows, seconds = [], ledger.second_ledgers()
+    """Report the ceiling and what was spent of each dataset, as plain data."""
+    lines, second_ledgers = [], ledger.second_ledgers()
     for dataset in ledger.datasets():
         ceiling = ledger.ceiling(dataset)
-        found: dict[str, Any] = {"dataset": dataset, "charges": len(ledger.charges(dataset))}
+        line: dict[str, Any] = {"dataset": dataset, "charges": len(ledger.charges(dataset))}
         if ceiling is not None:
-            found |= {
+            line |= {
                 "ceiling_epsilon": ceiling[0],
                 "delta": ceiling[1],
                 "spent_epsilon": ledger.epsilon(dataset),
             }
         if ledger.identity:
-            found["ledger"] = ledger.identity.hex()
-        if plans := [plan.hex() for name, plan in seconds if name == dataset]:
-            found["second_ledger_of_plans"] = plans
-        rows.append(found)
-    return rows
+            line["ledger"] = ledger.identity.hex()
+        if plans := [plan.hex() for name, plan in second_ledgers if name == dataset]:
+            line["second_ledger_of_plans"] = plans
+        lines.append(line)
+    return lines

@@ -1,8 +1,9 @@
-"""What a deployed silo acts on: broadcasts of its plan, and of a plan that it continues.
+"""The model that a deployed silo acts on: from broadcasts of its plan, and of an earlier plan.
 
-A document that continues another holds the earlier document whole, so that every party can
-recompute both certificates, and the earlier hub's last broadcast, where acting goes on from its
-model. What is exported is made of broadcasts alone, and of nothing that the silo keeps to itself.
+A document that continues an earlier plan holds the whole earlier document, so that every party can
+recompute both certificates. If silos start from the earlier model, it also holds the earlier hub's
+last broadcast. The exported model is computed from broadcasts only, never from data that stays at
+the silo.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Played(NamedTuple):
-    """An estimate with its radii, and the regularised sums (s,) that it was made of."""
+    """An estimate with its radii, and the regularised sums (s,) that it is computed from."""
 
     sums: np.ndarray
     estimate: Estimate
@@ -42,21 +43,21 @@ class Played(NamedTuple):
 
 
 class Model(Acting):
-    """Acts on the last broadcast; with a start also on the last one of an earlier plan.
+    """Act on the last broadcast and, with a start, also on the last broadcast of an earlier plan.
 
     Parameters
     ----------
     plan : Plan
     start : Played, optional
-        What the earlier plan was played by at its end.
+        The model that the earlier plan acted on at its end. Before the first release of this plan
+        it is used alone.
 
     Notes
     -----
-    V and u of both plans add up. Let u - V theta* = S + e in each, with ||S||_{V^-1} <= radius and
-    ||e|| <= second (docs/radius.md). S' V^-1 S is jointly convex and homogeneous of degree 1, so
-    for the sum of both the squares of the radii add up, and so do the second radii; the
-    probabilities that a radius is too small add up, too. Before the first release the start alone
-    is played.
+    V and u of both plans are added. Let u - V theta* = S + e in each plan, with
+    ||S||_{V^-1} <= radius and ||e|| <= second (docs/radius.md). S' V^-1 S is jointly convex and
+    homogeneous of degree 1, so for the sum the squared radii add up. The second radii add up, and
+    so do the probabilities that a radius is too small.
     """
 
     def __init__(self, plan: Plan, start: Played | None = None) -> None:
@@ -72,45 +73,45 @@ class Model(Acting):
         self.round = self.plan.end(release)
 
     def _added(self, values: np.ndarray, release: int) -> Played:
-        """What is played from the sums of a release on."""
+        """Compute the model from the sums of a release, and from the start if there is one."""
         shift = self._refresh(values, release)
-        own = Played(
+        from_release = Played(
             self._regularised(values, release, shift),
             self._estimate,
             self._radius_at(release),
             self._second_bonus,
         )
         if self.start is None or not release:
-            return self.start or own
-        sums = self.start.sums + own.sums
+            return self.start or from_release
+        sums = self.start.sums + from_release.sums
         estimate, _ = Estimate.of_sums(self.plan.dimension, sums, 0.0)
         if not np.isfinite(estimate.theta).all():
             raise environments.status_error(-2)
-        radius = math.hypot(self.start.radius, own.radius)
-        return Played(sums, estimate, radius, self.start.second + own.second)
+        radius = math.hypot(self.start.radius, from_release.radius)
+        return Played(sums, estimate, radius, self.start.second + from_release.second)
 
     def _regularised(self, values: np.ndarray, release: int, shift: float) -> np.ndarray:
-        """The sums with what `_refresh` adds to the diagonal."""
+        """Add to the sums what `_refresh` adds to the diagonal of V."""
         plan, k = self.plan, self.plan.entry(release)
-        added = float(plan.regularizer[k])
+        regularizer = float(plan.regularizer[k])
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
-            added = linalg.choose_regularizer(values, added, floor, plan.dimension)
+            regularizer = linalg.choose_regularizer(values, regularizer, floor, plan.dimension)
         sums, d = np.array(values), plan.dimension
-        sums[d + diagonal(d)] += added + shift
+        sums[d + diagonal(d)] += regularizer + shift
         return sums
 
     def _radius_at(self, release: int) -> float:
-        """beta after a release."""
-        before = self.release, self.round
+        """Compute the radius beta after a release."""
+        saved = self.release, self.round
         self.release, self.round = release, self.plan.end(release)
         try:
             return self._radius()
         finally:
-            self.release, self.round = before
+            self.release, self.round = saved
 
     def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
-        """Index and features of the action to play, of (K, d)."""
+        """Choose one of K rows (K, d); return its index and features."""
         plan, (_, estimate, radius, second) = self.plan, self._played
         if plan.tie_bonus < 1.0 and self._bonus == 1.0:
             return estimate.select_tied(features, radius, second, plan.reward_limit, plan.tie_bonus)
@@ -118,24 +119,24 @@ class Model(Acting):
 
     @property
     def played(self) -> Played:
-        """What is played now."""
+        """The estimate, radii and sums that are used now."""
         return self._played
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat, (d,)."""
+        """The estimate theta_hat, (d,)."""
         return self._played.estimate.theta.copy()
 
     @property
     def gram(self) -> np.ndarray:
-        """V, (d, d), with its regularizer and shift, to rounding."""
+        """V, (d, d), with its regularizer and shift, up to rounding."""
         root = np.linalg.inv(self._played.estimate.w)
-        made: np.ndarray = root @ root.T
-        return made
+        gram: np.ndarray = root @ root.T
+        return gram
 
 
 def diagonal(dimension: int) -> np.ndarray:
-    """Places of the diagonal in a packed lower triangle."""
+    """Return the indices of the diagonal in a packed lower triangle, (d,)."""
     return np.cumsum(np.arange(1, dimension + 1)) - 1
 
 
@@ -144,22 +145,22 @@ def diagonal(dimension: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Decision:
-    """An action for one person, durable before the application hears of it.
+    """An action for one person. It is durable before the application receives it.
 
     Parameters
     ----------
     id : str
-        To be named with the reward.
+        Identifies the decision when its reward is reported.
     action : int
-        Index of the row to play.
+        Index of the chosen row.
     propensity : float
-        The chance that this action had.
+        Probability of choosing this action.
     model : int
-        The release that chose it.
+        Release of the model that chose it.
     learns : bool
-        True if its reward will enter a report.
+        True if its reward may enter a report.
     name : str
-        The action's, of a plan with columns of records; ``action`` is then its index there.
+        With columns of records, the name of the action, whose index in the catalogue is ``action``.
     """
 
     id: str
@@ -171,7 +172,21 @@ class Decision:
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a decision. offer: digest of the rows offered; x: the features played."""
+    """A stored decision.
+
+    Parameters
+    ----------
+    action, propensity, model, learns
+        As in `Decision`.
+    time : float
+        Seconds since 1970.
+    x : bytes
+        Features of the chosen row, float64.
+    offer : bytes
+        First 16 bytes of the SHA-256 of the offered rows.
+    subject : bytes
+        Keyed digest of the person; empty if none was given.
+    """
 
     action: int
     propensity: float
@@ -184,7 +199,18 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """How a decision ended: its reward and the leaf it entered, 0 for none."""
+    """The stored end of a decision.
+
+    Parameters
+    ----------
+    leaf : int
+        The leaf that its reward entered; 0 for none.
+    reward : float or None
+    time : float
+        Seconds since 1970.
+    why : str
+        Why it entered no leaf: "late", "unused" or "cancelled"; else empty.
+    """
 
     leaf: int
     reward: float | None
@@ -192,23 +218,24 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     why: str = ""
 
 
-# ---- plans that go on after another --------------------------------------------------------------
+# ---- plans that continue an earlier plan ---------------------------------------------------------
 
-#: The most plans of one chain.
+#: Maximum number of plans in a chain.
 MOST = 16
 
 
 class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a document says of the plan that it continues.
+    """The part of a document about the plan that it continues.
 
     Parameters
     ----------
     document : bytes
         The earlier document.
     start : bytes
-        The broadcast whose model is played at the start and added to later ones; empty for none.
+        The earlier hub's broadcast whose model silos start from, and to which later releases are
+        added; empty for none.
     why : str
-        Why there is no start, as a key of `REASONS`; empty where there is one.
+        Why there is no start, as a key of `REASONS`; empty if there is one.
     """
 
     document: bytes
@@ -219,7 +246,7 @@ class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 # ---- verification --------------------------------------------------------------------------------
 
 
-#: Why a plan that continues another has no start, by the word that its document stores.
+#: Word in a document -> why a plan that continues an earlier one does not start from its model.
 REASONS = {
     "requested": "a start without the earlier model was requested",
     "no-release": "the earlier plan had no release yet",
@@ -229,10 +256,10 @@ REASONS = {
 
 
 def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
-    """Why the earlier model cannot be the start of a plan, as a key of `REASONS`; empty if it can.
+    """Say why the earlier model cannot be a plan's start, as a key of `REASONS`; empty if it can.
 
-    Its sums are released, so any use of them costs nothing. It must be of the same parameter: of
-    the same features, coded and clipped alike.
+    Its sums are released, so their use costs no privacy. But it must be a model of the same
+    parameter theta: features must be the same, and coded and clipped in the same way.
     """
     _check_kinds(document, earlier)
     if document.schema != earlier.document.schema:
@@ -241,10 +268,10 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
 
 
 def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
-    """Refuse plans of two kinds: what they protect, or learn, is not the same."""
+    """Refuse plans of different kinds, which protect or learn different things."""
     others = ("robin", *EXPERTS)
-    named = {a if a in others else "" for a in (document.algorithm, earlier.document.algorithm)}
-    if len(named) > 1:
+    kinds = {a if a in others else "" for a in (document.algorithm, earlier.document.algorithm)}
+    if len(kinds) > 1:
         raise InputError(
             "a plan continues one of its own kind alone: of robin, of fed-svt, of "
             "fed-dp-ope-stoch, or of linear bandits; what others protect or learn is something "
@@ -253,7 +280,7 @@ def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
 
 
 def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
-    """Refuse a chain of too many plans, before the first of them is derived."""
+    """Refuse a chain of too many plans, before any of them is derived."""
     plans, each = 1, document
     while each.extends is not None:
         plans += 1
@@ -263,7 +290,7 @@ def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
 
 
 def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> None:
-    """Refuse an earlier plan of other parties, and a start that is not its hub's broadcast."""
+    """Refuse an earlier plan with different parties, and a start that does not fit both plans."""
     extends, old = document.extends, earlier.document
     assert extends is not None
     _check_kinds(document, earlier)
@@ -272,45 +299,48 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
         raise InputError(
             "a plan that continues another must have its parties, with the same names and keys"
         )
-    begin, wrong = old.calendar.start, no_start(document, plan, earlier)
+    earliest, reason = old.calendar.start, no_start(document, plan, earlier)
     if extends.start:
-        if wrong or extends.why:
-            raise InputError(f"the earlier model cannot be the start: {REASONS.get(wrong, '')}")
-        begin = old.calendar.closes[start_of(extends, earlier)[0] - 1]
+        if reason or extends.why:
+            raise InputError(f"the earlier model cannot be the start: {REASONS.get(reason, '')}")
+        earliest = old.calendar.closes[start_of(extends, earlier)[0] - 1]
     elif not extends.why:
         raise InputError("a plan without the earlier model must say why")
     elif choice("extends.why", extends.why, tuple(REASONS)) not in (
-        wrong,
+        reason,
         "requested",
         "no-release",
     ):
         raise InputError(f"the plan says that {REASONS[extends.why]}, which is not so")
-    if document.calendar.start < begin:
+    if document.calendar.start < earliest:
         raise InputError(
-            f"calendar.start must be at least {begin}, when the earlier plan's last release "
+            f"calendar.start must be at least {earliest}, when the earlier plan's last release "
             f"closed, got {document.calendar.start}"
         )
 
 
 def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
-    """The release of a start, and what silos act on after it; Refused if it is no broadcast."""
-    found = earlier.wire.read(extends.start, ("broadcast",))
-    if found.sender != earlier.document.hub.name or not 1 <= found.release <= earlier.plan.releases:
+    """Return the release of a start, and its model; Refused if it is not a valid broadcast."""
+    envelope = earlier.wire.read(extends.start, ("broadcast",))
+    if (
+        envelope.sender != earlier.document.hub.name
+        or not 1 <= envelope.release <= earlier.plan.releases
+    ):
         raise InputError("the start must be a broadcast of the earlier plan's hub")
-    body, who = earlier.wire.body(found, Broadcast), "the start"
-    check_entries(body.entries, earlier.plan.silos, who)
+    body, source = earlier.wire.body(envelope, Broadcast), "the start"
+    check_entries(body.entries, earlier.plan.silos, source)
     if len(body.entries) < earlier.document.least:
         raise InputError(
             f"the start must be of {earlier.document.least} silos at least, the earlier plan's "
             f"least, got {len(body.entries)}"
         )
     model = acted_on(earlier)
-    model.adopt(earlier.wire.floats(body.values, who), found.release)
-    return found.release, model
+    model.adopt(earlier.wire.floats(body.values, source), envelope.release)
+    return envelope.release, model
 
 
 def earlier_model(deployed: DeployedPlan) -> Any:
-    """What the silos of the plan that this one continues acted on at its end; None if no start."""
+    """Return the model at the end of the plan that this one continues; None without a start."""
     earlier, extends = deployed.earlier, deployed.document.extends
     if earlier is None or extends is None or not extends.start:
         return None
@@ -318,18 +348,18 @@ def earlier_model(deployed: DeployedPlan) -> Any:
 
 
 def model_at_start(deployed: DeployedPlan) -> Model:
-    """What a silo of a plan of linear bandits acts on before its first release."""
+    """Create the model of a linear bandit before the first release."""
     before = earlier_model(deployed)
     return Model(deployed.plan, before.played if before is not None else None)
 
 
 def plan_depth(deployed: DeployedPlan) -> int:
-    """Plans in the chain that ends with this one."""
+    """Return the number of plans in the chain that ends with this one."""
     return 1 + (plan_depth(deployed.earlier) if deployed.earlier is not None else 0)
 
 
 def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
-    """The plans of the chain that ends with this one, the first one first."""
+    """List the plans of the chain that ends with this one, oldest first."""
     before = chain(deployed.earlier) if deployed.earlier is not None else []
     return [*before, deployed]
 
@@ -338,12 +368,12 @@ def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
 
 
 def together(plan: Executed, earlier: DeployedPlan) -> float:
-    """Epsilon of a plan and of all plans before it, for what is in each, at its delta.
+    """Compute the epsilon of a person or silo in all plans of a chain, at the plan's delta.
 
     Notes
     -----
-    Guarantee: squared GDP parameters add up over plans, whose noise is drawn apart, also where a
-    later plan acts on what an earlier one released (adaptive composition); so do pure epsilons.
+    Guarantee: squared GDP parameters add up over plans with independent noise, even if a later plan
+    acts on releases of an earlier one (adaptive composition). Pure epsilons add up as well.
     """
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
@@ -352,7 +382,7 @@ def together(plan: Executed, earlier: DeployedPlan) -> float:
 
 
 def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan) -> Certificate:
-    """The certificate of a plan with an entry for it and all plans before it together."""
+    """Add to a plan's certificate an entry for the plan and all plans before it together."""
     epsilon = together(plan, earlier)
     if not math.isfinite(epsilon):
         raise InputError("the plans together have no finite epsilon at this delta; take a larger")
@@ -375,7 +405,7 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
 
 
 def summary(deployed: DeployedPlan) -> dict[str, Any]:
-    """What status and export say of the plans before this one; empty where there is none."""
+    """Summarise the plans before this one for status and export; empty if there are none."""
     earlier, extends = deployed.earlier, deployed.document.extends
     if earlier is None or extends is None:
         return {}
@@ -396,7 +426,7 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
 
 
 def model_of(party: SiloParty) -> dict[str, Any]:
-    """The model that a silo acts on.
+    """Export the model that a silo acts on.
 
     Parameters
     ----------
@@ -405,12 +435,15 @@ def model_of(party: SiloParty) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``format``, ``federation``, ``plan`` (digest), ``release``, ``releases``, ``schema``
-        (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm;
-        of a plan of records also ``records``: how a row is made of one),
-        ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played (None in phases, where
-        only theta is, and of experts, where theta are their weights), and ``certificate``;
-        of a plan that continues another also ``extends``, and the model is then that of both.
+        ``format``, ``federation``, ``plan`` (its SHA-256), ``release``, ``releases``,
+        ``certificate``, and:
+
+        - ``schema``: ``norm`` and ``columns``. A row is clipped to the ranges of the columns and
+          then divided by the norm. With columns of records also ``records``, which says how a
+          record becomes a row.
+        - ``theta``, (d,). For experts, their weights.
+        - ``V``, (d, d), with regularizer and shift. None for plans in phases or with experts.
+        - ``extends``, if the plan continues an earlier one. The model is then that of both plans.
 
     Raises
     ------
@@ -419,7 +452,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
 
     Notes
     -----
-    Guarantee: that of the certificate, since it is made of broadcasts alone.
+    Guarantee: that of the certificate, since the model is computed from broadcasts only.
     """
     if not party.model.release and party.model.start is None:
         raise InputError(f"silo {party.name} has no model yet: no release has reached it")
@@ -439,16 +472,16 @@ def model_of(party: SiloParty) -> dict[str, Any]:
 
 
 def _schema(schema: Schema) -> dict[str, Any]:
-    """A schema as plain data."""
-    made: dict[str, Any] = {
+    """Convert a schema to plain data."""
+    data: dict[str, Any] = {
         "norm": schema.norm,
         "columns": [msgspec.structs.asdict(column) for column in schema.columns],
     }
     if schema.records is not None:
-        made["records"] = {
+        data["records"] = {
             "columns": [msgspec.structs.asdict(each) for each in schema.records.variables],
             "actions": msgspec.structs.asdict(schema.records.actions),
             "reward": msgspec.structs.asdict(schema.records.outcome),
         }
-    plain: dict[str, Any] = msgspec.to_builtins(made)
+    plain: dict[str, Any] = msgspec.to_builtins(data)
     return plain

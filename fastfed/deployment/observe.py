@@ -1,7 +1,7 @@
-"""Numbers and log lines for those who run parties: Prometheus text, and JSON without values.
+"""Metrics and logs for operators: Prometheus text, and JSON lines.
 
-Neither holds anything of a record. A silo's metrics count its own records (open, clipped), which
-nobody outside may see, so they are served to its own machine alone.
+Neither has values of records. A silo's metrics count its records (open, clipped). Nobody outside
+may see these counts, so they are served on the silo's machine only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 
 
 def hub_numbers(hub: Hub, now: float) -> dict[str, float]:
-    """What `GET /metrics` of a hub has, by name; now: seconds since 1970."""
+    """Return the metrics of a hub by name; ``now`` is in seconds since 1970."""
     status: dict[str, Any] = hub.status()
     closes = status["next_close"]
     due = closes is not None and now >= closes
@@ -43,12 +43,12 @@ def hub_numbers(hub: Hub, now: float) -> dict[str, float]:
 
 
 def waiting_seconds(waits: dict[str, Any], now: float) -> float:
-    """How long a party has waited for something that is due; 0 where nothing is."""
+    """Return the seconds that a party has waited for something that is due; 0 if nothing is."""
     return 0.0 if waits["since"] is None else max(0.0, now - waits["since"])
 
 
 def silo_numbers(silo: SiloProcess) -> dict[str, float]:
-    """What `GET /metrics` of a silo has, by name."""
+    """Return the metrics of a silo by name."""
     party, ledger, dataset, now = silo.party, silo.party.ledger, silo.party.dataset, silo.now()
     ceiling = ledger.ceiling(dataset)
     numbers: dict[str, float] = {
@@ -77,7 +77,7 @@ def silo_numbers(silo: SiloProcess) -> dict[str, float]:
     return numbers
 
 
-#: What each number is, for those who read the text.
+#: Metric -> its HELP line in the text.
 HELP = {
     "releases_total": "Releases of the plan.",
     "released": "The last release: made by the hub, or acted on by the silo.",
@@ -104,22 +104,26 @@ HELP = {
 
 
 def prometheus(kind: str, numbers: dict[str, float]) -> str:
-    """Numbers in Prometheus' text format; kind: hub or silo."""
+    """Format metrics as Prometheus text; ``kind`` is "hub" or "silo"."""
     lines = []
     for name, value in numbers.items():
-        full = f"fastfed_{kind}_{name}"
-        lines += [f"# HELP {full} {HELP[name]}", f"# TYPE {full} gauge", f"{full} {value:.12g}"]
+        metric = f"fastfed_{kind}_{name}"
+        lines += [
+            f"# HELP {metric} {HELP[name]}",
+            f"# TYPE {metric} gauge",
+            f"{metric} {value:.12g}",
+        ]
     return "\n".join(lines) + "\n"
 
 
 class Metrics(Bounded, HTTPServer):
-    """Serves `GET /metrics` of a silo on the loopback address, and nothing else.
+    """Serve `GET /metrics` of a silo on the loopback address, and nothing else.
 
     Parameters
     ----------
     silo : SiloProcess
     port : int
-        0 for any free one, which ``server_port`` then has.
+        With 0 the system chooses a free port, which ``server_port`` then has.
     """
 
     def __init__(self, silo: SiloProcess, port: int) -> None:
@@ -133,11 +137,13 @@ class Metrics(Bounded, HTTPServer):
 
 
 def _of(silo: SiloProcess) -> type[LocalHandler]:
+    """Create the class that handles requests for a silo's metrics."""
+
     class Handler(LocalHandler):
-        """Answers GET /metrics."""
+        """Answer GET /metrics."""
 
         def do_GET(self) -> None:
-            # A page in a browser of this machine could ask by another name for it.
+            # Refuse other host names: a web page in a local browser could use one (DNS rebinding).
             host = (self.headers.get("host") or "").rsplit(":", 1)[0]
             if self.path != "/metrics" or host not in ("127.0.0.1", "localhost"):
                 self.send_error(404)
@@ -152,9 +158,9 @@ def _of(silo: SiloProcess) -> type[LocalHandler]:
 
 # ---- logs ----------------------------------------------------------------------------------------
 
-#: What a dialer says when it gets no answer, and when it does again.
+#: Messages of a dialer when the hub stops answering, and when it answers again.
 UNREACHABLE, REACHED = "the hub cannot be reached", "the hub is reached again"
-#: The event of a sentence by its first words.
+#: First words of a message -> the name of its event.
 EVENTS = (
     (UNREACHABLE, "unreachable"),
     (REACHED, "reached"),
@@ -168,12 +174,12 @@ _NUMBER = re.compile(r"[-+]?\d[\w.+-]*|\bnan\b|\binf\b", re.IGNORECASE)
 
 
 def masked(text: str) -> str:
-    """A sentence without its numbers, which might be those of a report."""
+    """Replace the numbers in a message by #, since they may come from a report."""
     return _NUMBER.sub("#", text)
 
 
 class JsonLog:
-    """Writes a line of JSON for each event: time, party, event, and public numbers of the plan.
+    """Write a line of JSON for each event: time, party, event, and public numbers of the plan.
 
     Parameters
     ----------
@@ -184,54 +190,54 @@ class JsonLog:
 
     def __init__(self, stream: IO[str], party: str, clock: Clock = time.time) -> None:
         self._stream, self._party, self._clock = stream, party, clock
-        self._turn, self._last = threading.Lock(), dict[str, Any]()
+        self._lock, self._last_state = threading.Lock(), dict[str, Any]()
 
     def event(self, event: str, **fields: Any) -> None:
-        """Write one line; fields must be names and public numbers."""
+        """Write one line. Fields must be names and public numbers."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
         line = {"time": now, "party": self._party, "event": event, **fields}
-        with self._turn:
+        with self._lock:
             self._stream.write(json.dumps(line) + "\n")
             self._stream.flush()
 
     def __call__(self, text: str) -> None:
-        """Write a sentence about messages, without its numbers."""
-        found = (event for start, event in EVENTS if text.startswith(start))
-        self.event(next(found, "problem"), text=masked(text))
+        """Write a message about the network, without its numbers."""
+        events = (event for start, event in EVENTS if text.startswith(start))
+        self.event(next(events, "problem"), text=masked(text))
 
     def look(self, process: Process) -> None:
-        """Write what has changed since the last look: releases, reports, and whether it stopped."""
+        """Write what has changed since the last call, such as releases, reports and stops."""
         party: Any = process.party
         waits = party.waits(process.now())
-        now: dict[str, Any] = {"stopped": bool(getattr(party, "stopped", ""))}
-        now["clock_off"] = bool(process.clock_off)
-        now["waits"] = "" if waits["since"] is None else " ".join((waits["state"], *waits["who"]))
+        state: dict[str, Any] = {"stopped": bool(getattr(party, "stopped", ""))}
+        state["clock_off"] = bool(process.clock_off)
+        state["waits"] = "" if waits["since"] is None else " ".join((waits["state"], *waits["who"]))
         if isinstance(process, SiloProcess):
-            now |= {"sealed": max(party.sealed, default=0), "released": party.model.release}
-            now["lost"] = len(party.lost)
+            state |= {"sealed": max(party.sealed, default=0), "released": party.model.release}
+            state["lost"] = len(party.lost)
         elif isinstance(party, Hub):
-            now |= {"released": len(party.broadcasts), "alarms": len(party.alarms)}
-            now["stopped"] = bool(party.ended)
+            state |= {"released": len(party.broadcasts), "alarms": len(party.alarms)}
+            state["stopped"] = bool(party.ended)
         else:
-            now["opened"] = len(party.answers)
-        for name, value in now.items():
-            if value != self._last.get(name, type(value)()):
+            state["opened"] = len(party.answers)
+        for name, value in state.items():
+            if value != self._last_state.get(name, type(value)()):
                 self.event(name, value=value)
-        self._last = now
+        self._last_state = state
 
 
 class JsonHandler(logging.Handler):
-    """Passes a logger's records on to a `JsonLog`, without numbers and without tracebacks."""
+    """Pass a logger's records to a `JsonLog`, without numbers and tracebacks."""
 
     def __init__(self, log: JsonLog) -> None:
         super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; of an exception its type alone."""
-        more = (
+        """Write one record; for an exception only its type."""
+        fields = (
             {}
             if not record.exc_info or not record.exc_info[0]
             else {"exception": record.exc_info[0].__name__}
         )
-        self._log.event("server", level=record.levelname, text=masked(str(record.msg)), **more)
+        self._log.event("server", level=record.levelname, text=masked(str(record.msg)), **fields)

@@ -1,6 +1,6 @@
-"""What silo, hub and helper have in common: steps, and a process that runs a party on disk.
+"""What silo, hub and helper share: steps, clocks, and the process that runs a party on disk.
 
-The writes of a step are durable, in order, before a message leaves.
+All writes of a step are durable, in order, before its first message is sent.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
-    """Bytes for a party."""
+    """A signed message and the name of the party that it is for."""
 
     to: str
     data: bytes
 
 
 class Said(NamedTuple):
-    """What a party says: its clock showed ``time`` after the reader's own showed ``after``."""
+    """A sender's clock reading: its clock showed ``time`` after the reader's showed ``after``."""
 
     name: str
     time: float
@@ -39,9 +39,9 @@ class Said(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a party wants done: writes, one after the other, each durable, and then messages.
+    """What a party's process does next: make the writes durable in order, then send the messages.
 
-    problem: what was wrong with the message, where the party keeps a note of it.
+    ``problem`` says what was wrong, for the log and the status; empty if nothing was.
     """
 
     writes: tuple[Write | Charge, ...] = ()
@@ -50,207 +50,234 @@ class Step(NamedTuple):
 
 
 class Party(Protocol):
-    """Interface of a party: a pure state machine, whose state is the fold of its writes.
+    """Interface of a party: a state machine whose durable state is the fold of its writes.
 
-    Neither method changes what the party would do next, except by what `fold` is then told, and by
-    what it has heard since it was started, which it asks for again after a restart.
+    `handle` and `tick` do not change the durable state; only `fold` does. They may change the state
+    of this process, which a party requests again after a restart.
     """
 
     name: str
-    #: By how many seconds this machine's clock is ahead of the others' (less than 0: behind).
+    #: Seconds by which this machine's clock is ahead of the others' (negative: behind).
     ahead: float
-    #: What the last message said of its sender's clock.
+    #: The clock reading of the last message's sender, if it had one.
     clock_said: Said | None
+    #: See `Speaker.asked`.
+    asked: float | None
 
     def handle(self, data: bytes, now: float) -> Step:
-        """What a message leads to; Refused for one that is not accepted."""
+        """Process a message; Refused if it is not accepted."""
         ...
 
     def tick(self, now: float) -> Step:
-        """What the time leads to; asked again until it writes nothing."""
+        """Do what is due at a time. Called again until it returns no writes."""
         ...
 
     def fold(self, write: Write) -> None:
-        """Take in a write that is durable."""
+        """Apply a durable write to the state."""
         ...
 
 
 class Speaker:
-    """A party's name, keys and mail."""
+    """Base of the parties: name, keys, signed messages and clock."""
 
     def __init__(self, deployed: DeployedPlan, name: str, seed: bytes) -> None:
         self.deployed, self.name = deployed, name
         self.plan, self.wire = deployed.plan, deployed.wire
         self.identity: Identity = deployed.identity(name, seed)
-        #: See `SteadyClock.ahead`; the time that counts is the earlier of the two.
+        #: See `SteadyClock.ahead`. Of this machine's time and the others', the earlier counts.
         self.ahead = 0.0
         self.clock_said: Said | None = None
-        #: When the question was asked that has no answer yet; None if all have one.
+        #: Start of the first call to the hub that no answer was accepted for; 0 if the last call
+        #: failed, None if one was accepted since.
         self.asked: float | None = None
 
     @cached_property
     def agreement(self) -> bytes:
-        """This party's countersignature of the plan, which goes with every `join`."""
+        """Countersignature of the plan by this party, sent with every `Join`."""
         return self.deployed.agreed(self.identity)
 
     def made(self, release: int, body: Body) -> bytes:
-        """A signed message of this party."""
+        """Encode and sign a message of this party."""
         return self.wire.made(self.identity, self.name, release, body)
 
     def unanswered(self, now: float) -> bool:
-        """True if the hub does not answer, or has not yet although it had the time."""
+        """Return True if the last call failed, or has waited for more than `LATE` seconds."""
         return self.asked is not None and now > self.asked + LATE
 
     def own_time(self, now: float) -> float:
-        """What this machine's clock says, where ``now`` is the time that counts."""
+        """Convert ``now``, the time that counts, to the time of this machine's clock."""
         return now + max(self.ahead, 0.0)
 
     def _says(self, sender: str, time: float, after: float) -> None:
-        """Note what a message says of its sender's clock; Refused for what no clock can show."""
+        """Store the clock reading of a message; Refused for a time that no clock can show."""
         for shown in (time, after):
             if not 0.0 <= shown < LATEST:
                 raise Refused(f"the time of {sender} must be in seconds since 1970, got {shown}")
         self.clock_said = Said(sender, time, after) if time else None
 
     def waits(self, now: float) -> dict[str, Any]:
-        """What this party waits for now and since when, see `progress.WAITS`."""
-        found, later = self._waits(now), self._waits(now + abs(self.ahead))
-        idle = found["state"] == "open" or (found["state"] == "hub" and not self.unanswered(now))
-        if not self.ahead or not idle or later["state"] == "open":
-            return found
-        return found | clocks_differ(later["since"], self._others())
+        """Report what this party waits for and since when, as a row of `progress.WAITS`.
+
+        If the clocks differ and only this machine's clock says that something is due, the party
+        waits for the clocks.
+        """
+        waits_now, waits_later = self._waits(now), self._waits(now + abs(self.ahead))
+        idle = waits_now["state"] == "open" or (
+            waits_now["state"] == "hub" and not self.unanswered(now)
+        )
+        if not self.ahead or not idle or waits_later["state"] == "open":
+            return waits_now
+        return waits_now | clocks_differ(waits_later["since"], self._others())
 
     def _waits(self, now: float) -> dict[str, Any]:
-        """What this party waits for if it is now."""
+        """Report what this party waits for if the time is ``now``."""
         raise NotImplementedError
 
     def _others(self) -> list[str]:
-        """The parties that this one exchanges messages with."""
+        """Return the names of the parties that this one exchanges messages with."""
         return [self.deployed.document.hub.name]
 
     def _limits(self) -> Range:
-        """What messages of the plan can hold."""
+        """Return the ranges that values in this plan's messages can have."""
         return Range(self.plan)
 
 
 # ---- on disk -------------------------------------------------------------------------------------
 
 Clock = Callable[[], float]
-#: A wall clock may differ from the time that has passed by so many seconds without being doubted,
-#: and is believed all the same once it has differed by one amount for so long.
+#: A jump of the wall clock by more than DOUBTED seconds is ignored at first. It is believed once it
+#: has stayed the same for BELIEVED seconds.
 DOUBTED, BELIEVED = 30.0, 600.0
-#: Seconds that an answer may take before a status says that it is waited for.
+#: Seconds that an answer may take before the status says that the party waits for it.
 LATE = 5.0
-#: The latest time that a party can say, far beyond every calendar.
+#: Times in messages must be below this one, which is far beyond every calendar.
 LATEST = 2.0**40
 
 
 def passed() -> float:
-    """Seconds that have passed, those of a suspended machine included where the system has them."""
+    """Return monotonic seconds, including time when the machine was suspended where possible."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class SteadyClock:
-    """The wall clock, but for jumps that do not last, and never later than the others' clocks.
+    """A wall clock that ignores short-lived jumps and is never later than the others' clocks.
 
-    Closing a leaf cannot be undone, so one wrong clock must not close any.
+    Closing a leaf cannot be undone, so a single wrong clock must not close one.
 
-    - A reading that is not where the last one and the time since then lead is not believed: the
-      clock goes on from the last one. Once the wall clock has been off by the same amount for
-      `BELIEVED` seconds, or agrees with the clocks of the others, it is believed again.
-    - Other parties say the time in messages that they sign. Where this clock is more than
-      `DOUBTED` seconds ahead of theirs (of the median of them), theirs counts: a silo closes a leaf
-      when its own clock and the hub's say so, and a hub ends a grace period when its own clock and
-      those of half of the silos do. A clock that is behind counts as it is.
+    - A jump is a reading that differs from the last reading plus the monotonic time since. It is
+      ignored: the clock continues from the last reading. The wall clock is believed again once the
+      jump has stayed the same for `BELIEVED` seconds, or once it agrees with the other clocks.
+    - Other parties put their time into messages that they sign. If this clock is certainly more
+      than `DOUBTED` seconds ahead of the median of their clocks, their time counts. So a silo
+      closes a leaf when both its clock and the hub's may say that the period is over. A hub ends a
+      grace period when its own clock and those of half of the silos may say so. A clock that is
+      behind is not corrected.
 
     Parameters
     ----------
-    wall, monotonic : callable
-        Seconds since 1970, and seconds since any point that only ever increase.
+    wall : callable
+        Returns seconds since 1970.
+    monotonic : callable
+        Returns seconds since any fixed point; never decreases.
     """
 
     def __init__(self, wall: Clock = time.time, monotonic: Clock = passed) -> None:
         self._wall, self._monotonic = wall, monotonic
-        self._turn = threading.Lock()
-        self._last, self._at = wall(), monotonic()
-        self._jump, self._since = 0.0, self._at
-        #: By party: its time less the monotonic one, at least and at most.
-        self._others: dict[str, tuple[float, float]] = {}
-        #: By how many seconds the wall clock is off, while it is not what counts; else 0.
+        self._lock = threading.Lock()
+        self._last_reading, self._read_at = wall(), monotonic()
+        self._jump, self._jump_since = 0.0, self._read_at
+        #: Party -> lower and upper bound of its time minus this machine's monotonic time, and the
+        #: monotonic time of the message that it had read.
+        self._others: dict[str, tuple[float, float, float]] = {}
+        #: Seconds by which the wall clock is off while it is ignored; else 0.
         self.off = 0.0
-        #: By how many seconds this clock is ahead of the others' (less than 0: behind), where it
-        #: is by more than `DOUBTED`; else 0.
+        #: Seconds by which this clock is ahead of the others' (negative: behind) if that is more
+        #: than `DOUBTED`; else 0.
         self.ahead = 0.0
 
     def __call__(self) -> float:
-        """Seconds since 1970."""
-        with self._turn:
+        """Return seconds since 1970."""
+        with self._lock:
             wall, at = self._wall(), self._monotonic()
-            own = self._steady(wall, at)
-            self.ahead = self._ahead(own, at)
+            reading = self._steady(wall, at)
+            self.ahead = self._ahead(reading, at)
             self.off = self._jump or self.ahead
-            return own - max(self.ahead, 0.0)
+            return reading - max(self.ahead, 0.0)
 
     def heard(self, said: Said) -> None:
-        """Take in what another party says of its clock.
+        """Update the bounds on another party's clock.
 
-        It said so after this clock was at ``said.after``, and before now. However long the message
-        took, and if an old one is sent again, that bounds what the other clock shows.
+        The other clock was read after this one showed ``said.after`` and before now. That gives two
+        bounds on the other clock, which are as far apart as the message and its answer took. A
+        message that answers an earlier question than the last one was delayed or sent again, and
+        changes nothing.
         """
-        with self._turn:
+        with self._lock:
             at = self._monotonic()
-            took = self._last + (at - self._at) - said.after
-            if not said.after or took < -1.0:
-                # Nothing was heard before, or this clock was set back since then.
+            elapsed = self._last_reading + (at - self._read_at) - said.after
+            if not said.after or elapsed < -1.0:
+                # The sender has read no message of this party, or this clock was set back since.
                 return
-            least, most = said.time - at, said.time - at + max(took, 0.0)
-            before = self._others.get(said.name, (least, most))
-            if before[0] <= most and least <= before[1]:
-                least, most = max(least, before[0]), min(most, before[1])
-            self._others[said.name] = least, most
+            elapsed = max(elapsed, 0.0)
+            asked = at - elapsed
+            if said.name in self._others and asked < self._others[said.name][2] - 1.0:
+                return
+            self._others[said.name] = said.time - at, said.time - at + elapsed, asked
 
     def _ahead(self, reading: float, at: float) -> float:
-        """By how many seconds a reading is ahead of the others' clocks, 0 up to `DOUBTED`."""
-        found = []
-        for least, most in self._others.values():
+        """Return the seconds by which a reading is ahead of the others' median clock.
+
+        Differences up to `DOUBTED` seconds count as 0. Of two other clocks, the one that differs
+        less counts.
+        """
+        differences = [0.0] if not self._others else []
+        for least, most, _ in self._others.values():
             ahead, behind = reading - (at + most), reading - (at + least)
-            found.append(ahead if ahead > DOUBTED else behind if behind < -DOUBTED else 0.0)
-        # Of two, what the clock that is further on says.
-        return sorted(found)[(len(found) - 1) // 2] if found else 0.0
+            differences.append(ahead if ahead > DOUBTED else behind if behind < -DOUBTED else 0.0)
+        differences.sort()
+        lower, upper = differences[(len(differences) - 1) // 2], differences[len(differences) // 2]
+        return max(lower, 0.0) or min(upper, 0.0)
+
+    def _agrees(self, reading: float, at: float) -> bool:
+        """Return True if the others' median clock certainly shows this, up to `DOUBTED` seconds."""
+        bounds = [
+            (reading - at - least, reading - at - most) for least, most, _ in self._others.values()
+        ]
+        errors = sorted(max(map(abs, pair)) for pair in bounds)
+        return bool(errors) and errors[len(errors) // 2] <= DOUBTED
 
     def _steady(self, wall: float, at: float) -> float:
-        """This machine's time, without jumps that do not last."""
-        expected = self._last + (at - self._at)
+        """Return this machine's time without short-lived jumps."""
+        expected = self._last_reading + (at - self._read_at)
         jump = wall - expected
-        if abs(jump) > DOUBTED and (not self._others or self._ahead(wall, at)):
+        if abs(jump) > DOUBTED and not self._agrees(wall, at):
             if abs(jump - self._jump) > DOUBTED:
-                self._jump, self._since = jump, at
-            contradicted = bool(self._others) and not self._ahead(expected, at)
-            if contradicted or at - self._since < BELIEVED:
+                self._jump, self._jump_since = jump, at
+            if at - self._jump_since < BELIEVED:
                 return expected
-        self._last, self._at, self._jump = wall, at, 0.0
+        self._last_reading, self._read_at, self._jump = wall, at, 0.0
         return wall
 
 
 class Process:
-    """Runs one party on a store; safe to call from several threads.
+    """Run one party on a store; safe to call from several threads.
 
     Parameters
     ----------
     party : Party
-        A new one; it is told all that the store holds.
+        A new party, to which all writes in the store are applied.
     store : Store
-        Its writes, of this plan only.
+        The writes of this party under this plan.
     ledger : Ledger, optional
-        Where charges go; of silos only.
+        The ledger that is charged; for silos only.
     clock : callable, optional
-        Seconds since 1970; by default a `SteadyClock`.
+        Returns seconds since 1970. By default a `SteadyClock`.
 
     Raises
     ------
     InputError
-        If the store is another plan's or party's, or its log is broken.
+        If the store belongs to a different plan or party, or its log is broken.
     """
 
     def __init__(
@@ -262,8 +289,8 @@ class Process:
     ) -> None:
         self.party, self.store, self.ledger = party, store, ledger
         self.clock: Clock = SteadyClock() if clock is None else clock
-        self._turn = threading.RLock()
-        #: What the last tick could not do, such as spend more than a ceiling; empty if nothing.
+        self._lock = threading.RLock()
+        #: What the last tick could not do, such as charge above a ceiling; empty if it did all.
         self.problem = ""
         digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
         store.write(Write("plan", "", digest + party.name.encode()))
@@ -271,8 +298,8 @@ class Process:
             party.fold(write)
 
     def turn(self) -> threading.RLock:
-        """The lock of this process, for whoever reads its party while it works."""
-        return self._turn
+        """Return the lock to hold while reading the party of a running process."""
+        return self._lock
 
     def close(self) -> None:
         """Close the files of this process."""
@@ -281,24 +308,24 @@ class Process:
                 files.close()
 
     def status(self) -> dict[str, object]:
-        """The party's status now; ``clock_off`` while the wall clock is not believed."""
+        """Return the party's status, with ``clock_off`` in seconds while the clock is ignored."""
         party: Any = self.party
-        found: dict[str, object] = party.status(self.now())
-        return found | ({"clock_off": self.clock_off} if self.clock_off else {})
+        status: dict[str, object] = party.status(self.now())
+        return status | ({"clock_off": self.clock_off} if self.clock_off else {})
 
     @property
     def clock_off(self) -> float:
-        """By how many seconds this machine's clock is off, while it is not what counts; else 0."""
+        """Seconds by which this machine's clock is off while it is ignored; else 0."""
         return float(getattr(self.clock, "off", 0.0))
 
     def now(self) -> float:
-        """The time that counts; the party learns how far this machine's clock is from it."""
+        """Return the time that counts, and tell the party how far ahead this machine's clock is."""
         now = self.clock()
         self.party.ahead = getattr(self.clock, "ahead", 0.0)
         return now
 
     def done(self, step: Step) -> tuple[Message, ...]:
-        """Make a step's writes durable; returns the messages that may leave now."""
+        """Make the writes of a step durable; return its messages, which may then be sent."""
         for write in step.writes:
             if isinstance(write, Charge):
                 assert self.ledger is not None
@@ -308,16 +335,17 @@ class Process:
         return step.messages
 
     def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
-        """Take in a message; Refused leaves everything as it was.
+        """Process a message. If it is Refused, no state changes.
 
-        Returns the step, and its messages with those of what it made possible. Messages that only
-        ask again wait for the next `tick`, so that two parties do not talk for ever.
+        Returns the step, and the messages to send: those of the step and of the steps that became
+        possible by it. Messages that only repeat a question wait for the next `tick`, so that two
+        parties do not answer each other without end.
         """
-        with self._turn:
+        with self._lock:
             try:
                 step = self.party.handle(data, self.now())
             finally:
-                # Also of a message that is refused because clocks differ.
+                # Use the clock reading even if the message is refused because clocks differ.
                 said, self.party.clock_said = self.party.clock_said, None
                 if said is not None and isinstance(self.clock, SteadyClock):
                     self.clock.heard(said)
@@ -325,14 +353,15 @@ class Process:
             return step, (*messages, *self._ticked()[0])
 
     def tick(self) -> tuple[Message, ...]:
-        """Do what the time asks for."""
-        with self._turn:
+        """Do everything that is due now; return the messages to send."""
+        with self._lock:
             sent, last = self._ticked()
             self.problem = last.problem or self._clock_problem()
-            # What was made a moment ago is not confirmed yet, and would be sent twice.
+            # The last step repeats unconfirmed messages, so messages made just now are in both.
             return (*sent, *(message for message in last.messages if message not in sent))
 
     def _clock_problem(self) -> str:
+        """Say that this machine's clock is ignored; empty if it is not."""
         if not self.clock_off:
             return ""
         return (
@@ -341,7 +370,7 @@ class Process:
         )
 
     def _ticked(self) -> tuple[tuple[Message, ...], Step]:
-        """Messages of all steps that wrote something, and the last step, which does not."""
+        """Run steps until one writes nothing; return the earlier steps' messages and that step."""
         sent: tuple[Message, ...] = ()
         while True:
             step = self.party.tick(self.now())
@@ -351,7 +380,7 @@ class Process:
 
 
 class SiloProcess(Process):
-    """A silo on disk, for its own application."""
+    """Run a silo on disk and serve its local application."""
 
     party: SiloParty
 
@@ -363,39 +392,39 @@ class SiloProcess(Process):
         record: object = None,
         among: object = None,
     ) -> Decision:
-        """Choose for one person, see `SiloParty.decide`; durable when it returns."""
-        with self._turn:
+        """Choose an action for one person, see `SiloParty.decide`; durable on return."""
+        with self._lock:
             now = self.now()
             step, decision = self.party.decide(actions, now, subject, record=record, among=among)
             self.done(step)
             return decision
 
     def reward(self, name: str, reward: float) -> None:
-        """The reward of a decision, see `SiloParty.reward`; durable when it returns."""
-        with self._turn:
+        """Record the reward of a decision, see `SiloParty.reward`; durable on return."""
+        with self._lock:
             self.done(self.party.reward(name, reward, self.now()))
 
     def outcome(self, name: str, value: object) -> None:
-        """The outcome of a decision, see `SiloParty.outcome`; durable when it returns."""
-        with self._turn:
+        """Record the outcome of a decision, see `SiloParty.outcome`; durable on return."""
+        with self._lock:
             self.done(self.party.outcome(name, value, self.now()))
 
     def losses(self, name: str, losses: object) -> None:
-        """What all experts have lost, see `SiloParty.losses`; durable when it returns."""
-        with self._turn:
+        """Record the losses of all experts, see `ExpertSilo.losses`; durable on return."""
+        with self._lock:
             self.done(self.party.losses(name, losses, self.now()))
 
     def cancel(self, name: str) -> None:
-        """End a decision without a reward; durable when it returns."""
-        with self._turn:
+        """End a decision without a reward; durable on return."""
+        with self._lock:
             self.done(self.party.cancel(name, self.now()))
 
     def leave(self) -> None:
-        """Leave the federation; the hub hears of it with the next message."""
-        with self._turn:
+        """Leave the federation; the next message tells the hub."""
+        with self._lock:
             self.done(self.party.leave())
 
     def recover(self) -> None:
-        """Make up for what was sent but is not in this silo's state, see `SiloParty.recover`."""
-        with self._turn:
+        """Recover from reports that this silo's state has lost, see `SiloParty.recover`."""
+        with self._lock:
             self.done(self.party.recover())

@@ -1,7 +1,7 @@
-"""Plans in phases (`robin`): a silo sends its estimate, the hub a private mean.
+"""Parties of plans in phases (`robin`): silos send estimates, and the hub releases a private mean.
 
-All else is `SiloParty` and `Hub`: the calendar closes a phase, a record enters the one phase in
-which its reward became known, reports are charged and sealed, sets are opened once.
+Everything else is as in `SiloParty` and `Hub`: the calendar closes phases, a record enters the one
+phase in which its reward became known, reports are charged and sealed, and sets are opened once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fastfed.protocols.serverless import (
     last_round,
 )
 
-#: What a deployment of a plan in phases takes on trust beside what its system does.
+#: Conditions that this deployment takes on trust in addition to those of its system.
 ATTENDED = Condition(
     "whether and when a silo reports, is away or leaves does not depend on its records (taken on "
     "trust); the estimate of a silo that is missing counts as 0",
@@ -45,7 +45,7 @@ LATE = Condition(
     "protected at once",
     True,
 )
-#: Both, for the certificate.
+#: The conditions that are added to the certificate.
 CONDITIONS = LATE, ATTENDED
 
 
@@ -53,14 +53,15 @@ CONDITIONS = LATE, ATTENDED
 
 
 def rounds(plan: PhasePlan) -> Plan:
-    """The rounds of a plan that is deployed; InputError for any other."""
+    """Return the rounds of a plan; InputError if it cannot be deployed."""
     return outline(check_phases(plan))
 
 
 def outline(plan: PhasePlan) -> Plan:
-    """The rounds of a plan in phases as fixed rounds: a release ends a phase, the first one U.
+    """Outline a plan in phases as a plan with fixed rounds, in which a release ends a phase.
 
-    Its numbers are those of the initial phases, and it has no noise: `PhasePlan.means` has.
+    The first release ends the initial phases, and the outline has their numbers. It has no noise:
+    the noise is in `PhasePlan.means`.
     """
     ends = tuple(last_round(phase) for phase in plan.releasing)
     longest = max(b - a for a, b in zip((0, *ends), ends, strict=False))
@@ -70,7 +71,7 @@ def outline(plan: PhasePlan) -> Plan:
 
 
 def check_phases(plan: PhasePlan) -> PhasePlan:
-    """Refuse a plan in phases that the parties of this package do not run."""
+    """Refuse a plan in phases that the parties of this package cannot run."""
     check_phase_plan(plan)
     local = plan.local
     refused = {
@@ -85,30 +86,30 @@ def check_phases(plan: PhasePlan) -> PhasePlan:
         or local.releases > 0,
         "means of different epsilon": len({m.epsilon_coordinate for m in plan.means}) > 1,
     }
-    wrong = [what for what, found in refused.items() if found]
-    if wrong:
-        raise InputError(f"deployments do not run plans in phases with {', '.join(wrong)}")
+    reasons = [what for what, found in refused.items() if found]
+    if reasons:
+        raise InputError(f"deployments do not run plans in phases with {', '.join(reasons)}")
     return plan
 
 
 # ---- parties -------------------------------------------------------------------------------------
 
-#: Scales of Laplace noise beyond which a model is refused: once in 10^17 numbers.
+#: Laplace noise beyond this many scales is refused; it occurs once in 10^17 numbers.
 _SCALES = 40.0
 
 
 class PhaseModel(Acting):
-    """Acts on the silo's own records in the initial phases, and then on the last model alone.
+    """Act on the silo's records in the initial phases, and then only on the last model.
 
     Parameters
     ----------
     plan : Plan
-        How the initial phases are played.
+        The policy of the initial phases.
     start : ndarray, shape (d,), optional
-        The last model of an earlier plan, which is played in the initial phases instead.
+        The last model of an earlier plan, which is used in the initial phases instead.
     """
 
-    #: No V: a model is a vector.
+    #: There is no V: a model is a vector.
     gram = None
 
     def __init__(self, plan: Plan, start: np.ndarray | None = None) -> None:
@@ -119,11 +120,11 @@ class PhaseModel(Acting):
         self.learned(np.zeros(plan.statistic_size), 0)
 
     def learned(self, sums: np.ndarray, records: int) -> None:
-        """The sums (s,) of all own records so far; they choose until the first model comes."""
+        """Set the sums (s,) and the number of the silo's records, used until the first model."""
         self._sums, self.round, self._stale = sums, records, True
 
     def _own(self) -> Estimate:
-        """The ridge estimate of the own records."""
+        """Compute the ridge estimate of the silo's records."""
         if self._stale:
             regularizer = float(self.plan.regularizer[0])
             self._estimate, _ = Estimate.of_sums(self.plan.dimension, self._sums, regularizer)
@@ -131,7 +132,7 @@ class PhaseModel(Acting):
         return self._estimate
 
     def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
-        """Index and features of the action to play, of (K, d)."""
+        """Choose one of K rows (K, d); return its index and features."""
         if self.has_model:
             return self._estimate.select(features, 0.0, 0.0)
         return self._own().select(features, self._radius(), self._second_bonus)
@@ -143,70 +144,70 @@ class PhaseModel(Acting):
 
     @property
     def has_model(self) -> bool:
-        """True once a model is played, of this plan or of an earlier one."""
+        """True once a model of this plan or of an earlier plan is used."""
         return self.release > 0 or self.start is not None
 
     def _greedy(self, values: np.ndarray) -> Estimate:
-        """An estimate that is sure of a model (d,)."""
-        made = Estimate(self.plan.dimension, 1.0)
-        made.w[:], made.theta[:] = 0.0, values
-        return made
+        """Create an estimate with theta = values (d,) and no uncertainty."""
+        estimate = Estimate(self.plan.dimension, 1.0)
+        estimate.w[:], estimate.theta[:] = 0.0, values
+        return estimate
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat, (d,)."""
+        """The estimate theta_hat, (d,)."""
         return (self._estimate if self.has_model else self._own()).theta.copy()
 
 
 class MeanRange:
-    """What estimates and models can be: any finite numbers, and what the hub's noise allows."""
+    """The ranges of estimates, which may be any finite numbers, and of models."""
 
     def __init__(self, plan: PhasePlan) -> None:
         self._plan = plan
 
     def report(self, release: int) -> np.ndarray:
-        """Of an estimate (d,). A check of its size would tell of it; the mean cuts it."""
+        """Return infinite limits (d,): a refusal would reveal an estimate; the mean clips it."""
         return np.full(self._plan.dimension, math.inf)
 
     def broadcast(self, release: int) -> np.ndarray:
-        """Of a model (d,): of a mean within its range, with noise."""
+        """Return the largest absolute values in a model (d,): a mean in its range plus noise."""
         mean = self._plan.means[release - 1]
-        most = mean.rotated_bound + 2.0 * mean.rotated_radius
-        most += _SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
-        return np.full(self._plan.dimension, most * math.sqrt(mean.padded))
+        limit = mean.rotated_bound + 2.0 * mean.rotated_radius
+        limit += _SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
+        return np.full(self._plan.dimension, limit * math.sqrt(mean.padded))
 
 
 class _Points:
-    """Statistics of records, without noise."""
+    """Compute statistics of records, without noise."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """The statistic of a record, (s,)."""
-        made = np.zeros(self._size)
-        linalg.accumulate(made, x, y)
-        return made
+        """Compute the statistic of a record, (s,)."""
+        statistic = np.zeros(self._size)
+        linalg.accumulate(statistic, x, y)
+        return statistic
 
 
 def of_phases(deployed: DeployedPlan) -> PhasePlan:
-    """The numbers of a plan in phases."""
+    """Return the executed plan in phases."""
     return cast(PhasePlan, deployed.executed)
 
 
 def _starting(deployed: DeployedPlan) -> PhaseModel:
-    """What a silo acts on in the initial phases."""
-    before = earlier_model(deployed)
-    return PhaseModel(of_phases(deployed).local, before.theta if before is not None else None)
+    """Create the model that a silo acts on in the initial phases."""
+    earlier = earlier_model(deployed)
+    return PhaseModel(of_phases(deployed).local, earlier.theta if earlier is not None else None)
 
 
 class PhaseSilo(SiloParty):
-    """A silo of a plan in phases: `SiloParty` that sends an estimate of each phase, without noise.
+    """Run a silo of a plan in phases: it sends an estimate of each phase, without noise.
 
     Notes
     -----
-    Guarantee: that of the plan's certificate, for everything that the silo holds, if the hub is
-    trusted. Every phase has a report, also one without records, whose estimate is 0.
+    Guarantee: that of the plan's certificate, for all that the silo holds, if the hub is trusted. A
+    phase without records is reported too, with an estimate of 0.
     """
 
     model: PhaseModel  # type: ignore[assignment]
@@ -224,39 +225,41 @@ class PhaseSilo(SiloParty):
         return of_phases(self.deployed)
 
     def fold(self, write: Write) -> None:
-        """Take in a write that is durable."""
+        """Apply a durable write to the state."""
         super().fold(write)
         if write.kind == "ended" and not self.model.release and self.ended[write.key].leaf:
-            self.model.learned(self._leaves.sum(axis=0), self.model.round + 1)
+            self.model.learned(self._leaf_sums.sum(axis=0), self.model.round + 1)
 
     def status(self, now: float | None = None) -> dict[str, object]:
-        """As `SiloParty.status`; before the first model comes there is no theta but that of the
-        silo's own records, which is not shown."""
+        """Report the state as `SiloParty.status` does, without theta before the first model.
+
+        Until then theta is an estimate from the silo's records, which is not shown.
+        """
         return super().status(now) | ({} if self.model.has_model else {"theta": None})
 
     def report(self, release: int) -> bytes:
-        """The estimate of a phase: the same bytes for the same records."""
+        """Make the report of a phase, an estimate. The same records give the same bytes."""
         d = self.plan.dimension
-        (values,) = linalg.least_squares(self._leaves[release - 1][None], d)
+        (values,) = linalg.least_squares(self._leaf_sums[release - 1][None], d)
         if not np.isfinite(values).all():
             values = np.zeros(d)
         return self.reported(release, values)
 
 
 class PhaseHub(Hub):
-    """The hub of a plan in phases: `Hub` that makes private means of estimates.
+    """Run the hub of a plan in phases: it releases private means of estimates.
 
     Notes
     -----
-    Guarantee: that of the plan's certificate for whoever reads its models. The mean is of all
-    silos of the plan, so its noise is that of the certificate whoever is missing.
+    Guarantee: that of the plan's certificate against all who read the models. The mean is always
+    over all silos of the plan, so its noise is that of the certificate even if silos are missing.
     """
 
     def _limits(self) -> MeanRange:  # type: ignore[override]
         return MeanRange(self._phases)
 
     def _serving(self, noise: NoiseSource | None) -> Averager:  # type: ignore[override]
-        # Estimates are no sums of records in fixed point.
+        # Estimates are not sums of records in fixed point.
         self._exact = False
         return Averager(self._phases, self._sealing.source if noise is None else noise)
 
@@ -265,14 +268,16 @@ class PhaseHub(Hub):
         return of_phases(self.deployed)
 
     def _combined(self, release: int, opened: Opened) -> np.ndarray:
-        """The model (d,) of a set; a silo that is not in it counts with an estimate of 0."""
+        """Compute the model (d,) of a set; a silo outside it counts with an estimate of 0."""
         estimates = np.zeros((self.plan.silos, self.plan.dimension))
         for entry in opened.entries:
-            found = self.wire.read(self.reports[release, entry.silo])
-            estimates[entry.silo] = self._checked(found, f"report {release} of {found.sender}")
+            envelope = self.wire.read(self.reports[release, entry.silo])
+            estimates[entry.silo] = self._checked(
+                envelope, f"report {release} of {envelope.sender}"
+            )
         self._sealing.hides(release, digest(packed(estimates)))
         phase = self._phases.releasing[release - 1]
-        sent = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]
+        local_estimates = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]
         server: Any = self._server
-        model: np.ndarray = server.combine(sent).values
+        model: np.ndarray = server.combine(local_estimates).values
         return model

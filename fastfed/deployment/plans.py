@@ -1,11 +1,11 @@
 """Plan files: a federation's choices, which every party verifies and signs.
 
-`compile_plan` turns a spec and the parties' public keys into a `DeployedPlan`, whose document has
-one spelling and one SHA-256. A document holds choices: an algorithm and its keys, the parties, the
-calendar and the columns. `load` derives everything else from them by the code that compiled them:
-protocol, plan, conditions and certificate. Two machines' linear algebra may round differently, so
-a document also holds the numbers of the plan. All parties execute these numbers, and `load` refuses
-one that the choices do not give.
+`compile_plan` turns a spec and the parties' public keys into a `DeployedPlan`. Its document has one
+canonical encoding, and so one SHA-256. It holds choices: an algorithm and its keys, the parties,
+the calendar and the columns. `load` derives everything else from the choices: protocol, plan,
+conditions and certificate. Linear algebra may round differently on two machines, so a document also
+holds the numbers of the plan. All parties execute these numbers, and `load` refuses numbers that do
+not follow from the choices.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ FORMAT = 2
 HUB, HELPER = "hub", "helper"
 #: The end of the year 9999, in seconds since 1970.
 LAST_SECOND = 253_402_300_799
-#: The most bytes of a plan file, and the most silos.
+#: Maximum size of a plan file in bytes, and maximum number of silos.
 LARGEST, MOST_SILOS = 1 << 26, 1000
 _AGREED = b"fastfed deployment plan 2\0"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 class Party(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A party's name and public keys: of signatures (Ed25519), and to be written to (X25519)."""
+    """A party's name and public keys: ``sign`` (Ed25519) and ``open`` (X25519, for encryption)."""
 
     name: str
     sign: bytes
@@ -75,13 +75,14 @@ class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     Parameters
     ----------
     start : int
-        Before it no decision is recorded.
+        Nothing is learned from decisions before this time.
     closes : tuple of int
-        Release k holds what became known before ``closes[k - 1]``; increasing.
+        Leaf k holds the rewards that became known before ``closes[k - 1]`` and not before the
+        previous close. Increasing.
     grace : int
-        Seconds after which a release is opened without those who have not reported.
+        Seconds after a close until its release is opened without the silos that have not reported.
     reward_deadline : int
-        Seconds after a decision, after which its reward is dropped.
+        Seconds after a decision until its reward is no longer learned from.
     """
 
     start: int
@@ -90,47 +91,47 @@ class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     reward_deadline: int
 
     def period(self, now: float) -> int:
-        """The leaf that what becomes known now enters, from 1; K + 1 after the last."""
+        """Return the number, from 1, of the period that ``now`` is in; K + 1 after the last."""
         return 1 + sum(now >= close for close in self.closes)
 
     def closed(self, now: float) -> int:
-        """Number of leaves that have closed."""
+        """Return the number of periods that are over."""
         return self.period(now) - 1
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The choices that the parties agree on; its msgpack is what is hashed and signed.
+    """The choices that the parties agree on. Its msgpack encoding is hashed and signed.
 
-    Everything else, such as the plan, its protocol and its certificate, follows from the choices
-    and is derived wherever a document is read.
+    Everything else, such as the plan, its protocol and its certificate, is derived from the choices
+    whenever a document is read.
 
     Parameters
     ----------
     format : int
         `FORMAT`.
     name : str
-        Free text that a person wrote, for readers.
+        A title for readers; free text.
     algorithm : str
         One of `SYSTEMS`.
     horizon : int
-        Decisions of one silo.
+        Number of decisions of one silo.
     keys : dict
-        Every key of the algorithm, with its value also where it is the default.
+        Every key of the algorithm with its value, including defaults.
     numbers : dict
-        The numbers of the plan by name, as the compiling party computed them (`codec`).
+        The numbers of the plan by name, as computed by the party that compiled it (`codec`).
     silos, hub, helper : Party
         Names and public keys.
     calendar : Calendar
     schema : Schema
         Columns, actions and reward.
     least : int
-        The fewest silos of a release.
+        The minimum number of silos in a release.
     explore : float
-        The chance of a uniformly random action.
+        Probability of a uniformly random action.
     extends : Extension, optional
         The plan that this one continues.
     influence : float, optional
-        Cap on what one silo's report may add.
+        Cap on one silo's report, see `guard.Cap`.
     """
 
     format: int
@@ -146,7 +147,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     schema: Schema
     least: int
     explore: float
-    # Optional fields: left out from the end where they are None.
+    # Optional fields: trailing fields that are None are not encoded.
     extends: model.Extension | None = None
     influence: float | None = None
 
@@ -156,7 +157,7 @@ _SCHEMA = Document.__struct_fields__.index("schema")
 
 
 def spelled(document: Document) -> bytes:
-    """The one spelling of a document, without fields at its end that are None."""
+    """Encode a document canonically, without trailing fields that are None."""
     fields = list(msgspec.structs.astuple(document))
     fields[_SCHEMA] = document.schema.spelled
     while fields[-1] is None:
@@ -165,7 +166,7 @@ def spelled(document: Document) -> bytes:
 
 
 def read_document(data: bytes) -> Document:
-    """A document from its one spelling; InputError for anything else."""
+    """Decode a document; InputError if the encoding is not the canonical one."""
     document: Document = _decoded(data, Document)
     if spelled(document) != data:
         raise InputError("the plan file is not in canonical form")
@@ -173,7 +174,7 @@ def read_document(data: bytes) -> Document:
 
 
 def _decoded(data: bytes, kind: Any) -> Any:
-    """Bytes of a plan file as a type; InputError for what is damaged or of an earlier format."""
+    """Decode bytes of a plan file as a type; InputError if they are damaged or of format 1."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -191,14 +192,15 @@ def _decoded(data: bytes, kind: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class DeployedPlan:
-    """A plan file that was verified, and the countersignatures that came with it.
+    """A verified plan file with its countersignatures.
 
     Attributes
     ----------
     document : Document
-        What the parties agree on.
+        The choices that the parties agree on.
     plan : Plan
-        The numbers that they execute; of a plan in phases its rounds, as fixed rounds.
+        The schedule of releases. For linear bandits this is the plan that is executed. For plans in
+        phases or with experts it is an outline of ``executed`` with fixed rounds.
     signatures : dict of str to bytes
         Countersignatures, by party.
     """
@@ -209,30 +211,30 @@ class DeployedPlan:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the document, which stands in every message."""
+        """SHA-256 of the document, which is part of every message."""
         return digest(spelled(self.document))
 
     @cached_property
     def wire(self) -> Wire:
-        """Makes and reads this plan's messages."""
+        """Encoder and decoder of this plan's messages."""
         keys = {party.name: party.sign for party in self.parties}
         return Wire(self.digest, keys, self.kind.message_size(self.executed))
 
     @cached_property
     def executed(self) -> Executed:
-        """The numbers that are executed, of which certificate and charges are made."""
+        """The plan that is executed, from which certificate and charges are computed."""
         return _executed(self.document)
 
     @cached_property
     def problem(self) -> ProblemSpec | ExpertProblem:
-        """Sizes, and what is known of the data: what clipping enforces."""
+        """Sizes of the problem, and the bounds on the data that clipping enforces."""
         document = self.document
         sizes = len(document.silos), document.horizon, len(document.schema.columns)
         return problem_of(document.algorithm, *sizes)
 
     @property
     def kind(self) -> Kind:
-        """What tells its plan from those of other systems."""
+        """The kind of the plan: how it differs from plans of other systems."""
         return kind_of(self.executed)
 
     @cached_property
@@ -249,8 +251,12 @@ class DeployedPlan:
     @cached_property
     def certificate(self) -> Certificate:
         """The certificate of the federation, derived from its plan and the plans before it."""
-        found = certified(self.executed, self.problem, self.document.helper is not None)
-        return model.with_earlier(found, self.executed, self.earlier) if self.earlier else found
+        certificate = certified(self.executed, self.problem, self.document.helper is not None)
+        return (
+            model.with_earlier(certificate, self.executed, self.earlier)
+            if self.earlier
+            else certificate
+        )
 
     @cached_property
     def earlier(self) -> DeployedPlan | None:
@@ -268,20 +274,20 @@ class DeployedPlan:
 
     @property
     def words(self) -> bool:
-        """True if what silos send is added up modulo 2^64, and only the sum is seen."""
+        """True if reports are added up modulo 2^64, so that only their sum is seen."""
         return added_up(self.plan)
 
     @property
     def masked(self) -> bool:
-        """True if silos send rows of a secure sum under pairwise masks, to the hub alone."""
+        """True if reports are hidden by pairwise masks, and there is no helper."""
         return self.words and self.document.helper is None
 
     def index(self, name: str) -> int:
-        """The number of a silo; InputError for a name that is none."""
+        """Return the index of a silo; InputError if no silo has that name."""
         return self.silos.index(choice("silo", name, self.silos))
 
     def identity(self, name: str, seed: bytes) -> Identity:
-        """The keys of a party; InputError for a secret that is not the party's."""
+        """Derive a party's keys from its secret; InputError if the secret is not the party's."""
         party = {p.name: p for p in self.parties}.get(name)
         if party is None:
             raise InputError(f"the plan has no party {show(name)}")
@@ -291,16 +297,16 @@ class DeployedPlan:
         return identity
 
     def agreed(self, identity: Identity) -> bytes:
-        """A party's countersignature."""
+        """Sign the plan: the countersignature of a party, 64 bytes."""
         return identity.sign(_AGREED + self.digest)
 
     def countersigned(self, name: str, identity: Identity) -> DeployedPlan:
-        """The plan with one more countersignature."""
+        """Return the plan with one more countersignature."""
         self.check_agreed(name, signature := self.agreed(identity))
         return DeployedPlan(self.document, self.plan, {**self.signatures, name: signature})
 
     def check_agreed(self, name: str, signature: bytes) -> None:
-        """Refuse a countersignature that is not the party's, of this plan."""
+        """Refuse a countersignature that is not this party's signature of this plan."""
         if signature and self._agreed.get(name) == signature:
             return
         party = {p.name: p for p in self.parties}.get(name)
@@ -310,11 +316,11 @@ class DeployedPlan:
 
     @cached_property
     def _agreed(self) -> dict[str, bytes]:
-        """Countersignatures that were checked before: every `join` brings the same one."""
+        """Verified countersignatures by party, cached since every `Join` holds one."""
         return {}
 
     def as_bytes(self) -> bytes:
-        """The plan file."""
+        """Encode the plan file."""
         return _ENCODER.encode([spelled(self.document), dict(sorted(self.signatures.items()))])
 
     def save(self, path: str | Path) -> None:
@@ -332,13 +338,13 @@ class DeployedPlan:
 
 
 def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
-    """Compile a spec once to a plan, which is then handed out as a file.
+    """Compile a spec to a plan, which is then distributed to all parties as a file.
 
     Parameters
     ----------
     spec : str or mapping
-        TOML text, or what it says: tables ``federation``, ``system``, ``calendar``, ``columns``,
-        ``silos``, ``hub`` and, for secure sums, ``helper`` (docs/deployment.md).
+        TOML text, or its tables: ``federation``, ``system``, ``calendar``, ``columns``, ``silos``,
+        ``hub`` and, for secure sums, ``helper`` (docs/deployment.md).
 
     Returns
     -------
@@ -347,13 +353,13 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     Raises
     ------
     InputError
-        For what a spec may not say, and for a system that this package does not deploy.
+        If the spec is not valid, or its system cannot be deployed.
     """
     return checked(document_of(tables_of(spec)), {})
 
 
 def tables_of(spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a spec."""
+    """Parse the tables of a spec."""
     if not isinstance(spec, str):
         return dict(spec)
     try:
@@ -363,7 +369,7 @@ def tables_of(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def document_of(tables: Mapping[str, Any]) -> Document:
-    """The document that the tables of a spec give, before it is checked as a whole."""
+    """Build the document of a spec's tables, before it is checked as a whole."""
     check_plain("spec", tables)
     _only(
         "spec",
@@ -377,8 +383,8 @@ def document_of(tables: Mapping[str, Any]) -> Document:
     hub = _party("hub", {"name": HUB, **tables.get("hub", {})})
     helper = _party("helper", {"name": HELPER, **tables["helper"]}) if "helper" in tables else None
     schema = schema_of(tables)
-    for name, given in (("silos", silos), ("calendar", tables.get("calendar"))):
-        if not given:
+    for name, value in (("silos", silos), ("calendar", tables.get("calendar"))):
+        if not value:
             raise InputError(f"{name} is required: see docs/deployment.md")
     federation = dict(tables.get("federation", {}))
     _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
@@ -409,6 +415,7 @@ def document_of(tables: Mapping[str, Any]) -> Document:
 
 
 def _party(name: str, table: Mapping[str, Any]) -> Party:
+    """Parse a party's name and public keys."""
     _only(name, table, ("name", "sign", "open"))
     keys = []
     for field in ("sign", "open"):
@@ -424,32 +431,35 @@ def _party(name: str, table: Mapping[str, Any]) -> Party:
 
 
 def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
-    """The calendar of a spec: by dates, by a period, or by the seconds of a round."""
+    """Build the calendar of a spec from dates, a period, or the seconds of one round."""
     _only("calendar", table, ("start", "closes", "period", "round", "grace", "reward_deadline"))
     start = _seconds("calendar.start", table.get("start"))
-    ways = [key for key in ("closes", "period", "round") if key in table]
-    if len(ways) != 1:
-        raise InputError(f"calendar must have one of closes, period and round, got {show(ways)}")
+    given_keys = [key for key in ("closes", "period", "round") if key in table]
+    if len(given_keys) != 1:
+        raise InputError(
+            f"calendar must have one of closes, period and round, got {show(given_keys)}"
+        )
     releases = range(1, plan.releases + 1)
-    if ways == ["closes"]:
+    if given_keys == ["closes"]:
         closes = [_seconds("calendar.closes", each) for each in table["closes"]]
     else:
-        (way,) = ways
+        (way,) = given_keys
         if not isinstance(table[way], int):
             raise InputError(f"calendar.{way} must be whole seconds, got {show(table[way])}")
         length = integer(f"calendar.{way}", table[way], at_least=1)
         closes = [start + length * (plan.end(k) if way == "round" else k) for k in releases]
-    spans = np.maximum(np.diff([start, *closes]), 1)
-    deadline = table.get("reward_deadline", int(spans.max(initial=0)))
+    periods = np.maximum(np.diff([start, *closes]), 1)
+    deadline = table.get("reward_deadline", int(periods.max(initial=0)))
     return Calendar(
         start,
         tuple(closes),
-        integer("calendar.grace", table.get("grace", int(spans.min(initial=0))), at_least=0),
+        integer("calendar.grace", table.get("grace", int(periods.min(initial=0))), at_least=0),
         integer("calendar.reward_deadline", deadline, at_least=1),
     )
 
 
 def _seconds(name: str, value: Any) -> int:
+    """Convert a date, or a number of seconds, to seconds since 1970."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InputError(
@@ -481,7 +491,7 @@ def load(source: str | Path | bytes) -> DeployedPlan:
     Raises
     ------
     InputError
-        If it is no plan file, if its numbers are not what its certificate says, or if a
+        If it is not a plan file, if its numbers give a larger epsilon than it claims, or if a
         countersignature is not the party's.
     """
     if not isinstance(source, bytes):
@@ -497,10 +507,10 @@ def load(source: str | Path | bytes) -> DeployedPlan:
 
 
 def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:
-    """The plan of a document, derived from its choices; InputError where they do not fit."""
+    """Derive and verify the plan of a document; InputError if its choices do not fit together."""
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
-    # Text that a person wrote must not forge lines of a terminal or a certificate.
+    # Free text must not be able to forge lines in a terminal or a certificate.
     line("federation.name", document.name)
     check_plain("columns", msgspec.to_builtins(document.schema))
     _check_parties(document)
@@ -510,25 +520,25 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
         raise InputError("a plan of experts has no columns of records and no explore")
     rounds = kind.rounds(plan)
     _check_document(document, rounds)
-    made = DeployedPlan(document, rounds, dict(signatures))
-    if made.earlier is not None:
-        model.check_extension(document, rounds, made.earlier)
-    # Computing the certificate compares the account of the executed numbers with the claim.
-    found, claimed = made.certificate.exact, made.certificate.claimed
-    if found is None or claimed is None or found.epsilon > claimed.epsilon * (1.0 + SAME):
-        raise InputError(f"the plan's numbers give {show(found)}, but it claims {show(claimed)}")
+    deployed = DeployedPlan(document, rounds, dict(signatures))
+    if deployed.earlier is not None:
+        model.check_extension(document, rounds, deployed.earlier)
+    # The certificate is computed from the executed numbers, so it can refute the claim.
+    exact, claimed = deployed.certificate.exact, deployed.certificate.claimed
+    if exact is None or claimed is None or exact.epsilon > claimed.epsilon * (1.0 + SAME):
+        raise InputError(f"the plan's numbers give {show(exact)}, but it claims {show(claimed)}")
     for name, signature in signatures.items():
-        made.check_agreed(name, signature)
-    return made
+        deployed.check_agreed(name, signature)
+    return deployed
 
 
 def _executed(document: Document) -> Executed:
-    """The plan that follows from a document's choices, with the document's numbers."""
+    """Derive the plan from a document's choices and put the document's numbers into it."""
     algorithm, _, keys = system_keys({"algorithm": document.algorithm, **document.keys})
     sizes = len(document.silos), document.horizon, len(document.schema.columns)
     check_sizes(algorithm, keys, *sizes, closes=len(document.calendar.closes))
-    made: Executed = codec.executed(derived(algorithm, keys, *sizes), document.numbers)
-    return made
+    executed: Executed = codec.executed(derived(algorithm, keys, *sizes), document.numbers)
+    return executed
 
 
 def _check_parties(document: Document) -> None:
@@ -545,8 +555,8 @@ def _check_parties(document: Document) -> None:
     ]
     if len(set(names)) < len(names) or len(set(keys)) < len(keys):
         twice = sorted({name for name in names if names.count(name) > 1})
-        said = f"the name {show(twice[0])} twice" if twice else "one key for two parties"
-        raise InputError(f"parties must have different names and different keys, got {said}")
+        problem = f"the name {show(twice[0])} twice" if twice else "one key for two parties"
+        raise InputError(f"parties must have different names and different keys, got {problem}")
     helper = [document.helper.name] if document.helper else []
     if document.hub.name != HUB or helper not in ([], [HELPER]) or HELPER in names[:-1]:
         raise InputError(f'the hub is named "{HUB}", a helper "{HELPER}", and no silo is')

@@ -1,7 +1,7 @@
-"""What each party waits for: since when, who can end it, and how.
+"""What each party waits for, since when, and who can end the wait and how.
 
-A plan that makes no progress says so in `status`. `WAITS` is the whole table, which
-docs/deployment.md shows and whose every row a test reaches.
+`status` shows this for a plan that makes no progress. `WAITS` is the complete table, which
+docs/deployment.md shows. A test reaches each of its rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Wait(NamedTuple):
-    """One row of the table: what a party waits for, and what a person can do to end it."""
+    """One row of the table: what a party waits for, and what a person can do to end the wait."""
 
     what: str
     do: str
@@ -21,7 +21,7 @@ CLOCK = Wait(
     "clocks that agree: its own and those of the others differ, and the earlier time counts",
     "compare the time of these machines, and set the clock that is wrong",
 )
-#: By party and state.
+#: Party -> state -> row of the table.
 WAITS: dict[str, dict[str, Wait]] = {
     "hub": {
         "over": Wait("nothing: all releases are out", "make a plan that continues this one"),
@@ -84,6 +84,11 @@ WAITS: dict[str, dict[str, Wait]] = {
             "the next release, which the hub opens",
             "look at the hub's status: it says whom it waits for",
         ),
+        "given-up": Wait(
+            "the next release, which can only be without this silo: its report was lost with its "
+            "state",
+            "look at the hub's status; if the hub waits for this silo, make a new plan",
+        ),
         "open": Wait("the end of the period", "nothing is due"),
         "clock": CLOCK,
     },
@@ -92,6 +97,10 @@ WAITS: dict[str, dict[str, Wait]] = {
         "set": Wait(
             "the hub's next set of reports",
             "look at the hub's status: it says whom it waits for",
+        ),
+        "hub": Wait(
+            "an answer of the hub: none comes",
+            "start the hub, or check its address, its certificate and the network",
         ),
         "alarm": Wait(
             "nothing: it was asked for two sets of one release",
@@ -104,18 +113,23 @@ WAITS: dict[str, dict[str, Wait]] = {
 def waiting(
     party: str, state: str, release: int, since: float | None, who: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """One state as plain data.
+    """Describe what a party waits for as plain data.
 
     Parameters
     ----------
     party, state : str
         Keys of `WAITS`.
     release : int
-        The release that is next; 0 for none.
+        The next release; 0 for none.
     since : float or None
-        Seconds since 1970; None if it is not known.
+        When the wait began, in seconds since 1970; None if nothing is due.
     who : iterable of str
-        The parties that are waited for.
+        Names of the parties that it waits for.
+
+    Returns
+    -------
+    dict
+        ``state``, ``for``, ``release``, ``since``, ``who``, ``do``.
     """
     row = WAITS[party][state]
     return {
@@ -129,5 +143,8 @@ def waiting(
 
 
 def clocks_differ(since: float | None, who: Iterable[str]) -> dict[str, Any]:
-    """What is waited for where nothing is due by one clock alone; see `waiting`."""
+    """Describe the wait of a party whose clock says that something is due, while others' do not.
+
+    It replaces keys of `waiting`.
+    """
     return {"state": "clock", "for": CLOCK.what, "since": since, "who": list(who), "do": CLOCK.do}

@@ -1,8 +1,8 @@
 """Read SQLite files without creating, changing or locking any file.
 
-Even a read-only connection of SQLite creates files next to a database in WAL mode. So the committed
-content is copied to memory: the pages of the database, overwritten by those of its write-ahead log
-("-wal"), in SQLite's file format (https://sqlite.org/fileformat2.html, section 4).
+Even a read-only SQLite connection creates files next to a database in WAL mode. So the committed
+content is copied to memory: the pages of the database, then the newer pages of its write-ahead log
+("-wal"), as defined by SQLite's file format (https://sqlite.org/fileformat2.html, section 4).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 from fastfed._validate import InputError
 
 _MAGIC = b"SQLite format 3\0"
-#: First word of a log, by the byte order of its checksums.
+#: First word of a log -> byte order of its checksums.
 _ORDERS = {0x377F0682: "<", 0x377F0683: ">"}
 _HEADER, _FRAME, _WORD = 32, 24, 0xFFFFFFFF
-#: How often a file that is being written is read again, and the seconds between.
+#: Number of attempts to read a file that is being written, and seconds between two attempts.
 _TRIES, _PAUSE = 20, 0.05
 
 
@@ -31,14 +31,14 @@ def copied(path: str | os.PathLike[str]) -> sqlite3.Connection:
     Raises
     ------
     InputError
-        If it is no SQLite file, or another process writes it at every attempt.
+        If it is not an SQLite file, or it changes during every attempt.
     """
     for _ in range(_TRIES):
         data = _committed(Path(path))
         if data is not None:
             copy = sqlite3.connect(":memory:", isolation_level=None)
             if data:
-                # The copy has no log: bytes 18 and 19 say so.
+                # Bytes 18 and 19 of the header switch WAL mode off: the copy has no log.
                 data[18:20] = b"\1\1"
                 copy.deserialize(bytes(data))
             return copy
@@ -47,13 +47,13 @@ def copied(path: str | os.PathLike[str]) -> sqlite3.Connection:
 
 
 def _committed(path: Path) -> bytearray | None:
-    """Bytes of a database with every committed transaction; None if a file changed meanwhile."""
+    """Read a database with all committed transactions; None if a file changed meanwhile."""
     log = path.with_name(path.name + "-wal")
-    before, frames = _stamp(path, log), log.read_bytes() if log.exists() else b""
+    stamp, frames = _stamp(path, log), log.read_bytes() if log.exists() else b""
     if not path.stat().st_size:
         return bytearray()
     try:
-        # Through SQLite: closing a file of our own would drop its locks in this process.
+        # Read through SQLite: closing a separately opened file would drop this process's locks.
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as db:
             data = bytearray(db.serialize())
@@ -67,11 +67,11 @@ def _committed(path: Path) -> bytearray | None:
             data += bytes(max(0, end - len(data)))
             data[end - len(page) : end] = page
         del data[size:]
-    return data if _stamp(path, log) == before else None
+    return data if _stamp(path, log) == stamp else None
 
 
 def _stamp(*files: Path) -> list[tuple[int, int]]:
-    """Size and modification time of each file."""
+    """Return size and modification time of each file, (-1, 0) for a missing one."""
     stats = (file.stat() if file.exists() else None for file in files)
     return [(-1, 0) if s is None else (s.st_size, s.st_mtime_ns) for s in stats]
 
@@ -84,16 +84,16 @@ def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
     order = _ORDERS.get(magic)
     if order is None:
         return
-    sums = _summed(order, log[:24], (0, 0))
-    if sums != struct.unpack(">2I", log[24:32]):
+    checksum = _summed(order, log[:24], (0, 0))
+    if checksum != struct.unpack(">2I", log[24:32]):
         return
     pages: dict[int, bytes] = {}
-    for at in range(_HEADER, len(log) - _FRAME - size + 1, _FRAME + size):
-        number, count, *rest = struct.unpack(">6I", log[at : at + _FRAME])
-        page = log[at + _FRAME : at + _FRAME + size]
-        sums = _summed(order, log[at : at + 8] + page, sums)
-        # The first frame of an earlier use of the file, or one that was not written whole.
-        if rest != [*salts, *sums]:
+    for start in range(_HEADER, len(log) - _FRAME - size + 1, _FRAME + size):
+        number, count, *rest = struct.unpack(">6I", log[start : start + _FRAME])
+        page = log[start + _FRAME : start + _FRAME + size]
+        checksum = _summed(order, log[start : start + 8] + page, checksum)
+        # This frame is left over from an earlier log, or was not written completely.
+        if rest != [*salts, *checksum]:
             return
         pages[number] = page
         if count:

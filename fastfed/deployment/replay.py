@@ -1,8 +1,8 @@
-"""Rehearsing with past records: their decisions and delayed rewards, on the plan's calendar.
+"""Rehearse a deployment with past records: their decisions and delayed rewards.
 
-A file's own span of time is mapped to the calendar, so that a year may pass in a minute. Each row
-is one decision, made with the model of its moment; what its outcome is worth comes after the row's
-own delay. A replay is no simulation: what is released is charged, and is of real people.
+The time span of a file is mapped to the plan's calendar, so a year may pass in a minute. Each row
+is one decision, made with the model at its time. Its reward follows after the row's delay. A replay
+is not a simulation: it releases data of real people, and the ledger is charged.
 """
 
 from __future__ import annotations
@@ -20,108 +20,118 @@ from fastfed.deployment.party import SiloProcess
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.shell import FULL
 
-#: Seconds until what a silo refused is tried again.
+#: Seconds until an action that the silo refused is tried again.
 AGAIN = 0.5
 
 
 class Times(NamedTuple):
-    """When a case comes, and when its outcome becomes known: seconds since 1970."""
+    """Seconds since 1970 when a case is decided, and when its outcome becomes known."""
 
     came: float
     known: float
 
 
 def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Times]:
-    """When the cases of a source come by the plan's calendar.
+    """Map the times of a source's cases to the plan's calendar.
 
-    Without a column of times they come one after the other, evenly between the calendar's start
-    and the last moment whose outcome still enters a leaf, in the order of the table. This depends
-    on their number alone, never on what is in them.
+    Without a column of times, cases are spread evenly, in the order of the table, from the
+    calendar's start to the last time whose outcome still enters a leaf. This depends only on the
+    number of cases, not on their values.
 
     Parameters
     ----------
     plan : DeployedPlan
     source : Source
     cases : sequence of Case
-        Of the source.
+        The cases of the source.
+
+    Returns
+    -------
+    list of Times
 
     Raises
     ------
     InputError
-        Where the delay leaves no time for decisions.
+        If the delay leaves no time for decisions.
     """
     calendar = plan.document.calendar
     start, end = float(calendar.start), float(calendar.closes[-1])
     if source.time is None:
-        room = end - start - source.delay
-        if room <= 0:
+        available = end - start - source.delay
+        if available <= 0:
             raise InputError(
                 f"delay must be below the {end - start:g} seconds of the plan's calendar, "
                 f"got {source.delay:g}"
             )
-        moments = [start + room * (i + 0.5) / len(cases) for i in range(len(cases))]
+        moments = [start + available * (i + 0.5) / len(cases) for i in range(len(cases))]
         return [Times(moment, moment + source.delay) for moment in moments]
     begin, until = span(source)
     scale = (end - start) / (until - begin)
-    made = []
+    mapped = []
     for case in cases:
         assert case.time is not None
-        known = case.time + source.delay if case.known is None else case.known
-        made.append(Times(start + (case.time - begin) * scale, start + (known - begin) * scale))
-    return made
+        known_time = case.time + source.delay if case.known is None else case.known
+        mapped.append(
+            Times(start + (case.time - begin) * scale, start + (known_time - begin) * scale)
+        )
+    return mapped
 
 
 def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[str, Any]:
-    """What a replay of these cases would do, as plain data without values of records.
+    """Predict what a replay of these cases would do, as plain data without values of records.
 
     Returns
     -------
     dict
-        ``rows``, and of these ``learned``, whose outcome comes in time (of a source with `action`:
-        at most); ``too_late``, ``repeated`` (a subject that came before) and ``no_outcome``, why
-        others are not; ``beyond_cap``, how many come after as many as the radii count on;
-        ``missing`` and ``clipped`` cells by column; ``periods``, the decisions of each period of
-        the calendar, and ``caps``, how many of each the radii count on.
+        - ``rows``: the number of cases.
+        - ``learned``: cases whose outcome is known in time. With `Source.action` this is an upper
+          bound, because an outcome is used only if the same action is chosen.
+        - ``too_late``, ``repeated`` (the subject came before), ``no_outcome``: cases that are not
+          learned from.
+        - ``beyond_cap``: cases beyond the number that the radii are computed for.
+        - ``missing``, ``clipped``: the number of such cells by column.
+        - ``periods``: the number of decisions in each period of the calendar.
+        - ``caps``: the number in each period that the radii are computed for.
     """
     records, calendar = plan.document.schema.records, plan.document.calendar
     assert records is not None
     missing, clipped = {}, {}
-    for each in records.variables:
-        values = [case.record[each.name] for case in cases]
+    for variable in records.variables:
+        values = [case.record[variable.name] for case in cases]
         if count := sum(value is None for value in values):
-            missing[each.name] = count
-        if count := sum(map(each.clipped, values)):
-            clipped[each.name] = count
+            missing[variable.name] = count
+        if count := sum(map(variable.clipped, values)):
+            clipped[variable.name] = count
     releases = plan.plan.releases
     subjects: set[str] = set()
     periods = [0] * releases
-    beyond = late = learned = empty = repeated = 0
+    beyond_cap = too_late = learned = no_outcome = repeated = 0
     for when, case in sorted(zip(times(plan, source, cases), cases, strict=True), key=_when):
         period = calendar.period(when.came)
         if period > releases or case.subject in subjects:
             repeated += case.subject in subjects
             continue
-        counted = learned + late + empty
-        beyond += counted - beyond >= plan.plan.end(period)
+        counted = learned + too_late + no_outcome
+        beyond_cap += counted - beyond_cap >= plan.plan.end(period)
         if counted >= plan.plan.most_records(releases):
             continue
         periods[period - 1] += 1
         subjects.add(case.subject)
-        waits = when.known - when.came
-        if waits > calendar.reward_deadline or calendar.period(when.known) > releases:
-            late += 1
+        delay = when.known - when.came
+        if delay > calendar.reward_deadline or calendar.period(when.known) > releases:
+            too_late += 1
         elif case.outcome is None and not case.by:
-            empty += 1
+            no_outcome += 1
         else:
             learned += 1
     ends = [0, *(plan.plan.end(k) for k in range(1, releases + 1))]
     return {
         "rows": len(cases),
         "learned": learned,
-        "beyond_cap": beyond,
-        "too_late": late,
+        "beyond_cap": beyond_cap,
+        "too_late": too_late,
         "repeated": repeated,
-        "no_outcome": empty,
+        "no_outcome": no_outcome,
         "missing": missing,
         "clipped": clipped,
         "periods": periods,
@@ -130,75 +140,76 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
 
 
 def _when(pair: tuple[Times, Case]) -> float:
+    """Return the time of a decision, to sort by."""
     return pair[0].came
 
 
 class Replay:
-    """Plays past records to a silo, each at its time.
+    """Replay past records to a silo, each at its time.
 
-    A silo that was stopped goes on where it was: the decisions that its state holds are known by
-    their subjects, and what should have come in the meantime comes at once.
+    The replay of a silo that was stopped resumes: subjects identify the decisions that are in its
+    state already, and events that are overdue happen at once.
 
     Parameters
     ----------
     silo : SiloProcess
     source : Source
     cases : sequence of Case
-        Of the source, read for the silo's plan.
-
+        The cases of the source, read for the silo's plan.
     """
 
     def __init__(self, silo: SiloProcess, source: Source, cases: Sequence[Case]) -> None:
         self._silo, self._cases = silo, list(cases)
         party = silo.party
         self._times = times(party.deployed, source, self._cases)
-        #: (when, row, the decision whose outcome it is: none for a decision that is to be made)
+        #: Heap of (time, row, decision id). The event is the outcome of that decision or, if the id
+        #: is empty, a decision to be made.
         self._events: list[tuple[float, int, str]] = []
-        made: dict[bytes, deque[str]] = defaultdict(deque)
+        decisions_of: dict[bytes, deque[str]] = defaultdict(deque)
         for name, decided in party.decisions.items():
-            made[decided.subject].append(name)
+            decisions_of[decided.subject].append(name)
         for row in sorted(range(len(self._cases)), key=lambda i: self._times[i].came):
-            known = made[party.digest_of(self._cases[row].subject)]
-            if not known:
+            decisions = decisions_of[party.digest_of(self._cases[row].subject)]
+            if not decisions:
                 self._events.append((self._times[row].came, row, ""))
-            elif (name := known.popleft()) not in party.ended:
+            elif (name := decisions.popleft()) not in party.ended:
                 self._events.append((self._times[row].known, row, name))
         heapq.heapify(self._events)
 
     @property
     def left(self) -> int:
-        """Decisions and outcomes that are still to come."""
+        """Number of remaining decisions and outcomes."""
         return len(self._events)
 
     @property
     def due(self) -> float:
-        """When the next of them comes; infinite after the last."""
+        """Time of the next event; infinite after the last."""
         return self._events[0][0] if self._events else float("inf")
 
     def act(self, now: float) -> None:
-        """Do all that is due.
+        """Do all events that are due.
 
         Raises
         ------
         InputError
-            Where the silo refuses, which is tried again at the next call.
+            If the silo refuses an event, which is tried again at the next call.
         """
         while self.due <= now:
             _, row, name = self._events[0]
             case = self._cases[row]
             if name:
-                # The application may have ended it itself.
+                # The application may have ended the decision already.
                 if name not in self._silo.party.ended:
                     self._end(name, case)
                 heapq.heappop(self._events)
             else:
-                # A replay waits: a decision would be made, and nothing learned from it.
+                # Wait for recovery: nothing would be learned from decisions before it.
                 self._silo.party.check_recovered()
-                made = self._silo.decide(record=case.record, subject=case.subject)
-                heapq.heapreplace(self._events, (self._times[row].known, row, made.id))
+                decision = self._silo.decide(record=case.record, subject=case.subject)
+                heapq.heapreplace(self._events, (self._times[row].known, row, decision.id))
 
     def _end(self, name: str, case: Case) -> None:
-        """The outcome of a decision, if the file has one of the action that was chosen."""
+        """Report the outcome if the file has it for the chosen action; else cancel the decision."""
         party = self._silo.party
         action = party.deployed.document.schema.action(party.decisions[name].action)
         outcome = case.by.get(action) if case.by else case.outcome
@@ -208,18 +219,18 @@ class Replay:
             self._silo.outcome(name, outcome)
 
     def run(self, stop: threading.Event, say: Callable[[str], None] = print) -> None:
-        """Act until all is done, or `stop` is set; what the silo refuses is said once."""
-        last = ""
+        """Run until no events remain or `stop` is set; report each refusal of the silo once."""
+        last_problem = ""
         while self.left and not stop.is_set():
             wait = min(max(self.due - self._silo.clock(), 0.0), AGAIN)
             if stop.wait(wait):
                 return
             try:
                 self.act(self._silo.clock())
-                trouble = ""
+                problem = ""
             except (InputError, *FULL) as error:
-                trouble = str(error)
+                problem = str(error)
                 stop.wait(AGAIN)
-            if trouble and trouble != last:
-                say(f"the replay waits: {trouble}")
-            last = trouble
+            if problem and problem != last_problem:
+                say(f"the replay waits: {problem}")
+            last_problem = problem

@@ -1,9 +1,9 @@
-"""How a record becomes features and a reward: declared columns, actions and outcome of a plan.
+"""How a record becomes features and a reward: the columns, actions and outcome of a plan.
 
-A plan of raw rows has columns with ranges alone (`Schema`). A plan of records also says what the
-columns of a hospital's table are (`Variable`), which actions there are (`Catalogue`), and what an
-outcome is worth (`Outcome`). All of it is declared in the spec; nothing is learned from data.
-Errors about a record name its column and range but no value, which is a patient's.
+A plan for raw rows only has columns with ranges (`Schema`). A plan for records also declares the
+columns of the silos' tables (`Variable`), the actions (`Catalogue`) and the reward of an outcome
+(`Outcome`). All of this is declared in the spec; nothing is learned from data. Errors about a
+record name its column and range, but never a value, which is personal data.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fastfed._validate import (
     show,
 )
 
-#: Texts that mean a missing value, beside None and NaN.
+#: Texts that mean a missing value, as None and NaN do.
 MISSING = frozenset({"", "?", "NA", "N/A", "nan", "NaN", "null", "NULL"})
 KINDS = ("number", "category", "flag")
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
-#: The most codes of a column, and actions of a catalogue; the most features of a row.
+#: Maximum number of codes of a column or actions of a catalogue; maximum features of a row.
 MOST, WIDEST = 1000, 100_000
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -46,7 +46,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     unit: str = ""
 
 
-# ---- values of records: errors never quote one ---------------------------------------------------
+# ---- values of records, which errors never quote -------------------------------------------------
 
 
 def private_number(name: str, value: object) -> float:
@@ -71,32 +71,35 @@ def private_array(name: str, value: object, shape: tuple[int | None, ...]) -> np
 
 
 def is_missing(value: object) -> bool:
-    """True for what means that a value is not known."""
+    """Return True for a cell that means a missing value."""
     if isinstance(value, str):
         return value.strip() in MISSING
     if isinstance(value, Decimal):
         return value.is_nan()
-    # NaN alone is not equal to itself.
+    # Only NaN is not equal to itself.
     return value is None or (isinstance(value, Real) and value != value)
 
 
 def as_number(value: object) -> float | None:
-    """A cell as a finite number, or None."""
+    """Convert a cell to a finite number; None if it is not one."""
     if isinstance(value, str):
         text = value.strip()
-        found = float(text) if _DECIMAL.fullmatch(text) else math.nan
+        parsed = float(text) if _DECIMAL.fullmatch(text) else math.nan
     elif isinstance(value, bool | np.bool_) or value is None:
         return None
     else:
         try:
-            found = float(value)  # type: ignore[arg-type]
+            parsed = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             return None
-    return found if math.isfinite(found) else None
+    return parsed if math.isfinite(parsed) else None
 
 
 def matched(value: object, codes: Sequence[str]) -> int | None:
-    """The position of a cell's code: the same text, or the same number ("4.0" is "4"), or None."""
+    """Return the index of a cell's code, None if there is none.
+
+    A code matches if its text is the same, or its number ("4.0" matches "4").
+    """
     if isinstance(value, bool | np.bool_):
         value = "true" if value else "false"
     try:
@@ -120,27 +123,28 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     Parameters
     ----------
     name : str
-        Its key in a record.
+        Key of the column in a record.
     kind : {"number", "category", "flag"}
-        A number is scaled from [low, high] to `to`, a flag is one end of `to`, a category has one
-        feature for each code: 1 for its own, else 0.
+        A number is scaled from [low, high] to ``to``. A flag becomes one end of ``to``. A category
+        has one feature for each code, which is 1 for the value's code and else 0.
     low, high : float
-        Public range of a number, in `unit`.
+        Public range of a number, in ``unit``.
     unit : str
         For readers.
     codes : tuple of str
-        Of a category; of a flag the codes that mean yes, and then those that mean no.
+        Codes of a category. For a flag, the codes that mean yes, then those that mean no.
     yes : int
-        Of a flag: how many of the codes mean yes.
+        For a flag, the number of codes that mean yes.
     to : (float, float)
         Range of the feature of a number or flag.
     outside : {"clip", "refuse", "missing"}
-        What happens to a value that is not in the range, or not one of the codes.
+        What to do with a value outside the range, or with an unknown code.
     fill : float, str or None
-        Declared value in the place of a missing one: a number in `unit`, or a code.
+        Replaces a missing value: a number in ``unit``, or a code.
     marked : bool
-        True if one more feature is 1 where the value is missing, else 0. Without `fill` the
-        others are 0 then. Without either a missing value is refused.
+        True for an additional feature that is 1 if the value is missing, else 0. A missing value
+        without ``fill`` sets the other features to 0. Without ``marked`` and ``fill`` it is
+        refused.
     """
 
     name: str
@@ -157,49 +161,52 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The features that it becomes."""
+        """Columns of the features that it becomes."""
         if self.kind == "category":
-            made = [Column(f"{self.name}={code}", 0.0, 1.0) for code in self.codes]
+            columns = [Column(f"{self.name}={code}", 0.0, 1.0) for code in self.codes]
         else:
-            empty = [0.0] if self.marked and self.fill is None else []
-            made = [Column(self.name, min(*self.to, *empty), max(*self.to, *empty))]
-        return (*made, *([Column(f"{self.name} missing", 0.0, 1.0)] if self.marked else []))
+            zero_if_missing = [0.0] if self.marked and self.fill is None else []
+            columns = [
+                Column(self.name, min(*self.to, *zero_if_missing), max(*self.to, *zero_if_missing))
+            ]
+        return (*columns, *([Column(f"{self.name} missing", 0.0, 1.0)] if self.marked else []))
 
     @property
     def largest(self) -> float:
-        """The largest squared norm of its features."""
-        known = 1.0 if self.kind == "category" else max(end * end for end in self.to)
+        """Largest squared norm of its features."""
+        largest_known = 1.0 if self.kind == "category" else max(end * end for end in self.to)
         if not self.marked:
-            return known
-        filled = 0.0 if self.fill is None else sum(v * v for v in self._known(self.fill) or ())
-        return max(known, filled + 1.0)
+            return largest_known
+        largest_filled = (
+            0.0 if self.fill is None else sum(v * v for v in self._known(self.fill) or ())
+        )
+        return max(largest_known, largest_filled + 1.0)
 
     @property
     def range(self) -> str:
-        """What its values may be, in words."""
+        """Its allowed values, as text."""
         if self.kind == "number":
             return f"{self.low:g} to {self.high:g}" + (f" {self.unit}" if self.unit else "")
         return "one of " + ", ".join(self.codes[:20]) + (", ..." if len(self.codes) > 20 else "")
 
     def features(self, value: object) -> list[float]:
-        """Its features for one cell.
+        """Compute the features of one cell.
 
         Raises
         ------
         InputError
-            For a value that is missing or outside where that is declared to be refused, and for
-            one that cannot be read.
+            If the value cannot be read, or is missing or outside and the column refuses that.
         """
         if not is_missing(value):
-            found = self._known(value)
-            if found is None and self.kind == "number" and as_number(value) is None:
+            features = self._known(value)
+            if features is None and self.kind == "number" and as_number(value) is None:
                 raise InputError(
                     f'column "{self.name}" must be a number, {self.range}, got something else'
                 )
-            if found is None and self.outside == "refuse":
+            if features is None and self.outside == "refuse":
                 raise InputError(f'column "{self.name}" must be {self.range}, got another value')
-            if found is not None:
-                return [*found, *([0.0] if self.marked else [])]
+            if features is not None:
+                return [*features, *([0.0] if self.marked else [])]
         if self.fill is None and not self.marked:
             raise InputError(
                 f'column "{self.name}" is missing; it must be {self.range}, or the plan must '
@@ -210,24 +217,26 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return [*(empty if filled is None else filled), *([1.0] if self.marked else [])]
 
     def _known(self, value: object) -> list[float] | None:
-        """Features of a value, or None if it is outside and may not be clipped."""
+        """Compute the features of a value; None if it is outside the range and is not clipped."""
         if self.kind == "number":
-            found = as_number(value)
-            if found is None or (self.outside != "clip" and not self.low <= found <= self.high):
+            as_float = as_number(value)
+            if as_float is None or (
+                self.outside != "clip" and not self.low <= as_float <= self.high
+            ):
                 return None
-            share = (min(max(found, self.low), self.high) - self.low) / (self.high - self.low)
+            share = (min(max(as_float, self.low), self.high) - self.low) / (self.high - self.low)
             return [self.to[0] + (self.to[1] - self.to[0]) * share]
-        at = matched(value, self.codes)
-        if at is None:
+        index = matched(value, self.codes)
+        if index is None:
             return None
         if self.kind == "flag":
-            return [self.to[at < self.yes]]
-        return [float(i == at) for i in range(len(self.codes))]
+            return [self.to[index < self.yes]]
+        return [float(i == index) for i in range(len(self.codes))]
 
     def clipped(self, value: object) -> bool:
-        """True if a cell is a number outside of the range."""
-        found = None if self.kind != "number" or is_missing(value) else as_number(value)
-        return found is not None and not self.low <= found <= self.high
+        """Return True if a cell is a number outside the range."""
+        as_float = None if self.kind != "number" or is_missing(value) else as_number(value)
+        return as_float is not None and not self.low <= as_float <= self.high
 
 
 class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -238,12 +247,13 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     names : tuple of str
         The actions.
     features : tuple of tuple of float
-        Features of each action: its row is their outer product with the record's features. None:
-        one block for each action, a linear model of its own.
+        Features of each action. The row of an action is their outer product with the record's
+        features. If empty, each action has a separate block of the row, and so a separate linear
+        model.
     constant : float
-        Appended to the record's features, so an intercept of each action; 0: none.
+        Appended to the record's features as an intercept of each action; 0 for none.
     shared : float
-        Appended to every row, so one intercept of all actions; 0: none.
+        Appended to every row as one intercept of all actions; 0 for none.
     """
 
     names: tuple[str, ...]
@@ -253,54 +263,56 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     @property
     def matrix(self) -> np.ndarray:
-        """Features of the actions, (K, p)."""
+        """The features of the actions, (K, p)."""
         return np.array(self.features) if self.features else np.eye(len(self.names))
 
     def columns(self, context: Sequence[Column]) -> tuple[Column, ...]:
-        """The features of a row, of those of a record."""
-        wide = [*context]
+        """List the columns of a row, given the columns of a record's features."""
+        context_columns = [*context]
         if self.constant:
-            wide.append(Column("constant", min(self.constant, 0.0), max(self.constant, 0.0)))
-        made = []
+            context_columns.append(
+                Column("constant", min(self.constant, 0.0), max(self.constant, 0.0))
+            )
+        columns = []
         for j, column in enumerate(self.matrix.T):
             part = f"feature {j}" if self.features else self.names[j]
             least, most = float(column.min()), float(column.max())
-            for each in wide:
-                # + 0.0: no -0.0, which has another spelling in a plan file.
+            for each in context_columns:
+                # + 0.0 turns -0.0 into 0.0: the two differ in the encoding of a plan file.
                 ends = [a * b for a in (least, most) for b in (each.low, each.high)]
-                made.append(Column(f"{part}: {each.name}", min(ends) + 0.0, max(ends) + 0.0))
+                columns.append(Column(f"{part}: {each.name}", min(ends) + 0.0, max(ends) + 0.0))
         if self.shared:
-            made.append(Column("shared constant", min(self.shared, 0.0), max(self.shared, 0.0)))
-        return tuple(made)
+            columns.append(Column("shared constant", min(self.shared, 0.0), max(self.shared, 0.0)))
+        return tuple(columns)
 
     def rows(self, context: Sequence[float], offered: Sequence[int]) -> np.ndarray:
-        """Rows (K, d) of the actions offered, for a record's features."""
-        wide = [*context, self.constant] if self.constant else [*context]
-        made = np.kron(self.matrix[list(offered)], np.array(wide)[None, :])
+        """Compute the rows (K, d) of the offered actions for a record's features."""
+        features = [*context, self.constant] if self.constant else [*context]
+        rows = np.kron(self.matrix[list(offered)], np.array(features)[None, :])
         if self.shared:
-            made = np.hstack([made, np.full((len(made), 1), self.shared)])
-        return np.ascontiguousarray(made)
+            rows = np.hstack([rows, np.full((len(rows), 1), self.shared)])
+        return np.ascontiguousarray(rows)
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The column that a reward in [0, 1] is made of.
+    """The column of outcomes, and how an outcome becomes a reward in [0, 1].
 
     Parameters
     ----------
     column : str
-        Its name.
+        Name of the column.
     low, high : float
-        Of a number: low becomes 0 and high 1.
+        Range of a number: the reward is 0 at ``low`` and 1 at ``high``.
     unit : str
         For readers.
     better : {"high", "low"}
-        With "low" it is the other way round.
+        With "low" the reward is 1 at ``low`` and 0 at ``high``.
     outside : {"clip", "refuse"}
-        What happens to numbers outside.
+        What to do with numbers outside the range.
     codes : tuple of (str, float)
-        Of coded outcomes: the reward of each.
+        For coded outcomes, each code and its reward.
     correct : tuple of (str, str)
-        The action that each code calls for: reward 1 for that one, 0 for all others.
+        Each code and the correct action for it. The reward is 1 for this action, else 0.
     """
 
     column: str
@@ -313,37 +325,39 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     correct: tuple[tuple[str, str], ...]
 
     def reward(self, value: object, action: str) -> float:
-        """The reward of an action, of the outcome that it had.
+        """Compute the reward of an action from its outcome.
 
         Raises
         ------
         InputError
-            For an outcome that is missing, unknown, or outside of its range where that is refused.
+            If the outcome is missing or unknown, or is outside the range and the plan refuses that.
         """
         if is_missing(value):
             raise InputError(f'outcome "{self.column}" is missing; cancel the decision instead')
         table: Sequence[tuple[str, Any]] = self.codes or self.correct
         if table:
-            at = matched(value, [code for code, _ in table])
-            if at is None:
+            index = matched(value, [code for code, _ in table])
+            if index is None:
                 known = ", ".join(code for code, _ in table)
                 raise InputError(
                     f'outcome "{self.column}" must be one of {known}, got another value'
                 )
-            return float(table[at][1]) if self.codes else float(table[at][1] == action)
-        found = as_number(value)
-        if found is None or (self.outside == "refuse" and not self.low <= found <= self.high):
+            return float(table[index][1]) if self.codes else float(table[index][1] == action)
+        number_value = as_number(value)
+        if number_value is None or (
+            self.outside == "refuse" and not self.low <= number_value <= self.high
+        ):
             unit = f" {self.unit}" if self.unit else ""
             raise InputError(
                 f'outcome "{self.column}" must be {self.low:g} to {self.high:g}{unit}, '
                 "got something else"
             )
-        share = (min(max(found, self.low), self.high) - self.low) / (self.high - self.low)
+        share = (min(max(number_value, self.low), self.high) - self.low) / (self.high - self.low)
         return share if self.better == "high" else 1.0 - share
 
 
 class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The columns of records, the actions, and what outcomes are worth."""
+    """The columns of records, the actions, and the rewards of outcomes."""
 
     variables: tuple[Variable, ...]
     actions: Catalogue
@@ -351,12 +365,12 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The features of a row."""
+        """Columns of a row."""
         return self.actions.columns([c for each in self.variables for c in each.columns])
 
     @property
     def width(self) -> int:
-        """The number of features of a row, without making them."""
+        """Number of features of a row, computed without creating them."""
         context = sum(
             (len(v.codes) if v.kind == "category" else 1) + v.marked for v in self.variables
         )
@@ -365,13 +379,13 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @property
     def norm(self) -> float:
-        """The largest norm that a row can have."""
-        wide = sum(each.largest for each in self.variables) + self.actions.constant**2
-        longest = float((self.actions.matrix**2).sum(axis=1).max())
-        return math.sqrt(longest * wide + self.actions.shared**2)
+        """Largest norm that a row can have."""
+        context_square = sum(each.largest for each in self.variables) + self.actions.constant**2
+        action_square = float((self.actions.matrix**2).sum(axis=1).max())
+        return math.sqrt(action_square * context_square + self.actions.shared**2)
 
     def context(self, record: Mapping[str, Any]) -> list[float]:
-        """The features of a record; InputError names the column that does not fit."""
+        """Compute the features of a record; InputError names a column that does not fit."""
         if not isinstance(record, Mapping):
             raise InputError("record must be values by column name, got something else")
         names = {each.name for each in self.variables}
@@ -382,13 +396,15 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return [v for each in self.variables for v in each.features(record.get(each.name))]
 
     def offered(self, among: object) -> list[int]:
-        """Indices of the actions that may be chosen: all, or those named."""
+        """Return the indices of the actions that may be chosen: those named, or all for None."""
         if among is None:
             return list(range(len(self.actions.names)))
         if isinstance(among, str) or not isinstance(among, Sequence) or not among:
             raise InputError("among must name at least one action, got something else")
-        places = {name: i for i, name in enumerate(self.actions.names)}
-        indices = [places[name] for name in among if isinstance(name, str) and name in places]
+        index_of_name = {name: i for i, name in enumerate(self.actions.names)}
+        indices = [
+            index_of_name[name] for name in among if isinstance(name, str) and name in index_of_name
+        ]
         if len(set(indices)) < len(among):
             known = ", ".join(f'"{name}"' for name in self.actions.names[:20])
             raise InputError(f"among must name actions of the plan, each once: {known}")
@@ -396,9 +412,10 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How rows become features: values are held to their column's range, then divided by ``norm``.
+    """How rows become features: values are clipped to column ranges, then divided by ``norm``.
 
-    Ranges and norm are declared, never taken from data. With ``records`` rows are made of records.
+    Ranges and norm are declared, never taken from data. With ``records``, rows are computed from
+    records.
     """
 
     columns: tuple[Column, ...]
@@ -407,17 +424,20 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def spelled(self) -> tuple[Any, ...]:
-        """Its fields as a plan file has them: without records it is as before there were any."""
+        """Fields as a plan file stores them: without ``records`` if there are none.
+
+        Plan files of versions without columns of records thus stay valid.
+        """
         fields = (self.columns, self.norm, self.records)
         return fields if self.records is not None else fields[:-1]
 
     def features(self, actions: object) -> np.ndarray:
-        """The features (K, d) of the rows offered.
+        """Compute the features (K, d) of the offered rows.
 
         Raises
         ------
         InputError
-            For another number of columns, no row, or values that are not finite.
+            If the number of columns is wrong, there is no row, or a value is not finite.
         """
         rows = private_array("actions", actions, (None, len(self.columns)))
         if not len(rows):
@@ -427,7 +447,10 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return coded
 
     def offer(self, actions: object, record: Any, among: object) -> tuple[np.ndarray, list[int]]:
-        """Features (K, d) of what is offered, as rows or for a record, and indices of actions."""
+        """Compute the features (K, d) of offered rows, or of actions for a record.
+
+        Returns the features, and the index of each row's action.
+        """
         if self.records is None:
             if record is not None or among is not None:
                 raise InputError("this plan has no columns of records: decide takes actions, rows")
@@ -441,42 +464,42 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         )
 
     def action(self, index: int) -> str:
-        """The name of an action; empty where the plan has no catalogue."""
+        """Return the name of an action; empty if the plan has no catalogue."""
         return self.records.actions.names[index] if self.records is not None else ""
 
     def reward(self, outcome: object, action: int) -> float:
-        """The reward of an action of the catalogue, of its outcome."""
+        """Compute the reward of an action of the catalogue from its outcome."""
         if self.records is None:
             raise InputError("this plan declares no outcome: give the reward, in [0, 1]")
         return self.records.outcome.reward(outcome, self.action(action))
 
 
-#: The ends of ranges are at most this in size, the norm at least its inverse: products and squares
-#: of features are then finite, so that no record within the ranges becomes NaN.
+#: Largest absolute value of the ends of ranges; its inverse is the smallest norm. Products and
+#: squares of features are then finite, so that no record within the ranges gives NaN.
 FARTHEST = 1e50
 _WITHIN = f"; its ends are at most {FARTHEST:g} in size"
 
 
 def is_range(low: float, high: float) -> bool:
-    """True for two numbers low < high that features can be scaled by."""
+    """Return True for two numbers low < high that are safe to scale features with."""
     return -FARTHEST <= low < high <= FARTHEST and high - low >= 1.0 / FARTHEST
 
 
 def check_columns(columns: Sequence[Column]) -> None:
-    """Refuse columns without a range."""
+    """Refuse columns without a valid range."""
     for column in columns:
         if not is_range(column.low, column.high):
             raise InputError(f"column {show(column.name)} must have a range low < high{_WITHIN}")
 
 
 def check_schema(schema: Schema) -> None:
-    """Refuse a schema whose columns are not what its records become."""
+    """Refuse a schema whose columns are not those that its records become."""
     check_columns(schema.columns)
     number("norm", schema.norm, at_least=1.0 / FARTHEST, at_most=FARTHEST)
     if schema.records is not None:
         check_records(schema.records)
-        wide = schema.records.width
-        if wide != len(schema.columns) or schema.records.columns != schema.columns:
+        width = schema.records.width
+        if width != len(schema.columns) or schema.records.columns != schema.columns:
             raise InputError("the plan's columns must be those that its records become")
 
 
@@ -514,11 +537,13 @@ def check_records(records: Records) -> None:
 
 
 def _check_names(where: str, names: Sequence[str]) -> None:
+    """Refuse names that are empty, not distinct, or too many."""
     if not 1 <= len(names) <= MOST or not all(names) or len(set(names)) < len(names):
         raise InputError(f"{where} must be 1 to {MOST} different names, got {show(list(names))}")
 
 
 def _check_variable(where: str, each: Variable) -> None:
+    """Refuse a column of records whose declaration is not consistent."""
     choice(f"{where}: kind", each.kind, KINDS)
     if not is_range(*each.to):
         raise InputError(
@@ -533,17 +558,17 @@ def _check_variable(where: str, each: Variable) -> None:
         choice(f"{where}: outside", each.outside, ("clip", "refuse", "missing"))
     else:
         _check_names(f"{where}: codes", each.codes)
-        # A code that is not known has no nearest one.
+        # An unknown code cannot be clipped.
         choice(f"{where}: outside", each.outside, ("refuse", "missing"))
     if each.outside == "missing" and each.fill is None and not each.marked:
         raise InputError(f'{where}: outside = "missing" needs fill or missing_flag')
     if each.kind == "flag" and not 0 < each.yes < len(each.codes):
         raise InputError(f"{where} needs codes for yes and codes for no")
     boolean(f"{where}: missing_flag", each.marked)
-    known = (
+    fill_is_valid = (
         matched(each.fill, each.codes) is not None
         if each.kind != "number"
         else (value := as_number(each.fill)) is not None and each.low <= value <= each.high
     )
-    if each.fill is not None and not known:
+    if each.fill is not None and not fill_is_valid:
         raise InputError(f"{where}: fill must be {each.range}, got {show(each.fill)}")

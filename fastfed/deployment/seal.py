@@ -1,10 +1,11 @@
-"""What a party makes of its secret: signatures, keys to be written to, and sealed noise.
+"""What a party derives from its secret: signatures, encryption keys and sealed noise.
 
-Noise is a function of a secret, the plan, the drawer, the node, and what it hides. A party that is
-restored, restarted or copied draws the same noise for the same sums, and independent noise for
-other sums: two messages about one node are then either one message, or a composition that the
-ledger charges, and never a difference that cancels. Needs the package `cryptography` (the extra
-``deploy``).
+Noise is a function of the secret, the plan, the party, the node and the sums that it hides. A party
+that is restarted, restored or copied thus draws the same noise for the same sums, and independent
+noise for different sums. Two messages about one node are then either the same message, or a
+composition that the ledger charges. Noise never cancels in their difference.
+
+Needs the package `cryptography` (the extra ``deploy``).
 """
 
 from __future__ import annotations
@@ -43,39 +44,39 @@ except ImportError as error:  # pragma: no cover - only without the extra
 
 # ---- keys ----------------------------------------------------------------------------------------
 
-#: Bytes of a secret, a key, a digest.
+#: Number of bytes of a secret, a key or a digest.
 KEY = 32
 
 
 def digest(data: bytes) -> bytes:
-    """SHA-256."""
+    """Compute SHA-256."""
     return hashlib.sha256(data).digest()
 
 
 def keyed_digest(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
-    """BLAKE2b of parts, each with its length in front, under a key and for one purpose; 32 bytes.
+    """Compute keyed BLAKE2b of parts for one purpose, 32 bytes.
 
-    Two lists of parts never give one input, however bytes are spread over them.
+    Each part is preceded by its length, so different lists of parts give different inputs.
     """
-    made = hashlib.blake2b(key=key, digest_size=KEY, person=purpose)
+    hasher = hashlib.blake2b(key=key, digest_size=KEY, person=purpose)
     for part in parts:
-        made.update(len(part).to_bytes(8, "big") + part)
-    return made.digest()
+        hasher.update(len(part).to_bytes(8, "big") + part)
+    return hasher.digest()
 
 
 def keystream(key: bytes, count: int) -> bytes:
-    """The first bytes of ChaCha20 under a key that is used for nothing else."""
+    """Return the first ``count`` bytes of ChaCha20 under a key that has no other use."""
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
     return cipher.encryptor().update(bytes(count))
 
 
 class Identity:
-    """The keys of one party: Ed25519 to sign with, X25519 to be written to.
+    """The private keys of one party: Ed25519 for signing, X25519 for decryption.
 
     Parameters
     ----------
     seed : bytes
-        32 random bytes, the party's secret; both keys are made of it.
+        32 random bytes, the party's secret, from which both keys are derived.
     """
 
     def __init__(self, seed: bytes) -> None:
@@ -86,18 +87,18 @@ class Identity:
 
     @property
     def public(self) -> tuple[bytes, bytes]:
-        """The public keys: of signatures, and of what is encrypted to this party."""
+        """Public keys of this party: for its signatures (Ed25519) and for encryption (X25519)."""
         return (
             self._sign.public_key().public_bytes_raw(),
             self._open.public_key().public_bytes_raw(),
         )
 
     def sign(self, data: bytes) -> bytes:
-        """Ed25519 signature, 64 bytes."""
+        """Sign data by Ed25519, 64 bytes."""
         return self._sign.sign(data)
 
     def opened(self, sealed: bytes, context: bytes) -> bytes:
-        """What `sealed_to` encrypted to this party in this context; else InputError."""
+        """Decrypt what `sealed_to` encrypted to this party in this context; else InputError."""
         try:
             theirs = X25519PublicKey.from_public_bytes(sealed[:KEY])
             key = _shared(self._open.exchange(theirs), sealed[:KEY], self.public[1])
@@ -106,20 +107,20 @@ class Identity:
             raise InputError("what was encrypted to this party cannot be opened") from None
 
     def agreed_with(self, public: bytes, context: bytes) -> bytes:
-        """The key that this party and the owner of an X25519 key share in one context.
+        """Derive the key that this party shares with the owner of an X25519 key in one context.
 
-        Both find the same one. InputError for a key with which none can be agreed.
+        Both parties derive the same key. InputError if the public key is not valid.
         """
-        both = b"".join(sorted((self.public[1], public)))
+        public_keys = b"".join(sorted((self.public[1], public)))
         try:
             secret = self._open.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
             raise InputError("a public key of the plan is none of X25519") from None
-        return _derived(secret, b"fastfed masks" + both, context)
+        return _derived(secret, b"fastfed masks" + public_keys, context)
 
 
 def can_be_written_to(public: bytes) -> bool:
-    """True for an X25519 key in its one usual form, with which a secret can be agreed."""
+    """Return True for an X25519 public key in canonical form that can agree on a secret."""
     if len(public) != KEY or public[-1] & 0x80:
         return False
     try:
@@ -132,32 +133,32 @@ def can_be_written_to(public: bytes) -> bool:
 
 
 def sealed_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
-    """Encrypt data to a party's X25519 key, by a key pair that ``seed`` alone decides.
+    """Encrypt data to a party's X25519 key, with an ephemeral key pair derived from ``seed``.
 
-    The same seed and data give the same bytes, so that a message can be made again. A seed must
-    be secret, and must belong to these data only.
+    The same seed and data give the same bytes, so a message can be made again. The seed must be
+    secret and must not be used for different data.
     """
     pair = X25519PrivateKey.from_private_bytes(keyed_digest(seed, b"fastfed pair"))
-    own = pair.public_key().public_bytes_raw()
-    key = _shared(pair.exchange(X25519PublicKey.from_public_bytes(public)), own, public)
-    # The key is used once, so the nonce may be a constant.
-    return own + ChaCha20Poly1305(key).encrypt(bytes(12), data, context)
+    public_own = pair.public_key().public_bytes_raw()
+    key = _shared(pair.exchange(X25519PublicKey.from_public_bytes(public)), public_own, public)
+    # The key is used only once, so the nonce may be constant.
+    return public_own + ChaCha20Poly1305(key).encrypt(bytes(12), data, context)
 
 
 def _shared(secret: bytes, first: bytes, second: bytes) -> bytes:
-    """Key of an exchange, bound to both public keys."""
+    """Derive the key of a key exchange, bound to both public keys."""
     return _derived(secret, b"fastfed" + first + second)
 
 
 def _derived(secret: bytes, info: bytes, salt: bytes | None = None) -> bytes:
-    """Key of a secret, by HKDF with SHA-256."""
+    """Derive a key from a secret by HKDF with SHA-256."""
     kdf: Any = HKDF(hashes.SHA256(), KEY, salt=salt, info=info)
-    made: bytes = kdf.derive(secret)
-    return made
+    key: bytes = kdf.derive(secret)
+    return key
 
 
 def verified(public: bytes, signature: bytes, data: bytes) -> bool:
-    """True if the signature is that of the data under this key."""
+    """Return True if this is a valid signature of the data under this public key."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -166,12 +167,12 @@ def verified(public: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def uniform_below(count: int, entropy: Callable[[int], bytes]) -> int:
-    """A uniform index below ``count``."""
+    """Draw a uniform integer in [0, count), by rejection."""
     bits = count.bit_length()
     while True:
-        found = int.from_bytes(entropy(8), "big") >> (64 - bits)
-        if found < count:
-            return found
+        drawn = int.from_bytes(entropy(8), "big") >> (64 - bits)
+        if drawn < count:
+            return drawn
 
 
 # ---- noise ---------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ _PUBLIC, _SAMPLE = b"fastfed public", b"fastfed sample"
 
 
 def make_secret(path: str | Path) -> bytes:
-    """Write a new secret to a file that only its owner can read, and nobody write; returns it.
+    """Write a new secret to a file of mode 0400, and return it.
 
     Raises
     ------
@@ -193,10 +194,10 @@ def make_secret(path: str | Path) -> bytes:
     target = Path(path)
     secret = secrets.token_bytes(KEY)
     try:
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
     except FileExistsError:
         raise InputError(f"{target} exists; a secret is never replaced") from None
-    with os.fdopen(handle, "wb") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(secret)
         file.flush()
         os.fsync(file.fileno())
@@ -204,7 +205,7 @@ def make_secret(path: str | Path) -> bytes:
 
 
 def read_secret(path: str | Path) -> bytes:
-    """Read a secret; InputError for a file that others can read, or of another length."""
+    """Read a secret; InputError if others can read the file, or if its length is wrong."""
     target = Path(path)
     if not target.exists():
         raise InputError(
@@ -222,29 +223,30 @@ def read_secret(path: str | Path) -> bytes:
 
 
 class _Stream:
-    """Bytes of one draw, in order; those of long uniforms by their place."""
+    """Random bytes of one draw: read in order, or at a position of a long uniform."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._at, self._bytes = key, 0, b""
 
     def __call__(self, count: int) -> bytes:
+        """Return the next ``count`` bytes."""
         end = self._at + count
         if end > len(self._bytes):
             self._bytes = keystream(self._key, max(2 * end, 4096))
-        found = self._bytes[self._at : end]
+        drawn = self._bytes[self._at : end]
         self._at = end
-        return found
+        return drawn
 
     def further(self, index: int, start: int, count: int) -> bytes:
-        """Bytes of uniform ``index`` from bit ``start`` on."""
+        """Return ``count`` more bytes of uniform ``index``, from bit ``start`` on."""
         place = (part.to_bytes(8, "big") for part in (index, start))
         return keystream(keyed_digest(self._key, _MORE, *place), count)
 
 
 class SealedNoise:
-    """Noise of one party of a deployment, the same whenever it is drawn for the same sums.
+    """Draw the noise of one party of a deployment: always the same noise for the same sums.
 
-    It has ideal draws, so that releases are exact (docs/exact.md).
+    Draws are ideal, so releases are exact (docs/exact.md).
 
     Parameters
     ----------
@@ -257,32 +259,33 @@ class SealedNoise:
 
     Notes
     -----
-    Guarantee: to whoever does not know the secret, draws for different (node, sums) are
-    independent and ideal, as far as BLAKE2b and ChaCha20 cannot be told from random functions.
+    Guarantee: without the secret, draws for different (node, sums) cannot be distinguished from
+    independent ideal draws, if BLAKE2b and ChaCha20 cannot be distinguished from random functions.
     """
 
     @property
     def exact(self) -> bool:
-        """True: it has ideal draws."""
+        """True: draws are ideal."""
         return True
 
     def __init__(self, secret: bytes, plan: bytes, owner: str) -> None:
         if not isinstance(secret, bytes) or len(secret) != KEY:
             raise InputError(f"secret must be {KEY} bytes")
         self._secret, self._plan, self._owner = secret, plan, owner.encode()
+        #: Node -> the sums that its noise hides.
         self._hidden: dict[int, bytes] = {}
 
     @property
     def source(self) -> NoiseSource:
-        """This noise for step objects; it has the draws of deployed protocols alone."""
+        """This object as a `NoiseSource`. It has only the draws that deployed protocols use."""
         return cast(NoiseSource, self)
 
     def hides(self, node: int, sums: bytes) -> None:
-        """Say what the noise of a node is about to hide; must come before it is drawn."""
+        """Set the sums that the noise of a node hides; required before the noise is drawn."""
         self._hidden[node] = sums
 
     def key(self, purpose: bytes, silo: int, node: int) -> bytes:
-        """Key of one draw."""
+        """Derive the key of one draw."""
         if node not in self._hidden:
             raise InputError(f"the noise of node {node} was asked for before its sums were known")
         place = silo.to_bytes(8, "big"), node.to_bytes(8, "big")
@@ -295,79 +298,80 @@ class SealedNoise:
         return Normals(size, _Stream(self.key(_NOISE, silo, node)))
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        """Draw those of `ideal` as float64, for display only."""
+        """Draw the normals of `ideal` as float64, for display only."""
         return self.ideal(silo, node, dimension).values
 
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
-        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64; exact draws."""
+        """Draw Bin(n, 1/2) - n/2 exactly for each entry of one node, modulo 2^64, as uint64."""
         stream = _Stream(self.key(_NOISE, silo, node))
-        drawn = fair_binomials(entries(dimension, trials), stream)
-        return np.array([k % 2**64 for k in drawn], dtype=np.uint64)
+        binomials = fair_binomials(entries(dimension, trials), stream)
+        return np.array([k % 2**64 for k in binomials], dtype=np.uint64)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
-        """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,); exact draws."""
+        """Draw Bin(trials, 1/4) - trials / 4 exactly for one node, (count,)."""
         stream = _Stream(self.key(_NOISE, silo, node))
-        drawn = [4 * quarter_binomial(trials, stream) - trials for _ in range(count)]
-        return np.array(drawn, dtype=np.int64) / 4.0
+        centred = [4 * quarter_binomial(trials, stream) - trials for _ in range(count)]
+        return np.array(centred, dtype=np.int64) / 4.0
 
     def rounding(self, silo: int, node: int, number: int, count: int) -> np.ndarray:
-        """Uniform 32-bit integers (count,) that round one record for one node."""
+        """Draw uniform 32-bit integers (count,) that round record ``number`` for one node."""
         key = keyed_digest(self.key(_ROUND, silo, node), _MORE, number.to_bytes(8, "big"))
         return np.frombuffer(keystream(key, 4 * count), dtype="<u4").astype(np.uint32)
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
-        """Draw uniform numbers in (0, 1) (count,) that hide nothing: the rotation of a release.
+        """Draw uniform numbers in (0, 1) (count,) for the rotation of a release.
 
-        They do not depend on what the release hides, as its certificate says of a rotation.
+        They hide nothing, and do not depend on the data: the certificate assumes this of a
+        rotation.
         """
         place = purpose.to_bytes(8, "big"), release.to_bytes(8, "big")
         key = keyed_digest(self._secret, _PUBLIC, self._plan, self._owner, *place)
         words = np.frombuffer(keystream(key, 8 * count), dtype="<u8") >> np.uint64(12)
-        made: np.ndarray = (words.astype(np.float64) + 0.5) * 2.0**-52
-        return made
+        uniforms: np.ndarray = (words.astype(np.float64) + 0.5) * 2.0**-52
+        return uniforms
 
     def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
-        """Draw uniform numbers (count,) that choose the ranges of one mean."""
+        """Draw ideal uniform numbers (count,) that choose the ranges of one mean."""
         return Uniforms(count, _Stream(self.key(_NOISE, purpose, release)))
 
     def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
-        """Draw standard Laplace noise (count,) for one mean."""
+        """Draw ideal standard Laplace noise (count,) for one mean."""
         return Laplaces(count, _Stream(self.key(_NOISE, purpose, release)))
 
     def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
-        """Draw standard Laplace noise (count,) for the scores of one exchange."""
+        """Draw ideal standard Laplace noise (count,) for the scores of one exchange."""
         return Laplaces(count, _Stream(self.key(_NOISE, silo, release)))
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
-        """Draw the order (count,) in which one silo takes the losses of a phase; it hides none."""
+        """Draw a random order (count,) of one silo's losses in a phase; independent of the data."""
         place = silo.to_bytes(8, "big"), phase.to_bytes(8, "big")
         key = keyed_digest(self._secret, _SAMPLE, self._plan, self._owner, *place)
         return np.argsort(np.frombuffer(keystream(key, 8 * count), dtype="<u8"), kind="stable")
 
     def session(self, silo: int, node: int) -> bytes:
-        """32 bytes that go with what a node hides, and tell nothing of it."""
+        """Derive 32 bytes that change with the sums a node hides, and reveal nothing about them."""
         return self.key(_SESSION, silo, node)
 
     def pad(self, silo: int, node: int, size: int) -> tuple[np.ndarray, bytes]:
-        """Uniform words (size,) that split a message into two shares, and a seed to encrypt by."""
+        """Draw uniform words (size,) that split a message into shares, and an encryption seed."""
         key = self.key(_PAD, silo, node)
-        made = np.frombuffer(keystream(key, 8 * size), dtype="<u8").astype(np.uint64)
-        return made, keyed_digest(key, b"fastfed sealing")
+        words = np.frombuffer(keystream(key, 8 * size), dtype="<u8").astype(np.uint64)
+        return words, keyed_digest(key, b"fastfed sealing")
 
     def report_seed(self, silo: int, release: int, data: bytes) -> bytes:
-        """A seed to encrypt a report by: the same one for the same data."""
+        """Derive a seed to encrypt a report with: the same seed for the same data."""
         place = silo.to_bytes(8, "big"), release.to_bytes(8, "big")
         return keyed_digest(self._secret, _REPORT, self._plan, self._owner, *place, data)
 
 
 def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
-    """What each node that is drawn for a release hides, by the node's number.
+    """Return the sums that each node drawn for a release hides, by the node's number.
 
-    A node of a tree hides the sum of its leaves and no more, so that a record which comes in late
-    leaves the noise of a node that holds both leaves as it is. Where noise is of prefixes, row k
-    of the factor is about leaves 1..k.
+    A node of a tree hides the sum of its leaves only. So the noise of a node that contains two
+    leaves stays the same if a record moves from one of them to the other. Without a tree, the noise
+    of release k belongs to the sums of leaves 1..k.
 
     Parameters
     ----------
@@ -376,6 +380,10 @@ def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
         k >= 1.
     leaves : ndarray, shape (k, s)
         The exact sums of leaves 1..k.
+
+    Returns
+    -------
+    dict of int to bytes
     """
 
     def node(level: int) -> bytes:
@@ -384,12 +392,12 @@ def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
     if plan.secure is None and plan.release == "tree":
         return {release: node(aggregation.node_level(release))}
     if plan.secure is None and plan.release == "honaker":
-        first = aggregation.honaker_number(release)
+        first_node = aggregation.honaker_number(release)
         levels = range(aggregation.node_level(release) + 1)
-        return {first + level: node(level) for level in levels}
+        return {first_node + level: node(level) for level in levels}
     return {release: _exact(leaves[:release])}
 
 
 def _exact(sums: np.ndarray) -> bytes:
-    """Bytes of exact sums; a 0 has no sign."""
+    """Encode exact sums as little-endian float64; -0.0 becomes 0.0."""
     return (sums + 0.0).astype("<f8").tobytes()

@@ -1,8 +1,8 @@
-"""The network around processes: the hub listens, silos and helper dial out.
+"""The network of a deployment: the hub listens, silos and the helper connect to it.
 
-One POST carries one message, and its answer the messages for the sender. Whatever is lost is asked
-for again, since a party's `tick` says again what was not answered. A silo's own application talks
-to it through a Unix socket in the silo's folder.
+One POST carries one message; its answer carries the hub's messages to the sender. Lost messages are
+repeated, because a party's `tick` repeats every message that was not answered. A silo's application
+uses a Unix socket in the silo's folder.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from fastfed.deployment.observe import (
 from fastfed.deployment.party import Process, SiloProcess
 
 PATH = "/v1/messages"
-#: Seconds between two ticks, and that a hub has to finish its answers once it is stopped.
+#: Seconds between two ticks, and seconds for a hub to finish its answers when it is stopped.
 EVERY, FINISH = 5.0, 2
-#: The most bytes of an application's request, and of a silo's answer to it.
+#: Maximum number of bytes of an application's request, and of the silo's answer.
 REQUEST, ANSWER = 1 << 24, 1 << 28
 
 # ---- the hub -------------------------------------------------------------------------------------
@@ -56,11 +56,11 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class HubApp:
-    """The hub as an ASGI application: POST /v1/messages, GET /status, GET /metrics.
+    """Serve the hub as an ASGI application: POST /v1/messages, GET /status, GET /metrics.
 
-    Answers 200 with the messages for the sender, 400 for a message that is refused, 409 for one
-    that contradicts an earlier one, 413 for one that is too large, 503 where the disk is full, 500
-    for an error of the program, which the log names.
+    The answer to a message is 200 with the messages for the sender, 400 if it is refused, 409 if it
+    contradicts an earlier message, 413 if it is too large, 503 if the disk is full, and 500 for a
+    program error, which is written to the log.
     """
 
     def __init__(self, process: Process, log: JsonLog | None = None) -> None:
@@ -84,13 +84,14 @@ class HubApp:
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(self, scope: dict[str, Any], receive: Receive) -> tuple[int, bytes, bytes]:
+        """Return status, content type and body of the answer to a request."""
         text = b"text/plain; charset=utf-8"
-        where = scope["method"], scope["path"]
-        if where == ("GET", "/status"):
+        request = scope["method"], scope["path"]
+        if request == ("GET", "/status"):
             return 200, b"application/json", json.dumps(self.status()).encode()
-        if where == ("GET", "/metrics"):
+        if request == ("GET", "/metrics"):
             return 200, text, self.metrics().encode()
-        if where != ("POST", PATH):
+        if request != ("POST", PATH):
             return 404, text, b"not found"
         data, more = b"", True
         while more:
@@ -102,16 +103,20 @@ class HubApp:
             if len(data) > self._hub.wire.largest:
                 return 413, text, b"the message is too large"
         try:
-            made = await asyncio.to_thread(self.answer, data)
+            answer = await asyncio.to_thread(self.answer, data)
         except (InputError, *FULL) as error:
-            # Where the disk is full the sender asks again.
-            status, said = failure(error)
-            made = status, text, (said if status == 400 else f"nothing was kept: {said}").encode()
+            # If the disk is full, the sender repeats the message.
+            status, problem = failure(error)
+            answer = (
+                status,
+                text,
+                (problem if status == 400 else f"nothing was kept: {problem}").encode(),
+            )
         if self._log is not None:
-            if made[0] != 200:
-                self._log.event("message", status=made[0], text=masked(made[2].decode()))
+            if answer[0] != 200:
+                self._log.event("message", status=answer[0], text=masked(answer[2].decode()))
             self._log.look(self.process)
-        return made
+        return answer
 
     @property
     def _hub(self) -> Hub:
@@ -120,55 +125,56 @@ class HubApp:
         return party
 
     def answer(self, data: bytes) -> tuple[int, bytes, bytes]:
-        """Status, type and body of the answer to one message; what it leads to is durable."""
+        """Process a message durably; return status, content type and body of the answer."""
         step, messages = self.process.handle(data)
         if step.problem:
             return 409, b"text/plain; charset=utf-8", step.problem.encode()
         sender = self._hub.wire.read(data).sender
-        mine = [message.data for message in messages if message.to == sender]
-        return 200, b"application/msgpack", msgspec.msgpack.encode(mine)
+        answers = [message.data for message in messages if message.to == sender]
+        return 200, b"application/msgpack", msgspec.msgpack.encode(answers)
 
     def status(self) -> dict[str, Any]:
-        """What the hub has and waits for."""
+        """Report what the hub has and waits for; see `Hub.status`."""
         return self.process.status()
 
     def metrics(self) -> str:
-        """Numbers for Prometheus, none of them of a record."""
+        """Format the hub's numbers for Prometheus; none is derived from single records."""
         numbers = hub_numbers(self._hub, self.process.now())
         return prometheus("hub", numbers | {"clock_off_seconds": self.process.clock_off})
 
 
 def local(host: str) -> bool:
-    """True for an address of this machine alone."""
+    """Return True for a loopback address."""
     return host in ("localhost", "127.0.0.1", "::1")
 
 
 @contextmanager
 def _pem(*files: str | None) -> Iterator[None]:
-    """Name the files that are no certificates and keys, or no pair."""
+    """Name the files in the error if they are not a certificate and its key."""
     try:
         yield
     except OSError as error:
-        named = " and ".join(file for file in files if file is not None)
+        names = " and ".join(file for file in files if file is not None)
         raise InputError(
-            f"{named} must be PEM files of a certificate and the key that belongs to it: {error}"
+            f"{names} must be PEM files of a certificate and the key that belongs to it: {error}"
         ) from None
 
 
 def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext:
-    """TLS for whoever calls a hub.
+    """Create the TLS context of a client of the hub.
 
     Parameters
     ----------
     ca : str, optional
-        File with the authority that the hub's certificate must be of; else the system's.
+        File of the certificate authority that must have issued the hub's certificate. By default
+        the authorities of the system.
     cert, key : str, optional
-        The own certificate and its key.
+        Files of the client's certificate and key.
 
     Raises
     ------
     InputError
-        For files that are no such things.
+        If a file is not of that type.
     """
     with _pem(ca, cert, key):
         context = ssl.create_default_context(cafile=ca)
@@ -187,7 +193,7 @@ def listening(
     client_ca: str | None = None,
     log: JsonLog | None = None,
 ) -> Any:
-    """How uvicorn is to run the hub; see `serve`."""
+    """Create uvicorn's configuration for a hub; see `serve`."""
     if not isinstance(process.party, Hub):
         raise InputError(f"{process.party.name} is not the hub of its plan")
     if cert is None and not local(host):
@@ -198,26 +204,26 @@ def listening(
         import uvicorn
     except ImportError as error:
         raise InputError("the hub needs uvicorn: pip install 'fastfed[deploy]'") from error
-    reqs = ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED
-    more: dict[str, Any] = {}
+    cert_reqs = ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED
+    log_options: dict[str, Any] = {}
     if log is not None:
         logging.getLogger("uvicorn").handlers = [JsonHandler(log)]
-        more["log_config"] = None
+        log_options["log_config"] = None
     from fastfed.deployment.gate import Gate, quiet
 
     gate = Gate()
     config = uvicorn.Config(
         HubApp(process, log), host=host, port=port, log_level="warning",
         http=cast(Any, gate.protocol), loop="asyncio", ws="none", lifespan="off",
-        ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca, ssl_cert_reqs=reqs,
+        ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca, ssl_cert_reqs=cert_reqs,
         access_log=False, backlog=gate.backlog,
-        timeout_graceful_shutdown=FINISH, **more,
+        timeout_graceful_shutdown=FINISH, **log_options,
     )  # fmt: skip
     with _pem(cert, key, client_ca):
         config.load()
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The gate begins TLS, so that it counts connections whose handshake is unfinished.
+        # The gate starts TLS, so that it also counts connections during their handshake.
         gate.context, config.ssl = config.ssl, None
     quiet()
     return config
@@ -233,27 +239,28 @@ def serve(
     log: JsonLog | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run the hub until `stop` is set, or without one until a signal comes.
+    """Run the hub until `stop` is set or, without `stop`, until a signal arrives.
 
-    Without a certificate it listens on this machine alone, where a proxy may end TLS.
+    Without a certificate it listens on a loopback address only, where a proxy can terminate TLS.
 
     Parameters
     ----------
     process : Process
+        The hub's.
     host, port : str and int
     cert, key : str, optional
-        The hub's certificate and its key.
+        Files of the hub's certificate and key.
     client_ca : str, optional
-        File with the certificate authority that whoever connects must have a certificate of:
-        mutual TLS. No other authority counts, not even those of the system.
+        File of a certificate authority. With it, clients must have a certificate that it issued
+        (mutual TLS); other authorities, including those of the system, are not accepted.
     log : JsonLog, optional
     stop : threading.Event, optional
 
     Raises
     ------
     InputError
-        For another address without a certificate, for a client_ca without one, and without the
-        extra.
+        If ``host`` is not a loopback address or ``client_ca`` is given, and there is no
+        certificate; or if the extra ``deploy`` is not installed.
     """
     config = listening(process, host, port, cert, key, client_ca, log)
     import uvicorn
@@ -262,7 +269,7 @@ def serve(
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             for listener in (each for server in self.servers for each in server.sockets):
-                # Few are accepted at a time, but as many as the system allows may wait for that.
+                # Few connections are accepted at a time. As many may wait as the system allows.
                 with listener.dup() as queue:
                     queue.listen()
 
@@ -279,32 +286,32 @@ def address_of(hub: str) -> SplitResult:
     """Split a hub's address; InputError if it is not a valid one."""
     try:
         parts = urlsplit(hub)
-        known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        known = False
-    if not known or parts.scheme not in ("https", "http") or " " in hub or not is_line(hub):
+        is_valid = False
+    if not is_valid or parts.scheme not in ("https", "http") or " " in hub or not is_line(hub):
         raise InputError(f"hub must be an address, https://..., got {show(hub)}")
     return parts
 
 
 class Dialer:
-    """Carries a party's messages to the hub, and the hub's answers back.
+    """Carry a party's messages to the hub, and the hub's answers back.
 
     Parameters
     ----------
     process : Process
-        A silo's or the helper's.
+        The process of a silo or of the helper.
     hub : str
         The hub's address: https://..., or http:// on this machine.
     ca : str, optional
-        File with the certificate authority that the hub's certificate must be of.
+        File of the certificate authority that must have issued the hub's certificate.
     cert, key : str, optional
-        The party's own certificate, where the hub asks for one.
+        Files of the party's certificate and key, if the hub requires one.
 
     Raises
     ------
     InputError
-        For http:// to another machine.
+        If the address is http:// on a different machine.
     """
 
     def __init__(
@@ -324,28 +331,29 @@ class Dialer:
             self._context = client_context(ca, cert, key)
 
     def round(self) -> str:
-        """Tick once and carry everything; returns what went wrong, empty if nothing did."""
-        messages = list(self.process.tick())
-        trouble = self.process.problem
+        """Tick once and carry all messages; return what went wrong, empty if nothing did."""
+        messages, party = list(self.process.tick()), self.process.party
+        problem = self.process.problem
         while messages:
             message = messages.pop(0)
             try:
                 answers = self._post(message.data)
             except Exception as error:
-                trouble = failure(error)[1]
+                problem = failure(error)[1]
                 continue
             for data in answers:
                 try:
                     step, more = self.process.handle(data)
-                    trouble = step.problem or trouble
+                    party.asked = None
+                    problem = step.problem or problem
                     messages += more
                 except Exception as error:
-                    trouble = failure(error)[1]
-        return trouble
+                    problem = failure(error)[1]
+        return problem
 
     def _post(self, data: bytes) -> list[bytes]:
-        """The hub's answers to one message; InputError with what it said otherwise."""
-        party: Any = self.process.party
+        """Send one message and return the hub's answers; InputError with its text if it refuses."""
+        party = self.process.party
         if party.asked is None:
             party.asked = self.process.now()
         try:
@@ -353,19 +361,23 @@ class Dialer:
         except OSError as error:
             party.asked = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
-        # Another status is that of a proxy, or of a hub that cannot keep anything.
-        party.asked = None if status in (200, 400, 409, 413) else 0.0
+        if status >= 500:
+            # From a proxy, or from a hub that cannot write to its disk.
+            party.asked = 0.0
         if status != 200:
-            said = one_line(body.decode(errors="replace"))
-            raise InputError(f"the hub answered {status}: {said}")
+            text = one_line(body.decode(errors="replace"))
+            raise InputError(f"the hub answered {status}: {text}")
         try:
-            return msgspec.msgpack.decode(body, type=list[bytes])
+            answers = msgspec.msgpack.decode(body, type=list[bytes])
         except msgspec.DecodeError:
             raise InputError("the hub's answer is no list of messages") from None
+        if not answers:
+            party.asked = None
+        return answers
 
     @property
     def _largest(self) -> int:
-        """Bytes of an answer, at most: all broadcasts, and a receipt."""
+        """Maximum number of bytes of an answer: all broadcasts and a receipt."""
         party: Any = self.process.party
         return int(party.wire.largest) * (party.plan.releases + 2)
 
@@ -376,28 +388,31 @@ class Dialer:
         say: Callable[[str], None] = print,
         look: Callable[[Process], None] | None = None,
     ) -> None:
-        """Carry messages until `stop` is set; `look` is called after each round."""
-        last = ""
+        """Carry messages every ``every`` seconds until `stop` is set.
+
+        ``say`` is called with each new problem, and ``look`` after each round.
+        """
+        last_problem = ""
         while not stop.is_set():
             try:
-                trouble = self.round()
+                problem = self.round()
             except Exception as error:
-                # Where the disk is full nothing was sealed, and the next round tries again.
-                trouble = failure(error)[1]
-            if trouble and trouble != last:
-                say(trouble)
-            elif last.startswith(UNREACHABLE) and not trouble:
+                # If the disk is full, nothing was sealed, and the next round tries again.
+                problem = failure(error)[1]
+            if problem and problem != last_problem:
+                say(problem)
+            elif last_problem.startswith(UNREACHABLE) and not problem:
                 say(REACHED)
-            last = trouble
+            last_problem = problem
             if look is not None:
                 look(self.process)
             stop.wait(every)
 
 
-# ---- a silo's own application --------------------------------------------------------------------
+# ---- the application of a silo -------------------------------------------------------------------
 
 
-#: The keys that a request to each path may have; where "id" is one, it must be there.
+#: Path -> the keys that a request may have. "id" is required if it is listed.
 KEYS = {
     "/decide": ("actions", "subject", "record", "among"),
     "/reward": ("id", "reward"),
@@ -409,11 +424,11 @@ KEYS = {
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What /decide, /reward, /outcome and the other paths answer; the docs list them all."""
+    """Answer a request to /decide, /reward, /outcome or one of the other paths of `KEYS`."""
     keys = KEYS.get(path)
     if keys is None:
         raise InputError(f"there is no {path[:40]}")
-    # A misspelled subject would be nobody, and a person counted twice.
+    # If a misspelled "subject" were ignored, a person could be counted twice.
     for key in given:
         if key not in keys:
             takes = f"takes {', '.join(keys)}" if keys else "takes no keys"
@@ -422,20 +437,20 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
     if "id" in keys and not isinstance(given.get("id"), str):
         raise InputError(f"{path} needs id, the text that decide answered")
     if path == "/decide":
-        made = silo.decide(
+        decision = silo.decide(
             given.get("actions"),
             given.get("subject"),
             record=given.get("record"),
             among=given.get("among"),
         )
-        found: dict[str, Any] = {
-            "id": made.id,
-            "action": made.action,
-            "propensity": made.propensity,
-            "model": made.model,
-            "learns": made.learns,
+        answer: dict[str, Any] = {
+            "id": decision.id,
+            "action": decision.action,
+            "propensity": decision.propensity,
+            "model": decision.model,
+            "learns": decision.learns,
         }
-        return found | ({"name": made.name} if made.name else {})
+        return answer | ({"name": decision.name} if decision.name else {})
     if path == "/export":
         return model_of(silo.party)
     if path == "/broadcast":
@@ -457,13 +472,13 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
 
 
 class Application(SocketServer):
-    """Serves a silo's application through a Unix socket that its owner alone can use.
+    """Serve a silo's application through a Unix socket that only its owner can use.
 
     Parameters
     ----------
     silo : SiloProcess
     path : str or Path
-        The socket; one that was left behind is replaced.
+        The socket. A socket that an earlier process left behind is replaced.
     """
 
     def __init__(self, silo: SiloProcess, path: str | Path) -> None:
@@ -471,36 +486,38 @@ class Application(SocketServer):
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """What a request says."""
+    """Parse the body of a request, a JSON object."""
     try:
-        given = parsed(json.loads, body or b"{}")
+        request = parsed(json.loads, body or b"{}")
     except InputError as error:
         raise InputError(
             f'a request must be a JSON object, such as {{"id": "..."}} ({error})'
         ) from None
-    if not isinstance(given, dict):
+    if not isinstance(request, dict):
         raise InputError("a request must be a JSON object")
-    check_plain("a request", given, keys=False)
-    return given
+    check_plain("a request", request, keys=False)
+    return request
 
 
 def _handler(silo: SiloProcess) -> type[LocalHandler]:
+    """Create the class that handles requests to a silo."""
+
     class Handler(LocalHandler):
-        """Answers POST with JSON."""
+        """Answer POST with JSON."""
 
         def do_POST(self) -> None:
             try:
-                status, made = 200, answers(silo, self.path, _object(self.read(REQUEST)))
+                status, answer = 200, answers(silo, self.path, _object(self.read(REQUEST)))
             except Exception as error:
                 status, text = failure(error)
-                made = {"error": f"nothing was kept: {text}" if status == 503 else text}
-            self.reply(status, json.dumps(made).encode())
+                answer = {"error": f"nothing was kept: {text}" if status == 503 else text}
+            self.reply(status, json.dumps(answer).encode())
 
     return Handler
 
 
 class SiloClient:
-    """What an application in Python calls.
+    """Client of a silo for an application in Python.
 
     Parameters
     ----------
@@ -512,12 +529,23 @@ class SiloClient:
         self._path = str(path)
 
     def call(self, what: str, **given: Any) -> dict[str, Any]:
-        """POST to one of the paths of `answers`.
+        """Send a request to one of the paths of `KEYS`.
+
+        Parameters
+        ----------
+        what : str
+            The path without its slash, such as "decide".
+        **given
+            The request's keys.
+
+        Returns
+        -------
+        dict
 
         Raises
         ------
         InputError
-            With what the silo said, if it refused, and for values that are not plain data.
+            With the silo's message if it refuses, and for values that are not plain data.
         OSError
             If the silo cannot be reached.
         """
@@ -528,13 +556,13 @@ class SiloClient:
                 f"give numbers, text and lists: {error}; array.tolist() makes lists"
             ) from None
         try:
-            status, found = call_socket(self._path, "/" + what, body.encode(), ANSWER)
+            status, answer = call_socket(self._path, "/" + what, body.encode(), ANSWER)
         except ConnectionError as error:
             raise OSError(f"the silo stopped before it answered ({error})") from None
         except OSError as error:
-            why = f"no silo answers at {self._path}: is `fastfed silo` running there?"
-            raise OSError(error.errno, f"{why} ({error.strerror or error})") from None
-        made: dict[str, Any] = parsed(json.loads, found)
+            problem = f"no silo answers at {self._path}: is `fastfed silo` running there?"
+            raise OSError(error.errno, f"{problem} ({error.strerror or error})") from None
+        data: dict[str, Any] = parsed(json.loads, answer)
         if status != 200:
-            raise InputError(made.get("error", "the silo refused"))
-        return made
+            raise InputError(data.get("error", "the silo refused"))
+        return data

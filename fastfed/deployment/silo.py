@@ -1,8 +1,11 @@
-"""A silo of a deployment: decisions and rewards from its own application, one report a release.
+"""A silo of a deployment: it makes decisions, learns their rewards, and sends one report a release.
 
-Invariants, see docs/deployment.md: a report is made once for each release, and is durable before
-its first byte leaves; its noise is a function of what it hides; a record enters the one leaf whose
-period it became known in; a release is charged before it is sealed.
+Invariants (docs/deployment.md):
+
+- A report is made once for each release, and is durable before its first byte is sent.
+- The noise of a report is a function of the sums that it hides.
+- A record enters exactly one leaf: that of the period in which its reward became known.
+- A release is charged to the ledger before its report is sealed.
 """
 
 from __future__ import annotations
@@ -52,30 +55,32 @@ from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
 _SUBJECT = b"fastfed subject"
+#: The reason in `SiloParty.without` for a report that was given up.
+LOST = "lost with the state it was made of"
 
 
 class SiloParty(Speaker):
-    """One silo as a state machine.
+    """Run one silo as a state machine.
 
     Parameters
     ----------
     deployed : DeployedPlan
-        The plan file, verified.
+        The verified plan file.
     name : str
-        The silo's.
+        The silo's name in the plan.
     secret : bytes
         32 bytes that only this silo has.
     ledger : Ledger
-        Its budget; only read here.
+        The silo's privacy budget. The state machine only reads it.
     dataset : str
-        The entry of the ledger that its records belong to.
+        The ledger's entry to which this silo's records belong.
     noise : NoiseSource, optional
         By default `SealedNoise` of the secret. Pass ``SeededNoise`` only to simulate.
     entropy : callable, optional
-        Gives so many random bytes; os.urandom, except in tests.
+        Returns the requested number of random bytes: os.urandom, except in tests.
     """
 
-    #: What is acted on before the first release.
+    #: Makes the model that the silo acts on before the first release.
     starts: Callable[[DeployedPlan], Any] = staticmethod(model_at_start)
 
     def __init__(
@@ -90,44 +95,60 @@ class SiloParty(Speaker):
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         super().__init__(deployed, name, secret)
-        self.index, self._extends = deployed.index(name), summary(deployed)
+        self.index, self._chain_summary = deployed.index(name), summary(deployed)
         self.ledger, self.dataset = ledger, dataset
         self._secret, self._entropy = secret, entropy
         self._sealing = SealedNoise(secret, deployed.digest, name)
         self._noise: NoiseSource = self._sealing.source if noise is None else noise
         self._range = self._limits()
-        self._points = self._randomizer()
-        #: What is durable.
+        self._statistics = self._randomizer()
+        # ---- State saved in the store: survives a restart.
         self.model: Model = self.starts(deployed)
+        #: Decision id -> the stored decision.
         self.decisions: dict[str, Decided] = {}
+        #: Decision id -> how the decision ended.
         self.ended: dict[str, Ended] = {}
+        #: Release -> the bytes of this silo's report.
         self.sealed: dict[int, bytes] = {}
+        #: Sessions of all silos, for pairwise masks.
         self.sessions = Sessions(deployed, self.index)
+        #: Release that this silo will never report -> the reason.
         self.without: dict[int, str] = {}
+        #: Release -> the bytes of the hub's broadcast.
         self.broadcasts: dict[int, bytes] = {}
         self.alarms: list[str] = []
+        #: Why the silo has left; empty while it takes part.
         self.left = ""
-        self._leaves = np.zeros((self.plan.releases, self.plan.statistic_size))
-        self._learning = self.clipped_features = self.clipped_rewards = 0
+        #: Exact sums of each leaf, (releases, s).
+        self._leaf_sums = np.zeros((self.plan.releases, self.plan.statistic_size))
+        #: Decisions whose reward may be learned from; features and rewards that were clipped.
+        self._learning_count = self.clipped_features = self.clipped_rewards = 0
+        #: Keyed digests of the persons who were counted.
         self._subjects: set[bytes] = set()
-        #: What was heard since the start.
+        # ---- State of this process: empty after a restart.
+        #: The hub's receipt repeats this nonce, which shows that the receipt is new.
         self._nonce = entropy(16)
-        self._answered = False
-        self._held: set[int] = set()
-        self._released: int | None = None
-        self._asked, self._hub_time = b"", 0.0
+        #: True once the hub has sent a new receipt.
+        self._hub_answered = False
+        #: Releases for which the hub has this silo's report, and its count of releases.
+        self._hub_has: set[int] = set()
+        self._hub_released: int | None = None
+        #: The hub's nonce, to be repeated in the next `Join`; the time of its last receipt.
+        self._hub_nonce, self._hub_time = b"", 0.0
+        #: Release -> digest of a report that was sent, but that is not in this silo's state.
         self.lost: dict[int, bytes] = {}
+        #: Why the hub takes no more reports of this silo; empty while it does.
         self.over = ""
 
     def _randomizer(self) -> SumRandomizer | Sharer | Counter:
-        """What makes reports of leaf sums, or of records: a new one, which has made none."""
+        """Create the object that makes reports of leaf sums or records, before its first report."""
         if self.plan.protocol.bits:
             return Counter(self.plan, self.index, self._noise)
         if self.plan.secure is not None:
             return Sharer(self.plan.secure, self.index, self._noise)
         return SumRandomizer(self.plan, self.index, self._noise)
 
-    # ---- the application -------------------------------------------------------------------------
+    # ---- calls of the application ----------------------------------------------------------------
 
     def decide(
         self,
@@ -138,61 +159,73 @@ class SiloParty(Speaker):
         record: object = None,
         among: object = None,
     ) -> tuple[Step, Decision]:
-        """Choose for one person; any number of decisions may be open.
+        """Choose an action for one person.
+
+        Any number of decisions may wait for their rewards.
 
         Parameters
         ----------
         actions : array_like, shape (K, columns)
-            The rows offered, in the units of the plan's columns.
+            The feature rows of the offered actions, in the units of the plan's columns.
         now : float
             Seconds since 1970.
         subject : str or int, optional
-            Who it is, not empty; a number is the text of its digits. The plan counts each person
-            once: a later decision for the same one is acted on, but nothing is learned from it.
-            Only a keyed digest is kept.
+            Identifies the person; not empty. A number counts as the text of its digits. The plan
+            learns from each person once: later decisions for the same person are made as usual,
+            but nothing is learned from them. Only a keyed digest of the subject is stored.
         record : mapping, optional
-            Values by column name, in place of ``actions``, of a plan with columns of records.
+            Values by column name, instead of ``actions``, if the plan has columns of records.
         among : sequence of str, optional
-            With a record: the actions that may be chosen; all of the catalogue by default.
+            With a record: the actions that may be chosen. By default the whole catalogue.
+
+        Returns
+        -------
+        step : Step
+            The write that makes the decision durable.
+        decision : Decision
+            The action, its propensity and the id by which the reward is reported.
 
         Raises
         ------
         InputError
-            For rows that do not fit the schema.
+            If the rows do not fit the schema.
 
         Notes
         -----
-        While the silo must be recovered it acts on its last model, and nothing is learned.
+        A silo that must be recovered acts on its last model and learns nothing.
         """
         schema = self.deployed.document.schema
         features, offered = schema.offer(actions, record, among)
         explore = self.deployed.document.explore
-        chosen, x = self.model.select(features)
+        chosen, x_chosen = self.model.select(features)
         count = len(features)
-        chance = int.from_bytes(self._entropy(8), "big") >> 11
+        draw = int.from_bytes(self._entropy(8), "big") >> 11
         greedy = chosen
-        if chance * 2.0**-53 < explore:
+        if draw * 2.0**-53 < explore:
             chosen = uniform_below(count, self._entropy)
-            x = features[chosen]
+            x_chosen = features[chosen]
         propensity = explore / count + (1.0 - explore) * (chosen == greedy)
         who = b"" if subject is None else self.digest_of(subject)
-        kept = Decided(
+        stored = Decided(
             offered[chosen],
             float(propensity),
             self.model.release,
             self._admits(now) and who not in self._subjects and not self.lost,
-            float(now),
-            packed(np.array(x, dtype=np.float64)),
+            self.own_time(now),
+            packed(np.array(x_chosen, dtype=np.float64)),
             digest(packed(features))[:16],
             who,
         )
         name = self._entropy(8).hex()
-        known = kept.action, kept.propensity, kept.model, kept.learns
-        decision = Decision(name, *known, schema.action(kept.action))
-        return Step((Write("decision", name, wire.encoded(kept)),)), decision
+        public_fields = stored.action, stored.propensity, stored.model, stored.learns
+        decision = Decision(name, *public_fields, schema.action(stored.action))
+        return Step((Write("decision", name, wire.encoded(stored)),)), decision
 
     def digest_of(self, subject: str | int) -> bytes:
-        """All that is kept of who it is: text, or a whole number, whose digits count as text."""
+        """Compute the keyed digest of a person (text, or a whole number read as text): 16 bytes.
+
+        Nothing else about the person's identity is stored.
+        """
         if isinstance(subject, (int, np.integer)) and not isinstance(subject, bool):
             subject = str(int(subject))
         if not isinstance(subject, str) or not subject or not is_line(subject):
@@ -200,33 +233,43 @@ class SiloParty(Speaker):
                 "subject must be text that tells persons apart, of printable characters on one "
                 "line; leave it out for somebody who is not to be counted"
             )
-        # One person, however a keyboard composes the letters of a name.
+        # Different encodings of the same accented letters must give the same person.
         return keyed_digest(self._secret, _SUBJECT, normalize("NFC", subject).encode())[:16]
 
     def _admits(self, now: float) -> bool:
-        """True if what is decided now may be learned from.
+        """Return True if a decision made now may be learned from.
 
-        That depends on the calendar alone. A count of earlier decisions would let one person's
-        coming decide whether strangers are learned from, which no account covers. The only limit
-        on the count is `ROOM` times the horizon, where sums would stop being exact.
+        Up to a limit, this depends on the calendar alone. If it depended on a count of earlier
+        decisions, one person's arrival would change whether later persons are learned from, and
+        the privacy account does not cover that. The limit is `ROOM` times the horizon: beyond it
+        sums would no longer be exact.
         """
-        calendar = self.deployed.document.calendar
-        period = calendar.period(now)
-        within = now >= calendar.start and period <= self.plan.releases and not self.left
-        return within and self._learning < self.plan.most_records(self.plan.releases)
+        start, end = (
+            self.deployed.document.calendar.start,
+            self.deployed.document.calendar.closes[-1],
+        )
+        # If clocks differ, either of them may be the one that is right.
+        in_calendar = any(start <= time < end for time in (now, self.own_time(now)))
+        room = self._learning_count < self.plan.most_records(self.plan.releases)
+        return in_calendar and room and not self.left
 
     def reward(self, name: str, reward: float, now: float) -> Step:
-        """The reward of a decision; it enters the leaf of the period in which it became known.
+        """Record the reward of a decision in the leaf of the current period.
 
-        After the deadline, or where nothing was to be learned, it is kept and enters none. The
-        same reward again changes nothing.
+        A reward after the deadline, or of a decision that is not learned from, is stored and enters
+        no leaf. Reporting the same reward again changes nothing.
+
+        Raises
+        ------
+        InputError
+            If the silo must be recovered, if the decision is unknown, or if it ended differently.
         """
         self.check_recovered()
         y = private_number("reward", reward)
         decided = self._decided(name)
-        known = self.ended.get(name)
-        if known is not None:
-            if known.reward == y and known.why != "cancelled":
+        previous = self.ended.get(name)
+        if previous is not None:
+            if previous.reward == y and previous.why != "cancelled":
                 return Step()
             raise InputError(f"decision {name} has ended already, otherwise")
         calendar = self.deployed.document.calendar
@@ -237,43 +280,44 @@ class SiloParty(Speaker):
         return Step((Write("ended", name, wire.encoded(ended)),))
 
     def outcome(self, name: str, value: object, now: float) -> Step:
-        """The outcome of a decision, of which the plan's schema makes the reward."""
+        """Record the outcome of a decision; the plan's schema turns it into a reward."""
         action = self._decided(name).action
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
-        """Raise InputError: only a plan of experts learns what all of them have lost."""
+        """Raise InputError: only plans with experts take the losses of all experts."""
         raise InputError("this plan has no experts: give the reward")
 
     def _leaf(self, now: float) -> int:
-        """The leaf that what becomes known now enters: one that is not closed.
+        """Return the leaf that a reward enters if it becomes known now: one that is still open.
 
-        A leaf is closed from its charge on, which names the report that is sealed next: a silo
-        that was killed in between must make the same one again.
+        A leaf is closed once it is charged. The charge names the digest of its report, so a silo
+        that is killed between charge and seal must be able to make the same report again.
         """
-        closed = max(self.done, self.sessions.last)
-        while self._paid(closed + 1) is not None:
-            closed += 1
-        return max(self.deployed.document.calendar.period(now), closed + 1)
+        last_closed = max(self.done, self.sessions.last)
+        while self._paid(last_closed + 1) is not None:
+            last_closed += 1
+        return max(self.deployed.document.calendar.period(now), last_closed + 1)
 
     def cancel(self, name: str, now: float) -> Step:
         """End a decision without a reward."""
         self._decided(name)
-        known = self.ended.get(name)
-        if known is not None:
-            if known.why == "cancelled":
+        previous = self.ended.get(name)
+        if previous is not None:
+            if previous.why == "cancelled":
                 return Step()
             raise InputError(f"decision {name} has ended already, otherwise")
         return Step((Write("ended", name, wire.encoded(Ended(0, None, float(now), "cancelled"))),))
 
     def _decided(self, name: str) -> Decided:
-        found = self.decisions.get(name)
-        if found is None:
+        """Look up a decision; InputError if its id is unknown."""
+        decision = self.decisions.get(name)
+        if decision is None:
             raise InputError("there is no decision of that id")
-        return found
+        return decision
 
     def check_recovered(self) -> None:
-        """Raise InputError while the silo must be recovered, and learns nothing."""
+        """Raise InputError while the silo must be recovered: until then it learns nothing."""
         if self.lost and not self.left:
             raise InputError(
                 f"the hub has reports of releases {sorted(self.lost)} that this silo's state does "
@@ -281,14 +325,14 @@ class SiloParty(Speaker):
             )
 
     def leave(self) -> Step:
-        """Leave the federation: later sets are without this silo; `tick` tells the hub."""
+        """Leave the federation. `tick` tells the hub, whose later sets exclude this silo."""
         return Step((Write("left", "", b"left"),))
 
     # ---- state -----------------------------------------------------------------------------------
 
     @property
     def done(self) -> int:
-        """Leaves that are closed for this silo: sealed, or left out."""
+        """Number of leading leaves that are closed here: sealed, never to be reported, or lost."""
         k = 0
         while k + 1 in self.sealed or k + 1 in self.without:
             k += 1
@@ -296,21 +340,21 @@ class SiloParty(Speaker):
 
     @property
     def stopped(self) -> str:
-        """Why nothing is sent any more; empty while the silo takes part."""
+        """Why the silo no longer sends anything; empty while it takes part."""
         return self.left or self.over or (self.alarms[0] if self.alarms else "")
 
     def fold(self, write: Write) -> None:
-        """Take in a write that is durable."""
+        """Apply a durable write to the state."""
         kind, key, value = write
         if kind == "decision":
-            self.decisions[key] = kept = msgspec.msgpack.decode(value, type=Decided)
-            self._learning += kept.learns
-            if kept.subject:
-                self._subjects.add(kept.subject)
+            self.decisions[key] = decision = msgspec.msgpack.decode(value, type=Decided)
+            self._learning_count += decision.learns
+            if decision.subject:
+                self._subjects.add(decision.subject)
         elif kind == "ended":
             self.ended[key] = ended = msgspec.msgpack.decode(value, type=Ended)
             if ended.leaf:
-                aggregation.add(self._leaves[ended.leaf - 1], self._point(key, ended))
+                aggregation.add(self._leaf_sums[ended.leaf - 1], self._point(key, ended))
         elif kind == "sealed":
             self.sealed[int(key)] = value
             self.lost.pop(int(key), None)
@@ -329,16 +373,17 @@ class SiloParty(Speaker):
             self.left = "the silo has left"
 
     def _point(self, name: str, ended: Ended) -> np.ndarray:
-        """The statistic of a record, (s,)."""
+        """Compute the statistic of a record, (s,), after clipping."""
         x = np.frombuffer(self.decisions[name].x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
-        y, outside, beyond = clip.apply(x, ended.reward)
-        self.clipped_features += outside
-        self.clipped_rewards += beyond
-        return self._points.point(x, y)
+        y, features_clipped, reward_clipped = clip.apply(x, ended.reward)
+        self.clipped_features += features_clipped
+        self.clipped_rewards += reward_clipped
+        return self._statistics.point(x, y)
 
     def _waits(self, now: float) -> dict[str, Any]:
+        """Report what this silo waits for if the time is ``now``."""
         closes, release = self.deployed.document.calendar.closes, self.model.release + 1
         hub = self.deployed.document.hub.name
 
@@ -353,23 +398,30 @@ class SiloParty(Speaker):
         if self.lost:
             return state("recover", min(self.lost))
         leaf, closed = self.done + 1, self.deployed.document.calendar.closed(now)
-        if not self._answered or self.unanswered(now):
+        if not self._hub_answered or self.unanswered(now):
             return state("hub", release if release <= closed else 0, [hub])
         if leaf <= closed:
+            if leaf in self.sessions.foreign:
+                # The hub has a session of records that this silo's state does not hold any more.
+                return state("given-up", leaf, [self.name])
             if self.sessions.missing(leaf):
                 return state("sessions", leaf, [hub])
             if leaf > self.model.release and not self._affords(leaf):
                 return state("ceiling", leaf)
         if release <= closed:
-            return state("release", release, [hub])
+            given_up = self.without.get(release, "") == LOST
+            return state("given-up" if given_up else "release", release, [hub])
         return waiting("silo", "open", release, None)
 
     def _affords(self, release: int) -> bool:
-        """True if the ledger has room for a release, or has it already."""
+        """Return True if the release is charged already, or fits under the ledger's ceiling."""
         return all(map(self.ledger.allows, self._charge(release)))
 
     def status(self, now: float | None = None) -> dict[str, object]:
-        """What the silo does, as plain data without values of records; now: for ``waits``."""
+        """Report the silo's state as plain data that holds no values of records.
+
+        With ``now`` (seconds since 1970), ``waits`` says what the silo is waiting for.
+        """
         return {
             "plan": self.deployed.digest.hex(),
             "silo": self.name,
@@ -382,7 +434,7 @@ class SiloParty(Speaker):
             "stopped": self.stopped,
             **({} if now is None else {"waits": self.waits(now)}),
             "theta": self.model.theta.tolist(),
-            **self._extends,
+            **self._chain_summary,
         }
 
     # ---- messages --------------------------------------------------------------------------------
@@ -390,126 +442,141 @@ class SiloParty(Speaker):
     def _to_hub(self, release: int, body: wire.Body) -> Message:
         return Message(self.deployed.document.hub.name, self.made(release, body))
 
-    def _joins(self, now: float) -> tuple[Message, ...]:
-        """The question to the hub, and the answer to its own whether this silo is here now."""
+    def _join_messages(self, now: float) -> tuple[Message, ...]:
+        """Make the messages with this silo's nonce, and with the hub's if it sent one.
+
+        The hub's answer to the first shows this silo that the hub is running now. The second shows
+        the hub that this silo is.
+        """
         clocks = self.own_time(now), self._hub_time
-        nonces = (nonce for nonce in (self._nonce, self._asked) if nonce)
+        nonces = (nonce for nonce in (self._nonce, self._hub_nonce) if nonce)
         bodies = [wire.Join(nonce, self.agreement, *clocks) for nonce in nonces]
         return tuple(self._to_hub(self.model.release, body) for body in bodies)
 
     def tick(self, now: float) -> Step:
-        """Seal the reports of leaves that have closed, and send what the hub has not confirmed.
+        """Seal reports of leaves whose period is over, and send what the hub has not confirmed.
 
-        That is also what a hub has lost that was put back to an old state: the same bytes. Until
-        the hub has answered, and while the silo must be recovered, nothing is sealed.
+        A hub restored from a backup thus receives again the bytes that it lost. Nothing is sealed
+        until the hub has answered, or while the silo must be recovered.
         """
         if self.left and not self.over:
             return Step((), (self._to_hub(0, wire.Leave()),))
         if self.stopped:
             return Step()
-        if not self._answered or self.lost:
-            unsure = sorted(k for k in self.lost if self.sessions.missing(k))
-            steps = [self._telling(k) for k in unsure]
+        if not self._hub_answered or self.lost:
+            without_sessions = sorted(k for k in self.lost if self.sessions.missing(k))
+            steps = [self._send_session(k) for k in without_sessions]
             writes = tuple(write for step in steps for write in step.writes)
-            asked = (message for step in steps for message in step.messages)
-            return Step(writes, (*self._joins(now), *asked))
-        closed, step = self.deployed.document.calendar.closed(now), Step()
-        if self.done < min(closed, self.plan.releases):
-            step = self._next(self.done + 1)
+            messages = (message for step in steps for message in step.messages)
+            return Step(writes, (*self._join_messages(now), *messages))
+        last_closed, step = self.deployed.document.calendar.closed(now), Step()
+        if self.done < min(last_closed, self.plan.releases):
+            step = self._close_next(self.done + 1)
             if step.writes:
                 return step
             if self.lost:
-                return Step((), self._joins(now))
-        # While a leaf waits, for sessions or for the budget, what was lost is sent again.
+                return Step((), self._join_messages(now))
+        # Also while a leaf waits for sessions or budget, send again what the hub has lost.
         return Step((), self._unconfirmed(now), step.problem)
 
     def _unconfirmed(self, now: float) -> tuple[Message, ...]:
-        """What the hub may not have, and the question what it has."""
+        """Make the messages that the hub may not have, and ask it which reports it has."""
         hub = self.deployed.document.hub.name
-        known = self.model.release if self._released is None else self._released
-        # Sessions, which a hub that was put back may have lost while other silos wait for them.
-        told = [k for k in self.sessions.told if k > known or self.sessions.missing(k)]
-        sends = [message for k in sorted(told) for message in self._telling(k).messages]
-        unheld = [item for item in sorted(self.sealed.items()) if item[0] not in self._held]
-        sends += [message for k, data in unheld for message in self._sends(k, data)]
-        # A hub that was put back to before releases that are here: the sets that it opened.
-        sends += [
-            Message(hub, self.broadcasts[k]) for k in range(known + 1, self.model.release + 1)
+        hub_released = self.model.release if self._hub_released is None else self._hub_released
+        # A restored hub may have lost sessions that other silos are waiting for.
+        unanswered = [k for k in self.sessions.told if k > hub_released or self.sessions.missing(k)]
+        messages = [
+            message for k in sorted(unanswered) for message in self._send_session(k).messages
         ]
-        return (*sends, *self._joins(now))
+        unconfirmed = [item for item in sorted(self.sealed.items()) if item[0] not in self._hub_has]
+        messages += [
+            message for k, data in unconfirmed for message in self._report_messages(k, data)
+        ]
+        # A restored hub learns from its later broadcasts which sets it has opened.
+        messages += [
+            Message(hub, self.broadcasts[k])
+            for k in range(hub_released + 1, self.model.release + 1)
+        ]
+        return (*messages, *self._join_messages(now))
 
-    def _next(self, release: int) -> Step:
-        """What the first leaf that is not closed leads to, once its period is over."""
+    def _close_next(self, release: int) -> Step:
+        """Close the next leaf, whose period is over; with masks, its sessions must come first."""
         if self.sessions.missing(release):
-            return self._telling(release)
-        if self._changed(release):
+            return self._send_session(release)
+        if self._session_changed(release):
             return self._alarm(f"records of release {release} changed after its session was sent")
-        forgotten = self._forgotten(release)
-        if forgotten is not None:
-            self.lost[release] = forgotten
+        lost_digest = self._charged_but_lost(release)
+        if lost_digest is not None:
+            self.lost[release] = lost_digest
             return Step()
-        return self._closing(release)
+        return self._close(release)
 
-    def _closing(self, release: int) -> Step:
-        """Close a leaf: charge it, then seal its report; where it was opened without, leave it."""
-        opened = release <= self.model.release
-        data = b"" if opened else self.report(release)
-        paid = self._charge(release, digest(data) if data else b"")
-        if not all(map(self.ledger.allows, paid)):
-            # Later releases wait, too: what they cost counts on this one having been charged.
+    def _close(self, release: int) -> Step:
+        """Charge a leaf and seal its report.
+
+        If the hub has opened the release without this silo, charge the leaf and send no report.
+        """
+        already_opened = release <= self.model.release
+        data = b"" if already_opened else self.report(release)
+        charges = self._charge(release, digest(data) if data else b"")
+        if not all(map(self.ledger.allows, charges)):
+            # Later releases wait too: their cost is computed as if this one had been charged.
             return Step(problem=f"release {release} is more than the ceiling of the budget allows")
-        if opened:
-            return Step((*paid, Write("without", str(release), b"opened without this silo")))
-        return Step((*paid, Write("sealed", str(release), data)), self._sends(release, data))
+        if already_opened:
+            return Step((*charges, Write("without", str(release), b"opened without this silo")))
+        return Step(
+            (*charges, Write("sealed", str(release), data)), self._report_messages(release, data)
+        )
 
-    def _sends(self, release: int, report: bytes) -> tuple[Message, ...]:
-        """A report, and before it what this silo tells all others about it."""
+    def _report_messages(self, release: int, report: bytes) -> tuple[Message, ...]:
+        """Make two messages: the digest of a report, which all silos get, then the report."""
         last = min(self.model.release, release - 1)
         head = digest(self.broadcasts[last]) if last else b""
         seen = self._to_hub(release, wire.Seen(digest(report), last, head))
         return seen, Message(self.deployed.document.hub.name, report)
 
     def _charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
-        """The charge of a release; none where the ledger has it."""
-        found = self._paid(release)
-        made = charge_of(
+        """Return the charge of a release as a tuple, empty if the ledger has it already."""
+        charged = self._paid(release)
+        charge = charge_of(
             self.deployed.executed, self.deployed.digest, self.dataset, release, report
         )
-        return () if found is not None else (made,)
+        return () if charged is not None else (charge,)
 
     def _paid(self, release: int) -> Charge | None:
+        """Look up the charge of a release in the ledger."""
         return self.ledger.charged(self.dataset, self.deployed.digest, release)
 
-    def _forgotten(self, release: int) -> bytes | None:
-        """Digest of a report of this release that the ledger paid for and that was another one.
+    def _charged_but_lost(self, release: int) -> bytes | None:
+        """Return the digest of a report that was charged but that this state does not give.
 
-        Between its charge and its seal a report can be made again. If it comes out otherwise, the
-        silo's state was put back after it had been made, and it may have been sent.
+        A silo that is killed between charge and seal makes its report again. If the bytes then
+        differ, the state was restored from a backup, and the charged report may have been sent.
         """
-        paid = self._paid(release)
-        if paid is None or not paid.report or release in self.sealed or release in self.without:
+        charge = self._paid(release)
+        if charge is None or not charge.report or release in self.sealed or release in self.without:
             return None
-        return paid.report if digest(self.report(release)) != paid.report else None
+        return charge.report if digest(self.report(release)) != charge.report else None
 
     def report(self, release: int) -> bytes:
-        """The report of a release: the same bytes for the same records."""
+        """Make the report of a release. The same records give the same bytes."""
         self._hide(release)
-        leaves, made = self._leaves[:release], self._randomizer()
-        if isinstance(made, Counter):
-            return self._shares(release, made.row(release, self._records()))
-        if isinstance(made, Sharer):
-            return self._shares(release, made.row(leaves))
-        for leaf in leaves:
-            made.add(leaf)
-            values = made.report().values
+        leaf_sums, randomizer = self._leaf_sums[:release], self._randomizer()
+        if isinstance(randomizer, Counter):
+            return self._secure_report(release, randomizer.row(release, self._records()))
+        if isinstance(randomizer, Sharer):
+            return self._secure_report(release, randomizer.row(leaf_sums))
+        for leaf in leaf_sums:
+            randomizer.add(leaf)
+            values = randomizer.report().values
         if visible(self.plan):
-            # After the noise, so it costs no privacy; the hub refuses what is beyond the range.
+            # The hub refuses values beyond the range. Clipping after the noise costs no privacy.
             limit = self._range.report(release)
             values = np.clip(values, -limit, limit)
         return self.reported(release, values)
 
     def reported(self, release: int, values: np.ndarray, share: bytes = b"") -> bytes:
-        """The report of these values, encrypted to the hub: the same bytes for the same values."""
+        """Encrypt values to the hub as a report. The same values give the same bytes."""
         plain = packed(values)
         context = share_context(self.deployed, self.index, release, TO_HUB)
         seed = self._sealing.report_seed(self.index, release, plain)
@@ -517,76 +584,86 @@ class SiloParty(Speaker):
         return self.made(release, wire.Report(sealed, share))
 
     def _hide(self, release: int) -> None:
-        """Say what the noise of a report, and its session, hide."""
+        """Tell the noise source which sums a report and its session hide."""
         if self.plan.protocol.bits:
             self._sealing.hides(release, hidden_of(self.plan, release, self._records()))
             return
         for k in range(1, release + 1):
-            for node, sums in hidden_by(self.plan, k, self._leaves[:k]).items():
+            for node, sums in hidden_by(self.plan, k, self._leaf_sums[:k]).items():
                 self._sealing.hides(node, sums)
 
     def _records(self) -> list[Record]:
-        """All records that entered a leaf."""
+        """Return all records that entered a leaf."""
         ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
         return [Record(n, e.leaf, self._point(name, e)) for n, name, e in ended if e and e.leaf]
 
-    def _shares(self, release: int, row: np.ndarray) -> bytes:
-        """The report of a row that nobody may see: in shares, or under masks."""
+    def _secure_report(self, release: int, row: np.ndarray) -> bytes:
+        """Make the report of a row that no party may see: in two shares, or under masks."""
         if not self.deployed.masked:
             return self.reported(release, *in_shares(self, self.index, release, row, self._sealing))
         masks = PairMasks(self.deployed, self.index, self.identity)
         mask = masks.at(release, len(row), self.sessions.lists[release])
         return self.reported(release, row + mask)
 
-    def _changed(self, release: int) -> bool:
-        """True if a release hides other sums than its session, whose mask would then serve two."""
+    def _session_changed(self, release: int) -> bool:
+        """Return True if records changed after the session of a release was sent.
+
+        One mask would then cover two different reports.
+        """
         if not self.deployed.masked:
             return False
         self._hide(release)
-        own = self._sealing.session(self.index, release)
-        return own != self.sessions.lists[release][self.index]
+        session = self._sealing.session(self.index, release)
+        return session != self.sessions.lists[release][self.index]
 
     def _session(self, release: int) -> bytes:
-        """The own session of a release."""
-        told = self.sessions.told.get(release)
-        if told is None:
+        """Return this silo's session of a release, 32 bytes."""
+        session = self.sessions.told.get(release)
+        if session is None:
             self._hide(release)
-            told = self._sealing.session(self.index, release)
-        return told
+            session = self._sealing.session(self.index, release)
+        return session
 
-    def _telling(self, release: int) -> Step:
-        """Close a leaf and tell its session, until the hub answers with all silos'."""
-        own, known = self._session(release), release in self.sessions.told
-        writes = () if known else (Write("session", str(release), own),)
-        return Step(writes, (self._to_hub(release, wire.Sessions((own,))),))
+    def _send_session(self, release: int) -> Step:
+        """Close a leaf and send its session. Repeated until the hub sends all silos' sessions."""
+        session, already_sent = self._session(release), release in self.sessions.told
+        writes = () if already_sent else (Write("session", str(release), session),)
+        return Step(writes, (self._to_hub(release, wire.Sessions((session,))),))
 
-    def _heard(self, release: int, body: wire.Sessions) -> Step:
-        """What the list of all silos' sessions leads to."""
+    def _take_sessions(self, release: int, body: wire.Sessions) -> Step:
+        """Store the hub's list of all silos' sessions."""
         if release not in self.sessions.told and not (
             release in self.lost and self.sessions.missing(release)
         ):
             return Step()
-        writes, wrong = self.sessions.heard(release, body, self._session(release))
-        return self._alarm(wrong) if wrong else Step(writes)
+        writes, problem = self.sessions.heard(release, body, self._session(release))
+        return self._alarm(problem) if problem else Step(writes)
 
     def handle(self, data: bytes, now: float) -> Step:
-        """What a receipt or a broadcast of the hub leads to; Refused for anything else."""
-        found = self.wire.read(data, ("receipt", "news", "sessions"))
-        if found.sender != self.deployed.document.hub.name:
+        """Process a message of the hub: a receipt, a list of sessions, or news with a broadcast.
+
+        Raises
+        ------
+        Refused
+            For any other message.
+        """
+        envelope = self.wire.read(data, ("receipt", "news", "sessions"))
+        if envelope.sender != self.deployed.document.hub.name:
             raise Refused(
-                f"a silo accepts messages of the hub only, got a {found.kind} of {found.sender}"
+                f"a silo accepts messages of the hub only, got a {envelope.kind} "
+                f"of {envelope.sender}"
             )
-        if found.kind == "receipt":
-            return self._receipt(found.release, self.wire.body(found, Receipt), now)
-        self._check_closed(found.release, found.kind, now)
-        if found.kind == "sessions":
-            return self._heard(found.release, self.wire.body(found, wire.Sessions))
-        return self._news(found.release, self.wire.body(found, wire.News))
+        if envelope.kind == "receipt":
+            return self._receipt(envelope.release, self.wire.body(envelope, Receipt), now)
+        self._check_closed(envelope.release, envelope.kind, now)
+        if envelope.kind == "sessions":
+            return self._take_sessions(envelope.release, self.wire.body(envelope, wire.Sessions))
+        return self._news(envelope.release, self.wire.body(envelope, wire.News))
 
     def _check_closed(self, release: int, what: str, now: float) -> None:
-        """Refuse what the hub says about a release whose period is still open.
+        """Refuse a message about a release whose period is still open.
 
-        Records still enter such a release, so no report, set or list of sessions of it exists yet.
+        Records still enter that release, so no report, set or list of sessions can exist.
         """
         closed = max(self.deployed.document.calendar.closed(now), *self.sealed, 0)
         if release > closed:
@@ -596,71 +673,80 @@ class SiloParty(Speaker):
             )
 
     def _news(self, release: int, body: wire.News) -> Step:
-        """What a broadcast leads to, once it is known that all silos have the same ones."""
-        found = self.wire.read(body.broadcast, ("broadcast",))
-        if (found.sender, found.release) != (self.deployed.document.hub.name, release):
+        """Check that all silos have the same broadcasts, then process the new one."""
+        envelope = self.wire.read(body.broadcast, ("broadcast",))
+        if (envelope.sender, envelope.release) != (self.deployed.document.hub.name, release):
             raise Refused(f"the news of release {release} must hold the hub's broadcast of it")
         if self.alarms:
-            # The last good model acts on.
+            # After an alarm the silo acts on its last good model.
             return Step()
         reports: dict[int, bytes] = {}
         for data in body.seen:
-            said = self.wire.read(data, ("seen",))
-            silo, seen = self.deployed.index(said.sender), self.wire.body(said, wire.Seen)
-            own = self.broadcasts.get(seen.last)
-            if said.release != release:
-                raise Refused(f"the news of release {release} is about release {said.release}")
-            if own is not None and digest(own) != seen.head:
+            seen_envelope = self.wire.read(data, ("seen",))
+            silo, seen = (
+                self.deployed.index(seen_envelope.sender),
+                self.wire.body(seen_envelope, wire.Seen),
+            )
+            own_broadcast = self.broadcasts.get(seen.last)
+            if seen_envelope.release != release:
+                raise Refused(
+                    f"the news of release {release} is about release {seen_envelope.release}"
+                )
+            if own_broadcast is not None and digest(own_broadcast) != seen.head:
                 return self._alarm(
-                    f"the hub sent {said.sender} another broadcast of release {seen.last} than "
-                    "this silo"
+                    f"the hub sent {seen_envelope.sender} another broadcast of release "
+                    f"{seen.last} than this silo"
                 )
             reports[silo] = seen.report
-        return self._broadcast(found, body.broadcast, reports)
+        return self._broadcast(envelope, body.broadcast, reports)
 
     def _receipt(self, released: int, body: Receipt, now: float) -> Step:
+        """Compare the reports that the hub has with those of this silo."""
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
             raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
-        fresh = body.nonce == self._nonce
-        if fresh:
+        is_new = body.nonce == self._nonce
+        if is_new:
             self._says(self.deployed.document.hub.name, body.time, body.after)
             self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
-        if fresh:
-            # All that the hub has: what is not in it is sent again.
-            self._answered, self._held, self._released = True, set(), released
-            self._asked = b""
+        if is_new:
+            # A new receipt lists all that the hub has. Everything else is sent again.
+            self._hub_answered, self._hub_has, self._hub_released = True, set(), released
+            self._hub_nonce = b""
         elif len(body.nonce) == len(self._nonce):
-            self._asked = body.nonce
-        for release, found in body.reports:
-            own = self.sealed.get(release)
-            if own is not None and digest(own) != found:
+            self._hub_nonce = body.nonce
+        for release, hub_digest in body.reports:
+            own_report = self.sealed.get(release)
+            if own_report is not None and digest(own_report) != hub_digest:
                 return self._alarm(
                     f"the hub has another report of release {release} than this silo"
                 )
-            if own is not None:
-                self._held.add(release)
+            if own_report is not None:
+                self._hub_has.add(release)
             elif release not in self.without:
-                self.lost[release] = found
+                self.lost[release] = hub_digest
         if body.ended:
             self.over = body.ended
         return Step()
 
-    def _broadcast(self, found: Envelope, data: bytes, reports: dict[int, bytes]) -> Step:
-        """Act on a broadcast; reports: the digests that the silos of its set signed."""
-        release, last = found.release, self.model.release
+    def _broadcast(self, envelope: Envelope, data: bytes, reports: dict[int, bytes]) -> Step:
+        """Verify a broadcast and adopt its model.
+
+        ``reports`` maps each silo of the set to the digest of its report, which the silo signed.
+        """
+        release, last = envelope.release, self.model.release
         if release in self.broadcasts:
             if self.broadcasts[release] != data:
                 return self._alarm(f"the hub sent two broadcasts of release {release}")
             return Step()
         if release != last + 1 or release > self.plan.releases:
-            # It comes again, in order, with the answer to the next question.
+            # The hub sends it again, in order, in its answer to the next `Join`.
             return Step()
-        body = self.wire.body(found, Broadcast)
-        before = digest(self.broadcasts[last]) if last else b""
-        if body.before != before:
+        body = self.wire.body(envelope, Broadcast)
+        expected_before = digest(self.broadcasts[last]) if last else b""
+        if body.before != expected_before:
             return self._alarm(f"broadcast {release} does not follow the one before it")
         wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
         if len(body.entries) < self.deployed.document.least:
@@ -669,9 +755,9 @@ class SiloParty(Speaker):
             raise Refused(f"broadcast {release} holds reports that no silo signed")
         if self.deployed.shared and (twice := self._opened_twice(release, body)):
             return self._alarm(twice)
-        mine = [entry for entry in body.entries if entry.silo == self.index]
-        own = self.sealed.get(release)
-        if mine and own is not None and mine[0].digest != digest(own):
+        own_entries = [entry for entry in body.entries if entry.silo == self.index]
+        own_report = self.sealed.get(release)
+        if own_entries and own_report is not None and own_entries[0].digest != digest(own_report):
             return self._alarm(f"broadcast {release} holds another report than this silo sent")
         values = self.wire.floats(body.values, f"broadcast {release}")
         check_range(values, self._range.broadcast(release), f"broadcast {release}")
@@ -680,27 +766,33 @@ class SiloParty(Speaker):
             trial.adopt(values, release)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
-        if mine and own is None and release not in self.without:
-            self.lost[release] = mine[0].digest
+        if own_entries and own_report is None and release not in self.without:
+            self.lost[release] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
 
     def _opened_twice(self, release: int, body: Broadcast) -> str:
-        """What is wrong with the helper's answer, which names the answer before it; or empty.
+        """Say whether the helper opened two sets of one release; empty if it did not.
+
+        Each answer of the helper names the one before it.
 
         Raises
         ------
         Refused
-            For a broadcast whose set the helper did not open.
+            If the helper did not open the set of the broadcast.
         """
         helper = self.deployed.document.helper
         opened = self.wire.read(body.helper, ("set",))
-        said = self.wire.body(opened, wire.Opened)
+        answer = self.wire.body(opened, wire.Opened)
         signed = helper is not None and opened.sender == helper.name
-        if not signed or opened.release != release or said.entries != body.entries:
+        if not signed or opened.release != release or answer.entries != body.entries:
             raise Refused(f"broadcast {release} is not of the set that the helper opened")
-        last = self.broadcasts.get(release - 1)
-        before = b"" if last is None else self.wire.body(self.wire.read(last), Broadcast).helper
-        if said.before == (digest(before) if before else b""):
+        previous_broadcast = self.broadcasts.get(release - 1)
+        previous = (
+            b""
+            if previous_broadcast is None
+            else self.wire.body(self.wire.read(previous_broadcast), Broadcast).helper
+        )
+        if answer.before == (digest(previous) if previous else b""):
             return ""
         return (
             f"the helper's set of release {release} does not follow its last one: the helper was "
@@ -708,31 +800,37 @@ class SiloParty(Speaker):
         )
 
     def _alarm(self, text: str) -> Step:
-        """Stop: act on the last good model and send nothing."""
+        """Stop: from now on send nothing and act on the last good model."""
         return Step((Write("alarm", text, text.encode()),), problem=text)
 
     def recover(self) -> Step:
-        """Make up for reports that were sent but are not in this silo's state.
+        """Recover from reports that were sent but are not in this silo's state.
 
-        The same records give the same bytes, and nothing is lost. Other records: the report is
-        given up, and as a record may now be in two leaves the whole plan is charged once more. So
-        it is each time that reports have left since: the last of them names the charge.
+        If the same records are still here, the report is made again with the same bytes. If not,
+        the report is given up. A record may then be in two leaves, so the whole plan is charged a
+        second time, as release -k, where k is the last lost release. If more reports are lost
+        later, it is charged again.
+
+        Raises
+        ------
+        InputError
+            If the hub has not sent the sessions of a lost release yet.
         """
         writes: list[Write | Charge] = []
-        again = -max(self.lost, default=0)
+        second_charge = -max(self.lost, default=0)
         for release in range(1, max(self.lost, default=0) + 1):
             if release in self.sealed or release in self.without:
                 continue
-            wanted = self.lost.get(release)
-            bare = self.sessions.missing(release)
-            if wanted is not None and bare and release not in self.sessions.foreign:
+            lost_digest = self.lost.get(release)
+            no_sessions = self.sessions.missing(release)
+            if lost_digest is not None and no_sessions and release not in self.sessions.foreign:
                 raise InputError(f"the hub has not sent the sessions of release {release} yet")
-            writes += self._charge(release, wanted or b"")
-            unmade = wanted is None or bare or self._changed(release)
-            made = b"" if unmade else self.report(release)
-            if wanted is not None and digest(made) == wanted:
-                writes.append(Write("sealed", str(release), made))
+            writes += self._charge(release, lost_digest or b"")
+            cannot_remake = lost_digest is None or no_sessions or self._session_changed(release)
+            report = b"" if cannot_remake else self.report(release)
+            if lost_digest is not None and digest(report) == lost_digest:
+                writes.append(Write("sealed", str(release), report))
             else:
-                writes += self._charge(again) if wanted is not None else []
-                writes.append(Write("without", str(release), b"lost with the state it was made of"))
+                writes += self._charge(second_charge) if lost_digest is not None else []
+                writes.append(Write("without", str(release), LOST.encode()))
         return Step(tuple(writes))

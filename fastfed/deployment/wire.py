@@ -1,8 +1,8 @@
 """Messages between silos, hub and helper: signed msgpack envelopes.
 
-An envelope says for which plan, from whom and for which release it is, and carries the body as
-bytes. Version, plan, kind, sender, size and signature are checked before a number of the body is
-decoded. Nothing is ever unpickled.
+An envelope names its plan, sender and release, and holds the body as bytes. Version, plan, kind,
+sender, size and signature are checked before any number of the body is decoded. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -16,20 +16,27 @@ import numpy as np
 from fastfed._validate import InputError, show
 from fastfed.deployment.seal import KEY, Identity, digest, verified
 
-#: Version of the format; a message of another one is refused.
+#: Version of the format; messages of a different version are refused.
 VERSION = 2
-#: What is signed begins with this, so that no signature of ours means anything elsewhere.
+#: First bytes of all signed data, so that these signatures are valid nowhere else.
 _CONTEXT = b"fastfed deployment message 2\0"
-#: Bytes of an envelope beside its body, at most, and of a name.
+#: Maximum number of bytes of an envelope without its body, and of a name.
 _AROUND, NAME = 512, 64
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A party is here, has all broadcasts up to the envelope's release, and agrees to the plan.
+    """A party is running, has all broadcasts up to the envelope's release, and agrees to the plan.
 
-    nonce: 16 random bytes, which the answer repeats, so that no old answer can be passed off as
-    new. agreed: the countersignature of the plan. time: what the sender's clock shows, in seconds
-    since 1970; 0 if it does not say. after: the time in the last answer of the hub; 0 before it.
+    Parameters
+    ----------
+    nonce : bytes
+        16 random bytes. The answer repeats them, so an old answer cannot pass as new.
+    agreed : bytes
+        The sender's countersignature of the plan.
+    time : float
+        The sender's clock, in seconds since 1970; 0 if it is not given.
+    after : float
+        The hub's time in its last answer; 0 before the first.
     """
 
     nonce: bytes
@@ -39,11 +46,15 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a silo sends of one release: its values, or its share of them for the hub.
+    """A silo's report of one release: its values, or the hub's share of them.
 
-    values: float64 or uint64, little endian, encrypted to the hub; inside a share for the helper
-    they are not encrypted again. sealed: the share for the helper, encrypted to it; empty where
-    there is none.
+    Parameters
+    ----------
+    values : bytes
+        float64 or uint64, little endian, encrypted to the hub. In a share for the helper, which is
+        encrypted as a whole, they are not encrypted a second time.
+    sealed : bytes
+        The helper's share, encrypted to the helper; empty without a helper.
     """
 
     values: bytes
@@ -51,10 +62,16 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a silo tells all others about a release, so that they need not trust the hub's word.
+    """A silo's signed message to all others about a release, so that they need not trust the hub.
 
-    report: SHA-256 of its report's envelope. last, head: the release and the SHA-256 of the last
-    broadcast that it had; 0 and empty before the first.
+    Parameters
+    ----------
+    report : bytes
+        SHA-256 of the envelope of the silo's report.
+    last : int
+        Release of the last broadcast that the silo had; 0 before the first.
+    head : bytes
+        SHA-256 of that broadcast; empty before the first.
     """
 
     report: bytes
@@ -63,25 +80,31 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class News(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A broadcast envelope, and the `Seen` envelopes of the silos in its set in their order."""
+    """A broadcast envelope, with the `Seen` envelopes of the silos in its set, in their order."""
 
     broadcast: bytes
     seen: tuple[bytes, ...]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One silo's report in a set: who, and the SHA-256 of the envelope."""
+    """One report in a set: the silo's index, and the SHA-256 of the report's envelope."""
 
     silo: int
     digest: bytes
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The set of a release: whose reports count. There is one for each release.
+    """The set of reports that a release is computed from. There is one for each release.
 
-    sealed: to the helper, the shares in the order of entries. total: from the helper, the sum of
-    its shares. before: from the helper, the SHA-256 of its envelope of the release before; empty
-    at the first.
+    Parameters
+    ----------
+    entries : tuple of Entry
+    sealed : tuple of bytes
+        To the helper: its shares, in the order of ``entries``.
+    total : bytes
+        From the helper: the sum of its shares.
+    before : bytes
+        From the helper: SHA-256 of its answer to the previous release; empty at the first.
     """
 
     entries: tuple[Entry, ...]
@@ -91,10 +114,18 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The synchronised statistics after a release.
+    """The released statistics.
 
-    before: SHA-256 of the broadcast envelope of the release before; empty at the first. helper:
-    the helper's envelope that opened the set, where there is a helper.
+    Parameters
+    ----------
+    values : bytes
+        float64, little endian.
+    entries : tuple of Entry
+        The set of reports.
+    before : bytes
+        SHA-256 of the previous broadcast's envelope; empty at the first.
+    helper : bytes
+        The envelope of the helper's answer to the set; empty without a helper.
     """
 
     values: bytes
@@ -104,11 +135,21 @@ class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All reports that the hub has from one silo: release, and the SHA-256 of the envelope.
+    """The list of all reports that the hub has from one silo.
 
-    nonce: that of the join that it answers; empty where it answers a report. ended: why the plan
-    has ended, if it has. time: what the hub's clock shows, with a nonce; 0 if it does not say.
-    after: the time of the join that it answers.
+    Parameters
+    ----------
+    silo : int
+    reports : tuple of (int, bytes)
+        Release, and SHA-256 of the report's envelope.
+    nonce : bytes
+        The nonce of the `Join` that is answered; empty in an answer to a report.
+    ended : str
+        Why the hub takes no more reports of the silo; empty while it does.
+    time : float
+        The hub's clock, in seconds since 1970; 0 if it is not given.
+    after : float
+        The silo's time in the `Join` that is answered.
     """
 
     silo: int
@@ -120,16 +161,19 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Sessions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The sessions that masks of a release are made of: a silo's own, or from the hub all silos'.
+    """The sessions that the masks of a release depend on.
 
-    values: 32 bytes each, in the order of silos.
+    Parameters
+    ----------
+    values : tuple of bytes
+        32 bytes each: from a silo its session, from the hub those of all silos in order.
     """
 
     values: tuple[bytes, ...]
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A silo leaves: its reports are in no later set."""
+    """A silo leaves the federation: later sets exclude it."""
 
 
 Body = Join | Report | Seen | News | Opened | Broadcast | Receipt | Sessions | Leave
@@ -163,11 +207,11 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     sender : str
         The name of a party of the plan.
     release : int
-        From 1; of a join the last broadcast that the sender has.
+        From 1; in a `Join` the last broadcast that the sender has, or 0.
     body : bytes
         The body, as msgpack.
     signature : bytes
-        Ed25519, over all of the above.
+        Ed25519 signature of all fields above.
     """
 
     version: int
@@ -179,11 +223,11 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     signature: bytes = b""
 
     def signed_part(self) -> bytes:
-        """What the signature is over."""
+        """Encode the fields that are signed."""
         return _CONTEXT + _ENCODER.encode(msgspec.structs.replace(self, signature=b""))
 
     def as_bytes(self) -> bytes:
-        """The message as it is sent."""
+        """Encode the message as it is sent."""
         return _ENCODER.encode(self)
 
 
@@ -192,25 +236,26 @@ _ENVELOPE = msgspec.msgpack.Decoder(Envelope)
 
 
 class Refused(InputError):
-    """A message that was refused at the door; the receiver's state has not changed."""
+    """Raised for a message that is not accepted; the receiver's state has not changed."""
 
 
 class Wire:
-    """Makes and reads the messages of one plan.
+    """Encode, sign, verify and decode the messages of one plan.
 
     Parameters
     ----------
     plan : bytes
         SHA-256 of the plan file.
     keys : mapping of str to bytes
-        The Ed25519 key of every party, by name.
+        Each party's name -> its Ed25519 public key.
     size : int
-        s, the numbers in one statistic; with the parties it bounds the size of a message.
+        s, the count of numbers in one statistic. With the number of parties it bounds the size of
+        messages.
     """
 
     def __init__(self, plan: bytes, keys: Mapping[str, bytes], size: int) -> None:
         self.plan, self._keys, self.size = plan, dict(keys), size
-        # A share for the helper is an envelope itself, encrypted; a set holds one of each silo.
+        # A share for the helper is an encrypted envelope; a set holds one of each silo.
         share = 8 * size + 2 * _AROUND
         self.limits = {
             "join": _AROUND,
@@ -226,91 +271,92 @@ class Wire:
         self.largest = max(self.limits.values())
 
     def made(self, identity: Identity, sender: str, release: int, body: Body) -> bytes:
-        """The signed message of one party."""
+        """Encode and sign a message of one party."""
         kind = _KIND_OF[type(body)]
-        plain = Envelope(VERSION, self.plan, kind, sender, release, _ENCODER.encode(body))
-        signature = identity.sign(plain.signed_part())
-        return msgspec.structs.replace(plain, signature=signature).as_bytes()
+        unsigned = Envelope(VERSION, self.plan, kind, sender, release, _ENCODER.encode(body))
+        signature = identity.sign(unsigned.signed_part())
+        return msgspec.structs.replace(unsigned, signature=signature).as_bytes()
 
     def read(self, data: bytes, kinds: tuple[str, ...] = tuple(KINDS)) -> Envelope:
-        """The envelope of a message, checked but for its body.
+        """Decode the envelope of a message, and check everything but its body.
 
         Raises
         ------
         Refused
-            For another version, plan or kind, a sender that is no party, a size above the bound, or
-            a signature that is not the sender's.
+            If version, plan or kind differ, the sender is not a party of the plan, the message is
+            too large, or the signature is not the sender's.
         """
         if len(data) > self.largest:
             raise Refused(f"message must be at most {self.largest} bytes, got {len(data)}")
         try:
-            found = _ENVELOPE.decode(data)
+            envelope = _ENVELOPE.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(f"message is no envelope ({error})") from None
-        if found.version != VERSION:
-            raise Refused(f"message must be of version {VERSION}, got {found.version}")
-        if found.plan != self.plan:
-            raise Refused(f"message is for another plan, {show(found.plan[:8].hex())}")
-        if found.kind not in kinds:
-            raise Refused(f"message must be one of {', '.join(kinds)}, got {show(found.kind)}")
-        if len(data) > self.limits[found.kind]:
-            bound = self.limits[found.kind]
-            raise Refused(f"a {found.kind} must be at most {bound} bytes, got {len(data)}")
-        key = self._keys.get(found.sender)
+        if envelope.version != VERSION:
+            raise Refused(f"message must be of version {VERSION}, got {envelope.version}")
+        if envelope.plan != self.plan:
+            raise Refused(f"message is for another plan, {show(envelope.plan[:8].hex())}")
+        if envelope.kind not in kinds:
+            raise Refused(f"message must be one of {', '.join(kinds)}, got {show(envelope.kind)}")
+        if len(data) > self.limits[envelope.kind]:
+            bound = self.limits[envelope.kind]
+            raise Refused(f"a {envelope.kind} must be at most {bound} bytes, got {len(data)}")
+        key = self._keys.get(envelope.sender)
         if key is None:
-            raise Refused(f"message is from no party of the plan, {show(found.sender)}")
-        if not 0 <= found.release < 2**31:
-            raise Refused(f"message of {found.sender} has release {found.release}")
-        if not verified(key, found.signature, found.signed_part()):
-            raise Refused(f"the signature of the {found.kind} is not that of {found.sender}")
-        if found.as_bytes() != data:
-            # Another spelling of the same message would have another digest.
-            raise Refused(f"the {found.kind} of {found.sender} is not in canonical form")
-        return found
+            raise Refused(f"message is from no party of the plan, {show(envelope.sender)}")
+        if not 0 <= envelope.release < 2**31:
+            raise Refused(f"message of {envelope.sender} has release {envelope.release}")
+        if not verified(key, envelope.signature, envelope.signed_part()):
+            raise Refused(f"the signature of the {envelope.kind} is not that of {envelope.sender}")
+        if envelope.as_bytes() != data:
+            # A different encoding of the same message would have a different digest.
+            raise Refused(f"the {envelope.kind} of {envelope.sender} is not in canonical form")
+        return envelope
 
     def body(self, envelope: Envelope, kind: type[B]) -> B:
-        """The body of a checked envelope."""
+        """Decode the body of a checked envelope; Refused if it is malformed."""
         try:
-            made = msgspec.msgpack.decode(envelope.body, type=kind)
+            decoded = msgspec.msgpack.decode(envelope.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(
                 f"the {envelope.kind} of {envelope.sender} is malformed ({error})"
             ) from None
-        if _ENCODER.encode(made) != envelope.body:
+        if _ENCODER.encode(decoded) != envelope.body:
             raise Refused(f"the {envelope.kind} of {envelope.sender} is not in canonical form")
-        return made
+        return decoded
 
     def floats(self, data: bytes, who: str) -> np.ndarray:
-        """A statistic (s,) of float64 from bytes; Refused for another size or NaN."""
+        """Decode a statistic (s,) of float64; Refused if its size is wrong or it is not finite."""
         values = self._numbers(data, "<f8", who).astype(np.float64)
         if not np.isfinite(values).all():
             raise Refused(f"{who} must be finite, got NaN or infinity")
         return values
 
     def words(self, data: bytes, who: str) -> np.ndarray:
-        """Words (s,) of 64 bits from bytes; Refused for another size."""
+        """Decode words (s,) of uint64; Refused if the size is wrong."""
         return self._numbers(data, "<u8", who).astype(np.uint64)
 
     def _numbers(self, data: bytes, dtype: str, who: str) -> np.ndarray:
+        """Decode (s,) numbers of 64 bits; Refused if the size is wrong."""
         if len(data) != 8 * self.size:
             raise Refused(f"{who} must have {8 * self.size} bytes of values, got {len(data)}")
         return np.frombuffer(data, dtype=dtype)
 
 
 def entry_of(silo: int, envelope: bytes) -> Entry:
-    """The entry of a silo's report in a set."""
+    """Create the entry of a silo's report in a set."""
     return Entry(silo, digest(envelope))
 
 
 def packed(values: np.ndarray) -> bytes:
-    """Numbers as they travel: 64 bits each, little endian. A 0 has no sign."""
+    """Encode numbers for messages: 64 bits each, little endian; -0.0 becomes 0.0."""
     if values.dtype == np.float64:
         values = values + 0.0
     return np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).tobytes()
 
 
 def check_entries(entries: tuple[Entry, ...], silos: int, who: str) -> None:
-    """Refuse a set that is not of different silos in increasing order."""
+    """Refuse a set whose silos are not distinct and in increasing order."""
     numbers = [entry.silo for entry in entries]
     if numbers != sorted(set(numbers)) or not all(0 <= i < silos for i in numbers):
         raise Refused(f"the set of {who} must be of different silos in order, got {show(numbers)}")
@@ -319,10 +365,10 @@ def check_entries(entries: tuple[Entry, ...], silos: int, who: str) -> None:
 
 
 def sessions_of(data: bytes) -> tuple[bytes, ...]:
-    """The sessions of a list that was kept."""
+    """Decode a stored list of sessions."""
     return msgspec.msgpack.decode(data, type=Sessions).values
 
 
 def encoded(value: Any) -> bytes:
-    """Any struct of ours as msgpack."""
+    """Encode a struct of this package as msgpack."""
     return _ENCODER.encode(value)

@@ -7,8 +7,7 @@ All are behind one C interface. A new environment is one class with its ``kind``
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, listed, show
@@ -134,24 +133,6 @@ def environment_from_spec(spec: Any) -> Environment:
     with ENVIRONMENTS.guard(kind):
         environment: Environment = cls(**keys)
     return environment
-
-
-#: Names of 0.1, each with its new one; they warn, and go in 0.3.
-_RENAMED = {"Facts": EnvironmentSpec, "LossFacts": LossSpec, "RewardLaw": RewardDistribution}
-
-
-# Type checkers must not see it: to them every name would be there, with type Any.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Return what a deprecated name stands for, with a warning that says the new one."""
-        if name not in _RENAMED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        new = _RENAMED[name]
-        warnings.warn(
-            f"{__name__}.{name} is deprecated: use {new.__name__}", DeprecationWarning, stacklevel=2
-        )
-        return new
 
 
 __all__ = [

@@ -230,6 +230,8 @@ def fingerprint(function: Any, state: np.ndarray | None) -> str:
 
 def _fingerprint(function: Any, state: np.ndarray | None, within: frozenset[int]) -> str:
     """Return the digest of `fingerprint`; ``within``: ids of what the function is part of."""
+    if isinstance(function, partial):
+        return hashlib.sha256(_content(function, within).encode()).hexdigest()
     plain = getattr(function, "__wrapped__", function)
     try:
         source = inspect.getsource(plain if inspect.isroutine(plain) else type(plain))
@@ -256,11 +258,13 @@ def _content(value: Any, within: frozenset[int]) -> str:
             return f"array {value.shape} {_content(value.tolist(), within)}"
         made = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return f"array {value.dtype.str} {value.shape} {made}"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, partial):  # which Python 3.14 calls a routine
+        return f"{kind} {_content([value.func, value.args, value.keywords], within)}"
     if inspect.isroutine(value) or hasattr(value, "__wrapped__"):
         owner = getattr(value, "__self__", None)
         bound = "" if owner is None or inspect.ismodule(owner) else _content(owner, within)
         return f"function {_fingerprint(value, None, within)} {bound}"
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, (list, tuple, set, frozenset, dict)):
         parts = value.items() if isinstance(value, dict) else [(part,) for part in value]
         held = [part for several in parts for part in several]
@@ -270,8 +274,6 @@ def _content(value: Any, within: frozenset[int]) -> str:
         elif texts == [repr(part) for part in held]:
             return repr(value)
         return f"{kind} [{', '.join(texts)}]"
-    if isinstance(value, partial):
-        return f"{kind} {_content([value.func, value.args, value.keywords], within)}"
     if isinstance(value, (type, ModuleType)) or not hasattr(value, "__dict__"):
         return kind if " at 0x" in repr(value) else repr(value)
     return f"{kind} {_content(vars(value), within)}"

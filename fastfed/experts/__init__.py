@@ -6,7 +6,7 @@ it is an entry point (docs/extending.md).
 
 from __future__ import annotations
 
-from fastfed._system import account, renamed
+from fastfed._system import account
 from fastfed.experts import baselines, fed_dp_ope_stoch, fed_svt, limited_updates, private_dartboard
 from fastfed.experts.plan import Algorithm, ProblemSpec, System
 
@@ -23,5 +23,3 @@ ALGORITHMS = {
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "ProblemSpec", "System", "account"]
-
-__getattr__ = renamed(__name__, {"Setting": ProblemSpec})

@@ -17,7 +17,7 @@ import numpy as np
 from fastfed import _system
 from fastfed._kernels import aggregation
 from fastfed._random import CHOICE, NoiseSource, is_exact
-from fastfed._system import System, account, moved
+from fastfed._system import System, account
 from fastfed._validate import InputError, array, integer, show
 from fastfed.privacy import exact
 from fastfed.privacy.account import (
@@ -491,9 +491,3 @@ def check_phase_length(length: int, problem: ProblemSpec) -> int:
     if length > problem.horizon:
         raise InputError(f"phase_length must be <= horizon ({problem.horizon}), got {length}")
     return length
-
-
-# What stood here in 0.1.
-__getattr__ = moved(
-    __name__, dict.fromkeys(("ExpertClient", "ExpertServer"), "fastfed.experts.parties")
-)

@@ -15,7 +15,6 @@ whatever their certificate says is their package's own word.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, singledispatch
@@ -26,7 +25,7 @@ import msgspec
 from fastfed._validate import InputError, choice, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon, sampled_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import ClaimCondition, Condition, noise_claim, rounded_up
 from fastfed.privacy.mechanisms.seldom import Dartboard, FreshChoices
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
@@ -177,8 +176,7 @@ class RawData(msgspec.Struct, frozen=True):
         """The claim, which fails, where one is made."""
         if self.budget is None:
             return []
-        text = f"an epsilon at most {self.budget.epsilon:g} is proven for this noise (none is)"
-        return [ClaimCondition(text, False)]
+        return [noise_claim(self.budget, math.inf)]
 
 
 class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
@@ -331,16 +329,8 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """The claim, computed, and what users of several batches take on trust."""
-        budget, found = self.budget, event_epsilon(self)
-        text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
-        if math.isfinite(found):
-            text = (
-                f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} "
-                f"under {budget.relation}, is at most {budget.epsilon:g}"
-            )
-        if self.remark:
-            text += f" (computed; {self.remark})"
-        claim = ClaimCondition(text, found <= budget.epsilon)
+        note = f"computed; {self.remark}" if self.remark else ""
+        claim = noise_claim(self.budget, event_epsilon(self), note=note)
         coins = [SECRET_COINS] if self.coin != 1.0 else []
         trust = participation_conditions(self.max_participations, self.silos_met)
         return [*trust, *coins, claim]
@@ -609,21 +599,3 @@ def _shown(values: Sequence[float]) -> str:
     """Format the epsilons of an account."""
     texts = [rounded_up(v) if math.isfinite(v) else "infinity" for v in values]
     return ", ".join(texts) or "nothing"
-
-
-#: Deprecated names, to be removed in 0.3.
-_RENAMED: dict[str, Any] = {
-    "Described": PrivacyEvent,
-    "Nothing": NoRelease,
-    "epsilon_at": event_epsilon,
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Return the value of a deprecated name, with a warning."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    message = f"{__name__}.{name} is deprecated: use {new.__name__}"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return new

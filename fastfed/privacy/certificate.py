@@ -16,7 +16,7 @@ import msgspec
 
 from fastfed._display import Displayed
 from fastfed._validate import InputError, choice, number, show
-from fastfed.privacy.sensitivity import RELATIONS, UNITS
+from fastfed.privacy.sensitivity import RELATIONS, UNITS, Budget
 
 #: The caveat of noise from seeded streams.
 SIMULATION = (
@@ -99,6 +99,31 @@ class ClaimCondition(Condition, frozen=True):
     holds : bool
         True if the exact epsilon is at most the claimed one.
     """
+
+
+def noise_claim(
+    budget: Budget, epsilon: float, how: str = "exact", note: str = ""
+) -> ClaimCondition:
+    """Return the condition that a noise's epsilon is within its budget.
+
+    Parameters
+    ----------
+    budget : Budget
+        The claimed epsilon; delta and relation, at which the noise is accounted.
+    epsilon : float
+        The epsilon of the noise, infinite where none is proven.
+    how : str
+        "exact" or "proven": what the epsilon is.
+    note : str
+        Added in brackets where it is not empty.
+    """
+    text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
+    if math.isfinite(epsilon):
+        text = (
+            f"the {how} epsilon of this noise, {rounded_up(epsilon)} at delta {budget.delta:g} "
+            f"under {budget.relation}, is at most {budget.epsilon:g}"
+        )
+    return ClaimCondition(f"{text} ({note})" if note else text, epsilon <= budget.epsilon)
 
 
 class Guarantee(msgspec.Struct, frozen=True):

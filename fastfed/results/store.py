@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_from_bytes
 
 import msgspec
 import numpy as np
@@ -250,9 +251,7 @@ class Store:
             what = f"its subfolder {inside[0]} does" if inside else "fastfed run writes them"
             raise InputError(f"{folder} holds no results ({FILE} is missing): {what}")
         _read_meta(path)
-        connection = sqlite3.connect(
-            f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=PATIENCE
-        )
+        connection = sqlite3.connect(f"{_uri(path)}?mode=ro", uri=True, timeout=PATIENCE)
         try:
             with _damage_named(path):
                 # One transaction: another process may be writing.
@@ -620,10 +619,14 @@ def _read_meta(path: Path) -> dict[str, str]:
     return meta
 
 
+def _uri(path: Path) -> str:
+    """What SQLite takes for a file; `as_uri` would load HTTP and TLS on Python 3.14."""
+    text = quote_from_bytes(os.fsencode(path.resolve().as_posix()), safe="/:")
+    return f"file://{'' if text.startswith('/') else '/'}{text}"
+
+
 def _meta_of(path: Path, mode: str) -> dict[str, str]:
-    connection = sqlite3.connect(
-        f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE
-    )
+    connection = sqlite3.connect(f"{_uri(path)}?mode={mode}", uri=True, timeout=PATIENCE)
     try:
         return dict(connection.execute("SELECT key, value FROM meta"))
     finally:

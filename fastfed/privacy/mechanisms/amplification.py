@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fastfed._roots import brentq
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import Condition, noise_claim
 from fastfed.privacy.releases.gaussian_release import (
     GaussianTree,
     check_single_participation,
@@ -362,12 +362,8 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """The claim under its relation, computed, never quoted, and what is taken on trust."""
-        budget, found = self.budget, self.exact()
-        text = (
-            f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
-            f"{budget.relation}, is at most {budget.epsilon:g}"
-        )
-        claim = ClaimCondition(f"{text} ({self._remark(found)})", found <= budget.epsilon)
+        found = self.exact()
+        claim = noise_claim(self.budget, found, note=self._remark(found))
         # Silo-level LDP needs nobody else; the lemma hides a silo's message among the others'.
         others = [HIDING] if found < self.ldp() else []
         return [*others, *participation_conditions(self.returning), claim]

@@ -16,13 +16,7 @@ import msgspec
 from fastfed._roots import brentq
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.privacy.accounting.gdp import advanced, gaussian_delta, gaussian_epsilon, gaussian_mu
-from fastfed.privacy.certificate import (
-    ClaimCondition,
-    Condition,
-    Guarantee,
-    Side,
-    rounded_up,
-)
+from fastfed.privacy.certificate import Condition, Guarantee, Side, noise_claim, rounded_up
 from fastfed.privacy.releases.gaussian_release import (
     CALIBRATIONS,
     check_exact_ratio,
@@ -381,15 +375,8 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """The claim under its relation, computed, never quoted, and what is taken on trust."""
-        budget, found = self.budget, self.exact()
-        text = (
-            f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
-            f"{budget.relation}, is at most {budget.epsilon:g}"
-        )
-        remark = self._remark(found)
-        if remark:
-            text += f" ({remark})"
-        claim = ClaimCondition(text, found <= budget.epsilon)
+        found = self.exact()
+        claim = noise_claim(self.budget, found, note=self._remark(found))
         # Local privacy needs nobody else; the lemma hides a message among the others.
         others = [HIDING] if found < self.ldp() else []
         return [*others, *participation_conditions(self.returning), claim]

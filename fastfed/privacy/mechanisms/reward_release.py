@@ -13,7 +13,7 @@ import numpy as np
 
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import Condition, noise_claim
 from fastfed.privacy.releases.gaussian_release import (
     RELEASES,
     GaussianRelease,
@@ -161,14 +161,8 @@ class RewardRelease(msgspec.Struct, frozen=True):
 
     def conditions(self) -> list[Condition]:
         """The claim, computed, and what is taken on trust."""
-        budget, found = self.budget, self.exact()
-        text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
-        if math.isfinite(found):
-            text = (
-                f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} "
-                f"under {budget.relation}, is at most {budget.epsilon:g} (computed)"
-            )
-        claim = ClaimCondition(text, found <= budget.epsilon)
+        found = self.exact()
+        claim = noise_claim(self.budget, found, note="computed" if math.isfinite(found) else "")
         return [PUBLIC_CONTEXTS, *participation_conditions(self.returning), claim]
 
 

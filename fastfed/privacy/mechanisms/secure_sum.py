@@ -23,7 +23,7 @@ from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy import exact
 from fastfed.privacy.accounting.binomial import TAIL_SHARES, std_of_coins, tail_of
 from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon, gaussian_mu
-from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
+from fastfed.privacy.certificate import Condition, Side, noise_claim
 from fastfed.privacy.mechanisms.binomial_tree import smallest_bits
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.sensitivity import (
@@ -363,16 +363,8 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """The claim, computed, and what is taken on trust."""
-        budget, found = self.budget, self.exact()
-        text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
-        if math.isfinite(found):
-            text = (
-                f"the proven epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} "
-                f"under {budget.relation}, is at most {budget.epsilon:g}"
-            )
-        if self.remark:
-            text += f" (computed; {self.remark})"
-        claim = ClaimCondition(text, found <= budget.epsilon)
+        note = f"computed; {self.remark}" if self.remark else ""
+        claim = noise_claim(self.budget, self.exact(), "proven", note)
         return [*self._trust(), *participation_conditions(self.max_participations), claim]
 
     def _trust(self) -> list[Condition]:

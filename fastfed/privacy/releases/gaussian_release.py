@@ -13,7 +13,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import Condition, noise_claim
 from fastfed.privacy.releases.buffered import buffered_prefix_variances
 from fastfed.privacy.releases.participation import participation_conditions, squared_sensitivity
 from fastfed.privacy.releases.prefix_sums import (
@@ -191,15 +191,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         One computed condition for every calibration, and what users of several batches take on
         trust.
         """
-        budget = self.budget
-        found = self.exact()
-        text = (
-            f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
-            f"{budget.relation}, is at most {budget.epsilon:g}"
-        )
-        if self.remark:
-            text += f" (computed; {self.remark})"
-        claim = ClaimCondition(text, found <= budget.epsilon)
+        note = f"computed; {self.remark}" if self.remark else ""
+        claim = noise_claim(self.budget, self.exact(), note=note)
         return [*participation_conditions(self.returning), claim]
 
 
