@@ -123,7 +123,7 @@ def test_planted_faults_are_caught(fault):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hub_that_names_two_sets_sees_one_opened(seed):
-    """The helper opens the first and says so: the plan stops at worst, and nothing is seen twice."""
+    """The helper opens the first and says so: the plan stops at worst; nothing is seen twice."""
     world = World(
         deployed("shuffle-vector", **schedules_of_all.FEWER, batches=2, batch=3),
         seed,
