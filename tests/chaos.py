@@ -687,13 +687,13 @@ class Plan:
             if p.fault or not p.running or clock - max(p.healed, p.started) < 10.0
         }
         for name, said in now.items():
-            if causes and self.proxy.mode == "" and not self.names_one_of(name, said, causes):
-                continue
             waits = (said or {}).get("waits") or {}
             state, who = waits.get("state"), waits.get("who") or ()
-            if any((said or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
+            if state in ("over", "ended", "stopped", "recover", "ceiling", "alarm", "given-up"):
                 return True
-            if state in ("over", "ended", "stopped", "recover", "ceiling", "alarm"):
+            if causes and self.proxy.mode == "" and not self.names_one_of(name, said, causes):
+                continue
+            if any((said or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
                 return True
             if name == "hub" and state not in (None, "open") and (who or state == "helper"):
                 return True  # the hub lacks what these have not sent
