@@ -809,7 +809,7 @@ class Plan:
                 excused = "disk" in party.fault or "cannot be written" in last[-120:]
                 self.check("no party ends by itself", excused, who=party.name, code=code, last=last,
                            fault=party.fault)  # fmt: skip
-                if excused:
+                if "disk" in party.fault:
                     party.expected = False
                 else:
                     party.start()
