@@ -85,9 +85,10 @@ def python_functions(paths: list[Path]) -> list[str]:
     found = []
     for path in paths:
         source = path.read_text(encoding="utf-8")
+        lines = source.split("\n")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_source_segment(source, node)
+                text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}\n{text}")
     return found
 
