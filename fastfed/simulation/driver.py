@@ -182,11 +182,41 @@ def array_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
-# ---- A step driver's record ----------------------------------------------------------------------
+# ---- The loop of the step drivers ----------------------------------------------------------------
+
+
+def run_rounds(
+    environment: Any,
+    players: Sequence[Any],
+    record: Record,
+    rounds: int,
+    end_round: Callable[[int], int],
+    progress: Progress | None,
+) -> None:
+    """Run rounds 1 to ``rounds``, one silo after the other, and record all actions and rewards.
+
+    Parameters
+    ----------
+    players : sequence
+        One for each silo, with ``select(actions)`` and ``observe(reward)``.
+    end_round : callable
+        ``end_round(round)`` exchanges the messages that are due after the round, and returns the
+        number of releases so far.
+    """
+    for round in range(1, rounds + 1):
+        for i, player in enumerate(players):
+            features, means = environment.round(i, round)
+            action = player.select(features)
+            reward = environment.reward(i, round, means[action])
+            player.observe(reward)
+            record.note(i, round, action, reward, means)
+        record.close(round, end_round(round))
+        if progress is not None:
+            progress(1)
 
 
 class Record:
-    """What a step driver notes of every silo and round, for an Outcome."""
+    """Actions, rewards and regret of every silo and round, for an Outcome."""
 
     def __init__(self, silos: int, horizon: int, checkpoints: np.ndarray) -> None:
         self.checkpoints = checkpoints

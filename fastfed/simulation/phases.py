@@ -23,6 +23,7 @@ from fastfed.simulation.driver import (
     Record,
     Term,
     linear_events,
+    run_rounds,
     silo_term,
 )
 from fastfed.simulation.snapshots import Snapshot
@@ -44,21 +45,17 @@ def run_steps(
     averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     record = Record(plan.silos, plan.horizon, checkpoints)
     model = np.zeros(plan.dimension)
-    for round in range(1, (last or plan.horizon) + 1):
-        for i, client in enumerate(clients):
-            features, means = environment.round(i, round)
-            a = client.select(features)
-            y = environment.reward(i, round, means[a])
-            client.observe(y)
-            record.note(i, round, a, y, means)
+
+    def end_round(_: int) -> int:
+        nonlocal model
         if clients[0].due:
-            made = averager.combine([client.estimate() for client in clients])
+            average = averager.combine([client.estimate() for client in clients])
             for client in clients:
-                client.adopt(made)
-            model = made.values
-        record.close(round, averager.releases)
-        if progress is not None:
-            progress(1)
+                client.adopt(average)
+            model = average.values
+        return averager.releases
+
+    run_rounds(environment, clients, record, last or plan.horizon, end_round, progress)
     return Outcome(
         group_regret=record.group_regret(),
         **sent(plan, record.releases),

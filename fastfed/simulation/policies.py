@@ -23,7 +23,16 @@ from fastfed.environments.python import import_function
 from fastfed.privacy.certificate import Certificate, no_privacy
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.protocol import Protocol as Messages
-from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Record, Term, spaced
+from fastfed.simulation.driver import (
+    OBJECT,
+    Driver,
+    Outcome,
+    Progress,
+    Record,
+    Term,
+    run_rounds,
+    spaced,
+)
 
 #: What a policy's class may ask for by the names of its parameters.
 OFFERED = ("dimension", "horizon", "silos", "silo", "seed")
@@ -220,14 +229,25 @@ ALGORITHM = Algorithm(
 # ---- The driver ----------------------------------------------------------------------------------
 
 
-def chosen(plan: PolicyPlan, made: Any, actions: int) -> int:
-    """The action that a policy selected, if there is such an action."""
-    if isinstance(made, bool) or not isinstance(made, (int, np.integer)) or not 0 <= made < actions:
-        raise InputError(
-            f"policy {plan.policy} must select an integer from 0 to {actions - 1}, got "
-            f"{show(made)}: the index of an action"
-        )
-    return int(made)
+@dataclass
+class _CheckedPolicy:
+    """A policy whose choices are checked. It gets copies of the actions, which it may keep."""
+
+    name: str
+    policy: Policy
+
+    def select(self, actions: np.ndarray) -> int:
+        index = self.policy.select(np.array(actions, np.float64))
+        whole = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+        if not whole or not 0 <= index < len(actions):
+            raise InputError(
+                f"policy {self.name} must select an integer from 0 to {len(actions) - 1}, got "
+                f"{show(index)}: the index of an action"
+            )
+        return int(index)
+
+    def observe(self, reward: float) -> None:
+        self.policy.observe(float(reward))
 
 
 def run_steps(
@@ -239,20 +259,13 @@ def run_steps(
     progress: Progress | None = None,
 ) -> Outcome:
     """Run rounds 1..last (all by default), one silo and round at a time."""
-    owners = 1 if plan.shared else plan.silos
-    made = [plan.make(i, environment.seed, environment.replicate) for i in range(owners)]
+    policies = [
+        _CheckedPolicy(plan.policy, plan.make(i, environment.seed, environment.replicate))
+        for i in range(1 if plan.shared else plan.silos)
+    ]
+    players = policies * plan.silos if plan.shared else policies
     record = Record(plan.silos, plan.horizon, checkpoints)
-    for round in range(1, (last or plan.horizon) + 1):
-        for i in range(plan.silos):
-            policy = made[0 if plan.shared else i]
-            features, means = environment.round(i, round)
-            a = chosen(plan, policy.select(np.array(features, np.float64)), len(means))
-            y = environment.reward(i, round, means[a])
-            policy.observe(float(y))
-            record.note(i, round, a, y, means)
-        record.close(round, 0)
-        if progress is not None:
-            progress(1)
+    run_rounds(environment, players, record, last or plan.horizon, lambda _: 0, progress)
     return Outcome(
         group_regret=record.group_regret(),
         synchronisations=record.releases,

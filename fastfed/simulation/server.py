@@ -29,6 +29,7 @@ from fastfed.simulation.driver import (
     Term,
     linear_events,
     outcome_term,
+    run_rounds,
     sent,
     silo_term,
     spaced,
@@ -37,26 +38,92 @@ from fastfed.simulation.snapshots import Snapshot
 
 
 class Users:
-    """The users of a single agent's batch, where they send for themselves."""
+    """The users of a single agent: each is shown an action and sends a message about its reward."""
 
-    def __init__(self, plan: Plan, noise: NoiseSource) -> None:
-        self.plan, self.noise = plan, noise
+    def __init__(self, agent: Silo, noise: NoiseSource) -> None:
+        self.agent, self.noise = agent, noise
         self.clipped_features = self.clipped_rewards = 0
-        self._sent: list[Report | Bits] = []
+        self._messages: list[Report | Bits] = []
 
-    def send(self, round: int, x: np.ndarray, reward: float) -> None:
-        """The message of this round's user; those of an unfinished last batch send none."""
-        if round > self.plan.end(self.plan.releases):
-            return
-        user = User(self.plan, round, self.noise)
-        self._sent.append(user.message(x, reward))
-        self.clipped_features += user.clipped_feature
-        self.clipped_rewards += user.clipped_reward
+    def select(self, actions: np.ndarray) -> int:
+        """Let the agent choose an action for the user of this round."""
+        action = self.agent.select(actions)
+        self._features = actions[action]
+        return action
 
-    def messages(self) -> list[Any]:
-        """Messages sent since the last call; none where silos send."""
-        sent, self._sent = self._sent, []
-        return sent
+    def observe(self, reward: float) -> None:
+        """Send the message of this round's user. Users of an unfinished last batch send none."""
+        plan, round = self.agent.plan, self.agent.round + 1
+        if round <= plan.end(plan.releases):
+            user = User(plan, round, self.noise)
+            self._messages.append(user.message(self._features, reward))
+            self.clipped_features += user.clipped_feature
+            self.clipped_rewards += user.clipped_reward
+        self.agent.served()
+
+    def report(self) -> list[Report | Bits]:
+        """Return the messages that were sent since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
+
+
+class Federation:
+    """The silos, shuffler and server of one plan, which exchange messages in this process.
+
+    Parameters
+    ----------
+    plan : Plan
+        Defines all messages.
+    noise : SeededNoise
+        Source of the noise of all parties.
+
+    Attributes
+    ----------
+    players : sequence
+        Choose the actions, one for each silo.
+    total : ndarray
+        Values of the last broadcast.
+    """
+
+    def __init__(self, plan: Plan, noise: SeededNoise) -> None:
+        self.plan = plan = check_plan(plan).simulated
+        self.silos = [
+            Silo(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)
+        ]
+        of_sums = SummedNoise(noise.seed, noise.replicate) if plan.drawn_once else noise
+        self.shuffler, self.server = Shuffler(plan, noise), Server(plan, of_sums)
+        users = [Users(self.silos[0], noise)] if self.silos[0].acts_only else None
+        self.players: Sequence[Silo | Users] = users or self.silos
+        self.total = np.zeros(plan.statistic_size)
+
+    @property
+    def due(self) -> bool:
+        """True if messages are due."""
+        return any(silo.due for silo in self.silos)
+
+    def exchange(self) -> list[Any]:
+        """Send the messages of all players to the server, and its answer to all silos.
+
+        Returns
+        -------
+        list
+            The messages as the server saw them.
+        """
+        if self.plan.trigger is not None:
+            for silo in self.silos:
+                silo.ask()
+        messages: list[Any]
+        if isinstance(self.players[0], Users):
+            messages = self.players[0].report()
+        else:
+            messages = [silo.report() for silo in self.silos]
+        if self.plan.protocol.shuffled:
+            messages = self.shuffler.shuffle(messages)
+        broadcast = self.server.combine(messages)
+        for silo in self.silos:
+            silo.receive(broadcast)
+        self.total = broadcast.values
+        return messages
 
 
 def run_steps(
@@ -81,50 +148,27 @@ def run_one(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) of one plan; ``progress(1)`` hears of each round."""
-    plan = check_plan(plan).simulated
-    noise = SeededNoise(environment.seed, environment.replicate)
-    silos = [Silo(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)]
-    of_sums = SummedNoise(noise.seed, noise.replicate) if plan.drawn_once else noise
-    shuffler, server = Shuffler(plan, noise), Server(plan, of_sums)
+    """Run rounds 1..last (all by default) of one plan; ``progress(1)`` is called after each."""
+    federation = Federation(plan, SeededNoise(environment.seed, environment.replicate))
+    plan, players = federation.plan, federation.players
     record = Record(plan.silos, plan.horizon, checkpoints)
-    total = np.zeros(plan.statistic_size)
-    users = Users(plan, noise)
-    for round in range(1, (last or plan.horizon) + 1):
-        for i, silo in enumerate(silos):
-            features, means = environment.round(i, round)
-            a = silo.select(features)
-            y = environment.reward(i, round, means[a])
-            if silo.acts_only:
-                users.send(round, features[a], y)
-                silo.served()
-            else:
-                silo.observe(y)
-            record.note(i, round, a, y, means)
-        if any(silo.due for silo in silos):
-            if plan.trigger is not None:
-                for silo in silos:
-                    silo.ask()
-            reports = users.messages() or [silo.report() for silo in silos]
-            broadcast = server.combine(
-                shuffler.shuffle(reports) if plan.protocol.shuffled else reports
-            )
-            for silo in silos:
-                silo.receive(broadcast)
-            total = broadcast.values
-        record.close(round, server.release)
-        if progress is not None:
-            progress(1)
+
+    def end_round(_: int) -> int:
+        if federation.due:
+            federation.exchange()
+        return federation.server.release
+
+    run_rounds(environment, players, record, last or plan.horizon, end_round, progress)
     return Outcome(
         group_regret=record.group_regret(),
         **sent(plan, record.releases),
         events=linear_events(
             # Every silo refreshes the same V; it is one event per synchronisation.
-            silos[0].indefinite,
-            sum(s.clipped_features for s in silos) + users.clipped_features,
-            sum(s.clipped_rewards for s in silos) + users.clipped_rewards,
+            federation.silos[0].indefinite,
+            sum(player.clipped_features for player in players),
+            sum(player.clipped_rewards for player in players),
         ),
-        total=total,
+        total=federation.total,
         actions=record.actions,
         rewards=record.rewards,
     )

@@ -22,15 +22,13 @@ from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.prefix_sums import touches
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import REPLACE
-from fastfed.protocols.randomizer import Shuffler
 from fastfed.protocols.schedule import DETERMINANT
-from fastfed.protocols.server import Server
 from fastfed.protocols.serverless import Network, PeerPlan, Sums
 from fastfed.simulation.audit import experts as of_experts
 from fastfed.simulation.audit import lifecycle as of_lifecycle
 from fastfed.simulation.audit import own_rounds as of_own_rounds
 from fastfed.simulation.audit.low_bits import audit_low_bits
-from fastfed.simulation.server import Users
+from fastfed.simulation.server import Federation
 from fastfed.simulation.systems import make_system
 
 # ---- The audit of schedules: whether the rounds of synchronisation give a user away --------------
@@ -159,28 +157,17 @@ def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
 
     Of users' own messages, whose sum is all that counts, what the server makes of them.
     """
-    silos, server = [Silo(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
-    shuffler, users, shown = Shuffler(plan, noise), Users(plan, noise), []
-    before = np.zeros(plan.statistic_size)
+    federation, shown = Federation(plan, noise), []
     for round in range(plan.horizon):
-        for i, silo in enumerate(silos):
-            x = first[None] if i == round == 0 else OTHER
-            silo.select(x)
-            if silo.acts_only:
-                users.send(round + 1, x[0], 1.0)
-                silo.served()
-            else:
-                silo.observe(1.0)
-        reports: list[Any] = users.messages() or [silo.report() for silo in silos]
-        passed: list[Any] = shuffler.shuffle(reports) if plan.protocol.shuffled else reports
-        broadcast = server.combine(passed)
-        for silo in silos:
-            silo.receive(broadcast)
+        for i, player in enumerate(federation.players):
+            player.select(first[None] if i == round == 0 else OTHER)
+            player.observe(1.0)
+        before = federation.total
+        messages = federation.exchange()
         if plan.protocol.flat:
-            shown.append(broadcast.values - before)
-            before = broadcast.values
+            shown.append(federation.total - before)
         else:
-            shown.append(np.sum([m.values for m in passed], axis=0))
+            shown.append(np.sum([m.values for m in messages], axis=0))
     return np.array(shown)
 
 
