@@ -267,6 +267,11 @@ class Hub(Speaker):
             return Step((), (self._receipt(silo),))
         return Step((Write("seen", f"{release}/{silo}", data),))
 
+    def _reported(self, release: int, silo: int) -> bool:
+        """Return True if the hub has the silo's report of a release, and its `Seen` of it."""
+        report = self.reports.get((release, silo))
+        return report is not None and self._complete(release, silo, digest(report))
+
     def _complete(self, release: int, silo: int, report: bytes) -> bool:
         """Return True if the hub has the report with this digest, and the silo's `Seen` of it."""
         seen = self.seen.get((release, silo))
@@ -484,12 +489,7 @@ class Hub(Speaker):
         if len(active) < self.deployed.document.least:
             reason = f"fewer than {self.deployed.document.least} silos take part"
             return Step((Write("ended", "", reason.encode()),))
-        reporting = [
-            i
-            for i in range(self.plan.silos)
-            if (release, i) in self.reports
-            and self._complete(release, i, digest(self.reports[release, i]))
-        ]
+        reporting = [i for i in range(self.plan.silos) if self._reported(release, i)]
         members = [i for i in reporting if i not in self.left]
         calendar = self.deployed.document.calendar
         grace_is_over = now >= calendar.closes[release - 1] + calendar.grace
@@ -614,7 +614,7 @@ class Hub(Speaker):
         without_session = [i for i in present if (release, i) not in self.sessions]
         if self.deployed.masked and without_session:
             return without_session
-        return [i for i in present if (release, i) not in self.reports]
+        return [i for i in present if not self._reported(release, i)]
 
     def _others(self) -> list[str]:
         return list(self.deployed.silos)
