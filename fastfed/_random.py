@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, TypeVar
+from inspect import isfunction, signature
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -322,31 +324,23 @@ class InterleavedNoise:
         """True if the source has ideal draws."""
         return is_exact(self.source)
 
-    @property
-    def _ideal(self) -> IdealSource:
-        """The source, which must have ideal draws."""
-        assert is_exact(self.source)
-        return self.source
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a draw of `IdealSource` that takes the keys of this system."""
+        if name not in _PARAMETERS:
+            raise AttributeError(name)
 
-    def ideal(self, silo: int, node: int, dimension: int) -> Normals:
-        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
-        return self._ideal.ideal(self.names[silo], self._key(node), dimension)
+        def draw(*args: Any, **keys: Any) -> Any:
+            arguments = dict(zip(_PARAMETERS[name], args, strict=False)) | keys
+            for key, value in arguments.items():
+                if key == "silo":
+                    arguments[key] = self.names[value]
+                elif key == "round":
+                    arguments[key] = self._time(value)
+                elif key in ("node", "release", "phase"):
+                    arguments[key] = self._key(value)
+            return getattr(self.source, name)(**arguments)
 
-    def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
-        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
-        return self._ideal.ideal_trigger(self.names[silo], self._time(round), dimension)
-
-    def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
-        """Draw standard Laplace noise (count,) for the scores of one release."""
-        return self._ideal.ideal_laplace(self.names[silo], self._key(release), count)
-
-    def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
-        """Draw uniform numbers (count,) for the mean, or the choice, of one release."""
-        return self._ideal.ideal_uniforms(purpose, self._key(release), count)
-
-    def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
-        """Draw standard Laplace noise (count,) for the mean, or the comparison, of one release."""
-        return self._ideal.ideal_draws(purpose, self._key(release), count)
+        return draw
 
     def _time(self, round: int) -> int:
         """Return the round of the run of a round of this system."""
@@ -356,70 +350,13 @@ class InterleavedNoise:
         """Return the node of the run of a node of this system."""
         return (node - 1) * self.stride + self.phase + 1
 
-    def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
-        return self.source.node(self.names[silo], self._key(node), dimension)
 
-    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
-        """Draw uniform 32-bit integers (count,) that round the data point of one round."""
-        return self.source.random_u32(self.names[silo], self._time(round), count)
-
-    def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
-        """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
-        return self.source.binomials(self.names[silo], self._key(node), count, trials)
-
-    def coins(
-        self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
-    ) -> np.ndarray:
-        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64."""
-        return self.source.coins(self.names[silo], self._key(node), dimension, trials)
-
-    def point_binomials(
-        self, silo: int, round: int, level: int, count: int, trials: int
-    ) -> np.ndarray:
-        """Draw Bin(trials, 1/4) - trials / 4 for a data point at a node of one level, (count,)."""
-        time = self._time(round)
-        return self.source.point_binomials(self.names[silo], time, level, count, trials)
-
-    def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
-        """Draw the order in which the shuffler forwards ``count`` messages of one stream."""
-        return self.source.permutation(self._key(node), count, stream)
-
-    def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
-        """Permute the bits (n,) of one label in place."""
-        self.source.shuffle_bits(self._key(node), label, bits)
-
-    def action(self, silo: int, round: int, count: int) -> int:
-        """Draw a uniform action out of ``count``."""
-        return self.source.action(self.names[silo], self._time(round), count)
-
-    def score_key(self, silo: int, round: int) -> int:
-        """Draw 64 uniform bits for the score function of one silo in one round."""
-        return self.source.score_key(self.names[silo], self._time(round))
-
-    def participation(self, silo: int, round: int) -> int:
-        """Draw 64 uniform bits that decide if the user of one round is shared."""
-        return self.source.participation(self.names[silo], self._time(round))
-
-    def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
-        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
-        return self.source.trigger(self.names[silo], self._time(round), dimension)
-
-    def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
-        """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
-        return self.source.uniforms(purpose, self._key(release), count)
-
-    def uniform(self, purpose: int, release: int) -> float:
-        """Draw the number of ``uniforms`` with count 1."""
-        return self.source.uniform(purpose, self._key(release))
-
-    def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
-        """Draw standard Laplace noise (count,) for the scores of one release."""
-        return self.source.laplace(self.names[silo], self._key(release), count)
-
-    def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
-        """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
-        return self.source.sample(self.names[silo], self._key(phase), count)
+#: Draw -> the names of its parameters.
+_PARAMETERS = {
+    name: tuple(signature(draw).parameters)[1:]
+    for name, draw in {**vars(NoiseSource), **vars(IdealSource)}.items()
+    if isfunction(draw) and not name.startswith("_")
+}
 
 
 class SystemNoise(Once):
@@ -438,56 +375,39 @@ class SystemNoise(Once):
     exact = True
 
     def __init__(self) -> None:
-        self._drawn: set[tuple[int, int]] = set()
-        self._rounds: set[tuple[int, int]] = set()
-        self._means: set[tuple[int, int]] = set()
+        self._drawn: set[str] = set()
 
     @once
-    def _once(self, silo: int, node: int) -> None:
+    def _once(self, draw: str) -> None:
+        """Refuse a second draw of the same noise."""
+        if draw in self._drawn:
+            raise InputError(f"{draw} was drawn already; use one SystemNoise for each system")
+        self._drawn.add(draw)
+
+    def _once_at(self, silo: int, node: int) -> None:
         """Refuse a second draw of the noise of a node."""
-        if (silo, node) in self._drawn:
-            raise InputError(
-                f"the noise of node {node} of silo {silo} was drawn already; "
-                "use one SystemNoise for each system"
-            )
-        self._drawn.add((silo, node))
+        self._once(f"the noise of node {node} of silo {silo}")
 
-    @once
-    def _once_in(self, silo: int, round: int) -> None:
-        """Refuse a second draw of a round's trigger noise."""
-        if (silo, round) in self._rounds:
-            raise InputError(
-                f"the schedule's noise of round {round} of silo {silo} was drawn already; "
-                "use one SystemNoise for each system"
-            )
-        self._rounds.add((silo, round))
-
-    @once
     def _once_for(self, purpose: int, release: int) -> None:
         """Refuse a second draw of a purpose of a release."""
-        if (purpose, release) in self._means:
-            raise InputError(
-                f"{PURPOSES[purpose]} of release {release} was drawn already; "
-                "use one SystemNoise for each system"
-            )
-        self._means.add((purpose, release))
+        self._once(f"{PURPOSES[purpose]} of release {release}")
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
         drawn = Normals(dimension + dimension * (dimension + 1) // 2)
-        self._once(silo, node)
+        self._once_at(silo, node)
         return drawn
 
     def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
         """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         drawn = Normals(dimension * (dimension + 1) // 2)
-        self._once_in(silo, round)
+        self._once(f"the schedule's noise of round {round} of silo {silo}")
         return drawn
 
     def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
         """Draw standard Laplace noise (count,) for the scores of one release."""
         drawn = Laplaces(count)
-        self._once(silo, release)
+        self._once_at(silo, release)
         return drawn
 
     def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
@@ -514,7 +434,7 @@ class SystemNoise(Once):
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
-        self._once(silo, node)
+        self._once_at(silo, node)
         return system_binomials(count, trials)
 
     def coins(
@@ -522,7 +442,7 @@ class SystemNoise(Once):
     ) -> np.ndarray:
         """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64; exact draws."""
         drawn = fair_binomials(entries(dimension, trials))
-        self._once(silo, node)
+        self._once_at(silo, node)
         return np.array([k % 2**64 for k in drawn], dtype=np.uint64)
 
     def point_binomials(

@@ -5,6 +5,8 @@ A `Peer` is a silo of each of its cliques, and takes the part of their servers.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
@@ -23,7 +25,7 @@ class Estimator:
 
     def __init__(self, part: Part, gamma: int, index: int, noise: NoiseSource) -> None:
         self.part, self.index = part, index
-        own = InterleavedNoise(noise, part.clique, part.estimator, gamma)
+        own = cast(NoiseSource, InterleavedNoise(noise, part.clique, part.estimator, gamma))
         self.silo = Silo(part.plan, part.clique.index(index), own)
         self._server = Server(part.plan, own)
         self._reports: dict[int, Report] = {}
