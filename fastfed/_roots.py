@@ -2,7 +2,7 @@
 
 Its compiled function is no way around: ``scipy.optimize._zeros`` loads all of ``scipy.optimize``.
 The steps are those of ``scipy.optimize.brentq`` in their order, so roots have its bits where it
-neither fuses multiplications and additions; `tests/test_roots.py` compares.
+neither fuses multiplications and additions; `tests/privacy/test_roots.py` compares.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 #: Seconds that a stopped party has to end its work, and then to finish a write.
 ENDING, WRITING = 3.0, 1.0
+#: Seconds between two looks of the main thread for a signal that a different thread received.
+LOOK = 0.25
 
 
 def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
@@ -49,6 +51,9 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
 
     threading.Thread(target=run, daemon=True).start()
     try:
+        while not ended.done():
+            # Not one long wait: a signal that a different thread receives would not interrupt it.
+            wait([ended], LOOK)
         ended.result()
     except KeyboardInterrupt:
         _signals.heard()

@@ -13,7 +13,7 @@ from fastfed._kernels import _native
 
 
 def test_fastfed_is_imported_from_an_installation():
-    checkout = Path(__file__).resolve().parents[1] / "fastfed"
+    checkout = Path(__file__).resolve().parents[2] / "fastfed"
     assert Path(fastfed.__file__).resolve().parent != checkout, (
         "fastfed was imported from the checkout; run scripts/test, which installs it"
     )

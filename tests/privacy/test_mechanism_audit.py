@@ -128,7 +128,7 @@ def test_bad_input_is_one_clear_sentence(change: dict, message: str) -> None:
 
 
 def test_the_block_of_the_privacy_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).resolve().parents[1] / "docs" / "privacy.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "privacy.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(blocks[-1], "privacy.md", "exec"), {"__name__": "page"})
     verdict, bound = capsys.readouterr().out.split()

@@ -35,7 +35,7 @@ from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.sums import Helper
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def silence(text):

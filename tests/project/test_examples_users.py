@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[1] / "examples" / "users"
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "users"
 
 pytestmark = pytest.mark.slow  # some ten seconds each
 

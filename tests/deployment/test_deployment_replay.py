@@ -351,7 +351,7 @@ def test_the_command_says_whether_a_table_fits_before_anything_is_decided(tmp_pa
 
 
 def test_the_spec_and_the_source_of_the_page_are_read():
-    page = (Path(__file__).parents[1] / "docs" / "records.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="utf-8")
     declared, source = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     tables = tomllib.loads(declared)
     plan = plans.compile_plan(spec(**tables))

@@ -430,7 +430,7 @@ def test_a_ceiling_is_set_before_anything_is_printed(tmp_path, monkeypatch):
 
 
 def test_the_spec_of_the_page_compiles():
-    page = Path(__file__).parents[1] / "docs" / "deployment.md"
+    page = Path(__file__).parents[2] / "docs" / "deployment.md"
     (block,) = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     spec = tomllib.loads(block)
     assert [silo["name"] for silo in spec["silos"]] == ["north"]

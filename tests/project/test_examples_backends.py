@@ -13,7 +13,7 @@ import pytest
 
 from fastfed import InputError
 
-FOLDER = Path(__file__).resolve().parents[1] / "examples" / "backends"
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "backends"
 
 
 @pytest.fixture

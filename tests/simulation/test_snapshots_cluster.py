@@ -170,7 +170,7 @@ def test_a_killed_process_goes_on_from_its_snapshot(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "Worker", Watched)
     monkeypatch.setattr(processes, "serve", often_serve)
     # Workers find `often_serve` by its module's name; last, so that the installed package is first.
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[1])])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2])])
     folder = tmp_path / "killed" / snapshots.FOLDER
 
     def kill() -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from fastfed.deployment.data import cases, load_source
 from fastfed.deployment.replay import survey
 
-HERE = Path(__file__).resolve().parents[1] / "examples" / "deployment"
+HERE = Path(__file__).resolve().parents[2] / "examples" / "deployment"
 
 
 @pytest.fixture(scope="module")

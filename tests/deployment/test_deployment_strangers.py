@@ -474,3 +474,28 @@ def test_a_signal_ends_a_party_that_still_starts(number, tmp_path):
         until(lambda: (folder / "busy").exists())
         child.send_signal(number)
         assert child.wait(5) == 0 and not child.stderr.read()
+
+
+ELSEWHERE = LONG.replace(
+    "time.sleep(60)",
+    "import signal, threading\n    time.sleep(1)\n"
+    "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n    time.sleep(60)",
+)
+
+
+def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
+    """The system may give it to any thread, as it does where SIGCONT comes just before it."""
+    parties(tmp_path)
+    folder = tmp_path / "a"
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        ELSEWHERE,
+        "silo",
+        str(folder),
+        "--hub",
+        "http://[::1]:9",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.wait(30) == 0 and not child.stderr.read()

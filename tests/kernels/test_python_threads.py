@@ -133,7 +133,7 @@ def test_importing_fastfed_leaves_the_gil_off() -> None:
 @pytest.mark.slow  # Cython's import
 def test_the_abi3_wheel_is_not_for_a_python_without_the_gil() -> None:
     """Which is what the module of sysconfig says; setup.py stops before it builds anything."""
-    setup = Path(__file__).resolve().parents[1] / "setup.py"
+    setup = Path(__file__).resolve().parents[2] / "setup.py"
     if not setup.exists():
         pytest.skip("needs the checkout")
     pytest.importorskip("Cython")

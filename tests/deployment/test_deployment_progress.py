@@ -16,7 +16,7 @@ from fastfed.deployment.party import Process, SteadyClock
 from fastfed.deployment.progress import WAITS
 from fastfed.deployment.sums import Helper
 
-PAGE = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 
 
 def running(protocol="silo-ldp", **keys):

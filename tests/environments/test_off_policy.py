@@ -196,7 +196,7 @@ def test_other_input_is_refused():
 
 
 def test_the_block_of_the_page_runs(capsys):
-    page = Path(__file__).resolve().parents[1] / "docs" / "applied.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "applied.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     exec(block, {})
     value, stderr = map(float, capsys.readouterr().out.split()[:2])

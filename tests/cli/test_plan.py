@@ -426,7 +426,7 @@ def test_no_dimension_is_bad_input_too() -> None:
 
 
 def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).resolve().parents[1] / "docs" / "plan.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
     block = page.split("```python\n")[1].split("```")[0]
     exec(compile(block, "plan.md", "exec"), {"__name__": "page"})
     assert "central, factorised, growing" in capsys.readouterr().out

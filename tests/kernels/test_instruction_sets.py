@@ -25,7 +25,7 @@ import pytest
 from fastfed._kernels import _native, aggregation, linalg, rng
 from fastfed.environments import Gap, HardInstance, Sphere
 
-SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
+SOURCES = Path(__file__).resolve().parents[2] / "fastfed" / "_kernels" / "src"
 EXACT = (
     "random",
     "release",
@@ -519,7 +519,7 @@ def test_bounds_in_16_bits_hold_by_narrower_vectors_too():
     """Those of AVX2, where this processor has wider ones: the tests of bounds, once more."""
     if not _native.HAS_LEVELS or _native.LEVEL != "v4":
         pytest.skip("AVX-512 is not chosen here: the other tests have run the narrower vectors")
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     names = [str(here / f"test_{name}.py") for name in ("screen_i16", "bonus_cache", "directions")]
     these = ["-k", "between_its_bounds or best_action"]
     run = subprocess.run(

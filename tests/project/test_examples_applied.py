@@ -16,8 +16,8 @@ from click.testing import CliRunner
 import fastfed
 
 pytest.importorskip("matplotlib")
-FOLDER = Path(__file__).resolve().parents[1] / "examples" / "applied"
-DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "applied"
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
 def script(name):

@@ -13,7 +13,7 @@ from fastfed.environments.classification import classification_pool
 from fastfed.environments.coding import from_table
 from fastfed.environments.tables import read_table
 
-SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 CSV = """age,colour,weight,kind,ward
 20,red,1.5,cat,north
 30,blue,?,dog,south

@@ -204,7 +204,7 @@ def test_bad_arguments_of_the_sensitivity(arguments: dict[str, Any], message: st
 
 def test_the_table_of_the_page() -> None:
     """Noise of a coordinate at mu = 1 and b = o, and at the best ratio."""
-    page = (Path(__file__).resolve().parents[1] / "docs" / "centred.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "centred.md").read_text("utf-8")
     head, *table = [line for line in page.splitlines() if line.startswith("| ")]
     kappas = [float(k) for k in re.findall(r"[0-9]+", head)]
     lines = re.findall(r"^\| (.+?) \| (.+) \|$", "\n".join(table), re.MULTILINE)

@@ -14,7 +14,7 @@ from fastfed import experiments
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
 from fastfed.simulation.experiment import TOP_KEYS, experiment_from_spec
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 

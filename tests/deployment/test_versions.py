@@ -16,7 +16,7 @@ from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.model import model_of
 
 #: Written by the state of 2026-11-20, before plan files held choices and ledgers had a chain.
-FILES = Path(__file__).parent / "versions" / "unreleased"
+FILES = Path(__file__).parents[1] / "versions" / "unreleased"
 
 
 def test_a_plan_file_of_format_1_says_what_to_do():
@@ -42,7 +42,7 @@ def test_a_store_of_results_reports_as_before(tmp_path):
 # ---- a federation that was begun by an earlier version -------------------------------------------
 
 #: Folders of all parties after two of four releases, written by the state of 2026-11-28.
-RUNNING = Path(__file__).parent / "versions" / "2026-11-28"
+RUNNING = Path(__file__).parents[1] / "versions" / "2026-11-28"
 
 
 @pytest.fixture(params=["silo-ldp", "secure-sum"])

@@ -15,7 +15,7 @@ import fastfed
 from fastfed._kernels import driver
 from fastfed.environments import Sphere
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 SOURCES = HERE.parent / "fastfed" / "_kernels" / "src"
 
 

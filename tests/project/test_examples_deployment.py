@@ -20,7 +20,7 @@ from fastfed._kernels import _native
 from fastfed.cli import LazyCommand, cli
 from fastfed.deployment.plans import compile_plan
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HERE = ROOT / "examples" / "deployment"
 COMPOSE = (HERE / "compose.yaml").read_text(encoding="utf-8")
 IMAGE = (HERE / "Dockerfile").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest
 
 import fastfed
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 GALLERY = sorted(path for path in (DOCS / "gallery").glob("*.md") if path.stem != "index")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -21,7 +21,7 @@ from fastfed.environments.letor_files import cached_sources, read_letor, verify
 from fastfed.environments.letor_parser import parse_block, parse_lines
 from fastfed.environments.pool import Pool, equal_blocks
 
-SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 PLAIN = "2 qid:7 1:3 2:0.25 3:-1.5 \r\n0 qid:7 1:12345678 2:0 3:22.076928 \r\n"
 
 
