@@ -519,8 +519,13 @@ def test_bounds_in_16_bits_hold_by_narrower_vectors_too():
     """Those of AVX2, where this processor has wider ones: the tests of bounds, once more."""
     if not _native.HAS_LEVELS or _native.LEVEL != "v4":
         pytest.skip("AVX-512 is not chosen here: the other tests have run the narrower vectors")
-    here = Path(__file__).parents[1]
-    names = [str(here / f"test_{name}.py") for name in ("screen_i16", "bonus_cache", "directions")]
+    tests = Path(__file__).parents[1]
+    files = (
+        "kernels/test_screen_i16.py",
+        "kernels/test_bonus_cache.py",
+        "environments/test_directions.py",
+    )
+    names = [str(tests / file) for file in files]
     these = ["-k", "between_its_bounds or best_action"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *names, *these],
