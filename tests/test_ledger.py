@@ -197,7 +197,7 @@ def test_rewards_that_differ_by_more_than_one_cost_more_in_bad_batches() -> None
     rows = 600.0
     bad = 10.0 * 2.0 * math.log1p(rows / (2.0 * narrow.plan.radius.anchor)) / math.log(2.0)
     assert high - low == pytest.approx(0.4 * bad, rel=1e-9)
-    with pytest.raises(InputError, match=r"interval of length 1, .* here it is 1\.4 long"):
+    with pytest.raises(InputError, match=r"interval of length 1, .* the length is 1\.4"):
         entry.make({**keys, "bonus": 0.5}, ProblemSpec(**spec, reward_range=(-0.7, 0.7)))
 
 
