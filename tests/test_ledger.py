@@ -314,7 +314,7 @@ def test_the_bound_of_growing_batches_holds_where_it_says_something(
         ("fedlinucb", {"batch_size": 5, "bonus": 1.1}, r"bonus must be >= 0 and <= 1, got 1\.1"),
         ("fedlinucb", {"batch_size": 5, "bonus": -0.1}, r"bonus must be >= 0 and <= 1, got -0\.1"),
         ("fedlinucb", {"batch_size": 5, "bonus": 0.5, "ledger": 0.0}, "ledger must be > 0"),
-        ("fedlinucb", {"batch_size": 5, "ledger": 2.0}, "ledger belongs to a bonus below 1"),
+        ("fedlinucb", {"batch_size": 5, "ledger": 2.0}, "ledger needs a bonus below 1"),
         ("fedlinucb", {"batch_size": 5, "bonus": 0.5, "lazy": False}, "needs radius"),
         ("fedlinucb", {"batch_size": 5, "bonus": 0.5, "radius": "lemma-c2"}, "needs radius"),
         ("fedlinucb", {"batch_size": 5, "bonus": 0.5, "score": "thompson"}, "score"),

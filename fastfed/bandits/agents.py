@@ -161,7 +161,7 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     """Build the system of one linucb-jdp curve: its plan and certificate."""
     check_agent("linucb-jdp", problem)
     if problem.horizon == 1 and config.calibration == "published-code":
-        raise InputError('calibration "published-code" needs a horizon of 2 at least: ln 1 = 0')
+        raise InputError('calibration "published-code" needs a horizon of at least 2: ln 1 = 0')
     config = config.settled(problem)
     schedule = _joint_batches(config, problem)
     noise = _joint_noise(config, problem, schedule)

@@ -289,16 +289,19 @@ def privatizers(
     return tuple(privatizer_of_budget[budget] for budget in budgets)
 
 
-def weakest(own: tuple[Privatizer, ...]) -> Privatizer:
+def weakest(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
     """Return the privatizer with the least noise, with the largest epsilon and delta of any silo.
 
     Parameters
     ----------
-    own : tuple of Privatizer
+    silo_privatizers : tuple of Privatizer
         The privatizer of each silo.
     """
-    least_noise = min(own, key=lambda p: p.noise_std)
-    epsilon, delta = max(p.budget.epsilon for p in own), max(p.budget.delta for p in own)
+    least_noise = min(silo_privatizers, key=lambda p: p.noise_std)
+    epsilon, delta = (
+        max(p.budget.epsilon for p in silo_privatizers),
+        max(p.budget.delta for p in silo_privatizers),
+    )
     return msgspec.structs.replace(
         least_noise, budget=Budget(epsilon, delta, least_noise.budget.relation)
     )
@@ -307,7 +310,7 @@ def weakest(own: tuple[Privatizer, ...]) -> Privatizer:
 def privatizer(
     config: FedUCBConfig,
     releases: int,
-    own: tuple[Privatizer, ...] = (),
+    silo_privatizers: tuple[Privatizer, ...] = (),
     silos_met: int = 1,
 ) -> Privatizer | None:
     """Calibrate the noise of one silo's tree, or return None without privacy.
@@ -318,7 +321,7 @@ def privatizer(
         The curve's keys.
     releases : int
         The number of leaves of the tree.
-    own : tuple of Privatizer, optional
+    silo_privatizers : tuple of Privatizer, optional
         The privatizer of each silo, if silos have different budgets. Then `weakest` is returned.
     silos_met : int, default 1
         The largest number of silos at which one user takes part.
@@ -329,8 +332,8 @@ def privatizer(
     """
     if not config.private:
         return None
-    if own:
-        return weakest(own)
+    if silo_privatizers:
+        return weakest(silo_privatizers)
     assert config.epsilon is not None and config.delta is not None
     rounds = releases if config.schedule == "private-determinant" else 0
     budget = Budget(config.epsilon, config.delta, config.relation)
@@ -351,9 +354,9 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     if config.batch_size != "theorem":
         return config.batches(problem)
     federation = Federation(problem)
-    own = privatizers(config, problem, problem.horizon)
-    noise = privatizer(config, problem.horizon, own, config.silos_met(problem))
-    numbers = constants(config, federation, noise, own)
+    silo_privatizers = privatizers(config, problem, problem.horizon)
+    noise = privatizer(config, problem.horizon, silo_privatizers, config.silos_met(problem))
+    numbers = constants(config, federation, noise, silo_privatizers)
     threshold = threshold_of(config, federation, numbers)
     # D of "M1.5" is 0 for one silo and one round: synchronise after every round.
     if not threshold:
@@ -376,14 +379,14 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     config = resolve_schedule(config)
     fixed = config.schedule == "fixed"
     schedule = fixed_schedule(config, problem) if fixed else Schedule(problem.horizon, 1)
-    own = privatizers(config, problem, schedule.releases)
-    noise = privatizer(config, schedule.releases, own, config.silos_met(problem))
+    silo_privatizers = privatizers(config, problem, schedule.releases)
+    noise = privatizer(config, schedule.releases, silo_privatizers, config.silos_met(problem))
     clip = config.bounds(published=False)
     federation = Federation(problem)
-    plan, theory = plan_and_theory(config, federation, noise, schedule, clip, own)
+    plan, theory = plan_and_theory(config, federation, noise, schedule, clip, silo_privatizers)
     plan = replace(plan, drawn_once=config.noise_draws == "sum")
     source = source_text(config, noise, "Algorithm 1")
-    noise_of_plan = _noise(config, problem, noise, own)
+    noise_of_plan = _noise(config, problem, noise, silo_privatizers)
     plan, certificate = certify(plan, problem, theory, noise_of_plan, source)
     return System(
         "feducb", plan, certificate, _bound_curves(config, federation, noise), theory=theory
@@ -414,7 +417,7 @@ def plan_and_theory(
     noise: Privatizer | None,
     schedule: Schedule,
     clip: Clip | None,
-    own: tuple[Privatizer, ...] = (),
+    silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> tuple[Plan, Theory]:
     """Make the plan and the theory of silos that share one estimator.
 
@@ -430,7 +433,7 @@ def plan_and_theory(
         The rounds of synchronisation. If the rounds depend on data, every round.
     clip : Clip or None
         Bounds that features and rewards are clipped to.
-    own : tuple of Privatizer, optional
+    silo_privatizers : tuple of Privatizer, optional
         The noise of each silo, if silos have different budgets.
 
     Returns
@@ -440,8 +443,8 @@ def plan_and_theory(
     theory : Theory
     """
     problem = federation.problem
-    noise_of_plan = _noise(config, problem, noise, own)
-    numbers = constants(config, federation, noise, own)
+    noise_of_plan = _noise(config, problem, noise, silo_privatizers)
+    numbers = constants(config, federation, noise, silo_privatizers)
     protocol = PROTOCOLS["silo-ldp-prefix" if noise else "none"]
     rule = trigger(config, federation, numbers, noise)
     if config.radius == "direct":
@@ -457,7 +460,7 @@ def plan_and_theory(
         )
         return replace(plan, trigger=rule), theory
     only_released = released_only(config, schedule)
-    theory = proposition_2(config, federation, numbers, clip, only_released, bool(own))
+    theory = proposition_2(config, federation, numbers, clip, only_released, bool(silo_privatizers))
     plan = make_plan(config, problem, protocol, schedule, clip, theory, noise_of_plan)
     return replace(plan, trigger=rule), theory
 
@@ -466,7 +469,7 @@ def _noise(
     config: FedUCBConfig,
     problem: ProblemSpec,
     mechanism: Privatizer | None,
-    own: tuple[Privatizer, ...] = (),
+    silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Noise | None:
     """Return the noise of a federation for its theory and its plan, or None without privacy."""
     if mechanism is None:
@@ -481,16 +484,16 @@ def _noise(
         distribution = NoiseDistribution(
             std, problem.silos, np.array([0.0, max_nodes]), counted=mechanism.releases
         )
-    if not own:
+    if not silo_privatizers:
         return Noise(mechanism, distribution, std)
-    scales = tuple(p.noise_std / mechanism.noise_std for p in own)
-    deltas = tuple(p.budget.delta for p in own)
+    scales = tuple(p.noise_std / mechanism.noise_std for p in silo_privatizers)
+    deltas = tuple(p.budget.delta for p in silo_privatizers)
     return Noise(
         mechanism,
         replace(distribution, noises=sum(f * f for f in scales)),
         std,
         silo_noise=scales,
-        silo_epsilon=tuple(p.budget.epsilon for p in own),
+        silo_epsilon=tuple(p.budget.epsilon for p in silo_privatizers),
         silo_delta=deltas if config.silo_delta is not None else (),
     )
 

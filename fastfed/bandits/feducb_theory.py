@@ -107,23 +107,23 @@ def constants(
     config: FedUCBConfig,
     federation: Federation,
     noise: Privatizer | None,
-    own: tuple[Privatizer, ...] = (),
+    silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Constants:
     """Return rho_min, rho_max and kappa of a silo.
 
     With calibration "theorem" they are computed as printed in the paper, with "exact" from the
     noise. The key ``rho_min`` replaces Lambda, and rho_max = 3 Lambda.
 
-    ``own`` is given if the silos' noise differs. Let silo i have constants rho_i and kappa_i. The
-    function returns the mean of the rho_i, and the root of the mean of the kappa_i^2. This is
-    sufficient, because proofs use only sums over silos: M rho_min I <= sum H_i <= M rho_max I, and
-    for h = sum h_i and any H_i > 0, h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i <= M kappa^2. The
-    latter holds because (h, H) -> h' H^-1 h is convex and homogeneous, and so subadditive. The
+    ``silo_privatizers`` is given if the silos' noise differs. Let silo i have constants rho_i and
+    kappa_i. The function returns the mean of the rho_i, and the root of the mean of the kappa_i^2.
+    This is sufficient, because proofs use only sums over silos: M rho_min I <= sum H_i <= M rho_max
+    I, and for h = sum h_i and any H_i > 0, h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i <= M kappa^2.
+    The latter holds because (h, H) -> h' H^-1 h is convex and homogeneous, and so subadditive. The
     constants of each silo include the union bound over all M silos.
     """
-    if own:
-        constants_of = {p: constants(config, federation, p) for p in set(own)}
-        by_silo = [constants_of[p] for p in own]
+    if silo_privatizers:
+        constants_of = {p: constants(config, federation, p) for p in set(silo_privatizers)}
+        by_silo = [constants_of[p] for p in silo_privatizers]
         return Constants(
             sum(c.rho_min for c in by_silo) / len(by_silo),
             sum(c.rho_max for c in by_silo) / len(by_silo),
@@ -154,10 +154,10 @@ def constants(
 def proposition_2(
     config: FedUCBConfig,
     federation: Federation,
-    found: Constants,
+    numbers: Constants,
     clip: Clip | None,
     released_only: bool,
-    own: bool = False,
+    noise_differs: bool = False,
 ) -> Theory:
     """Return the theory of Proposition 2, with the constants of its proof.
 
@@ -167,27 +167,27 @@ def proposition_2(
 
     The proof is for one order of all rounds. Without lazy updates each silo needs a different
     order, and calibration "exact" uses a union bound: ln(2 M / alpha). Without a server each clique
-    needs a different order in each estimator. ``own`` is true if the silos' noise differs.
-    ``found`` then holds averages over silos, see `constants`.
+    needs a different order in each estimator. ``noise_differs`` is true if the silos' noise
+    differs. ``numbers`` then holds averages over silos, see `constants`.
     """
     problem, alpha = federation.problem, config.failure_probability
     m = problem.silos
     orders = federation.gamma * (federation.cliques if released_only else federation.all.silos)
     union_bound = config.calibration == "exact"
     base = 2.0 * math.log(2.0 * (orders if union_bound else 1) / alpha)
-    low, high = m * found.rho_min, m * found.rho_max
-    lam = np.array([low, m * found.shift])
-    offset = math.sqrt(high) + found.kappa * math.sqrt(m)
+    low, high = m * numbers.rho_min, m * numbers.rho_max
+    lam = np.array([low, m * numbers.shift])
+    offset = math.sqrt(high) + numbers.kappa * math.sqrt(m)
     ordered = config.schedule == "fixed" or released_only or federation.all.silos == 1
     conditions = (
         *reward_conditions(problem, clip),
         Condition(
             "every silo's regularizer lies between its own rho_min and rho_max"
-            if own
+            if noise_differs
             else "every silo's regularizer lies between rho_min and rho_max",
-            found.bounded,
+            numbers.bounded,
         ),
-        Condition("kappa exceeds the bias noise in every release", found.biased),
+        Condition("kappa exceeds the bias noise in every release", numbers.biased),
         Condition(
             "one order of events serves all silos, or the bound is taken for each",
             (orders == 1 or union_bound) and ordered,
@@ -202,7 +202,7 @@ def proposition_2(
         regularizer=lam,
         lambda_min=np.full(2, low),
         lambda_max=np.full(2, high),
-        nu=np.full(2, found.kappa * math.sqrt(m)),
+        nu=np.full(2, numbers.kappa * math.sqrt(m)),
         radius=Radius(
             config.radius_multiplier,
             problem.reward_scale,
@@ -216,9 +216,9 @@ def proposition_2(
     )
 
 
-def threshold_of(config: FedUCBConfig, federation: Federation, found: Constants) -> float:
+def threshold_of(config: FedUCBConfig, federation: Federation, numbers: Constants) -> float:
     """Return the threshold D: ``communication`` itself if it is a number, or by its rule."""
-    problem, low, high = federation.problem, found.rho_min, found.rho_max
+    problem, low, high = federation.problem, numbers.rho_min, numbers.rho_max
     if not isinstance(config.communication, str):
         return float(config.communication)
     if federation.whole is None:
@@ -235,17 +235,17 @@ def threshold_of(config: FedUCBConfig, federation: Federation, found: Constants)
 
 
 def trigger(
-    config: FedUCBConfig, federation: Federation, found: Constants, noise: Privatizer | None
+    config: FedUCBConfig, federation: Federation, numbers: Constants, noise: Privatizer | None
 ) -> Trigger | None:
     """Return the trigger of the schedule, or None if the rounds of synchronisation are fixed."""
     if config.schedule == "fixed":
         return None
-    threshold_d = threshold_of(config, federation, found)
+    threshold_d = threshold_of(config, federation, numbers)
     # Without a server, silos report one use of the estimator later, when all of them have received
     # the request.
     delay = 0 if federation.whole is None else 1
     if config.schedule == "determinant":
-        extra = federation.problem.silos * (found.rho_max - found.rho_min)
+        extra = federation.problem.silos * (numbers.rho_max - numbers.rho_min)
         return Trigger(DETERMINANT, threshold_d, extra, delay=delay)
     assert noise is not None
     std = noise.schedule_std, math.sqrt(2.0) * noise.schedule_std
@@ -256,14 +256,14 @@ def trigger(
 
 
 def centralised_bound_curves(
-    config: Any, problem: ProblemSpec, found: Constants, threshold: float, rounds: np.ndarray
+    config: Any, problem: ProblemSpec, numbers: Constants, threshold: float, rounds: np.ndarray
 ) -> dict[str, list[float]]:
     """Compute the bounds of Theorem 1 and Proposition 1 at each of ``rounds``.
 
     Theorem 1 is the sum of two terms in its proof, Proposition 1 is as printed in the appendix.
     """
-    d, rho_bounds = problem.dimension, (found.rho_min, found.rho_max)
-    further_arguments = found.kappa, problem.reward_scale, config.failure_probability
+    d, rho_bounds = problem.dimension, (numbers.rho_min, numbers.rho_max)
+    further_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
     round_numbers = [int(t) for t in rounds]
     # With noise the term M (rho_max - rho_min) I may fire the trigger, which the proof ignores.
     proven = "" if rho_bounds[0] == rho_bounds[1] else ", proven without noise"
@@ -283,7 +283,7 @@ def centralised_bound_curves(
 def decentralised_bound_curves(
     config: Any,
     problem: ProblemSpec,
-    found: Constants,
+    numbers: Constants,
     threshold: float,
     sizes: Sequence[int],
     gamma: int,
@@ -295,8 +295,8 @@ def decentralised_bound_curves(
     """
     if config.lazy:
         return {}
-    rho_bounds = found.rho_min, found.rho_max
-    further_arguments = found.kappa, problem.reward_scale, config.failure_probability
+    rho_bounds = numbers.rho_min, numbers.rho_max
+    further_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
     return {
         "theorem-2": [
             theorem_2_two_terms(

@@ -230,7 +230,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """Raise InputError for a ``reward_centre`` that no proof covers."""
         if self.reward_centre is None:
             if self.base_rates is not None:
-                raise InputError("base_rates belongs to reward_centre")
+                raise InputError("base_rates needs reward_centre")
             return
         number("reward_centre", self.reward_centre, above=0.0, below=1.0)
         if self.radius != "direct":
@@ -244,7 +244,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         number("ledger", self.ledger, above=0.0)
         if self.bonus == 1.0:
             if self.ledger != 1.0:
-                raise InputError("ledger belongs to a bonus below 1")
+                raise InputError("ledger needs a bonus below 1")
             return
         if self.radius != "direct" or not self.lazy or self.score != UCB:
             raise InputError(
@@ -387,7 +387,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         horizon = problem.horizon
         if self.release_rounds is not None:
             if not self.release_rounds:
-                raise InputError("release_rounds must hold one round at least, got none")
+                raise InputError("release_rounds must hold at least one round, got none")
             return Schedule.at(self.release_rounds, horizon)
         if self.grows:
             first = self.batch_first or min(BATCH_FIRST, horizon)
