@@ -381,7 +381,7 @@ def _posterior_parameters(
 class Memory(typing.Protocol):
     """Interface of the state of local rounds, with sums of raw data that never leave the silo.
 
-    A memory is replaced, not changed, by new data: `after` and `released` return new objects.
+    `after` and `released` never change their object. They return a new one if the state changes.
     """
 
     @property

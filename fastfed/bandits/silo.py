@@ -155,8 +155,8 @@ class Silo(Acting, Once):
         Raises
         ------
         InputError
-            If a session is missing or not 32 bytes long, if different sessions were set before,
-            after the first report, or if messages are not masked.
+            If a session is missing or not 32 bytes long, if different sessions were set before, if
+            a report was already sent, or if messages are not masked.
         """
         self._encoder().meet(sessions)
 
