@@ -1,7 +1,7 @@
-"""Linear bandit systems: algorithms, their theory, certificates and step-by-step parties.
+"""Linear bandit systems: algorithms, their theory, certificates, silos and agents.
 
-A new algorithm is a file with an ``Algorithm`` and a line in ``ALGORITHMS``; from another package
-it is an entry point (docs/extending.md).
+To add an algorithm, write a module that defines an ``Algorithm``, and add it to ``ALGORITHMS``.
+Other packages register algorithms by an entry point (docs/extending.md).
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Common part of single-agent systems: Config, the noise of a batch, the published code's ridge.
+"""Common code of single-agent systems: keys, the noise of a batch, constants of published code.
 
-chowdhury-zhou-2022, Algorithm 1: the policy changes at the end of a batch only, and depends on what
-the protocol has released. Deviations from the paper, and why:
+The algorithm is chowdhury-zhou-2022, Algorithm 1: the policy changes only at the end of a batch,
+and depends only on released statistics. This implementation deviates from the paper:
 
-- V and theta_hat change with lambda_k, a regularizer for each release; the paper has one for all.
-- The radius is our direct one by default, proven and smaller; "lemma-a2" has the constants of its
-  proof, "lemma-a4" is the lemma as printed, which drops some.
-- Features and rewards are clipped in code to what the proofs bound.
-- Both streams are one Gaussian release in exact accounting; the paper halves the budget between
-  them.
-- A batch that T cuts short is used locally and never sent.
+- Each release k has a regularizer lambda_k. The paper has one lambda for all releases.
+- The default is fastfed's direct radius, which is proven and smaller than the paper's. "lemma-a2"
+  uses the constants of the lemma's proof. "lemma-a4" is that lemma as printed, without some
+  constants of its proof.
+- Features and rewards are clipped to the bounds that the proofs assume.
+- The exact accounting treats the noise in bias and covariance as one Gaussian mechanism. The paper
+  gives each half of the budget.
+- An incomplete last batch is used locally and never sent.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from fastfed.protocols.schedule import Schedule
 # ---- Config --------------------------------------------------------------------------------------
 
 MESSAGES = ("aggregate", "individual")
-#: Rules for lambda that each radius admits.
+#: Rules for lambda that are allowed with each radius.
 FITTING = {
     "direct": ("from-noise",),
     "lemma-a2": ("from-noise", "lemma-a4"),
@@ -52,12 +53,12 @@ FITTING = {
 
 
 class AgentConfig(Config, frozen=True, kw_only=True):
-    """Keys of a curve with a single agent: those of `Config`, in other ranges.
+    """Keys of a curve with a single agent: the keys of `Config`, with other allowed values.
 
     Parameters
     ----------
     batch_size : int, "theorem" or "growing", default 1
-        B, users of one batch.
+        B, the number of users of one batch.
     """
 
     batch_size: int | str | None = 1
@@ -81,7 +82,7 @@ class AgentConfig(Config, frozen=True, kw_only=True):
 
     @property
     def regularizer_rule(self) -> str | float:
-        """The rule for lambda, or its value: ``regularizer`` with its default filled in."""
+        """The rule for lambda, or lambda itself: ``regularizer`` or its default."""
         if self.regularizer is None and self.radius == "lemma-a4":
             return "lemma-a4"
         return super().regularizer_rule
@@ -93,16 +94,17 @@ class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
     Parameters
     ----------
     epsilon : float
-        Budget of one user, > 0; required.
+        Epsilon > 0 of one user. Required.
     delta : float
-        Budget of one user, in (0, 1); required.
+        Delta of one user, in (0, 1). Required.
     calibration : {"exact", "theorem", "published-code"}
-        The rule that chooses the noise: the least that gives the budget, or a paper's.
+        The rule for the noise: "exact" adds the least noise that satisfies the budget, the others
+        add the noise of a theorem or of published code.
     relation : {"replace", "zero-out"}
-        Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
-        cousin.
+        Neighbouring data sets: one user's data are replaced by any other data (bounded DP), or by
+        zeros, which is a weaker guarantee.
     returning : int or "every-batch", default 1
-        Participations: the most batches of one user, at most once in each.
+        The largest number of batches in which one user takes part, at most once in each.
     """
 
     epsilon: float | None = None
@@ -124,12 +126,12 @@ class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
 
     @property
     def budget(self) -> Budget:
-        """(epsilon, delta) under the relation."""
+        """The (epsilon, delta) of one user, with the relation."""
         assert self.epsilon is not None and self.delta is not None
         return Budget(self.epsilon, self.delta, self.relation)
 
     def participations(self, batches: int) -> int:
-        """Participations of one user, out of ``batches``."""
+        """Return in how many of ``batches`` batches one user may take part."""
         return batches_of_user(self.returning, batches)
 
 
@@ -139,9 +141,9 @@ class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
     Parameters
     ----------
     layout : str, optional
-        Variances of the symmetric covariance noise; by default the calibration's own.
+        Variances of the symmetric covariance noise. The default depends on the calibration.
     covariance_ratio : float, optional
-        Noise of the covariance stream over that of the bias stream; by default `ratio`.
+        Std of the covariance noise divided by the std of the bias noise. The default is `ratio`.
     """
 
     layout: str | None = None
@@ -156,25 +158,25 @@ class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Noise of the covariance stream over that of the bias stream."""
+        """Std of the covariance noise divided by the std of the bias noise."""
         if self.covariance_ratio is not None:
             return self.covariance_ratio
-        free = self.calibration == "exact" and self.layout in (None, "goe2")
-        return DIRECT_RATIO if self.radius == "direct" and free else 1.0
+        can_choose = self.calibration == "exact" and self.layout in (None, "goe2")
+        return DIRECT_RATIO if self.radius == "direct" and can_choose else 1.0
 
 
 def bits_ratio(config: PrivateAgentConfig) -> float:
-    """Noise of the covariance stream over that of the bias stream, where data travel as bits."""
+    """Return the default ratio of the noise stds in covariance and bias, if users send bits."""
     return DIRECT_RATIO if config.radius == "direct" and config.calibration == "exact" else 1.0
 
 
 def check_agent(algorithm: str, problem: ProblemSpec) -> None:
-    """Raise InputError unless the problem has one silo, which is the agent."""
+    """Raise InputError unless the problem has exactly one silo, the agent."""
     if problem.silos != 1:
         raise InputError(
             f"silos must be 1 for {algorithm}, where one agent serves all users, got "
-            f"{problem.silos}: silos that share have fedlinucb and private-fedlinucb, silos "
-            "alone local-linucb"
+            f"{problem.silos}: use fedlinucb or private-fedlinucb for silos that share data, "
+            "local-linucb for separate silos"
         )
 
 
@@ -189,13 +191,14 @@ def plan_and_theory(
     individual: bool = False,
     release: str = "tree",
 ) -> tuple[Plan, Theory]:
-    """Plan and theory of one curve; ``published`` is used where the radius asks for it.
+    """Make the plan and the theory of one curve.
 
-    Every round (B = 1) without noise the agent's estimate changes by rank-one steps.
+    ``published`` has the constants for radius "published-code". Without noise and with B = 1 the
+    plan never synchronises: the agent updates its estimate in every round by a rank-one step.
     """
     clip = config.bounds(published=False)
-    alone = noise is None and schedule.every_round
-    rounds = Schedule(problem.horizon, 0) if alone else schedule
+    local_updates = noise is None and schedule.every_round
+    rounds = Schedule(problem.horizon, 0) if local_updates else schedule
     if config.radius == "published-code":
         theory = published_theory(published, config, problem, noise, clip)
         plan = make_plan(config, problem, protocol, rounds, clip, theory, noise)
@@ -215,7 +218,7 @@ def private_system(
     individual: bool = False,
     release: str = "tree",
 ) -> System:
-    """The private system of one agent, from its noise."""
+    """Build the private system of one agent from its calibrated noise."""
     plan, theory = plan_and_theory(
         config,
         problem,
@@ -232,13 +235,13 @@ def private_system(
     return System(algorithm, plan, certificate, theory=theory)
 
 
-# ---- Noise of a batch whose users send for themselves --------------------------------------------
+# ---- Noise that users add to their own messages --------------------------------------------------
 
 
 def gaussian_noise(
     config: GaussianConfig, problem: ProblemSpec, schedule: Schedule, *, shuffled: bool
 ) -> Noise:
-    """Gaussian noise of every user: in a release it adds up over all users so far.
+    """Calibrate Gaussian noise that every user adds. A release sums the noise of all users so far.
 
     Parameters
     ----------
@@ -258,7 +261,7 @@ def gaussian_noise(
     releases = schedule.releases
     mechanism = calibrate_local_gaussian(
         config.budget,
-        # The fewer users a shuffler mixes, the less it hides.
+        # The smallest batch has the weakest privacy amplification.
         min(schedule.lengths) if schedule.rounds else schedule.batch_size,
         returning=config.participations(releases),
         shuffled=shuffled,
@@ -269,9 +272,9 @@ def gaussian_noise(
         else config.covariance_ratio or 1,
     )
     std = NoiseStd(*mechanism.stds).times(math.sqrt(schedule.batch_size))
-    users = np.concatenate([[0.0], schedule.ends / schedule.batch_size])
-    public = centred_of(config.clipping(problem)) is not None
-    distribution = NoiseDistribution(std, 1, users, public_constant=public)
+    variances = np.concatenate([[0.0], schedule.ends / schedule.batch_size])
+    constant_is_public = centred_of(config.clipping(problem)) is not None
+    distribution = NoiseDistribution(std, 1, variances, public_constant=constant_is_public)
     return Noise(mechanism, distribution, std)
 
 
@@ -285,7 +288,7 @@ def vector_noise(
     honest_fraction: float = 1.0,
     ratio: float = 1.0,
 ) -> Noise:
-    """Noise bits of every user.
+    """Calibrate the noise bits that every user sends.
 
     Parameters
     ----------
@@ -296,13 +299,13 @@ def vector_noise(
     schedule : Schedule
         The batches of users.
     local : bool, default False
-        True if the bits of each user protect that user without a shuffler.
+        True for local privacy: the noise bits of each user suffice without a shuffler.
     vector_scale : float, default 1
         Factor on b, for published code.
     honest_fraction : float, default 1
-        The share of users whose noise bits are counted on.
+        The share of users whose noise bits count in the privacy proof.
     ratio : float, default 1
-        Noise of the covariance stream over that of the bias stream.
+        Std of the covariance noise divided by the std of the bias noise.
 
     Returns
     -------
@@ -327,26 +330,26 @@ def vector_noise(
     )
 
 
-# ---- Ridge and width of the published experiment code --------------------------------------------
+# ---- Regularizer and radius of the published experiment code -------------------------------------
 
-#: The code's bound on squared feature norms, and its sub-Gaussian scale of rewards.
+#: Constants of the published code: bound on squared feature norms, sub-Gaussian scale of rewards.
 SQUARED_NORM, REWARD_SCALE = 2.0, 0.5
 
 
 @dataclass(frozen=True)
 class PublishedCode:
-    """Gamma and ridge of the experiment code of chowdhury-zhou-2022, in features of norm 1.
+    """Gamma and lambda of the experiment code of chowdhury-zhou-2022, for features of norm 1.
 
-    The code's features are (u, 1), of norm sqrt 2. Half its Gram matrix, with half its ridge and
-    half its covariance noise, and its bias sum over sqrt 2 are the same bandit in unit features:
-    scores, widths and actions are equal. Gamma and the width are the code's own.
+    In the published code features (u, 1) have norm sqrt 2. Here they are divided by sqrt 2. Gram
+    matrix, lambda and covariance noise are then half as large, and the bias sum is divided by
+    sqrt 2. Scores, widths and actions are equal.
 
     Parameters
     ----------
     gamma : float
-        Gamma.
+        Gamma of the published code.
     ridge : float, optional
-        lambda, where it is not the code's 2 Gamma (Gamma in unit features).
+        lambda for features of norm 1. The default is Gamma, which is 2 Gamma in the code's units.
     """
 
     gamma: float
@@ -354,13 +357,13 @@ class PublishedCode:
 
     @property
     def regularizer(self) -> float:
-        """lambda in unit features."""
+        """lambda for features of norm 1."""
         return self.gamma if self.ridge is None else self.ridge
 
     def width(self, horizon: int, dimension: int) -> float:
-        """beta = sqrt(Gamma d) + R sqrt(d ln((1 + T L^2 / Gamma) T)), the same in every round."""
-        grown = math.log1p(horizon * SQUARED_NORM / self.gamma) + math.log(horizon)
-        return math.sqrt(self.gamma * dimension) + REWARD_SCALE * math.sqrt(dimension * grown)
+        """Return beta = sqrt(Gamma d) + R sqrt(d ln((1 + T L^2 / Gamma) T)), for all rounds."""
+        log_term = math.log1p(horizon * SQUARED_NORM / self.gamma) + math.log(horizon)
+        return math.sqrt(self.gamma * dimension) + REWARD_SCALE * math.sqrt(dimension * log_term)
 
 
 #: Constants of "linucb": Gamma = 1 in the width, and a ridge of 1e-4.
@@ -368,22 +371,22 @@ NOT_PRIVATE = PublishedCode(1.0, 0.5e-4)
 
 
 def user_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
-    """Gamma where each user adds noise: s sqrt(T d), s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B).
+    """Return Gamma if each user adds noise: s sqrt(T d).
 
-    ``users`` B is 1 for local privacy.
+    s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B), where B = ``users`` is 1 for local privacy.
     """
     std = math.sqrt((math.log(2.5 * users) - math.log(delta)) / users) / epsilon
     return std * math.sqrt(horizon * dimension)
 
 
 def joint_gamma(epsilon: float, delta: float, horizon: int, dimension: int) -> float:
-    """Gamma of a trusted agent: s sqrt(d ln T), s = sqrt(ln T) ln(2.5/delta) / epsilon."""
+    """Return Gamma of a trusted agent: s sqrt(d ln T), s = sqrt(ln T) ln(2.5/delta) / epsilon."""
     log = math.log(horizon)
     return math.sqrt(log) * math.log(2.5 / delta) / epsilon * math.sqrt(dimension * log)
 
 
 def vector_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
-    """Gamma of the vector sum: ln(d/delta) / (4 epsilon sqrt B) sqrt(T d)."""
+    """Return Gamma of the vector sum: ln(d/delta) / (4 epsilon sqrt B) sqrt(T d), B = ``users``."""
     log = math.log(dimension) - math.log(delta)
     return log / (4.0 * epsilon * math.sqrt(users)) * math.sqrt(horizon * dimension)
 
@@ -395,16 +398,16 @@ def published_theory(
     noise: Noise | None,
     clip: Clip | None,
 ) -> Theory:
-    """Ridge and width of the published code, and their conditions: nothing is proven."""
+    """Return the theory of the published code's regularizer and radius, which are not proven."""
     d, regularizer = problem.dimension, config.regularizer
     ridge = code.regularizer if isinstance(regularizer, (str, type(None))) else regularizer
-    largest = 0.0
+    largest_norm = 0.0
     if noise is not None:
-        largest = float(
+        largest_norm = float(
             noise.distribution.operator_norms(d, config.failure_probability / 4.0).max()
         )
     lam = np.array([ridge])
-    # Rows of V play no part: the logarithm's argument is 1.
+    # The published width does not depend on V. An infinite log_lambda makes the term ln(1 + 0).
     width = code.width(problem.horizon, d) - math.sqrt(code.gamma * d)
     base = (width / REWARD_SCALE) ** 2
     radius = Radius(
@@ -417,14 +420,14 @@ def published_theory(
     return Theory(
         regularizer=lam,
         lambda_min=lam,
-        lambda_max=lam + largest,
+        lambda_max=lam + largest_norm,
         nu=np.zeros(1),
         radius=radius,
         conditions=(
             *reward_conditions(problem, clip),
             Condition(
                 "the regularizer exceeds the noise's operator norm with high probability",
-                ridge > largest,
+                ridge > largest_norm,
             ),
             Condition("the radius is a proven one (that of the experiment code is not)", False),
         ),

@@ -1,25 +1,26 @@
-"""Single-agent LinUCB without privacy, and under joint, local and shuffle privacy.
+"""Single-agent LinUCB without privacy, and with joint, local and shuffle privacy.
 
-One section for each system of chowdhury-zhou-2022. Deviations from the paper are those of
-`fastfed.bandits.agent`, which has the common part, and by system:
+The module has one section for each system of chowdhury-zhou-2022. The common code and the common
+deviations from the paper are in `fastfed.bandits.agent`. The systems, and their further deviations:
 
-- ``linucb`` (Algorithm 1 with exact sums): with B = 1 the estimate changes by rank-one steps, and
-  the radius counts the current round, too (t for t - 1).
-- ``linucb-jdp`` (Appendix F, Proposition F.3, after Shariff and Sheffet 2018): the noise may be a
-  Toeplitz or Honaker release instead of the tree. The published code's is no tree at all and hides
-  little (see `joint_dp`); what it adds before any data, in the first round alone, is left out.
-- ``linucb-ldp`` (Proposition F.1, after Zheng et al. 2020, or the vector sum at local budgets,
-  Corollary C.3): ``messages = "aggregate"`` draws the sum of a batch's noises, which has the same
-  distribution; "individual" draws and adds up the users' own messages.
-- ``linucb-sdp-amp`` (P_Amp: Algorithms 2-4, Theorems 3.2, B.1 and E.3): exact privacy is the better
-  of Lemma B.4, whose condition on B the theorems leave out, and of local privacy, which needs no
-  shuffler. For several participations Theorem E.3 is corrected: its printed noise lacks a
-  logarithm. ``messages`` as above; "individual" also shuffles.
-- ``linucb-sdp-vec`` (P_Vec: Algorithms 5-7, after Cheu et al. 2021, Theorems C.1 and E.5): messages
-  have 2 g + b bits, with g and b integers rounded to the private side; a matrix is sent once,
-  i <= j, and mirrored. The published code truncates b, but not in the mean that it subtracts: a
-  bias that we do not reproduce. "aggregate" draws the number of ones, which is all that shuffled
-  bits tell; "individual" draws, shuffles and counts every bit.
+- ``linucb`` (Algorithm 1 with exact sums). With B = 1 the estimate changes by rank-one steps, and
+  the radius counts the current round too (t instead of t - 1).
+- ``linucb-jdp`` (Appendix F, Proposition F.3, after Shariff and Sheffet 2018). Release types other
+  than the tree are allowed. The published code uses no tree and protects little (see `joint_dp`).
+  Its noise in the first round, before any data, is left out.
+- ``linucb-ldp`` (Proposition F.1, after Zheng et al. 2020, or the vector sum with local budgets,
+  Corollary C.3). ``messages = "aggregate"`` draws the sum of the noise of a batch, which has the
+  same distribution. "individual" draws the message of each user.
+- ``linucb-sdp-amp`` (P_Amp: Algorithms 2-4, Theorems 3.2, B.1 and E.3). The exact epsilon is the
+  smaller of the epsilons of Lemma B.4 and of local privacy, which needs no shuffler. The theorems
+  leave out the lemma's condition on B. For several participations the noise of Theorem E.3 is
+  corrected, because the printed noise lacks a logarithm. ``messages`` as above. "individual" also
+  shuffles the messages.
+- ``linucb-sdp-vec`` (P_Vec: Algorithms 5-7, after Cheu et al. 2021, Theorems C.1 and E.5). Messages
+  have 2 g + b bits, where g and b are integers, rounded such that privacy never decreases. Of a
+  symmetric matrix only the entries i <= j are sent. The published code truncates b, but not in the
+  mean that it subtracts. This bias is not reproduced. ``messages = "aggregate"`` draws the number
+  of ones, because shuffled bits reveal nothing else. "individual" draws and shuffles every bit.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ from fastfed.protocols.schedule import Schedule
 
 
 def build_linucb(config: AgentConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one linucb curve."""
+    """Build the system of one linucb curve: its plan and certificate."""
     check_agent("linucb", problem)
     schedule = config.batches(problem, lambda: batch_size_f_4(problem.horizon))
     plan, theory = plan_and_theory(config, problem, AGENT_PROTOCOLS["agent"], schedule, NOT_PRIVATE)
@@ -99,8 +100,8 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
     Parameters
     ----------
     release : {"tree", "honaker", "toeplitz", "buffered", "factorised"}, optional
-        The continual release of prefix sums; by default the one that is expected to lose least at
-        the problem's sizes (`fastfed.bandits.assemble.usual_release`).
+        The release type: how noise is added to all prefix sums. The default is the type with the
+        smallest expected loss at the problem's sizes (`fastfed.bandits.assemble.usual_release`).
     """
 
     release: str | None = None
@@ -111,27 +112,27 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
             choice("release", self.release, RELEASES)
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Fill in the release, which depends on sizes and noise (`usual_release`)."""
+        """Return the config with the release type filled in, see `usual_release`."""
         if self.release is not None:
             return self
         return msgspec.structs.replace(self, release=_joint_release(self, problem))
 
 
 def _joint_batches(config: JointConfig, problem: ProblemSpec) -> Schedule:
-    """The rounds after which the agent releases."""
+    """Return the rounds after which there is a release."""
     return config.batches(problem, lambda: batch_size_f_4(problem.horizon))
 
 
 @lru_cache(maxsize=256)
 def _joint_release(config: JointConfig, problem: ProblemSpec) -> str:
-    """The default release of a curve."""
+    """Return the default release type of a curve."""
     schedule = _joint_batches(config, problem)
     noise_of = partial(_joint_noise, problem=problem, schedule=schedule)
     return usual_release(config, "agent-central", problem, schedule, noise_of)
 
 
 def _joint_noise(config: JointConfig, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Calibrate the agent's noise for a release."""
+    """Calibrate the agent's noise for the release type of the config."""
     assert config.release is not None
     factor = None
     if config.release == "factorised":
@@ -157,10 +158,10 @@ def _joint_noise(config: JointConfig, problem: ProblemSpec, schedule: Schedule) 
 
 
 def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one linucb-jdp curve."""
+    """Build the system of one linucb-jdp curve: its plan and certificate."""
     check_agent("linucb-jdp", problem)
     if problem.horizon == 1 and config.calibration == "published-code":
-        raise InputError('calibration "published-code" needs a horizon of 2 at least: ln 1 = 0')
+        raise InputError('calibration "published-code" needs a horizon of at least 2: ln 1 = 0')
     config = config.settled(problem)
     schedule = _joint_batches(config, problem)
     noise = _joint_noise(config, problem, schedule)
@@ -200,9 +201,9 @@ class LocalConfig(GaussianConfig, frozen=True, kw_only=True):
     Parameters
     ----------
     mechanism : {"gaussian", "vector-sum"}
-        Gaussian noise, or data points as noisy bits.
+        Users add Gaussian noise, or send their data as bits with noise bits.
     messages : {"aggregate", "individual"}
-        The sum of a batch's noises in one draw, or every user's message.
+        A simulation draws the sum of the noise of a batch at once, or every user's message.
     """
 
     mechanism: str = "gaussian"
@@ -218,31 +219,31 @@ class LocalConfig(GaussianConfig, frozen=True, kw_only=True):
             raise InputError('mechanism "vector-sum" has no published code for linucb-ldp')
         if self.layout not in (None, "iid"):
             raise InputError(
-                'layout must be "iid" for mechanism "vector-sum": each entry i <= j has bits of '
-                f'its own, got "{self.layout}"'
+                'layout must be "iid" for mechanism "vector-sum": each entry i <= j has separate '
+                f'bits, got "{self.layout}"'
             )
 
     @property
     def ratio(self) -> float:
-        """Noise of the covariance stream over that of the bias stream."""
+        """Std of the covariance noise divided by the std of the bias noise."""
         if not self.bits or self.covariance_ratio is not None:
             return super().ratio
         return bits_ratio(self)
 
     @property
     def bits(self) -> bool:
-        """True if data points travel as bits."""
+        """True if users send bits."""
         return self.mechanism == "vector-sum"
 
 
 def build_ldp(config: LocalConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one linucb-ldp curve."""
+    """Build the system of one linucb-ldp curve: its plan and certificate."""
     check_agent("linucb-ldp", problem)
     epsilon, delta = config.budget.epsilon, config.budget.delta
     d, horizon = problem.dimension, problem.horizon
 
     def rule() -> int:
-        """B of the mechanism's batch rule."""
+        """Return B of the paper's batch rule for this mechanism."""
         if config.bits:
             return batch_size_c_3(horizon, d, epsilon, delta)
         return batch_size_f_2(horizon)
@@ -283,9 +284,9 @@ class AmplifiedConfig(GaussianConfig, frozen=True, kw_only=True):
     Parameters
     ----------
     batch_size : int or "theorem"
-        B, users of one batch; required.
+        B, the number of users of one batch. Required.
     messages : {"aggregate", "individual"}
-        The sum of a batch's noises in one draw, or every user's message.
+        A simulation draws the sum of the noise of a batch at once, or every user's message.
     """
 
     batch_size: int | str | None = None
@@ -297,7 +298,7 @@ class AmplifiedConfig(GaussianConfig, frozen=True, kw_only=True):
 
 
 def build_amp(config: AmplifiedConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one linucb-sdp-amp curve."""
+    """Build the system of one linucb-sdp-amp curve: its plan and certificate."""
     check_agent("linucb-sdp-amp", problem)
     epsilon, delta = config.budget.epsilon, config.budget.delta
     d, horizon = problem.dimension, problem.horizon
@@ -334,15 +335,15 @@ class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
     Parameters
     ----------
     batch_size : int or "theorem"
-        B, users of one batch; required.
+        B, the number of users of one batch. Required.
     messages : {"aggregate", "individual"}
-        Counts of bits, or every bit drawn by itself.
+        A simulation draws the number of ones, or every bit.
     covariance_ratio : float, optional
-        Noise of the covariance stream over that of the bias stream; by default `ratio`.
+        Std of the covariance noise divided by the std of the bias noise. The default is `ratio`.
     vector_scale : float, default 1
-        Factor on b, for published code alone.
+        Factor on b, only for calibration "published-code".
     honest_fraction : float, default 1
-        The share of users whose noise bits are counted on.
+        The share of users whose noise bits count in the privacy proof.
     """
 
     batch_size: int | str | None = None
@@ -366,14 +367,14 @@ class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Noise of the covariance stream over that of the bias stream."""
+        """Std of the covariance noise divided by the std of the bias noise."""
         if self.covariance_ratio is not None:
             return self.covariance_ratio
         return bits_ratio(self)
 
 
 def build_vec(config: VectorConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one linucb-sdp-vec curve."""
+    """Build the system of one linucb-sdp-vec curve: its plan and certificate."""
     check_agent("linucb-sdp-vec", problem)
     epsilon, delta = config.budget.epsilon, config.budget.delta
     d, horizon = problem.dimension, problem.horizon

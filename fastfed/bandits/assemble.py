@@ -1,9 +1,13 @@
-"""From a curve's Config to its plan: noise, confidence radius, and the plan made of both.
+"""Compute a curve's plan from its Config: the privacy noise, the confidence radius, the plan.
 
-The way of one epsilon: `make_noise` calibrates the protocol's mechanism for the budget
-(``tree_for`` and its kin in `fastfed.privacy`) and describes what its noise adds up to;
-`assemble` derives regularizer and radius from that (`radius.make_theory`) and puts all numbers
-into a `Plan`. `certify.certify` then seals the plan.
+`make_noise` calibrates the mechanism of the protocol for the (epsilon, delta) of the curve
+(``tree_for`` and similar functions in `fastfed.privacy`), and describes the distribution of the
+noise in the synchronised sums. `assemble` computes the regularizer and the radius from this
+distribution (`radius.make_theory`) and puts all numbers into a `Plan`. `certify.certify` then adds
+the privacy claim and the certificate.
+
+A release is the noisy sums that silos receive at one synchronisation. The release *type* (the key
+``release``: "tree", "factorised", ...) is the mechanism that adds noise to all prefix sums.
 """
 
 from __future__ import annotations
@@ -56,13 +60,14 @@ from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol, statistic_size
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import score_named
 
-#: Protocols whose noise may be shared between prefixes.
+#: Protocols that allow release types other than "tree", whose noise is shared between prefix sums.
 RELEASABLE = ("silo-ldp", "central")
-#: Share of the failure probability that the coupling of bits to normals may take.
+#: Share of the failure probability that is spent on approximating the noise bits by normals.
 COUPLING_SHARE = 0.01
-#: Limits of the default release: the most releases whose factor is optimised (the time grows with
-#: their cube, half a second here) and whose noises are kept (time and memory grow with their
-#: square), and the most numbers of noise that one replicate may then keep.
+#: Limits in the choice of the default release type. MOST_OPTIMISED: largest number of releases for
+#: which a factor is optimised (the time is cubic, half a second at this limit). MOST_KEPT: largest
+#: number of releases whose noise vectors are all stored (time and memory are quadratic).
+#: MOST_KEPT_NUMBERS: largest number of stored noise values in one replicate.
 MOST_OPTIMISED, MOST_KEPT, MOST_KEPT_NUMBERS = 400, 1024, 2**24
 #: Weight of noise against data in `expected_loss`, measured (docs/releases.md).
 NOISE_WEIGHT = 8.0
@@ -71,11 +76,14 @@ NOISE_WEIGHT = 8.0
 
 
 class Mechanism(TypingProtocol):
-    """Declarations of a mechanism about a plan; the account is of the plan's own numbers."""
+    """Interface of a calibrated mechanism: what it states about a plan.
+
+    The exact epsilon is not taken from here. It is computed from the numbers in the plan.
+    """
 
     @property
     def budget(self) -> Budget:
-        """The (epsilon, delta) that was asked for, its relation and unit."""
+        """The requested (epsilon, delta), its relation and its unit."""
         ...
 
     @property
@@ -84,34 +92,34 @@ class Mechanism(TypingProtocol):
         ...
 
     def conditions(self) -> list[Condition]:
-        """Conditions of the guarantee, and whether they hold."""
+        """Return the conditions of the guarantee, and whether they hold."""
         ...
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The privacy noise of a curve: its mechanism, and the numbers for drivers and theory.
+    """The privacy noise of a curve: its mechanism, its distribution and the numbers of the plan.
 
     Parameters
     ----------
     mechanism : Mechanism
-        The calibrated mechanism, which declares budget and conditions.
+        The calibrated mechanism, which states the budget and the conditions.
     distribution : NoiseDistribution
-        The noise in the synchronised sums, for confidence radii.
+        The distribution of the noise in the synchronised sums, for confidence radii.
     std : NoiseStd, optional
-        Standard deviations of the Gaussian noise that one node gets, in units of the sums.
+        Standard deviations of the Gaussian noise of one tree node, in units of the sums.
     encoding : Encoding, optional
-        Parameters of the noise bits, where data travel as bits.
+        Parameters of the noise bits, if users send bits.
     silo_noise : tuple of float, optional
-        Where silos have budgets of their own: each one's noise, in units of ``std``.
+        If silos have different budgets: the noise of each silo, as a multiple of ``std``.
     silo_epsilon : tuple of float, optional
-        Each silo's own epsilon.
+        The epsilon of each silo.
     silo_delta : tuple of float, optional
-        Each silo's own delta, where these differ.
+        The delta of each silo, if these differ.
     factor : Factor, optional
-        Of release "factorised".
+        The factorisation of the prefix sums, for release type "factorised".
     secure : SecureSum, optional
-        What silos and server execute where sums are under masks.
+        The mechanism that silos and server execute, if sums are masked.
     """
 
     mechanism: Mechanism
@@ -125,12 +133,12 @@ class Noise:
     secure: SecureSum | None = None
 
 
-#: From a curve's keys, with a release, to its noise.
+#: A function that returns the noise of a config whose key ``release`` is set.
 NoiseOf = Callable[[Any], Noise]
 
 
 def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Calibrate the noise of a private-fedlinucb curve for its protocol.
+    """Calibrate the noise of a private-fedlinucb curve.
 
     Parameters
     ----------
@@ -148,7 +156,7 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     Raises
     ------
     InputError
-        If the protocol has no such release, or no such calibration.
+        If the protocol does not support the release type or the calibration.
     """
     if config.silo_epsilon is not None:
         return _noise_by_silo(config, problem, schedule)
@@ -163,16 +171,16 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     if PROTOCOLS[config.protocol].masked:
         return _secure_noise(config, problem, schedule, participations)
     if config.release == "factorised":
-        served = factor_horizon(config, problem, schedule)
-        factor = optimal_factor(tuple(int(n) for n in schedule.ends), served)
+        last_round = factor_horizon(config, problem, schedule)
+        factor = optimal_factor(tuple(int(n) for n in schedule.ends), last_round)
     if config.protects == "reward":
         return _reward_noise(config, problem, schedule, participations, factor)
     if config.release != "tree":
         if config.protocol not in RELEASABLE:
             raise InputError(
                 f'release "{config.release}" needs protocol '
-                f"{' or '.join(RELEASABLE)}: elsewhere a node's noise belongs to the node, got "
-                f'"{config.protocol}"'
+                f"{' or '.join(RELEASABLE)}: in other protocols every tree node has its own noise, "
+                f'got "{config.protocol}"'
             )
         mechanism = release_for(
             config.release,
@@ -188,8 +196,8 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     elif config.protocol == "shuffle-vector":
         if schedule.rounds:
             raise InputError(
-                f'batches that differ need release "{FLAT}" with protocol "shuffle-vector": its '
-                f'tree has equal batches, got release "{config.release}"'
+                f'batches of different lengths need release "{FLAT}" with protocol '
+                f'"shuffle-vector": its tree needs equal batches, got release "{config.release}"'
             )
         bits = calibrate_vector_sum(
             budget,
@@ -228,58 +236,62 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     mechanism = tossed(mechanism, share)
     std = NoiseStd(*mechanism.stds)
     noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
-    # With secret coins the constant's entry counts users, and has noise as all others.
-    public = centred is not None and not (share is not None and share.tossed)
+    # The sum of the squared constant feature counts users. This count is public, so it needs no
+    # noise, except with secret coins.
+    constant_is_public = centred is not None and not (share is not None and share.tossed)
     distribution = NoiseDistribution(
-        std, noises, mechanism.variance_factors, public_constant=public
+        std, noises, mechanism.variance_factors, public_constant=constant_is_public
     )
     return Noise(mechanism, distribution, std, factor=factor)
 
 
-# ---- The default release -------------------------------------------------------------------------
+# ---- The default release type --------------------------------------------------------------------
 
 
 def usual_release(
     config: Any, protocol: str, problem: ProblemSpec, schedule: Schedule, noise_of: NoiseOf
 ) -> str:
-    """Choose the release of a curve that names none: the one that is expected to lose least.
+    """Choose the default release type of a curve: the type with the smallest `expected_loss`.
 
-    All releases give the same guarantee; docs/releases.md has the rule and what it was measured on.
+    All release types give the same privacy guarantee. The rule and its measurements are in
+    docs/releases.md.
 
     Parameters
     ----------
     config : Config
         The curve's keys, with calibration, covariance_ratio and failure_probability.
     protocol : str
-        Who adds the noise: a protocol of private-fedlinucb, or "agent-central".
+        The protocol, which says who adds the noise: a protocol of private-fedlinucb, or
+        "agent-central".
     problem : ProblemSpec
         Sizes, and guarantees about the data.
     schedule : Schedule
         The rounds after which there is a release.
     noise_of : callable
-        ``noise_of(config)``: the calibrated noise of the config with a release.
+        ``noise_of(config)`` returns the calibrated noise of a config whose release type is set.
 
     Returns
     -------
     str
+        The release type.
     """
-    found = _admitted(config, protocol, problem, schedule)
-    if len(found) == 1:
-        return found[0]
+    candidates = _candidate_releases(config, protocol, problem, schedule)
+    if len(candidates) == 1:
+        return candidates[0]
 
-    def lost(release: str) -> float:
-        """Expected loss of one release."""
+    def release_loss(release: str) -> float:
+        """Return the expected loss of one release type."""
         noise = noise_of(msgspec.structs.replace(config, release=release))
         alpha = config.failure_probability
         return expected_loss(noise.distribution, problem, schedule, alpha)
 
-    return min(found, key=lost)
+    return min(candidates, key=release_loss)
 
 
-def _admitted(
+def _candidate_releases(
     config: Any, protocol: str, problem: ProblemSpec, schedule: Schedule
 ) -> tuple[str, ...]:
-    """Releases of which the default is the best, for one protocol, calibration and schedule."""
+    """Return the release types among which `usual_release` chooses."""
     if config.calibration != "exact":
         return ("tree",)
     if protocol == "shuffle-vector":
@@ -292,9 +304,10 @@ def _admitted(
         return ("toeplitz",) if releases > MOST_OPTIMISED else ("factorised", "toeplitz")
     if protocol not in (*RELEASABLE, "agent-central"):
         return ("tree",)
-    owners = problem.silos if protocol == "silo-ldp" else 1
-    kept = owners * releases * statistic_size(problem.dimension)
-    if releases > MOST_KEPT or kept > MOST_KEPT_NUMBERS:
+    # "buffered" stores the noise of a few releases only.
+    noise_sources = problem.silos if protocol == "silo-ldp" else 1
+    stored_numbers = noise_sources * releases * statistic_size(problem.dimension)
+    if releases > MOST_KEPT or stored_numbers > MOST_KEPT_NUMBERS:
         return ("buffered",)
     return ("toeplitz",) if releases > MOST_OPTIMISED else ("factorised", "toeplitz")
 
@@ -305,12 +318,13 @@ def expected_loss(
     schedule: Schedule,
     failure_probability: float,
 ) -> float:
-    """Rounds of one silo that noise is expected to waste, from the first release on.
+    """Estimate how many rounds of one silo are wasted because of noise, after the first release.
 
-    In the rounds that release k serves, a share w^2 / (1 + w^2) is lost, with w = ``NOISE_WEIGHT``
-    E_k / n_k, where E_k is the bound on the error of the noise and n_k the number of rows in the
-    release: nothing is learned where noise outweighs data, and regret falls with the square of the
-    width of confidence sets where data outweigh noise. A heuristic, which no guarantee rests on.
+    While the policy uses release k, the share w^2 / (1 + w^2) of the rounds counts as wasted, with
+    w = ``NOISE_WEIGHT`` E_k / n_k, where E_k bounds the error from noise and n_k is the number of
+    rows in the release. If noise outweighs data, nothing is learned. If data outweigh noise, regret
+    falls with the square of the width of confidence sets. This is a heuristic, and no guarantee
+    depends on it.
 
     Parameters
     ----------
@@ -326,18 +340,19 @@ def expected_loss(
     Returns
     -------
     float
+        Rounds.
     """
     ends = schedule.ends.astype(np.float64)
-    served = np.append(ends[1:], problem.horizon) - ends
+    rounds_per_release = np.append(ends[1:], problem.horizon) - ends
     errors = distribution.errors(problem.dimension, failure_probability / 4.0)[1:]
     width = NOISE_WEIGHT * errors / (problem.silos * ends)
-    return float(served @ (1.0 - 1.0 / (1.0 + width * width)))
+    return float(rounds_per_release @ (1.0 - 1.0 / (1.0 + width * width)))
 
 
 def _secure_noise(
     config: Any, problem: ProblemSpec, schedule: Schedule, participations: int
 ) -> Noise:
-    """Noise of silos' shares on sums under masks (docs/secure-sum.md)."""
+    """Calibrate the noise that silos add before their sums are masked (docs/secure-sum.md)."""
     colluders = problem.silos // 3 if config.colluders is None else config.colluders
     if colluders >= problem.silos:
         raise InputError(
@@ -353,7 +368,8 @@ def _secure_noise(
         problem.dimension,
         points=problem.silos * problem.horizon * problem.room,
         layout=config.layout or "goe2",
-        # Of the two noises, where the mechanism asks for that of them over their largest norms.
+        # The key is the ratio of the two noise stds. The mechanism expects the ratio of the stds
+        # after each is divided by the largest norm of its statistic.
         covariance_ratio=config.ratio * reward / feature,
         feature_bound=feature,
         reward_bound=reward,
@@ -369,13 +385,13 @@ def _secure_noise(
 
 
 def secure_encoder(release: str, schedule: Schedule, horizon: int) -> np.ndarray:
-    """C (K, K) of a release: what a secure sum adds up of the batches so far.
+    """Return the encoder C: row k holds the weights of the batches in the k-th secure sum.
 
     Parameters
     ----------
     release : {"factorised", "toeplitz", "tree"}
-        The continual release: an optimal factor, the square-root Toeplitz one, or the nodes of the
-        binary tree, one completed by each batch.
+        The release type: an optimal factor, the square-root Toeplitz factor, or the nodes of the
+        binary tree, one of which each batch completes.
     schedule : Schedule
         The batches.
     horizon : int
@@ -389,24 +405,25 @@ def secure_encoder(release: str, schedule: Schedule, horizon: int) -> np.ndarray
     Raises
     ------
     InputError
-        For another release, or too many batches.
+        If the release type has no encoder, or there are too many releases.
     """
     count = schedule.releases
     if count > MOST_RELEASES:
         raise InputError(
             f'protocol "secure-sum" is for at most {MOST_RELEASES} releases, got {count}: '
-            'batch_size = "growing" has fewer'
+            'use batch_size = "growing" for fewer'
         )
     if release == "factorised":
         return optimal_factor(tuple(int(n) for n in schedule.ends), horizon).encoder
     if release == "toeplitz":
         return toeplitz_factor(count)
     if release == "tree":
+        # Batch k completes the node of the last (k & -k) batches: its lowest set bit.
         ends, leaves = np.arange(1, count + 1)[:, None], np.arange(1, count + 1)
         return ((leaves <= ends) & (leaves > ends - (ends & -ends))).astype(np.float64)
     raise InputError(
         'release must be "factorised", "toeplitz" or "tree" with protocol "secure-sum", got '
-        f'"{release}": its estimates are no sums that silos could send'
+        f'"{release}": its estimates are not sums of silo messages'
     )
 
 
@@ -417,7 +434,7 @@ def _reward_noise(
     participations: int,
     factor: Factor | None,
 ) -> Noise:
-    """Noise of sums of x y alone, where contexts are public."""
+    """Calibrate noise for the sums of x y only, if rewards are private and contexts are public."""
     clip = config.clipping(problem, Clip())
     feature, _ = bounds_of(clip)
     budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
@@ -439,15 +456,18 @@ def _reward_noise(
 def _flat_noise(
     config: Any, problem: ProblemSpec, schedule: Schedule, participations: int
 ) -> Noise:
-    """Noise of sums that are shuffled batch by batch, each once: no tree (docs/releases.md)."""
+    """Calibrate noise bits for release type "flat", which shuffles each batch once without a tree.
+
+    See docs/releases.md.
+    """
     if config.protocol != "shuffle-vector":
         raise InputError(
             f'release "{FLAT}" needs protocol "shuffle-vector", got "{config.protocol}"'
         )
     if schedule.rounds and participations > 1:
         raise InputError(
-            "returning must be 1 where batches of a vector sum differ in size: their costs have "
-            f"no common account, got {config.returning}"
+            "returning must be 1 if batches of a vector sum differ in size: fastfed cannot account "
+            f"for a user of several such batches, got {config.returning}"
         )
     return flat_bits(
         schedule,
@@ -474,26 +494,27 @@ def flat_bits(
     users: int,
     failure_probability: float,
 ) -> Noise:
-    """Noise bits of sums of single batches, which the server adds up.
+    """Calibrate the noise bits of each batch. The server adds up the sums of the batches.
 
     Parameters
     ----------
     schedule : Schedule
         The batches.
     calibrate : callable
-        ``calibrate(batch_size=n)``: noise for a batch of n data points.
+        ``calibrate(batch_size=n)`` returns the mechanism of a batch of n data points.
     users : int
-        Data points of a round.
+        Data points in one round.
     failure_probability : float
-        alpha of the radius, of which the coupling of bits to normals takes a share.
+        alpha of the radius. The share `COUPLING_SHARE` of it is spent on approximating the noise
+        bits by normals.
 
     Returns
     -------
     Noise
     """
     lengths = schedule.lengths if schedule.rounds else (schedule.batch_size,)
-    made = {n: calibrate(batch_size=users * n) for n in dict.fromkeys(lengths)}
-    batches = [made[n] for n in lengths]
+    mechanism_by_length = {n: calibrate(batch_size=users * n) for n in dict.fromkeys(lengths)}
+    batches = [mechanism_by_length[n] for n in lengths]
     share = COUPLING_SHARE * failure_probability
     if schedule.rounds:
         mechanism: Mechanism = UnequalBatches(tuple(batches))
@@ -507,19 +528,22 @@ def flat_bits(
 
 
 def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Noise of each silo's own strength (zhou-chowdhury-2024, Definition 2.1)."""
+    """Calibrate the noise of silos with different epsilons (zhou-chowdhury-2024, Definition 2.1).
+
+    The noise of the weakest silo, which has the largest epsilon, is the unit of all other silos.
+    """
     budgets = config.silo_epsilon
     if config.returning != 1:
         raise InputError(
-            "returning must be 1 with silo_epsilon: a user of several silos has no budget of "
-            f"their own, got {config.returning}"
+            "returning must be 1 with silo_epsilon: a user of several silos would have several "
+            f"budgets, got {config.returning}"
         )
     if len(budgets) != problem.silos:
         raise InputError(
             f"silo_epsilon must hold one number for each of {problem.silos} silos, "
             f"got {len(budgets)}"
         )
-    each = {
+    noise_by_epsilon = {
         epsilon: make_noise(
             msgspec.structs.replace(config, epsilon=epsilon, silo_epsilon=None),
             problem,
@@ -527,8 +551,8 @@ def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noi
         )
         for epsilon in dict.fromkeys(budgets)
     }
-    weakest = each[max(budgets)]
-    scales = tuple(each[e].std.bias / weakest.std.bias for e in budgets)
+    weakest = noise_by_epsilon[max(budgets)]
+    scales = tuple(noise_by_epsilon[e].std.bias / weakest.std.bias for e in budgets)
     return replace(
         weakest,
         distribution=replace(weakest.distribution, noises=sum(f * f for f in scales)),
@@ -553,7 +577,7 @@ def assemble(
     only_released: bool | None = None,
     ordered: bool = True,
 ) -> tuple[Plan, Theory]:
-    """Make the plan of one curve, and the theory behind its radius.
+    """Make the plan of one curve, and the theory that proves its radius.
 
     Parameters
     ----------
@@ -562,28 +586,29 @@ def assemble(
     problem : ProblemSpec
         Sizes, and guarantees about the data.
     protocol : Protocol
-        The randomizer, the server and whom they trust.
+        The protocol: randomizer, server, and which parties are trusted.
     schedule : Schedule or int
-        The rounds of synchronisation, or B of equal batches; 0 never synchronises.
+        The rounds of synchronisation, or B of equal batches. With 0 silos never synchronise.
     clip : Clip or None
         Bounds that features and rewards are clipped to.
     noise : Noise, optional
-        None adds no noise.
+        The privacy noise. None adds no noise.
     individual : bool, default False
-        True to draw each user's message, False to draw the noise of their sum.
+        True to simulate the message of each user, False to draw the noise of the sum of messages.
     release : str, default "tree"
-        The continual release that noises prefix sums.
+        The release type.
     only_released : bool, optional
-        True if actions depend on synchronised statistics alone; by default `released_only`.
+        True if actions depend on synchronised statistics only. The default is `released_only`.
     ordered : bool, default True
         True if the rounds of synchronisation are known in advance.
 
     Returns
     -------
     plan : Plan
-        Plain data that drivers and parties execute, without a claim yet: `certify.certify` adds it.
+        Plain data that drivers and parties execute. The privacy claim is missing and is added by
+        `certify.certify`.
     theory : Theory
-        Regularizer and radius, and what their proof rests on.
+        Regularizer and radius, and the conditions of their proof.
     """
     if isinstance(schedule, int):
         schedule = Schedule(problem.horizon, schedule)
@@ -592,7 +617,7 @@ def assemble(
         only_released = released_only(config, schedule)
     clip = config.clipping(problem, clip)
     theory = make_theory(
-        # A silo that never synchronises is its own federation of one.
+        # A silo that never synchronises is treated as a federation with one silo.
         problem if schedule.batch_size else replace(problem, silos=1),
         noise.distribution if noise else no_noise,
         radius=config.radius,
@@ -607,15 +632,16 @@ def assemble(
     )
     plan = make_plan(config, problem, protocol, schedule, clip, theory, noise)
     if config.bonus < 1.0:
-        most = allowance(plan, theory, config.ledger)
-        plan = replace(plan, bonus=config.bonus, allowance=tuple(most.tolist()))
+        regret_allowance = allowance(plan, theory, config.ledger)
+        plan = replace(plan, bonus=config.bonus, allowance=tuple(regret_allowance.tolist()))
     return replace(plan, individual=individual, release=release), theory
 
 
 def released_only(config: Config, schedule: Schedule) -> bool:
-    """True if actions depend on synchronised statistics alone.
+    """Return True if actions depend on synchronised statistics only.
 
-    After every round the local batch is empty whenever an action is chosen, lazy or not.
+    This holds for lazy updates. It also holds if silos synchronise after every round, because the
+    local batch is then empty whenever an action is chosen.
     """
     return schedule.every_round or (config.lazy and schedule.batch_size > 0)
 
@@ -629,7 +655,7 @@ def make_plan(
     theory: Theory,
     noise: Noise | None,
 ) -> Plan:
-    """Put the numbers of a theory and its noise into a plan; parameters as in `assemble`."""
+    """Return a plan with the numbers of a theory and its noise. Parameters as in `assemble`."""
     if isinstance(schedule, int):
         schedule = Schedule(problem.horizon, schedule)
     return Plan(
@@ -638,7 +664,7 @@ def make_plan(
         dimension=problem.dimension,
         batch_size=schedule.batch_size,
         release_rounds=schedule.rounds,
-        # Alone there is nothing to wait for: a silo uses all its own data.
+        # A silo that never synchronises updates its policy after every round.
         lazy=config.lazy and schedule.batch_size > 0,
         protocol=protocol,
         noise_std=noise.std if noise else NoiseStd(),

@@ -1,12 +1,12 @@
-"""Bounds on the group regret of federated LinUCB: zhou-chowdhury-2024.
+"""Bounds on the group regret of federated LinUCB (zhou-chowdhury-2024).
 
-The paper states orders: the constant, and for Table 1 and the corollaries logarithmic factors
-too, are hidden. Each function evaluates the expression inside O(.) with natural logarithms and
-multiplies it by `constant`; only the growth in its arguments is proven, not the value.
+The paper states orders of growth without constants. In Table 1 and the corollaries it omits
+logarithmic factors too. Each function evaluates the expression inside O(.) with natural logarithms
+and multiplies it by `constant`. Only the growth with the arguments is proven, not the value.
 
 Parameters
 ----------
-The same names mean the same in all functions; bad values raise InputError.
+All functions share these parameters. Invalid values raise InputError.
 
 horizon : int
     T >= 1.
@@ -17,11 +17,11 @@ dimension : int
 batch_size : int
     B in [1, T].
 epsilon, delta : float
-    Budget of one user, epsilon > 0 and delta in (0, 1).
+    Privacy budget of one user, epsilon > 0 and delta in (0, 1).
 failure_probability : float
     alpha in (0, 1].
 constant : float
-    Factor > 0 on a printed order.
+    Factor > 0 on an order of growth.
 
 Notes
 -----
@@ -38,17 +38,19 @@ from fastfed.privacy.releases.prefix_sums import depth
 
 
 def _alpha(failure_probability: float) -> float:
-    """alpha, checked."""
+    """Check alpha and return it."""
     return number("failure_probability", failure_probability, above=0, at_most=1)
 
 
-# ---- Table 1: the privacy cost alone -------------------------------------------------------------
+# ---- Table 1: the privacy cost -------------------------------------------------------------------
 
 
 def privacy_cost_central_jdp(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """Table 1, first row (Shariff & Sheffet 2018, one agent for M T rounds).
+    """Return the privacy cost in Table 1, first row (Shariff & Sheffet 2018).
+
+    It is for one agent that serves all users in M T rounds:
 
     sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
     """
@@ -63,9 +65,9 @@ def privacy_cost_central_jdp(
 def privacy_cost_silo_ldp(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """Table 1, second row (silo-level LDP, from Theorem 5.1).
+    """Return the privacy cost in Table 1, second row (silo-level LDP, from Theorem 5.1).
 
-    sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), which is M^(1/4) times the central cost.
+    sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), M^(1/4) times the cost of the first row.
     The order is proven, up to logarithms.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
@@ -79,9 +81,10 @@ def privacy_cost_silo_ldp(
 def privacy_cost_sdp(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """Table 1, third row (shuffle DP, from Theorems 5.3 and 5.5): the central cost again.
+    """Return the privacy cost in Table 1, third row (shuffle DP, from Theorems 5.3 and 5.5).
 
-    sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
+    sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), the same cost as in the first row. The
+    order is proven, up to logarithms.
     """
     return privacy_cost_central_jdp(horizon, silos, dimension, epsilon, delta, constant=constant)
 
@@ -98,7 +101,7 @@ def non_private_regret(
     *,
     constant: float = 1.0,
 ) -> float:
-    """The first term of Theorems 5.1, 5.3, 5.5 and Lemma C.4, free of the privacy budget.
+    """Return the first term of Theorems 5.1, 5.3, 5.5 and Lemma C.4, without the privacy cost.
 
     d M B ln T + d sqrt(M T) ln(M T / alpha). The order is proven, the constant is not given.
     """
@@ -120,7 +123,7 @@ def theorem_5_1(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 5.1, group regret under silo-level LDP.
+    """Return the bound of Theorem 5.1 on the group regret under silo-level LDP.
 
     non_private_regret + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon)
     ln^(1/4)(T/(B alpha)). The order is proven (the second term up to logarithms), the constant
@@ -133,7 +136,7 @@ def theorem_5_1(
 
 
 def _shuffle_cost(t: int, m: int, d: int, epsilon: float, log: float) -> float:
-    """d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon)."""
+    """Return d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon)."""
     return math.pow(d, 0.75) * math.sqrt(m * t) * math.pow(log, 0.75) / math.sqrt(epsilon)
 
 
@@ -148,11 +151,11 @@ def theorem_5_3(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 5.3, group regret under shuffle DP by amplification.
+    """Return the bound of Theorem 5.3 on the group regret under shuffle DP by amplification.
 
     non_private_regret + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon)
-    ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1. It is stated only for the tiny budgets of
-    theorem_5_3_largest_budget. The order is proven, the constant is not given.
+    ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1. The theorem is stated only for budgets up
+    to theorem_5_3_largest_budget, which are tiny. The order is proven, the constant is not given.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)
@@ -165,10 +168,10 @@ def theorem_5_3(
 def theorem_5_3_largest_budget(
     horizon: int, silos: int, batch_size: int, *, c1: float = 1.0, c2: float = 1.0
 ) -> tuple[float, float]:
-    """Theorem 5.3, the largest (epsilon, delta) for which it is stated.
+    """Return the largest (epsilon, delta) for which Theorem 5.3 is stated.
 
-    (sqrt(kappa) / (C1 T sqrt(M)), kappa / (C2 T)); C1, C2 > 0 exist but are not given. The second
-    value is a bound and may exceed 1.
+    epsilon = sqrt(kappa) / (C1 T sqrt(M)) and delta = kappa / (C2 T). The paper does not give the
+    constants C1, C2 > 0. The second value may exceed 1, and then does not restrict delta.
     """
     t, m, _ = checked_sizes(horizon, silos, 1)
     kappa = depth(t // checked_batch(batch_size, t))
@@ -188,7 +191,7 @@ def theorem_5_5(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 5.5, group regret under shuffle DP by the vector sum.
+    """Return the bound of Theorem 5.5 on the group regret under shuffle DP by the vector sum.
 
     non_private_regret + d^(3/4) sqrt(M T) ln^(3/4)(kappa d^2/delta) / sqrt(epsilon)
     ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1, for epsilon up to
@@ -203,7 +206,7 @@ def theorem_5_5(
 
 
 def theorem_5_5_largest_epsilon(horizon: int, batch_size: int, delta: float) -> float:
-    """Theorem 5.5, the largest epsilon for which it is stated: 60 sqrt(2 kappa ln(2/delta))."""
+    """Return the largest epsilon for which Theorem 5.5 is stated: 60 sqrt(2 kappa ln(2/delta))."""
     t = integer("horizon", horizon, at_least=1)
     kappa = depth(t // checked_batch(batch_size, t))
     delta = number("delta", delta, above=0, at_most=1)
@@ -222,10 +225,11 @@ def lemma_c2_beta(
     lambda_max: float,
     nu: float,
 ) -> float:
-    """Lemma C.2, the radius beta_T at the end of the horizon, as printed (noise scale R = 1).
+    """Return the radius beta_T of Lemma C.2 at the end of the horizon, as printed.
 
     sqrt(2 ln(2/alpha) + d ln(1 + M T/(d lambda_min))) + sqrt(lambda_max) + nu, with
-    ||H_t|| <= lambda_max, ||H_t^-1|| <= 1/lambda_min, ||h_t||_{H_t^-1} <= nu (Assumption C.1).
+    ||H_t|| <= lambda_max, ||H_t^-1|| <= 1/lambda_min, ||h_t||_{H_t^-1} <= nu (Assumption C.1). The
+    scale of the reward noise is R = 1.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     alpha = _alpha(failure_probability)
@@ -248,9 +252,9 @@ def lemma_c2_regret(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Lemma C.2, group regret for any noise with Assumption C.1.
+    """Return the bound of Lemma C.2 on the group regret, for any noise with Assumption C.1.
 
-    beta_T sqrt(d M T ln(1 + M T/(d lambda_min))) + M B d ln(1 + M T/(d lambda_min)), beta_T from
+    beta_T sqrt(d M T ln(1 + M T/(d lambda_min))) + M B d ln(1 + M T/(d lambda_min)), with beta_T of
     lemma_c2_beta. The order is proven, the constant is not given.
     """
     beta = lemma_c2_beta(horizon, silos, dimension, failure_probability, lambda_min, lambda_max, nu)
@@ -271,12 +275,12 @@ def lemma_c4_regret(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Lemma C.4, group regret in terms of the injected noise.
+    """Return the bound of Lemma C.4 on the group regret, as a function of the noise.
 
-    non_private_regret + sqrt(sigma M T ln(M T)) d^(3/4) ln^(1/4)(T/(B alpha)), where sigma =
+    non_private_regret + sqrt(sigma M T ln(M T)) d^(3/4) ln^(1/4)(T/(B alpha)). Here sigma =
     noise_std >= 0 is the largest standard deviation of an entry of the noise in a synchronised
-    prefix sum, over all silos (sqrt(M kappa) s for a tree of node noise s at each silo). The order
-    is proven, the constant is not given.
+    prefix sum over all silos. It is sqrt(M kappa) s if each silo has a tree with node noise s. The
+    order is proven, the constant is not given.
     """
     base = non_private_regret(horizon, silos, dimension, batch_size, failure_probability)
     sigma = number("noise_std", noise_std, at_least=0)
@@ -290,20 +294,20 @@ def lemma_c4_regret(
 
 
 def batch_size_corollary_5_2(horizon: int, silos: int) -> int:
-    """Corollaries 5.2 and 5.4: B = sqrt(T/M) to the nearest integer, at least 1."""
+    """Return B of Corollaries 5.2 and 5.4: sqrt(T/M), rounded to an integer >= 1."""
     t, m, _ = checked_sizes(horizon, silos, 1)
     return max(1, math.floor(math.sqrt(t / m) + 0.5))
 
 
 def synchronisations_corollary_5_2(horizon: int, silos: int) -> int:
-    """Number of synchronisations T // B at that batch size, sqrt(M T) in the corollaries."""
+    """Return T // B for B of batch_size_corollary_5_2, about sqrt(M T) synchronisations."""
     return integer("horizon", horizon, at_least=1) // batch_size_corollary_5_2(horizon, silos)
 
 
 def corollary_5_2(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """Corollary 5.2, group regret under silo-level LDP at B = sqrt(T/M).
+    """Return the bound of Corollary 5.2 on the group regret under silo-level LDP, B = sqrt(T/M).
 
     d sqrt(M T) + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to
     logarithms.
@@ -316,10 +320,10 @@ def corollary_5_2(
 def corollary_5_4(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """Corollary 5.4, group regret under shuffle DP by amplification at B = sqrt(T/M).
+    """Return the bound of Corollary 5.4 on the group regret under shuffle DP by amplification.
 
-    d sqrt(M T) + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon), with kappa of
-    synchronisations_corollary_5_2. The order is proven, up to logarithms.
+    d sqrt(M T) + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon), for B = sqrt(T/M) and
+    the kappa of synchronisations_corollary_5_2. The order is proven, up to logarithms.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon, delta = checked_budget(epsilon, delta)
@@ -336,7 +340,7 @@ def corollary_5_4(
 def single_agent_central(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """The benchmark of Section 5.1: one agent with a trusted server for M T rounds.
+    """Return the benchmark of Section 5.1: the regret of one trusted agent in M T rounds.
 
     d sqrt(M T) + sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) (Shariff & Sheffet 2018). The
     order is proven, up to logarithms.
@@ -352,10 +356,10 @@ def single_agent_central(
 def lower_bound_central_jdp(
     horizon: int, silos: int, epsilon: float, *, constant: float = 1.0
 ) -> float:
-    """Lower bound under central joint privacy: one agent that serves all M T users.
+    """Return the lower bound under central joint privacy, for one agent that serves M T users.
 
-    sqrt(M T) + 1 / epsilon: that of He et al. 2022 for T users, sqrt(T) + 1 / epsilon, with M T in
-    the place of T. It holds for the shuffle model too, which implies central joint privacy.
+    sqrt(M T) + 1 / epsilon, which is the bound sqrt(T) + 1 / epsilon of He et al. 2022 for T users,
+    with M T instead of T. It also holds for the shuffle model, which implies central joint privacy.
 
     Parameters
     ----------
@@ -365,13 +369,13 @@ def lower_bound_central_jdp(
     Returns
     -------
     float
-        Group regret, in units of one reward. Only the growth in the arguments is proven. The price
-        of privacy is added here; in the upper bounds it is a factor 1 / sqrt(epsilon).
+        Group regret, in units of one reward. Only the growth with the arguments is proven. Privacy
+        adds 1 / epsilon here, while the upper bounds have a factor 1 / sqrt(epsilon).
 
     Raises
     ------
     InputError
-        For a bad value, which it names.
+        For an invalid value. The message names the parameter.
 
     Notes
     -----
@@ -385,11 +389,11 @@ def lower_bound_central_jdp(
 def lower_bound_silo_ldp(
     horizon: int, silos: int, epsilon: float, *, constant: float = 1.0
 ) -> float:
-    """Lower bound under silo-level local privacy, by shuffling: that of epsilon / sqrt(M).
+    """Return the lower bound under silo-level local privacy.
 
-    sqrt(M T) + sqrt(M) / epsilon, which is `lower_bound_central_jdp` at epsilon / sqrt(M). If the
-    sequences of all M T users are shuffled first, an algorithm of silo-level epsilon gives roughly
-    epsilon / sqrt(M) in the shuffle model, with the same regret.
+    sqrt(M T) + sqrt(M) / epsilon, which is `lower_bound_central_jdp` with epsilon / sqrt(M). If the
+    sequences of all M T users are shuffled first, an algorithm with silo-level epsilon satisfies
+    the shuffle model with roughly epsilon / sqrt(M), and has the same regret.
 
     Parameters
     ----------
@@ -399,13 +403,13 @@ def lower_bound_silo_ldp(
     Returns
     -------
     float
-        Group regret, in units of one reward. The paper sketches the argument ("can potentially be
-        established"), so the order is no theorem.
+        Group regret, in units of one reward. The paper only sketches the argument ("can potentially
+        be established"), so the order is not proven.
 
     Raises
     ------
     InputError
-        For a bad value, which it names.
+        For an invalid value. The message names the parameter.
 
     Notes
     -----

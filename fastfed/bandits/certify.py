@@ -1,8 +1,12 @@
-"""The certificate of a linear system: a function of its plan and of its problem.
+"""Certificates of linear systems, computed from the plan and the problem.
 
-`certify` seals a plan with a claim, which says nothing that the plan's numbers say themselves, and
-`account` makes the certificate of the sealed plan. Relations of neighbouring data sets: *replace*
-is bounded DP (substitution), *zero-out* its weaker cousin.
+A plan's claim states what its numbers do not show: the budget, the relation, the participations of
+a user, the source of the proof. `certify` adds the claim and the exact epsilon to a plan ("seals"
+the plan). `account` computes the certificate of a sealed plan. The exact epsilon always comes from
+the noise in the plan, and never from the claim.
+
+The relation defines which data sets are neighbours: with *replace* one user's record is replaced by
+any other record, with *zero-out* it is replaced by zeros, which is a weaker guarantee.
 """
 
 from __future__ import annotations
@@ -47,42 +51,43 @@ from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.schedule import PRIVATE_DETERMINANT
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
 
-#: Conditions on the schedule of synchronisations: known in advance, or a function of data.
+#: Conditions on the synchronisation rounds: known in advance, or dependent on data.
 FIXED = Condition("synchronisation rounds do not depend on data", True)
 BY_RAW_DATA = Condition(FIXED.text, False)
 BY_NOISY_SUMS = Condition(
     "synchronisation rounds depend on data through noisy sums alone, which are accounted for", True
 )
-#: Caveat of a schedule that reads raw data: nothing can be proven.
+#: Caveat of a schedule that depends on raw data, for which no epsilon can be proven.
 RAW_SCHEDULE = (
     "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant of "
     "raw data has grown, and everybody sees when (`fastfed audit feducb-schedule`)"
 )
-#: Caveat of silos that use raw data at once, which discloses them to later users.
+#: Caveat of silos whose actions depend on raw data of earlier users of the silo.
 SAME_SILO = (
     "users of the same silo are not protected from each other: raw data of one choose the actions "
     "of those who come next"
 )
-#: Caveat of own rounds, whose actions follow the raw data of a silo's earlier users.
+#: Caveat of local rounds, whose actions depend on raw data of earlier users of the silo.
 OWN_ROUNDS = (
     "users of the same silo are not protected from each other: raw data of one, of a shared round "
     "too, choose the actions of own rounds, which must not be shown outside of the silo"
 )
-#: Caveat of secret coins: which sums chose an action tells how the coin fell.
+#: Caveat of secret coins: an action may reveal whether the coin made its round shared or local.
 COINS = (
     "the coin of a user shows in the action where released sums would choose another: actions of "
     "no round may be shown outside of the silo"
 )
-#: Caveat of a simulation that draws no silo's noise, only that of the sum.
+#: Caveat of a simulation that draws the noise of the sum over silos instead of each silo's noise.
 DRAWN_ONCE = (
     "this simulation draws the noise of the sum over silos at once, which has the law of that sum; "
     "the account is of what each silo releases, whose noise a deployment draws"
 )
-#: Condition of an agent that chooses for its users, and so sees what they are offered.
+#: Condition of an agent that chooses for its users, and so sees the features of their actions.
 PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
 )
-#: Mechanisms whose conditions follow from the plan's numbers and claim; others bring their own.
+#: Mechanisms whose conditions are derived from the plan and its claim. Other mechanisms (of other
+#: packages) state their conditions in the claim.
 _BUILTIN = (
     GaussianRelease,
     AmplifiedTree,
@@ -106,32 +111,32 @@ def declared(
     by_silo: tuple[float, ...] = (),
     delta_by_silo: tuple[float, ...] = (),
 ) -> Claim:
-    """The claim of a plan with this mechanism's noise: nothing that the plan's numbers say.
+    """Return the claim of a plan with noise of this mechanism.
 
     Parameters
     ----------
     mechanism : Mechanism
-        The mechanism that the plan's noise was calibrated by.
+        The mechanism that calibrated the plan's noise.
     source : str
         Author-year and theorem of the guarantee.
     theory : Theory, optional
-        For its caveats about the regret bound.
+        The theory of the plan. Its caveats about the regret bound become part of the claim.
     by_silo, delta_by_silo : tuple of float, optional
-        Each silo's own epsilon, and its own delta.
+        The epsilon and the delta of each silo, if silos have different budgets.
 
     Returns
     -------
     Claim
     """
-    own: tuple[Condition, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     if not isinstance(mechanism, _BUILTIN):
-        own = tuple(c for c in mechanism.conditions() if not isinstance(c, ClaimCondition))
-    plain = isinstance(mechanism, GaussianRelease) and not isinstance(mechanism, AmplifiedTree)
+        conditions = tuple(c for c in mechanism.conditions() if not isinstance(c, ClaimCondition))
+    has_remark = isinstance(mechanism, GaussianRelease) and not isinstance(mechanism, AmplifiedTree)
     return Claim(
         budget=mechanism.budget,
         source=source,
         calibration=getattr(mechanism, "calibration", "exact"),
-        remark=getattr(mechanism, "remark", "") if plain else "",
+        remark=getattr(mechanism, "remark", "") if has_remark else "",
         max_participations=(
             mechanism.max_participations
             if isinstance(mechanism, SecureSum)
@@ -142,7 +147,7 @@ def declared(
         by_silo=by_silo,
         delta_by_silo=delta_by_silo,
         silos_met=getattr(mechanism, "silos_met", 1),
-        conditions=own,
+        conditions=conditions,
         caveats=theory.caveats if theory is not None else (),
     )
 
@@ -154,7 +159,7 @@ def certify(
     noise: Noise | None,
     source: str,
 ) -> tuple[Plan, Certificate]:
-    """Seal a plan and make its certificate.
+    """Add the privacy claim to a plan, and compute its certificate.
 
     Parameters
     ----------
@@ -165,16 +170,17 @@ def certify(
     theory : Theory
         The theory that the plan was made with.
     noise : Noise or None
-        The noise that the plan was made with. Only its declarations are used: budget, relation,
-        participations. None claims nothing.
+        The noise that the plan was made with. Only its budget, relation, participations and
+        conditions are used. With None the plan claims no privacy.
     source : str
         Author-year and theorem of the guarantee.
 
     Returns
     -------
     plan : Plan
-        The plan with its claim and the account of its own numbers.
+        The plan with its claim and the exact epsilon of its noise.
     certificate : Certificate
+        The certificate of this plan.
     """
     if noise is None:
         claim = Claim(source=source, caveats=theory.caveats)
@@ -189,20 +195,20 @@ def certify(
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Conditions that the accounting of one release assumes of the run.
+    """Conditions under which the computed epsilon holds for a run, and whether they hold.
 
     Parameters
     ----------
     schedule : Condition
-        Synchronisation rounds are known in advance, or read noisy sums alone.
+        Synchronisation rounds are known in advance, or depend on noisy sums only.
     released_only : Condition
-        Actions depend on released statistics alone.
+        Actions depend on released statistics only.
     features, rewards : Condition
-        Norms and rewards are bounded.
+        Feature norms and rewards are bounded.
     once : Condition
         No record is served twice.
     environment : tuple of Condition
-        Conditions on the environment, and on code of other packages in this run.
+        Conditions on the environment, and on code of other packages that the plan uses.
     """
 
     schedule: Condition
@@ -214,20 +220,20 @@ class Assumptions:
 
     @classmethod
     def of(cls, plan: Plan, problem: ProblemSpec) -> Assumptions:
-        """Assumptions of a plan on a problem, and whether they hold."""
+        """Return the assumptions of a plan on a problem."""
         clip, (feature, reward) = plan.clip, bounds(plan)
         low, high = problem.reward_range or (float("-inf"), float("inf"))
         bounded = clip is not None or (low >= -1.0 and high <= 1.0)
-        where = "clipped" if clip is not None else "as the environment gives them"
+        bounded_how = "clipped" if clip is not None else "as the environment gives them"
         return cls(
             schedule=_schedule(plan),
             released_only=Condition(_what_actions_read(plan), released_only(plan)),
             features=Condition(
-                f"feature norms <= {feature:g} ({where})",
+                f"feature norms <= {feature:g} ({bounded_how})",
                 clip is not None or problem.features_bounded,
             ),
             rewards=Condition(
-                f"rewards bounded by {reward:g} in absolute value ({where})", bounded
+                f"rewards bounded by {reward:g} in absolute value ({bounded_how})", bounded
             ),
             once=Condition("no record is served twice", problem.multiplicity == 1),
             environment=_environment_conditions(plan, problem),
@@ -235,41 +241,41 @@ class Assumptions:
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        """Assumptions on the run, then those on the environment."""
+        """Assumptions on the run, followed by assumptions on the environment."""
         return (*self.about_run, *self.environment)
 
     @property
     def about_run(self) -> tuple[Condition, ...]:
-        """Assumptions on the run. If one fails, the proof is of another claim, under ``also``."""
+        """Assumptions on the run. If one fails, only the claims in ``Certificate.also`` hold."""
         return (self.schedule, self.released_only, self.features, self.rewards, self.once)
 
     @property
     def about_data(self) -> tuple[Condition, ...]:
-        """Assumptions of every claim about the release, whatever it protects."""
+        """Assumptions of all claims about the release, including claims about one record."""
         return (self.schedule, self.features, self.rewards, self.once, *self.environment)
 
 
 def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition, ...]:
-    """Conditions on the environment, and on the score function if the plan has one."""
+    """Return the conditions on the environment, and on the plan's score function if it has one."""
     return (*problem.conditions, *((plan.score.condition,) if plan.score is not None else ()))
 
 
 def _what_actions_read(plan: Plan) -> str:
-    """The condition that no raw data choose what is released."""
+    """Return the text of the condition that released data do not depend on raw data."""
     if plan.own is not None:
-        which = f"1 to {plan.share_until}"
-        later = "later"
+        shared_rounds = f"1 to {plan.share_until}"
+        local_rounds = "later"
         if plan.own.mixed:
-            which, later = f"some of 1 to {plan.share_until}", "own"
+            shared_rounds, local_rounds = f"some of 1 to {plan.share_until}", "own"
         return (
-            f"actions of shared rounds, {which}, depend on released statistics "
-            f"only, and nothing of {later} rounds is released"
+            f"actions of shared rounds, {shared_rounds}, depend on released statistics "
+            f"only, and nothing of {local_rounds} rounds is released"
         )
     return "actions depend on released statistics only (lazy play, or B = 1)"
 
 
 def _schedule(plan: Plan) -> Condition:
-    """The condition on the schedule, and whether it holds."""
+    """Return the condition on the synchronisation rounds."""
     if plan.trigger is None:
         return FIXED
     return BY_NOISY_SUMS if plan.trigger.kind == PRIVATE_DETERMINANT else BY_RAW_DATA
@@ -277,21 +283,27 @@ def _schedule(plan: Plan) -> Condition:
 
 @account.register
 def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
-    """The certificate of one linear system, with its noise from seeded streams.
+    """Compute the certificate of one linear system, for noise from seeded streams.
 
-    The top is the user-level claim: proven where every assumption holds, conditional where only
-    one about the environment or a score fails, "none" where raw data make the schedule, else
-    unproven. Under ``also`` stands what holds beside it: weaker claims, and as "conditional" what
-    would hold under an assumption that this run breaks. Where silos have budgets of their own, the
-    top is that of the weakest, and others follow. A system of users or of an agent says what the
-    same noise guarantees towards others; else, what users of one silo learn about each other.
+    The main claim is about one user. Its status is
+
+    - "none" if the schedule depends on raw data,
+    - "proven" if all assumptions hold,
+    - "conditional" if only assumptions on the environment or on a score function fail,
+    - "unproven" otherwise.
+
+    ``also`` lists further claims about the same release. It has weaker claims that hold for this
+    run, and "conditional" claims that would hold if an assumption were met. If silos have different
+    budgets, the main claim is for the weakest silo, and ``also`` has one claim for each budget. For
+    users who send their messages themselves, ``also`` has the guarantee towards other observers.
+    For silos it has the guarantee towards users of the same silo.
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
-    found = released(plan)
-    assert found is not None
+    events = released(plan)
+    assert events is not None
     if claim.budget is None:
-        return _unclaimed(plan, problem, claim, found[0])
-    top, protocol, budget = found[0], plan.protocol, claim.budget
+        return _unclaimed(plan, problem, claim, events[0])
+    top, protocol, budget = events[0], plan.protocol, claim.budget
     noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
     epsilon = event_epsilon(top)
@@ -300,18 +312,18 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     assumed, lazy = Assumptions.of(plan, problem), released_only(plan)
     unit = "reward" if budget.unit == "reward" else "user"
     trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()
-    met = (*trust, *claim.conditions, *top.conditions())
-    # Where nothing leaves a silo nothing has to be assumed; users of one silo are not protected.
+    release_conditions = (*trust, *claim.conditions, *top.conditions())
+    # If nothing leaves a silo, nothing has to be assumed about the run.
     silent = isinstance(top, NoRelease) and protocol.senders == "silos"
-    # The account is of what this run does; conditions state what it assumes of the environment.
+    # `covered`: the exact epsilon holds for this run, up to conditions on the environment.
     covered = known and (silent or all(c.holds for c in assumed.about_run))
     proven = covered and all(c.holds for c in assumed.environment)
-    kept = all(c.holds for c in assumed.about_data)
-    # The status of a side claim whose value is known.
-    status = "proven" if kept else "conditional"
+    data_assumptions_hold = all(c.holds for c in assumed.about_data)
+    # The status of a further claim whose epsilon is finite.
+    status = "proven" if data_assumptions_hold else "conditional"
 
     def side(unit: str, model: str, source: str = claim.source) -> SideCertificate:
-        """A weaker claim about the same release."""
+        """Return a weaker claim about the same release."""
         return SideCertificate(
             unit=unit,
             relation=budget.relation,
@@ -320,7 +332,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
             exact=exact,
             status=status if known else "unproven",
             noise_std=noise_std,
-            conditions=(*assumed.about_data, *met),
+            conditions=(*assumed.about_data, *release_conditions),
             source=source,
         )
 
@@ -333,7 +345,8 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
         )
     elif known and not covered:
         also.append(side(unit, protocol.model))
-    # Where rounds are own, users of the same silo see what raw data choose.
+    # With local rounds no claim holds towards users of the same silo, who see actions that depend
+    # on raw data.
     if plan.own is not None:
         also.append(_of_own_rounds(plan, budget.relation, assumed))
     if lazy and protocol.senders == "silos" and plan.own is None:
@@ -344,52 +357,61 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
                 "zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
             )
         )
-    for other in _side_guarantees(plan, top):
+    for side_guarantee in _side_guarantees(plan, top):
         also.append(
             SideCertificate(
                 unit=unit if lazy else "item",
                 relation=budget.relation,
-                model=other.model,
+                model=side_guarantee.model,
                 claimed=None,
-                exact=Guarantee(other.epsilon, budget.delta),
+                exact=Guarantee(side_guarantee.epsilon, budget.delta),
                 status=status,
                 noise_std=noise_std,
-                conditions=(*assumed.about_data, *trust, *other.conditions),
-                source=other.source,
+                conditions=(*assumed.about_data, *trust, *side_guarantee.conditions),
+                source=side_guarantee.source,
             )
         )
-    budgets = alike(claim.silo_budgets) if claim.by_silo else {}
-    for ((asked, delta), silos), own in zip(budgets.items(), found[1:], strict=False):
-        epsilon = event_epsilon(own)
+    # One claim for each distinct budget of silos.
+    silos_by_budget = alike(claim.silo_budgets) if claim.by_silo else {}
+    for ((budget_epsilon, delta), silos), event in zip(
+        silos_by_budget.items(), events[1:], strict=False
+    ):
+        epsilon = event_epsilon(event)
         who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(
             SideCertificate(
                 unit=unit if lazy else "item",
                 relation=budget.relation,
                 model=f"{protocol.model}; users of {who}",
-                claimed=Guarantee(asked, delta),
+                claimed=Guarantee(budget_epsilon, delta),
                 exact=Guarantee(epsilon, delta) if math.isfinite(epsilon) else None,
                 status=status if math.isfinite(epsilon) else "unproven",
-                noise_std=own.noise_stds,
-                conditions=(*assumed.about_data, *own.conditions()),
+                noise_std=event.noise_stds,
+                conditions=(*assumed.about_data, *event.conditions()),
                 source="zhou-chowdhury-2024, Definition 2.1",
             )
         )
-    conditions = (*assumed.all, *met)
+    conditions = (*assumed.all, *release_conditions)
     if silent:
         conditions = tuple(c for c in conditions if c.holds or c in assumed.environment)
-    none = not assumed.schedule.holds and not silent
+    raw_schedule = not assumed.schedule.holds and not silent
     return Certificate(
         unit=unit,
         relation=budget.relation,
         model=protocol.model,
         claimed=claimed,
         exact=exact if covered else None,
-        status="none" if none else "proven" if proven else "conditional" if covered else "unproven",
+        status="none"
+        if raw_schedule
+        else "proven"
+        if proven
+        else "conditional"
+        if covered
+        else "unproven",
         noise_std=noise_std,
         conditions=conditions,
         caveats=(
-            *((RAW_SCHEDULE,) if none else ()),
+            *((RAW_SCHEDULE,) if raw_schedule else ()),
             *_caveats(plan, problem, claim, epsilon),
         ),
         source=claim.source,
@@ -398,17 +420,17 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
 
 
 def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCertificate:
-    """The side claim of users of own rounds: nothing that leaves a silo is a function of them."""
-    # Nothing is assumed of their records, which enter no sum that is sent.
+    """Return the claim for users of local rounds, whose data never leave their silo."""
+    # Their records enter no sum that is sent, so nothing is assumed about features and rewards.
     conditions = (assumed.schedule, assumed.once, *assumed.environment)
     assert plan.own is not None
-    which = f"after round {plan.share_until}"
+    local_rounds = f"after round {plan.share_until}"
     if plan.own.mixed and not plan.own.secret:
-        which += ", and in rounds before it that the public rule leaves out"
+        local_rounds += ", and in rounds before it that the public rule leaves out"
     return SideCertificate(
         unit="user",
         relation=relation,
-        model=f"{plan.protocol.model}; users of own rounds alone, {which}",
+        model=f"{plan.protocol.model}; users of own rounds alone, {local_rounds}",
         claimed=None,
         exact=Guarantee(0.0, 0.0),
         status="proven" if all(c.holds for c in conditions) else "conditional",
@@ -419,21 +441,21 @@ def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCerti
 
 
 def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: PrivacyEvent) -> Certificate:
-    """The certificate of a system without a claim: it has no privacy, or sends nothing."""
+    """Return the certificate of a system without a claim: it has no privacy, or sends nothing."""
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
         return nothing_sent(claim.source, model="local: nobody is trusted", caveats=(text,))
     if isinstance(top, NoRelease) and plan.protocol.senders == "silos":
         caveats = (SAME_SILO, *claim.caveats)
-        stated = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
+        certificate = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
         environment = _environment_conditions(plan, problem)
         status = "proven" if all(c.holds for c in environment) else "conditional"
-        return msgspec.structs.replace(stated, status=status, conditions=environment)
+        return msgspec.structs.replace(certificate, status=status, conditions=environment)
     return no_privacy(claim.source, caveats=claim.caveats)
 
 
 def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
-    """Noise as drivers add it: of one user's message, of a batch's bits, or of one node."""
+    """Return the noise stds that drivers use, of a user's message, a batch or a tree node."""
     if isinstance(top, LocalGaussian):
         names = ("bias", "covariance", "covariance_diagonal")
         return dict(zip(names, plan.user_std.parts, strict=True))
@@ -441,18 +463,20 @@ def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
 
 
 def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
-    """Guarantees of the same noise towards others than the claim is about: of a single agent's
-    users, and of a silo whose peers all collude."""
+    """Return guarantees of the same noise towards observers that the claim does not name.
+
+    These are observers of a single agent's users, and colluding silos if sums are masked.
+    """
     if isinstance(top, SecureSum):
         return top.sides()
     if plan.protocol.senders != "users" or not isinstance(
         top, LocalGaussian | VectorBatches | UnequalBatches
     ):
         return []
-    others, exact = list(top.sides()), event_epsilon(top)
+    guarantees, exact = list(top.sides()), event_epsilon(top)
     if plan.protocol.shuffled and math.isfinite(exact):
         trusted = [c for c in top.conditions() if type(c) is Condition]
-        others.append(
+        guarantees.append(
             Side(
                 "joint: other users see actions only, and keep what they know of their own "
                 "noise to themselves",
@@ -461,16 +485,16 @@ def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
                 tuple(trusted),
             )
         )
-    return others
+    return guarantees
 
 
-def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tuple[str, ...]:
-    """Caveats of a claimed plan whose exact epsilon is ``found``."""
+def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> tuple[str, ...]:
+    """Return the caveats of a plan with a claim, whose exact epsilon is ``epsilon``."""
     caveats = []
     budget, users = claim.asked, problem.silos * problem.horizon
-    if not math.isfinite(found):
+    if not math.isfinite(epsilon):
         caveats.append("no finite epsilon is proven for this noise")
-    elif found > budget.epsilon:
+    elif epsilon > budget.epsilon:
         caveats.append("the claimed budget is not met; the exact value is what holds")
     if not released_only(plan):
         caveats.append(
@@ -493,34 +517,38 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tu
             f"delta = {budget.delta:g} is not small against 1 / {users} users: it allows the "
             "full disclosure of some of them, and certifies almost nothing"
         )
-    # Bits are integers on a wire as on paper; real numbers are not.
-    machine = DRAWS if plan.protocol.bits else LIMITS if plan.protocol.masked else FLOATS
-    return (*caveats, *claim.caveats, SIMULATION, machine, *problem.notes)
+    # The proofs hold for bits as sent. For real numbers they ignore floating-point rounding.
+    number_caveat = DRAWS if plan.protocol.bits else LIMITS if plan.protocol.masked else FLOATS
+    return (*caveats, *claim.caveats, SIMULATION, number_caveat, *problem.notes)
 
 
 @account.register
 def _of_peers(plan: PeerPlan, problem: ProblemSpec) -> Certificate:
-    """The certificate of a federation without a server: its costliest part, and who reads it."""
-    stated = _of_plan(worst_part(plan).plan, problem)
-    if stated.claimed is None:
-        return stated
+    """Compute the certificate of a federation without a server.
+
+    It is the certificate of the part with the largest epsilon, with a caveat about who reads
+    messages. A part is the plan of one clique of silos and one of its estimators.
+    """
+    certificate = _of_plan(worst_part(plan).plan, problem)
+    if certificate.claimed is None:
+        return certificate
     hops = "1 hop" if plan.gamma == 1 else f"{plan.gamma} hops"
     who = f"messages are handed on {hops}: every silo on the way reads them"
     if len({part.clique for part in plan.parts}) > 1:
         who += ", silos of other cliques too"
-    return msgspec.structs.replace(stated, caveats=(*stated.caveats, who))
+    return msgspec.structs.replace(certificate, caveats=(*certificate.caveats, who))
 
 
 @account.register
 def _of_phases(plan: PhasePlan, problem: ProblemSpec) -> Certificate:
-    """The certificate of a federation in phases: everything that one client holds."""
+    """Compute the certificate of a federation in phases, which protects all data of one client."""
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
         return no_privacy(claim.source, caveats=claim.caveats)
-    found: Any = released(plan)
-    top, budget = found[0], claim.budget
+    events: Any = released(plan)
+    top, budget = events[0], claim.budget
     epsilon = event_epsilon(top)
-    known, kept = math.isfinite(epsilon), all(c.holds for c in problem.conditions)
+    known, conditions_hold = math.isfinite(epsilon), all(c.holds for c in problem.conditions)
     sends = not isinstance(top, NoRelease)
     return Certificate(
         unit="silo",
@@ -528,7 +556,7 @@ def _of_phases(plan: PhasePlan, problem: ProblemSpec) -> Certificate:
         model=plan.protocol.model if sends else "nothing leaves a client",
         claimed=Guarantee(budget.epsilon, budget.delta),
         exact=Guarantee(epsilon, budget.delta) if known else None,
-        status="none" if not known else "proven" if kept else "conditional",
+        status="none" if not known else "proven" if conditions_hold else "conditional",
         noise_std=top.noise_stds,
         conditions=(
             Condition("when estimates are sent does not depend on data", True),

@@ -1,30 +1,33 @@
-"""Federated LinUCB in fixed batches, with and without privacy, and its two baselines.
+"""Federated LinUCB in fixed batches, with and without privacy, and two baselines.
 
-Private-FedLinUCB is zhou-chowdhury-2024, Algorithms 1 and 8, under the paper's privacy protocols.
-``fedlinucb`` is Algorithm 1 with exact sums, the curve that all others approach. Deviations from
-the paper, which both share where they can, so that two curves differ in privacy alone:
+``private-fedlinucb`` is zhou-chowdhury-2024, Algorithms 1 and 8, with the paper's privacy
+protocols. ``fedlinucb`` is Algorithm 1 with exact sums. Both deviate from the paper in the same
+way, so that two curves differ only in privacy:
 
-- Features and rewards are clipped in code to what the proof bounds (``clip = false`` turns it off).
-- ``lazy = true`` (Algorithm 8) is the default: in Algorithm 1 raw data of one user choose the
-  features of later users of the batch, which the proof of Theorem 5.1 does not cover.
-- The covariance noise is one symmetric matrix of a named layout; the paper leaves it open.
-- kappa is 1 + floor(log2(T/B)); the paper writes log.
-- The radius is our own direct one, smaller than the paper's and proven. Lemma C.2 is an option,
-  with its own constants, from the actual noise distribution and, without lazy updates, with a union
-  over silos; so is Lemma C.4 as printed.
-- lambda is chosen for each release from the noise it has; the paper has one for all.
-- Releases "honaker", "toeplitz" and "factorised" replace the tree by continual releases of less
-  noise; with "flat" a shuffle needs no tree.
-- Batches may differ in length (``batch_size = "growing"``): a synchronisation costs more the sooner
-  the next one follows, and the first ones matter most.
-- Messages of the vector sum have 2 g + b bits, and g, b are integers rounded to the private side;
-  the paper's g + b bits overflow. A matrix is sent once, i <= j, and mirrored.
-- A data point is rounded for all its tree nodes when it arrives, not when a node is released: the
-  distribution is the same, and nothing is stored.
-- T need not be a multiple of B: a short last batch is used locally and never sent.
+- Features and rewards are clipped to the bounds that the proof assumes. ``clip = false`` disables
+  clipping.
+- ``lazy = true`` (Algorithm 8) is the default. In Algorithm 1 raw data of one user determine the
+  actions of later users of the batch, which the proof of Theorem 5.1 does not cover.
+- The covariance noise is a symmetric matrix, whose variances the key ``layout`` names. The paper
+  leaves them open.
+- kappa is 1 + floor(log2(T/B)). The paper writes log.
+- The default is fastfed's direct radius, which is proven and smaller than the paper's. Lemma C.2 is
+  an option: its constants are computed from the distribution of the noise, with a union bound over
+  silos if updates are not lazy. Lemma C.4 as printed is an option too.
+- lambda is chosen for each release from its noise. The paper has one lambda for all releases.
+- Release types "honaker", "toeplitz" and "factorised" add less noise than the tree. Type "flat"
+  shuffles every batch once and needs no tree.
+- Batches may differ in length (``batch_size = "growing"``). Early synchronisations are the most
+  valuable, and frequent synchronisations need more noise.
+- Messages of the vector sum have 2 g + b bits, because the paper's g + b bits overflow. g and b are
+  integers, rounded such that privacy never decreases. Of a symmetric matrix only the entries
+  i <= j are sent.
+- A data point is rounded for all its tree nodes when it arrives, instead of when a node is
+  released. The distribution is the same, and raw data need not be stored.
+- T need not be a multiple of B. An incomplete last batch is used locally and never sent.
 
-Local LinUCB (huang-2023, Algorithm 2) runs each silo alone, with the same clipping and radius.
-``random`` is of no paper: where privacy leaves nothing to learn from, regret is this policy's.
+``local-linucb`` (huang-2023, Algorithm 2) runs a separate LinUCB at each silo, with the same
+clipping and radius. ``random`` chooses random actions, as a baseline without learning.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ from fastfed.protocols.vector_sum import MOST_BITS
 
 
 def build_fedlinucb(config: Config, problem: ProblemSpec) -> System:
-    """Plan and certificate of one fedlinucb curve."""
+    """Build the system of one fedlinucb curve: its plan and certificate."""
     clip = config.bounds(published=config.radius == "published-code")
     schedule = shared_batches(config, problem)
     plan, theory = assemble(config, problem, PROTOCOLS["none"], schedule, clip)
@@ -81,56 +84,60 @@ FEDLINUCB = Algorithm(
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
 PROTECTS = ("user", "reward")
-#: Protocols whose silos add Gaussian noise of which a simulation uses the sum alone.
+#: Protocols with Gaussian noise of each silo, of which the server uses only the sum over silos.
 SUMMED = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
-#: Default covariance_ratio with the direct radius: of all with the same privacy it makes the bound
-#: on ||N theta* - h|| nearly least in any dimension, and that on ||N|| a quarter smaller.
+#: Default covariance_ratio with the direct radius. Among ratios with the same privacy, it nearly
+#: minimises the bound on ||N theta* - h|| in any dimension, and reduces that on ||N|| by a quarter.
 DIRECT_RATIO = 0.7
 
 
 class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
-    """Keys of a private-fedlinucb curve, beside those of `SharingConfig`.
+    """Keys of a private-fedlinucb curve, in addition to the keys of `SharingConfig`.
 
     Parameters
     ----------
     protocol : str, default "silo-ldp"
         The privacy protocol, one of ``PRIVATE_PROTOCOLS``.
     epsilon : float
-        Budget of one user, > 0; required unless ``silo_epsilon`` is given.
+        Epsilon > 0 of one user. Required unless ``silo_epsilon`` is given.
     delta : float
-        Budget of one user, in (0, 1); required.
+        Delta of one user, in (0, 1). Required.
     calibration : {"exact", "theorem", "published-code"}
-        The rule that chooses the noise: the least that gives the budget, or a paper's.
+        The rule for the noise: "exact" adds the least noise that satisfies the budget, the others
+        add the noise of a theorem or of published code.
     relation : {"replace", "zero-out"}
-        Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
-        cousin.
+        Neighbouring data sets: one user's data are replaced by any other data (bounded DP), or by
+        zeros, which is a weaker guarantee.
     release : {"tree", "honaker", "toeplitz", "buffered", "factorised", "flat"}, optional
-        The continual release of prefix sums; "flat", for "shuffle-vector" alone: none, every batch
-        is shuffled once and the server adds them up. By default the one that is expected to lose
-        least at the problem's sizes (`fastfed.bandits.assemble.usual_release`).
+        The release type: how noise is added to all prefix sums. "flat" (only for
+        "shuffle-vector") adds noise to each batch, and the server adds up the batches. The default
+        is the type with the smallest expected loss at the problem's sizes
+        (`fastfed.bandits.assemble.usual_release`).
     layout : str, optional
-        Variances of the symmetric covariance noise; by default the calibration's own.
+        Variances of the symmetric covariance noise. The default depends on the calibration.
     covariance_ratio : float, optional
-        Noise of the covariance stream over that of the bias stream; by default `ratio`.
+        Std of the covariance noise divided by the std of the bias noise. The default is `ratio`.
     silo_epsilon : tuple of float, optional
-        One epsilon for each silo, in place of ``epsilon``; the silos must add the noise.
+        One epsilon for each silo instead of ``epsilon``, in protocols in which silos add the noise.
     returning : int or "every-batch", default 1
-        Participations: the most batches, over all silos, of one user, at most once in each.
+        The largest number of batches, over all silos, in which one user takes part. A user takes
+        part in a batch at most once.
     messages : {"aggregate", "individual"}
-        For "shuffle-vector": counts of bits, or every bit drawn by itself; for "secure-sum": the
-        noise of all shares at once, or every silo's masked message.
+        How a simulation draws messages. For "shuffle-vector": the number of ones, or every bit. For
+        "secure-sum": the sum of the noise of all silos, or the masked message of every silo.
     vector_scale : float, default 1
-        For "shuffle-vector" with published code alone: factor on b.
+        Factor on b, only for "shuffle-vector" with calibration "published-code".
     honest_fraction : float, default 1
-        For "shuffle-vector" alone: the share of users whose noise bits are counted on.
+        The share of users whose noise bits count in the privacy proof, only for "shuffle-vector".
     protects : {"user", "reward"}
-        One context with all its rewards, or rewards alone, where contexts are public.
+        What is private: a user's context and rewards, or only rewards, if contexts are public.
     colluders : int, optional
-        For "secure-sum" alone: t in 0..M - 1, the silos whose noise is not counted. By default a
-        third of all, rounded down.
+        The number of silos, in 0..M - 1, whose noise does not count in the privacy proof, only for
+        "secure-sum". The default is M / 3, rounded down.
     noise_draws : {"silo", "sum"}
-        What a simulation draws: the noise of each silo, or that of their sum at once, which has the
-        same distribution and takes less time. Of ``SUMMED`` protocols without ``share``.
+        A simulation draws the noise of each silo, or once the noise of the sum over silos, which
+        has the same distribution and takes less time. "sum" needs a protocol in ``SUMMED``, and no
+        key ``share``.
     """
 
     protocol: str = "silo-ldp"
@@ -161,8 +168,8 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                 number("silo_epsilon", epsilon, above=0.0)
             if self.protocol not in ("silo-ldp", "silo-ldp-prefix"):
                 raise InputError(
-                    'silo_epsilon needs protocol "silo-ldp" or "silo-ldp-prefix", where each silo '
-                    f'adds its own noise, got "{self.protocol}"'
+                    'silo_epsilon needs protocol "silo-ldp" or "silo-ldp-prefix", in which each '
+                    f'silo adds noise, got "{self.protocol}"'
                 )
         for key in ("epsilon", "delta"):
             if getattr(self, key) is None and not (key == "epsilon" and self.silo_epsilon):
@@ -194,27 +201,27 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         self._check_protocol()
 
     def _check_draws(self) -> None:
-        """Raise InputError where the noise of all silos' sum is not all that a run reads."""
+        """Raise InputError if a run needs more than the sum of the silos' noise."""
         if self.protocol not in SUMMED:
             raise InputError(
                 f'noise_draws "sum" needs protocol {", ".join(SUMMED[:-1])} or {SUMMED[-1]}, '
-                "where each silo adds Gaussian noise of its own and the server uses the sum "
-                f'alone, got "{self.protocol}"'
+                "in which each silo adds Gaussian noise and the server uses only the sum, got "
+                f'"{self.protocol}"'
             )
         if self.share is not None:
             raise InputError(
-                'noise_draws "sum" needs a curve without share, got one: in own rounds a silo '
-                "uses the noise of its own reports"
+                'noise_draws "sum" needs a curve without share: in local rounds a silo uses the '
+                "noise of its own reports"
             )
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Fill in the release, which depends on sizes and noise (`usual_release`)."""
+        """Return the config with the release type filled in, see `usual_release`."""
         if self.release is not None:
             return self
-        return msgspec.structs.replace(self, release=_release_of(self, problem))
+        return msgspec.structs.replace(self, release=_default_release(self, problem))
 
     def _check_rewards(self) -> None:
-        """Raise InputError for keys that rewards alone know nothing of."""
+        """Raise InputError for keys that do not fit ``protects`` = "reward"."""
         if self.protocol not in ("silo-ldp", "silo-ldp-prefix", "central"):
             raise InputError(
                 'protects "reward" needs protocol "silo-ldp", "silo-ldp-prefix" or "central", got '
@@ -222,8 +229,8 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
             )
         if not self.lazy or self.clip is False:
             raise InputError(
-                'protects "reward" needs lazy = true and clip = true: raw rewards must choose no '
-                "action, and must be bounded"
+                'protects "reward" needs lazy = true and clip = true: actions must not depend on '
+                "raw rewards, and rewards must be bounded"
             )
         for key, usual in (("calibration", "exact"), ("layout", None), ("covariance_ratio", None)):
             if getattr(self, key) != usual:
@@ -233,20 +240,20 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Noise of the covariance stream over that of the bias stream."""
+        """Std of the covariance noise divided by the std of the bias noise."""
         if self.covariance_ratio is not None:
             return self.covariance_ratio
         if self.reward_centre is not None:
-            # Within 1 % of the best one for kappa from 2 to 4 (docs/centred.md).
+            # Within 1 % of the optimum for kappa from 2 to 4 (docs/centred.md).
             return 1.0
-        free = self.calibration == "exact" and self.layout in (None, "goe2")
-        return DIRECT_RATIO if self.radius == "direct" and free else 1.0
+        can_choose = self.calibration == "exact" and self.layout in (None, "goe2")
+        return DIRECT_RATIO if self.radius == "direct" and can_choose else 1.0
 
     def _check_protocol(self) -> None:
-        """Raise InputError for a key without effect here: whoever sets it expects one."""
-        bits = self.protocol == "shuffle-vector" and self.release in (FLAT, None)
-        tree = PROTOCOLS[self.protocol].shuffled and not bits
-        if tree and self.covariance_ratio not in (None, 1.0):
+        """Raise InputError for a key that has no effect with this protocol."""
+        flat_bits = self.protocol == "shuffle-vector" and self.release in (FLAT, None)
+        shuffled_tree = PROTOCOLS[self.protocol].shuffled and not flat_bits
+        if shuffled_tree and self.covariance_ratio not in (None, 1.0):
             raise InputError(
                 f'covariance_ratio belongs to release "{FLAT}" where messages are shuffled, got '
                 f'{self.covariance_ratio:g} for "{self.protocol}"'
@@ -254,8 +261,8 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         if PROTOCOLS[self.protocol].bits:
             if self.layout not in (None, "iid"):
                 raise InputError(
-                    f'layout must be "iid" for {self.protocol}: each entry i <= j has bits of '
-                    f'its own, got "{self.layout}"'
+                    f'layout must be "iid" for {self.protocol}: each entry i <= j has separate '
+                    f'bits, got "{self.layout}"'
                 )
             if self.vector_scale != 1.0 and self.calibration != "published-code":
                 raise InputError(
@@ -268,36 +275,36 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                 f'calibration must be "exact" for {self.protocol}: no paper states other '
                 f'constants, got "{self.calibration}"'
             )
-        of_bits, of_masks = ("shuffle-vector",), ("secure-sum",)
-        for key, usual, owners in (
-            ("messages", "aggregate", of_bits + of_masks),
-            ("vector_scale", 1, of_bits),
-            ("honest_fraction", 1, of_bits),
-            ("colluders", None, of_masks),
+        bit_protocols, masked_protocols = ("shuffle-vector",), ("secure-sum",)
+        for key, usual, protocols in (
+            ("messages", "aggregate", bit_protocols + masked_protocols),
+            ("vector_scale", 1, bit_protocols),
+            ("honest_fraction", 1, bit_protocols),
+            ("colluders", None, masked_protocols),
         ):
-            if getattr(self, key) != usual and self.protocol not in owners:
-                named = " or ".join(f'"{owner}"' for owner in owners)
+            if getattr(self, key) != usual and self.protocol not in protocols:
+                protocol_names = " or ".join(f'"{name}"' for name in protocols)
                 raise InputError(
-                    f"{key} belongs to protocol {named}, "
+                    f"{key} belongs to protocol {protocol_names}, "
                     f'got {getattr(self, key)!r} for "{self.protocol}"'
                 )
 
 
 @lru_cache(maxsize=256)
-def _release_of(config: PrivateConfig, problem: ProblemSpec) -> str:
-    """The default release of a curve."""
+def _default_release(config: PrivateConfig, problem: ProblemSpec) -> str:
+    """Return the default release type of a curve."""
     schedule = shared_batches(config, problem)
     noise_of = partial(make_noise, problem=problem, schedule=schedule)
     return usual_release(config, config.protocol, problem, schedule, noise_of)
 
 
 def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one private-fedlinucb curve.
+    """Build the system of one private-fedlinucb curve: its plan and certificate.
 
     Parameters
     ----------
     config : PrivateConfig
-        The curve's keys, checked.
+        The curve's keys.
     problem : ProblemSpec
         Sizes, and guarantees about the data.
 
@@ -308,7 +315,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     Raises
     ------
     InputError
-        If the protocol, release or calibration do not fit each other or the problem.
+        If protocol, release type and calibration do not fit together, or do not fit the problem.
     """
     config = config.settled(problem)
     release = config.release
@@ -317,7 +324,8 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     schedule = shared_batches(config, problem)
     noise = make_noise(config, problem, schedule)
     if noise.secure is not None:
-        # Prefixes are sums of releases, whichever they are: a factor of its own.
+        # The server computes prefix sums from the masked sums with the mechanism's factor, for
+        # every release type.
         protocol = under_masks(protocol, problem.silos, noise.secure.colluders)
         release = "factorised"
     protocol = trusting(protocol, share_of(config))
@@ -329,28 +337,30 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
         config.bounds(published=config.calibration == "published-code"),
         noise,
         individual=config.messages == "individual",
-        # Without a tree there is no noise of prefixes to make.
+        # Type "flat" adds no noise to prefix sums, and "tree" stands for it in the plan.
         release="tree" if release == FLAT else release,
     )
     plan = replace(plan, drawn_once=config.noise_draws == "sum")
     check_bits(plan)
-    spread = noise.distribution
-    plan, theory = with_own_rounds(plan, theory, config, spread.variances, float(spread.noises))
+    distribution = noise.distribution
+    plan, theory = with_own_rounds(
+        plan, theory, config, distribution.variances, float(distribution.noises)
+    )
     source = f"{protocol.source}; {noise.mechanism.source}"
     plan, certificate = certify(plan, problem, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)
 
 
 def check_bits(plan: Plan) -> None:
-    """Raise InputError for bits too many to draw one by one, or even to count in 64 bits."""
+    """Raise InputError if a plan has too many bits to count in 64 bits or to draw one by one."""
     if plan.encoding is None or not plan.levels:
         return
-    top = plan.levels - 1
-    points = plan.silos * plan.points(top)
-    if points * plan.encoding.message_bits(top) >= 2**62:
+    top_level = plan.levels - 1
+    points = plan.silos * plan.points(top_level)
+    if points * plan.encoding.message_bits(top_level) >= 2**62:
         raise InputError(
             f"epsilon or delta is too small for {plan.protocol.id}: a node would hold "
-            f"{points * plan.encoding.message_bits(top):.3g} bits an entry, more than 2^62"
+            f"{points * plan.encoding.message_bits(top_level):.3g} bits an entry, more than 2^62"
         )
     # Without a shuffler only the number of ones matters.
     if not plan.individual or not plan.protocol.shuffled:
@@ -360,17 +370,17 @@ def check_bits(plan: Plan) -> None:
             'messages = "individual" needs clip = true: a message of 2 g + b bits cannot hold an '
             "entry outside [-1, 1]"
         )
-    held = sum(
+    message_bits = sum(
         plan.silos * plan.points(j) * plan.encoding.message_bits(j) * plan.statistic_size
         for j in range(plan.levels)
     )
-    if held > MOST_BITS:
-        remedy = '"aggregate" draws their counts, which have the same distribution'
+    if message_bits > MOST_BITS:
+        remedy = '"aggregate" draws the number of ones, which has the same distribution'
         if plan.by_users:
             remedy = f"a batch_size below {plan.batch_size} sends fewer"
         raise InputError(
-            f'messages = "individual" would hold {held:.3g} bits at once, at most {MOST_BITS:.3g} '
-            f"can be; {remedy}"
+            f'messages = "individual" would store {message_bits:.3g} bits at once, more than the '
+            f"limit of {MOST_BITS:.3g}; {remedy}"
         )
 
 
@@ -387,7 +397,7 @@ PRIVATE_FEDLINUCB = Algorithm(
 
 
 class LocalConfig(Config, frozen=True, kw_only=True):
-    """Keys of a local-linucb curve: those of `Config` but ``batch_size`` and ``lazy``."""
+    """Keys of a local-linucb curve: the keys of `Config` except the batch keys and ``lazy``."""
 
     lazy: bool = False
 
@@ -401,7 +411,7 @@ class LocalConfig(Config, frozen=True, kw_only=True):
 
 
 def build_local(config: LocalConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one local-linucb curve."""
+    """Build the system of one local-linucb curve: its plan and certificate."""
     clip = config.bounds(published=config.radius == "published-code")
     plan, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip)
     source = "huang-2023, Algorithm 2; nothing leaves a silo"
@@ -422,20 +432,20 @@ LOCAL_LINUCB = Algorithm(
 
 
 class RandomConfig(Config, frozen=True, kw_only=True):
-    """Keys of a random curve: none that can be changed, for nothing is learned or sent."""
+    """Keys of a random curve. All keys must keep their defaults, because nothing is learned."""
 
     lazy: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unchanged = Config(lazy=False)
+        defaults = Config(lazy=False)
         for key in Config.__struct_fields__:
-            if getattr(self, key) != getattr(unchanged, key):
+            if getattr(self, key) != getattr(defaults, key):
                 raise InputError(f"{key} has no meaning for random: it learns nothing")
 
 
 def build_random(config: RandomConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one random curve."""
+    """Build the system of one random curve: its plan and certificate."""
     plan, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), None)
     plan = replace(plan, policy="random", lazy=True)
     plan, certificate = certify(plan, problem, theory, None, "uniformly random actions")

@@ -1,43 +1,50 @@
-"""FedUCB (dubey-pentland-2020, Algorithms 1 to 3): with a server and without one.
+"""FedUCB (dubey-pentland-2020, Algorithms 1 to 3), with a server and without one.
 
-Silos synchronise when a determinant has grown. Deviations from the paper, and why:
+Silos synchronise when the determinant of V has grown. The trigger is the rule that decides when.
+This implementation deviates from the paper:
 
-- The algorithm is corrected: the trigger's matrix stands inside the determinant, the counter and
-  the batch start anew at a synchronisation, a leaf of the tree is a whole batch, and the server
-  replaces its sums by the sum of the silos' prefix sums, which contain all earlier ones.
-- Proposition 2 is used as its proof has it: ln det V once, not d times.
-- The trigger's time since the last synchronisation counts the current round: it is 1 in the first
-  round after one. Line 12 of the pseudocode reads a counter that starts at 0, and divides by it.
-- The radius of silos that use their own batch at once has ln(2 M / alpha) where Proposition 2 has
-  ln(2 / alpha), with and without privacy: its proof is for one order of events, and each of M silos
-  has its own. ``calibration = "theorem"`` keeps ln(2 / alpha), which the caveats say.
-- The matrices' last entry, the sum of squared rewards, is never used, so it is never sent.
-- Features and rewards are clipped in code to what the proof bounds.
-- ``schedule = "determinant"``, the paper's, reads raw data: no finite epsilon holds for it, and the
-  certificate says "none". "fixed" synchronises at rounds known in advance; "private-determinant" is
-  the rule of zhou-chowdhury-2024, Appendix D.2, which reads noisy sums, paid from the same budget.
-- ``lazy = true`` is the default; the paper's silos use their own batch at once (``lazy = false``).
-- ``calibration = "exact"`` takes the least noise that gives the budget, and rho_min and kappa from
-  that noise; "theorem" is the paper's Lambda and its kappa, which lacks delta.
-- D for O(M T) communication is 0 in the paper, which rounding would decide; it becomes
-  ``batch_size = 1``.
+- Errors in the pseudocode are corrected. The trigger's matrix is inside the determinant. The
+  counter and the batch are reset at a synchronisation. A leaf of the tree is a whole batch. The
+  server replaces its sums by the sum of the silos' prefix sums, which contain all earlier data.
+- Proposition 2 is used as in its proof, with ln det V once instead of d times.
+- The trigger's time since the last synchronisation counts the current round, so it starts at 1. The
+  counter in line 12 of the pseudocode starts at 0 and is a divisor.
+- If silos use their current batch at once, the radius has ln(2 M / alpha) where Proposition 2 has
+  ln(2 / alpha), with and without privacy. The proof assumes one order of all rounds, and each of
+  the M silos needs a different order. ``calibration = "theorem"`` keeps ln(2 / alpha), and a caveat
+  states this.
+- The last entry of the matrices, the sum of squared rewards, is never used and never sent.
+- Features and rewards are clipped to the bounds that the proof assumes.
+- The paper's ``schedule = "determinant"`` depends on raw data. No finite epsilon holds for it, and
+  the certificate's status is "none". "fixed" synchronises at rounds known in advance.
+  "private-determinant" is the rule of zhou-chowdhury-2024, Appendix D.2. It uses noisy sums only,
+  and their privacy cost is part of the same budget.
+- ``lazy = true`` is the default. In the paper silos use their current batch at once, which is
+  ``lazy = false``.
+- ``calibration = "exact"`` adds the least noise that satisfies the budget, and computes rho_min and
+  kappa from this noise. "theorem" uses Lambda and kappa of the paper. This kappa lacks delta.
+- For O(M T) communication the paper sets the threshold D = 0, so rounding errors would decide. Here
+  silos then synchronise after every round (``batch_size = 1``).
 
-Without a server (Algorithm 3) silos send messages to their neighbours. Further deviations:
+Without a server (Algorithm 3) silos send messages to their neighbours in a graph. There are gamma
+estimators: round t belongs to estimator t mod gamma. Each estimator has a tree at every silo. A
+user's data are in one estimator, so the privacy of the estimators composes in parallel. Silos are
+partitioned into cliques, each of which shares its estimators. Further deviations:
 
-- The proof is followed where the pseudocode differs from it: a silo whose trigger fires asks its
-  clique, all report gamma rounds later, and all reports arrive before the estimator is used again.
-  The pseudocode replies at once, to silos of which some have not heard.
-- Each clique starts from |C| rho_min I and triggers with |C| (rho_max - rho_min) I, as in the
-  proof; the pseudocode starts from 0, a singular matrix, and writes M.
-- Sums are replaced, never added to: they are whole prefixes. Without privacy they are batches.
-- Proposition 2 has |C| for M, too, and its failure probability is shared by all cliques and
+- The proof is followed where the pseudocode differs from it. A silo whose trigger fires sends a
+  request to its clique. All silos of the clique report gamma rounds later, and all reports arrive
+  before the estimator is used again. In the pseudocode silos reply at once, although some silos
+  have not received the request.
+- Each clique C starts from |C| rho_min I, and its trigger uses |C| (rho_max - rho_min) I, as in the
+  proof. The pseudocode starts from 0, a singular matrix, and writes M instead of |C|.
+- With privacy each report is a whole prefix sum and replaces the sums before it. Without privacy it
+  is the sum of a batch and is added to them.
+- In Proposition 2 |C| replaces M, and the failure probability is split over all cliques and
   estimators.
-- The number of rounds in the trigger is counted in rounds of the estimator.
-- The paper gives no threshold; "log-T" is Algorithm 1's for the T / gamma rounds of an estimator,
-  divided by 1 + L^2 = 2 (line 6). A number is compared as it is, divided by nothing.
-- The clique cover is a greedy one, a partition of the silos.
-- Estimators are numbered t mod gamma. Each has a tree of its own at every silo; a user takes part
-  in one of them, so they compose in parallel.
+- The trigger counts the rounds of the estimator.
+- The paper gives no threshold. "log-T" is the threshold of Algorithm 1 for the T / gamma rounds of
+  an estimator, divided by 1 + L^2 = 2 (line 6). A threshold given as a number is not divided.
+- The clique cover is a partition found by a greedy algorithm.
 """
 
 from __future__ import annotations
@@ -84,7 +91,7 @@ from fastfed.protocols.serverless import GRAPHS, Graph, Part, PeerPlan
 
 # ---- With a server -------------------------------------------------------------------------------
 
-#: Value of ``returning`` for a user whom every silo meets.
+#: Value of ``returning`` if a user may take part at every silo.
 EVERY_SILO = "every-silo"
 SCHEDULES = ("determinant", "fixed", "private-determinant")
 COMMUNICATION = ("log-T", "M1.5", "MT")
@@ -93,40 +100,41 @@ K = TypeVar("K", bound="FedUCBConfig")
 
 
 class FedUCBConfig(Config, frozen=True, kw_only=True):
-    """Keys of a feducb curve, beside those of `Config`.
+    """Keys of a feducb curve, in addition to the keys of `Config`.
 
     Parameters
     ----------
     schedule : {"determinant", "fixed", "private-determinant"}
         The rule for synchronisations.
     communication : {"log-T", "M1.5", "MT"} or float
-        The threshold D > 0 of the determinant, or the paper's rule for it.
+        The threshold D > 0 of the trigger, or one of the paper's rules for it.
     private : bool, default True
         False for no noise.
     epsilon : float
-        Budget of one user, > 0; required if private, unless ``silo_epsilon`` is given.
+        Epsilon > 0 of one user. Required if private, unless ``silo_epsilon`` is given.
     delta : float
-        Budget of one user, in (0, 1); required if private, unless ``silo_delta`` is given.
+        Delta of one user, in (0, 1). Required if private, unless ``silo_delta`` is given.
     silo_epsilon : tuple of float, optional
-        One epsilon for each silo in place of ``epsilon``: each silo adds the noise of its own
-        budget. For ``schedule = "fixed"``.
+        One epsilon for each silo instead of ``epsilon``. Each silo then adds the noise of its
+        budget. Requires ``schedule = "fixed"``.
     silo_delta : tuple of float, optional
-        With it, one delta for each silo in place of ``delta``.
+        One delta for each silo instead of ``delta``. Requires ``silo_epsilon``.
     calibration : {"exact", "theorem"}
-        The least noise that gives the budget, or the paper's.
+        "exact" adds the least noise that satisfies the budget, "theorem" the noise of the paper.
     relation : {"replace", "zero-out"}
-        Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
-        cousin.
+        Neighbouring data sets: one user's data are replaced by any other data (bounded DP), or by
+        zeros, which is a weaker guarantee.
     rho_min : float, optional
-        Lower bound > 0 on the eigenvalues of one silo's regularizer; by default from the noise.
+        Lower bound > 0 on the eigenvalues of one silo's regularizer. The default is computed from
+        the noise.
     radius : {"proposition-2", "direct"}
         The confidence radius.
     noise_draws : {"silo", "sum"}
-        What a simulation draws: the noise of each silo, or that of their sum at once, which has the
-        same distribution and takes less time.
+        A simulation draws the noise of each silo, or once the noise of the sum over silos, which
+        has the same distribution and takes less time.
     returning : int or "every-silo", default 1
-        The most silos that meet one user, once each (footnote 4: one individual meets all M
-        agents). For ``calibration = "exact"`` and one budget.
+        The largest number of silos at which one user takes part, once at each (footnote 4 of the
+        paper). Values above 1 require ``calibration = "exact"`` and the same budget at all silos.
     """
 
     schedule: str = "determinant"
@@ -176,11 +184,11 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
 
     @property
     def every_round(self) -> bool:
-        """True if the paper's D is 0, so that silos synchronise after every round."""
+        """True if silos synchronise after every round (D = 0 in the paper)."""
         return self.communication == "MT"
 
     def _check_privacy(self) -> None:
-        """Raise InputError for keys of the budget that do not fit each other."""
+        """Raise InputError for privacy keys that contradict each other or are missing."""
         choice("relation", self.relation, RELATIONS)
         choice("calibration", self.calibration, PRIVATIZER_CALIBRATIONS)
         if choice("noise_draws", self.noise_draws, NOISE_DRAWS) == "sum" and not self.private:
@@ -216,7 +224,7 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
                 raise InputError('rho_min belongs to radius "proposition-2", got radius "direct"')
 
     def _check_returning(self) -> None:
-        """Raise InputError for a number of silos that cannot be, or has no account."""
+        """Raise InputError for a value of ``returning`` that is invalid or has no privacy proof."""
         if isinstance(self.returning, str):
             choice("returning", self.returning, (EVERY_SILO,))
         else:
@@ -232,75 +240,100 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             )
 
     def silos_met(self, problem: ProblemSpec) -> int:
-        """The most silos that meet one user; InputError for more than there are."""
+        """Return the largest number of silos of one user. Raise InputError if it exceeds M."""
         if isinstance(self.returning, str):
             return problem.silos
         return integer("returning", self.returning, at_least=1, at_most=problem.silos)
 
     def _check_silo_budgets(self) -> None:
-        """Raise InputError for budgets of single silos that make no sense."""
+        """Raise InputError for invalid values of ``silo_epsilon`` and ``silo_delta``."""
         for key in ("epsilon", "delta"):
-            if (given := getattr(self, f"silo_{key}")) is None:
+            if (silo_values := getattr(self, f"silo_{key}")) is None:
                 continue
-            if not given:
+            if not silo_values:
                 raise InputError(f"silo_{key} must hold one number for each silo, got none")
             if getattr(self, key) is not None:
                 raise InputError(f"give either {key} or silo_{key}, not both")
-            for value in given:
+            for value in silo_values:
                 number(f"silo_{key}", value, above=0.0, below=math.inf if key == "epsilon" else 1.0)
         if self.silo_epsilon is None:
             if self.silo_delta is not None:
-                raise InputError("silo_delta needs silo_epsilon, one for each silo beside it")
+                raise InputError("silo_delta needs silo_epsilon, one for each silo")
             return
         if self.schedule != "fixed" and not self.every_round:
             raise InputError(
-                'silo_epsilon needs schedule "fixed": what the data schedule has one noise, or '
-                f'none, for all silos, got "{self.schedule}"'
+                'silo_epsilon needs schedule "fixed": in schedules that depend on data all silos '
+                f'have the same noise, got "{self.schedule}"'
             )
 
 
 def privatizers(
     config: FedUCBConfig, problem: ProblemSpec, releases: int
 ) -> tuple[Privatizer, ...]:
-    """Calibrate each silo's noise, where silos have budgets of their own; () where not."""
+    """Calibrate the noise of each silo if silos have different budgets, else return ()."""
     if config.silo_epsilon is None:
         return ()
     deltas = config.silo_delta or (config.delta or 0.0,) * problem.silos
-    for key, given in (("silo_epsilon", config.silo_epsilon), ("silo_delta", deltas)):
-        if len(given) != problem.silos:
+    for key, values in (("silo_epsilon", config.silo_epsilon), ("silo_delta", deltas)):
+        if len(values) != problem.silos:
             raise InputError(
-                f"{key} must hold one number for each of {problem.silos} silos, got {len(given)}"
+                f"{key} must hold one number for each of {problem.silos} silos, got {len(values)}"
             )
     budgets = [
         Budget(float(epsilon), float(delta), config.relation)
         for epsilon, delta in zip(config.silo_epsilon, deltas, strict=True)
     ]
-    made = {b: calibrate_privatizer(b, releases, config.calibration) for b in set(budgets)}
-    return tuple(made[budget] for budget in budgets)
+    privatizer_of_budget = {
+        b: calibrate_privatizer(b, releases, config.calibration) for b in set(budgets)
+    }
+    return tuple(privatizer_of_budget[budget] for budget in budgets)
 
 
-def weakest(own: tuple[Privatizer, ...]) -> Privatizer:
-    """The least noise of any silo, under a budget that is no less than any silo's."""
-    least = min(own, key=lambda p: p.noise_std)
-    epsilon, delta = max(p.budget.epsilon for p in own), max(p.budget.delta for p in own)
-    return msgspec.structs.replace(least, budget=Budget(epsilon, delta, least.budget.relation))
+def weakest(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
+    """Return the privatizer with the least noise, with the largest epsilon and delta of any silo.
+
+    Parameters
+    ----------
+    silo_privatizers : tuple of Privatizer
+        The privatizer of each silo.
+    """
+    least_noise = min(silo_privatizers, key=lambda p: p.noise_std)
+    epsilon, delta = (
+        max(p.budget.epsilon for p in silo_privatizers),
+        max(p.budget.delta for p in silo_privatizers),
+    )
+    return msgspec.structs.replace(
+        least_noise, budget=Budget(epsilon, delta, least_noise.budget.relation)
+    )
 
 
 def privatizer(
     config: FedUCBConfig,
     releases: int,
-    own: tuple[Privatizer, ...] = (),
+    silo_privatizers: tuple[Privatizer, ...] = (),
     silos_met: int = 1,
 ) -> Privatizer | None:
-    """Calibrate the noise of one silo's tree of so many releases; None without privacy.
+    """Calibrate the noise of one silo's tree, or return None without privacy.
 
-    ``own``: each silo's, where they differ; of these the weakest. ``silos_met``: the most silos
-    that meet one user.
+    Parameters
+    ----------
+    config : FedUCBConfig
+        The curve's keys.
+    releases : int
+        The number of leaves of the tree.
+    silo_privatizers : tuple of Privatizer, optional
+        The privatizer of each silo, if silos have different budgets. Then `weakest` is returned.
+    silos_met : int, default 1
+        The largest number of silos at which one user takes part.
+
+    Returns
+    -------
+    Privatizer or None
     """
     if not config.private:
         return None
-    if own:
-        return weakest(own)
+    if silo_privatizers:
+        return weakest(silo_privatizers)
     assert config.epsilon is not None and config.delta is not None
     rounds = releases if config.schedule == "private-determinant" else 0
     budget = Budget(config.epsilon, config.delta, config.relation)
@@ -310,47 +343,51 @@ def privatizer(
 
 
 def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
-    """Rounds of a fixed schedule: as given, all, or as often as Proposition 1 counts."""
-    every = Schedule(problem.horizon, 1)
+    """Return the fixed schedule of a curve.
+
+    With ``batch_size`` = "theorem" silos synchronise as often as Proposition 1 bounds the number of
+    synchronisations of the determinant schedule.
+    """
+    every_round = Schedule(problem.horizon, 1)
     if config.every_round:
-        return every
+        return every_round
     if config.batch_size != "theorem":
         return config.batches(problem)
     federation = Federation(problem)
-    own = privatizers(config, problem, problem.horizon)
-    noise = privatizer(config, problem.horizon, own, config.silos_met(problem))
-    found = constants(config, federation, noise, own)
-    bar = threshold_of(config, federation, found)
+    silo_privatizers = privatizers(config, problem, problem.horizon)
+    noise = privatizer(config, problem.horizon, silo_privatizers, config.silos_met(problem))
+    numbers = constants(config, federation, noise, silo_privatizers)
+    threshold = threshold_of(config, federation, numbers)
     # D of "M1.5" is 0 for one silo and one round: synchronise after every round.
-    if not bar:
-        return every
+    if not threshold:
+        return every_round
     horizon, d = problem.horizon, problem.dimension
     return Schedule(
-        horizon, batch_size_proposition_1(horizon, d, bar, found.rho_min, found.rho_max)
+        horizon, batch_size_proposition_1(horizon, d, threshold, numbers.rho_min, numbers.rho_max)
     )
 
 
 def resolve_schedule(config: K) -> K:
-    """Config with "every round" as the fixed schedule that it is."""
+    """Return the config with ``schedule`` = "fixed" if silos synchronise after every round."""
     if config.every_round and config.schedule != "fixed":
         return msgspec.structs.replace(config, schedule="fixed")
     return config
 
 
 def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one feducb curve."""
+    """Build the system of one feducb curve: its plan, certificate and bounds."""
     config = resolve_schedule(config)
     fixed = config.schedule == "fixed"
     schedule = fixed_schedule(config, problem) if fixed else Schedule(problem.horizon, 1)
-    own = privatizers(config, problem, schedule.releases)
-    noise = privatizer(config, schedule.releases, own, config.silos_met(problem))
+    silo_privatizers = privatizers(config, problem, schedule.releases)
+    noise = privatizer(config, schedule.releases, silo_privatizers, config.silos_met(problem))
     clip = config.bounds(published=False)
     federation = Federation(problem)
-    plan, theory = plan_and_theory(config, federation, noise, schedule, clip, own)
+    plan, theory = plan_and_theory(config, federation, noise, schedule, clip, silo_privatizers)
     plan = replace(plan, drawn_once=config.noise_draws == "sum")
     source = source_text(config, noise, "Algorithm 1")
-    made = _noise(config, problem, noise, own)
-    plan, certificate = certify(plan, problem, theory, made, source)
+    noise_of_plan = _noise(config, problem, noise, silo_privatizers)
+    plan, certificate = certify(plan, problem, theory, noise_of_plan, source)
     return System(
         "feducb", plan, certificate, _bound_curves(config, federation, noise), theory=theory
     )
@@ -359,18 +396,18 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
 def _bound_curves(
     config: FedUCBConfig, federation: Federation, noise: Privatizer | None
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
-    """Bounds of Theorem 1 and Proposition 1, if they are about this run."""
+    """Return a function that computes the paper's bounds, or None if they do not apply."""
     if config.schedule != "determinant" or config.radius != "proposition-2":
         return None
-    found = constants(config, federation, noise)
-    bar = threshold_of(config, federation, found)
-    if not bar:
+    numbers = constants(config, federation, noise)
+    threshold = threshold_of(config, federation, numbers)
+    if not threshold:
         return None
-    return partial(centralised_bound_curves, config, federation.problem, found, bar)
+    return partial(centralised_bound_curves, config, federation.problem, numbers, threshold)
 
 
 def released_only(config: FedUCBConfig, schedule: Schedule) -> bool:
-    """True if actions depend on synchronised statistics alone."""
+    """Return True if actions depend on synchronised statistics only."""
     return config.lazy or (config.schedule == "fixed" and schedule.every_round)
 
 
@@ -380,30 +417,36 @@ def plan_and_theory(
     noise: Privatizer | None,
     schedule: Schedule,
     clip: Clip | None,
-    own: tuple[Privatizer, ...] = (),
+    silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> tuple[Plan, Theory]:
-    """Plan and theory of the silos that share one estimator.
+    """Make the plan and the theory of silos that share one estimator.
 
     Parameters
     ----------
     config : FedUCBConfig
         The curve's keys.
     federation : Federation
-        The silos, and the whole that they are a part of.
+        The silos that share the estimator, and the federation that they belong to.
     noise : Privatizer or None
         The calibrated noise.
     schedule : Schedule
-        The rounds of synchronisation; where data decide, each of them.
+        The rounds of synchronisation. If the rounds depend on data, every round.
     clip : Clip or None
         Bounds that features and rewards are clipped to.
-    own : tuple of Privatizer, optional
-        Each silo's noise, where silos have budgets of their own.
+    silo_privatizers : tuple of Privatizer, optional
+        The noise of each silo, if silos have different budgets.
+
+    Returns
+    -------
+    plan : Plan
+        Without a privacy claim.
+    theory : Theory
     """
     problem = federation.problem
-    made = _noise(config, problem, noise, own)
-    found = constants(config, federation, noise, own)
+    noise_of_plan = _noise(config, problem, noise, silo_privatizers)
+    numbers = constants(config, federation, noise, silo_privatizers)
     protocol = PROTOCOLS["silo-ldp-prefix" if noise else "none"]
-    rule = trigger(config, federation, found, noise)
+    rule = trigger(config, federation, numbers, noise)
     if config.radius == "direct":
         plan, theory = assemble(
             config,
@@ -411,14 +454,14 @@ def plan_and_theory(
             protocol,
             schedule,
             clip,
-            made,
+            noise_of_plan,
             only_released=released_only(config, schedule),
             ordered=config.schedule == "fixed",
         )
         return replace(plan, trigger=rule), theory
-    only = released_only(config, schedule)
-    theory = proposition_2(config, federation, found, clip, only, bool(own))
-    plan = make_plan(config, problem, protocol, schedule, clip, theory, made)
+    only_released = released_only(config, schedule)
+    theory = proposition_2(config, federation, numbers, clip, only_released, bool(silo_privatizers))
+    plan = make_plan(config, problem, protocol, schedule, clip, theory, noise_of_plan)
     return replace(plan, trigger=rule), theory
 
 
@@ -426,36 +469,37 @@ def _noise(
     config: FedUCBConfig,
     problem: ProblemSpec,
     mechanism: Privatizer | None,
-    own: tuple[Privatizer, ...] = (),
+    silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Noise | None:
-    """Noise of a federation for theory and plan; None without privacy."""
+    """Return the noise of a federation for its theory and its plan, or None without privacy."""
     if mechanism is None:
         return None
     std = NoiseStd(*mechanism.stds)
     if config.schedule == "fixed":
         distribution = NoiseDistribution(std, problem.silos, mechanism.variance_factors)
     else:
-        # The data decide which release has which noise: all as the one with the most.
-        most = max_prefix_nodes(mechanism.releases)
+        # The noise of a release depends on its number, which depends on data here. Bound each by
+        # the release with the most tree nodes.
+        max_nodes = max_prefix_nodes(mechanism.releases)
         distribution = NoiseDistribution(
-            std, problem.silos, np.array([0.0, most]), counted=mechanism.releases
+            std, problem.silos, np.array([0.0, max_nodes]), counted=mechanism.releases
         )
-    if not own:
+    if not silo_privatizers:
         return Noise(mechanism, distribution, std)
-    scales = tuple(p.noise_std / mechanism.noise_std for p in own)
-    deltas = tuple(p.budget.delta for p in own)
+    scales = tuple(p.noise_std / mechanism.noise_std for p in silo_privatizers)
+    deltas = tuple(p.budget.delta for p in silo_privatizers)
     return Noise(
         mechanism,
         replace(distribution, noises=sum(f * f for f in scales)),
         std,
         silo_noise=scales,
-        silo_epsilon=tuple(p.budget.epsilon for p in own),
+        silo_epsilon=tuple(p.budget.epsilon for p in silo_privatizers),
         silo_delta=deltas if config.silo_delta is not None else (),
     )
 
 
 def source_text(config: FedUCBConfig, noise: Privatizer | None, algorithm: str) -> str:
-    """Papers and algorithms of the guarantee."""
+    """Return the papers and algorithms that the guarantee is based on, as one line of text."""
     source = f"dubey-pentland-2020, {algorithm}"
     if noise is None:
         return source
@@ -475,12 +519,13 @@ FEDUCB = Algorithm(
 
 # ---- Without a server ----------------------------------------------------------------------------
 
-#: Hops between all pairs of silos are kept, and a complete graph of so many takes seconds to check.
+#: Largest number of silos without a server. The distances between all pairs are stored, and the
+#: check of a complete graph of this size takes seconds.
 MAX_SILOS = 2000
 
 
 class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
-    """Keys of a feducb-decentralized curve, beside those of feducb.
+    """Keys of a feducb-decentralized curve, in addition to the keys of feducb.
 
     Parameters
     ----------
@@ -489,8 +534,8 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
     graph_seed : int, default 0
         Seed of a random graph.
     gamma : int, optional
-        Time to live of a message in hops, and the number of estimators; by default the graph's
-        diameter.
+        Time to live of a message in hops, and the number of estimators. The default is the diameter
+        of the graph.
     """
 
     graph: str | tuple[tuple[int, int], ...] = "complete"
@@ -501,7 +546,7 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
         super().__post_init__()
         if self.silo_epsilon is not None:
             raise InputError(
-                "silo_epsilon needs a server: in feducb-decentralized all silos have one noise"
+                "silo_epsilon needs a server: in feducb-decentralized all silos have the same noise"
             )
         if self.returning != 1:
             raise InputError(
@@ -509,23 +554,23 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
             )
         if self.noise_draws == "sum":
             raise InputError(
-                'noise_draws "sum" needs a server that adds up all silos, got it for '
-                "feducb-decentralized, whose silos pass single messages on"
+                'noise_draws "sum" needs a server that adds up all silos: in feducb-decentralized '
+                "each silo's message is sent separately"
             )
         if isinstance(self.graph, str):
             choice("graph", self.graph, GRAPHS)
         integer("graph_seed", self.graph_seed, at_least=0, at_most=2**63 - 1)
         if self.gamma is not None:
             integer("gamma", self.gamma, at_least=1)
-        named = self.batch_size is not None or self.release_rounds is not None
-        if self.schedule == "fixed" and not named and not self.every_round:
-            raise InputError("batch_size is required: an integer >= 1, in uses of an estimator")
+        has_batches = self.batch_size is not None or self.release_rounds is not None
+        if self.schedule == "fixed" and not has_batches and not self.every_round:
+            raise InputError("batch_size is required: an integer >= 1, in rounds of an estimator")
         if self.batch_size == "theorem":
-            raise InputError('batch_size "theorem" belongs to feducb: Proposition 1 has a server')
+            raise InputError('batch_size "theorem" belongs to feducb: Proposition 1 needs a server')
 
 
 def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one feducb-decentralized curve."""
+    """Build the system of one feducb-decentralized curve: its plan, certificate and bounds."""
     if problem.silos > MAX_SILOS:
         raise InputError(f"silos must be <= {MAX_SILOS} without a server, got {problem.silos}")
     graph = Graph.of(config.graph, problem.silos, config.graph_seed)
@@ -533,73 +578,84 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
     if gamma > problem.horizon:
         raise InputError(f"gamma must be <= horizon ({problem.horizon}), got {gamma}")
     config = resolve_schedule(config)
-    rounds = -(-problem.horizon // gamma)
-    chosen = config.schedule == "fixed" and not config.every_round
-    if chosen and isinstance(config.batch_size, int):
+    rounds_per_estimator = -(-problem.horizon // gamma)
+    fixed_batches = config.schedule == "fixed" and not config.every_round
+    if fixed_batches and isinstance(config.batch_size, int):
         size = integer("batch_size", config.batch_size, at_least=1)
-        if size > rounds:
+        if size > rounds_per_estimator:
             raise InputError(
-                f"batch_size must be <= {rounds}, the uses of an estimator in {problem.horizon} "
-                f"rounds at gamma = {gamma}, got {size}"
+                f"batch_size must be <= {rounds_per_estimator}, the rounds of an estimator in "
+                f"{problem.horizon} rounds with gamma = {gamma}, got {size}"
             )
-    elif chosen:
-        config.batches(replace(problem, horizon=rounds))  # refuses what no estimator can keep
+    elif fixed_batches:
+        # Raise InputError for batches that exceed the rounds of every estimator.
+        config.batches(replace(problem, horizon=rounds_per_estimator))
 
     def schedule_of(uses: int) -> Schedule:
-        """Rounds of synchronisation of an estimator with so many uses."""
-        if not chosen:
+        """Return the synchronisations of an estimator that is used in ``uses`` rounds."""
+        if not fixed_batches:
             return Schedule(uses, 1)
         if isinstance(config.batch_size, int):
             return Schedule(uses, config.batch_size)
         if config.release_rounds is not None:
-            # A last batch that an estimator's uses cut short is not sent.
-            kept = tuple(n for n in config.release_rounds if n <= uses)
-            return Schedule.at(kept, uses) if kept else Schedule(uses, uses + 1)
+            # An incomplete last batch is not sent.
+            ends = tuple(n for n in config.release_rounds if n <= uses)
+            return Schedule.at(ends, uses) if ends else Schedule(uses, uses + 1)
         return config.batches(replace(problem, horizon=uses))
 
-    noise = privatizer(config, schedule_of(rounds).releases)
+    noise = privatizer(config, schedule_of(rounds_per_estimator).releases)
     clip = config.bounds(published=False)
-    shape = PeerPlan(graph, gamma, problem.horizon, problem.dimension, ())
+    empty_plan = PeerPlan(graph, gamma, problem.horizon, problem.dimension, ())
     parts, theories = [], []
-    alike: dict[tuple[int, int], tuple[Plan, Theory]] = {}
+    plan_by_size: dict[tuple[int, int], tuple[Plan, Theory]] = {}
     cliques = graph.cliques(gamma)
     if config.radius == "direct":
-        # Its bounds are made part by part, each with a share of the failure probability.
+        # The bounds of each part, a clique and an estimator, get an equal share of alpha.
         share = config.failure_probability / (len(cliques) * gamma)
         config = msgspec.structs.replace(config, failure_probability=share)
     for clique in cliques:
         for estimator in range(gamma):
-            own = replace(
-                problem, silos=len(clique), horizon=shape.uses(estimator, problem.horizon)
+            part_problem = replace(
+                problem, silos=len(clique), horizon=empty_plan.uses(estimator, problem.horizon)
             )
-            federation = Federation(own, problem, gamma, len(cliques))
-            # Parts of one size are alike, and some constants take long to compute.
-            kind = own.silos, own.horizon
-            if kind not in alike:
-                schedule = schedule_of(own.horizon)
-                alike[kind] = plan_and_theory(config, federation, noise, schedule, clip)
-            plan, theory = alike[kind]
+            federation = Federation(part_problem, problem, gamma, len(cliques))
+            # Parts of the same size have the same plan. Some of its constants are slow to compute.
+            size_of_part = part_problem.silos, part_problem.horizon
+            if size_of_part not in plan_by_size:
+                schedule = schedule_of(part_problem.horizon)
+                plan_by_size[size_of_part] = plan_and_theory(
+                    config, federation, noise, schedule, clip
+                )
+            plan, theory = plan_by_size[size_of_part]
             parts.append(Part(clique, estimator, plan))
             theories.append(theory)
-    # One part with an unproven bound leaves the whole unproven.
+    # If the bound of one part is unproven, report this for the whole federation.
     theory = next((t for t in theories if not t.proven), theories[0])
     source = source_text(config, noise, "Algorithm 3")
     claim = Claim(source=source, caveats=theory.caveats)
     if noise is not None:
         claim = declared(noise, source, theory)
-    sealing = {id(p.plan): sealed(replace(p.plan, privacy=claim)) for p in parts}
-    made = replace(shape, parts=tuple(replace(p, plan=sealing[id(p.plan)]) for p in parts))
+    sealed_plans = {id(p.plan): sealed(replace(p.plan, privacy=claim)) for p in parts}
+    plan_of_peers = replace(
+        empty_plan, parts=tuple(replace(p, plan=sealed_plans[id(p.plan)]) for p in parts)
+    )
     bound_curves = None
     if config.schedule == "determinant":
         federation = Federation(problem, problem, gamma)
-        found = constants(config, federation, noise)
-        # Line 6's division by 1 + L^2 is no part of D.
-        bar = 2.0 * threshold_of(config, federation, found)
+        numbers = constants(config, federation, noise)
+        # Undo the division by 1 + L^2 = 2 in line 6, which is not part of D.
+        threshold = 2.0 * threshold_of(config, federation, numbers)
         sizes = [len(clique) for clique in cliques]
         bound_curves = partial(
-            decentralised_bound_curves, config, problem, found, bar, sizes, gamma
+            decentralised_bound_curves, config, problem, numbers, threshold, sizes, gamma
         )
-    return System("feducb-decentralized", made, account(made, problem), bound_curves, theory=theory)
+    return System(
+        "feducb-decentralized",
+        plan_of_peers,
+        account(plan_of_peers, problem),
+        bound_curves,
+        theory=theory,
+    )
 
 
 FEDUCB_DECENTRALIZED = Algorithm(

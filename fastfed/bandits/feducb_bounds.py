@@ -1,13 +1,14 @@
-"""Constants of FedUCB and bounds on its synchronisations and group regret: dubey-pentland-2020.
+"""Constants of FedUCB, and bounds on its synchronisations and group regret (dubey-pentland-2020).
 
-Noise of a prefix and thresholds of the trigger come first. Where the paper contradicts itself or
-its proofs, each function says how it is read. Theorems 1 and 2 are printed as orders: they are
-evaluated with natural logarithms and multiplied by `constant`. The other bounds carry their proofs'
-constants, with the proofs' free nu = e. Logarithms are natural unless log2 is written.
+Some statements of the paper contradict each other or their proofs. The docstring of each function
+says which version it computes. The paper prints Theorems 1 and 2 as orders. They are evaluated with
+natural logarithms and multiplied by `constant`. All other bounds have the constants of their
+proofs, with the free constant nu of the proofs set to e. Logarithms are natural unless log2 is
+written.
 
 Parameters
 ----------
-The same names mean the same in all functions; bad values raise InputError.
+All functions share these parameters. Invalid values raise InputError.
 
 horizon : int
     T >= 1.
@@ -16,32 +17,34 @@ silos : int
 dimension : int
     d >= 1.
 epsilon, delta : float
-    Budget of one user, epsilon > 0 and delta in (0, 1).
+    Privacy budget of one user, epsilon > 0 and delta in (0, 1).
 failure_probability : float
     alpha in (0, 1].
 feature_bound : float
-    L > 0 with ||x|| <= L; rewards have |y| <= 1.
+    L > 0 with ||x|| <= L. Rewards have |y| <= 1.
 releases : int
-    n >= 1, the reports of one tree: the number of batches if the schedule is fixed, else T.
+    n >= 1, the number of releases of one tree: the number of batches if the schedule is fixed,
+    else T.
 gamma : int
-    Algorithm 3's time to live, and so the number of estimators, each with a tree of
-    n = ceil(T / gamma) releases; 1 for Algorithm 1.
+    The time to live of messages in Algorithm 3, in hops, which is also the number of estimators.
+    Each estimator has a tree of n = ceil(T / gamma) releases. It is 1 for Algorithm 1.
 rho_min, rho_max : float
-    Bounds 0 < rho_min <= rho_max on the eigenvalues of a silo's regularizer H.
+    Bounds 0 < rho_min <= rho_max on the eigenvalues of a silo's regularizer H. Without privacy
+    rho_max = rho_min.
 threshold : float
-    D > 0 of the trigger (Algorithm 3's before it is divided by 1 + L^2).
+    D > 0 of the trigger. In Algorithm 3, D before it is divided by 1 + L^2.
 kappa : float
-    Bound >= 0 on the bias noise, 0 without privacy; not private also means rho_max = rho_min.
+    Bound >= 0 on the noise in the bias vector, 0 without privacy.
 reward_scale : float
     sigma > 0: rewards are sigma-sub-Gaussian.
 parameter_bound : float
     S > 0 with ||theta*|| <= S.
 constant : float
-    Factor > 0 on a printed order.
+    Factor > 0 on an order of growth, which has no constant in the paper.
 
 Notes
 -----
-G is `log_growth`.
+G is the logarithm that `log_growth` returns.
 """
 
 from __future__ import annotations
@@ -58,12 +61,12 @@ THRESHOLDS = ("log-T", "M1.5")
 
 
 def _releases(releases: int) -> int:
-    """n, checked."""
+    """Check n and return it."""
     return integer("releases", releases, at_least=1)
 
 
 def _squared_norm(feature_bound: float) -> float:
-    """L^2 + 1, the largest possible ||[x; y]||^2."""
+    """Return L^2 + 1, the largest possible ||[x; y]||^2."""
     length = number("feature_bound", feature_bound, above=0)
     return length * length + 1.0
 
@@ -71,7 +74,10 @@ def _squared_norm(feature_bound: float) -> float:
 def _log_union(
     events: int, silos: int, releases: int, gamma: int, failure_probability: float
 ) -> float:
-    """ln(events n M gamma / alpha), for the releases of all trees of all silos."""
+    """Return ln(events n M gamma / alpha), for a union bound over all releases of all trees.
+
+    There are ``events`` events for each release, n releases, M silos and gamma trees at each silo.
+    """
     count = (
         events
         * integer("silos", silos, at_least=1)
@@ -96,12 +102,12 @@ def noise_bound(
     feature_bound: float = 1.0,
     gamma: int = 1,
 ) -> float:
-    """Lambda of Section 4.3 as printed: above the noise's operator norm in each release.
+    """Return Lambda of Section 4.3 as printed, a bound on the noise's operator norm.
 
-    sqrt(32) m (L^2 + 1) ln(4/delta) (4 sqrt(d) + 2 ln(2 n M gamma/alpha)) / epsilon. With the shift
-    2 Lambda I, once per prefix and not per node, rho_min = Lambda and rho_max = 3 Lambda
-    (Proposition 4). Proven for the noise of `privacy.privatizer.node_noise_std`: never below
-    `noise_bound_from_std`.
+    Lambda = sqrt(32) m (L^2 + 1) ln(4/delta) (4 sqrt(d) + 2 ln(2 n M gamma/alpha)) / epsilon. Each
+    prefix sum (not each node) is shifted by 2 Lambda I, so rho_min = Lambda and rho_max = 3 Lambda
+    (Proposition 4). Proven for the noise of `gaussian_release.node_noise_std`, because Lambda is
+    never below `noise_bound_from_std` of this noise.
     """
     d = integer("dimension", dimension, at_least=1)
     epsilon = number("epsilon", epsilon, above=0)
@@ -122,12 +128,13 @@ def bias_bound(
     feature_bound: float = 1.0,
     gamma: int = 1,
 ) -> float:
-    """kappa of Proposition 4 as printed, meant as a bound on ||h|| in H^-1 in every release.
+    """Return kappa of Proposition 4 as printed, an unproven bound on ||h|| in the norm of H^-1.
 
-    sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)), the root over all.
-    Unproven: delta is missing. At the noise of `privacy.privatizer.node_noise_std` it falls below
-    `bias_bound_from_std` where delta is small: under 6e-4 for n = 1e5, M = 100, d = 10, epsilon 1
-    and alpha .01, under 2e-2 for n = 7 and M = 10.
+    kappa = sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)), with the
+    outer root over the whole quotient. Unproven, because delta is missing. For the noise of
+    `gaussian_release.node_noise_std` and a small delta it is below `bias_bound_from_std`: for
+    delta < 6e-4 with n = 1e5, M = 100, d = 10, epsilon = 1 and alpha = 0.01, and for delta < 2e-2
+    with n = 7 and M = 10.
     """
     d = integer("dimension", dimension, at_least=1)
     epsilon = number("epsilon", epsilon, above=0)
@@ -145,12 +152,14 @@ def noise_bound_from_std(
     *,
     gamma: int = 1,
 ) -> float:
-    """Lambda for any node noise (ours): s sqrt(p) (2 sqrt(d) + 2 sqrt(ln(8 n M gamma/alpha))).
+    """Return Lambda for Gaussian noise of any std, which is not in the paper.
 
-    noise_std = s >= 0 is a node's std off the diagonal in layout goe2, p the most nodes in a prefix
-    (`max_prefix_nodes`). Proven: above the operator norm in all releases with probability
-    1 - alpha/4. The largest eigenvalue has mean at most 2 s sqrt(p d) and is sqrt(2 p) s-Lipschitz
-    in the Gaussian entries; both signs are counted.
+    Lambda = s sqrt(p) (2 sqrt(d) + 2 sqrt(ln(8 n M gamma/alpha))). Here s = ``noise_std`` >= 0 is
+    the off-diagonal std of one tree node in layout goe2, and p is the largest number of nodes in a
+    prefix (`max_prefix_nodes`). Proven: with probability 1 - alpha/4 the operator norm is at most
+    Lambda in all releases. The largest eigenvalue has mean at most 2 s sqrt(p d), and is a
+    Lipschitz function of the Gaussian entries with constant sqrt(2 p) s. The union bound counts the
+    largest and the smallest eigenvalue.
     """
     d = integer("dimension", dimension, at_least=1)
     spread = number("noise_std", noise_std, at_least=0) * math.sqrt(
@@ -170,11 +179,12 @@ def bias_bound_from_std(
     *,
     gamma: int = 1,
 ) -> float:
-    """kappa for any node noise (ours): s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha)))
-    / sqrt(rho_min).
+    """Return kappa for Gaussian noise of any std, which is not in the paper.
 
-    Proven where H >= rho_min I: above ||h|| in H^-1 in all releases with probability 1 - alpha/4;
-    noise_std = s and p as in `noise_bound_from_std`. The two bounds leave alpha/2 to the rewards.
+    kappa = s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha))) / sqrt(rho_min), with s =
+    ``noise_std`` and p as in `noise_bound_from_std`. Proven if H >= rho_min I: with probability
+    1 - alpha/4 the norm of h that is weighted by H^-1 is at most kappa in all releases. The two
+    bounds together use alpha/2, and alpha/2 remains for the rewards.
     """
     d = integer("dimension", dimension, at_least=1)
     spread = number("noise_std", noise_std, at_least=0) * math.sqrt(
@@ -197,17 +207,17 @@ def log_growth(
     feature_bound: float = 1.0,
     gamma: int = 1,
 ) -> float:
-    """G = ln(rho_max/rho_min + T L^2/(gamma d rho_min)), the logarithm in every bound.
+    """Return G = ln(rho_max/rho_min + T L^2/(gamma d rho_min)), the logarithm in all bounds.
 
-    Proven at gamma = 1: ln det V - d ln(M rho_min) <= d G wherever all H <= rho_max I.
+    Proven for gamma = 1: ln det V - d ln(M rho_min) <= d G if every H <= rho_max I.
     """
     t = integer("horizon", horizon, at_least=1)
     d = integer("dimension", dimension, at_least=1)
     low = number("rho_min", rho_min, above=0)
     high = number("rho_max", rho_max, at_least=low)
     length = number("feature_bound", feature_bound, above=0)
-    grown = t * length * length / (integer("gamma", gamma, at_least=1) * d)
-    return math.log1p(((high - low) + grown) / low)
+    trace_share = t * length * length / (integer("gamma", gamma, at_least=1) * d)
+    return math.log1p(((high - low) + trace_share) / low)
 
 
 def threshold(
@@ -220,11 +230,15 @@ def threshold(
     *,
     feature_bound: float = 1.0,
 ) -> float:
-    """D of the determinant trigger, Algorithm 1, line 12.
+    """Return D of the determinant trigger, Algorithm 1, line 12.
 
-    "log-T", for O(M log T) communication: 2 T d / (G + 1), printed below Theorem 1. "M1.5", for
-    O(M^1.5 d^3): T ln(M T) / (d M), which is Wang et al. 2020's; Remark 1 refers to them and prints
-    none. At M = T = 1 that is 0. O(M T) has no threshold: synchronise after every round.
+    ``communication`` selects a rule of the paper:
+
+    - "log-T", for O(M log T) communication: D = 2 T d / (G + 1), printed below Theorem 1.
+    - "M1.5", for O(M^1.5 d^3) communication: D = T ln(M T) / (d M). Remark 1 prints no threshold
+      and refers to Wang et al. 2020, who use this one. It is 0 for M = T = 1.
+
+    For O(M T) communication silos synchronise after every round, without a threshold.
     """
     choice("communication", communication, THRESHOLDS)
     t = integer("horizon", horizon, at_least=1)
@@ -245,10 +259,10 @@ def decentralised_threshold(
     *,
     feature_bound: float = 1.0,
 ) -> float:
-    """D of Algorithm 3: 2 (T/gamma) d / (G + 1), with gamma in G, as each estimator lives T/gamma.
+    """Return D of Algorithm 3: 2 (T/gamma) d / (G + 1), where G depends on gamma.
 
-    The paper gives none ("identical"), this is its "log-T" for one estimator. Algorithm 3 divides
-    by 1 + L^2 in its line 6, not here.
+    The paper prints no threshold for Algorithm 3 ("identical"). This is its rule "log-T" for the
+    T/gamma rounds of one estimator. The division by 1 + L^2 in line 6 is not included.
     """
     t = integer("horizon", horizon, at_least=1)
     d = integer("dimension", dimension, at_least=1)
@@ -257,34 +271,37 @@ def decentralised_threshold(
     return 2.0 * t * d / (estimators * (growth + 1.0))
 
 
-# ---- Argument checks of the bounds, and terms that they share ------------------------------------
+# ---- Argument checks and common terms of the bounds ----------------------------------------------
 
 
 def _threshold(threshold: float) -> float:
-    """D, checked."""
+    """Check D and return it."""
     return number("threshold", threshold, above=0)
 
 
 def _log_failure(failure_probability: float) -> float:
-    """ln(2/alpha)."""
+    """Return ln(2/alpha)."""
     alpha = number("failure_probability", failure_probability, above=0, at_most=1)
     return math.log(2.0) - math.log(alpha)
 
 
 def _scale(reward_scale: float) -> float:
-    """sigma, checked."""
+    """Check sigma and return it."""
     return number("reward_scale", reward_scale, above=0)
 
 
 def _offset(silos: int, rho_max: float, kappa: float, parameter_bound: float) -> float:
-    """S sqrt(M rho_max) + kappa sqrt(M): the radius' terms for regularizers and noise."""
+    """Return S sqrt(M rho_max) + kappa sqrt(M), the terms of the radius for H and the noise."""
     norm = number("parameter_bound", parameter_bound, above=0)
     bias = number("kappa", kappa, at_least=0)
     return math.sqrt(silos) * (norm * math.sqrt(rho_max) + bias)
 
 
 def _periods(horizon: int, clique: int, threshold: float, growth: float, gamma: int) -> float:
-    """Good and bad periods of one clique and estimator; growth = d G."""
+    """Return the sum of the terms for good and bad periods of one clique and one estimator.
+
+    ``clique`` is the number of silos of the clique, and ``growth`` = d G.
+    """
     good = math.sqrt(2.0 * clique * horizon / gamma * growth)
     return good + clique * math.sqrt(_threshold(threshold)) * (growth + 1.0)
 
@@ -301,9 +318,9 @@ def proposition_1_main_text(
     *,
     feature_bound: float = 1.0,
 ) -> float:
-    """Proposition 1 as the main text prints it: 2 sqrt(d T/D) G + 4.
+    """Return the bound of Proposition 1 as printed in the main text: 2 sqrt(d T/D) G + 4.
 
-    A misprint of the appendix: for small G it is no bound.
+    It is a misprint of the bound in the appendix, and wrong for small G.
     """
     t, _, d = checked_sizes(horizon, 1, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
@@ -319,11 +336,12 @@ def proposition_1_appendix(
     *,
     feature_bound: float = 1.0,
 ) -> float:
-    """Proposition 1 as the appendix prints it (Proposition 5): 2 sqrt(d T G/D) + 4.
+    """Return the bound of Proposition 1 as printed in the appendix: 2 sqrt(d T G/D) + 4.
 
-    Proven without privacy, though not by the proof given, which needs d G <= 2 D: a period of
-    length t_k raises ln det S by at least D/t_k, and by Cauchy-Schwarz there are no more than
-    sqrt(d T G/D) of them. With privacy unproven: the trigger's own M (rho_max - rho_min) I fires.
+    The appendix calls it Proposition 5. It is proven without privacy, but not by the paper's proof,
+    which needs d G <= 2 D. A proof: a period of length t_k raises ln det S by at least D/t_k, so by
+    the Cauchy-Schwarz inequality there are at most sqrt(d T G/D) periods. It is unproven with
+    privacy, because the term M (rho_max - rho_min) I alone may fire the trigger.
     """
     t, _, d = checked_sizes(horizon, 1, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
@@ -339,7 +357,7 @@ def proposition_1_derived(
     *,
     feature_bound: float = 1.0,
 ) -> float:
-    """Equation (6) in the proof of Proposition 1: 2 sqrt(d T G/D) + d G/D + 2.
+    """Return equation (6) in the proof of Proposition 1: 2 sqrt(d T G/D) + d G/D + 2.
 
     Proven without privacy, as `proposition_1_appendix`.
     """
@@ -358,15 +376,18 @@ def batch_size_proposition_1(
     *,
     feature_bound: float = 1.0,
 ) -> int:
-    """B = ceil(T / ceil(n)) of a fixed schedule, n of Proposition 1 (appendix) at the threshold D.
+    """Return the batch size B = ceil(T / ceil(n)) of a fixed schedule, in [1, T].
 
-    Ours: as rarely as the determinant schedule is said to synchronise, on dates that depend on no
-    data. B is in [1, T]. With rho_min and rho_max of `noise_bound` at T releases, T // B is the
-    number of releases for which the noise may be calibrated anew.
+    n is the bound of Proposition 1 (appendix) for the threshold D. So silos synchronise about as
+    often as the paper bounds for the determinant schedule, but in rounds that do not depend on
+    data. This rule is not in the paper. rho_min and rho_max are those of `noise_bound` for T
+    releases. The noise can then be calibrated for T // B releases.
     """
     t, _, d = checked_sizes(horizon, 1, dimension)
-    most = proposition_1_appendix(t, d, threshold, rho_min, rho_max, feature_bound=feature_bound)
-    return -(-t // math.ceil(most))
+    max_synchronisations = proposition_1_appendix(
+        t, d, threshold, rho_min, rho_max, feature_bound=feature_bound
+    )
+    return -(-t // math.ceil(max_synchronisations))
 
 
 # ---- Radius --------------------------------------------------------------------------------------
@@ -386,14 +407,15 @@ def beta_bar(
     feature_bound: float = 1.0,
     gamma: int = 1,
 ) -> float:
-    """The largest radius of any round (proof of Proposition 6, at t = T).
+    """Return a bound on the radius of all rounds (proof of Proposition 6, at t = T).
 
-    sigma sqrt(2 ln(2/alpha) + d G) + S sqrt(M rho_max) + kappa sqrt(M). Proven at gamma = 1: while
-    rho_min and rho_max hold, no beta of Proposition 2 is larger, with ln det V - d ln(M rho_min) as
-    its proof has it (the statement prints d ln det V). beta itself is proven for one silo (pass
-    failure_probability / M to cover all) and a fixed schedule; the determinant's needs a filtration
-    that no proof has given (zhou-chowdhury-2024, footnote 5). gamma > 1 covers rounds after a
-    clique's first synchronisation.
+    beta_bar = sigma sqrt(2 ln(2/alpha) + d G) + S sqrt(M rho_max) + kappa sqrt(M). Proven for
+    gamma = 1: if rho_min and rho_max bound the eigenvalues, every beta of Proposition 2 is at most
+    beta_bar. Here beta has ln det V - d ln(M rho_min) as in the proof of Proposition 2, which
+    prints d ln det V. beta itself is proven for one silo and a fixed schedule. Pass
+    failure_probability / M to cover all silos. The determinant schedule needs a filtration that no
+    proof has given (zhou-chowdhury-2024, footnote 5). For gamma > 1 the bound covers rounds after
+    the first synchronisation of a clique.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=gamma)
@@ -418,11 +440,12 @@ def theorem_1(
     feature_bound: float = 1.0,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 1, group regret at the threshold "log-T", as printed.
+    """Return the order of the group regret in Theorem 1 as printed, for threshold "log-T".
 
-    sigma sqrt(M T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)). The order is not
-    what the proof gives: from `theorem_1_explicit` it drops sqrt(d) beside G and sqrt(G) beside the
-    other terms, and it multiplies the last two by sigma. Beside a curve draw `theorem_1_two_terms`.
+    sigma sqrt(M T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)). The proof does
+    not give this order. Compared with `theorem_1_explicit`, the factor sqrt(d) of G and the factor
+    sqrt(G) of the other terms are missing, and the last two terms are multiplied by sigma. To
+    compare with a simulated curve, use `theorem_1_two_terms`.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
@@ -446,10 +469,10 @@ def theorem_1_two_terms(
     parameter_bound: float = 1.0,
     feature_bound: float = 1.0,
 ) -> float:
-    """Theorem 1's proof for any threshold D, before it chooses one.
+    """Return the bound in the proof of Theorem 1 for any threshold D.
 
     2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. The order is proven
-    as far as `beta_bar`; the constant leaves out the round that triggers.
+    under the conditions of `beta_bar`. The constant ignores the round in which the trigger fires.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
@@ -481,10 +504,10 @@ def theorem_1_explicit(
     parameter_bound: float = 1.0,
     feature_bound: float = 1.0,
 ) -> float:
-    """The last line of Theorem 1's proof before its O: 4 e beta_bar sqrt(2 M T d (G + 1)).
+    """Return the last line of Theorem 1's proof with constants: 4 e beta_bar sqrt(2 M T d (G + 1)).
 
-    Unproven: at its own D = 2 T d / (G + 1) the second of the two terms is larger than the first
-    by about sqrt(M) d, which is dropped here.
+    Unproven. With D = 2 T d / (G + 1), the second term of `theorem_1_two_terms` is larger than the
+    first by a factor of about sqrt(M) d, and this line drops the factor.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
@@ -522,11 +545,12 @@ def theorem_2(
     feature_bound: float = 1.0,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 2, group regret of Algorithm 3, as printed but for its root.
+    """Return the order of the group regret of Algorithm 3 in Theorem 2.
 
-    sigma sqrt(M cliques gamma T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)),
-    where `cliques` in [1, M] cover the graph's gamma-th power; T d is read inside the root, as the
-    proof has it. The order is unproven, for what is missing in `theorem_1`.
+    sigma sqrt(M cliques gamma T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)).
+    ``cliques`` in [1, M] is the number of cliques that cover the gamma-th power of the graph. T d
+    is inside the root as in the proof, unlike in the printed theorem. The order is unproven, and
+    has the same missing factors as `theorem_1`.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     hops = integer("gamma", gamma, at_least=1)
@@ -553,12 +577,12 @@ def theorem_2_two_terms(
     parameter_bound: float = 1.0,
     feature_bound: float = 1.0,
 ) -> float:
-    """Theorem 2's proof for any threshold D: the sum over cliques C and gamma estimators.
+    """Return the bound in the proof of Theorem 2 for any threshold D.
 
-    2 e beta_bar gamma sum_C (sqrt(2 |C| (T/gamma) d G) + |C| sqrt(D) (d G + 1)), gamma in G and
-    beta_bar, clique_sizes the |C| of a partition of the silos. The proof's last G lacks gamma: a
-    misprint. Unproven: that 1 + L^2 pays for the round between request and broadcast is only
-    sketched.
+    2 e beta_bar gamma sum_C (sqrt(2 |C| (T/gamma) d G) + |C| sqrt(D) (d G + 1)), where G and
+    beta_bar depend on gamma. ``clique_sizes`` are the sizes |C| of a partition of the silos. The
+    last G of the proof lacks gamma, which is a misprint. The bound is unproven: the paper only
+    sketches why the factor 1 + L^2 accounts for the round between request and broadcast.
     """
     try:
         sizes = list(clique_sizes)

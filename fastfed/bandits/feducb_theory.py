@@ -1,9 +1,9 @@
-"""What is proven of a curve of FedUCB: its regularizer, its radius, its trigger, its regret.
+"""Regularizer, confidence radius, trigger and bound curves of a FedUCB curve.
 
-All of it is about the silos that share one estimator (`Federation`): with a server all of them,
-without one a clique. `feducb` makes plans of it, and its docstring names the deviations from
-dubey-pentland-2020; the paper's constants and bounds, as functions of numbers, are in
-`feducb_bounds`.
+All functions are about the silos that share one estimator (`Federation`): all silos with a server,
+or one clique without a server. `feducb` builds plans from these functions, and its docstring lists
+the deviations from dubey-pentland-2020. The paper's constants and bounds, as functions of numbers,
+are in `feducb_bounds`.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ if TYPE_CHECKING:
 
 # ---- Regularizer, radius and trigger of a curve --------------------------------------------------
 
-#: lambda of a silo without privacy, where the spec does not say.
+#: Default lambda of a silo without privacy.
 PLAIN_RHO = 1.0
 
 
 @dataclass(frozen=True)
 class Federation:
-    """The silos that share one estimator, and the whole that they are a part of.
+    """The silos that share one estimator, and the federation that they belong to.
 
-    With a server: all silos in all rounds, ``whole`` None. Without one: a clique in a gamma-th of
-    the rounds; failures are added up over all silos, all estimators and all ``cliques``.
+    With a server these are all silos in all rounds, and ``whole`` is None. Without a server they
+    are a clique in 1 / gamma of the rounds. The failure probability is then split over all silos,
+    estimators and cliques.
 
     Parameters
     ----------
     problem : ProblemSpec
-        Silos and rounds of this estimator.
+        The silos and the rounds of this estimator.
     whole : ProblemSpec, optional
-        All silos and rounds.
+        All silos and all rounds of the federation.
     gamma : int, default 1
-        Estimators.
+        Number of estimators.
     cliques : int, default 1
-        Cliques of the whole.
+        Number of cliques of the federation.
     """
 
     problem: ProblemSpec
@@ -69,23 +70,25 @@ class Federation:
 
     @property
     def all(self) -> ProblemSpec:
-        """The whole, which is this part where there is a server."""
+        """All silos and all rounds: ``whole``, or ``problem`` if there is a server."""
         return self.whole or self.problem
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Bounds on one silo's regularizer H and bias noise h.
+    """Bounds on the regularizer H and the noise h in the bias vector of one silo.
 
     Parameters
     ----------
     rho_min, rho_max : float
-        rho_min I <= H <= rho_max I.
+        Bounds with rho_min I <= H <= rho_max I.
     kappa : float
-        Bound on ||h|| in H^-1.
-    bounded, biased : bool
-        True if the first and the second are proven at the actual noise, for all releases of all
-        silos together, with probability 1 - alpha / 4 each.
+        Bound on the norm of h that is weighted by H^-1.
+    bounded : bool
+        True if rho_min and rho_max are proven for the noise of the plan, for all releases of all
+        silos together, with probability 1 - alpha / 4.
+    biased : bool
+        True if kappa is proven in the same way.
     """
 
     rho_min: float
@@ -104,85 +107,90 @@ def constants(
     config: FedUCBConfig,
     federation: Federation,
     noise: Privatizer | None,
-    own: tuple[Privatizer, ...] = (),
+    silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Constants:
-    """rho_min, rho_max and kappa: as printed for "theorem", from the noise for "exact".
+    """Return rho_min, rho_max and kappa of a silo.
 
-    A given rho_min stands for Lambda, so rho_max is three times that. Where silos have noise of
-    their ``own``, with constants rho_i and kappa_i, they are the mean of rho_i and the root of that
-    of kappa_i^2. All that is proven takes the sums: M rho_min I <= sum H_i <= M rho_max I, and for
-    h = sum h_i, of any H_i > 0, h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i <= M kappa^2, because
-    (h, H) -> h' H^-1 h is convex and homogeneous, so subadditive. Each silo's bounds are made for
-    a union over all M silos, so that all of them fail as seldom as those of equal silos.
+    With calibration "theorem" they are computed as printed in the paper, with "exact" from the
+    noise. The key ``rho_min`` replaces Lambda, and rho_max = 3 Lambda.
+
+    ``silo_privatizers`` is given if the silos' noise differs. Let silo i have constants rho_i and
+    kappa_i. The function returns the mean of the rho_i, and the root of the mean of the kappa_i^2.
+    This is sufficient, because proofs use only sums over silos: M rho_min I <= sum H_i <= M rho_max
+    I, and for h = sum h_i and any H_i > 0, h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i <= M kappa^2.
+    The latter holds because (h, H) -> h' H^-1 h is convex and homogeneous, and so subadditive. The
+    constants of each silo include the union bound over all M silos.
     """
-    if own:
-        each = {p: constants(config, federation, p) for p in set(own)}
-        found = [each[p] for p in own]
+    if silo_privatizers:
+        constants_of = {p: constants(config, federation, p) for p in set(silo_privatizers)}
+        by_silo = [constants_of[p] for p in silo_privatizers]
         return Constants(
-            sum(c.rho_min for c in found) / len(found),
-            sum(c.rho_max for c in found) / len(found),
-            math.sqrt(sum(c.kappa**2 for c in found) / len(found)),
-            bounded=all(c.bounded for c in found),
-            biased=all(c.biased for c in found),
+            sum(c.rho_min for c in by_silo) / len(by_silo),
+            sum(c.rho_max for c in by_silo) / len(by_silo),
+            math.sqrt(sum(c.kappa**2 for c in by_silo) / len(by_silo)),
+            bounded=all(c.bounded for c in by_silo),
+            biased=all(c.biased for c in by_silo),
         )
     if noise is None:
         rho = PLAIN_RHO if config.rho_min is None else config.rho_min
         return Constants(rho, rho, 0.0)
     d, alpha = federation.problem.dimension, config.failure_probability
     n, gamma, silos = max(1, noise.releases), federation.gamma, federation.all.silos
-    proven = noise_bound_from_std(d, silos, noise.noise_std, n, alpha, gamma=gamma)
+    proven_rho = noise_bound_from_std(d, silos, noise.noise_std, n, alpha, gamma=gamma)
     budget = noise.budget
     if config.rho_min is not None:
         rho = config.rho_min
     elif noise.calibration == "theorem":
         rho = noise_bound(d, silos, budget.epsilon, budget.delta, n, alpha, gamma=gamma)
     else:
-        rho = proven
-    least = bias_bound_from_std(d, silos, noise.noise_std, rho, n, alpha, gamma=gamma)
-    kappa = least
+        rho = proven_rho
+    proven_kappa = bias_bound_from_std(d, silos, noise.noise_std, rho, n, alpha, gamma=gamma)
+    kappa = proven_kappa
     if noise.calibration == "theorem":
         kappa = bias_bound(d, silos, budget.epsilon, n, alpha, gamma=gamma)
-    return Constants(rho, 3.0 * rho, kappa, bounded=rho >= proven, biased=kappa >= least)
+    return Constants(rho, 3.0 * rho, kappa, bounded=rho >= proven_rho, biased=kappa >= proven_kappa)
 
 
 def proposition_2(
     config: FedUCBConfig,
     federation: Federation,
-    found: Constants,
+    numbers: Constants,
     clip: Clip | None,
     released_only: bool,
-    own: bool = False,
+    noise_differs: bool = False,
 ) -> Theory:
-    """Theory of Proposition 2, with its proof's constants.
+    """Return the theory of Proposition 2, with the constants of its proof.
 
-    beta = R sqrt(2 ln(2/alpha) + ln det V - d ln(M rho_min)) + sqrt(M rho_max) + kappa sqrt(M).
-    M counts the silos that share the estimator. ln det V stands without the factor d it is printed
-    with, as its proof has it. The bound holds for one silo's order of events; where every silo has
-    an order of its own (without lazy updates), "exact" takes it once for each: ln(2 M / alpha).
-    Without a server every clique has an order of its own in every estimator.
-    Silos with noise of their ``own`` have their own bounds, of which ``found`` is the mean.
+    beta = R sqrt(2 ln(2/alpha) + ln det V - d ln(M rho_min)) + sqrt(M rho_max) + kappa sqrt(M),
+    where M is the number of silos that share the estimator. ln det V has no factor d, as in the
+    proof and unlike in the printed statement.
+
+    The proof is for one order of all rounds. Without lazy updates each silo needs a different
+    order, and calibration "exact" uses a union bound: ln(2 M / alpha). Without a server each clique
+    needs a different order in each estimator. ``noise_differs`` is true if the silos' noise
+    differs. ``numbers`` then holds averages over silos, see `constants`.
     """
     problem, alpha = federation.problem, config.failure_probability
     m = problem.silos
     orders = federation.gamma * (federation.cliques if released_only else federation.all.silos)
-    counted = config.calibration == "exact"
-    base = 2.0 * math.log(2.0 * (orders if counted else 1) / alpha)
-    low, high = m * found.rho_min, m * found.rho_max
-    lam = np.array([low, m * found.shift])
-    offset = math.sqrt(high) + found.kappa * math.sqrt(m)
+    union_bound = config.calibration == "exact"
+    base = 2.0 * math.log(2.0 * (orders if union_bound else 1) / alpha)
+    low, high = m * numbers.rho_min, m * numbers.rho_max
+    lam = np.array([low, m * numbers.shift])
+    offset = math.sqrt(high) + numbers.kappa * math.sqrt(m)
     ordered = config.schedule == "fixed" or released_only or federation.all.silos == 1
     conditions = (
         *reward_conditions(problem, clip),
         Condition(
             "every silo's regularizer lies between its own rho_min and rho_max"
-            if own
+            if noise_differs
             else "every silo's regularizer lies between rho_min and rho_max",
-            found.bounded,
+            numbers.bounded,
         ),
-        Condition("kappa exceeds the bias noise in every release", found.biased),
+        Condition("kappa exceeds the bias noise in every release", numbers.biased),
         Condition(
             "one order of events serves all silos, or the bound is taken for each",
-            (orders == 1 or counted) and ordered,
+            (orders == 1 or union_bound) and ordered,
         ),
         Condition(
             "the radius is that of Proposition 2 at least "
@@ -194,7 +202,7 @@ def proposition_2(
         regularizer=lam,
         lambda_min=np.full(2, low),
         lambda_max=np.full(2, high),
-        nu=np.full(2, found.kappa * math.sqrt(m)),
+        nu=np.full(2, numbers.kappa * math.sqrt(m)),
         radius=Radius(
             config.radius_multiplier,
             problem.reward_scale,
@@ -208,9 +216,9 @@ def proposition_2(
     )
 
 
-def threshold_of(config: FedUCBConfig, federation: Federation, found: Constants) -> float:
-    """D: a number as given, or by the rule that ``communication`` names."""
-    problem, low, high = federation.problem, found.rho_min, found.rho_max
+def threshold_of(config: FedUCBConfig, federation: Federation, numbers: Constants) -> float:
+    """Return the threshold D: ``communication`` itself if it is a number, or by its rule."""
+    problem, low, high = federation.problem, numbers.rho_min, numbers.rho_max
     if not isinstance(config.communication, str):
         return float(config.communication)
     if federation.whole is None:
@@ -227,40 +235,47 @@ def threshold_of(config: FedUCBConfig, federation: Federation, found: Constants)
 
 
 def trigger(
-    config: FedUCBConfig, federation: Federation, found: Constants, noise: Privatizer | None
+    config: FedUCBConfig, federation: Federation, numbers: Constants, noise: Privatizer | None
 ) -> Trigger | None:
-    """The trigger of the schedule; None where the rounds of synchronisation are fixed."""
+    """Return the trigger of the schedule, or None if the rounds of synchronisation are fixed."""
     if config.schedule == "fixed":
         return None
-    bar = threshold_of(config, federation, found)
-    # Without a server all silos have heard by the estimator's next round, and report after it.
+    threshold_d = threshold_of(config, federation, numbers)
+    # Without a server, silos report one use of the estimator later, when all of them have received
+    # the request.
     delay = 0 if federation.whole is None else 1
     if config.schedule == "determinant":
-        extra = federation.problem.silos * (found.rho_max - found.rho_min)
-        return Trigger(DETERMINANT, bar, extra, delay=delay)
+        extra = federation.problem.silos * (numbers.rho_max - numbers.rho_min)
+        return Trigger(DETERMINANT, threshold_d, extra, delay=delay)
     assert noise is not None
     std = noise.schedule_std, math.sqrt(2.0) * noise.schedule_std
-    return Trigger(PRIVATE_DETERMINANT, bar, std=std, delay=delay)
+    return Trigger(PRIVATE_DETERMINANT, threshold_d, std=std, delay=delay)
 
 
 # ---- Bound curves --------------------------------------------------------------------------------
 
 
 def centralised_bound_curves(
-    config: Any, problem: ProblemSpec, found: Constants, threshold: float, rounds: np.ndarray
+    config: Any, problem: ProblemSpec, numbers: Constants, threshold: float, rounds: np.ndarray
 ) -> dict[str, list[float]]:
-    """Theorem 1 (its proof's two terms) and Proposition 1 (as the appendix has it), by round."""
-    d, pair = problem.dimension, (found.rho_min, found.rho_max)
-    others = found.kappa, problem.reward_scale, config.failure_probability
-    at = [int(t) for t in rounds]
-    # The trigger's own M (rho_max - rho_min) I fires, too, which no proof counts.
-    proven = "" if pair[0] == pair[1] else ", proven without noise"
-    regret = [theorem_1_two_terms(t, problem.silos, d, threshold, *pair, *others) for t in at]
+    """Compute the bounds of Theorem 1 and Proposition 1 at each of ``rounds``.
+
+    Theorem 1 is the sum of two terms in its proof, Proposition 1 is as printed in the appendix.
+    """
+    d, rho_bounds = problem.dimension, (numbers.rho_min, numbers.rho_max)
+    further_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
+    round_numbers = [int(t) for t in rounds]
+    # With noise the term M (rho_max - rho_min) I may fire the trigger, which the proof ignores.
+    proven = "" if rho_bounds[0] == rho_bounds[1] else ", proven without noise"
+    regret = [
+        theorem_1_two_terms(t, problem.silos, d, threshold, *rho_bounds, *further_arguments)
+        for t in round_numbers
+    ]
     return {
-        # Theorem 1 assumes that silos use their own batch at once: it does not cover lazy = true.
+        # Theorem 1 is for silos that use their current batch at once, and not for lazy = true.
         **({} if config.lazy else {"theorem-1": regret}),
         f"synchronisations-proposition-1{proven}": [
-            proposition_1_appendix(t, d, threshold, *pair) for t in at
+            proposition_1_appendix(t, d, threshold, *rho_bounds) for t in round_numbers
         ],
     }
 
@@ -268,20 +283,25 @@ def centralised_bound_curves(
 def decentralised_bound_curves(
     config: Any,
     problem: ProblemSpec,
-    found: Constants,
+    numbers: Constants,
     threshold: float,
     sizes: Sequence[int],
     gamma: int,
     rounds: np.ndarray,
 ) -> dict[str, list[float]]:
-    """Theorem 2 (its proof's sum over cliques of ``sizes`` and estimators), by round."""
+    """Compute the bound of Theorem 2 at each of ``rounds``, for cliques of the given ``sizes``.
+
+    The bound is the sum over cliques and estimators in the theorem's proof.
+    """
     if config.lazy:
         return {}
-    pair = found.rho_min, found.rho_max
-    others = found.kappa, problem.reward_scale, config.failure_probability
+    rho_bounds = numbers.rho_min, numbers.rho_max
+    further_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
     return {
         "theorem-2": [
-            theorem_2_two_terms(int(t), sizes, problem.dimension, threshold, *pair, *others, gamma)
+            theorem_2_two_terms(
+                int(t), sizes, problem.dimension, threshold, *rho_bounds, *further_arguments, gamma
+            )
             for t in rounds
         ]
     }

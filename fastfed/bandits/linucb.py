@@ -1,7 +1,7 @@
-"""LinUCB, the policy of every silo: ridge estimate, bonus, and the action of the largest sum.
+"""LinUCB, the policy of every silo: choose the action with the largest estimate plus bonus.
 
-`Estimate` is the model, `Acting` what a silo plays from synchronised sums; the agent for other
-tools is `fastfed.bandits.policy.LinUCB`.
+`Estimate` is the ridge regression model. `Acting` chooses the actions of a silo from synchronised
+sums. The standalone agent for other tools is `fastfed.bandits.policy.LinUCB`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastfed.protocols.score import Score
 
 
 def check_actions(actions: object, dimension: int) -> np.ndarray:
-    """Check the features of a round's actions.
+    """Check and convert the features of the actions of one round.
 
     Parameters
     ----------
@@ -28,12 +28,12 @@ def check_actions(actions: object, dimension: int) -> np.ndarray:
     Returns
     -------
     ndarray, shape (K, d)
-        float32 if it was float32, else float64.
+        float32 if ``actions`` is a float32 array, else float64.
 
     Raises
     ------
     InputError
-        For another shape, no action, or values that are not finite.
+        If the shape is wrong, there is no action, or a value is not finite.
     """
     if isinstance(actions, np.ndarray) and actions.dtype == np.float32:
         checked = array("actions", actions, shape=(None, dimension), dtype=np.float32)
@@ -45,9 +45,9 @@ def check_actions(actions: object, dimension: int) -> np.ndarray:
 
 
 class Estimate:
-    """V and theta_hat = V^{-1} u of ridge regression, V stored as its inverse Cholesky factor.
+    """The ridge regression estimate theta_hat = V^{-1} u, with V as its inverse Cholesky factor.
 
-    No input is checked here: drivers run this code.
+    Inputs are not checked, because drivers call this code in every round.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Estimate:
         theta_hat.
     """
 
-    _log_det: float | None  # None: to be taken from w
+    _log_det: float | None  # None if it must be recomputed from w
 
     def __init__(self, dimension: int, regularizer: float) -> None:
         self.dimension = dimension
@@ -69,15 +69,15 @@ class Estimate:
     def of_sums(
         cls, dimension: int, statistic: np.ndarray, regularizer: float
     ) -> tuple[Estimate, float]:
-        """A new estimate from synchronised sums, and the shift that V needed."""
-        made = cls.__new__(cls)
-        made.dimension = dimension
-        made.w, made.theta = np.zeros((dimension, dimension)), np.zeros(dimension)
-        return made, made.refresh(statistic, regularizer)
+        """Return a new estimate from synchronised sums, and the shift that `refresh` returns."""
+        estimate = cls.__new__(cls)
+        estimate.dimension = dimension
+        estimate.w, estimate.theta = np.zeros((dimension, dimension)), np.zeros(dimension)
+        return estimate, estimate.refresh(statistic, regularizer)
 
     @property
     def log_det(self) -> float:
-        """ln det V: that of the last refresh, and what each observed point has added since."""
+        """ln det V, updated incrementally since the last refresh."""
         if self._log_det is None:
             self._log_det = linalg.log_det(self.w)
         return self._log_det
@@ -88,14 +88,14 @@ class Estimate:
         Parameters
         ----------
         statistic : ndarray, shape (d + d (d + 1) / 2,)
-            Bias, and the covariance's entries i <= j.
+            The bias vector, followed by the entries i <= j of the covariance matrix.
         regularizer : float
             lambda.
 
         Returns
         -------
         float
-            The shift that V needed to be positive definite, >= 0.
+            The multiple >= 0 of the identity that was added to make V positive definite.
         """
         shift = linalg.refresh(statistic, regularizer, self.w, self.theta)
         self._log_det = None
@@ -106,31 +106,40 @@ class Estimate:
     def select(
         self, actions: np.ndarray, radius: float, second: float = 0.0
     ) -> tuple[int, np.ndarray]:
-        """Index and x of the largest <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||."""
+        """Return index and features (d,) of the action with the largest score.
+
+        The score is <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||.
+        """
         return linalg.select(actions, self.w, self.theta, radius, second)
 
     def select_tied(
         self, actions: np.ndarray, radius: float, second: float, limit: float, tie: float
     ) -> tuple[int, np.ndarray]:
-        """As `select`, but scores from ``limit`` on tie, and ``tie`` times the bonus decides."""
+        """Do the same as `select`, but treat all scores >= ``limit`` as tied.
+
+        Among tied actions, choose the largest <x, theta> + ``tie`` times the bonus.
+        """
         return linalg.select_tied(actions, self.w, self.theta, radius, second, limit, tie)
 
     def select_scored(
         self, score: Score, key: int, round: int, actions: np.ndarray, radius: float, second: float
     ) -> tuple[int, np.ndarray]:
-        """Index and features of the largest score by a score function, which gets both radii."""
+        """Return index and features of the action with the largest value of a score function.
+
+        The function receives both radii, and ``key`` as a source of random bits.
+        """
         return linalg.scored(score, key, round, actions, self.w, self.theta, radius, second)
 
     def observe(self, x: np.ndarray, reward: float) -> None:
-        """V <- V + x x', u <- u + x y."""
-        before = self.log_det
-        self._log_det = before + linalg.log(linalg.observe(self.w, self.theta, x, reward))
+        """Update V <- V + x x' and u <- u + x y, with y = ``reward``."""
+        log_det_before = self.log_det
+        self._log_det = log_det_before + linalg.log(linalg.observe(self.w, self.theta, x, reward))
 
 
 class Acting:
-    """Acts on the synchronised statistics of a plan, as `Silo` and deployed silos do.
+    """Base class of silos: chooses actions from the synchronised statistics of a plan.
 
-    No input is checked here.
+    Inputs are not checked.
 
     Attributes
     ----------
@@ -138,22 +147,24 @@ class Acting:
     round : int
         Rounds completed.
     release : int
-        The last release that it acts on.
+        Number of the release that the current estimate is computed from.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.round = 0
         self.release = 0
+        # Factor of ||V^-1 x|| in scores, and f of the direct radius (`bandits.radius`).
         self._second_bonus, self._inflation = 0.0, 1.0
+        # Factor on bonuses in this batch: ``plan.bonus`` if the regret allowance permits it, or 1.
         self._bonus = 1.0
-        # By release: what the ledger held before its batch was charged, so that a release that is
-        # received again is charged once.
+        # Charges against the regret allowance before the batch of each release, by release. A
+        # release that is received twice is charged once.
         self._charged = {0: 0.0}
         self.trigger: Clock | None = None
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
-        """Index and features (d,) of the action of the largest score."""
+        """Return the index and the features (d,) of the action with the largest score."""
         plan, radii = self.plan, (self._radius(), self._second_bonus)
         if plan.tie_bonus < 1.0 and self._bonus == 1.0:
             return self._estimate.select_tied(actions, *radii, plan.reward_limit, plan.tie_bonus)
@@ -163,11 +174,11 @@ class Acting:
         return self._estimate.select_scored(plan.score, key, self.round + 1, actions, *radii)
 
     def _score_key(self) -> int:
-        """64 uniform bits for the score function of this round."""
-        raise InputError("score functions need a silo that draws their keys")
+        """Return 64 uniform random bits for the score function in this round."""
+        raise InputError("score functions need a silo that draws random bits for them")
 
     def _radius(self) -> float:
-        """beta of the next round."""
+        """Return beta of the next round."""
         plan, entry = self.plan, self.plan.entry(self.release)
         radius, d = plan.radius, plan.dimension
         if radius.determinant:
@@ -175,9 +186,9 @@ class Acting:
         return radius.at(entry, plan.rows(self.release, self.round + 1), d)
 
     def _refresh(self, statistic: np.ndarray, release: int) -> float:
-        """Update V and theta_hat from synchronised sums; returns the shift that V needed.
+        """Update V and theta_hat from synchronised sums.
 
-        Nothing changes before all is computed.
+        Return the shift of `Estimate.refresh`. If an exception is raised, the silo is unchanged.
         """
         plan, k = self.plan, self.plan.entry(release)
         regularizer = full = float(plan.regularizer[k])
@@ -188,20 +199,27 @@ class Acting:
             inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
         estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer)
         if plan.radius.direct:
-            bound = plan.radius.tau * (regularizer + shift) + float(plan.radius.error_bound[k])
-            second = plan.radius.multiplier * bound
+            # gamma of the direct radius, the factor of ||V^-1 x||.
+            gamma = plan.radius.tau * (regularizer + shift) + float(plan.radius.error_bound[k])
+            second = plan.radius.multiplier * gamma
         if not np.isfinite(estimate.theta).all():
             raise environments.status_error(-2)
         bonus, charges = self._bonus, self._charged
         if plan.bonus < 1.0:
-            # What is charged is a bound on the regret that the smaller bonus may add in the batch.
+            # Charge a bound on the regret that the smaller bonus may add in this batch.
             beta = plan.radius.of(k, inflation, estimate.log_det, plan.dimension)
-            end = plan.end(release + 1) if release < plan.releases else plan.horizon
-            added = linalg.missing_bonus(estimate.w, beta, second, plan.bonus)
-            before = charges[release]
-            charged = before + float(plan.rows_per_round) * (end - plan.end(release)) * added
-            bonus = plan.bonus if charged <= plan.allowance[release] else 1.0
-            charges = {release: before, release + 1: charged if bonus < 1.0 else before}
+            batch_end = plan.end(release + 1) if release < plan.releases else plan.horizon
+            regret_per_row = linalg.missing_bonus(estimate.w, beta, second, plan.bonus)
+            charged_before = charges[release]
+            charged_after = (
+                charged_before
+                + float(plan.rows_per_round) * (batch_end - plan.end(release)) * regret_per_row
+            )
+            bonus = plan.bonus if charged_after <= plan.allowance[release] else 1.0
+            charges = {
+                release: charged_before,
+                release + 1: charged_after if bonus < 1.0 else charged_before,
+            }
             second *= bonus
         if self.trigger is not None:
             self.trigger.restart(estimate.w, statistic, regularizer + shift)

@@ -1,32 +1,33 @@
-"""Upper bounds on the regret of one private agent, and its batch rules: chowdhury-zhou-2022.
+"""Upper bounds on the regret of one private agent, and its batch rules (chowdhury-zhou-2022).
 
-All second terms are d^(3/4) sqrt(sigma T) of `lemma_a_4`, sigma the total noise of a protocol as
-far as the paper keeps its logarithms. Bounds and batch rules are printed as orders: they are
-evaluated with natural logarithms and multiplied by `constant`. Only growth is proven, except in
-`lemma_a_2`, which carries its proof's constants.
+The privacy cost in every bound is the term d^(3/4) sqrt(sigma T) of `lemma_a_4`, where sigma is the
+total noise of a protocol with the logarithms that the paper keeps. The paper prints bounds and
+batch rules as orders of growth. They are evaluated with natural logarithms and multiplied by
+`constant`. Only the growth is proven, except in `lemma_a_2`, which has the constants of its proof.
 
-The results drop d sqrt(T) ln(T/alpha) of `lemma_a_4`. Where that exceeds the second term of B.1,
-C.1, E.3, E.5 or F.1, the first is above T already, up to constants and for all but large epsilon,
-so that nothing is lost. Not so in F.3 and E.7, which say from where on.
+The paper's results drop the term d sqrt(T) ln(T/alpha) of `lemma_a_4`. If this term exceeds the
+second term of B.1, C.1, E.3, E.5 or F.1, the first term of the bound is already above T, up to
+constants and except for large epsilon, so dropping it makes no difference. In F.3 and E.7 it makes
+a difference, and the docstrings state for which arguments.
 
 Parameters
 ----------
-The same names mean the same in all functions; bad values raise InputError.
+All functions share these parameters. Invalid values raise InputError.
 
 horizon : int
     T >= 1.
 dimension : int
     d >= 1.
 batch_size : int
-    B in [1, T]; M = T/B, not rounded.
+    B in [1, T]. M = T/B is not rounded.
 epsilon, delta : float
-    Budget of one user, epsilon > 0 and delta in (0, 1); orders are meant for delta <= 1/2. The
-    ranges for which a theorem promises privacy are not checked, as its regret does not depend on
-    them.
+    Privacy budget of one user, epsilon > 0 and delta in (0, 1). The orders are meant for
+    delta <= 1/2. The ranges for which a theorem guarantees privacy are not checked, because the
+    regret does not depend on them.
 failure_probability : float
     alpha in (0, 1].
 constant : float
-    Factor > 0 on a printed order.
+    Factor > 0 on an order of growth.
 
 Notes
 -----
@@ -43,22 +44,22 @@ from fastfed.bandits.problem import checked_batch, checked_budget, checked_const
 
 
 def _sizes(horizon: int, dimension: int) -> tuple[int, int]:
-    """T and d, checked."""
+    """Check T and d, and return them."""
     return integer("horizon", horizon, at_least=1), integer("dimension", dimension, at_least=1)
 
 
 def _ln(count: float, probability: float) -> float:
-    """ln(count/probability), finite for the least probability."""
+    """Return ln(count/probability), without overflow for tiny probabilities."""
     return math.log(count) - math.log(probability)
 
 
 def _log_failure(horizon: int, failure_probability: float) -> float:
-    """ln(T/alpha)."""
+    """Return ln(T/alpha)."""
     return _ln(horizon, number("failure_probability", failure_probability, above=0, at_most=1))
 
 
 def _cost(noise: float, t: int, d: int) -> float:
-    """d^(3/4) sqrt(sigma T)."""
+    """Return d^(3/4) sqrt(sigma T), with sigma = ``noise``."""
     return math.pow(d, 0.75) * math.sqrt(noise) * math.sqrt(t)
 
 
@@ -68,12 +69,13 @@ def _cost(noise: float, t: int, d: int) -> float:
 def lemma_a_2(
     horizon: int, dimension: int, batch_size: int, beta: float, lambda_min: float
 ) -> float:
-    """Lemma A.2, regret of any batched LinUCB, with the constants of its proof.
+    """Return the bound of Lemma A.2 on the regret of any batched LinUCB, with explicit constants.
 
     d B G/(2 ln 2) + 4 beta sqrt(2 d T G), G = ln(1 + T/(d lambda_min)). beta >= 1 is the largest
-    radius of any batch, and every H_m, regularizer plus noise, has eigenvalues >= lambda_min > 0.
-    Proven where no round costs more than 1, whenever the eigenvalues are that large and no radius
-    fails: with the paper's radii, with probability 1 - 2 alpha by its proof (1 - alpha is stated).
+    radius of any batch. Every H_m, the regularizer plus noise, must have eigenvalues >= lambda_min
+    > 0. The bound is proven if the regret of a round is at most 1, on the event that the
+    eigenvalues are that large and no confidence set fails. With the paper's radii the proof gives
+    this event probability 1 - 2 alpha. The lemma states 1 - alpha.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -92,11 +94,12 @@ def lemma_a_4(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Lemma A.4, regret in terms of the injected noise: the template of the other bounds.
+    """Return the bound of Lemma A.4 on the regret as a function of the noise.
 
-    d B ln T + d sqrt(T) ln(T/alpha) + d^(3/4) sqrt(sigma T) ln T ln(T/alpha), sigma = noise_std
-    >= 0 the largest standard deviation of an entry of the noise in any prefix; 0 for `linucb`. The
-    order is proven for a regularizer large enough, the constant is not given.
+    d B ln T + d sqrt(T) ln(T/alpha) + d^(3/4) sqrt(sigma T) ln T ln(T/alpha). Here sigma =
+    noise_std >= 0 is the largest standard deviation of an entry of the noise in any prefix sum. It
+    is 0 for `linucb`. The order is proven for a sufficiently large regularizer, the constant is not
+    given. All other bounds follow from this lemma.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -110,7 +113,7 @@ def lemma_a_4(
 
 
 def _two_terms(t: int, d: int, b: int, noise: float, alpha: float, constant: float) -> float:
-    """d B ln T + d^(3/4) sqrt(sigma T) ln T ln(T/alpha)."""
+    """Return d B ln T + d^(3/4) sqrt(sigma T) ln T ln(T/alpha), times ``constant``."""
     cost = _cost(noise, t, d) * _log_failure(t, alpha)
     return checked_constant(constant) * (d * b + cost) * math.log(t)
 
@@ -125,10 +128,11 @@ def theorem_3_2(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 3.2, regret of `linucb-sdp-amp` as the main text prints it.
+    """Return the bound of Theorem 3.2 on the regret of `linucb-sdp-amp`, from the main text.
 
     d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(B/delta) / sqrt(epsilon) ln^2(T/alpha). The order is
-    proven: from B = 2 on it is `theorem_b_1` with larger logarithms. The constant is not given.
+    proven, because for B >= 2 it is `theorem_b_1` with larger logarithms. The constant is not
+    given.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -148,12 +152,13 @@ def theorem_b_1(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem B.1, regret of `linucb-sdp-amp`: noisy messages of a batch through a shuffler.
+    """Return the bound of Theorem B.1 on the regret of `linucb-sdp-amp`.
 
     d B ln T + d^(3/4) T^(3/4)/B^(1/4) (ln(B/delta) ln(2/delta))^(1/4) / sqrt(epsilon) ln T
-    ln(T/alpha). The order is proven for the theorem's noise, the constant is not given. That this
-    noise is O(epsilon, delta)-SDP needs more than the printed epsilon <= sqrt(ln(2/delta)/B): Lemma
-    B.4 asks for epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))) too, so for large batches.
+    ln(T/alpha). The order is proven for the theorem's noise, the constant is not given. For this
+    noise to be O(epsilon, delta)-SDP, the printed condition epsilon <= sqrt(ln(2/delta)/B) does not
+    suffice. Lemma B.4 also needs epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))), and so
+    large batches.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -172,11 +177,11 @@ def theorem_c_1(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem C.1, regret of `linucb-sdp-vec`: every data point as noisy bits through a shuffler.
+    """Return the bound of Theorem C.1 on the regret of `linucb-sdp-vec`.
 
     d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(d^2/delta) / sqrt(epsilon) ln T ln(T/alpha), for
     epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given. Theorem 3.5 has
-    ln^2(T/alpha) for the last two logarithms.
+    ln^2(T/alpha) instead of the last two logarithms.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -199,18 +204,20 @@ def theorem_e_3(
     printed: bool = False,
     constant: float = 1.0,
 ) -> float:
-    """Theorem E.3, regret of `linucb-sdp-amp` with users who take part once in every batch at most.
+    """Return the bound of Theorem E.3 on the regret of `linucb-sdp-amp` with returning users.
 
+    A user takes part at most once in every batch. The bound is
     d B ln T + d^(3/4) T/sqrt(B) (ln(T/delta) ln(M/delta) ln(2/delta))^(1/4) / sqrt(epsilon) ln T
-    ln(T/alpha). The order is proven for the noise of Theorem B.1 at the budget of one batch, the
-    constant is not given. The paper puts epsilon_m there, but delta for delta_m in one logarithm:
-    `printed` has ln(2/delta) for ln(M/delta), as its noise, which is too small.
+    ln(T/alpha). The order is proven for the noise of Theorem B.1 with the budget of one batch,
+    (epsilon_m, delta_m). The constant is not given. In one logarithm the paper has delta instead of
+    delta_m, so its noise is too small. ``printed`` = True computes the paper's bound for that
+    noise, with ln(2/delta) instead of ln(M/delta).
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
     epsilon, delta = checked_budget(epsilon, delta)
-    of_batch = _ln(2, delta) if boolean("printed", printed) else _ln(t / b, delta)
-    noise = t / b * math.sqrt(_ln(t, delta) * of_batch * _ln(2, delta)) / epsilon
+    log_batch_delta = _ln(2, delta) if boolean("printed", printed) else _ln(t / b, delta)
+    noise = t / b * math.sqrt(_ln(t, delta) * log_batch_delta * _ln(2, delta)) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
 
 
@@ -224,8 +231,9 @@ def theorem_e_5(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem E.5, regret of `linucb-sdp-vec` with users who take part once in every batch at most.
+    """Return the bound of Theorem E.5 on the regret of `linucb-sdp-vec` with returning users.
 
+    A user takes part at most once in every batch. The bound is
     d B ln T + d^(3/4) T/sqrt(B) ln^(3/4)(d^2 M/delta) / sqrt(epsilon) ln T ln(T/alpha), for
     epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given.
     """
@@ -245,11 +253,11 @@ def proposition_e_7(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Proposition E.7, regret of `linucb-jdp` for several participations: the privacy cost alone.
+    """Return the privacy cost in Proposition E.7, for `linucb-jdp` with returning users.
 
-    d^(3/4) sqrt(M0 T) ln^(1/4)(1/delta) / sqrt(epsilon), M0 = rounds_per_user in [1, T] the most
-    rounds of one user. The order is proven up to logarithms, and as long as d epsilon^2 <= M0^2
-    ln(1/delta): beyond, the d sqrt(T) that it drops leads.
+    d^(3/4) sqrt(M0 T) ln^(1/4)(1/delta) / sqrt(epsilon), where M0 = rounds_per_user in [1, T] is
+    the largest number of rounds of one user. The order is proven up to logarithms if d epsilon^2 <=
+    M0^2 ln(1/delta). Otherwise the dropped term d sqrt(T) is larger.
     """
     t, d = _sizes(horizon, dimension)
     epsilon, delta = checked_budget(epsilon, delta)
@@ -270,10 +278,11 @@ def proposition_f_1(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Proposition F.1, regret of `linucb-ldp` in batches; epsilon and delta protect each message.
+    """Return the bound of Proposition F.1 on the regret of `linucb-ldp` in batches.
 
-    d B + d^(3/4) T^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <= 1. The order
-    is proven but for ln T beside d B, the constant is not given.
+    d B + d^(3/4) T^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <= 1. epsilon
+    and delta are the budget of each message. The order is proven except for a missing factor ln T
+    of d B. The constant is not given.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -292,11 +301,12 @@ def proposition_f_3(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Proposition F.3, regret of `linucb-jdp` in batches: a trusted agent with a tree of batches.
+    """Return the bound of Proposition F.3 on the regret of `linucb-jdp` in batches.
 
-    d B + d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <= 1. The order
-    is proven up to logarithms of T, and as long as d epsilon^2 <= ln(1/delta): beyond, the
-    d sqrt(T) ln(T/alpha) that it drops leads. The constant is not given.
+    d B + d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <= 1 and a
+    trusted agent with a tree over batches. The order is proven up to logarithms of T if
+    d epsilon^2 <= ln(1/delta). Otherwise the dropped term d sqrt(T) ln(T/alpha) is larger. The
+    constant is not given.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -307,8 +317,8 @@ def proposition_f_3(
 
 # ---- Batch rules ---------------------------------------------------------------------------------
 
-# By rule: the exponent with which the total noise falls in B (as B^-fall), and epsilon times that
-# noise at B = 1, from T, d and delta.
+# For each rule: the exponent a of the total noise as a function of B, B^-a, and a function of T, d
+# and delta that returns epsilon times this noise at B = 1.
 _RULES: dict[str, tuple[float, Callable[[int, int, float], float]]] = {
     "B.2": (0.5, lambda t, d, delta: math.sqrt(t * _ln(t, delta) * _ln(2, delta))),
     "B.3": (0.0, lambda t, d, delta: math.sqrt(t * _ln(1, delta))),
@@ -320,22 +330,24 @@ _RULES: dict[str, tuple[float, Callable[[int, int, float], float]]] = {
 
 
 def _balance(rule: str, horizon: int, dimension: int, epsilon: float, delta: float) -> float:
-    """The B at which d B = d^(3/4) sqrt(sigma T)."""
+    """Return the real B with d B = d^(3/4) sqrt(sigma T), where sigma depends on B by the rule."""
     t, d = _sizes(horizon, dimension)
     epsilon, delta = checked_budget(epsilon, delta)
-    fall, at_one = _RULES[rule]
-    return math.pow(_cost(at_one(t, d, delta) / epsilon, t, d) / d, 2.0 / (2.0 + fall))
+    noise_exponent, noise_at_one = _RULES[rule]
+    return math.pow(
+        _cost(noise_at_one(t, d, delta) / epsilon, t, d) / d, 2.0 / (2.0 + noise_exponent)
+    )
 
 
 def _whole(ideal: float, horizon: int, constant: float) -> int:
-    """B rounded up, within 1..T."""
+    """Return ``constant`` times ``ideal``, rounded up to an integer in 1..T."""
     return max(1, math.ceil(min(checked_constant(constant) * ideal, horizon)))
 
 
 def batch_size_3_3(horizon: int, *, constant: float = 1.0) -> int:
-    """Corollary 3.3 and Remark 3.6: B = T^(3/5) for `linucb-sdp-amp` and `linucb-sdp-vec`.
+    """Return B = T^(3/5) of Corollary 3.3 and Remark 3.6 (`linucb-sdp-amp`, `linucb-sdp-vec`).
 
-    Free of the budget; the regret then grows as T^(3/5), up to logarithms.
+    B does not depend on the budget. The regret then grows as T^(3/5), up to logarithms.
     """
     t = integer("horizon", horizon, at_least=1)
     return _whole(math.pow(t, 0.6), t, constant)
@@ -344,11 +356,12 @@ def batch_size_3_3(horizon: int, *, constant: float = 1.0) -> int:
 def batch_size_b_2(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary B.2 for `linucb-sdp-amp`: balances `theorem_b_1`.
+    """Return B of Corollary B.2 for `linucb-sdp-amp`, which balances the terms of `theorem_b_1`.
 
-    B = d^(-1/5) epsilon^(-2/5) T^(3/5) (ln(T/delta) ln(2/delta))^(1/5). It breaks the theorem's own
-    condition on epsilon beyond d^(1/8) T^(-3/8) ln^(1/2)(2/delta) ln^(-1/8)(T/delta), .038 at T =
-    20 000, d = 5, delta = .1: there the theorem promises no privacy.
+    B = d^(-1/5) epsilon^(-2/5) T^(3/5) (ln(T/delta) ln(2/delta))^(1/5). This B violates the
+    theorem's condition on epsilon if epsilon > d^(1/8) T^(-3/8) ln^(1/2)(2/delta)
+    ln^(-1/8)(T/delta), for example epsilon > 0.038 with T = 20 000, d = 5, delta = 0.1. The theorem
+    then guarantees no privacy.
     """
     return _whole(_balance("B.2", horizon, dimension, epsilon, delta), horizon, constant)
 
@@ -356,10 +369,10 @@ def batch_size_b_2(
 def batch_size_b_3(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary B.3 for `linucb-sdp-amp` with each message private by itself, as in `linucb-ldp`.
+    """Return B of Corollary B.3 for `linucb-sdp-amp` if each message is locally private.
 
-    B = d^(-1/4) T^(3/4) epsilon^(-1/2) ln^(1/4)(1/delta), epsilon and delta those of one message.
-    It balances `proposition_f_1`.
+    B = d^(-1/4) T^(3/4) epsilon^(-1/2) ln^(1/4)(1/delta), where epsilon and delta are the local
+    budget of one message. It balances the terms of `proposition_f_1`.
     """
     return _whole(_balance("B.3", horizon, dimension, epsilon, delta), horizon, constant)
 
@@ -367,7 +380,7 @@ def batch_size_b_3(
 def batch_size_c_2(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary C.2 for `linucb-sdp-vec`: balances `theorem_c_1`.
+    """Return B of Corollary C.2 for `linucb-sdp-vec`, which balances the terms of `theorem_c_1`.
 
     B = d^(-1/5) epsilon^(-2/5) T^(3/5) ln^(2/5)(d^2/delta).
     """
@@ -377,10 +390,11 @@ def batch_size_c_2(
 def batch_size_c_3(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary C.3 for `linucb-sdp-vec` with the bits of each user private by themselves.
+    """Return B of Corollary C.3 for `linucb-sdp-vec` if the bits of each user are locally private.
 
-    B = d^(-1/4) T^(3/4) epsilon^(-1/2) ln^(1/2)(d^2/delta), epsilon and delta those of one user's
-    bits. It balances `theorem_c_1` at epsilon/sqrt(B), which is what the batch then has.
+    B = d^(-1/4) T^(3/4) epsilon^(-1/2) ln^(1/2)(d^2/delta), where epsilon and delta are the local
+    budget of one user's bits. It balances the terms of `theorem_c_1` at epsilon/sqrt(B), the
+    epsilon of the shuffled batch.
     """
     return _whole(_balance("C.3", horizon, dimension, epsilon, delta), horizon, constant)
 
@@ -388,12 +402,13 @@ def batch_size_c_3(
 def batch_size_e_4(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary E.4 for `linucb-sdp-amp` with users who take part in every batch: `theorem_e_3`.
+    """Return B of Corollary E.4 for `linucb-sdp-amp` if users may take part in every batch.
 
-    B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T/delta). Its logarithms are no less than the
-    theorem's, corrected or not, so that the second term stays below d B but for ln T ln(T/alpha).
-    The printed condition on epsilon is broken from .45 on at T = 20 000, d = 5, delta = .1, the
-    corrected one, of Theorem B.1 at the budget of one batch, from .77 on.
+    B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T/delta), for `theorem_e_3`. Its logarithms are at
+    least those of the theorem (printed or corrected), so the second term is at most d B, up to the
+    factor ln T ln(T/alpha). With T = 20 000, d = 5, delta = 0.1, this B violates the printed
+    condition for epsilon >= 0.45. It violates the corrected condition, of Theorem B.1 with the
+    budget of one batch, for epsilon >= 0.77.
     """
     return _whole(_balance("E.4", horizon, dimension, epsilon, delta), horizon, constant)
 
@@ -401,22 +416,23 @@ def batch_size_e_4(
 def batch_size_e_6(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary E.6 for `linucb-sdp-vec` with users who take part in every batch: `theorem_e_5`.
+    """Return B of Corollary E.6 for `linucb-sdp-vec` if users may take part in every batch.
 
-    B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T d^2/delta), with larger logarithms than the
-    theorem's: the second term stays below d B but for ln T ln(T/alpha).
+    B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T d^2/delta), for `theorem_e_5`. Its logarithms are
+    larger than those of the theorem, so the second term is at most d B, up to the factor
+    ln T ln(T/alpha).
     """
     return _whole(_balance("E.6", horizon, dimension, epsilon, delta), horizon, constant)
 
 
 def batch_size_f_2(horizon: int, *, constant: float = 1.0) -> int:
-    """Remark F.2 for `linucb-ldp`: B = T^(3/4), the growth of the privacy cost in T alone."""
+    """Return B = T^(3/4) of Remark F.2 for `linucb-ldp`: the growth of the privacy cost with T."""
     t = integer("horizon", horizon, at_least=1)
     return _whole(math.pow(t, 0.75), t, constant)
 
 
 def batch_size_f_4(horizon: int, *, constant: float = 1.0) -> int:
-    """Remark F.4 for `linucb-jdp`: B = sqrt(T), the growth of the privacy cost in T alone."""
+    """Return B = sqrt(T) of Remark F.4 for `linucb-jdp`: the growth of the privacy cost with T."""
     t = integer("horizon", horizon, at_least=1)
     return _whole(math.sqrt(t), t, constant)
 
@@ -430,10 +446,11 @@ def corollary_bound(
     *,
     constant: float = 1.0,
 ) -> float:
-    """The regret that a corollary prints for its batch rule: "3.3", "B.2", "B.3", ..., "E.6".
+    """Return the regret that a corollary ("3.3", "B.2", "B.3", ..., "E.6") prints for its B.
 
-    d times the B of the rule before rounding, epsilon and delta as in the rule. The order is proven
-    up to logarithms; of T^(3/5) ln^(1/2)(T/delta) / sqrt(epsilon), 3.3, in T alone.
+    The regret is d B with the B of the corollary's rule before rounding. epsilon and delta are as
+    in the rule. The order is proven up to logarithms. For "3.3" the regret is T^(3/5)
+    ln^(1/2)(T/delta) / sqrt(epsilon), of which only the growth with T is proven.
     """
     choice("corollary", corollary, ["3.3", *_RULES])
     t, d = _sizes(horizon, dimension)

@@ -1,10 +1,12 @@
-"""Own rounds: some rounds are shared, and others stay in their silo (docs/own-rounds.md).
+"""Local rounds, whose data never leave the silo (docs/own-rounds.md, key ``share``).
 
-A shared round's action is chosen from released sums alone, and its (x, y) enters the silo's batch.
-An own round's action may use all that its silo holds, and nothing of the round leaves it. Here are
-the key ``share`` of a curve, and from it the schedule of releases, the noise where a secret coin
-decides who is shared, and the numbers of the plan; then what
-a silo keeps to itself.
+In a shared round the action is chosen from released sums only, and its (x, y) is added to the
+silo's batch. In a local round the action may depend on all data of the silo, and nothing of the
+round leaves the silo. The code also calls local rounds "own" rounds.
+
+The first part of this module has the key ``share`` of a curve, and computes the schedule of
+releases, the noise with secret coins, and the local rounds of the plan. The second part has the
+state of local rounds that a silo stores (`Memory`).
 """
 
 from __future__ import annotations
@@ -32,19 +34,21 @@ from fastfed.protocols.protocol import REPLACE, Protocol, keeping_own_rounds
 from fastfed.protocols.schedule import OwnRounds, Schedule
 from fastfed.protocols.score import UCB
 
-#: Rules of own rounds, and protocols that allow secret coins.
+#: Rules for the actions of local rounds, values of ``coin``, and protocols that allow secret coins.
 RULES = ("gls", "min-of-bounds")
 COINS = ("none", "secret")
 TOSSABLE = ("silo-ldp", "silo-ldp-prefix", "central")
-#: Deviations Delta of a silo's theta from the common one that its rewards choose among.
+#: Grid of prior standard deviations Delta of a silo's theta around the theta of other silos. The
+#: silo's rewards weight them.
 GRID = (0.08, 0.16, 0.32, 0.64)
-#: Factor on the posterior's standard deviation in the score of an own round.
+#: Factor on the posterior standard deviation in the score of a local round.
 BONUS = 0.5
-#: The last release serves all own rounds, but counts for so many times the rounds before it.
+#: The last release is used in all local rounds. In the choice of the optimal factor it counts for
+#: at most this many times the rounds before it.
 LAST = 3
-#: Noise is larger by this than what a coin needs, so that rounding never claims too much.
+#: Relative increase of the noise with coins, so that rounding errors never reduce the privacy.
 ROUNDING = 1e-9
-#: Least scale of rewards' noise in the posterior, which has none without any.
+#: Smallest scale of the reward noise in the posterior, which is undefined without reward noise.
 LEAST_SCALE = 1e-3
 
 
@@ -52,28 +56,30 @@ Noisy = TypeVar("Noisy", bound=GaussianRelease)
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which rounds are shared; all others are a silo's own.
+    """The key ``share``: which rounds are shared. All other rounds are local.
 
     Parameters
     ----------
     until : int
-        T_s >= 1, the last round that may be shared, below the horizon. It always ends with a
-        release.
+        T_s >= 1, the last round that may be shared, below the horizon. There is always a release
+        after this round.
     fraction : float, default 1
-        p in (0, 1], the share of the rounds up to ``until`` that are shared: round t if floor(t p)
-        > floor((t - 1) p), or by the coin.
+        p in (0, 1], the share of the rounds up to ``until`` that are shared. Without coins round t
+        is shared if floor(t p) > floor((t - 1) p).
     rule : {"gls", "min-of-bounds"}
-        How own rounds choose: by a posterior from the released sums of all other silos and the
-        silo's own raw data; or by the lesser of two upper confidence bounds, of the released sums
-        and of the silo's own data.
+        How actions are chosen in local rounds. "gls" uses a posterior of theta, computed from the
+        released sums of the other silos and the raw data of this silo. "min-of-bounds" uses the
+        smaller of two upper confidence bounds, one from the released sums and one from the raw data
+        of this silo.
     coin : {"none", "secret"}
-        "secret": a coin of probability ``fraction`` for each user, which nobody outside of the silo
-        sees, decides instead; shared users then need less noise. "none": the rule is public.
+        With "secret" a coin decides for each user whether the round is shared, with probability
+        ``fraction``. Nobody outside of the silo sees the coin, so less noise is needed. With "none"
+        the public rule of ``fraction`` decides.
 
     Raises
     ------
     InputError
-        For a bad value, which it names.
+        For an invalid value. The message names the key.
     """
 
     until: int
@@ -99,17 +105,18 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def tossed(self) -> bool:
-        """True if a secret coin decides of each user."""
+        """True if a secret coin decides for each user whether the round is shared."""
         return self.coin == "secret"
 
 
 class SharingConfig(Config, frozen=True, kw_only=True):
-    """Keys of a curve that may have own rounds: those of `Config` and ``share``.
+    """Keys of a curve that may have local rounds: the keys of `Config` and ``share``.
 
     Parameters
     ----------
     share : Share, optional
-        ``{ until = T_s }``: later rounds are own. By default all rounds are shared.
+        For example ``{ until = T_s }``: all later rounds are local. By default all rounds are
+        shared.
     """
 
     share: Share | None = None
@@ -120,61 +127,61 @@ class SharingConfig(Config, frozen=True, kw_only=True):
             return
         if self.radius != "direct" or not self.lazy or self.score != UCB:
             raise InputError(
-                'share needs radius "direct", lazy = true and score "ucb": shared rounds are '
-                f'played from released sums alone, got radius "{self.radius}", lazy = '
+                'share needs radius "direct", lazy = true and score "ucb": actions of shared '
+                f'rounds depend on released sums only, got radius "{self.radius}", lazy = '
                 f'{str(self.lazy).lower()}, score "{self.score}"'
             )
         if self.clip is False:
-            raise InputError("share needs clip = true, which the privacy of shared rounds rests on")
+            raise InputError("share needs clip = true: the privacy of shared rounds depends on it")
         if self.share.rule == "min-of-bounds" and self.bonus < 1.0:
             raise InputError(
-                'share.rule "min-of-bounds" needs bonus = 1, since it takes the lesser of two '
+                'share.rule "min-of-bounds" needs bonus = 1, since it uses the smaller of two '
                 f"bounds, got {self.bonus:g}"
             )
         if self.share.tossed:
             self._check_coin()
 
     def _check_coin(self) -> None:
-        """Raise InputError for keys under which a coin is not secret, or has no account."""
+        """Raise InputError for keys with which a coin is not secret or has no privacy proof."""
         protocol = getattr(self, "protocol", "none")
         if protocol not in TOSSABLE:
             raise InputError(
                 f'share.coin "secret" needs protocol {", ".join(TOSSABLE[:-1])} or {TOSSABLE[-1]}, '
                 f'whose noise is Gaussian, got "{protocol}"'
             )
-        for key, usual, why in (
-            ("protects", "user", "public contexts would show who is shared"),
-            ("calibration", "exact", "other rules know no coin"),
-            ("relation", "replace", "the account is about that"),
-            ("returning", 1, "the account is about users of one batch"),
-            ("silo_epsilon", None, "all silos have one noise"),
+        for key, required, reason in (
+            ("protects", "user", "public contexts would show which rounds are shared"),
+            ("calibration", "exact", "other calibrations ignore the coin"),
+            ("relation", "replace", "the proof is for this relation"),
+            ("returning", 1, "the proof is for users of one batch"),
+            ("silo_epsilon", None, "all silos have the same noise"),
         ):
-            if getattr(self, key) != usual:
-                wanted = f"no {key}" if usual is None else f"{key} = {json.dumps(usual)}"
+            if getattr(self, key) != required:
+                requirement = f"no {key}" if required is None else f"{key} = {json.dumps(required)}"
                 raise InputError(
-                    f'share.coin "secret" needs {wanted}: {why}, got {getattr(self, key)!r}'
+                    f'share.coin "secret" needs {requirement}: {reason}, got {getattr(self, key)!r}'
                 )
 
 
 def shared_batches(config: Config, problem: ProblemSpec) -> Schedule:
-    """Rounds of synchronisation: those of the config, or within shared rounds alone.
+    """Return the schedule of a curve, with all releases up to the last shared round.
 
     Parameters
     ----------
     config : Config
-        The curve's keys, of which ``share`` may be none.
+        The curve's keys, with or without ``share``.
     problem : ProblemSpec
         Sizes.
 
     Returns
     -------
     Schedule
-        With ``share`` its last release is after round ``share.until``.
+        With ``share`` the last release is after round ``share.until``.
 
     Raises
     ------
     InputError
-        If a batch is longer than what is shared, or ``until`` is not below the horizon.
+        If a batch is longer than ``share.until`` rounds, or ``until`` is not below the horizon.
     """
     share = share_of(config)
     if share is None:
@@ -185,42 +192,47 @@ def shared_batches(config: Config, problem: ProblemSpec) -> Schedule:
             "share all rounds are shared"
         )
     try:
-        within = config.batches(replace(problem, horizon=share.until))
+        shared_schedule = config.batches(replace(problem, horizon=share.until))
     except InputError as error:
-        raise InputError(f"{error} (share.until stands for the horizon of releases)") from None
-    rounds = tuple(int(n) for n in within.ends) if within.releases else ()
+        raise InputError(f"{error} (here the horizon is share.until)") from None
+    rounds = tuple(int(n) for n in shared_schedule.ends) if shared_schedule.releases else ()
     if rounds[-1:] != (share.until,):
         rounds = (*rounds, share.until)
     return Schedule.at(rounds, problem.horizon)
 
 
 def share_of(config: Config) -> Share | None:
-    """The key ``share``, which configs of other systems do not have."""
-    found: Share | None = getattr(config, "share", None)
-    return found
+    """Return the key ``share``, or None for configs without this key."""
+    share: Share | None = getattr(config, "share", None)
+    return share
 
 
 def factor_horizon(config: Config, problem: ProblemSpec, schedule: Schedule) -> int:
-    """Horizon that the optimal factor is made for: own rounds outgrow the last release."""
+    """Return the horizon for which the factor of release type "factorised" is optimised.
+
+    With local rounds it is limited, so that the many rounds after the last release do not dominate.
+    """
     if share_of(config) is None:
         return problem.horizon
     return min(problem.horizon, (1 + LAST) * int(schedule.ends[-1]))
 
 
 def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
-    """The mechanism with the noise that a secret coin needs: less, for the same budget.
+    """Return the mechanism with the noise that is needed with secret coins.
+
+    Secret coins sample users, so less noise is needed for the same budget.
 
     Parameters
     ----------
     mechanism : GaussianRelease
-        Calibrated for users who enter for certain.
+        The mechanism calibrated without coins.
     share : Share, optional
-        The key of the curve.
+        The curve's key ``share``.
 
     Returns
     -------
     GaussianRelease
-        The same where no coin is tossed.
+        ``mechanism`` itself if there are no coins.
 
     Raises
     ------
@@ -229,13 +241,13 @@ def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
 
     Notes
     -----
-    Guarantee: (epsilon, delta) of the budget for replacing one user, before an observer who does
-    not see the coin, `fastfed.privacy.accounting.gdp`.
+    Guarantee: the (epsilon, delta) of the budget for replacing one user, towards observers who do
+    not see the coins. The formula is in `fastfed.privacy.accounting.gdp`.
     """
     if share is None or not share.tossed or mechanism.noise_std == 0.0:
         return mechanism
-    budget, certain = mechanism.budget, mechanism.mu()
-    zeta = max(0.5, _absent_mu(mechanism) / certain)
+    budget, mu_without_coin = mechanism.budget, mechanism.mu()
+    zeta = max(0.5, _absent_mu(mechanism) / mu_without_coin)
     mu = sampled_mu(budget.epsilon, budget.delta, share.fraction, zeta)
     if not mu < math.inf:
         raise InputError(
@@ -243,31 +255,34 @@ def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
         )
     return msgspec.structs.replace(
         mechanism,
-        noise_std=mechanism.noise_std * (certain / mu) * (1.0 + ROUNDING),
+        noise_std=mechanism.noise_std * (mu_without_coin / mu) * (1.0 + ROUNDING),
         source=f"{mechanism.source}; secret coins of probability {share.fraction:g}, "
         "docs/own-rounds.md",
     )
 
 
 def _absent_mu(mechanism: GaussianRelease) -> float:
-    """GDP parameter between a record and its absence, every entry having noise."""
+    """Return the GDP parameter mu between a record and its absence, with noise in all entries."""
     if mechanism.centred is None:
         return mechanism.mu("zero-out")
     bias, _, diagonal = mechanism.stds
     covariance = mechanism.covariance_ratio * bias
-    absent = mechanism.centred.absent(mechanism.layout, bias, covariance, diagonal)
-    return math.sqrt(mechanism.sensitivity_squared) * absent
+    mu_per_node = mechanism.centred.absent(mechanism.layout, bias, covariance, diagonal)
+    return math.sqrt(mechanism.sensitivity_squared) * mu_per_node
 
 
 def public_failure(config: Config) -> float:
-    """Failure probability of the public bound, which shares it with the silos' own ones if any."""
+    """Return the failure probability of the confidence bound from released sums.
+
+    Rule "min-of-bounds" has a second bound, and each of the two bounds gets half of alpha.
+    """
     share = share_of(config)
-    alone = share is None or share.rule != "min-of-bounds"
-    return config.failure_probability if alone else config.failure_probability / 2.0
+    single_bound = share is None or share.rule != "min-of-bounds"
+    return config.failure_probability if single_bound else config.failure_probability / 2.0
 
 
 def trusting(protocol: Protocol, share: Share | None) -> Protocol:
-    """The protocol whose model says that the own silo's users are trusted, where rounds are own."""
+    """Return the protocol. With local rounds, its privacy model trusts users of the same silo."""
     return protocol if share is None else keeping_own_rounds(protocol)
 
 
@@ -278,25 +293,33 @@ def with_own_rounds(
     variances: np.ndarray | None = None,
     noises: float = 0.0,
 ) -> tuple[Plan, Theory]:
-    """The plan with the own rounds of ``share``, and a theory that says what is not proven.
+    """Add the local rounds of ``share`` to a plan, and a condition on them to its theory.
 
     Parameters
     ----------
     plan : Plan
-        Of shared rounds.
+        The plan of the shared rounds.
     theory : Theory
-        Of its radius.
+        The theory of the plan's radius.
     config : Config
-        The curve's keys, of which ``share`` may be none.
+        The curve's keys, with or without ``share``.
     variances : ndarray, shape (K + 1,), optional
-        Variance of one noise in each release, from none on, in units of one node's. By default 0.
+        Variance of one noise source at each release k = 0..K, in units of one tree node's variance.
+        The default is 0.
     noises : float, default 0
-        Noises that add up in a release.
+        Number of independent noise sources (silos) whose noise is summed in a release.
 
     Returns
     -------
     plan : Plan
     theory : Theory
+        For rule "gls", with a condition that fails: the posterior is a model, so no regret bound is
+        proven.
+
+    Raises
+    ------
+    InputError
+        If silos have different budgets.
     """
     share = share_of(config)
     if share is None:
@@ -308,7 +331,7 @@ def with_own_rounds(
         share.until,
         scale**2,
         float(plan.dimension),
-        *_beliefs(
+        *_posterior_parameters(
             plan, scale, np.zeros(plan.releases + 1) if variances is None else variances, noises
         ),
         BONUS * scale,
@@ -330,20 +353,21 @@ def with_own_rounds(
     return replace(plan, own=own), replace(theory, conditions=conditions)
 
 
-def _beliefs(
+def _posterior_parameters(
     plan: Plan, scale: float, variances: np.ndarray, noises: float
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-    """Spreads and, by release, ridges of the beliefs on the grid."""
+    """Return the prior variances on the grid, and the ridge terms of each release."""
     std, silos = plan.noise_std, plan.silos
-    # A silo takes its own message off where it is part of the sum, and so its own noise.
-    others = max(0.0, noises - 1.0) if plan.protocol.analyzer == REPLACE else noises
+    # With full prefix sums a silo subtracts its last message, and with it its own noise.
+    other_noises = max(0.0, noises - 1.0) if plan.protocol.analyzer == REPLACE else noises
     tau = plan.radius.tau
     spreads = tuple(delta**2 * (1.0 + 1.0 / max(1, silos - 1)) for delta in GRID)
 
     def ridges(factor: float) -> tuple[float, ...]:
-        # Of every symmetric A the matrix R^2 A + D^2 A^2 + ridge I is positive definite from here
-        # on; without noise A is positive semidefinite, and a little more than 0 will do.
-        variance = others * factor * (std.bias**2 + (tau * std.off_diagonal) ** 2)
+        """Return the ridge term for each prior variance, for noise of variance ``factor``."""
+        # From R^4 / (4 D^2) on, R^2 A + D^2 A^2 + ridge I is positive definite for every symmetric
+        # A. Without noise A is positive semidefinite, and any small positive ridge suffices.
+        variance = other_noises * factor * (std.bias**2 + (tau * std.off_diagonal) ** 2)
         return tuple(
             max(variance, 1.01 * scale**4 / (4.0 * s)) if variance else 1e-9 for s in spreads
         )
@@ -351,62 +375,69 @@ def _beliefs(
     return spreads, tuple(ridges(float(factor)) for factor in variances)
 
 
-# ---- What a silo keeps to itself -----------------------------------------------------------------
+# ---- State of local rounds -----------------------------------------------------------------------
 
 
 class Memory(typing.Protocol):
-    """Interface of what a silo keeps: raw data of all its rounds, which own rounds choose by."""
+    """Interface of the state of local rounds, with sums of raw data that never leave the silo.
+
+    `after` and `released` never change their object. They return a new one if the state changes.
+    """
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat of own rounds, (d,)."""
+        """theta_hat of local rounds, shape (d,)."""
         ...
 
     def select(
         self, actions: np.ndarray, public: Estimate, beta: float, gamma: float
     ) -> tuple[int, np.ndarray]:
-        """Index and features of the action of an own round; the radii are the public ones."""
+        """Return the index and the features (d,) of the action of a local round.
+
+        ``public`` is the estimate from released sums, with the radii ``beta`` and ``gamma``.
+        """
         ...
 
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> Memory:
-        """The memory after the (x, y) of a round, shared or own."""
+        """Return the memory with the (x, y) of a round. ``own`` is true for local rounds."""
         ...
 
     def sends(self, message: np.ndarray) -> None:
-        """Remember what the silo itself puts into a release."""
+        """Store the message that the silo sends for the next release."""
         ...
 
     def released(self, total: np.ndarray, release: int) -> Memory:
-        """The memory after a release."""
+        """Return the memory after a release with the sums ``total``."""
         ...
 
 
 def make_memory(plan: Plan) -> Memory | None:
-    """What a silo of this plan keeps to itself; None where every round is shared."""
+    """Return the initial memory of a silo, or None if all rounds are shared."""
     if plan.own is None:
         return None
     return OwnBelief(plan.own, plan) if plan.own.bound is None else OwnBound(plan.own, plan)
 
 
 class OwnBelief:
-    """Raw sums of all of a silo's rounds, and its belief in own rounds: rule "gls".
+    """The memory of rule "gls": raw sums of all rounds of a silo, and the posterior of its theta.
 
-    The belief is of theta at this silo: others' released sums as a prior, which deviates by what
-    the silo's own rewards say, and its raw sums (docs/own-rounds.md).
+    The released sums of the other silos give a prior. The standard deviation of the silo's theta
+    around it is averaged over a grid, weighted by the silo's rewards. The raw sums of the silo are
+    the data (docs/own-rounds.md).
 
     Parameters
     ----------
     own : OwnRounds
-        Of the plan.
+        The local rounds of the plan.
     plan : Plan
-        For its sizes and protocol.
+        The plan, for its sizes and protocol.
 
     Attributes
     ----------
     w, theta : ndarray, shapes (d, d) and (d,)
-        Inverse Cholesky factor of V, in units of R^2, and the mean.
+        Inverse Cholesky factor of V, in units of R^2, and the posterior mean.
     weights : ndarray
-        Of the deviations on the grid.
+        Posterior weights of the deviations on the grid.
     """
 
     def __init__(self, own: OwnRounds, plan: Plan) -> None:
@@ -415,85 +446,89 @@ class OwnBelief:
         self._replaces = plan.protocol.analyzer == REPLACE
         self._releases = plan.releases
         self._release = 0
-        #: Raw sums of all rounds, and of shared ones where others come between them.
+        # Raw sums of all rounds. `_shared`: raw sums of shared rounds, needed only if local rounds
+        # come between shared ones.
         self._sums = np.zeros(plan.statistic_size)
         self._shared = np.zeros(plan.statistic_size if own.mixed else 0)
-        self._rest = np.zeros(plan.statistic_size)
+        # Released sums without the silo's part, and the silo's last message.
+        self._others_sums = np.zeros(plan.statistic_size)
         self._sent = np.zeros(plan.statistic_size)
         self.w, self.theta = np.zeros((d, d)), np.zeros(d)
         self.weights = np.zeros(len(own.spreads))
         if own.mixed:
-            self._believe()
+            self._update_posterior()
 
     def select(
         self, actions: np.ndarray, public: Estimate, beta: float, gamma: float
     ) -> tuple[int, np.ndarray]:
-        """Index and features of the largest <x, theta> + bonus ||x||_{V^-1}."""
+        """Return index and features of the largest <x, theta> + bonus ||x||_{V^-1}."""
         return linalg.select(actions, self.w, self.theta, self.own.bonus, 0.0)
 
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> OwnBelief:
-        """The memory after the (x, y) of a round, which the belief has learned where it exists."""
-        made = self._copy()
-        made._sums = self._sums.copy()
-        linalg.accumulate(made._sums, x, y)
+        """Return the memory with the (x, y) of a round, also in the posterior if it is in use."""
+        memory = self._copy()
+        memory._sums = self._sums.copy()
+        linalg.accumulate(memory._sums, x, y)
         if self.own.mixed and not own:
-            made._shared = self._shared.copy()
-            linalg.accumulate(made._shared, x, y)
+            memory._shared = self._shared.copy()
+            linalg.accumulate(memory._shared, x, y)
         if not (own or self.own.mixed):
-            return made
+            return memory
         if round & (round - 1) == 0:
-            # Evidence weighs the deviations again.
-            made._believe()
+            # Recompute the weights of the deviations in rounds 1, 2, 4, 8, ...
+            memory._update_posterior()
         else:
-            made.w, made.theta = self.w.copy(), self.theta.copy()
-            linalg.observe(made.w, made.theta, x, y)
-        return made
+            memory.w, memory.theta = self.w.copy(), self.theta.copy()
+            linalg.observe(memory.w, memory.theta, x, y)
+        return memory
 
     def sends(self, message: np.ndarray) -> None:
-        """Remember what the silo itself puts into a release."""
+        """Store the message that the silo sends for the next release."""
         self._sent = message
 
     def released(self, total: np.ndarray, release: int) -> OwnBelief:
-        """The memory after a release: one that own rounds follow is believed anew, less what the
-        silo knows of its own part."""
+        """Return the memory after a release, with a new posterior if local rounds may follow.
+
+        The silo's own part is subtracted from the released sums: its message, or else its raw sums.
+        """
         if release < self._releases and not self.own.mixed:
             return self
-        made = self._copy()
-        raw = self._shared if self.own.mixed else self._sums
-        made._rest = total - (self._sent if self._replaces else raw)
-        made._release = release
-        made._believe()
-        return made
+        memory = self._copy()
+        raw_sums = self._shared if self.own.mixed else self._sums
+        memory._others_sums = total - (self._sent if self._replaces else raw_sums)
+        memory._release = release
+        memory._update_posterior()
+        return memory
 
     def _copy(self) -> OwnBelief:
-        """Another memory of the same arrays, of which none is written to."""
-        made = object.__new__(OwnBelief)
-        made.__dict__.update(self.__dict__)
-        return made
+        """Return a shallow copy. The arrays are shared and must not be written to."""
+        memory = object.__new__(OwnBelief)
+        memory.__dict__.update(self.__dict__)
+        return memory
 
-    def _believe(self) -> None:
-        """Make the belief anew; nothing changes where it cannot be made."""
+    def _update_posterior(self) -> None:
+        """Recompute the posterior. If this fails, raise and change nothing."""
         w, theta = np.zeros_like(self.w), np.zeros_like(self.theta)
         model = self.own.model(self._release)
-        weights = linalg.belief(model, self._rest, self._sums, w, theta)
+        weights = linalg.belief(model, self._others_sums, self._sums, w, theta)
         if weights is None:
             raise environments.status_error(-2)
         self.w, self.theta, self.weights = w, theta, weights
 
 
 class OwnBound:
-    """LinUCB of all of a silo's rounds, beside the public bound: rule "min-of-bounds".
+    """The memory of rule "min-of-bounds": a LinUCB model of all rounds of a silo.
 
-    V = I + G and V^-1 u of raw sums. An own round's action is that of the largest min of two upper
-    bounds, the public one and this: both hold with high probability, and so does the lesser
-    (docs/own-rounds.md).
+    V = I + G and V^-1 u are computed from raw sums. A local round chooses the action whose smaller
+    upper confidence bound is the largest, with one bound from released sums and one from this
+    model. Both bounds hold with high probability, and so does the smaller one (docs/own-rounds.md).
 
     Parameters
     ----------
     own : OwnRounds
-        Of the plan.
+        The local rounds of the plan.
     plan : Plan
-        For its sizes.
+        The plan, for its sizes.
 
     Attributes
     ----------
@@ -508,7 +543,7 @@ class OwnBound:
 
     @property
     def radius(self) -> float:
-        """R sqrt(2 ln(M / alpha) + ln det V) + S, times the multiplier."""
+        """The confidence radius m (R sqrt(b + ln det V) + S), with the numbers of ``own.bound``."""
         multiplier, scale, base, offset = self._bound
         log_det, d = linalg.log_det(self.w), len(self.theta)
         return linalg.determinant_radius(multiplier, scale, base, offset, 1.0, 1.0, log_det, d)
@@ -516,22 +551,22 @@ class OwnBound:
     def select(
         self, actions: np.ndarray, public: Estimate, beta: float, gamma: float
     ) -> tuple[int, np.ndarray]:
-        """Index and features of the action whose lesser bound is the largest."""
+        """Return index and features of the action whose smaller bound is the largest."""
         return linalg.select_least(
             actions, public.w, public.theta, beta, gamma, self.w, self.theta, self.radius
         )
 
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> OwnBound:
-        """The memory after the (x, y) of a round of either kind."""
-        made = object.__new__(OwnBound)
-        made.__dict__.update(self.__dict__)
-        made.w, made.theta = self.w.copy(), self.theta.copy()
-        linalg.observe(made.w, made.theta, x, y)
-        return made
+        """Return the memory with the (x, y) of a round, shared or local."""
+        memory = object.__new__(OwnBound)
+        memory.__dict__.update(self.__dict__)
+        memory.w, memory.theta = self.w.copy(), self.theta.copy()
+        linalg.observe(memory.w, memory.theta, x, y)
+        return memory
 
     def sends(self, message: np.ndarray) -> None:
-        """Nothing: the public bound is that of the whole release."""
+        """Do nothing: this rule does not subtract the silo's message from a release."""
 
     def released(self, total: np.ndarray, release: int) -> OwnBound:
-        """The same: the public estimate is the silo's own affair."""
+        """Return the memory unchanged: the silo stores the estimate from released sums."""
         return self

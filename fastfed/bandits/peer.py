@@ -1,6 +1,8 @@
-"""Silos of a federation without a server, step by step (dubey-pentland-2020, Algorithm 3).
+"""Silos of a federation without a server (dubey-pentland-2020, Algorithm 3).
 
-A `Peer` is a silo of each of its cliques, and takes the part of their servers.
+Silos send messages to their neighbours in a graph. Each silo belongs to one clique. It has gamma
+estimators, which are used in turn: round t belongs to estimator t mod gamma. For each estimator a
+silo combines the reports of its clique itself, as a server would.
 """
 
 from __future__ import annotations
@@ -21,25 +23,26 @@ Message = Request | Sums
 
 
 class Estimator:
-    """One estimator of one silo: a silo of its clique, and its own server."""
+    """One estimator of one silo: a `Silo` of its clique, and a local copy of the server."""
 
     def __init__(self, part: Part, gamma: int, index: int, noise: NoiseSource) -> None:
         self.part, self.index = part, index
-        own = cast(NoiseSource, InterleavedNoise(noise, part.clique, part.estimator, gamma))
-        self.silo = Silo(part.plan, part.clique.index(index), own)
-        self._server = Server(part.plan, own)
+        interleaved = InterleavedNoise(noise, part.clique, part.estimator, gamma)
+        clique_noise = cast(NoiseSource, interleaved)
+        self.silo = Silo(part.plan, part.clique.index(index), clique_noise)
+        self._server = Server(part.plan, clique_noise)
         self._reports: dict[int, Report] = {}
         self.total = np.zeros(part.plan.statistic_size)
 
     @property
     def missing(self) -> list[int]:
-        """Members of the clique whose report has not arrived."""
+        """Silos of the clique whose reports have not arrived."""
         return [i for i in self.part.clique if i not in self._reports]
 
     def add(self, sender: int, report: Report) -> None:
-        """Add a member's report; with the last of them the sums are synchronised.
+        """Add the report of a silo of the clique. Synchronise once all reports have arrived.
 
-        Raises InputError, and nothing changes, unless it is the report that is waited for.
+        Raise InputError and change nothing if this report is not expected.
         """
         self._check(sender, report)
         self._reports[sender] = report
@@ -50,16 +53,16 @@ class Estimator:
             self.silo.receive(broadcast)
 
     def _check(self, sender: int, report: Report) -> None:
-        """Raise InputError unless the report is the one that is waited for."""
+        """Raise InputError if the report is not the expected one."""
         who, plan, release = f"the report of silo {sender}", self.part.plan, self.silo.release + 1
         if type(report) is not Report:
             raise InputError(f"{who} must be a Report, got {type(report).__name__}")
         if sender in self._reports or report.release != release:
             again = "again" if sender in self._reports else f"of release {report.release}"
             raise InputError(f"{who} must be of release {release}, once, got it {again}")
-        place = self.part.clique.index(sender)
-        if report.silo != place:
-            raise InputError(f"{who} must say silo {place} of its clique, got {report.silo}")
+        clique_index = self.part.clique.index(sender)
+        if report.silo != clique_index:
+            raise InputError(f"{who} must say silo {clique_index} of its clique, got {report.silo}")
         if report.dimension != plan.dimension:
             raise InputError(f"{who} must have dimension {plan.dimension}, got {report.dimension}")
         if not np.isfinite(report.values).all():
@@ -67,10 +70,11 @@ class Estimator:
 
 
 class Peer(Once):
-    """One silo of a decentralised federation (dubey-pentland-2020, Algorithm 3).
+    """One silo of a federation without a server (dubey-pentland-2020, Algorithm 3).
 
-    Each round: hand over what has arrived with ``receive``, ``select(actions)``, play the action,
-    ``observe(reward)``, then send everything in ``outbox()`` to all neighbours, who hand it on.
+    In each round pass all messages that have arrived to ``receive``, call ``select(actions)``, take
+    the chosen action, and call ``observe(reward)``. Then send all messages of ``outbox()`` to all
+    neighbours, who forward them.
 
     Parameters
     ----------
@@ -79,12 +83,12 @@ class Peer(Once):
     index : int, default 0
         The silo's number, 0..M - 1.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+        The default is the operating system's generator. Pass ``SeededNoise`` in simulations only.
 
     Notes
     -----
-    Guarantee: a silo's reports are those of the privatizer, and everybody within gamma hops may
-    read them; a user takes part in one estimator, so the gamma trees compose in parallel.
+    Guarantee: reports are private for each user, towards all silos within gamma hops, which may
+    read them. A user's data are in one estimator, so the gamma trees compose in parallel.
     """
 
     def __init__(self, plan: PeerPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
@@ -98,75 +102,75 @@ class Peer(Once):
         self._outbox: list[Message] = []
 
     def _of(self, round: int) -> Estimator:
-        """The estimator of a round."""
+        """Return the estimator of a round."""
         return self.estimators[round % self.plan.gamma]
 
     @once
     def select(self, actions: object) -> int:
-        """Index of the action to play for the next user; ``actions`` has shape (K, d)."""
+        """Return the index of the action for the next user. ``actions`` has shape (K, d)."""
         if self.round == self.plan.horizon:
             raise InputError(f"the plan ends after round {self.plan.horizon}")
-        used = self._of(self.round + 1)
-        if used.silo.due or used.silo.reported:
+        estimator = self._of(self.round + 1)
+        if estimator.silo.due or estimator.silo.reported:
             raise InputError(
-                f"silo {self.index} must hear the reports of silos {used.missing} "
+                f"silo {self.index} must receive the reports of silos {estimator.missing} "
                 f"before round {self.round + 1}"
             )
-        return used.silo.select(actions)
+        return estimator.silo.select(actions)
 
     @once
     def observe(self, reward: float) -> None:
         """Learn the reward of the selected action."""
-        used = self._of(self.round + 1)
-        waiting = used.silo.asked is not None
-        used.silo.observe(reward)
+        estimator = self._of(self.round + 1)
+        request_pending = estimator.silo.asked is not None
+        estimator.silo.observe(reward)
         self.round += 1
-        number = used.part.estimator
-        if used.silo.asked is not None and not waiting:
+        number = estimator.part.estimator
+        if estimator.silo.asked is not None and not request_pending:
             self._outbox.append(Request(self.index, number, self.round))
 
     @once
     def outbox(self) -> list[Message]:
-        """Messages to all neighbours at the end of this round; they are then forgotten.
+        """Return the messages to all neighbours at the end of this round, and clear the outbox.
 
-        If a noise source fails nothing is lost: call it again.
+        If a noise source fails, no message is lost. Call ``outbox`` again.
         """
-        for used in self.estimators:
-            if used.silo.due:
-                report = used.silo.report()
+        for estimator in self.estimators:
+            if estimator.silo.due:
+                report = estimator.silo.report()
                 assert isinstance(report, Report)
-                self._outbox.append(Sums(self.index, used.part.estimator, report))
-                used.add(self.index, report)
+                self._outbox.append(Sums(self.index, estimator.part.estimator, report))
+                estimator.add(self.index, report)
         sent, self._outbox = self._outbox, []
         return sent
 
     @once
     def receive(self, message: Message) -> None:
-        """Process a message of the own clique; the network passes others on."""
+        """Process a message. Ignore messages of other cliques, which the network forwards."""
         if not isinstance(message, Request | Sums):
             raise InputError(f"message must be a Request or Sums, got {type(message).__name__}")
         integer("message.estimator", message.estimator, at_least=0, at_most=self.plan.gamma - 1)
-        mine = self.estimators[message.estimator]
-        if message.silo == self.index or message.silo not in mine.part.clique:
+        estimator = self.estimators[message.estimator]
+        if message.silo == self.index or message.silo not in estimator.part.clique:
             return
         if isinstance(message, Request):
-            self._ask(mine, message)
+            self._ask(estimator, message)
         else:
-            mine.add(message.silo, message.report)
+            estimator.add(message.silo, message.report)
 
-    def _ask(self, mine: Estimator, message: Request) -> None:
-        """Accept the request of a member of the clique."""
-        plan, number = self.plan, mine.part.estimator
+    def _ask(self, estimator: Estimator, message: Request) -> None:
+        """Accept a request of a silo of the clique to synchronise."""
+        plan, number = self.plan, estimator.part.estimator
         round = integer("message.round", message.round, at_least=1, at_most=plan.horizon)
         if round % plan.gamma != number:
             raise InputError(f"message.round must be one of estimator {number}, got {round}")
-        if mine.silo.trigger is not None and mine.silo.asked is not None:
+        if estimator.silo.trigger is not None and estimator.silo.asked is not None:
             return
-        use, done = plan.uses(number, round), mine.silo.round
-        # A silo that lags by one use may hear of one that it has not reached.
-        if use not in (done, done + 1):
+        use, completed_uses = plan.uses(number, round), estimator.silo.round
+        # A request may be for the next use of the estimator, if this silo is one use behind.
+        if use not in (completed_uses, completed_uses + 1):
             raise InputError(
-                f"silo {message.silo} asked in round {round}, which comes too "
-                f"{'late' if use < done else 'early'} at silo {self.index}"
+                f"the request of silo {message.silo} in round {round} arrived too "
+                f"{'late' if use < completed_uses else 'early'} at silo {self.index}"
             )
-        mine.silo.ask(use + 1)
+        estimator.silo.ask(use + 1)

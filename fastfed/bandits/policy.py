@@ -1,4 +1,4 @@
-"""`LinUCB` for other tools: one agent that chooses, learns, forgets, is replayed and is saved."""
+"""`LinUCB` as a standalone agent for other tools, with replay of logs and saving to files."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from fastfed._kernels import checked, linalg
 from fastfed._validate import InputError, array, boolean, integer, number, show
 from fastfed.bandits.linucb import Estimate, check_actions
 
-#: Sparse rows become dense in blocks of about so many entries.
+#: Sparse rows are converted to dense blocks of about this many entries.
 BLOCK = 2**17
-#: What a saved file calls itself, and the version of its layout.
+#: Name and version of the format of saved files.
 FORMAT, VERSION = "LinUCB of fastfed", 1
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What `LinUCB.replay` found.
+    """Result of `LinUCB.replay`: the agent's choices and estimates of its mean reward.
 
     Attributes
     ----------
     actions : ndarray of int64, shape (n,)
-        The policy's choice in every round of the log.
+        Index of the action that the agent chose in each round of the log.
     matched : ndarray of bool, shape (n,)
-        Rounds in which the log holds the choice's reward.
+        True in rounds in which the agent chose the logged action, whose reward is known.
     mean_reward : float
-        Mean logged reward of matched rounds: an unbiased estimate of the reward per round of the
-        policy that learns from those rounds, where the logging policy was uniform (Li et al.
-        2011). NaN if none matched.
+        Mean logged reward of the matched rounds. If the logging policy was uniform, it is an
+        unbiased estimate of the reward per round of the agent that learns from these rounds (Li et
+        al. 2011). NaN if no round matched.
     inverse_propensity, self_normalised : PolicyValue or None
-        Estimates that any logging policy may stand behind, see `fastfed.off_policy`; of a learning
-        policy its mean over the rounds of the log. self_normalised is None if none matched.
+        Off-policy estimates for any logging policy, see `fastfed.off_policy`. If the agent learns
+        during the replay, they estimate its mean reward over the rounds of the log.
+        ``self_normalised`` is None if no round matched.
     """
 
     actions: np.ndarray
@@ -55,10 +56,11 @@ class Replayed:
 
 
 class LinUCB:
-    """Linear UCB (Abbasi-Yadkori et al. 2011) for one agent, to be used in other tools.
+    """A LinUCB agent (Abbasi-Yadkori et al. 2011) without privacy, for use in other tools.
 
-    Actions are given by their features in every call, so their number may change from round to
-    round. They may be float32, and sparse (SciPy, any format): sparse rows become dense in blocks.
+    Every call passes the features of the actions, so the number of actions may change from round to
+    round. Features may be float32 or sparse (any SciPy format). Sparse rows are converted to dense
+    blocks.
 
     Parameters
     ----------
@@ -69,19 +71,20 @@ class LinUCB:
     failure_probability : float, default 0.01
         alpha, in (0, 1).
     reward_scale : float, default 0.5
-        R, the sub-Gaussian scale of the reward noise; 1/2 for rewards in [0, 1].
+        R, the sub-Gaussian scale of the reward noise. It is 1/2 for rewards in [0, 1].
     radius_multiplier : float, default 1
-        Factor on the confidence radius. At 1 it is the proven one, for ||theta*|| <= 1 and
+        Factor on the confidence radius. The radius is proven for factor 1, ||theta*|| <= 1 and
         ||x|| <= 1.
     discount : float, default 1
-        gamma in (0, 1]: a row counts gamma times less with every later one, so that the agent
-        forgets (Russac et al. 2019, D-LinUCB, with the larger bonus ||x||_{V^-1}). The radius is
-        proven while theta* stays. Below 1 a round of learning takes O(d^3), not O(d^2).
+        gamma in (0, 1]: each new row multiplies the weight of all earlier rows by gamma, so the
+        agent forgets (Russac et al. 2019, D-LinUCB, with the larger bonus ||x||_{V^-1}). The radius
+        is proven if theta* does not change. With gamma < 1 learning a row takes O(d^3) time instead
+        of O(d^2).
 
     Raises
     ------
     InputError
-        For a bad value, which it names.
+        For an invalid value. The message names the parameter.
 
     Examples
     --------
@@ -111,15 +114,18 @@ class LinUCB:
         self._forget()
 
     def _forget(self) -> None:
+        """Reset the agent to its state before the first round."""
         d = self.dimension
         self.round = 0
         self._estimate = Estimate(d, self.regularizer)
-        # Where rows are discounted: the sums, and whether the estimate is older than they are.
+        # With a discount, rows are added to `_sums`; `_stale` is true until the estimate is
+        # recomputed from them.
         self._sums = None if self.discount == 1.0 else np.zeros(d + d * (d + 1) // 2)
         self._stale = False
-        # Rows that were selected and not yet observed; a single one is written in place.
+        # `_chosen` holds the features (n, d) of selected actions whose rewards have not been
+        # observed. After `select` it is `_row_2d`, a view of the reused buffer `_row`.
         self._row = np.empty(d)
-        self._one = self._row[None]
+        self._row_2d = self._row[None]
         self._chosen: np.ndarray | None = None
 
     # ---- the model -------------------------------------------------------------------------------
@@ -133,23 +139,24 @@ class LinUCB:
     def confidence_radius(self) -> float:
         """beta of the next round: Abbasi-Yadkori et al. (2011), Theorem 2, trace form.
 
-        Where rows are discounted: Russac et al. (2019), Theorem 1.
+        With a discount: Russac et al. (2019), Theorem 1.
         """
-        square, count = self.discount**2, float(self.round)
+        square, row_count = self.discount**2, float(self.round)
         if square < 1.0:
-            count = (1.0 - square**self.round) / (1.0 - square)
+            # The sum of the squared weights of all rows.
+            row_count = (1.0 - square**self.round) / (1.0 - square)
         return linalg.radius_at(
             self.radius_multiplier,
             self.reward_scale,
             2.0 * math.log(1.0 / self.failure_probability),
             math.sqrt(self.regularizer),
             self.regularizer,
-            count,
+            row_count,
             self.dimension,
         )
 
     def _model(self) -> Estimate:
-        """The estimate, which discounted rows change when it is asked for."""
+        """Return the current estimate. With a discount it is recomputed if rows were added."""
         if self._stale:
             assert self._sums is not None
             self._estimate.refresh(self._sums, self.regularizer)
@@ -159,7 +166,7 @@ class LinUCB:
     # ---- choices ---------------------------------------------------------------------------------
 
     def scores(self, actions: object) -> np.ndarray:
-        """Upper confidence bound of each action.
+        """Return the upper confidence bound of each action.
 
         Parameters
         ----------
@@ -174,20 +181,21 @@ class LinUCB:
         Raises
         ------
         InputError
-            For another shape, no actions, and features that are not finite.
+            If the shape is wrong, there are no actions, or features are not finite.
         """
         model = self._model()
         if is_sparse(actions):
             blocks = dense_blocks("actions", actions, self.dimension)
             return np.concatenate([self.scores(block) for block in blocks])
-        given = model.w, model.theta, self.confidence_radius
-        made = checked.scores(actions, *given, 0.0, True)
-        if made is not None and made.ndim == 1:
-            return made
-        return linalg.scores(check_actions(actions, self.dimension), *given, 0.0)
+        model_numbers = model.w, model.theta, self.confidence_radius
+        # The compiled function returns None for arguments that Python must convert or refuse.
+        scores = checked.scores(actions, *model_numbers, 0.0, True)
+        if scores is not None and scores.ndim == 1:
+            return scores
+        return linalg.scores(check_actions(actions, self.dimension), *model_numbers, 0.0)
 
     def select(self, actions: object) -> int:
-        """Choose an action, whose reward ``observe`` then takes.
+        """Choose an action. Pass its reward to ``observe``.
 
         Parameters
         ----------
@@ -197,7 +205,7 @@ class LinUCB:
         Returns
         -------
         int
-            Index of the largest upper confidence bound; ties go to the lowest.
+            Index of the largest upper confidence bound, the lowest index in case of a tie.
 
         Raises
         ------
@@ -205,53 +213,57 @@ class LinUCB:
             As ``scores``.
         """
         index = self._best(actions, self._row)
-        self._chosen = self._one
+        self._chosen = self._row_2d
         return index
 
     def _best(self, actions: object, chosen: np.ndarray) -> int:
-        """Index of the best action; its features into chosen."""
+        """Return the index of the best action, and write its features (d,) into ``chosen``."""
         model = self._model()
-        found = checked.choose(actions, model.w, model.theta, self.confidence_radius, chosen)
-        if found is not None:
-            return found
+        # The compiled function returns None for arguments that Python must convert or refuse.
+        fast_index = checked.choose(actions, model.w, model.theta, self.confidence_radius, chosen)
+        if fast_index is not None:
+            return fast_index
         if is_sparse(actions):
             return self._best_sparse(actions, chosen)
-        given = check_actions(actions, self.dimension)
-        index, chosen[:] = model.select(given, self.confidence_radius)
+        dense_actions = check_actions(actions, self.dimension)
+        index, chosen[:] = model.select(dense_actions, self.confidence_radius)
         return index
 
     def _best_sparse(self, actions: Any, chosen: np.ndarray) -> int:
-        """As `_best` for sparse actions: a score has the same bits in whatever block it is."""
-        best, index, first = -math.inf, 0, 0
+        """Do the same as `_best` for sparse actions.
+
+        The bits of a score do not depend on the block, so the choice equals that for dense actions.
+        """
+        best_score, index, block_start = -math.inf, 0, 0
         for block in dense_blocks("actions", actions, self.dimension):
             scores = self.scores(block)
-            a = int(scores.argmax())
-            if scores[a] > best:
-                best, index = float(scores[a]), first + a
-                chosen[:] = block[a]
-            first += len(block)
+            best_in_block = int(scores.argmax())
+            if scores[best_in_block] > best_score:
+                best_score, index = float(scores[best_in_block]), block_start + best_in_block
+                chosen[:] = block[best_in_block]
+            block_start += len(block)
         return index
 
     def select_many(self, actions: ArrayLike | Sequence[ArrayLike]) -> np.ndarray:
-        """Choose an action for each of n users, all under the current model.
+        """Choose an action for each of n users with the current model.
 
-        ``observe_many`` then takes their rewards. Each choice is the one of ``select``.
+        For each user the choice equals that of ``select``. Pass the rewards to ``observe_many``.
 
         Parameters
         ----------
         actions : array_like, shape (n, K, d), or sequence of n (K_i, d)
-            Features of each user's actions; users may have different numbers of actions, dense or
-            sparse.
+            Features of each user's actions. In a sequence, users may have different numbers of
+            actions, dense or sparse.
 
         Returns
         -------
         ndarray of int64, shape (n,)
-            Index of each user's choice.
+            Index of each user's chosen action.
 
         Raises
         ------
         InputError
-            For other shapes, a user without actions, and features that are not finite.
+            If the shape is wrong, a user has no actions, or features are not finite.
         """
         if isinstance(actions, np.ndarray) and actions.ndim == 3:
             model, d = self._model(), self.dimension
@@ -269,30 +281,31 @@ class LinUCB:
         if not is_sparse(users[0] if len(users) else users) and np.ndim(users[:1]) == 2:
             raise InputError(
                 f"actions must have shape (n, K, {self.dimension}), the actions of n users, got "
-                f"{np.shape(users)}: select chooses for one"
+                f"{np.shape(users)}: use select for one user"
             )
         chosen, index = np.empty((len(users), self.dimension)), np.empty(len(users), np.int64)
-        for i, row in enumerate(chosen):
-            index[i] = self._best(users[i], row)
+        for i, chosen_row in enumerate(chosen):
+            index[i] = self._best(users[i], chosen_row)
         self._chosen = chosen
         return index
 
     # ---- learning --------------------------------------------------------------------------------
 
     def observe(self, reward: float, action: object = None) -> None:
-        """Learn a reward.
+        """Learn the reward of one action.
 
         Parameters
         ----------
         reward : float
             The reward.
         action : array_like, shape (d,), optional
-            Features of the action played; by default those of the action last selected.
+            Features of the rewarded action. The default is the action that ``select`` chose.
 
         Raises
         ------
         InputError
-            If no action was selected or given, or several were selected.
+            If ``action`` is not given and not exactly one action was selected, or if a value is not
+            finite.
         """
         if action is not None:
             x = self._features(action)
@@ -304,7 +317,7 @@ class LinUCB:
                 "use observe_many"
             )
         else:
-            x = self._row if self._chosen is self._one else self._chosen[0]
+            x = self._row if self._chosen is self._row_2d else self._chosen[0]
         if self._sums is not None or not checked.update(
             self._estimate.w, self._estimate.theta, x, reward, True
         ):
@@ -313,44 +326,44 @@ class LinUCB:
         self.round += 1
 
     def observe_many(self, rewards: object, actions: object = None) -> None:
-        """Learn n rewards, in order: as n calls of ``observe``, bit for bit.
+        """Learn n rewards, with the same bits as n calls of ``observe`` in this order.
 
         Parameters
         ----------
         rewards : array_like, shape (n,)
             The rewards.
         actions : array_like or sparse, shape (n, d), optional
-            Features of the actions played; by default those that ``select_many`` chose.
+            Features of the rewarded actions. The default is the actions that ``select_many`` chose.
 
         Raises
         ------
         InputError
-            If no actions were selected or given, or another number of them, or an action's width
-            ||x||_{V^-1} is above 1e75; nothing is learned then.
+            If no actions were selected or given, if there is not one reward for each action, or if
+            the width ||x||_{V^-1} of an action is above 1e75. After an error nothing is learned.
         """
         y = array("rewards", rewards, ndim=1)
         if actions is None and self._chosen is None:
             raise InputError("observe_many needs a select_many before it, or the actions' features")
-        given = self._chosen if actions is None else actions
-        if is_sparse(given):
-            blocks: Iterator[np.ndarray] = dense_blocks("actions", given, self.dimension)
-            n = int(given.shape[0])  # type: ignore[attr-defined]
+        rewarded_actions = self._chosen if actions is None else actions
+        if is_sparse(rewarded_actions):
+            blocks: Iterator[np.ndarray] = dense_blocks("actions", rewarded_actions, self.dimension)
+            n = int(rewarded_actions.shape[0])  # type: ignore[attr-defined]
         else:
-            dense = array("actions", given, shape=(None, self.dimension))
-            blocks, n = iter([dense]), len(dense)
+            dense_actions = array("actions", rewarded_actions, shape=(None, self.dimension))
+            blocks, n = iter([dense_actions]), len(dense_actions)
         if len(y) != n:
             raise InputError(f"rewards must have shape ({n},), one for each action, got {y.shape}")
-        first = 0
-        with self._all_or_none() if is_sparse(given) else nullcontext():
+        block_start = 0
+        with self._all_or_none() if is_sparse(rewarded_actions) else nullcontext():
             for block in blocks:
                 rows = np.ascontiguousarray(block, dtype=np.float64)
-                self._learn_rows(rows, y[first : first + len(rows)])
-                first += len(rows)
+                self._learn_rows(rows, y[block_start : block_start + len(rows)])
+                block_start += len(rows)
         self._chosen = None
         self.round += n
 
     def _features(self, action: object) -> np.ndarray:
-        """The finite features (d,) of one action."""
+        """Return the features (d,) of one action, checked to be finite."""
         if is_sparse(action):
             (row,) = dense_blocks("action", action, self.dimension)
             if len(row) != 1:
@@ -359,6 +372,7 @@ class LinUCB:
         return array("action", action, shape=(self.dimension,))
 
     def _learn_rows(self, rows: np.ndarray, rewards: np.ndarray) -> None:
+        """Learn rows (n, d) with rewards (n,), or none of the rows if one is refused."""
         model = self._estimate
         if self._sums is None and checked.update(model.w, model.theta, rows, rewards, True):
             return
@@ -368,7 +382,7 @@ class LinUCB:
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Forget the rows before one that is refused."""
+        """Restore the model if the body of the ``with`` statement raises InputError."""
         model = self._estimate
         w, theta = model.w.copy(), model.theta.copy()
         try:
@@ -378,6 +392,7 @@ class LinUCB:
             raise
 
     def _learn(self, x: np.ndarray, reward: float) -> None:
+        """Add one row x (d,) with its reward to the model."""
         if self._sums is None:
             model = self._estimate
             if not checked.update(model.w, model.theta, x, reward, True):
@@ -390,14 +405,14 @@ class LinUCB:
     # ---- names of other libraries ----------------------------------------------------------------
 
     def partial_fit(self, X: object, y: object) -> LinUCB:
-        """Learn more rows, as scikit-learn names it: ``observe_many(y, X)``.
+        """Learn more rows: ``observe_many(y, X)`` under scikit-learn's name.
 
         Parameters
         ----------
         X : array_like or sparse, shape (n, d)
-            Features of the actions played.
+            Features of the chosen actions.
         y : array_like, shape (n,)
-            Their rewards.
+            Rewards of these actions.
 
         Returns
         -------
@@ -407,8 +422,8 @@ class LinUCB:
         Raises
         ------
         InputError
-            For shapes that do not agree, values that are not finite, and rows whose width
-            ||x||_{V^-1} is above 1e75.
+            If the shapes do not agree, a value is not finite, or the width ||x||_{V^-1} of a row is
+            above 1e75.
         """
         if not is_sparse(X):
             X = array("X", X, shape=(None, self.dimension))
@@ -418,22 +433,22 @@ class LinUCB:
     def fit(self, X: object, y: object) -> LinUCB:
         """Forget everything, then learn rows X, shape (n, d), with rewards y, shape (n,).
 
-        Parameters, result and errors are those of ``partial_fit``; after an error the agent is what
-        it was.
+        Parameters, return value and errors are those of ``partial_fit``. After an error the agent
+        is unchanged.
         """
-        held = self.__dict__.copy()
+        state_before = self.__dict__.copy()
         self._forget()
         try:
             return self.partial_fit(X, y)
         except InputError:
-            self.__dict__.update(held)
+            self.__dict__.update(state_before)
             raise
 
     def predict(self, X: object) -> np.ndarray:
-        """Estimate the expected reward <x, theta_hat> of rows X, as scikit-learn names it.
+        """Return the estimated mean reward <x, theta_hat> of each row of X.
 
-        mabwiser's ``predict``, the arm to play, is ``select``; its ``predict_expectations`` are
-        ``scores``.
+        The name follows scikit-learn. mabwiser's ``predict``, which returns an arm, is ``select``
+        here, and its ``predict_expectations`` is ``scores``.
 
         Parameters
         ----------
@@ -447,7 +462,7 @@ class LinUCB:
         Raises
         ------
         InputError
-            For another shape and values that are not finite.
+            If the shape is wrong or a value is not finite.
         """
         theta = self._model().theta
         if is_sparse(X):
@@ -467,11 +482,12 @@ class LinUCB:
         learn: bool = True,
         confidence: float = 0.95,
     ) -> Replayed:
-        """Replay the log of another policy, to estimate what this one would have earned.
+        """Replay the log of another policy, and estimate the mean reward of this agent.
 
-        Round by round the agent chooses; where the log holds that choice's reward, it learns it.
-        The rest of the log is not used. The agent is changed unless ``learn`` is false; the
-        estimates are of raw rewards, which no certificate covers.
+        In each round of the log the agent chooses an action. If this is the logged action, the
+        agent learns the logged reward. The rewards of all other rounds are ignored. The agent
+        changes unless ``learn`` is false. The estimates are computed from raw rewards and are not
+        private.
 
         Parameters
         ----------
@@ -480,13 +496,14 @@ class LinUCB:
         actions : array_like of int, shape (n,)
             The logged actions.
         rewards : array_like, shape (n,)
-            Their rewards.
+            Rewards of the logged actions.
         propensities : array_like, shape (n,), optional
-            The logging policy's probabilities of the logged actions; by default it was uniform.
+            Probabilities with which the logging policy chose the logged actions. The default is a
+            uniform logging policy.
         learn : bool, default True
-            False: the agent stays as it is, and so does what is evaluated.
+            False to evaluate the agent as it is, without learning.
         confidence : float, default 0.95
-            Two-sided confidence level of the estimates' intervals.
+            Two-sided confidence level of the intervals of the estimates.
 
         Returns
         -------
@@ -496,12 +513,12 @@ class LinUCB:
         Raises
         ------
         InputError
-            For shapes that do not agree and values out of range, before anything is learned.
+            If shapes do not agree or a value is out of range. After an error nothing is learned.
 
         Notes
         -----
-        Source: Li, Chu, Langford and Wang 2011, Algorithm 2 (an event is kept if the choice is the
-        logged one); estimators: `fastfed.off_policy`.
+        Source: Li, Chu, Langford and Wang 2011, Algorithm 2 (an event is used only if the choice is
+        the logged action). The estimators are in `fastfed.off_policy`.
         """
         learn = boolean("learn", learn)
         if is_sparse(contexts) or not hasattr(contexts, "__len__"):
@@ -509,44 +526,52 @@ class LinUCB:
                 "contexts must have shape (n, K, d), or be a sequence of the actions (K, d) of "
                 f"each round, got {show(contexts)}"
             )
-        offered: Any = contexts
-        n = len(offered)
+        actions_by_round: Any = contexts
+        n = len(actions_by_round)
         if n < 2:
             raise InputError(f"contexts must hold at least 2 rounds, got {n}")
         logged = array("actions", actions, shape=(n,))
-        y = array("rewards", rewards, shape=(n,))
-        sizes = np.array([_action_count(each, i) for i, each in enumerate(offered)])
-        if not ((logged == np.floor(logged)) & (logged >= 0) & (logged < sizes)).all():
-            i = int(np.argmax((logged != np.floor(logged)) | (logged < 0) | (logged >= sizes)))
+        logged_rewards = array("rewards", rewards, shape=(n,))
+        counts = np.array(
+            [_action_count(features, i) for i, features in enumerate(actions_by_round)]
+        )
+        if not ((logged == np.floor(logged)) & (logged >= 0) & (logged < counts)).all():
+            i = int(np.argmax((logged != np.floor(logged)) | (logged < 0) | (logged >= counts)))
             raise InputError(
-                f"actions must be integers from 0 to K - 1, got {logged[i]:g} of {sizes[i]} "
+                f"actions must be integers from 0 to K - 1, got {logged[i]:g} of {counts[i]} "
                 f"at index {i}"
             )
         if propensities is None:
-            chances = 1.0 / sizes
+            logged_probabilities = 1.0 / counts
         else:
-            chances = array("propensities", propensities, shape=(n,))
-        # Looks at the values before anything is learned: a policy that never matches will do.
-        _one_hot(np.zeros(n, bool), y, chances, confidence)
+            logged_probabilities = array("propensities", propensities, shape=(n,))
+        # Check the values before anything is learned, with a policy that never matches the log.
+        _value_of_choices(np.zeros(n, bool), logged_rewards, logged_probabilities, confidence)
         chosen = np.empty(n, np.int64)
-        row = np.empty(self.dimension)
-        held = copy.deepcopy(self.__dict__)
+        chosen_row = np.empty(self.dimension)
+        state_before = copy.deepcopy(self.__dict__)
         try:
             for t in range(n):
-                chosen[t] = self._best(offered[t], row)
+                chosen[t] = self._best(actions_by_round[t], chosen_row)
                 if learn and chosen[t] == logged[t]:
-                    self.observe(float(y[t]), row)
+                    self.observe(float(logged_rewards[t]), chosen_row)
         except InputError:
-            self.__dict__.update(held, _row=self._row, _one=self._one)
+            self.__dict__.update(state_before, _row=self._row, _row_2d=self._row_2d)
             raise
         matched = chosen == logged
-        weighted = _one_hot(matched, y, chances, confidence)
+        weighted = _value_of_choices(matched, logged_rewards, logged_probabilities, confidence)
         return Replayed(
             actions=chosen,
             matched=matched,
-            mean_reward=float(y[matched].mean()) if matched.any() else math.nan,
+            mean_reward=float(logged_rewards[matched].mean()) if matched.any() else math.nan,
             inverse_propensity=weighted,
-            self_normalised=_one_hot(matched, y, chances, confidence, off_policy.self_normalised)
+            self_normalised=_value_of_choices(
+                matched,
+                logged_rewards,
+                logged_probabilities,
+                confidence,
+                off_policy.self_normalised,
+            )
             if matched.any()
             else None,
         )
@@ -554,42 +579,42 @@ class LinUCB:
     # ---- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the agent as one file, which `LinUCB.load` reads.
+        """Save the agent to one file, which `LinUCB.load` reads.
 
-        The file is NumPy's .npz without pickles. It is written beside its place and moved there, so
-        that a crash leaves the old file or the new one.
+        The file is a NumPy .npz file without pickles. A temporary file is written first and then
+        renamed, so a crash leaves the complete old file or the complete new file.
 
         Parameters
         ----------
         path : path-like
-            The file, whatever its suffix.
+            The file. It may have any suffix.
 
         Raises
         ------
         InputError
-            Where it cannot be written; the old file then stays.
+            If the file cannot be written. An existing file is then unchanged.
         """
         model = self._model()
-        said = {
+        header = {
             "format": FORMAT,
             "version": VERSION,
             "round": self.round,
             **{name: getattr(self, name) for name in _PARAMETERS},
         }
         arrays = {
-            "about": np.array(json.dumps(said)),
+            "about": np.array(json.dumps(header)),
             "factor": model.w,
             "theta": model.theta,
             "sums": np.empty(0) if self._sums is None else self._sums,
             "chosen": np.empty((0, self.dimension)) if self._chosen is None else self._chosen,
         }
-        made = io.BytesIO()
-        np.savez(made, **arrays)  # type: ignore[arg-type]
-        write_whole(Path(path), made.getvalue())
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        write_whole(Path(path), buffer.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LinUCB:
-        """Load an agent that `save` wrote; it goes on bit for bit.
+        """Load an agent from a file that `save` wrote. It continues with the same bits.
 
         Parameters
         ----------
@@ -603,33 +628,34 @@ class LinUCB:
         Raises
         ------
         InputError
-            For a file that cannot be read, is none of LinUCB's, or of a later version.
+            If the file cannot be read, was not written by `save`, is damaged, or has a different
+            format version.
         """
         try:
-            with np.load(path, allow_pickle=False) as held:
+            with np.load(path, allow_pickle=False) as npz:
                 names = "about", "factor", "theta", "sums", "chosen"
-                arrays = {name: held[name] for name in names}
-            said = json.loads(str(arrays["about"]))
-            if said.get("format") != FORMAT:
+                arrays = {name: npz[name] for name in names}
+            header = json.loads(str(arrays["about"]))
+            if header.get("format") != FORMAT:
                 raise KeyError("format")
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
         except Exception:  # a damaged file may make NumPy raise anything
-            raise InputError(f"{path} is no file of LinUCB.save, or a damaged one") from None
-        if said.get("version") != VERSION:
+            raise InputError(f"{path} is not a file of LinUCB.save, or is damaged") from None
+        if header.get("version") != VERSION:
             raise InputError(
-                f"{path} has version {show(said.get('version'))}, this fastfed reads {VERSION}: "
+                f"{path} has version {show(header.get('version'))}, this fastfed reads {VERSION}: "
                 "load it with the fastfed that saved it"
             )
         try:
-            agent = cls(**{name: said[name] for name in _PARAMETERS})
-            agent._restore(integer("round", said["round"], at_least=0), arrays)
+            agent = cls(**{name: header[name] for name in _PARAMETERS})
+            agent._restore(integer("round", header["round"], at_least=0), arrays)
         except (KeyError, InputError) as error:
             raise InputError(f"{path} is damaged: {error}") from None
         return agent
 
     def _restore(self, rounds: int, arrays: dict[str, np.ndarray]) -> None:
-        """Take what a file holds, once it is fit."""
+        """Set the agent's state to the checked arrays of a file and its number of rounds."""
         d = self.dimension
         factor = array("factor", arrays["factor"], shape=(d, d))
         if np.triu(factor, 1).any() or not factor.diagonal().min() > 0.0:
@@ -657,30 +683,35 @@ _PARAMETERS = (
 
 
 def is_sparse(value: object) -> bool:
-    """True for a sparse matrix or array of SciPy, which need not be loaded for this."""
+    """Return True for a sparse matrix or array of SciPy, without importing SciPy."""
     return type(value) is not np.ndarray and hasattr(value, "tocsr")
 
 
 def dense_blocks(name: str, rows: Any, dimension: int) -> Iterator[np.ndarray]:
-    """Sparse rows (n, d) as dense blocks of about `BLOCK` entries; InputError if they do not fit.
+    """Convert sparse rows (n, d) to dense blocks of about `BLOCK` entries.
 
-    float32 stays float32, every other type becomes float64.
+    float32 stays float32, and every other type becomes float64.
+
+    Raises
+    ------
+    InputError
+        If the shape is wrong or an entry is complex or not finite.
     """
     if rows.ndim != 2 or rows.shape[1] != dimension:
         raise InputError(f"{name} must have shape (any, {dimension}), got {rows.shape}")
     if name == "actions" and not rows.shape[0]:
         raise InputError(f"actions must hold at least one action, got shape {rows.shape}")
-    held = rows.tocsr()
-    if np.iscomplexobj(held.data):
-        raise InputError(f"{name} must be real, got {held.dtype}")
-    if not np.isfinite(held.data).all():
-        odd = held.data[~np.isfinite(held.data)][0]
-        raise InputError(f"{name} must be finite, got {odd} among the stored entries")
-    dtype = np.float32 if held.dtype == np.float32 else np.float64
-    step = max(1, BLOCK // dimension)
+    csr_rows = rows.tocsr()
+    if np.iscomplexobj(csr_rows.data):
+        raise InputError(f"{name} must be real, got {csr_rows.dtype}")
+    if not np.isfinite(csr_rows.data).all():
+        bad_value = csr_rows.data[~np.isfinite(csr_rows.data)][0]
+        raise InputError(f"{name} must be finite, got {bad_value} among the stored entries")
+    dtype = np.float32 if csr_rows.dtype == np.float32 else np.float64
+    rows_per_block = max(1, BLOCK // dimension)
     return (
-        held[first : first + step].toarray().astype(dtype, copy=False)
-        for first in range(0, held.shape[0], step)
+        csr_rows[first : first + rows_per_block].toarray().astype(dtype, copy=False)
+        for first in range(0, csr_rows.shape[0], rows_per_block)
     )
 
 
@@ -688,24 +719,28 @@ def dense_blocks(name: str, rows: Any, dimension: int) -> Iterator[np.ndarray]:
 
 
 def _action_count(actions: Any, index: int) -> int:
-    """K of the actions of one logged round."""
+    """Return K, the number of actions of one logged round."""
     shape = actions.shape if hasattr(actions, "shape") else np.shape(actions)
     if len(shape) != 2 or not shape[0]:
         raise InputError(f"contexts must hold actions (K, d), K >= 1, got {shape} at index {index}")
     return int(shape[0])
 
 
-def _one_hot(
+def _value_of_choices(
     matched: np.ndarray,
     rewards: np.ndarray,
     propensities: np.ndarray,
     confidence: float,
     estimator: Any = off_policy.inverse_propensity,
 ) -> off_policy.PolicyValue:
-    """Estimate the value of choices: the logged action was chosen, or another one was."""
+    """Estimate the mean reward of the replayed choices.
+
+    The estimators need action probabilities. The problem is reduced to two actions: index 0 is the
+    logged action, index 1 any other action.
+    """
     policy = np.stack([matched, ~matched], axis=1).astype(np.float64)
     logged = np.zeros(len(matched), np.int64)
-    made: off_policy.PolicyValue = estimator(
+    policy_value: off_policy.PolicyValue = estimator(
         logged, rewards, propensities, policy, confidence=confidence
     )
-    return made
+    return policy_value

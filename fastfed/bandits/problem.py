@@ -1,4 +1,4 @@
-"""The problem that a linear bandit system is built for; a public centre; checks of arguments."""
+"""`ProblemSpec`, the problem of a linear bandit system, bounds for centred rewards, and checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastfed.privacy.sensitivity import FEATURE_BOUND, constant_of
 
 @dataclass(frozen=True)
 class ProblemSpec:
-    """Sizes and guarantees that a system may use before the first round: no data.
+    """Sizes of a problem, and guarantees about its data that are known before the first round.
 
     Parameters
     ----------
@@ -25,27 +25,28 @@ class ProblemSpec:
     reward_scale : float, default 0.5
         R, the sub-Gaussian scale of the reward noise.
     noise_free : bool, default False
-        True if rewards are their own mean, as on pools read from files.
+        True if each reward equals its mean, as in pools that are read from files.
     reward_range : (float, float) or None, default (0, 1)
-        An interval that holds every reward, or None.
+        An interval that contains every reward, or None if unknown.
     linear : bool, default True
         True if the expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
     linear_by_silo : bool, default False
-        True if it is so at each silo with a theta* of its own, which is all that a silo alone
-        needs; ``linear`` implies it.
+        True if this holds at each silo with a different theta*. This suffices for silos that never
+        synchronise, and follows from ``linear``.
     features_bounded : bool, default True
         True if ||x|| <= 1 before any clipping.
     intercept : float, optional
-        kappa, where the last feature is the constant 1 / sqrt(2 kappa) in every action, and the
-        others have a norm of at most 1 / sqrt 2.
+        kappa, if the last feature of every action is the constant 1 / sqrt(2 kappa) and all other
+        features have norm at most 1 / sqrt 2.
     multiplicity : int, default 1
-        The most times that one record can be served.
+        How often one record can be served at most.
     notes : tuple of str
-        Caveats about the data for readers of the certificate.
+        Caveats about the data, for the certificate.
     conditions : tuple of Condition
         Further conditions of every guarantee, and whether they hold.
     room : int, default 1
-        A silo may learn from ``room * horizon`` records. Radii count on ``horizon`` of them.
+        A silo may learn from up to ``room * horizon`` records. Confidence radii assume ``horizon``
+        records.
     """
 
     silos: int
@@ -64,25 +65,26 @@ class ProblemSpec:
     room: int = 1
 
 
-# ---- How far theta* can be from the public theta0 of centred rewards -----------------------------
+# ---- Centred rewards: bounds on ||theta* - theta0|| ----------------------------------------------
 #
-# Rows are x = (z, c) with a constant c that the code writes, and theta0 = (0, r0 / c), so that
-# <x, theta0> = r0 for every allowed x. Statistics of y - r0 then estimate theta* - theta0. Proofs
-# are in docs/centred.md, the statistics' privacy is in `fastfed.privacy.sensitivity`.
+# Rows are x = (z, c) with a constant feature c that is set by the code. With the public vector
+# theta0 = (0, r0 / c), <x, theta0> = r0 for every x. Statistics of y - r0 then estimate
+# theta* - theta0. The proofs are in docs/centred.md, the privacy of these statistics in
+# `fastfed.privacy.sensitivity`.
 
 
 @dataclass(frozen=True)
 class CentredNorm:
-    """Bounds on Delta = theta* - theta0, as the direct radius uses them.
+    """Bounds on Delta = theta* - theta0 for the direct radius.
 
     Parameters
     ----------
     tau : float
-        Bound on ||Delta||; gamma = lambda tau + E.
+        Bound on ||Delta||. In the direct radius gamma = lambda tau + E.
     along : float
-        Where N has off-diagonal standard deviations of at most o, diagonal ones of at most
-        sqrt(2) o and no noise in its last diagonal entry, the covariance of N Delta is at most
-        o^2 (tau^2 I + along v v') for some unit vector v, see `NoiseDistribution.errors`.
+        Let N have off-diagonal standard deviations of at most o, diagonal standard deviations of at
+        most sqrt(2) o, and no noise in the last diagonal entry. Then the covariance of N Delta is
+        at most o^2 (tau^2 I + along v v') for some unit vector v, see `NoiseDistribution.errors`.
     """
 
     tau: float
@@ -96,89 +98,95 @@ def centred_norm(
     reward_range: tuple[float, float] = (0.0, 1.0),
     feature_bound: float = FEATURE_BOUND,
 ) -> CentredNorm:
-    """Largest ||theta* - theta0|| that the range of mean rewards allows, exactly.
+    """Compute the largest ||theta* - theta0|| that the range of mean rewards allows.
 
     Parameters
     ----------
     kappa : float
-        >= 1: the constant feature is c = 1 / sqrt(2 kappa).
+        kappa >= 1. The constant feature is c = 1 / sqrt(2 kappa).
     centre : float
-        r0, inside reward_range.
+        r0, inside ``reward_range``.
     base_rates : (float, float), optional
-        low <= high inside reward_range: a declared interval that holds the mean reward at z = 0.
-        By default reward_range, which declares nothing; (r0, r0) declares the base rate.
+        A declared interval inside ``reward_range`` that contains the mean reward at z = 0. The
+        default is ``reward_range``, which adds no information.
     reward_range : (float, float), default (0, 1)
-        low < high: an interval that holds the mean reward <x, theta*> of every x = (z, c) with
-        ||z|| <= feature_bound, whether it occurs or not.
+        An interval (low, high) that contains the mean reward <x, theta*> of every x = (z, c) with
+        ||z|| <= ``feature_bound``, including x that never occur.
     feature_bound : float
         Largest ||z||_2, in (0, 1].
 
     Returns
     -------
     CentredNorm
-        Both numbers are attained (``along`` except where tau and it belong to different theta*).
-        With rewards in [0, 1] and feature_bound = 1 / sqrt 2, tau = sqrt(2 kappa) max(r0, 1 - r0)
-        where nothing is declared, and along = 0 from kappa = 2 on; sqrt(2) min(r0, 1 - r0) and its
-        square where the base rate is r0.
+        The bound ``tau`` is attained. ``along`` is attained if the same theta* attains both.
+
+        With rewards in [0, 1], feature_bound = 1 / sqrt 2 and no declared interval, tau =
+        sqrt(2 kappa) max(r0, 1 - r0), and along = 0 for kappa >= 2. If the mean reward at z = 0 is
+        declared to be r0, tau = sqrt(2) min(r0, 1 - r0) and along = tau^2.
 
     Raises
     ------
     InputError
-        For values out of range.
+        If a value is out of range.
 
     Notes
     -----
-    Let p be the mean reward at z = 0 and g half the range of means over the ball of z. Delta is
-    (a, e) with ||a|| = g / feature_bound and e = (p - r0) / c, and means stay inside exactly where
-    g <= min(p - low, high - p). ||Delta||^2 and the top eigenvalue of the covariance of N Delta are
-    convex in Delta and increase in g, so their largest values over this triangle, cut to the
-    declared p, are at its upper corners.
+    Let p be the mean reward at z = 0, and g half the range of mean rewards over the ball of z. Then
+    Delta = (a, e) with ||a|| = g / feature_bound and e = (p - r0) / c. All mean rewards are in
+    the range if and only if g <= min(p - low, high - p). These (p, g) form a triangle, which the
+    declared interval of p cuts off. ||Delta||^2 and the top eigenvalue of the covariance of N Delta
+    are convex in Delta and increase with g. So their maxima are at the upper corners of this
+    region.
     """
     kappa = number("kappa", kappa, at_least=1)
     low, high = _interval("reward_range", reward_range)
     if not low < high:
         raise InputError(f"reward_range must have low < high, got {show(reward_range)}")
     centre = number("centre", centre, above=low, below=high)
-    declared = (low, high) if base_rates is None else _interval("base_rates", base_rates)
-    if not low <= declared[0] <= declared[1] <= high:
+    base_interval = (low, high) if base_rates is None else _interval("base_rates", base_rates)
+    if not low <= base_interval[0] <= base_interval[1] <= high:
         raise InputError(
             f"base_rates must be inside reward_range ({low:g}, {high:g}), got {show(base_rates)}"
         )
     feature_bound = number("feature_bound", feature_bound, above=0, at_most=1)
     middle = low + 0.5 * (high - low)
-    corners = {*declared, min(max(middle, declared[0]), declared[1])}
-    squares, tops = [], []
+    corners = {*base_interval, min(max(middle, base_interval[0]), base_interval[1])}
+    squared_norms, top_eigenvalues = [], []
     for p in corners:
-        a = (min(p - low, high - p) / feature_bound) ** 2
-        e = ((p - centre) / constant_of(kappa)) ** 2
-        squares.append(a + e)
-        tops.append(_top(a, e))
-    tau = max(squares)
-    return CentredNorm(math.sqrt(tau), max(max(tops) - tau, 0.0))
+        a_squared = (min(p - low, high - p) / feature_bound) ** 2
+        e_squared = ((p - centre) / constant_of(kappa)) ** 2
+        squared_norms.append(a_squared + e_squared)
+        top_eigenvalues.append(_top_eigenvalue(a_squared, e_squared))
+    tau_squared = max(squared_norms)
+    return CentredNorm(math.sqrt(tau_squared), max(max(top_eigenvalues) - tau_squared, 0.0))
 
 
-def _top(a: float, e: float) -> float:
-    """Top eigenvalue of the covariance of N (a, e), o = 1, from ||a||^2 and e^2.
+def _top_eigenvalue(a_squared: float, e_squared: float) -> float:
+    """Return the top eigenvalue of the covariance of N (a, e) for o = 1, from ||a||^2 and e^2.
 
-    N Delta has variance 2 ||a||^2 + e^2 along a, ||a||^2 in the last entry and ||a||^2 + e^2
-    elsewhere; the first two have the covariance ||a|| e.
+    N Delta has variance 2 ||a||^2 + e^2 in the direction of a, ||a||^2 in the last entry, and
+    ||a||^2 + e^2 in all other directions. The covariance of the first two is ||a|| e.
     """
-    return 0.5 * (3.0 * a + e + math.sqrt((a + e) ** 2 + 4.0 * a * e))
+    return 0.5 * (
+        3.0 * a_squared
+        + e_squared
+        + math.sqrt((a_squared + e_squared) ** 2 + 4.0 * a_squared * e_squared)
+    )
 
 
 def _interval(name: str, value: object) -> tuple[float, float]:
-    """Check an interval: two finite numbers, the first no larger than the second."""
+    """Check an interval of two finite numbers low <= high, and return it."""
     low, high = array(name, value, shape=(2,)).tolist()
     if low > high:
         raise InputError(f"{name} must be (low, high) with low <= high, got {show(value)}")
     return low, high
 
 
-# ---- Argument checks that the papers' bounds share -----------------------------------------------
+# ---- Argument checks of the regret bounds --------------------------------------------------------
 
 
 def checked_sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
-    """T, M and d, checked."""
+    """Check T, M and d, and return them."""
     return (
         integer("horizon", horizon, at_least=1),
         integer("silos", silos, at_least=1),
@@ -187,15 +195,15 @@ def checked_sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, i
 
 
 def checked_batch(batch_size: int, horizon: int) -> int:
-    """B, checked."""
+    """Check B and return it."""
     return integer("batch_size", batch_size, at_least=1, at_most=horizon)
 
 
 def checked_budget(epsilon: float, delta: float) -> tuple[float, float]:
-    """epsilon and delta, checked."""
+    """Check epsilon and delta, and return them."""
     return number("epsilon", epsilon, above=0), number("delta", delta, above=0, below=1)
 
 
 def checked_constant(constant: float) -> float:
-    """The hidden constant, checked."""
+    """Check the factor that multiplies an order of growth, and return it."""
     return number("constant", constant, above=0)

@@ -1,17 +1,21 @@
-"""ROBIN (huang-2023, Algorithms 1-4), which protects all data of one client, not one round.
+"""ROBIN (huang-2023, Algorithms 1-4), which protects all data of one client instead of one round.
 
-Deviations from the paper, and why:
-- ``calibration = "exact"`` takes the most that the budget allows in every coordinate, by composing
-  the privacy losses of all releases; "printed" is the paper's, with 30 to 80 times more noise.
-- Only phases that another one follows release a model; the paper counts all P.
-- The rotation is H D / sqrt d on vectors padded with zeros to a power of two, and is undone by
-  D H' / sqrt d; the paper leaves d and the order open.
-- Estimates that are not finite count as 0: an error that depends on data would disclose them.
-- U initial phases of local LinUCB are those of ``local-linucb``, with its radius, reset in greedy
-  phases only; where U reaches beyond T the two systems are the same.
-- Features and rewards are clipped in code as elsewhere; the guarantee does not need it.
-- ``memory = true`` (Remark 4.6) decides once, from sizes and budget alone, between Algorithm 1 and
-  LinUCB without sharing.
+Clients run local LinUCB in U initial phases. In all later phases they choose actions greedily by a
+model from the server, the private mean of the clients' estimates of the phase before. This
+implementation deviates from the paper:
+
+- ``calibration = "exact"`` composes the privacy losses of all releases, and adds the least noise in
+  every coordinate that satisfies the budget. "printed" is the paper's noise, which is 30 to 80
+  times larger.
+- The last phase releases no model, because no phase follows. The paper counts all P phases.
+- Vectors are padded with zeros to a power of two. The rotation is H D / sqrt d, and its inverse
+  D H' / sqrt d. The paper leaves d and the order open.
+- Estimates that are not finite are replaced by 0, because an error would disclose information.
+- The U initial phases equal ``local-linucb``, with its radius. V is reset in greedy phases only. If
+  the initial phases cover all T rounds, both systems are the same.
+- Features and rewards may be clipped. The guarantee does not need it.
+- ``memory = true`` (Remark 4.6) chooses between Algorithm 1 and local LinUCB, once, from the sizes
+  and the budget.
 """
 
 from __future__ import annotations
@@ -40,38 +44,40 @@ from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import UCB
 from fastfed.protocols.serverless import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases_of
 
-#: B of Algorithm 4: the range of rotated coordinates is searched in [-B sqrt(d2), B sqrt(d2)].
+#: B of Algorithm 4. The range of rotated coordinates is searched in [-B sqrt(d2), B sqrt(d2)],
+#: where d2 is the dimension after padding.
 BOUND = 1.0
 PRINTED = "printed"
 
 
 class RobinConfig(Config, frozen=True, kw_only=True):
-    """Keys of a robin curve, beside those of `Config`.
+    """Keys of a robin curve, in addition to the keys of `Config`.
 
     Parameters
     ----------
     lazy : bool
-        Always false: phases decide who learns from what.
+        Always false, because phases decide which data a client uses.
     clip : bool, default False
-        True to clip: the guarantee does not need it, and the paper's rewards are not bounded.
+        True to clip features and rewards. The guarantee does not need it, and the paper's rewards
+        are not bounded.
     private : bool, default True
-        False for plain means.
+        False for plain means of the clients' estimates.
     epsilon : float
-        Budget of everything that one client holds, > 0; required if private.
+        Epsilon > 0 for all data of one client. Required if private.
     delta : float
-        Likewise, in (0, 1); required if private.
+        Delta for all data of one client, in (0, 1). Required if private.
     calibration : {"exact", "printed"}
-        The least noise that gives the budget, or the paper's.
+        "exact" adds the least noise that satisfies the budget, "printed" the noise of the paper.
     initial_phases : int or "printed"
-        U, phases of local LinUCB; "printed" is Proposition C.3.
+        U, the number of phases of local LinUCB. "printed" is the rule of Proposition C.3.
     diversity : float
-        lambda_0 of the environment; required if private or "printed".
+        lambda_0 of the environment. Required if private, or if ``initial_phases`` is "printed".
     margin : float
-        C_0 of the environment; required for "printed".
+        C_0 of the environment. Required if ``initial_phases`` is "printed".
     concentration_multiplier : float, default 1
-        Factor on the radius within which estimates are taken to concentrate.
+        Factor on the radius of the ball around theta* that is assumed to contain all estimates.
     memory : bool, default False
-        True to learn alone if sharing cannot pay (Remark 4.6).
+        True to use local LinUCB if sharing does not reduce regret (Remark 4.6).
     """
 
     lazy: bool = False
@@ -92,7 +98,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
             if getattr(self, key) is not None:
                 raise InputError(f"{key} has no meaning for robin: phases double in length")
         if self.lazy:
-            raise InputError("lazy has no meaning for robin: its phases say who learns from what")
+            raise InputError("lazy has no meaning for robin: phases decide which data are used")
         if self.tie_bonus != 1.0:
             raise InputError("tie_bonus has no meaning for robin: its later phases are greedy")
         if self.score != UCB:
@@ -116,13 +122,13 @@ class RobinConfig(Config, frozen=True, kw_only=True):
         self._check_privacy()
 
     def _check_privacy(self) -> None:
-        """Raise InputError for keys of the budget that do not fit each other."""
+        """Raise InputError for privacy keys that contradict each other or are missing."""
         if not self.private:
             for key in ("epsilon", "delta"):
                 if getattr(self, key) is not None:
                     raise InputError(f"{key} has no meaning where private = false")
             if self.memory:
-                raise InputError("memory decides by the budget: it needs private = true")
+                raise InputError("memory needs private = true: it depends on the budget")
             return
         for key in ("epsilon", "delta"):
             if getattr(self, key) is None:
@@ -134,7 +140,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
 
 
 def build(config: RobinConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one robin curve."""
+    """Build the system of one robin curve: its plan, certificate and bounds."""
     clip = config.bounds(published=config.radius == "published-code")
     local, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip)
     phases = phases_of(problem.horizon)
@@ -153,7 +159,7 @@ def build(config: RobinConfig, problem: ProblemSpec) -> System:
 
 
 def initial(config: RobinConfig, problem: ProblemSpec) -> int:
-    """U: as given, or Proposition C.3's."""
+    """Return U, the number of initial phases: the key, or the rule of Proposition C.3."""
     if not isinstance(config.initial_phases, str):
         return config.initial_phases
     assert config.diversity is not None and config.margin is not None
@@ -163,12 +169,15 @@ def initial(config: RobinConfig, problem: ProblemSpec) -> int:
 def private_means(
     config: RobinConfig, problem: ProblemSpec, plan: PhasePlan
 ) -> tuple[WinsorizedMean, ...]:
-    """Private means of all phases that release a model: one budget, a radius for each."""
+    """Calibrate the private means of all phases that release a model.
+
+    All means share one budget. Each phase has a different concentration radius.
+    """
     assert config.epsilon is not None and config.delta is not None and config.diversity is not None
     beta = config.failure_probability
     spread = config.concentration_multiplier * concentration(problem, config.diversity, beta)
-    made = None
-    found = []
+    first_mean = None
+    means = []
     for phase in plan.releasing:
         radius = spread / math.sqrt(2.0**phase)
         if not 1e-9 < radius < 1e9:
@@ -176,8 +185,8 @@ def private_means(
                 "concentration_multiplier / diversity must leave a radius between 1e-9 and 1e9, "
                 f"got {radius:g}"
             )
-        if made is None:
-            made = calibrate_winsorized(
+        if first_mean is None:
+            first_mean = calibrate_winsorized(
                 Budget(config.epsilon, config.delta, "replace", "silo"),
                 silos=problem.silos,
                 dimension=problem.dimension,
@@ -188,14 +197,14 @@ def private_means(
                 calibration=config.calibration,
                 phases=plan.phases if config.calibration == PRINTED else None,
             )
-        found.append(made.at(radius))
-    return tuple(found)
+        means.append(first_mean.at(radius))
+    return tuple(means)
 
 
 def declared(
     config: RobinConfig, problem: ProblemSpec, plan: PhasePlan, theory: Theory, shares: bool
 ) -> Claim:
-    """The claim of the plan, for everything that one client holds."""
+    """Return the privacy claim of the plan, for all data of one client."""
     assert config.epsilon is not None and config.delta is not None
     source = "huang-2023, Algorithm 1, of which no greedy phase is reached"
     if plan.means:
@@ -214,33 +223,37 @@ def _learning_caveats(
     means: tuple[WinsorizedMean, ...],
     shares: bool,
 ) -> list[str]:
-    """Caveats about the regret."""
-    found = []
+    """Return caveats about the regret."""
+    caveats = []
     if not shares:
-        found.append("epsilon is below sqrt(d) ln^1.5(T) / M, so clients learn alone (Remark 4.6)")
+        caveats.append(
+            "epsilon is below sqrt(d) ln^1.5(T) / M, so clients learn alone (Remark 4.6)"
+        )
     elif not plan.releasing:
-        found.append(
+        caveats.append(
             f"the {plan.phases} phases of {problem.horizon} rounds are all initial ones: clients "
             "learn alone, as under local-linucb"
         )
     if config.concentration_multiplier < 1.0:
-        found.append(
+        caveats.append(
             f"the concentration radius is {config.concentration_multiplier:g} times Theorem 3.3's: "
             "privacy is not touched, the regret bound is"
         )
-    hopeless = [p for p, mean in zip(plan.releasing, means, strict=True) if not mean.feasible]
-    if hopeless:
-        found.append(
+    infeasible_phases = [
+        p for p, mean in zip(plan.releasing, means, strict=True) if not mean.feasible
+    ]
+    if infeasible_phases:
+        caveats.append(
             "with so few clients the private range is mostly chance after phases "
-            + ", ".join(str(p) for p in hopeless)
+            + ", ".join(str(p) for p in infeasible_phases)
         )
-    whole = [p for p, mean in zip(plan.releasing, means, strict=True) if mean.bins == 1]
-    if whole:
-        found.append(
+    single_bin_phases = [p for p, mean in zip(plan.releasing, means, strict=True) if mean.bins == 1]
+    if single_bin_phases:
+        caveats.append(
             "the concentration radius spans the whole ball, and the noise is for all of it, after "
-            f"phases {', '.join(str(p) for p in whole)}"
+            f"phases {', '.join(str(p) for p in single_bin_phases)}"
         )
-    return found
+    return caveats
 
 
 ALGORITHM = Algorithm(

@@ -1,7 +1,7 @@
-"""Silos step by step, with a server: in batches and in phases (without one: `bandits.peer`).
+"""Silos of federations with a server, in batches (`Silo`) and in phases (`Client`).
 
-Drivers and deployments run the same parties. A silo is LinUCB on what it may see, and a randomizer
-for everything that leaves it.
+A silo runs LinUCB on the data that it may see, and a randomizer on everything that it sends.
+Simulations and deployments use the same classes. Silos without a server are in `bandits.peer`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,22 @@ from fastfed.protocols.serverless import (
     last_round,
 )
 
-# ---- With a server -------------------------------------------------------------------------------
+# ---- In batches ----------------------------------------------------------------------------------
 
 
 class Silo(Acting, Once):
     """One silo of a federated linear bandit (zhou-chowdhury-2024, Algorithms 1 and 8).
 
-    Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
-    send ``report()`` to the server and hand its answer to ``receive``. If the plan has a trigger,
-    the silo that is ``due`` first tells the others: each of them calls ``ask()`` and is due, too.
-    Where users send for themselves (``User``) the silo is an agent that only acts:
-    ``served()`` replaces ``observe``, and there is no report.
+    In each round call ``select(actions)``, take the chosen action, and call ``observe(reward)``.
+    When ``due`` is true, send ``report()`` to the server and pass the server's answer to
+    ``receive``.
+
+    Some plans have a trigger, which decides from the data when silos synchronise. The first silo
+    that is ``due`` then notifies all other silos. Each of these calls ``ask()``, which makes it
+    due as well.
+
+    In some plans users send their messages themselves (``User``). The silo is then an agent that
+    only acts: ``served()`` replaces ``observe``, and there is no report.
 
     Parameters
     ----------
@@ -50,12 +55,13 @@ class Silo(Acting, Once):
     index : int, default 0
         The silo's number, 0..M - 1.
     noise : NoiseSource, optional
-        By default the operating system's generator, and no node's noise is drawn twice. Pass
-        ``SeededNoise`` only to simulate.
+        The default is the operating system's generator, which draws the noise of each node once.
+        Pass ``SeededNoise`` in simulations only.
     keys : mapping of int to bytes, optional
-        With protocol "secure-sum": the key of the masks shared with each other silo, see
-        `fastfed.protocols.secure_sum.Masks`. Exchange the silos' ``session`` and call ``meet``
-        before the first report: a silo that is started again with these keys has other masks then.
+        Required with protocol "secure-sum": for each other silo, the key of the masks shared with
+        it, see `fastfed.protocols.secure_sum.Masks`. Before the first report, exchange the
+        ``session`` of all silos and call ``meet``: sessions give a restarted silo fresh masks under
+        the same keys.
 
     Attributes
     ----------
@@ -64,15 +70,15 @@ class Silo(Acting, Once):
     release : int
         The last release received.
     clipped_features, clipped_rewards : int
-        Values that were clipped so far.
+        Number of feature vectors and of rewards clipped so far.
     indefinite : int
-        Releases whose V needed a shift to be positive definite.
+        Number of releases whose V needed a shift to be positive definite.
 
     Raises
     ------
     InputError
-        If the plan's numbers do not give the epsilon that it was sealed with, and for keys that
-        are missing or of no use.
+        If the noise in the plan does not give the epsilon that the plan states, or if keys are
+        missing or not needed.
     """
 
     def __init__(
@@ -89,21 +95,23 @@ class Silo(Acting, Once):
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise, keys)
         if plan.trigger is not None:
-            own = plan.dimension, plan.horizon, self.index, self._noise
-            self.trigger = Clock(plan.trigger, *own, fixed_point(plan))
+            clock_arguments = plan.dimension, plan.horizon, self.index, self._noise
+            self.trigger = Clock(plan.trigger, *clock_arguments, fixed_point(plan))
+        # The round after which a report is due, once a trigger has fired.
         self._asked: int | None = None
         self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size), 0)
         self._chosen: np.ndarray | None = None
-        #: Features of the actions of `select_many` whose rewards have not come.
+        # Features of the actions of `select_many` whose rewards have not been observed.
         self._waiting: list[np.ndarray] = []
+        # State of local rounds, whose data never leave the silo. None if all rounds are shared.
         self._own = make_memory(plan)
-        #: The round whose coin was tossed last, and its 64 bits.
+        # The last round for which a secret coin was tossed, and its 64 random bits.
         self._coin = 0, 0
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat, (d,); in own rounds the mean of the silo's belief."""
+        """theta_hat, shape (d,). In local rounds, the mean of the silo's posterior."""
         if self._own is not None and self.plays_own:
             return self._own.theta.copy()
         return self._estimate.theta.copy()
@@ -115,10 +123,10 @@ class Silo(Acting, Once):
 
     @property
     def plays_own(self) -> bool:
-        """True if the next round is the silo's own, so that nothing of it is sent.
+        """True if the next round is a local round, of which nothing is sent.
 
-        Where a secret coin decides it is tossed here, once for each round: tell nobody outside of
-        the silo.
+        If the plan uses secret coins, the coin of the round is tossed here, once. Do not show this
+        value outside of the silo.
         """
         own, round = self.plan.own, self.round + 1
         if own is None or round > own.until:
@@ -131,27 +139,29 @@ class Silo(Acting, Once):
 
     @property
     def session(self) -> bytes:
-        """With masked messages: 32 random bytes of this object, which the other silos need."""
+        """32 random bytes of this object that all other silos need, if messages are masked."""
         return self._encoder().session
 
     @once
     def meet(self, sessions: Mapping[int, bytes]) -> None:
-        """With masked messages: take the ``session`` of every other silo before the first report.
+        """Set the ``session`` of every other silo, before the first report of masked messages.
 
         Parameters
         ----------
         sessions : mapping of int to bytes
-            By silo; the own one may be among them. They are not secret.
+            The session of each silo, by the silo's number. The session of this silo may be
+            included. Sessions are not secret.
 
         Raises
         ------
         InputError
-            Unless there is one of 32 bytes for every other silo; for others than before; after the
-            first report; and where messages are not masked.
+            If a session is missing or not 32 bytes long, if different sessions were set before, if
+            a report was already sent, or if messages are not masked.
         """
         self._encoder().meet(sessions)
 
     def _encoder(self) -> Encoder:
+        """Return the encoder of masked messages, or raise InputError if there are no masks."""
         if not isinstance(self._randomizer, SecureRandomizer):
             raise InputError(
                 f'sessions belong to masked messages, not to "{self.plan.protocol.id}"'
@@ -160,32 +170,32 @@ class Silo(Acting, Once):
 
     @property
     def acts_only(self) -> bool:
-        """True if users send for themselves, so that the silo sees no reward."""
+        """True if users send their messages themselves, so that the silo sees no rewards."""
         return self.plan.by_users
 
     @property
     def _reports(self) -> int:
-        """Reports sent so far; an agent that only acts counts releases received."""
+        """Number of reports sent. For an agent that only acts, number of releases received."""
         return self.release if self.acts_only else self._randomizer.release
 
     @property
     def reported(self) -> bool:
-        """True if a report was sent whose answer has not come back."""
+        """True if a report was sent and the server has not answered yet."""
         return self._reports > self.release
 
     @property
     def asked(self) -> int | None:
-        """The round at whose end the next report is due, where a trigger fired; else None."""
+        """The round after which a report is due, if a trigger has fired, else None."""
         return self._asked
 
     @once
     def ask(self, round: int | None = None) -> None:
-        """Accept another silo's request: a report is due after ``round``.
+        """Accept a request of another silo's trigger: a report becomes due after ``round``.
 
         Parameters
         ----------
         round : int, optional
-            By default the current round.
+            The default is the current round.
 
         Raises
         ------
@@ -193,26 +203,31 @@ class Silo(Acting, Once):
             If the plan has no trigger, or ``round`` is over.
         """
         if self.trigger is None:
-            raise InputError("ask belongs to plans with a trigger; here every batch has its length")
+            raise InputError("ask is for plans with a trigger; here the batch lengths are fixed")
         if self._asked is None:
-            # A leaf holds a round at least, so there are no more releases than rounds.
+            # A batch has at least one round, so there are at most as many releases as rounds.
             earliest = max(self._synchronised_at + 1, self.round + (self._chosen is not None))
             self._asked = earliest if round is None else integer("round", round, at_least=earliest)
 
     def _required(self) -> int:
-        """Releases that must have come back before the next round."""
+        """Return the number of releases that the silo must have received before the next round."""
         if self.trigger is None:
             return self.plan.due(self.round)
         return self.release + (self._asked is not None and self.round >= self._asked)
 
     @once
     def select(self, actions: object) -> int:
-        """Index of the action to play for the next user.
+        """Choose an action for the next user.
 
         Parameters
         ----------
         actions : array_like, shape (K, d)
             Features of each action.
+
+        Returns
+        -------
+        int
+            Index of the chosen action.
 
         Raises
         ------
@@ -228,17 +243,19 @@ class Silo(Acting, Once):
             )
         if self.round == self.plan.horizon:
             raise InputError(f"the plan ends after round {self.plan.horizon}")
-        checked = check_actions(actions, self.plan.dimension)
+        features = check_actions(actions, self.plan.dimension)
         if self.plan.policy == "random":
-            chosen = self._noise.action(self.index, self.round + 1, len(checked))
-            self._chosen = np.array(checked[chosen], dtype=np.float64)
-            return chosen
-        chosen, self._chosen = self._best(checked)
-        return chosen
+            chosen_index = self._noise.action(self.index, self.round + 1, len(features))
+            self._chosen = np.array(features[chosen_index], dtype=np.float64)
+            return chosen_index
+        chosen_index, self._chosen = self._best(features)
+        return chosen_index
 
     @once
     def select_many(self, actions: Any) -> np.ndarray:
-        """Choose for the next n users, as n calls of `select` would with `observe` between them.
+        """Choose an action for each of the next n users.
+
+        The choices equal those of n calls of `select` with `observe` between them.
 
         Parameters
         ----------
@@ -248,42 +265,43 @@ class Silo(Acting, Once):
         Returns
         -------
         ndarray of int64, shape (n,)
-            Indices of the actions to play; ``observe_many`` takes their rewards.
+            Index of each user's chosen action. Pass the rewards to ``observe_many``.
 
         Raises
         ------
         InputError
-            As `select`; for more users than are left before the next report; and for plans whose
-            model may change within a batch.
+            As `select`. Also if n exceeds the number of rounds before the next report, or if the
+            plan's model may change within a batch.
         """
         plan = self.plan
         if not plan.lazy or self.acts_only or self.trigger is not None or self._own is not None:
             raise InputError(
-                "select_many needs a model that changes with releases alone, in fixed rounds: "
-                "this plan's may change after any user, so use select and observe"
+                "select_many needs a model that changes with releases only, in fixed rounds. The "
+                "model of this plan may change after any user: use select and observe"
             )
-        last = plan.end(self.release + 1) if self.release < plan.releases else plan.horizon
-        if len(actions) > max(last - self.round, 1):  # one too many is `select`'s to refuse
+        last_round = plan.end(self.release + 1) if self.release < plan.releases else plan.horizon
+        # With no round remaining, let `select` refuse a single user: it says what is due.
+        if len(actions) > max(last_round - self.round, 1):
             raise InputError(
-                f"select_many can choose for {last - self.round} users before the next report or "
-                f"the plan's end, got {len(actions)}"
+                f"select_many can choose for {last_round - self.round} users before the next "
+                f"report or the plan's end, got {len(actions)}"
             )
-        index, rows, start = np.empty(len(actions), np.int64), [], self.round
+        index, chosen_rows, start = np.empty(len(actions), np.int64), [], self.round
         try:
             for i in range(len(actions)):
                 self.round = start + i
                 index[i] = self.select(actions[i])
                 assert self._chosen is not None
-                rows.append(self._chosen)
+                chosen_rows.append(self._chosen)
                 self._chosen = None
         finally:
             self.round = start
-        self._waiting = rows
+        self._waiting = chosen_rows
         return index
 
     @once
     def observe_many(self, rewards: object) -> None:
-        """Learn the rewards of the actions of `select_many`, in order.
+        """Learn the rewards of the actions that `select_many` chose, in the same order.
 
         Parameters
         ----------
@@ -293,7 +311,8 @@ class Silo(Acting, Once):
         Raises
         ------
         InputError
-            For another number of rewards, and values that are not finite; nothing is learned then.
+            If there is not one reward for each action, or a reward is not finite. After such an
+            error nothing is learned.
         """
         if not self._waiting:
             raise InputError("observe_many needs a select_many before it")
@@ -306,19 +325,19 @@ class Silo(Acting, Once):
             del self._waiting[0]
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
-        """Index and features (d,) of the action of the largest score."""
+        """Return the index and the features (d,) of the action with the largest score."""
         if self._own is not None and self.plays_own:
             radii = self._radius(), self._second_bonus
             return self._own.select(actions, self._estimate, *radii)
         return super()._best(actions)
 
     def _score_key(self) -> int:
-        """64 uniform bits for the score function of this round."""
+        """Return 64 uniform random bits for the score function in this round."""
         return self._noise.score_key(self.index, self.round + 1)
 
     @once
     def observe(self, reward: float) -> None:
-        """Learn the reward of the selected action; features and reward are clipped here.
+        """Clip the features and the reward of the selected action, and learn them.
 
         Parameters
         ----------
@@ -328,51 +347,54 @@ class Silo(Acting, Once):
         Raises
         ------
         InputError
-            If no action was selected, or users send for themselves.
+            If no action was selected, or if users send their messages themselves.
         """
         y = number("reward", reward)
         if self.acts_only:
             raise InputError(
-                "observe would show the agent what only its user may see: "
+                "observe would show the agent a reward that only the user may see: "
                 "send User(plan, number).message(x, reward), and call served()"
             )
         if self._chosen is None:
             raise InputError("observe needs a select before it")
-        x, clip, outside, beyond = self._chosen.copy(), self.plan.clip, False, False
+        x, clip, feature_clipped, reward_clipped = self._chosen.copy(), self.plan.clip, False, False
         if clip is not None:
-            y, outside, beyond = clip.apply(x, y)
+            y, feature_clipped, reward_clipped = clip.apply(x, y)
         self._learn(x, y)
         self._chosen = None
-        self.clipped_features += outside
-        self.clipped_rewards += beyond
+        self.clipped_features += feature_clipped
+        self.clipped_rewards += reward_clipped
         self.round += 1
 
     @once
     def served(self) -> None:
-        """End a round whose user has acted and sends a message of their own."""
+        """End a round of a plan whose users send their messages themselves."""
         if not self.acts_only:
-            raise InputError("served is for plans whose users send for themselves; use observe")
+            raise InputError("served is for plans whose users send messages; use observe")
         if self._chosen is None:
             raise InputError("served needs a select before it")
         self._chosen = None
         self.round += 1
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        """Add (x, y) to trigger, randomizer and, without lazy updates, the own estimate."""
+        """Add (x, y) to the trigger, the randomizer and the state of local rounds.
+
+        Without lazy updates also add it to the silo's estimate.
+        """
         if self.plan.policy == "random":
             return
-        own = self._own
-        if own is not None:
-            own = own.after(x, y, self.round + 1, self.plays_own)
+        local = self._own
+        if local is not None:
+            local = local.after(x, y, self.round + 1, self.plays_own)
             if self.plays_own:
-                self._own = own
+                self._own = local
                 return
-        # What can fail, a noise source, comes before anything has changed.
+        # The trigger's noise source may fail, so it comes before anything has changed.
         fired = False
         if self.trigger is not None and self._asked is None:
             fired = self.trigger.observe(x, self.round + 1)
         self._randomizer.observe(x, y)
-        self._own = own
+        self._own = local
         if not self.plan.lazy:
             self._estimate.observe(x, y)
         if fired and self.plan.trigger is not None:
@@ -380,7 +402,7 @@ class Silo(Acting, Once):
 
     @once
     def report(self) -> Report | Bits | Encoded:
-        """The batch since the last report, randomized; the batch is then forgotten.
+        """Return the randomized sums of the batch since the last report, and start a new batch.
 
         Returns
         -------
@@ -390,14 +412,16 @@ class Silo(Acting, Once):
         Raises
         ------
         InputError
-            If no report is due, or users send for themselves.
+            If no report is due, or if users send their messages themselves.
         """
         if self.acts_only:
-            raise InputError("users send for themselves here: the agent has nothing to report")
+            raise InputError("users send their messages themselves: the agent reports nothing")
         if not self.due:
-            when = "nobody has asked" if self.trigger else f"batch_size = {self.plan.batch_size}"
+            reason = (
+                "no trigger made it due" if self.trigger else f"batch_size = {self.plan.batch_size}"
+            )
             raise InputError(
-                f"silo {self.index} has no report due after round {self.round} ({when})"
+                f"silo {self.index} has no report due after round {self.round} ({reason})"
             )
         report = self._randomizer.report()
         if self._own is not None and isinstance(report, Report):
@@ -406,7 +430,7 @@ class Silo(Acting, Once):
 
     @once
     def receive(self, broadcast: Broadcast) -> None:
-        """Replace the statistics by the synchronised ones.
+        """Replace the silo's statistics by the synchronised statistics.
 
         Parameters
         ----------
@@ -416,19 +440,19 @@ class Silo(Acting, Once):
         Raises
         ------
         InputError
-            If it is not the release that the silo waits for, or not finite.
+            If the silo waits for a different release, or a value is not finite.
         """
         if not isinstance(broadcast, Broadcast):
             raise InputError(f"broadcast must be a Broadcast, got {type(broadcast).__name__}")
-        waits = self._required() if self.acts_only else self._randomizer.release
+        expected = self._required() if self.acts_only else self._randomizer.release
         if broadcast.release <= self.release:
             raise InputError(
                 f"silo {self.index} waits for release {self.release + 1}, "
                 f"got release {broadcast.release} again"
             )
-        if broadcast.release != waits:
+        if broadcast.release != expected:
             raise InputError(
-                f"silo {self.index} waits for release {waits}, got release {broadcast.release}"
+                f"silo {self.index} waits for release {expected}, got release {broadcast.release}"
             )
         if broadcast.dimension != self.plan.dimension:
             raise InputError(
@@ -436,11 +460,12 @@ class Silo(Acting, Once):
             )
         if not np.isfinite(broadcast.values).all():
             raise InputError("broadcast must be finite, got NaN or infinity")
-        own = self._own
-        if own is not None:
-            own = own.released(broadcast.values, broadcast.release)
+        # `_refresh` may fail, so the state of local rounds is replaced after it.
+        local = self._own
+        if local is not None:
+            local = local.released(broadcast.values, broadcast.release)
         shift = self._refresh(broadcast.values, broadcast.release)
-        self._own = own
+        self._own = local
         self.release, self._asked = broadcast.release, None
         self._synchronised_at = self.round
         self.indefinite += shift > 0.0
@@ -450,11 +475,11 @@ class Silo(Acting, Once):
 
 
 class Client(Silo):
-    """One client of ROBIN (huang-2023, Algorithm 1): LinUCB alone at first, then greedy.
+    """One client of ROBIN (huang-2023, Algorithm 1): local LinUCB at first, then greedy choices.
 
-    Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
-    send ``estimate()`` to the server (``Averager``) and hand its model to ``adopt``. A
-    client draws no noise: the server is trusted, other clients are not.
+    In each round call ``select(actions)``, take the chosen action, and call ``observe(reward)``.
+    When ``due`` is true, send ``estimate()`` to the server (``Averager``) and pass the server's
+    model to ``adopt``. A client draws no noise: the server is trusted, other clients are not.
 
     Parameters
     ----------
@@ -477,21 +502,21 @@ class Client(Silo):
 
     @property
     def reported(self) -> bool:
-        """True if an estimate was sent whose model has not come back."""
+        """True if an estimate was sent and the server's model has not been adopted yet."""
         return self._sent > self.release
 
     @property
     def greedy(self) -> bool:
-        """True if the server's model chooses, and nothing of the client's own."""
+        """True if actions are chosen by the server's model instead of the client's estimate."""
         return self.release > 0
 
     def _required(self) -> int:
-        """Models that must have come before the next round."""
-        ended = self.phases.phase_of(self.round + 1) - 1
-        return max(0, min(ended - self.phases.initial + 1, len(self.phases.releasing)))
+        """Return the number of models that the client must have adopted before the next round."""
+        ended_phases = self.phases.phase_of(self.round + 1) - 1
+        return max(0, min(ended_phases - self.phases.initial + 1, len(self.phases.releasing)))
 
     def select(self, actions: object) -> int:
-        """Index of the action to play for the next user; ``actions`` has shape (K, d)."""
+        """Choose an action for the next user, as `Silo.select`. ``actions`` has shape (K, d)."""
         if self.due or self.reported:
             raise InputError(
                 f"silo {self.index} must send its estimate and adopt the model of phase "
@@ -500,20 +525,20 @@ class Client(Silo):
         return super().select(actions)
 
     def _radius(self) -> float:
-        """beta of the next round, 0 in greedy phases."""
+        """Return beta of the next round, which is 0 in greedy phases."""
         return 0.0 if self.greedy else super()._radius()
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        """Add (x, y) to the next estimate, and to the own model while it chooses."""
+        """Add (x, y) to the next estimate, and before greedy phases to the local LinUCB model."""
         linalg.accumulate(self._statistic, x, y)
         if not self.greedy:
             self._estimate.observe(x, y)
 
     @once
     def estimate(self) -> LocalEstimate:
-        """The least-squares estimate of all rounds since the last one, which are then forgotten.
+        """Return the least-squares estimate of all rounds since the last estimate.
 
-        The first estimate covers all initial phases: V is reset in greedy phases only.
+        The sums of these rounds are then reset. The first estimate covers all initial phases.
 
         Returns
         -------
@@ -544,16 +569,16 @@ class Client(Silo):
         Raises
         ------
         InputError
-            If it is not the model that the client waits for, or not finite.
+            If the client waits for a different model, or a value is not finite.
         """
         if not isinstance(model, Model):
             raise InputError(f"model must be a Model, got {type(model).__name__}")
-        waits = self.phases.releasing[self.release] + 1 if self.reported else None
-        if model.phase != waits:
+        expected = self.phases.releasing[self.release] + 1 if self.reported else None
+        if model.phase != expected:
             raise InputError(
                 f"silo {self.index} waits for "
-                f"{f'the model of phase {waits}' if waits else 'no model'}, "
-                f"got that of phase {model.phase}"
+                f"{f'the model of phase {expected}' if expected else 'no model'}, "
+                f"got the model of phase {model.phase}"
             )
         if model.values.shape != (self.plan.dimension,) or not np.isfinite(model.values).all():
             raise InputError(f"model must hold {self.plan.dimension} finite numbers")
@@ -563,16 +588,19 @@ class Client(Silo):
         self._second_bonus = 0.0
 
     def report(self) -> Report | Bits | Encoded:
-        """Raise InputError: a client sends estimates."""
+        """Raise InputError: a client in phases sends estimates instead of reports."""
         raise InputError("a client in phases sends estimates: use estimate()")
 
     def receive(self, broadcast: Broadcast) -> None:
-        """Raise InputError: a client adopts models."""
-        raise InputError("a client in phases takes models: use adopt(model)")
+        """Raise InputError: a client in phases adopts models instead of broadcasts."""
+        raise InputError("a client in phases adopts models: use adopt(model)")
 
 
 def rounds_between(plan: PhasePlan) -> list[tuple[int, int, int]]:
-    """Greedy phases: (phase whose estimates made the model, first round, last round)."""
+    """Return a tuple for each greedy phase: (the phase before it, its first and last round).
+
+    The model of a greedy phase is the average of the estimates of the phase before it.
+    """
     return [
         (phase, last_round(phase) + 1, min(last_round(phase + 1), plan.horizon))
         for phase in plan.releasing

@@ -1,4 +1,4 @@
-"""The common part of all linear systems: the System, its registry entry, and a curve's Config."""
+"""Linear systems: `System`, its registry entry `Algorithm`, and the keys `Config` of a curve."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ from fastfed.protocols.plan import Clip
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import SCORES, UCB
 
-#: Value of ``batch_size`` for batches that grow; rounds of the first, and how fast they do, by
-#: default.
+#: ``batch_size`` = "growing": default rounds of the first batch, default growth factor of batches.
 GROWING, BATCH_FIRST, BATCH_RATIO = "growing", 3, 1.2
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class System(_system.System):
-    """A linear system: its plan has a server, peers or phases.
+    """A linear system, whose plan is for a server, for peers or for phases.
 
     Parameters
     ----------
     algorithm, plan, certificate, bounds_at
         As in `fastfed._system.System`.
     theory : Theory
-        Regularizer and confidence radius, and what their proof rests on.
+        Regularizer and confidence radius, and the conditions of their proof.
     """
 
     theory: Theory
 
 
 class Algorithm(_system.Algorithm):
-    """A registry entry: a linear system of a paper, which chooses among actions with features.
+    """A registry entry for a linear bandit algorithm, which chooses among actions with features.
 
     Parameters
     ----------
@@ -53,115 +52,121 @@ class Algorithm(_system.Algorithm):
     summary : str
         One line for listings.
     config : type of msgspec.Struct
-        The keys of a curve with their types and defaults; its ``__post_init__`` checks values.
+        The keys of a curve with their types and defaults. Its ``__post_init__`` checks the values.
     build : callable
-        From an instance of ``config`` and a ProblemSpec to a System.
+        ``build(config, problem)`` returns the System of an instance of ``config`` and a
+        ProblemSpec.
     deployed : tuple of (str, value), optional
-        Keys that a deployment sets unless told otherwise, where a simulation has a shortcut.
+        Default keys of a deployment, where they differ from the defaults of a simulation.
     """
 
     def make_checked(self, config: Any, problem: ProblemSpec) -> System:
-        """Build the system for a config that `check` returned.
+        """Build the system of a checked config.
 
         Parameters
         ----------
         config : msgspec.Struct
-            What `check` returned.
+            The checked keys, as returned by `check`.
         problem : ProblemSpec
             Sizes, and guarantees about the data.
 
         Returns
         -------
         System
-            With another score than "ucb", its theory says that this is no upper confidence bound.
+            If the score is not "ucb", the system's theory states that the score is no upper
+            confidence bound.
 
         Raises
         ------
         InputError
-            Where ``build`` refuses, or returns no System, and for an unknown score.
+            If ``build`` refuses the config or does not return a System, or if the score is unknown.
         """
         system: System = super().make_checked(config, problem)
         score = getattr(config, "score", UCB)
-        chosen = getattr(system.plan, "score", None)
-        if score == UCB and chosen is not None:  # an algorithm's own
-            score = getattr(chosen.function, "__name__", "its own")
+        plan_score = getattr(system.plan, "score", None)
+        # The algorithm may have put a score function into the plan without the key `score`.
+        if score == UCB and plan_score is not None:
+            score = getattr(plan_score.function, "__name__", "its own")
         return system if score == UCB else scored(system, score, problem)
 
     def settled(self, config: Any, problem: ProblemSpec) -> Any:
-        """Return the config with the defaults that depend on the problem's sizes filled in."""
+        """Return the config with all defaults that depend on the problem's sizes filled in."""
         return config.settled(problem) if isinstance(config, Config) else config
 
 
 def scored(system: System, score: str, problem: ProblemSpec) -> System:
-    """The system with a theory that says its score is no upper confidence bound."""
+    """Return the system with a theory that states that its score is no upper confidence bound."""
     text = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(text, False)))
-    # Privacy is that of the releases, whatever chooses from them and stores nothing else.
+    # The privacy guarantee is about the releases: it holds for any score computed from them.
     plan = with_caveats(system.plan, system.theory.caveats, theory.caveats)
     certificate = _system.account(plan, problem)
     return replace(system, plan=plan, theory=theory, certificate=certificate)
 
 
 def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
-    """The plan with new caveats in the place of old ones."""
+    """Return the plan with the caveats ``old`` of its claim replaced by ``new``."""
 
-    def changed(claim: Claim) -> Claim:
-        """The claim with the new caveats after those that stay."""
-        kept = tuple(c for c in claim.caveats if c not in old)
-        return msgspec.structs.replace(claim, caveats=(*kept, *new))
+    def with_new_caveats(claim: Claim) -> Claim:
+        """Return the claim with ``new`` after all caveats that are not in ``old``."""
+        unchanged = tuple(c for c in claim.caveats if c not in old)
+        return msgspec.structs.replace(claim, caveats=(*unchanged, *new))
 
-    return plan.with_claim(changed)
+    return plan.with_claim(with_new_caveats)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a curve of any linear system; an algorithm adds its own in a subclass.
+    """Keys that the curves of all linear systems share. Algorithms add keys in subclasses.
 
     Parameters
     ----------
     batch_size : int, "theorem" or "growing", default "growing"
-        B, rounds of each silo between two synchronisations; "growing": batches of ``batch_first``
-        rounds at first, each ``batch_ratio`` times as long as the one before.
+        B, the rounds of each silo between two synchronisations. With "growing" the first batch has
+        ``batch_first`` rounds, and each batch is ``batch_ratio`` times as long as the batch before
+        it.
     batch_first : int, default 3
-        Rounds of the first batch that grows.
+        Rounds of the first growing batch.
     batch_ratio : float, default 1.2
-        Growth of batches, at least 1.
+        Growth factor of batches, at least 1.
     release_rounds : tuple of int, optional
-        The rounds after which silos synchronise, in place of ``batch_size``.
+        The rounds after which silos synchronise. They replace ``batch_size``.
     lazy : bool, default True
         True if the policy changes at synchronisations only.
     radius : str, default "direct"
-        The confidence radius, one of ``radii``.
+        The rule for the confidence radius, one of ``radii``.
     radius_multiplier : float, default 1
-        Factor > 0 on the radius; from 1 on a proven radius stays proven.
+        Factor > 0 on the radius. A proven radius stays proven for factors >= 1.
     failure_probability : float, default 0.01
-        alpha, the probability that a confidence set may fail.
+        alpha, the probability with which the confidence sets may fail.
     regularizer : str or float, optional
-        lambda, one of ``regularizers`` or a number > 0; by default that of the radius.
+        lambda: a rule in ``regularizers`` or a number > 0. The default depends on ``radius``.
     clip : bool, optional
-        True to clip features to norm 1 and rewards to [0, 1]. By default true, except with the
+        True to clip features to norm 1 and rewards to [0, 1]. The default is true, except with the
         constants of published code.
     score : str, default "ucb"
-        The score whose maximiser is the action.
+        The score that the chosen action maximises.
     reward_centre : float, optional
-        r0: statistics are of the reward less r0, which needs less noise (docs/centred.md). Only
-        where the environment has an ``intercept``, a constant last feature.
+        r0: statistics are computed from the reward minus r0, which needs less noise
+        (docs/centred.md). The environment must have an ``intercept``, a constant last feature.
     base_rates : (float, float), optional
-        Declared interval of the mean reward at features 0 beside the intercept; by default nothing
-        is declared.
+        Declared interval of the mean reward where all features but the intercept are 0. Without it
+        no interval is assumed.
     bonus : float, default 1
-        m in [0, 1]: factor on both bonuses of the direct radius, in every batch in which the ledger
-        allows it: less exploration, and still a bound.
+        m in [0, 1], the factor on both bonuses of the direct radius. It applies in every batch in
+        which the regret allowance (``ledger``) permits it. It lowers exploration, and a regret
+        bound still holds.
     tie_bonus : float, default 1
-        m' in [0, 1]. No mean reward exceeds the range of rewards, so upper confidence bounds beyond
-        its end are equal to it: they tie, and the action with the largest <x, theta_hat> + m' times
-        its bonus is played of them. 1 plays the largest bound, as if there were no end.
+        m' in [0, 1]. Upper confidence bounds above the range of rewards are cut to its upper end,
+        which no mean reward exceeds, so several actions may tie. Among tied actions the largest
+        <x, theta_hat> + m' bonus is chosen. With 1 the bounds are not cut.
     ledger : float, default 1
-        kappa > 0: the regret that smaller bonuses may add, in units of the bound without them.
+        kappa > 0, the regret allowance: the regret that a ``bonus`` below 1 may add, as a multiple
+        of the regret bound with bonus 1.
 
     Raises
     ------
     InputError
-        For a bad value, which it names.
+        For an invalid value. The message names the key.
     """
 
     batch_size: int | str | None = None
@@ -180,7 +185,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     bonus: float = 1.0
     tie_bonus: float = 1.0
     ledger: float = 1.0
-    #: Values that ``radius`` and ``regularizer`` may have.
+    #: Allowed values of ``radius``, and allowed names for ``regularizer``.
     radii: ClassVar[tuple[str, ...]] = RADII
     regularizers: ClassVar[tuple[str, ...]] = REGULARIZERS
 
@@ -199,7 +204,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             number("regularizer", self.regularizer, above=0.0)
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Fill in the defaults that depend on the problem's sizes: none here.
+        """Return the config with all defaults that depend on the problem's sizes filled in.
+
+        `Config` has no such defaults and returns itself. Subclasses may have some.
 
         Parameters
         ----------
@@ -214,52 +221,54 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def regularizer_rule(self) -> str | float:
-        """The rule for lambda, or its value: ``regularizer`` with its default filled in."""
+        """The rule for lambda, or lambda itself: ``regularizer`` or its default."""
         if self.regularizer is not None:
             return self.regularizer
         return "published-code" if self.radius == "published-code" else "from-noise"
 
     def _check_centre(self) -> None:
-        """Raise InputError for a centre that no proof is about."""
+        """Raise InputError for a ``reward_centre`` that no proof covers."""
         if self.reward_centre is None:
             if self.base_rates is not None:
-                raise InputError("base_rates belongs to reward_centre")
+                raise InputError("base_rates needs reward_centre")
             return
         number("reward_centre", self.reward_centre, above=0.0, below=1.0)
         if self.radius != "direct":
             raise InputError(f'reward_centre needs radius "direct", got "{self.radius}"')
         if self.clip is False:
-            raise InputError("reward_centre needs clip = true: its proof is about clipped records")
+            raise InputError("reward_centre needs clip = true: its proof is for clipped records")
 
     def _check_bonus(self) -> None:
-        """Raise InputError for a smaller bonus that no proof is about."""
+        """Raise InputError for a ``bonus`` below 1 that no proof covers."""
         number("bonus", self.bonus, at_least=0.0, at_most=1.0)
         number("ledger", self.ledger, above=0.0)
         if self.bonus == 1.0:
             if self.ledger != 1.0:
-                raise InputError("ledger belongs to a bonus below 1")
+                raise InputError("ledger needs a bonus below 1")
             return
         if self.radius != "direct" or not self.lazy or self.score != UCB:
             raise InputError(
-                'bonus below 1 needs radius "direct", lazy = true and score "ucb", which its proof '
-                "is about"
+                'bonus below 1 needs radius "direct", lazy = true and score "ucb": no proof covers '
+                "other curves"
             )
 
     def _check_ties(self) -> None:
-        """Raise InputError for bounds that nothing says are above all mean rewards."""
+        """Raise InputError for a ``tie_bonus`` whose scores are no upper confidence bounds."""
         number("tie_bonus", self.tie_bonus, at_least=0.0, at_most=1.0)
         if self.tie_bonus < 1.0 and self.score != UCB:
             raise InputError(f'tie_bonus below 1 needs score "ucb", got "{self.score}"')
 
     def reward_limit(self, problem: ProblemSpec, clip: Clip | None) -> float:
-        """The largest mean reward, less the centre of rewards: bounds that reach it tie.
+        """Return the largest possible mean reward minus ``reward_centre``.
+
+        Upper confidence bounds that reach this limit tie.
 
         Parameters
         ----------
         problem : ProblemSpec
             Sizes, and guarantees about the data.
         clip : Clip or None
-            Bounds of records: where nothing is known of rewards, they are clipped to these.
+            Clipping bounds of records, used if the problem does not declare a range of rewards.
 
         Returns
         -------
@@ -268,7 +277,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Raises
         ------
         InputError
-            If ties matter and rewards have no known range.
+            If ``tie_bonus`` is below 1 and the range of rewards is unknown.
         """
         if problem.reward_range is not None:
             high = problem.reward_range[1]
@@ -276,31 +285,32 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             high = clip.high
         elif self.tie_bonus < 1.0:
             raise InputError(
-                "tie_bonus below 1 needs rewards in a known range, or clip = true: an upper "
-                "confidence bound is compared with its end"
+                "tie_bonus below 1 needs rewards in a known range, or clip = true: upper "
+                "confidence bounds are cut at the end of the range"
             )
         else:
             high = 1.0
         return high - (self.reward_centre or 0.0)
 
     def clipping(self, problem: ProblemSpec, clip: Clip | None = None) -> Clip | None:
-        """Bounds of records, with the constant and the centre where there are any.
+        """Return the clipping bounds of records.
 
         Parameters
         ----------
         problem : ProblemSpec
             Sizes, and guarantees about the data.
         clip : Clip, optional
-            The bounds without a centre.
+            Returned if the curve has no ``reward_centre``.
 
         Returns
         -------
         Clip or None
+            With a ``reward_centre``, bounds that contain it and the problem's constant feature.
 
         Raises
         ------
         InputError
-            If the problem has no constant feature, or the centre lies outside of its rewards.
+            If ``reward_centre`` is set and the problem has no constant feature.
         """
         if self.reward_centre is None:
             return clip
@@ -313,26 +323,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Clip(feature=FEATURE_BOUND, constant=constant, centre=self.reward_centre)
 
     def centred_norm(self, problem: ProblemSpec) -> CentredNorm | None:
-        """Bounds on theta* - theta0 for a problem with a constant feature; else None."""
+        """Return bounds on theta* - theta0 if the problem has a constant feature, else None."""
         if problem.intercept is None or (self.reward_centre is None and problem.intercept == 1.0):
             return None
         if self.reward_centre is None:
-            # Statistics of the reward itself, whose theta* is longer than 1.
+            # Rewards are not centred, so theta0 = 0, and theta* may be longer than 1.
             return CentredNorm(math.sqrt(2.0 * problem.intercept), 2.0 * problem.intercept)
         return centred_norm(problem.intercept, self.reward_centre, self.base_rates)
 
     def _check_batches(self) -> None:
-        """Raise InputError for keys of batches that do not go together."""
-        for key, least in (("batch_first", 1), ("batch_ratio", 1.0)):
+        """Raise InputError for batch keys that contradict each other or are out of range."""
+        for key, lower_limit in (("batch_first", 1), ("batch_ratio", 1.0)):
             value = getattr(self, key)
             if value is None:
                 continue
             if not self.grows:
                 raise InputError(f'{key} belongs to batch_size "{GROWING}", got {value}')
             check: Any = integer if key == "batch_first" else number
-            check(key, value, at_least=least)
+            check(key, value, at_least=lower_limit)
         if self.release_rounds is not None:
-            # An agent's default is 1, and stands beside release_rounds unsaid.
+            # A batch_size at its default (1 for agents) does not count as given.
             if self.batch_size not in (None, type(self).batch_size_default()):
                 raise InputError("give either batch_size or release_rounds, not both")
             for round in self.release_rounds:
@@ -340,26 +350,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grows(self) -> bool:
-        """True if batches grow, as they do where no others are asked for."""
+        """True if batches grow. This is the default."""
         return self.batch_size == GROWING or (
             self.batch_size is None and self.release_rounds is None
         )
 
     @classmethod
     def batch_size_default(cls) -> int | str | None:
-        """Value of ``batch_size`` where a curve does not name one."""
-        found: Any = next(f for f in msgspec.structs.fields(cls) if f.name == "batch_size").default
-        return None if found is msgspec.NODEFAULT else found
+        """Return the default of ``batch_size``, or None if the key has no default."""
+        default: Any = next(
+            f for f in msgspec.structs.fields(cls) if f.name == "batch_size"
+        ).default
+        return None if default is msgspec.NODEFAULT else default
 
     def batches(self, problem: ProblemSpec, theorem: Callable[[], int] | None = None) -> Schedule:
-        """Rounds of synchronisation: as given, or by a theorem's rule for "theorem".
+        """Return the schedule of synchronisations that the batch keys give.
 
         Parameters
         ----------
         problem : ProblemSpec
             Sizes.
         theorem : callable, optional
-            Returns B for "theorem"; by default Corollary 5.2 of zhou-chowdhury-2024.
+            ``theorem()`` returns B for ``batch_size`` = "theorem". The default is Corollary 5.2 of
+            zhou-chowdhury-2024.
 
         Returns
         -------
@@ -368,12 +381,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Raises
         ------
         InputError
-            If ``batch_size`` is below 1 or above the horizon.
+            If ``release_rounds`` is empty, or ``batch_size`` or ``batch_first`` is above the
+            horizon.
         """
         horizon = problem.horizon
         if self.release_rounds is not None:
             if not self.release_rounds:
-                raise InputError("release_rounds must hold one round at least, got none")
+                raise InputError("release_rounds must hold at least one round, got none")
             return Schedule.at(self.release_rounds, horizon)
         if self.grows:
             first = self.batch_first or min(BATCH_FIRST, horizon)
@@ -391,7 +405,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Schedule(horizon, b)
 
     def rounds_per_batch(self, problem: ProblemSpec) -> int:
-        """B of equal batches: what algorithms of other packages ask for."""
+        """Return B, for algorithms (of other packages) that need equal batches.
+
+        Parameters
+        ----------
+        problem : ProblemSpec
+            Sizes.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        InputError
+            If the curve's batches differ in length.
+        """
         schedule = self.batches(problem)
         if schedule.rounds:
             raise InputError(
@@ -400,26 +429,30 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return schedule.batch_size
 
     def bounds(self, published: bool) -> Clip | None:
-        """Bounds that features and rewards are clipped to, or None for no clipping.
+        """Return the bounds that features and rewards are clipped to, or None for no clipping.
 
         Parameters
         ----------
         published : bool
-            True where the curve has the constants of published code, which does not clip.
+            True if the curve uses the constants of published code, which does not clip.
+
+        Returns
+        -------
+        Clip or None
         """
         clips = self.clip if self.clip is not None else not published
         return Clip() if clips else None
 
 
-#: What a simulation draws the Gaussian noise of: each silo's release, or the sum over silos.
+#: A simulation draws Gaussian noise for each silo's release, or once for the sum over silos.
 NOISE_DRAWS = ("silo", "sum")
 
-#: Value of ``returning`` for a user who takes part in every batch.
+#: Value of ``returning`` if a user may take part in every batch.
 EVERY_BATCH = "every-batch"
 
 
 def check_returning(returning: int | str) -> None:
-    """Raise InputError unless ``returning`` is a number of batches >= 1 or "every-batch"."""
+    """Raise InputError unless ``returning`` is an integer >= 1 (batches) or "every-batch"."""
     if isinstance(returning, str):
         if returning != EVERY_BATCH:
             raise InputError(
@@ -430,6 +463,6 @@ def check_returning(returning: int | str) -> None:
 
 
 def batches_of_user(returning: int | str, batches: int) -> int:
-    """Participations of one user: the most batches out of ``batches``, at most once in each."""
-    most = max(batches, 1)
-    return most if isinstance(returning, str) else min(returning, most)
+    """Return how many of ``batches`` batches one user may take part in, at most once in each."""
+    batch_count = max(batches, 1)
+    return batch_count if isinstance(returning, str) else min(returning, batch_count)

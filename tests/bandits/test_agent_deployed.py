@@ -341,10 +341,10 @@ def test_an_agent_whose_users_send_neither_observes_nor_reports():
     with pytest.raises(InputError, match="served needs a select before it"):
         agent.served()
     agent.select(ACTIONS)
-    with pytest.raises(InputError, match="observe would show the agent what only its user may see"):
+    with pytest.raises(InputError, match="observe would show the agent a reward that only"):
         agent.observe(1.0)
     agent.served()
-    with pytest.raises(InputError, match="the agent has nothing to report"):
+    with pytest.raises(InputError, match="the agent reports nothing"):
         agent.report()
     with pytest.raises(InputError, match="served needs a select before it"):
         agent.served()
@@ -354,7 +354,7 @@ def test_an_agent_whose_users_send_neither_observes_nor_reports():
     assert agent.due
     with pytest.raises(InputError, match="release 1 before round 3"):
         agent.select(ACTIONS)
-    with pytest.raises(InputError, match="the agent has nothing to report"):
+    with pytest.raises(InputError, match="the agent reports nothing"):
         agent.report()
     broadcast = server.combine(sent_by(plan, (1, 2)))
     agent.receive(broadcast)
@@ -381,7 +381,7 @@ def test_served_is_for_agents_whose_users_send(algorithm, keys):
     agent = fastfed.parties.Silo(plan_of(algorithm, **keys))
     assert not agent.acts_only
     agent.select(ACTIONS)
-    with pytest.raises(InputError, match="served is for plans whose users send for themselves"):
+    with pytest.raises(InputError, match="served is for plans whose users send messages"):
         agent.served()
     agent.observe(1.0)
     assert agent.round == 1

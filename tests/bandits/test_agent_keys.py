@@ -169,7 +169,7 @@ def test_one_agent_and_one_sentence(algorithm):
         (
             "linucb-sdp-vec",
             {"messages": "individual", "calibration": "theorem"},
-            'messages = "individual" would hold .* a batch_size below 10 sends fewer',
+            'messages = "individual" would store .* a batch_size below 10 sends fewer',
         ),
     ],
 )

@@ -18,7 +18,7 @@ from fastfed._validate import InputError
 from fastfed.bandits.noise_distributions import (
     NoiseDistribution,
     Remainder,
-    _rounded,
+    _subgaussian_norm_quantile,
     norm_quantile,
 )
 from fastfed.bandits.problem import centred_norm
@@ -388,7 +388,7 @@ def test_with_tau_one_no_bit_is_another(remainder: bool) -> None:
             was = norm_quantile(d, b**2 + o**2, o**2, gaussian) * law.scales
             if rest is not None:
                 was = was + (d + math.sqrt(d)) * rest.coupling
-                was = was + _rounded(d, 2.0, 1.0, rounding) * rest.rounding
+                was = was + _subgaussian_norm_quantile(d, 2.0, 1.0, rounding) * rest.rounding
             assert law.errors(d, p).tolist() == was.tolist()
             assert law.errors(d, p, 1.0, 1.0).tolist() == was.tolist()
 

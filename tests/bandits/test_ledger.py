@@ -197,7 +197,7 @@ def test_rewards_that_differ_by_more_than_one_cost_more_in_bad_batches() -> None
     rows = 600.0
     bad = 10.0 * 2.0 * math.log1p(rows / (2.0 * narrow.plan.radius.anchor)) / math.log(2.0)
     assert high - low == pytest.approx(0.4 * bad, rel=1e-9)
-    with pytest.raises(InputError, match=r"interval of length 1, .* here it is 1\.4 long"):
+    with pytest.raises(InputError, match=r"interval of length 1, .* the length is 1\.4"):
         entry.make({**keys, "bonus": 0.5}, ProblemSpec(**spec, reward_range=(-0.7, 0.7)))
 
 
@@ -314,7 +314,7 @@ def test_the_bound_of_growing_batches_holds_where_it_says_something(
         ("fedlinucb", {"batch_size": 5, "bonus": 1.1}, r"bonus must be >= 0 and <= 1, got 1\.1"),
         ("fedlinucb", {"batch_size": 5, "bonus": -0.1}, r"bonus must be >= 0 and <= 1, got -0\.1"),
         ("fedlinucb", {"batch_size": 5, "bonus": 0.5, "ledger": 0.0}, "ledger must be > 0"),
-        ("fedlinucb", {"batch_size": 5, "ledger": 2.0}, "ledger belongs to a bonus below 1"),
+        ("fedlinucb", {"batch_size": 5, "ledger": 2.0}, "ledger needs a bonus below 1"),
         ("fedlinucb", {"batch_size": 5, "bonus": 0.5, "lazy": False}, "needs radius"),
         ("fedlinucb", {"batch_size": 5, "bonus": 0.5, "radius": "lemma-c2"}, "needs radius"),
         ("fedlinucb", {"batch_size": 5, "bonus": 0.5, "score": "thompson"}, "score"),

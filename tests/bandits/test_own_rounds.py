@@ -682,7 +682,7 @@ BAD = {
     'share needs radius "direct", lazy = true': {"lazy": False},
     'got radius "lemma-c2"': {"radius": "lemma-c2"},
     "share needs clip = true": {"clip": False},
-    "share.until stands for the horizon": {"batch_size": 41},
+    "here the horizon is share.until": {"batch_size": 41},
     "one epsilon for all silos": {"epsilon": None, "silo_epsilon": [1.0, 2.0, 2.0, 2.0]},
     'got "shuffle-vector"': {"protocol": "shuffle-vector"},
     'got "shuffle-amplified"': {"protocol": "shuffle-amplified"},

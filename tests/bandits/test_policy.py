@@ -331,10 +331,10 @@ def test_files_of_others_later_ones_and_damaged_ones(tmp_path, monkeypatch):
         LinUCB.load(path)
     for content in (b"", b"words", b"PK\x03\x04"):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"is no file of LinUCB.save, or a damaged one"):
+        with pytest.raises(InputError, match=r"is not a file of LinUCB.save, or is damaged"):
             LinUCB.load(path)
     np.save(path.open("wb"), np.eye(3))
-    with pytest.raises(InputError, match=r"is no file of LinUCB.save"):
+    with pytest.raises(InputError, match=r"is not a file of LinUCB.save"):
         LinUCB.load(path)
     monkeypatch.setattr(policy, "VERSION", 2)
     agent().save(path)

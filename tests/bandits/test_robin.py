@@ -581,7 +581,7 @@ def test_a_client_asks_for_what_is_due():
     client = clients[0]
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 0"):
         client.estimate()
-    with pytest.raises(InputError, match="silo 0 waits for no model, got that of phase 2"):
+    with pytest.raises(InputError, match="silo 0 waits for no model, got the model of phase 2"):
         client.adopt(Model(2, np.zeros(2)))
     rounds(clients, 1)
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 1"):
@@ -590,7 +590,7 @@ def test_a_client_asks_for_what_is_due():
     assert client.due and not client.greedy
     with pytest.raises(InputError, match="before round 3"):
         client.select(np.eye(2))
-    with pytest.raises(InputError, match="waits for no model, got that of phase 2"):
+    with pytest.raises(InputError, match="waits for no model, got the model of phase 2"):
         client.adopt(Model(2, np.zeros(2)))
     first, learned = client.estimate(), client.theta
     assert first.phase == 1 and first.silo == 0 and not client.due
@@ -599,8 +599,8 @@ def test_a_client_asks_for_what_is_due():
     with pytest.raises(InputError, match="before round 3"):
         client.select(np.eye(2))
     for wrong, message in (
-        (Model(1, np.zeros(2)), "silo 0 waits for the model of phase 2, got that of phase 1"),
-        (Model(3, np.zeros(2)), "silo 0 waits for the model of phase 2, got that of phase 3"),
+        (Model(1, np.zeros(2)), "silo 0 waits for the model of phase 2, got the model of phase 1"),
+        (Model(3, np.zeros(2)), "silo 0 waits for the model of phase 2, got the model of phase 3"),
         (Model(2, np.zeros(3)), "model must hold 2 finite numbers"),
         (Model(2, np.zeros((1, 2))), "model must hold 2 finite numbers"),
         (Model(2, np.array([0.0, np.nan])), "model must hold 2 finite numbers"),
@@ -618,7 +618,7 @@ def test_a_client_asks_for_what_is_due():
     client.adopt(Model(2, np.array([0.0, 1.0])))
     assert client.greedy and not client.reported
     assert client.select(np.eye(2)) == 1
-    with pytest.raises(InputError, match="waits for no model, got that of phase 2"):
+    with pytest.raises(InputError, match="waits for no model, got the model of phase 2"):
         client.adopt(Model(2, np.zeros(2)))
 
 
@@ -626,9 +626,9 @@ def test_a_client_sends_estimates_and_takes_models():
     client = fastfed.parties.Client(deployed().plan)
     with pytest.raises(InputError, match=r"sends estimates: use estimate\(\)"):
         client.report()
-    with pytest.raises(InputError, match=r"takes models: use adopt\(model\)"):
+    with pytest.raises(InputError, match=r"adopts models: use adopt\(model\)"):
         client.receive(Broadcast(1, 2, np.zeros(5)))
-    with pytest.raises(InputError, match="ask belongs to plans with a trigger"):
+    with pytest.raises(InputError, match="ask is for plans with a trigger"):
         client.ask()
     with pytest.raises(InputError, match="served is for plans whose users send"):
         client.served()

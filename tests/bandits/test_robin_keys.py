@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"private": False}, "epsilon has no meaning where private = false"),
     ({**PUBLIC, "epsilon": 1.0}, "epsilon has no meaning where private = false"),
     ({**PUBLIC, "delta": 0.1}, "delta has no meaning where private = false"),
-    ({**PUBLIC, "memory": True}, "memory decides by the budget: it needs private = true"),
+    ({**PUBLIC, "memory": True}, "memory needs private = true: it depends on the budget"),
     ({"memory": "yes"}, "memory must be true or false, got 'yes'"),
     ({"batch_size": 10}, "batch_size has no meaning for robin: phases double in length"),
     ({"batch_size": "theorem"}, "batch_size has no meaning for robin"),

@@ -252,7 +252,7 @@ def test_individual_bits_play_through_and_learn_the_same():
 
 
 def test_bits_that_would_not_fit_are_refused_with_the_way_out():
-    with pytest.raises(InputError, match='"aggregate" draws their counts'):
+    with pytest.raises(InputError, match='"aggregate" draws the number of ones'):
         vector_system(horizon=100_000, batch_size=1000, messages="individual")
     with pytest.raises(InputError, match="needs clip = true"):
         vector_system(clip=False, messages="individual")

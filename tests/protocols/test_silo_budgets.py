@@ -79,7 +79,7 @@ def test_a_list_of_budgets_is_no_sweep():
         ({"silo_epsilon": [1.0, 2.0]}, "one number for each of 3 silos, got 2"),
         ({"silo_epsilon": [1.0, 2.0, 0.0]}, "silo_epsilon must be > 0"),
         ({"silo_epsilon": [1.0] * 3, "epsilon": 1.0}, "either epsilon or silo_epsilon"),
-        ({"silo_epsilon": [1.0] * 3, "protocol": "central"}, "where each silo adds its own noise"),
+        ({"silo_epsilon": [1.0] * 3, "protocol": "central"}, "in which each silo adds noise"),
     ],
 )
 def test_bad_budgets(keys, message):
