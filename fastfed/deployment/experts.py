@@ -238,10 +238,10 @@ class ExpertSilo(SiloParty):
         self._places: dict[str, tuple[int, int]] = {}
         super().__init__(deployed, *given, **more)
 
-    def _limits(self) -> LossRange:  # type: ignore[override]
+    def _limits(self) -> LossRange:
         return LossRange(self.wire.size)
 
-    def _randomizer(self) -> None:  # type: ignore[override]
+    def _randomizer(self) -> None:
         return None
 
     # ---- calls of the application ----------------------------------------------------------------
@@ -379,10 +379,10 @@ class ExpertHub(Hub):
     the experts that the leaves choose.
     """
 
-    def _limits(self) -> LossRange:  # type: ignore[override]
+    def _limits(self) -> LossRange:
         return LossRange(self.wire.size)
 
-    def _serving(self, noise: NoiseSource | None) -> Decider:  # type: ignore[override]
+    def _serving(self, noise: NoiseSource | None) -> Decider:
         # Reports are checked by `_checked` in the unit of losses, not as sums of records.
         self._exact, self._check_units = False, noise is None
         plan = of_trees(self.deployed)
@@ -420,7 +420,7 @@ class ExpertHub(Hub):
             for row in means[:, leaf.tree - 1]:
                 total += row
             self._sealing.hides(number, hidden)
-            choice = server.decide(total)  # type: ignore[union-attr]
+            choice = server.decide(total)
             x = plan.move(x, choice)
         self._x = x
         weights = np.zeros(size)
@@ -465,7 +465,7 @@ class SparseSilo(ExpertSilo):
 
     starts = staticmethod(_chosen)
 
-    def _limits(self) -> SumRange:  # type: ignore[override]
+    def _limits(self) -> SumRange:
         return SumRange(self.plan)
 
     def _room(self, period: int) -> int:
@@ -494,10 +494,10 @@ class SparseHub(ExpertHub):
     Guarantee: that of the plan's certificate against all who see which expert is chosen.
     """
 
-    def _limits(self) -> SumRange:  # type: ignore[override]
+    def _limits(self) -> SumRange:
         return SumRange(self.plan)
 
-    def _serving(self, noise: NoiseSource | None) -> SparseVector:  # type: ignore[override]
+    def _serving(self, noise: NoiseSource | None) -> SparseVector:
         self._exact, self._check_units = False, noise is None
         plan = of_switches(self.deployed)
         self._history = digest(b"")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -338,8 +338,20 @@ class Alarm:
 # ---- ranges of values ----------------------------------------------------------------------------
 
 
+class Limits(Protocol):
+    """The largest absolute values in the messages of one kind of plan."""
+
+    def report(self, release: int) -> np.ndarray:
+        """Return the largest absolute values in a silo's report."""
+        ...
+
+    def broadcast(self, release: int) -> np.ndarray:
+        """Return the largest absolute values in a broadcast."""
+        ...
+
+
 class Range:
-    """The largest values that messages of a plan can hold, except once in 10^15 numbers."""
+    """The `Limits` of linear bandits, which honest messages exceed once in 10^15 numbers."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

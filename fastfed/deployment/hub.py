@@ -116,7 +116,7 @@ class Hub(Speaker):
         #: Release -> entries of a set that the helper has opened and this hub's log has lost.
         self._lost_sets: dict[int, tuple[wire.Entry, ...]] = {}
 
-    def _serving(self, noise: NoiseSource | None) -> Server | Decoder:
+    def _serving(self, noise: NoiseSource | None) -> Any:
         """Create the object that computes releases from reports."""
         if self.plan.secure is not None:
             return Decoder(self.plan.secure)

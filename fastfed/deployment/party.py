@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from fastfed.deployment.guard import Range
+from fastfed.deployment.guard import Limits, Range
 from fastfed.deployment.ledger import Charge, Ledger, Store, Write
 from fastfed.deployment.model import Decision
 from fastfed.deployment.plans import DeployedPlan
@@ -137,7 +137,7 @@ class Speaker:
         """Return the names of the parties that this one exchanges messages with."""
         return [self.deployed.document.hub.name]
 
-    def _limits(self) -> Range:
+    def _limits(self) -> Limits:
         """Return the ranges that values in this plan's messages can have."""
         return Range(self.plan)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -214,10 +214,10 @@ class PhaseSilo(SiloParty):
 
     starts = staticmethod(_starting)
 
-    def _limits(self) -> MeanRange:  # type: ignore[override]
+    def _limits(self) -> MeanRange:
         return MeanRange(self._phases)
 
-    def _randomizer(self) -> _Points:  # type: ignore[override]
+    def _randomizer(self) -> _Points:
         return _Points(self.plan.statistic_size)
 
     @property
@@ -255,10 +255,10 @@ class PhaseHub(Hub):
     over all silos of the plan, so its noise is that of the certificate even if silos are missing.
     """
 
-    def _limits(self) -> MeanRange:  # type: ignore[override]
+    def _limits(self) -> MeanRange:
         return MeanRange(self._phases)
 
-    def _serving(self, noise: NoiseSource | None) -> Averager:  # type: ignore[override]
+    def _serving(self, noise: NoiseSource | None) -> Averager:
         # Estimates are not sums of records in fixed point.
         self._exact = False
         return Averager(self._phases, self._sealing.source if noise is None else noise)
@@ -278,6 +278,5 @@ class PhaseHub(Hub):
         self._sealing.hides(release, digest(packed(estimates)))
         phase = self._phases.releasing[release - 1]
         local_estimates = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]
-        server: Any = self._server
-        model: np.ndarray = server.combine(local_estimates).values
+        model: np.ndarray = self._server.combine(local_estimates).values
         return model

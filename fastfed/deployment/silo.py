@@ -140,8 +140,11 @@ class SiloParty(Speaker):
         #: Why the hub takes no more reports of this silo; empty while it does.
         self.over = ""
 
-    def _randomizer(self) -> SumRandomizer | Sharer | Counter:
-        """Create the object that makes reports of leaf sums or records, before its first report."""
+    def _randomizer(self) -> Any:
+        """Create the object that makes reports of leaf sums or records, before its first report.
+
+        Its ``point(x, y)`` computes the statistic of a record.
+        """
         if self.plan.protocol.bits:
             return Counter(self.plan, self.index, self._noise)
         if self.plan.secure is not None:
