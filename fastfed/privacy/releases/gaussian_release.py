@@ -187,7 +187,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         return ""
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by exact accounting, and the assumptions about participation."""
+        """Return the claim, checked by exact accounting, and the participation assumptions."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, self.exact(), note=note)
         return [*participation_conditions(self.returning), claim]
@@ -258,7 +258,8 @@ def fitting_layout(calibration: str, layout: str | None) -> str:
     layout = layout or required_layout
     if calibration != "exact" and layout != required_layout:
         raise InputError(
-            f'layout must be "{required_layout}" when calibration is "{calibration}", got "{layout}"'
+            f'layout must be "{required_layout}" when calibration is "{calibration}", '
+            f'got "{layout}"'
         )
     return layout
 
