@@ -210,12 +210,12 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         for leaves, change in sorted(sets, reverse=True):
             if change > largest_change:
                 largest_change = change
-                accounts = _accounts_of_set(leaves, experts, protect)
-                epsilon = min(
+                accounts = _ways(leaves, experts, protect)
+                set_epsilon = min(
                     composed_epsilon([(kind, factor * change, count)], target_delta)
                     for kind, factor, count in accounts
                 )
-                largest_epsilon = max(largest_epsilon, epsilon)
+                largest_epsilon = max(largest_epsilon, set_epsilon)
         return largest_epsilon
 
     @property
@@ -227,26 +227,24 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         """Return the claim, checked by accounting, and the assumptions."""
         budget = self.budget
         epsilon = self.exact() if self.protect == "experts" else self.exact_messages()
-        protected_output = "the experts" if self.protect == "experts" else "one client's messages"
-        smoothness_text = (
-            "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"
-        )
+        output = "the experts" if self.protect == "experts" else "one client's messages"
+        lipschitz = "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"
         return [
             Condition("a loss is in one set of one tree of one phase", True),
             Condition("sets, batches and numbers of trees do not depend on losses", True),
             Condition(
-                f"coordinates of gradients are in an interval of length {self.spread:g}{smoothness_text}",
+                f"coordinates of gradients are in an interval of length {self.spread:g}{lipschitz}",
                 True,
             ),
             ClaimCondition(
-                f"the proven epsilon of {protected_output}, {rounded_up(epsilon)} at delta {budget.delta:g} "
+                f"the proven epsilon of {output}, {rounded_up(epsilon)} at delta {budget.delta:g} "
                 f"under replacement of one loss, is at most {budget.epsilon:g} (computed)",
                 epsilon <= budget.epsilon,
             ),
         ]
 
 
-def _accounts_of_set(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
+def _ways(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
     """List the accounts that hold for a set that this many leaves use.
 
     Each is (kind, epsilon of one mechanism over change/lambda, number of mechanisms).
@@ -348,7 +346,7 @@ def _least_scale(budget: Budget, vertex_set: VertexSet, experts: int, protect: s
     if vertex_set.change == 0.0:
         return 0.0
     scales = []
-    for kind, factor, count in _accounts_of_set(vertex_set.leaves, experts, protect):
+    for kind, factor, count in _ways(vertex_set.leaves, experts, protect):
         epsilon_per_mechanism = largest_share(budget.epsilon, budget.delta, kind, count)
         scale = factor * vertex_set.change / epsilon_per_mechanism
         # The quotient may have been rounded down.

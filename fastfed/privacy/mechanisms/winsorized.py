@@ -248,13 +248,13 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         """Release a mean (d,) exactly, from ideal draws (d2,). The certificate is about this."""
         x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
         sign_array = array("signs", signs, shape=(self.padded,))
-        epsilon_coordinate, radius, bound = (
+        epsilon_prime, radius, bound = (
             self.epsilon_coordinate,
             self.rotated_radius,
             self.rotated_bound,
         )
         means = exact_means(
-            self._rotate(x, sign_array), epsilon_coordinate, radius, bound, ranges, noises
+            self._rotate(x, sign_array), epsilon_prime, radius, bound, ranges, noises
         )
         return self._rotate_back(means, sign_array)
 
