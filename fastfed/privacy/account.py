@@ -513,9 +513,9 @@ def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
     Returns
     -------
     tuple of PrivacyEvent, or None
-        None for an unregistered kind of plan. The certificate's claim is about the first event.
-        Further events describe the same noise for other budgets (`Claim.by_silo`) or for other
-        observers.
+        None for an unregistered kind of plan. The certificate's claim is about the
+        first event. Further events describe the same noise for other budgets
+        (`Claim.by_silo`) or for other observers.
     """
     return None
 

@@ -449,7 +449,7 @@ def as_text(certificate: SideCertificate | dict[str, Any]) -> str:
 
 
 def _provenance_lines(data: dict[str, Any], indent: str) -> list[str]:
-    """Lines that say by which version, for which spec and when, where that was noted."""
+    """Return the lines with version, spec digest and date, if the data has them."""
     if "date" not in data:
         return []
     return [
@@ -466,7 +466,7 @@ def _show_pair(guarantee: Guarantee | None) -> str:
 
 
 def _guarantee_lines(data: dict[str, Any], indent: str) -> list[str]:
-    """Lines of one guarantee, a label in front of each entry."""
+    """Return the lines of one guarantee, each entry after its label."""
     marks = {True: "[holds] ", False: "[fails] "}
     pairs = {key: data[key] and Guarantee(**data[key]) for key in ("claimed", "exact")}
     labelled_texts: list[tuple[str, list[str]]] = [

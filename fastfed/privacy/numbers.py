@@ -1,9 +1,9 @@
 """Checks of the numbers in plain data, before privacy is accounted for.
 
-NaN compares as false and an overflow gives infinity, so an invalid bound or standard deviation
-could pass a simple range check. Anyone can change plans, mechanisms and claims, which are plain
-data. `check_numbers` finds their fields by reflection, so fields that are added later are checked
-too.
+NaN compares as false and an overflow gives infinity, so an invalid bound or standard
+deviation could pass a simple range check. Anyone can change plans, mechanisms and claims,
+which are plain data. `check_numbers` finds their fields by reflection, so fields that are
+added later are checked too.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def _fields_of(data_class: type) -> tuple[_Field, ...]:
 def check_numbers(data: Any, where: str = "") -> None:
     """Refuse plain data with a value that does not fit its field.
 
-    Valid are integers from 0 to 2^53, floats whose square is in the range of float64, float64
-    arrays of finite numbers, booleans, strings, and tuples of these. Nested plain data is checked
-    too.
+    Valid are integers from 0 to 2^53, floats whose square is in the range of float64,
+    float64 arrays of finite numbers, booleans, strings, and tuples of these. Nested
+    plain data is checked too.
 
     Parameters
     ----------

@@ -139,10 +139,10 @@ def user_sensitivity(
 ) -> float:
     """Compute the exact worst-case GDP mu of releasing (sum x y, sum x x^T) once.
 
-    The two datasets differ in one record. Each of the d entries of the bias stream gets noise
-    N(0, bias_std^2). The covariance stream gets independent symmetric noise of the given layout
-    with parameter cov_std. Records have ||x||_2 <= 1 and |y| <= 1; y in [0, 1] gives the same
-    values.
+    The two datasets differ in one record. Each of the d entries of the bias stream gets
+    noise N(0, bias_std^2). The covariance stream gets independent symmetric noise of the
+    given layout with parameter cov_std. Records have ||x||_2 <= 1 and |y| <= 1; rewards
+    in [0, 1] give the same values.
 
     If both standard deviations are 1, the result is the joint L2 sensitivity: under replacement it
     is sqrt(4.5) for "iid" and "goe1", and 2 for "goe2".
@@ -367,8 +367,8 @@ def centred_sensitivity(
     covariance_std : float
         Parameter of the layout of z z^T, > 0 or math.inf.
     cross_std : float, optional
-        Noise of the entries c z, > 0 or math.inf. Default: the layout's standard deviation off the
-        diagonal.
+        Noise of the entries c z, > 0 or math.inf. Default: the layout's standard
+        deviation off the diagonal.
 
     Returns
     -------

@@ -318,10 +318,7 @@ class Probits:
 # QED. For large N, mean = (1 + O(1/sqrt(N))) / sqrt(3 N/16), so mu^2 -> sum_j 16 S_j^2 / (3 N_j).
 
 
-# Shares of delta that are tried for B, the tails of the windows; each gives a valid bound.
-
-
-# Shares of delta that are tried for the window's tails; every one gives a valid bound.
+# Shares of delta that are tried for B, the mass outside of all windows; each gives a valid bound.
 TAIL_SHARES = tuple(10.0 ** (-i / 3.0) for i in range(1, 28))
 
 

@@ -470,8 +470,8 @@ def _sampled_delta_bound(epsilon: float, p: float, zeta: float, mu: float) -> fl
     unsampled = p * gaussian_delta(epsilon, mu)
     if p == 1.0 or epsilon == 0.0:
         return unsampled
-    # e^inner_epsilon = 1 + (e^epsilon - 1) / p and weight = e^(epsilon - inner_epsilon), without
-    # overflow.
+    # Without overflow: e^inner_epsilon = 1 + (e^epsilon - 1) / p, and
+    # weight = e^(epsilon - inner_epsilon).
     one_minus_skipped = 1.0 - (1.0 - p) * math.exp(-epsilon)
     inner_epsilon = (
         math.log1p(math.expm1(epsilon) / p)
@@ -504,7 +504,6 @@ def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
     float
         delta in [0, 1) such that the release is (epsilon, delta)-private under replacement. It is a
         proven upper bound, and at most the delta without sampling.
-        upper bound, at most that without the coin.
 
     Raises
     ------

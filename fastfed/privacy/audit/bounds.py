@@ -360,9 +360,9 @@ def audit_function(
     Parameters
     ----------
     mechanism : callable
-        ``mechanism(data)``, or ``mechanism(data, rng)`` with a NumPy generator that it should use
-        for its noise. It returns a number, or an array that always has the same shape. Runs must be
-        independent.
+        ``mechanism(data)``, or ``mechanism(data, rng)`` with a NumPy generator that it should
+        use for its noise. It returns a number, or an array that always has the same shape.
+        Runs must be independent.
     data, neighbour : object
         Two datasets that are neighbours under the claimed relation. They are passed to the
         mechanism unchanged. The bound is about this pair, so choose the worst one.

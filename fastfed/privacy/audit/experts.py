@@ -95,8 +95,8 @@ def log_probability(
 ) -> float:
     """Compute ln of the probability that `switches_of` returns these switches.
 
-    ``crossings(start, expert)`` returns `log_crossing_probabilities` of the comparisons from round
-    ``start`` on.
+    ``crossings(start, expert)`` returns `log_crossing_probabilities` of the comparisons
+    from round ``start`` on.
     """
     start, expert, total = 0, 0, 0.0
     for switch_round, chosen in switches:

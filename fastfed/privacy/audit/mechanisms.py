@@ -523,9 +523,9 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
 def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
     """Audit a statistic with Gaussian noise of the claimed variance, added in float64.
 
-    The two records have no special property. They are distinguished by doubles that cannot be
-    released. The statistic is 1 if the second record can lead to the release, minus 1 if the first
-    record can.
+    The two records have no special property. They are distinguished by doubles that cannot
+    be released. The statistic is 1 if the second record can lead to the release, minus 1
+    if the first record can.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     draw, d = np.random.default_rng(check_seed(seed)), 6

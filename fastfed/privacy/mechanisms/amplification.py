@@ -254,8 +254,8 @@ def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> 
 def published_shuffle_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
     """Compute s of the published experiment code of zhou-chowdhury-2024.
 
-    s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M). 0 if nothing
-    is released.
+    s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M).
+    0 if nothing is released.
     """
     kappa, silos, horizon, delta = _check_sizes(budget, releases, silos, horizon)
     if kappa == 0:

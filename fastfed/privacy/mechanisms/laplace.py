@@ -229,10 +229,10 @@ class Exponential(msgspec.Struct, frozen=True):
 
 # ---- A private range of numbers, and their winsorized mean in it ---------------------------------
 #
-# If most numbers are close together, a private range of a few radii is chosen first, and the noise
-# is scaled to this range instead of to [-B, B]. Source: huang-2023, Algorithms 2 and 3, after
-# Feldman & Steinke 2017 and Levy et al. 2021. Correction: midpoints are -B + (2k + 1) r, fixed in
-# advance.
+# If most numbers are close together, a private range of a few radii is chosen first, and
+# the noise is scaled to this range instead of to [-B, B]. Source: huang-2023, Algorithms 2
+# and 3, after Feldman & Steinke 2017 and Levy et al. 2021. Correction: midpoints are -B +
+# (2k + 1) r, fixed in advance.
 
 # With more bins, their midpoints would not all differ in float64.
 _MOST_BINS = 2**50

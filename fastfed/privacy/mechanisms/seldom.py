@@ -241,10 +241,10 @@ def _largest_rate(cost: Callable[[float], float], dartboard: Dartboard) -> float
 
 
 # ---- limited updates: one choice for each stretch of losses --------------------------------------
-# Each loss enters the scores of one choice by the exponential mechanism. A replaced loss changes
-# each score by at most 1, up or down, which gives a range of eta. Other choices use other losses
-# and, given earlier choices, do not depend on this one. So all choices together cost as much as
-# one.
+# Each loss enters the scores of one choice by the exponential mechanism. A replaced loss
+# changes each score by at most 1, up or down, which gives a range of eta. Other choices use
+# other losses and, given earlier choices, do not depend on this one. So all choices
+# together cost as much as one.
 
 
 class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,9 +66,9 @@ SOURCES = {
 class VertexSet(msgspec.Struct, frozen=True):
     """The worst set of losses at one depth of one tree.
 
-    ``tree`` is j, from 1, and ``depth`` is h, 0 for the root. ``leaves`` is the number of leaves
-    that use the set. ``change`` is the largest change of any of their scores if one loss of the set
-    is replaced.
+    ``tree`` is j, from 1, and ``depth`` is h, 0 for the root. ``leaves`` is the number of
+    leaves that use the set. ``change`` is the largest change of any of their scores if one
+    loss of the set is replaced.
     """
 
     tree: int
@@ -156,11 +156,11 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     Notes
     -----
-    Guarantee: let one loss function of one client in one round become any other. Then all experts
-    of the phase are (exact(), budget.delta)-private, and with local noise that client's messages
-    are (exact_messages(), budget.delta)-private. Over several phases and clients, the largest
-    epsilon holds. The proof is at the top of this module. Source: gao-2024, Algorithm 3; Asi et al.
-    2021.
+    Guarantee: let one loss function of one client in one round become any other. Then all
+    experts of the phase are (exact(), budget.delta)-private, and with local noise that
+    client's messages are (exact_messages(), budget.delta)-private. Over several phases and
+    clients, the largest epsilon holds. The proof is at the top of this module. Source:
+    gao-2024, Algorithm 3; Asi et al. 2021.
     """
 
     budget: Budget

@@ -436,7 +436,6 @@ def winsorized_mean(
         from the operating system.
     calibration : {"exact", "printed"}
         As in `calibrate_winsorized`.
-        See `calibrate_winsorized`.
 
     Returns
     -------

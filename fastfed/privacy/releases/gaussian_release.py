@@ -127,8 +127,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     def variance_factors(self) -> np.ndarray:
         """Return the noise variance of prefixes k = 0..K relative to one noise entry, (K + 1,).
 
-        It is the same for every entry of both streams, and increases in k for "toeplitz" and
-        "buffered".
+        It is the same for every entry of both streams, and increases in k for
+        "toeplitz" and "buffered".
         """
         if self.release == "toeplitz":
             return np.concatenate([np.zeros(1), toeplitz_prefix_variances(self.releases)])
@@ -565,13 +565,13 @@ class Privatizer(GaussianTree, frozen=True):
     covariance_ratio 1. Parameters and guarantee are those of `GaussianRelease`, if the schedule
     reads no raw data.
 
-    If ``schedule_rounds`` > 0, the schedule reads data through noisy prefix sums of x x^T: one leaf
-    per round, a new tree after each synchronisation, and node noise of layout goe2 with parameter
-    ``schedule_std`` (zhou-chowdhury-2024, Appendix D.2). A record then also enters at most
-    depth(schedule_rounds) of these nodes, whenever the data synchronise, and all of them come
-    before its nodes of the sums. Empty releases fill both trees to a fixed number of nodes. By
-    adaptive composition both trees together are one Gaussian mechanism, although the data choose
-    the leaves.
+    If ``schedule_rounds`` > 0, the schedule reads data through noisy prefix sums of x x^T:
+    one leaf per round, a new tree after each synchronisation, and node noise of layout goe2
+    with parameter ``schedule_std`` (zhou-chowdhury-2024, Appendix D.2). A record then also
+    enters at most depth(schedule_rounds) of these nodes, whenever the data synchronise, and
+    all of them come before its nodes of the sums. Empty releases fill both trees to a fixed
+    number of nodes. By adaptive composition both trees together are one Gaussian mechanism,
+    although the data choose the leaves.
 
     ``silos_met`` is the largest number of silos that one user visits, once each
     (dubey-pentland-2020, footnote 4).

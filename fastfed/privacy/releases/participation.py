@@ -41,10 +41,10 @@ if its first n leaves are chosen:
 Claim: for all 0 <= a, b <= N
     (A)  T_h(a + b) + 2 a b + min(a, b)^2  >=  T_h(a) + T_h(b)               if a + b <= N,
     (B)  T_h(N) + N^2 + T_h(a + b - N)     >=  T_h(a) + max(a, b)^2 + T_h(b)   if a + b >= N.
-Each of them says that (*) T_h(a) + a^2 + T_h(b) <= T_{h+1}(a + b): filling the left child first is
-best. By induction, T_h(n) is then the largest value for any n leaves of the block. Both hold for
-h = 0. Assume them for h. To prove them for h + 1, let a >= b, by symmetry, and write a' = a - N,
-b' = b - N.
+Each of them says that (*) T_h(a) + a^2 + T_h(b) <= T_{h+1}(a + b): filling the left child
+first is best. By induction, T_h(n) is then the largest value for any n leaves of the block.
+Both hold for h = 0. Assume them for h. To prove them for h + 1, let a >= b, by symmetry, and
+write a' = a - N, b' = b - N.
 (A) a + b <= N: by (A) for h, and (a + b)^2 >= a^2 + b^2.
     a <= N < a + b: by (B) for h, as T_{h+1}(b) = T_h(b) + b^2.
     a > N: (A) for a' and b reduces it to 2 a b >= 2 a' b + b^2, which is 2 N >= b.

@@ -19,9 +19,9 @@ from fastfed._validate import InputError, array, frozen, integer
 
 # ---- The tree of p-sums --------------------------------------------------------------------------
 #
-# Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2. Leaves and releases are numbered from
-# 1. Release k is the sum of the 2^j leaves that end at k; j is the index of the lowest set bit of
-# k.
+# Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2. Leaves and releases are
+# numbered from 1. Release k is the sum of the 2^j leaves that end at k; j is the index of
+# the lowest set bit of k.
 
 
 def node_level(release: int) -> int:
@@ -374,15 +374,15 @@ def toeplitz_prefix_noise(normals: object) -> np.ndarray:
 
 # ---- The optimal factor, for leaves of any lengths -----------------------------------------------
 #
-# Let gamma be the (K, s) leaves and A the lower triangular matrix of ones, with A = B C for lower
-# triangular B and C. The release is A gamma + B z = B (C gamma + z), where z has independent
-# N(0, noise_std^2) rows. Leaf j costs as much as one Gaussian mechanism of sensitivity ||C_j||, the
-# norm of C's j-th column. Prefix k has noise variance ||B_k||^2 noise_std^2, B_k being the k-th
-# row.
+# Let gamma be the (K, s) leaves and A the lower triangular matrix of ones, with A = B C for
+# lower triangular B and C. The release is A gamma + B z = B (C gamma + z), where z has
+# independent N(0, noise_std^2) rows. Leaf j costs as much as one Gaussian mechanism of
+# sensitivity ||C_j||, the norm of C's j-th column. Prefix k has noise variance ||B_k||^2
+# noise_std^2, B_k being the k-th row.
 #
-# Later leaves may depend on earlier releases: C is lower triangular, so row k of C gamma + z is a
-# Gaussian mechanism of leaves 1..k, and these compose adaptively (Denisov et al. 2022, Theorem
-# 2.1).
+# Later leaves may depend on earlier releases: C is lower triangular, so row k of C
+# gamma + z is a Gaussian mechanism of leaves 1..k, and these compose adaptively
+# (Denisov et al. 2022, Theorem 2.1).
 #
 # Among all C whose columns have norm at most 1, `optimal_factor` computes the one with the smallest
 #     sum_k weight_k ||B_k||^2 = tr(W X^-1),   X = C'C, W = A' diag(weight) A, diag X <= 1.
