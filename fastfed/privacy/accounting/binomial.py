@@ -246,14 +246,14 @@ class Probits:
         # sqrt((k + 1)/(n - k - 1) n/(k (n - k))) is largest at k = b, up to the factor (k + 1)/k.
         right_mean = math.sqrt(q / p * n * (1.0 + 1.0 / (n * p))) / (n - b - 1.0)
         slope = max(left_ratio * left_density, right_ratio / s, middle)
-        largest_probit = max(
+        larger_probit = max(
             (n * p - a) * left_density, (b + 1.0 - n * p) / s, 4.0 * math.sqrt(2.0) / s
         )
         rounding_factor = 1.0 + _ROUNDING
         return Steps(
             max(math.sqrt(left_ratio) * left_density, right_mean, middle) * rounding_factor,
             slope * rounding_factor,
-            slope * slope * largest_probit / 8.0 * rounding_factor,
+            slope * slope * larger_probit / 8.0 * rounding_factor,
         )
 
 

@@ -154,13 +154,11 @@ class _Sum:
             return result
 
         grid = self._scales()
-        coarse_index = int(bounds(grid).argmin())
-        fine = np.geomspace(
-            grid[max(coarse_index - 1, 0)], grid[min(coarse_index + 1, len(grid) - 1)], 41
-        )
-        epsilon_bounds = bounds(fine)
-        best_index = int(epsilon_bounds.argmin())
-        return float(fine[best_index]), float(epsilon_bounds[best_index])
+        index = int(bounds(grid).argmin())
+        fine = np.geomspace(grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)], 41)
+        upper_bound = bounds(fine)
+        best_index = int(upper_bound.argmin())
+        return float(fine[best_index]), float(upper_bound[best_index])
 
     def _window(self) -> tuple[float, float, float]:
         """Return (low, high, extra tilt): ends that contain all but e^-36 of the tilted mass.
@@ -171,9 +169,9 @@ class _Sum:
         cumulant_at_theta = self._cumulant(np.array([self.theta]))[0]
         upper_ends = (self._cumulant(self.theta + steps) - cumulant_at_theta + _TAIL) / steps
         lower_ends = (cumulant_at_theta - self._cumulant(self.theta - steps) - _TAIL) / steps
-        best_index = int(upper_ends.argmin())
+        index = int(upper_ends.argmin())
         low = max(float(lower_ends.max()), -self.total)
-        return low, min(float(upper_ends[best_index]), self.total), float(steps[best_index])
+        return low, min(float(upper_ends[index]), self.total), float(steps[index])
 
     # ---- the distribution of the sum on a grid --------------------------------------------------
 
@@ -197,8 +195,8 @@ class _Sum:
             mass, start = _on_grid(kind, epsilon, step)
             loss = step * np.arange(start, start + len(mass))
             tilted, cumulant = _tilted(mass, loss, self.theta)
-            indices = np.arange(start, start + len(mass)) % size
-            transformed *= np.fft.rfft(np.bincount(indices, tilted, minlength=size)) ** count
+            index = np.arange(start, start + len(mass)) % size
+            transformed *= np.fft.rfft(np.bincount(index, tilted, minlength=size)) ** count
             self.cumulant += count * cumulant
             log_tail += count * _tilted(mass, loss, self.theta + extra_tilt)[1]
             largest_index += count * -start
@@ -229,9 +227,9 @@ class _Sum:
         shift = self.cumulant - self.theta * self.step * (self.first + index)
         delta_part = sums[0] + sums[1] * -math.expm1(-below)
         with np.errstate(divide="ignore"):
-            log_delta = np.log(delta_part) + shift
-            log_delta = np.logaddexp(log_delta, self.log_error + self.theta * below + shift)
-            return float(np.logaddexp(log_delta, np.log(self.missing))) + self.slack
+            upper_bound = np.log(delta_part) + shift
+            upper_bound = np.logaddexp(upper_bound, self.log_error + self.theta * below + shift)
+            return float(np.logaddexp(upper_bound, np.log(self.missing))) + self.slack
 
     def epsilon(self) -> float:
         """Find the least epsilon >= 0 in the window whose proven delta is at most the target."""

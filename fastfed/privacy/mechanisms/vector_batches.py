@@ -233,8 +233,8 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     def conditions(self) -> list[Condition]:
         """Return the claim, checked by the proven account, and the assumptions."""
         budget = self.budget
-        proven_epsilon = self.exact()
-        if proven_epsilon == math.inf:
+        proven = self.exact()
+        if proven == math.inf:
             claim_text = (
                 f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
                 f"{budget.delta:g} under {budget.relation}"
@@ -242,12 +242,12 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
             notes = ["computed: none is, it is too little"]
         else:
             claim_text = (
-                f"the proven epsilon of this noise, {rounded_up(proven_epsilon)} "
+                f"the proven epsilon of this noise, {rounded_up(proven)} "
                 f"at delta {budget.delta:g} under {budget.relation}, is at most {budget.epsilon:g}"
             )
             notes = ["computed"]
         if (
-            proven_epsilon > budget.epsilon
+            proven > budget.epsilon
             and (lower_bound := self.hockey_stick_lower_bound(budget.epsilon)) > budget.delta
         ):
             notes.append(
@@ -255,9 +255,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.remark:
             notes.append(self.remark)
-        claim = ClaimCondition(
-            f"{claim_text} ({'; '.join(notes)})", proven_epsilon <= budget.epsilon
-        )
+        claim = ClaimCondition(f"{claim_text} ({'; '.join(notes)})", proven <= budget.epsilon)
         return [*self._trust(), claim]
 
     def _trust(self) -> list[Condition]:
@@ -285,12 +283,12 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
             epsilon = self._account(self.trials).epsilon(self.budget.delta)
             model = "shuffle: with a trusted shuffler of each batch in between"
             trust = (Condition(_ALL_USERS_HONEST, True), *returning)
-            side = Side(model, "chowdhury-zhou-2022, Corollary C.3", epsilon, trust)
+            proven = Side(model, "chowdhury-zhou-2022, Corollary C.3", epsilon, trust)
         else:
             model, source = "local: nobody but the user is trusted", "Remark 3.7"
             epsilon = self.local_epsilon()
-            side = Side(model, f"chowdhury-zhou-2022, {source}", epsilon, returning)
-        return [side] if math.isfinite(side.epsilon) else []
+            proven = Side(model, f"chowdhury-zhou-2022, {source}", epsilon, returning)
+        return [proven] if math.isfinite(proven.epsilon) else []
 
 
 class UnequalBatches(msgspec.Struct, frozen=True):

@@ -136,8 +136,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
             return np.concatenate([np.zeros(1), buffered_prefix_variances(self.releases)])
         if self.factor is not None:
             return np.concatenate([np.zeros(1), self.factor.variances])
-        variance_of_prefix = honaker_prefix_variance if self.release == "honaker" else int.bit_count
-        return np.array([variance_of_prefix(k) for k in range(self.releases + 1)], dtype=np.float64)
+        factor = honaker_prefix_variance if self.release == "honaker" else int.bit_count
+        return np.array([factor(k) for k in range(self.releases + 1)], dtype=np.float64)
 
     @property
     def stds(self) -> tuple[float, float, float]:
