@@ -459,8 +459,8 @@ def check_budget(mechanism: Any, claim: Claim | None) -> None:
     """Refuse a mechanism whose budget differs from the budget that its plan claims."""
     if claim is not None and mechanism.budget != claim.budget:
         raise InputError(
-            f"the plan's noise is for {_format_budget(mechanism.budget)}, its claim says "
-            f"{_format_budget(claim.budget)}: they must be one budget"
+            f"the plan's noise is for {_format_budget(mechanism.budget)}, but its claim states "
+            f"{_format_budget(claim.budget)}: both must be the same budget"
         )
 
 
@@ -494,8 +494,7 @@ def event_epsilon(event: PrivacyEvent) -> float:
         raise
     except (ArithmeticError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"the numbers of a {type(event).__name__} are beyond what an account can be computed "
-            f"for ({error})"
+            f"no account can be computed for the numbers of this {type(event).__name__} ({error})"
         ) from None
 
 
@@ -563,8 +562,8 @@ def sealed(plan: P) -> P:
     epsilons = accounted(plan)
     if epsilons is None:
         raise InputError(
-            f"plan must be of a kind that fastfed accounts for, got {type(plan).__name__}: "
-            "register it with fastfed.privacy.account.released"
+            f"no account is registered for plans of type {type(plan).__name__}: "
+            "register one with fastfed.privacy.account.released"
         )
     claim = plan.privacy  # type: ignore[attr-defined]
     claim = msgspec.structs.replace(claim, exact=epsilons, terms=terms(plan))

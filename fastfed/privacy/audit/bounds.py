@@ -184,7 +184,9 @@ def audit(
     p, q = _statistics_of("first", first, trials), _statistics_of("second", second, trials)
     n = len(p)
     if n != len(q) or n < 2:
-        raise InputError(f"first and second must hold equally many runs, >= 2, got {n}, {len(q)}")
+        raise InputError(
+            f"first and second must have the same number of runs, >= 2, got {n}, {len(q)}"
+        )
     delta = number("delta", delta, at_least=0, below=1)
     confidence = number("confidence", confidence, above=0, below=1)
     half = n // 2

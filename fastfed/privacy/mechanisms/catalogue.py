@@ -282,38 +282,42 @@ SCALED = ("gaussian", "noisy-argmin", "laplace", "exponential")
 SUMMARIES = {
     "gaussian": "sums of vectors of norm at most 1, a record in every release",
     "gaussian-tree": "both streams of a linear bandit through the binary tree",
-    "gaussian-tree-theorem": "the same with the paper's constants (zhou-chowdhury-2024)",
-    "gaussian-tree-published-code": "the same with the constants of the paper's code",
-    "honaker": "the same streams, nodes of the tree weighted (Honaker 2015)",
-    "toeplitz": "the same streams by a square-root Toeplitz factor",
-    "vector-sum": "the same streams as shuffled bits (needs users and dimension)",
-    "noisy-points": "every user's own Gaussian noise, nobody trusted",
-    "shuffled-points": "the same through a shuffler (needs users)",
+    "gaussian-tree-theorem": "gaussian-tree with the paper's constants (zhou-chowdhury-2024)",
+    "gaussian-tree-published-code": "gaussian-tree with the constants of the paper's code",
+    "honaker": "both streams through a tree with weighted nodes (Honaker 2015)",
+    "toeplitz": "both streams through a square-root Toeplitz factor",
+    "vector-sum": "both streams as shuffled bits (needs users and dimension)",
+    "noisy-points": "Gaussian noise that every user adds; nobody is trusted",
+    "shuffled-points": "noisy-points with a trusted shuffler (needs users)",
     "vector-batches": "one agent's batches as shuffled bits (needs users and dimension)",
-    "secure-sum": "sums over silos under masks, a third of them colluding (needs users: silos)",
-    "noisy-argmin": "Laplace noise on scores of which only the least is told",
+    "secure-sum": "masked sums over silos, a third of which collude (needs users: silos)",
+    "noisy-argmin": "Laplace noise on scores, of which only the smallest is revealed",
     "laplace": "Laplace noise on every entry of a statistic",
     "exponential": "choices by the exponential mechanism, as Gumbel noise on costs",
 }
 
 _NODE = "of each bias entry of one node, in the units of the sums"
-_ROUND = "user: one context with its reward"
+_USER_RECORD = "user: one context with its reward"
 #: For each built-in mechanism: the record in which neighbours differ, and what has noise_std.
 MEANINGS = {
     **dict.fromkeys(
-        ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"), (_ROUND, _NODE)
+        ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"),
+        (_USER_RECORD, _NODE),
     ),
     "gaussian": ("record: one vector of the sum", "of each entry, in the units of the sum"),
-    "honaker": (_ROUND, _NODE),
-    "toeplitz": (_ROUND, "of each bias entry of one noise vector, in the units of the sums"),
-    "vector-sum": (_ROUND, _NODE),
-    "noisy-points": (_ROUND, "of each bias entry of one user's message"),
-    "shuffled-points": (_ROUND, "of each bias entry of one user's message"),
-    "vector-batches": (_ROUND, "of each bias entry of one batch, in the units of its sum"),
-    "secure-sum": (_ROUND, "of each bias entry of one release, all shares together"),
-    "noisy-argmin": ("record: moves every score by the sensitivity", "of one score"),
-    "laplace": ("record: moves the statistic by the sensitivity, in L1", "of each entry"),
-    "exponential": ("record: moves every cost by the sensitivity", "of the Gumbel noise on a cost"),
+    "honaker": (_USER_RECORD, _NODE),
+    "toeplitz": (_USER_RECORD, "of each bias entry of one noise vector, in the units of the sums"),
+    "vector-sum": (_USER_RECORD, _NODE),
+    "noisy-points": (_USER_RECORD, "of each bias entry of one user's message"),
+    "shuffled-points": (_USER_RECORD, "of each bias entry of one user's message"),
+    "vector-batches": (_USER_RECORD, "of each bias entry of one batch, in the units of its sum"),
+    "secure-sum": (_USER_RECORD, "of each bias entry of one release, all shares together"),
+    "noisy-argmin": ("record: changes each score by the sensitivity", "of one score"),
+    "laplace": ("record: changes the statistic by the sensitivity, in L1", "of each entry"),
+    "exponential": (
+        "record: changes each cost by the sensitivity",
+        "of the Gumbel noise on a cost",
+    ),
 }
 
 
@@ -456,13 +460,13 @@ def calibrate(
         sensitivity = number("sensitivity", sensitivity, above=0.0, at_least=1e-50, at_most=1e50)
         if mechanism not in SCALED:
             raise InputError(
-                f"sensitivity goes with {', '.join(SCALED)}: the noise of {mechanism} is for what "
-                f"it releases, got {sensitivity:g}"
+                f"sensitivity is an option of {', '.join(SCALED)} only; {mechanism} has a fixed "
+                f"sensitivity, got {sensitivity:g}"
             )
     elif mechanism in SCALED and budget.unit not in ("user", "item"):
         raise InputError(
-            f'unit must be "user" or "item", a record, got "{budget.unit}": give sensitivity, the '
-            f"most that one {budget.unit} changes a release"
+            f'unit must be "user" or "item" (one record), got "{budget.unit}": for this unit, set '
+            f"sensitivity to the largest change of a release by one {budget.unit}"
         )
     if users is not None:
         users = integer("users", users, at_least=1)

@@ -190,7 +190,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse numbers for which no account is proven."""
         # Anyone can change a plan, which is plain data: check its numbers here again.
         if not self.factor or any(len(row) != k for k, row in enumerate(self.factor, start=1)):
-            raise InputError("factor must have rows of 1, 2, 3, ... entries, one row a release")
+            raise InputError("factor must have rows of 1, 2, 3, ... entries, one row per release")
         if any(type(v) is not int for row in self.factor for v in row):
             raise InputError("factor must hold integers, in units of 2^-factor_bits")
         if not all(row[-1] for row in self.factor):
@@ -210,7 +210,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         if math.frexp(number("unit", self.unit, at_least=1e-100))[0] != 0.5:
             raise InputError(f"unit must be a power of two, got {self.unit}")
         if self.centred is not None and not self.centred.low <= 0.0 <= self.centred.high:
-            raise InputError(f"centred rewards must lie about 0, got {self.centred}")
+            raise InputError(f"the range of centred rewards must contain 0, got {self.centred}")
         if self.bits > MOST_BITS:
             raise InputError(
                 f"unit and factor_bits must leave {MOST_BITS} bits for the sum of {self.points} "

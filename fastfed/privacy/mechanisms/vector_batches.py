@@ -316,8 +316,8 @@ class UnequalBatches(msgspec.Struct, frozen=True):
         """Refuse users of several batches."""
         if any(batch.returning != 1 for batch in self.batches):
             raise InputError(
-                "returning must be 1 where batches of a vector sum differ in size: their costs "
-                "have no common account"
+                "returning must be 1 if the batches of a vector sum differ in size: no account is "
+                "proven for users of several such batches"
             )
 
     @property
@@ -516,8 +516,8 @@ def _check_local(local: bool, honest_fraction: float) -> None:
     """Refuse an honest fraction below 1 if only the user's own noise bits count."""
     if local and honest_fraction != 1.0:
         raise InputError(
-            "honest_fraction must be 1 when the claim is local, where no other user is counted "
-            f"on, got {honest_fraction:g}"
+            "honest_fraction must be 1 if the claim is local, because the noise of other users "
+            f"does not count then, got {honest_fraction:g}"
         )
 
 

@@ -181,7 +181,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         choice("protect", self.protect, PROTECTED)
         choice("calibration", self.calibration, CALIBRATIONS)
         if len(self.scales) != self.trees:
-            raise InputError(f"scales must be {self.trees}, one a tree, got {len(self.scales)}")
+            raise InputError(f"scales must be {self.trees}, one per tree, got {len(self.scales)}")
         for j, scale in enumerate(self.scales, start=1):
             number(f"scales of tree {j}", scale, above=0)
 

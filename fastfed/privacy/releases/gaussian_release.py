@@ -197,11 +197,11 @@ def check_factor(release: str, releases: int, factor: Factor | None) -> None:
     """Refuse a factor without release "factorised", or with a wrong number of releases."""
     if (release == "factorised") != (factor is not None):
         raise InputError(
-            f'factor belongs to release "factorised" alone, got release "{release}" '
+            f'factor belongs to release "factorised" only, got release "{release}" '
             f"{'with' if factor is not None else 'without'} one"
         )
     if factor is not None and len(factor) != releases:
-        raise InputError(f"factor must be of {releases} releases, got {len(factor)}")
+        raise InputError(f"factor must have {releases} releases, got {len(factor)}")
 
 
 def record_sensitivity(
