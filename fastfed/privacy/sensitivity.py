@@ -467,8 +467,7 @@ def _replacement_centred(a: float, b: float, c: float, g: float, r: float, other
     Proof. The objective is convex in (r, r'), so only the corners of the square of rewards matter.
     By symmetry, one of the two mixed corners is enough. Let t = <u, u'>, p = ||u||^2, q = ||u'||^2.
     The objective is
-        A (p r^2 + q r'^2) + C (p + q) + B (r - r')^2 + G (p^2 + q^2)  -  2 (A r r' + C) t - 2 G
-        t^2.
+        A (p r^2 + q r'^2) + C (p + q) + B (r - r')^2 + G (p^2 + q^2) - 2 (A r r' + C) t - 2 G t^2.
     For fixed t it increases in p and q, and p = q = 1 allows every t in [-1, 1]. There it is a
     concave parabola in t. Its maximum is at t = -s / (2 G) with s = A r r' + C if that is in
     [-1, 1], and else at t = sign(-s).

@@ -187,7 +187,6 @@ def calibrate_dartboard(
 
     Raises
     ------
-    ------
     InputError
         For a different unit, an unknown relation, and values out of range.
     """
