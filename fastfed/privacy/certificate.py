@@ -243,7 +243,7 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
         failed = [c.text for c in self.conditions if not c.holds and type(c) is not ClaimCondition]
         if self.status == "conditional" and not failed:
             raise InputError(
-                'at least one condition must fail when status is "conditional", got none'
+                'a condition must fail when status is "conditional", but all of them hold'
             )
         if self.status == "proven" and failed:
             raise InputError(
