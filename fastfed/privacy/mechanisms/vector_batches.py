@@ -516,7 +516,7 @@ def _check_local(local: bool, honest_fraction: float) -> None:
     """Refuse an honest fraction below 1 if only the user's own noise bits count."""
     if local and honest_fraction != 1.0:
         raise InputError(
-            "honest_fraction must be 1 if the claim is local, because the noise of other users "
+            "honest_fraction must be 1 when the claim is local, because the noise of other users "
             f"does not count then, got {honest_fraction:g}"
         )
 
