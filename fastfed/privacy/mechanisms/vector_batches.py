@@ -316,7 +316,7 @@ class UnequalBatches(msgspec.Struct, frozen=True):
         """Refuse users of several batches."""
         if any(batch.returning != 1 for batch in self.batches):
             raise InputError(
-                "returning must be 1 if the batches of a vector sum differ in size: no account is "
+                "returning must be 1 where batches of a vector sum differ in size: no account is "
                 "proven for users of several such batches"
             )
 
