@@ -45,8 +45,8 @@ _STREAMS = ("bias", "covariance", "covariance_diagonal")
 
 #: The condition on which the account of a secret coin (random sampling of records) rests.
 SECRET_COINS = Condition(
-    "users' coins are independent, and nobody outside of the silo, but for a server that is "
-    "trusted, learns which users were shared or how many (taken on trust)",
+    "users' coins are independent, and nobody outside the silo, except a trusted server, learns "
+    "which users were shared or how many (taken on trust)",
     True,
 )
 

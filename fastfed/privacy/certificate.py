@@ -25,44 +25,45 @@ SIMULATION = (
     "records"
 )
 #: Caveats of noise that a simulation draws and adds in float64. Deployments release exactly.
-FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
+FLOATS = "the exact value is for real-valued Gaussian noise; released values are float64"
 REALS = (
-    "the exact value is for real numbers; what is released is float64, and its last bits may tell "
-    "more (Mironov 2012)"
+    "the exact value is for real numbers; released values are float64, and their last bits may "
+    "reveal more (Mironov 2012)"
 )
 CHANCES = (
-    "the exact value is for real-valued Laplace noise and exact chances; what is drawn has 53 "
-    "bits, and what is released is float64"
+    "the exact value is for real-valued Laplace noise and exact probabilities; draws have 53 "
+    "random bits, and released values are float64"
 )
 REAL_CHANCES = (
-    "the exact value is for exact chances; what decides has 53 bits, and chances are float64"
+    "the exact value is for exact probabilities; decisions use 53 random bits and float64 "
+    "probabilities"
 )
 #: The caveat that replaces `FLOATS`, `REALS` and `CHANCES` in the certificate of a deployment.
 SAMPLER = (
-    "released values are exact: fixed-point records and ideal real noise, summed and rounded to a "
-    "grid of at most 2^-14 noise standard deviations, from the operating system's random bits "
-    "(docs/exact.md)"
+    "released values are exact: the real sum of fixed-point records and exactly sampled noise, "
+    "rounded to a grid of at most 2^-14 noise standard deviations; random bits come from the "
+    "operating system (docs/exact.md)"
 )
 
 #: The caveat that replaces `REAL_CHANCES` in a deployment, where random decisions have no noise.
 DECISIONS = (
-    "decisions are exact: fixed-point losses, and as many of the operating system's random bits as "
-    "it takes to decide as with real numbers (docs/exact.md)"
+    "decisions are exact: losses are in fixed point, and each decision uses as many random bits "
+    "of the operating system as it needs (docs/exact.md)"
 )
 
 #: Caveat of noise bits and randomized roundings in floating point.
 DRAWS = (
-    "the exact value is for ideal draws; roundings are decided by 32-bit words, noise bits are "
-    "counted by a sampler of 53-bit numbers"
+    "the exact value is for exact draws; randomized rounding uses 32-bit words, and the sampler of "
+    "noise bits uses 53-bit numbers"
 )
 #: Caveats of a secure sum: the first in a simulation, the second in a deployment.
 LIMITS = (
-    "the exact value is for binomial noise on sums in fixed point; a simulation draws normals of "
-    "the same variance for it, and plays float64 sums unless every message is made"
+    "the exact value is for binomial noise on fixed-point sums; a simulation draws normal noise of "
+    "the same variance, and adds float64 sums unless it makes every message"
 )
 COINS = (
-    "released values are exact: sums of fixed-point records and exact binomial draws, as integers "
-    "modulo 2^64, from the operating system's random bits (docs/secure-sum.md)"
+    "released values are exact: integer sums, modulo 2^64, of fixed-point records and exactly "
+    "sampled binomial noise; random bits come from the operating system (docs/secure-sum.md)"
 )
 
 #: 2^-100, the smallest delta for which the operating system's 256-bit generator is trusted.
@@ -117,7 +118,7 @@ def noise_claim(
     note : str
         Appended to the text in brackets, if not empty.
     """
-    text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
+    text = f"an epsilon of at most {budget.epsilon:g} is proven for this noise (none is proven)"
     if math.isfinite(epsilon):
         text = (
             f"the {how} epsilon of this noise, {rounded_up(epsilon)} at delta {budget.delta:g} "

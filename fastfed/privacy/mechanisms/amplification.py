@@ -279,7 +279,7 @@ def _check_sizes(
 
 #: The condition of Lemma F.2 about the other silos, besides the trusted shuffler.
 HIDING = Condition(
-    "all silos send the noisy sums of the plan, and none tells the server which are its own "
+    "all silos send the noisy sums of the plan, and none tells the server which sums are theirs "
     "(taken on trust)",
     True,
 )

@@ -245,7 +245,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
         if proven_epsilon == math.inf:
             claim_text = (
                 f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
-                f"{budget.delta:g} under {budget.relation} (none is, it is too little)"
+                f"{budget.delta:g} under {budget.relation} (none is proven, the noise is too small)"
             )
         if self.calibration == "theorem" and self.depth:
             epsilon0, delta0 = _per_node(budget, self.depth)
@@ -259,7 +259,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
             trust_text = (
                 "all users of every node add their noise bits, and none tells the server which "
             )
-            trust_text += "(taken on trust; honest_fraction < 1 counts on fewer)"
+            trust_text += "bits are noise (taken on trust; honest_fraction < 1 assumes fewer users)"
         else:
             trust_text = (
                 f"at least the fraction {self.honest_fraction:g} of the users of every node add "

@@ -264,7 +264,7 @@ def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -
 #: The condition of Lemma B.4 about the other users, besides the trusted shuffler.
 HIDING = Condition(
     "all users of every batch send the noisy message of the plan, and none tells the server which "
-    "is theirs (taken on trust)",
+    "message is theirs (taken on trust)",
     True,
 )
 

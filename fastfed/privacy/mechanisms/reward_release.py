@@ -30,7 +30,7 @@ _SOURCE = (
 )
 #: The assumption of the unit "reward".
 PUBLIC_CONTEXTS = Condition(
-    "contexts, and so the features of actions, are public; rewards alone are private (taken on "
+    "contexts, and thus the features of actions, are public; only rewards are private (taken on "
     "trust)",
     True,
 )

@@ -403,19 +403,19 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     def _trust_conditions(self) -> list[Condition]:
         """Return the assumptions about silos, keys and drop-outs."""
         texts = [
-            f"at least {self.honest} of the {self.silos} silos, the user's own among them and "
-            "whoever looks at the release not, add their share of the noise and tell nobody, and "
-            "all parties follow the protocol (taken on trust)"
+            f"at least {self.honest} of the {self.silos} silos add their share of the noise and "
+            "keep it secret; the user's silo is one of them, whoever sees the release is not; all "
+            "parties follow the protocol (taken on trust)"
         ]
         if self.honest > 1:
             texts.append(
-                "the masks' keys are known to the two silos of each alone, and masks made of them "
-                "are taken for random (SHAKE-256)"
+                "the masks' keys are known only to the two silos of each mask, and masks derived "
+                "from them are assumed to be random (SHAKE-256)"
             )
         if self.silos > 1:
             texts.append(
-                "a release is the sum of all silos' messages, made once: where one is missing, "
-                "nothing is released (drop-outs are not recovered)"
+                "a release is the sum of all silos' messages, computed once: if a message is "
+                "missing, nothing is released (drop-outs are not recovered)"
             )
         return [Condition(text, True) for text in texts]
 
@@ -424,9 +424,9 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         epsilon = self.fallback()
         if not math.isfinite(epsilon):
             return []
-        model = "silo-level local: the server and all other silos put together what they know"
+        model = "silo-level local: the server and all other silos share what they know"
         own_share = Condition(
-            "each silo that the user visits adds its share of the noise and tells nobody "
+            "each silo that the user visits adds its share of the noise and keeps it secret "
             "(taken on trust)",
             True,
         )

@@ -43,8 +43,8 @@ __all__ = ["PUBLISHED_LOGS", "VectorBatches", "calibrate_vector_batches"]
 PUBLISHED_LOGS = ("ln(d/delta)", "ln(d^2/delta)")
 
 _ALL_USERS_HONEST = (
-    "all users of every batch add their noise bits, and none tells the server which (taken on "
-    "trust)"
+    "all users of every batch add their noise bits, and none tells the server which bits are noise "
+    "(taken on trust)"
 )
 
 
@@ -239,7 +239,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
                 f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
                 f"{budget.delta:g} under {budget.relation}"
             )
-            notes = ["computed: none is, it is too little"]
+            notes = ["computed: none is proven, the noise is too small"]
         else:
             claim_text = (
                 f"the proven epsilon of this noise, {rounded_up(proven)} "
@@ -262,11 +262,11 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         """Return the assumptions about the other users and about participation."""
         texts = []
         if not self.local and self.honest_fraction == 1.0:
-            texts.append(f"{_ALL_USERS_HONEST}; honest_fraction < 1 counts on fewer")
+            texts.append(f"{_ALL_USERS_HONEST}; honest_fraction < 1 assumes fewer such users")
         elif not self.local:
             texts.append(
                 f"at least the fraction {self.honest_fraction:g} of the users of every batch add "
-                "their noise bits, and do not tell the server which (taken on trust)"
+                "their noise bits, and do not tell the server which bits are noise (taken on trust)"
             )
         return [
             *(Condition(text, True) for text in texts),

@@ -230,7 +230,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         output = "the experts" if self.protect == "experts" else "one client's messages"
         lipschitz = "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"
         return [
-            Condition("a loss is in one set of one tree of one phase", True),
+            Condition("each loss is in one set of one tree of one phase", True),
             Condition("sets, batches and numbers of trees do not depend on losses", True),
             Condition(
                 f"coordinates of gradients are in an interval of length {self.spread:g}{lipschitz}",

@@ -503,7 +503,7 @@ def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
     return Certificate(
         unit="user",
         relation="replace",
-        model="central: who computes the mean is trusted, who reads it is not",
+        model="central: whoever computes the mean is trusted, its readers are not",
         claimed=Guarantee(budget.epsilon, budget.delta),
         exact=Guarantee(mechanism.exact(), budget.delta),
         status="proven",

@@ -147,8 +147,8 @@ def participation_conditions(returning: int, silos_met: int = 1) -> list[Conditi
     if returning == 1:
         return []
     text = (
-        f"a user takes part in at most {returning} batches, once in each, and when does not depend "
-        "on what was released (taken on trust)"
+        f"a user takes part in at most {returning} batches, once in each, at times that do not "
+        "depend on earlier releases (taken on trust)"
     )
     return [Condition(text, True)]
 

@@ -232,8 +232,8 @@ class TreeRelease(Once):
         if self._seed is not None:
             caveats.append(SIMULATION)
         if not noise_is_known:
-            caveats.append("the noise comes from a function that was passed in, and is not known")
-        model = "central: who adds the vectors is trusted, who reads the sums is not"
+            caveats.append("the noise comes from a given function, so its distribution is unknown")
+        model = "central: whoever adds the vectors is trusted, readers of the sums are not"
         shared: dict[str, Any] = {
             "relation": self.relation,
             "claimed": claimed,
