@@ -209,7 +209,7 @@ CASES_HERE = {
             protocol=released_as(p.protocol, "factorised"),
             factor=Factor(1e6 * np.eye(1)),
         ),
-        "factor must have 7 releases, got 1",
+        "factor must be of 7 releases, got 1",
     ),
     "noise of nobody": (
         lambda: with_protocol("fed-dp-ope-stoch local", noise_by="users"),

@@ -201,7 +201,7 @@ def check_factor(release: str, releases: int, factor: Factor | None) -> None:
             f"{'with' if factor is not None else 'without'} one"
         )
     if factor is not None and len(factor) != releases:
-        raise InputError(f"factor must have {releases} releases, got {len(factor)}")
+        raise InputError(f"factor must be of {releases} releases, got {len(factor)}")
 
 
 def record_sensitivity(
