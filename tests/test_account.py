@@ -965,7 +965,7 @@ def test_what_fastfed_cannot_account_for_is_its_packages_word() -> None:
     assert found.status == "conditional" and found.exact == known.certificate.exact
     assert [c for c in found.conditions if not c.holds] == [UNVERIFIED]
     fastfed.parties.ExpertClient(plan)
-    with pytest.raises(InputError, match="no account is registered for plans of type"):
+    with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
         account(plan, CASES["fed-svt"].setting)
     with pytest.raises(InputError, match="no account is registered for plans of type"):
         sealed(replace(plan, privacy=Claim(source="mine")))
