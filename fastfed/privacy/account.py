@@ -1,15 +1,16 @@
 """Privacy accounts of plans, computed from the numbers that are executed.
 
 A plan is plain data: drivers and parties execute its numbers. `released` turns these numbers into
-privacy events, descriptions that are sufficient for accounting: plain, hashable data with
-``exact()``, ``conditions()`` and ``noise_stds`` (the idea of a ``DpEvent`` of Google's
-dp_accounting). The rest was declared, such as the budget, the relation or how often a user takes
-part: that is the plan's `Claim`, which also carries the epsilon that the plan was sealed with.
-`verify` computes it again and refuses a plan whose account is another. Nothing here is taken from
-the object that calibrated the noise.
+privacy events. An event describes a release and is sufficient for accounting: plain, hashable data
+with ``exact()``, ``conditions()`` and ``noise_stds``, like a ``DpEvent`` of Google's dp_accounting.
 
-Kinds of plans are registered: ``released.register(MyPlan)``. Of other plans nothing is known, and
-whatever their certificate says is their package's own word.
+What the numbers do not say is declared in the plan's `Claim`: the budget, the relation, how often a
+user takes part. The claim also stores the epsilon with which the plan was sealed. `verify` computes
+this epsilon again and refuses the plan if the two differ. The account never reads the object that
+calibrated the noise.
+
+``released.register(MyPlan)`` adds a kind of plan. Nothing is checked for plans of unregistered
+kinds: their certificates are only as good as the package that wrote them.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.prefix_sums import Factor, tree_levels
 from fastfed.privacy.sensitivity import Budget, Centred, joint_sensitivity, named_relation
 
-#: Accounts that differ by less, relative to their size, are the same but for rounding.
+#: Two epsilons within this relative difference are the same up to rounding.
 SAME = 1e-9
-#: Standard deviations that differ by less are of one layout.
+#: Two standard deviations within this relative difference come from the same layout.
 _ROUNDING = 1e-12
 _STREAMS = ("bias", "covariance", "covariance_diagonal")
 
-#: Condition of records that enter by coins.
+#: The condition on which the account of a secret coin (random sampling of records) rests.
 SECRET_COINS = Condition(
-    "users' coins are independent, and nobody outside of the silo, but for a server that is "
-    "trusted, learns which users were shared or how many (taken on trust)",
+    "users' coins are independent, and nobody outside the silo, except a trusted server, learns "
+    "which users were shared or how many (taken on trust)",
     True,
 )
 
@@ -53,38 +54,42 @@ P = TypeVar("P")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """The declared part of a plan: all that its certificate needs and its numbers do not say.
+    """The declared part of a plan: what its certificate needs and its numbers do not say.
 
     Parameters
     ----------
     source : str
-        The certificate's.
+        The source that the certificate cites.
     budget : Budget, optional
-        The budget that was asked for; None where nothing is claimed.
+        The requested budget. None if the plan claims no privacy.
     calibration, remark : str
-        The rule that chose the noise, and a remark on it; they choose words, never numbers.
+        The rule that chose the noise, and a remark on it. They change the certificate's wording,
+        never its numbers.
     max_participations : int
-        M0, the most batches of one user, once in each; of experts the most losses of one record.
+        M0, the largest number of batches that one user takes part in, once in each batch. For
+        experts: the largest number of losses that depend on one record.
     honest_fraction : float
-        The share of users whose noise bits are counted on.
+        The fraction of users whose noise bits the account counts.
     vector_scale : float
         The factor of the published code.
     protect : {"experts", "messages"}
-        Of noisy scores.
+        What noisy scores protect; see `VertexScores`.
     by_silo : tuple of float
-        The epsilon that each silo asked for, if it had a say.
+        The epsilon that each silo requested. Empty if silos request none.
     conditions : tuple of Condition
-        Conditions that a mechanism of another package takes for granted.
+        Conditions that a mechanism of a different package assumes.
     caveats : tuple of str
-        Said beside the privacy, such as of the regret bound.
+        Further caveats of the certificate, for example about the regret bound.
     exact : tuple of float
-        The epsilon of each of the plan's events, as it was when the plan was `sealed`.
+        The epsilon of each event of the plan, computed when the plan was `sealed`.
     terms : tuple of str
-        The other terms that the certificate rests on, as they were then.
+        The `terms` of the plan, computed when the plan was `sealed`.
     delta_by_silo : tuple of float
-        The delta beside each of ``by_silo``; empty where all silos have the budget's.
+        The delta that each silo requested, in the order of ``by_silo``. Empty if all silos use the
+        budget's delta.
     silos_met : int
-        The most silos that meet one user, once each, every silo with noise of its own.
+        The largest number of silos that one user visits, once each. Each silo adds independent
+        noise.
     """
 
     source: str
@@ -105,36 +110,36 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def silo_budgets(self) -> tuple[tuple[float, float], ...]:
-        """(epsilon, delta) that each silo asked for, if it had a say."""
+        """Return the (epsilon, delta) that each silo requested; empty if silos request none."""
         deltas = self.delta_by_silo or (self.asked.delta,) * len(self.by_silo)
         return tuple(zip(self.by_silo, deltas, strict=True))
 
     @property
     def asked(self) -> Budget:
-        """The budget of a plan that claims one."""
+        """Return the budget, or raise InputError if the plan claims none."""
         if self.budget is None:
             raise InputError("privacy.budget must be a Budget where noise is added, got None")
         return self.budget
 
 
 class PrivacyEvent(Protocol):
-    """Interface of a description of a release that is sufficient for accounting."""
+    """The interface of events: descriptions of a release that are sufficient for accounting."""
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream, as a certificate lists them."""
+        """Return the noise standard deviation of each stream, as the certificate lists it."""
         ...
 
     def exact(self) -> float:
-        """Epsilon of everything released, math.inf where none is proven."""
+        """Compute the epsilon of the whole release; math.inf if no finite epsilon is proven."""
         ...
 
     def conditions(self) -> list[Condition]:
-        """List the claim, computed, and the assumptions that are taken on trust."""
+        """List the condition that compares claim and exact epsilon, and all assumptions."""
         ...
 
     def __hash__(self) -> int:
-        """Hash of the content: accounts are cached by it."""
+        """Return a hash of the content, by which accounts are cached."""
         ...
 
 
@@ -146,82 +151,83 @@ class NoRelease(msgspec.Struct, frozen=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """No stream has noise."""
+        """Return an empty dict: no stream has noise."""
         return {}
 
     def exact(self) -> float:
-        """Epsilon 0."""
+        """Return 0."""
         return 0.0
 
     def conditions(self) -> list[Condition]:
-        """No conditions."""
+        """Return an empty list."""
         return []
 
 
 class RawData(msgspec.Struct, frozen=True):
-    """Sums of data as they are, or with a stream without noise: no finite epsilon holds."""
+    """Sums of data of which at least one stream has no noise: no finite epsilon holds."""
 
     budget: Budget | None = None
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """No stream has noise."""
+        """Return an empty dict: noise on some streams only protects nobody."""
         return {}
 
     def exact(self) -> float:
-        """Epsilon is infinite."""
+        """Return infinity."""
         return math.inf
 
     def conditions(self) -> list[Condition]:
-        """The claim, which fails, where one is made."""
+        """Return the failed claim, or an empty list if the plan claims nothing."""
         if self.budget is None:
             return []
         return [noise_claim(self.budget, math.inf)]
 
 
 class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of x y and of x x^T in batches, with Gaussian noise of these standard deviations.
+    """Sums of x y and of x x^T over batches, released with Gaussian noise.
 
     Parameters
     ----------
     budget : Budget
-        The budget that was asked for. Its delta and relation are the account's.
+        The requested budget. The account uses its delta and its relation.
     release : {"tree", "honaker", "toeplitz", "factorised", "buffered", "flat"}
-        The noise of prefix sums; "flat" sends every batch once, with noise of its own.
+        How prefix sums get their noise. "flat" releases every batch once, with independent noise.
     releases : int
-        K >= 1.
+        K >= 1, the number of releases.
     stds : tuple of float
-        Standard deviations of bias, off-diagonal and diagonal entries of one noise vector.
+        Standard deviations of one noise vector: of bias entries, of covariance entries off the
+        diagonal, and of covariance entries on the diagonal.
     feature_bound, reward_bound : float
         L and Y with ||x||_2 <= L and |y| <= Y.
     max_participations : int
-        M0, the most batches of one user, once in each.
+        M0, the largest number of batches that one user takes part in, once in each batch.
     schedule : tuple of float
-        Standard deviations off and on the diagonal of the nodes of a private schedule: trees of x
-        x^T over single rounds that begin anew at every synchronisation.
+        Noise of a private schedule, which decides by noisy trees of x x^T over single rounds when
+        to synchronise: standard deviations of a node off and on the diagonal. Each synchronisation
+        starts a new tree.
     schedule_rounds : int
-        The most leaves of one of these trees; 0 for no such schedule.
+        The largest number of leaves of one such tree; 0 if the schedule is not private.
     remark : str
-        For the text of `conditions`.
+        A remark for the text of `conditions`.
     factor : Factor, optional
-        Of release "factorised".
+        The matrix factor, for release "factorised" only.
     centred : Centred, optional
-        Bounds of records whose last feature is a constant of the code, and whose last diagonal
-        entry of x x^T is released without noise, unless there is a coin.
+        Bounds of records whose last feature is a constant that the code writes. The last diagonal
+        entry of x x^T is then released without noise, unless ``coin`` is below 1.
     coin : float, default 1
-        Probability that a user's record enters, by a coin of its own that nobody outside of its
-        silo sees; 1 for every record.
+        Probability with which a user's record is included. The coins are independent, and nobody
+        outside the silo sees them. 1 includes every record.
     silos_met : int, default 1
-        The most silos that meet one user, once each. Each has noise of its own, so their
-        mechanisms compose: mu grows by its square root.
+        The largest number of silos that one user visits, once each. Each silo adds independent
+        noise, so their mechanisms compose: mu grows by sqrt(silos_met).
 
     Notes
     -----
-    Guarantee: everything released of one user is one Gaussian mechanism of GDP parameter mu(), as
-    in `GaussianRelease` and `Privatizer` of `fastfed.privacy.releases.gaussian_release`. With a
-    coin it is one whose record enters with that probability
-    (`fastfed.privacy.accounting.gdp`), for replacement of a user of one batch and sums that
-    all have noise.
+    Guarantee: everything released about one user is one Gaussian mechanism of GDP parameter mu(),
+    as in `GaussianRelease` and `Privatizer` of `fastfed.privacy.releases.gaussian_release`. With a
+    coin it is a Gaussian mechanism on randomly sampled records (`fastfed.privacy.accounting.gdp`).
+    That account holds for replacement of a user of one batch, if every entry has noise.
     """
 
     budget: Budget
@@ -240,11 +246,11 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     silos_met: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no account is about."""
+        """Refuse numbers for which no account is proven."""
         check_factor(self.release, self.releases, self.factor)
         if self.coin != 1.0:
             self._check_coin()
-        # Plans are plain data that anyone may change, so their numbers are looked at once more.
+        # Anyone can change a plan, which is plain data: check its numbers here again.
         if self.release not in (*RELEASES, "flat"):
             choice("release", self.release, (*RELEASES, "flat"))
         if not (self.releases >= 1 and self.max_participations >= 1):
@@ -260,48 +266,50 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(f"stds must be finite and >= 0, got {std}")
 
     def _check_coin(self) -> None:
-        """Refuse a coin that the account of coins is not about."""
+        """Refuse a coin outside the setting in which its account is proven."""
         number("coin", self.coin, above=0.0, at_most=1.0)
-        wanted = {
+        requirements = {
             'relation "replace"': self.budget.relation == "replace",
             "one batch of each user": self.max_participations == self.silos_met == 1,
             "fixed rounds of synchronisation": not self.schedule_rounds,
         }
-        wrong = [text for text, holds in wanted.items() if not holds]
-        if wrong:
-            raise InputError(f"a secret coin's account needs {' and '.join(wrong)}")
+        unmet = [text for text, holds in requirements.items() if not holds]
+        if unmet:
+            raise InputError(f"a secret coin's account needs {' and '.join(unmet)}")
 
     @property
     def squares(self) -> float:
-        """Squared sensitivity of the whole release to one user, per unit of one record's."""
+        """Return the squared sensitivity of all releases to one user, per unit of one record's."""
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
         return squared_of(self.release, self.releases, self.max_participations, self.factor)
 
     def mu(self, relation: str | None = None) -> float:
-        """GDP parameter of all releases of one user; math.inf where a stream has no noise."""
+        """Compute the GDP parameter of all releases about one user; math.inf without noise."""
         relation = named_relation(relation, self.budget)
-        area = self.feature_bound**2
-        bias = self.stds[0] / (self.feature_bound * self.reward_bound)
-        layout, covariance = recovered_layout(*self.stds[1:])
-        if min(bias, covariance) == 0.0:
+        squared_bound = self.feature_bound**2
+        bias_std = self.stds[0] / (self.feature_bound * self.reward_bound)
+        layout, covariance_std = recovered_layout(*self.stds[1:])
+        if min(bias_std, covariance_std) == 0.0:
             return math.inf
         if self.centred is None:
-            joint = joint_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
+            record_mu = joint_sensitivity(
+                relation, layout, bias_std=bias_std, cov_std=covariance_std / squared_bound
+            )
         else:
-            joint = self.centred.joint(relation, layout, self.stds[0], covariance)
-        own = math.sqrt(self.squares * self.silos_met) * joint
+            record_mu = self.centred.joint(relation, layout, self.stds[0], covariance_std)
+        sums_mu = math.sqrt(self.squares * self.silos_met) * record_mu
         if not self.schedule_rounds:
-            return own
+            return sums_mu
         layout, std = recovered_layout(*self.schedule)
         if std == 0.0:
             return math.inf
-        moved = joint_sensitivity(relation, layout, bias_std=math.inf) * area
+        node_sensitivity = joint_sensitivity(relation, layout, bias_std=math.inf) * squared_bound
         nodes = tree_levels(self.schedule_rounds) * self.silos_met
-        return math.hypot(own, math.sqrt(nodes) * moved / std)
+        return math.hypot(sums_mu, math.sqrt(nodes) * node_sensitivity / std)
 
     def exact(self) -> float:
-        """True epsilon of everything released, at the budget's delta."""
+        """Compute the exact epsilon of all releases, at the budget's delta."""
         mu = self.mu()
         if mu == math.inf:
             return math.inf
@@ -311,24 +319,26 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         return sampled_epsilon(self.budget.delta, self.coin, zeta, mu)
 
     def absent_mu(self) -> float:
-        """GDP parameter of all releases between a record and its absence, where every entry has
-        noise: a record that does not enter adds zero."""
+        """Compute the GDP parameter of all releases with and without one record.
+
+        Every entry must have noise. A record that is not sampled adds zero to every sum.
+        """
         if self.centred is None:
             return self.mu("zero-out")
-        layout, covariance = recovered_layout(*self.stds[1:])
-        absent = self.centred.absent(layout, self.stds[0], covariance, self.stds[2])
-        return math.sqrt(self.squares) * absent
+        layout, covariance_std = recovered_layout(*self.stds[1:])
+        absent_record_mu = self.centred.absent(layout, self.stds[0], covariance_std, self.stds[2])
+        return math.sqrt(self.squares) * absent_record_mu
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream of one noise vector, as a certificate lists them."""
-        found = dict(zip(_STREAMS, self.stds, strict=True))
+        """Return the standard deviations of one noise vector, as the certificate lists them."""
+        stds_by_stream = dict(zip(_STREAMS, self.stds, strict=True))
         if self.schedule_rounds:
-            found["schedule"] = self.schedule[0]
-        return found
+            stds_by_stream["schedule"] = self.schedule[0]
+        return stds_by_stream
 
     def conditions(self) -> list[Condition]:
-        """The claim, computed, and what users of several batches take on trust."""
+        """Return the claim, compared with the exact epsilon, and the assumptions of the account."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, event_epsilon(self), note=note)
         coins = [SECRET_COINS] if self.coin != 1.0 else []
@@ -339,9 +349,10 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:
     """Recover (layout, parameter) of symmetric noise from its two standard deviations.
 
-    "goe1" of s is "goe2" of s / sqrt 2. Where neither fits: a weaker noise of "goe2". Proof: with D
-    the change, sum_{i<j} D_ij^2/off^2 + sum_i D_ii^2/diag^2 <= ||D||_F^2 / (2 s^2) for
-    s = min(off, diag/sqrt 2), and "goe2" of s has exactly that.
+    If the standard deviations fit no layout, the result is "goe2" with less noise, whose account is
+    an upper bound. Proof: let D be the change. For s = min(off, diag/sqrt 2),
+    sum_{i<j} D_ij^2/off^2 + sum_i D_ii^2/diag^2 <= ||D||_F^2 / (2 s^2), which is the value of
+    "goe2" with parameter s. "goe1" of s is "goe2" of s / sqrt 2.
     """
     if off_diagonal == diagonal:
         return "iid", off_diagonal
@@ -351,71 +362,73 @@ def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:
 
 
 class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
-    """Private means of vectors, one after the other, each with numbers of its own."""
+    """A sequence of private means of vectors, which may differ in size and noise."""
 
     means: tuple[WinsorizedMean, ...]
 
     @property
     def _first(self) -> WinsorizedMean:
-        """The first mean, released as often as there are means."""
+        """Return the account of the first mean, with as many releases as there are means."""
         return msgspec.structs.replace(self.means[0], releases=len(self.means))
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviation of the last mean."""
+        """Return the noise standard deviation of the last mean."""
         return self.means[-1].noise_stds
 
     def exact(self) -> float:
-        """Epsilon proven for all means together."""
+        """Compute the proven epsilon of all means together."""
         first = self._first
         if len({(m.epsilon_coordinate, m.padded) for m in self.means}) == 1:
             return first.exact()
-        parts = [p for m in self.means for p in msgspec.structs.replace(m, releases=1).parts()]
-        return composed_epsilon(parts, first.budget.delta)
+        pure_epsilons = [
+            p for m in self.means for p in msgspec.structs.replace(m, releases=1).parts()
+        ]
+        return composed_epsilon(pure_epsilons, first.budget.delta)
 
     def conditions(self) -> list[Condition]:
-        """Conditions of the means, as if all were like the first."""
+        """Return the conditions that hold if all means are like the first."""
         return self._first.conditions()
 
 
 class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Noisy scores of the leaves of DP-FW trees, phase after phase, each on losses of its own.
+    """Noisy scores of the leaves of DP-FW trees, in phases that use disjoint losses.
 
-    noises: one for each distinct phase. protect: "experts" for the experts that are chosen,
-    "messages" for what one client sends.
+    ``noises`` holds one entry for each distinct phase. ``protect`` says what is accounted for:
+    "experts" for the chosen experts, "messages" for the messages that one client sends.
     """
 
     noises: tuple[VertexNoise, ...]
     protect: str = "experts"
 
     def _cost(self, noise: VertexNoise, delta: float | None = None) -> float:
-        """Epsilon proven for one phase."""
+        """Compute the proven epsilon of one phase."""
         messages = self.protect == "messages"
         return noise.exact_messages(delta=delta) if messages else noise.exact(delta)
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """None are listed: they differ by tree."""
+        """Return an empty dict: the noise differs from tree to tree."""
         return {}
 
     def exact(self, delta: float | None = None) -> float:
-        """Epsilon of the worst phase: phases look at different losses."""
+        """Compute the epsilon of the worst phase; each loss belongs to one phase only."""
         return max((self._cost(noise, delta) for noise in self.noises), default=0.0)
 
     def conditions(self) -> list[Condition]:
-        """Conditions of the phase that costs most."""
+        """Return the conditions of the phase with the largest epsilon."""
         return max(self.noises, key=self._cost).conditions() if self.noises else []
 
 
-#: Accounts of one replaced loss.
+#: Events that account for the replacement of a single loss.
 OneLoss = SparseSwitching | VertexScores | Dartboard | FreshChoices
 
 
 class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
-    """A mechanism of experts, accounted for a record that is behind several losses.
+    """An event of experts, accounted for one record on which several losses depend.
 
-    one: the account of one loss. members: the number of losses, of any clients in any rounds, that
-    are replaced together. budget: the one that was asked for, whose delta is the account's.
+    ``one`` accounts for a single loss. ``members`` is the number of losses, of any clients and
+    rounds, that one record can change. ``budget`` is the requested one; the account uses its delta.
     """
 
     one: OneLoss
@@ -424,35 +437,35 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations of the mechanism."""
+        """Return the standard deviations of the mechanism."""
         return self.one.noise_stds
 
     def exact(self) -> float:
-        """Epsilon by group privacy, one loss after the other (`gdp.group_epsilon`)."""
+        """Compute epsilon by group privacy, replacing one loss after the other."""
         return group_epsilon(self.one.exact, self.members, self.budget.delta)
 
     def conditions(self) -> list[Condition]:
-        """The group's claim, computed, and the mechanism's other conditions."""
-        found, budget = event_epsilon(self), self.budget
+        """Return the mechanism's assumptions, and the claim for the whole group."""
+        epsilon, budget = event_epsilon(self), self.budget
         claim = ClaimCondition(
-            f"the proven epsilon of {self.members} losses replaced together, {rounded_up(found)} "
+            f"the proven epsilon of {self.members} losses replaced together, {rounded_up(epsilon)} "
             f"at delta {budget.delta:g}, is at most {budget.epsilon:g} (computed)",
-            found <= budget.epsilon,
+            epsilon <= budget.epsilon,
         )
         return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
 
 
 def check_budget(mechanism: Any, claim: Claim | None) -> None:
-    """Refuse a mechanism that was calibrated for another budget than its plan claims."""
+    """Refuse a mechanism whose budget differs from the budget that its plan claims."""
     if claim is not None and mechanism.budget != claim.budget:
         raise InputError(
-            f"the plan's noise is for {_spelled(mechanism.budget)}, its claim says "
-            f"{_spelled(claim.budget)}: they must be one budget"
+            f"the plan's noise is for {_format_budget(mechanism.budget)}, but its claim states "
+            f"{_format_budget(claim.budget)}: both must be the same budget"
         )
 
 
-def _spelled(budget: Budget | None) -> str:
-    """Spell a budget out for a message."""
+def _format_budget(budget: Budget | None) -> str:
+    """Format a budget for an error message."""
     if budget is None:
         return "no budget"
     return (
@@ -462,7 +475,7 @@ def _spelled(budget: Budget | None) -> str:
 
 
 def per_record(one: OneLoss, claim: Claim) -> PrivacyEvent:
-    """Account for all losses of one record, given the account of one of them."""
+    """Return the event of all losses of one record, given the event of a single loss."""
     if claim.max_participations == 1:
         return one
     return GroupedLosses(one=one, members=claim.max_participations, budget=claim.asked)
@@ -473,7 +486,7 @@ def per_record(one: OneLoss, claim: Claim) -> PrivacyEvent:
 
 @lru_cache(maxsize=4096)
 def event_epsilon(event: PrivacyEvent) -> float:
-    """Compute ``event.exact()``, once for every content: parties are many, their plan is one."""
+    """Compute ``event.exact()``, cached by content because many parties share one plan."""
     check_numbers(event)
     try:
         return event.exact()
@@ -481,14 +494,13 @@ def event_epsilon(event: PrivacyEvent) -> float:
         raise
     except (ArithmeticError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"the numbers of a {type(event).__name__} are beyond what an account can be computed "
-            f"for ({error})"
+            f"no account can be computed for the numbers of this {type(event).__name__} ({error})"
         ) from None
 
 
 @singledispatch
 def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
-    """Describe the release of a plan, from its numbers and its claim; None for an unknown kind.
+    """Describe what a plan releases, from its numbers and its claim.
 
     ``released.register`` adds a kind of plan.
 
@@ -500,102 +512,104 @@ def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
     Returns
     -------
     tuple of PrivacyEvent, or None
-        The first event is the one that the certificate's claim is about; others are the same noise
-        under other budgets (`Claim.by_silo`) or towards others.
+        None for an unregistered kind of plan. The certificate's claim is about the
+        first event. Further events describe the same noise for other budgets
+        (`Claim.by_silo`) or for other observers.
     """
     return None
 
 
 @singledispatch
 def terms(plan: Any) -> tuple[str, ...]:
-    """List the terms that a certificate rests on beside the noise, such as who is trusted."""
+    """List what a certificate assumes besides the noise: the protocol, and who is trusted."""
     protocol = plan.protocol
     return f'protocol "{protocol.id}"', protocol.model
 
 
 def accounted(plan: Any) -> tuple[float, ...] | None:
-    """Compute the exact epsilon of each event of a plan, math.inf where none is proven.
+    """Compute the exact epsilon of each event of a plan; None for an unregistered kind.
 
-    Raises InputError for a number that no account is about, and for what no builder puts together.
+    An epsilon is math.inf if none is proven. Raises InputError for numbers for which no account is
+    proven, and for combinations that no builder makes.
     """
     check_numbers(plan)
-    found = released(plan)
-    if isinstance(found, HashedTuple):
-        return _all_at(found)
-    return None if found is None else tuple(event_epsilon(one) for one in found)
+    events = released(plan)
+    if isinstance(events, HashedTuple):
+        return _epsilons_of(events)
+    return None if events is None else tuple(event_epsilon(event) for event in events)
 
 
 class HashedTuple(tuple[PrivacyEvent, ...]):
-    """Many events whose hash is computed once: those of silos with budgets of their own."""
+    """A tuple of many events, one for each silo's budget, whose hash is computed only once."""
 
     @cached_property
     def _hash(self) -> int:
         return super().__hash__()
 
     def __hash__(self) -> int:
-        """Hash of the content, computed once."""
+        """Return the hash of the content, computed once."""
         return self._hash
 
 
 @lru_cache(maxsize=64)
-def _all_at(found: HashedTuple) -> tuple[float, ...]:
-    """Epsilons of many events, computed once for all of them."""
-    return tuple(event_epsilon(one) for one in found)
+def _epsilons_of(events: HashedTuple) -> tuple[float, ...]:
+    """Compute the epsilon of each of many events, once for the whole tuple."""
+    return tuple(event_epsilon(event) for event in events)
 
 
 def sealed(plan: P) -> P:
-    """Return the plan, its claim completed by the account of the plan's own numbers."""
-    found = accounted(plan)
-    if found is None:
+    """Return the plan with its claim completed: the exact epsilons and the terms are filled in."""
+    epsilons = accounted(plan)
+    if epsilons is None:
         raise InputError(
-            f"plan must be of a kind that fastfed accounts for, got {type(plan).__name__}: "
-            "register it with fastfed.privacy.account.released"
+            f"no account is registered for plans of type {type(plan).__name__}: "
+            "register one with fastfed.privacy.account.released"
         )
     claim = plan.privacy  # type: ignore[attr-defined]
-    claim = msgspec.structs.replace(claim, exact=found, terms=terms(plan))
+    claim = msgspec.structs.replace(claim, exact=epsilons, terms=terms(plan))
     return replace(plan, privacy=claim)  # type: ignore[type-var]
 
 
 def verify(plan: Any) -> None:
-    """Refuse a plan whose numbers give another epsilon than it was sealed with.
+    """Refuse a plan whose numbers give a different epsilon than the one it was sealed with.
 
-    A plan without a claim says nothing, and there is nothing to verify. Of a plan in parts each
-    part is verified. Raises InputError.
+    A plan without a claim passes, since it promises nothing. If a plan has parts, each part is
+    verified. Raises InputError.
     """
-    # Parts of one size share one plan.
-    for one in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():
-        verify(one)
+    # Parts of equal size share one plan object, which is verified once.
+    for part_plan in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():
+        verify(part_plan)
     claim = getattr(plan, "privacy", None)
     if claim is None:
         return
     if not isinstance(claim, Claim):
         raise InputError(f"plan.privacy must be a Claim, got {type(claim).__name__}")
-    found = accounted(plan)
-    if found is None:
+    epsilons = accounted(plan)
+    if epsilons is None:
         return
-    if not same(found, claim.exact):
+    if not same(epsilons, claim.exact):
         raise InputError(
-            f"the plan's noise gives epsilon {_shown(found)}, its certificate says "
-            f"{_shown(claim.exact)}: the plan is not the one that was certified"
+            f"the plan's noise gives epsilon {_format_epsilons(epsilons)}, its certificate says "
+            f"{_format_epsilons(claim.exact)}: the plan is not the one that was certified"
         )
     if isinstance(getattr(plan, "parts", None), tuple):
         return
-    if (now := terms(plan)) != claim.terms:
-        changed = [text for text in now if text not in claim.terms]
+    if (plan_terms := terms(plan)) != claim.terms:
+        changed = [text for text in plan_terms if text not in claim.terms]
         raise InputError(
             f"the plan has {'; '.join(changed)}, its certificate says "
-            f"{'; '.join(text for text in claim.terms if text not in now) or 'otherwise'}"
+            f"{'; '.join(text for text in claim.terms if text not in plan_terms) or 'otherwise'}"
         )
 
 
 def same(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Compare two accounts but for rounding."""
+    """Check that two lists of epsilons are equal up to rounding."""
     return len(first) == len(second) and all(
         a == b or math.isclose(a, b, rel_tol=SAME) for a, b in zip(first, second, strict=True)
     )
 
 
-def _shown(values: Sequence[float]) -> str:
-    """Format the epsilons of an account."""
-    texts = [rounded_up(v) if math.isfinite(v) else "infinity" for v in values]
+def _format_epsilons(epsilons: Sequence[float]) -> str:
+    """Format epsilons for an error message."""
+    texts = [rounded_up(epsilon) if math.isfinite(epsilon) else "infinity" for epsilon in epsilons]
     return ", ".join(texts) or "nothing"

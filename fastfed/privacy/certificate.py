@@ -1,7 +1,7 @@
-"""Privacy certificates: the claim, the guarantee that holds, its conditions and its limits.
+"""Privacy certificates: the claim, the guarantee that holds, its conditions and its caveats.
 
-A certificate cannot be built to say more than is known: unknown privacy has no number, and a number
-stands only beside conditions that all hold.
+A certificate cannot state more than is proven. If no proof applies, it has no number, and an exact
+value requires that all conditions of its status hold.
 """
 
 from __future__ import annotations
@@ -18,54 +18,55 @@ from fastfed._display import Displayed
 from fastfed._validate import InputError, choice, number, show
 from fastfed.privacy.sensitivity import RELATIONS, UNITS, Budget
 
-#: The caveat of noise from seeded streams.
+#: Caveat of noise from seeded streams.
 SIMULATION = (
     "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it; "
     "this covers one replicate of one curve, since curves share their noise and replicates their "
     "records"
 )
-#: Caveats of noise that a simulation draws and adds in float64; a deployment releases exactly.
-FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
+#: Caveats of noise that a simulation draws and adds in float64. Deployments release exactly.
+FLOATS = "the exact value is for real-valued Gaussian noise; released values are float64"
 REALS = (
-    "the exact value is for real numbers; what is released is float64, and its last bits may tell "
-    "more (Mironov 2012)"
+    "the exact value is for real numbers; released values are float64, and their last bits may "
+    "reveal more (Mironov 2012)"
 )
 CHANCES = (
-    "the exact value is for real-valued Laplace noise and exact chances; what is drawn has 53 "
-    "bits, and what is released is float64"
+    "the exact value is for real-valued Laplace noise and exact probabilities; draws have 53 "
+    "random bits, and released values are float64"
 )
 REAL_CHANCES = (
-    "the exact value is for exact chances; what decides has 53 bits, and chances are float64"
+    "the exact value is for exact probabilities; decisions use 53 random bits and float64 "
+    "probabilities"
 )
-#: The caveat that replaces them in the certificate of a deployment.
+#: The caveat that replaces `FLOATS`, `REALS` and `CHANCES` in the certificate of a deployment.
 SAMPLER = (
-    "released values are exact: fixed-point records and ideal real noise, summed and rounded to a "
-    "grid of at most 2^-14 noise standard deviations, from the operating system's random bits "
-    "(docs/exact.md)"
+    "released values are exact: the real sum of fixed-point records and exactly sampled noise, "
+    "rounded to a grid of at most 2^-14 noise standard deviations; random bits come from the "
+    "operating system (docs/exact.md)"
 )
 
-#: The same where nothing has noise and chances decide.
+#: The caveat that replaces `REAL_CHANCES` in a deployment, where random decisions have no noise.
 DECISIONS = (
-    "decisions are exact: fixed-point losses, and as many of the operating system's random bits as "
-    "it takes to decide as with real numbers (docs/exact.md)"
+    "decisions are exact: losses are in fixed point, and each decision uses as many random bits "
+    "of the operating system as it needs (docs/exact.md)"
 )
 
-#: The caveat of noise bits and roundings on a real machine.
+#: Caveat of noise bits and randomized roundings in floating point.
 DRAWS = (
-    "the exact value is for ideal draws; roundings are decided by 32-bit words, noise bits are "
-    "counted by a sampler of 53-bit numbers"
+    "the exact value is for exact draws; randomized rounding uses 32-bit words, and the sampler of "
+    "noise bits uses 53-bit numbers"
 )
-#: Caveats of a secure sum, simulated and deployed.
+#: Caveats of a secure sum: the first in a simulation, the second in a deployment.
 LIMITS = (
-    "the exact value is for binomial noise on sums in fixed point; a simulation draws normals of "
-    "the same variance for it, and plays float64 sums unless every message is made"
+    "the exact value is for binomial noise on fixed-point sums; a simulation draws normal noise of "
+    "the same variance, and adds float64 sums unless it makes every message"
 )
 COINS = (
-    "released values are exact: sums of fixed-point records and exact binomial draws, as integers "
-    "modulo 2^64, from the operating system's random bits (docs/secure-sum.md)"
+    "released values are exact: integer sums, modulo 2^64, of fixed-point records and exactly "
+    "sampled binomial noise; random bits come from the operating system (docs/secure-sum.md)"
 )
 
-#: 2^-100, the least delta for which the operating system's generator of 256 bits is trusted.
+#: 2^-100, the smallest delta for which the operating system's 256-bit generator is trusted.
 MIN_DELTA = 2.0**-100
 
 STATUSES = ("proven", "conditional", "unproven", "none")
@@ -90,7 +91,7 @@ class Condition(msgspec.Struct, frozen=True):
 class ClaimCondition(Condition, frozen=True):
     """The condition that the exact guarantee is within the claim.
 
-    It is the only one that may fail beside a proven exact value, which holds whatever was claimed.
+    Only this condition may fail in a "proven" certificate: the exact value holds for any claim.
 
     Parameters
     ----------
@@ -104,20 +105,20 @@ class ClaimCondition(Condition, frozen=True):
 def noise_claim(
     budget: Budget, epsilon: float, how: str = "exact", note: str = ""
 ) -> ClaimCondition:
-    """Return the condition that a noise's epsilon is within its budget.
+    """Return the condition that the epsilon of some noise is within its budget.
 
     Parameters
     ----------
     budget : Budget
-        The claimed epsilon; delta and relation, at which the noise is accounted.
+        The claimed epsilon. The noise is accounted for at the budget's delta and relation.
     epsilon : float
-        The epsilon of the noise, infinite where none is proven.
-    how : str
-        "exact" or "proven": what the epsilon is.
+        The epsilon of the noise; infinite if none is proven.
+    how : {"exact", "proven"}
+        Whether the epsilon is exact or an upper bound.
     note : str
-        Added in brackets where it is not empty.
+        Appended to the text in brackets, if not empty.
     """
-    text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
+    text = f"an epsilon of at most {budget.epsilon:g} is proven for this noise (none is proven)"
     if math.isfinite(epsilon):
         text = (
             f"the {how} epsilon of this noise, {rounded_up(epsilon)} at delta {budget.delta:g} "
@@ -146,7 +147,7 @@ class Guarantee(msgspec.Struct, frozen=True):
     delta: float
 
     def __post_init__(self) -> None:
-        """Check both numbers and keep them as floats."""
+        """Check both numbers and convert them to float."""
         epsilon = number("epsilon", self.epsilon, at_least=0)
         delta = number("delta", self.delta, at_least=0, below=1)
         msgspec.structs.force_setattr(self, "epsilon", epsilon)
@@ -154,7 +155,7 @@ class Guarantee(msgspec.Struct, frozen=True):
 
 
 class Side(NamedTuple):
-    """A guarantee of a mechanism's noise under another trust model, at the claim's delta."""
+    """A guarantee of the same noise under a different trust model, at the claim's delta."""
 
     model: str
     source: str
@@ -163,29 +164,29 @@ class Side(NamedTuple):
 
 
 class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
-    """A guarantee with its unit, relation and trust model; entries under `also` have this shape.
+    """A guarantee with its unit, relation and trust model: one entry of `Certificate.also`.
 
     Parameters
     ----------
     unit : {"user", "item", "silo", "reward"}
-        The unit that is protected.
+        The protected unit.
     relation : {"replace", "zero-out"}
         Neighbouring datasets.
     model : str
         Who is trusted, in a few words ("silo-level LDP", "shuffle", "central", ...).
     claimed : Guarantee or None
-        The budget that was asked for, or that the source states.
+        The requested budget, or the budget that the source states.
     exact : Guarantee or None
         The guarantee that holds ("proven") or would hold ("conditional"); None for other statuses.
     status : {"proven", "conditional", "unproven", "none"}
-        "proven": the exact value holds for this run; compare it with the claim. "conditional": it
-        would hold under conditions of which this run breaks one, or cannot establish it.
-        "unproven": there may be privacy, no proof covers it. "none": no finite epsilon holds, or
-        nothing is protected.
+        "proven": the exact value holds for this run; compare it with the claim. "conditional": the
+        exact value would hold, but this run breaks a condition or cannot establish it.
+        "unproven": there may be privacy, but no proof covers this run. "none": no finite epsilon
+        holds, or nothing is protected.
     noise_std : dict of str to float
-        Standard deviation by stream, in the units of the statistic.
+        Noise standard deviation of each stream, in the units of the statistic.
     conditions : sequence of Condition
-        The conditions that the guarantee rests on.
+        The conditions of the guarantee.
     caveats : sequence of str
         The limits of the guarantee.
     source : str
@@ -194,10 +195,10 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
     Raises
     ------
     InputError
-        If "proven" or "conditional" has no exact value, if "unproven" or "none" carries one, if a
-        condition of "proven" fails, and if none of "conditional" does. An exact value above the
-        claim needs a failed ClaimCondition beside it. That one counts for neither rule: it may fail
-        beside "proven", and is not enough for "conditional".
+        If status and exact value do not fit: "proven" and "conditional" need one, "unproven" and
+        "none" must have none. If a condition of "proven" fails, or no condition of "conditional"
+        does; a ClaimCondition does not count here. If the exact value is above the claim, but no
+        failed ClaimCondition says so.
     """
 
     unit: str
@@ -212,8 +213,8 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
-        """Check every field, and that no more is claimed than is known."""
-        # Most certificates are made by `account` from checked values: no call for what is right.
+        """Check every field, and that status, exact value and conditions agree."""
+        # Most certificates come from `account` with valid values: skip the call of `choice` then.
         for name, options in (("unit", UNITS), ("relation", RELATIONS), ("status", STATUSES)):
             if getattr(self, name) not in options:
                 choice(name, getattr(self, name), options)
@@ -225,13 +226,13 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
         if not all(type(std) is float and 0.0 <= std < math.inf for std in stds.values()):
             stds = {k: number(f"noise_std[{k}]", v, at_least=0) for k, v in stds.items()}
         msgspec.structs.force_setattr(self, "noise_std", stds)
-        # Lists are welcome as arguments, but a frozen value keeps tuples.
+        # Lists are accepted, but a frozen value must be hashable, so they become tuples.
         msgspec.structs.force_setattr(self, "conditions", tuple(self.conditions))
         msgspec.structs.force_setattr(self, "caveats", tuple(self.caveats))
-        self._check_honesty()
+        self._check_consistency()
 
-    def _check_honesty(self) -> None:
-        """Check status, exact value, claim and conditions against each other."""
+    def _check_consistency(self) -> None:
+        """Check that status, exact value, claim and conditions agree."""
         if self.status not in ("proven", "conditional"):
             if self.exact is not None:
                 raise InputError(
@@ -243,21 +244,21 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
         failed = [c.text for c in self.conditions if not c.holds and type(c) is not ClaimCondition]
         if self.status == "conditional" and not failed:
             raise InputError(
-                'a condition must fail when status is "conditional", got none that does'
+                'a condition must fail when status is "conditional", but all of them hold'
             )
         if self.status == "proven" and failed:
             raise InputError(
                 f'every condition must hold when status is "proven", got failed {show(failed[0])}'
             )
-        claim, tolerance = self.claimed, 1.0 + 1e-9  # a sum of roundings, not a claim
+        claim, tolerance = self.claimed, 1.0 + 1e-9  # tolerates rounding errors only
         exceeded = claim is not None and (
             self.exact.epsilon > claim.epsilon * tolerance
             or self.exact.delta > claim.delta * tolerance
         )
-        said = any(type(c) is ClaimCondition and not c.holds for c in self.conditions)
-        if exceeded and not said:
+        claim_failed = any(type(c) is ClaimCondition and not c.holds for c in self.conditions)
+        if exceeded and not claim_failed:
             raise InputError(
-                f"exact {_pair(self.exact)} is above claimed {_pair(claim)}: "
+                f"exact {_show_pair(self.exact)} is above claimed {_show_pair(claim)}: "
                 "a failed ClaimCondition must say so"
             )
 
@@ -266,7 +267,7 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
         return as_text(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print as text where IPython prints it in a terminal."""
+        """Print the text form in IPython terminals."""
         printer.text(str(self))
 
     def to_builtins(self) -> dict[str, Any]:
@@ -282,36 +283,36 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certificate(SideCertificate, frozen=True, kw_only=True):
-    """The certificate of a run: the top guarantee, and weaker ones under `also`.
+    """The certificate of a run: the main guarantee, and further ones under `also`.
 
-    Changing one ``unit`` of the data, as ``relation`` says, is (epsilon, delta)-indistinguishable
-    to everybody who is not trusted according to ``model``, with the pair ``exact``, if ``status``
-    is "proven". Compare that pair with ``claimed``.
+    If ``status`` is "proven", then changing one ``unit`` of the data as ``relation`` says is
+    (epsilon, delta)-indistinguishable to everybody whom ``model`` does not trust. The pair
+    (epsilon, delta) is ``exact``; compare it with ``claimed``.
 
     Parameters
     ----------
     unit : {"user", "item", "silo", "reward"}
-        The unit that is protected: one context with all its possible rewards, one realised pair
-        (x, y), everything that one silo holds, or one user's rewards, contexts being public.
+        The protected unit: one context with all its possible rewards, one realised pair (x, y),
+        all data of one silo, or the rewards of one user whose contexts are public.
     relation : {"replace", "zero-out"}
         Neighbouring datasets: one unit's data become any other data, or its contribution becomes
         zero, which is weaker.
     model : str
         Who is trusted, in a few words ("central: the server is trusted, ...").
     claimed : Guarantee or None
-        The budget that was asked for, or that the source states.
+        The requested budget, or the budget that the source states.
     exact : Guarantee or None
-        The guarantee that the noise itself gives; None where no number is known.
+        The guarantee of the noise in this run; None if no number is known.
     status : {"proven", "conditional", "unproven", "none"}
-        "proven": the exact value holds for this run. "conditional": it would hold under conditions
-        of which this run breaks one, or cannot establish it. "unproven": there may be privacy, no
-        proof covers it. "none": no finite epsilon holds, or nothing is protected.
+        "proven": the exact value holds for this run. "conditional": it would hold, but this run
+        breaks a condition or cannot establish it. "unproven": there may be privacy, but no proof
+        covers this run. "none": no finite epsilon holds, or nothing is protected.
     noise_std : dict of str to float, default {}
         Standard deviation of one noise vector by stream, in the units of the statistic.
     conditions : sequence of Condition, default ()
-        The conditions that the guarantee rests on, each with whether it holds. Kept as a tuple.
+        The conditions of the guarantee, each with whether it holds. Stored as a tuple.
     caveats : sequence of str, default ()
-        The limits of the guarantee, a sentence each. Kept as a tuple.
+        The limits of the guarantee, one sentence each. Stored as a tuple.
     source : str
         Author-year and theorem or algorithm.
     also : sequence of SideCertificate, default ()
@@ -320,7 +321,7 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
     Raises
     ------
     InputError
-        As `SideCertificate` does, and for a Certificate under `also`.
+        In the cases of `SideCertificate`, and for a Certificate under `also`.
     """
 
     also: tuple[SideCertificate, ...] = ()
@@ -335,13 +336,14 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
 
 
 def deployed(certificate: Certificate) -> Certificate:
-    """Return the certificate of parties that draw from the operating system, as without a seed.
+    """Return the certificate for parties whose noise comes from the operating system.
 
-    Raises InputError for a delta so small that it would be a claim about the generator itself.
+    The caveats of seeded simulations are replaced by those of exact releases. Raises InputError for
+    a delta below `MIN_DELTA`, which would be a claim about the random generator itself.
     """
-    seeded = (SIMULATION, FLOATS, REALS, CHANCES, REAL_CHANCES, LIMITS)
-    kept = tuple(c for c in certificate.caveats if c not in seeded)
-    if len(kept) == len(certificate.caveats):
+    simulation_caveats = (SIMULATION, FLOATS, REALS, CHANCES, REAL_CHANCES, LIMITS)
+    caveats = tuple(c for c in certificate.caveats if c not in simulation_caveats)
+    if len(caveats) == len(certificate.caveats):
         return certificate
     exact = certificate.exact
     if exact is not None and 0.0 < exact.delta < MIN_DELTA:
@@ -350,12 +352,12 @@ def deployed(certificate: Certificate) -> Certificate:
             f"operating system's, got {exact.delta:g}"
         )
     if any(c in certificate.caveats for c in (FLOATS, REALS, CHANCES)):
-        kept += (SAMPLER,)
+        caveats += (SAMPLER,)
     if REAL_CHANCES in certificate.caveats:
-        kept += (DECISIONS,)
+        caveats += (DECISIONS,)
     if LIMITS in certificate.caveats:
-        kept += (COINS,)
-    return msgspec.structs.replace(certificate, caveats=kept)
+        caveats += (COINS,)
+    return msgspec.structs.replace(certificate, caveats=caveats)
 
 
 def no_privacy(
@@ -366,7 +368,7 @@ def no_privacy(
     model: str = "none",
     caveats: Sequence[str] = (),
 ) -> Certificate:
-    """Certificate of a system that protects nothing and claims nothing.
+    """Return the certificate of a system that protects nothing and claims nothing.
 
     Parameters
     ----------
@@ -375,12 +377,12 @@ def no_privacy(
     unit, relation, model : str
         As in `SideCertificate`.
     caveats : sequence of str
-        Said beside "no privacy".
+        Further caveats, after "no privacy".
 
     Returns
     -------
     Certificate
-        Of status "none".
+        With status "none".
     """
     return Certificate(
         unit=unit,
@@ -397,7 +399,7 @@ def no_privacy(
 def nothing_sent(
     source: str, *, model: str, delta: float = 0.0, caveats: Sequence[str] = ()
 ) -> Certificate:
-    """Certificate of a system that claims nothing and sends nothing: epsilon is 0, proven."""
+    """Return the certificate of a system that sends nothing: epsilon 0 is proven."""
     return Certificate(
         unit="user",
         relation="replace",
@@ -411,29 +413,29 @@ def nothing_sent(
 
 
 def rounded_up(value: float) -> str:
-    """Format with four significant digits, never below the value: for an exact epsilon."""
+    """Format a number with four significant digits, rounded up: for an exact epsilon."""
     return _rounded(value, ROUND_CEILING)
 
 
 def rounded_down(value: float) -> str:
-    """Format with four significant digits, never above the value: for a lower bound."""
+    """Format a number with four significant digits, rounded down: for a lower bound."""
     return _rounded(value, ROUND_FLOOR)
 
 
 def _rounded(value: float, rounding: str) -> str:
-    """Format with four significant digits, rounded in the direction of a `decimal` constant."""
-    # From the shortest decimal form: 0.1 must stay 0.1, though the double is slightly above.
+    """Format a number with four significant digits, rounded as a `decimal` constant says."""
+    # Round the shortest decimal form: 0.1 must stay 0.1, although its double is slightly larger.
     short = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
     return f"{float(short):g}"
 
 
 def as_text(certificate: SideCertificate | dict[str, Any]) -> str:
-    """Plain-text rendering of a certificate, at most 88 columns wide, for terminals and files.
+    """Format a certificate as plain text of at most 88 columns, for terminals and files.
 
     Parameters
     ----------
     certificate : SideCertificate or dict
-        A certificate, or its plain data as stores and JSON keep it.
+        A certificate, or its plain data as in stores and in JSON.
 
     Returns
     -------
@@ -441,14 +443,14 @@ def as_text(certificate: SideCertificate | dict[str, Any]) -> str:
         Lines that end with a newline.
     """
     data = certificate if isinstance(certificate, dict) else certificate.to_builtins()
-    lines = ["Privacy certificate", *_body(data, "  "), *_made(data, "  ")]
+    lines = ["Privacy certificate", *_guarantee_lines(data, "  "), *_provenance_lines(data, "  ")]
     for entry in data.get("also", ()):
-        lines += ["", "Also", *_body(entry, "  ")]
+        lines += ["", "Also", *_guarantee_lines(entry, "  ")]
     return "\n".join(lines) + "\n"
 
 
-def _made(data: dict[str, Any], indent: str) -> list[str]:
-    """Lines that say by which version, for which spec and when, where that was noted."""
+def _provenance_lines(data: dict[str, Any], indent: str) -> list[str]:
+    """Return the lines with version, spec digest and date, if the data has them."""
     if "date" not in data:
         return []
     return [
@@ -457,35 +459,35 @@ def _made(data: dict[str, Any], indent: str) -> list[str]:
     ]
 
 
-def _pair(guarantee: Guarantee | None) -> str:
+def _show_pair(guarantee: Guarantee | None) -> str:
     """Format epsilon and delta, both rounded up."""
     if guarantee is None:
         return "none"
     return f"epsilon {rounded_up(guarantee.epsilon)}, delta {rounded_up(guarantee.delta)}"
 
 
-def _body(data: dict[str, Any], indent: str) -> list[str]:
-    """Lines of one guarantee, a label in front of each entry."""
+def _guarantee_lines(data: dict[str, Any], indent: str) -> list[str]:
+    """Return the lines of one guarantee, each entry after its label."""
     marks = {True: "[holds] ", False: "[fails] "}
     pairs = {key: data[key] and Guarantee(**data[key]) for key in ("claimed", "exact")}
-    rows: list[tuple[str, list[str]]] = [
+    labelled_texts: list[tuple[str, list[str]]] = [
         ("status", [data["status"]]),
         ("unit", [data["unit"]]),
         ("relation", [data["relation"]]),
         ("model", [data["model"]]),
-        ("claimed", [_pair(pairs["claimed"])]),
-        ("exact", [_pair(pairs["exact"])]),
+        ("claimed", [_show_pair(pairs["claimed"])]),
+        ("exact", [_show_pair(pairs["exact"])]),
         ("noise std", [f"{name} {std:.6g}" for name, std in data["noise_std"].items()]),
         ("conditions", [marks[c["holds"]] + c["text"] for c in data["conditions"]]),
         ("caveats", data["caveats"]),
         ("source", [data["source"]]),
     ]
     lines: list[str] = []
-    for label, texts in rows:
-        head = f"{indent}{label:<12}"
+    for label, texts in labelled_texts:
+        line_start = f"{indent}{label:<12}"
         for text in texts:
             lines += textwrap.wrap(
-                text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
+                text, WIDTH, initial_indent=line_start, subsequent_indent=" " * len(line_start)
             )
-            head = " " * len(head)
+            line_start = " " * len(line_start)
     return lines

@@ -1,11 +1,15 @@
-"""Exact releases: exact sums, ideal noise, certified roundings.
+"""Exact releases: sums of fixed-point records with exactly sampled noise, correctly rounded.
 
-In float64, value + noise leaves last bits that tell which value it was (Mironov 2012). Here a
-record enters as a multiple of a `quantum`, so that sums are exact whatever their order; the noise
-is an ideal real number (`fastfed._sampling`); and their real sum is released, rounded to the
-nearest multiple of a grid that depends on the noise alone. That is post-processing of the
-mechanism with real numbers, so its account holds as it is. Rounding a record may add to its
-sensitivity; the noise pays for it, being larger by the factor `inflation`. Proof: docs/exact.md.
+In float64, the last bits of value + noise reveal information about the value (Mironov 2012). A
+release here avoids this in three steps:
+
+1. Records are multiples of a `quantum`, so their sums are exact in any order.
+2. The noise is an ideal real number (`fastfed._sampling`), known to as many bits as needed.
+3. The real sum of both is rounded to a grid that depends on the noise scale only.
+
+Step 3 is post-processing of the mechanism on real numbers, so that mechanism's account holds.
+Rounding a record in step 1 may increase its sensitivity; the noise is larger by the factor
+`inflation` to cover this. Proof: docs/exact.md.
 """
 
 from __future__ import annotations
@@ -21,17 +25,17 @@ from fastfed._kernels import aggregation
 from fastfed._sampling import ERROR, Interval, Laplaces, Normals, Uniforms
 from fastfed._validate import InputError, integer
 
-#: The grid is this power of two of the noise's standard deviation, or less.
+#: The grid is a power of two, at most 2^GRID times the noise standard deviation.
 GRID = -14
-#: Encloses one entry's standard noise in an interval of width 2^-bits, for as many bits as asked.
+#: Given (entry, bits), returns an interval of width 2^-bits around that entry's standard noise.
 Refine = Callable[[int, int], Interval]
 
 
 def quantum(points: int, bound: float = 1.0) -> float:
-    """Unit of fixed-point records: sums of ``points`` entries in [-bound, bound] are exact.
+    """Return the unit of fixed-point records: sums of ``points`` such records are exact.
 
-    2^(b - 52) for points of b binary digits, times the least power of two that is >= bound: such a
-    sum is below 2^53 units, so float64 holds it.
+    Entries are in [-bound, bound]. The unit is 2^(b - 52), if ``points`` has b binary digits, times
+    the smallest power of two >= bound. The sum is then below 2^53 units, so float64 holds it.
     """
     part, exponent = math.frexp(bound)
     above = exponent - (part == 0.5)
@@ -39,41 +43,52 @@ def quantum(points: int, bound: float = 1.0) -> float:
 
 
 def quantise(values: np.ndarray, unit: float) -> np.ndarray:
-    """Round values to the nearest multiple of ``unit``, a power of two."""
+    """Round values to the nearest multiple of ``unit``, which must be a power of two."""
     rounded: np.ndarray = np.rint(values / unit) * unit
     return rounded
 
 
 def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
-    """Refuse sums that are not multiples of ``unit``, as those of floats are not."""
+    """Refuse sums that are not multiples of ``unit``, such as sums of float64 records."""
     if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
         raise InputError(
-            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: a party whose "
-            "noise is the system's needs reports of parties without a seed"
+            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: a party with "
+            "noise of the operating system needs reports of parties without a seed"
         )
 
 
 def inflation(
     unit: float, size: int, dimension: int, least: float = 1.0, most: float = 1.0
 ) -> float:
-    """Factor >= 1 on the noise that pays for records rounded to ``unit``.
+    """Return the factor >= 1 by which noise must grow to cover records rounded to ``unit``.
 
-    size: entries of a record's statistic; dimension: d of its features; least, most: the smaller
-    and the larger of the largest norms |x y| and |x x'|. Rounding moves an entry by unit / 2, the
-    arithmetic before it by most 2^-52, and scaling features to their bound leaves the norm within
-    a factor 1 + d 2^-52 of it. In units of the noise, a neighbour's change grows by
-    2 sqrt(size) (unit/2 + most 2^-52) over the least standard deviation at most, and was
-    least/sqrt(2) over it at least: the effect of a record of the largest norms in the stream of
-    least noise, in every layout.
+    Parameters
+    ----------
+    unit : float
+        Unit to which records are rounded.
+    size : int
+        Number of entries of a record's statistic.
+    dimension : int
+        d, the number of features of a record.
+    least, most : float
+        The smaller and the larger of the bounds on |x y| and |x x'|.
+
+    Notes
+    -----
+    Rounding changes an entry by at most unit / 2, and the arithmetic before it by at most
+    ``most`` 2^-52. Clipping features leaves their norm within a factor 1 + d 2^-52 of the bound.
+    Let s be the smallest noise standard deviation. A neighbour's change, in units of the noise,
+    grows by at most 2 sqrt(size) (unit/2 + most 2^-52) / s. It was at least least / (sqrt(2) s)
+    before, in every layout: consider a record of the largest norm in the stream of least noise.
     """
-    moved = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + most * 2.0**-52) / least
-    return 1.0 + moved + dimension * 2.0**-48
+    relative_growth = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + most * 2.0**-52) / least
+    return 1.0 + relative_growth + dimension * 2.0**-48
 
 
 def grid_of(std: np.ndarray) -> np.ndarray:
-    """Grid for noise of these standard deviations, (s,): powers of two.
+    """Return the grid for noise of these standard deviations, (s,): powers of two.
 
-    At least 2^-1074, the smallest there is.
+    The smallest grid is 2^-1074, the smallest float64.
     """
     _, exponent = np.frexp(std)
     return np.ldexp(1.0, np.maximum(exponent - 1 + GRID, -1074))
@@ -82,38 +97,41 @@ def grid_of(std: np.ndarray) -> np.ndarray:
 def noisy(
     values: np.ndarray, std: np.ndarray, noise: np.ndarray, error: float, refine: Refine
 ) -> np.ndarray:
-    """Compute values + std Z on the grid, each entry rounded as the real sum is.
+    """Compute values + std Z, each entry rounded to the grid exactly as the real sum is.
 
-    values, std: (s,), std > 0. noise: (s,), within ``error`` of the ideal Z.
+    ``values`` and ``std`` > 0 have shape (s,), as does ``noise``, an approximation of the ideal Z
+    within ``error``. Entries that this error leaves undecided are rounded with more noise bits.
     """
     grid = grid_of(std)
-    released, doubtful = aggregation.round_noisy(values, noise, std, grid, error)
-    for j in doubtful:
-        released[j] = _settled(float(values[j]), float(std[j]), float(grid[j]), j, refine)
+    released, uncertain_entries = aggregation.round_noisy(values, noise, std, grid, error)
+    for j in uncertain_entries:
+        released[j] = _round_exactly(float(values[j]), float(std[j]), float(grid[j]), j, refine)
     return released
 
 
-def _settled(value: float, std: float, grid: float, entry: int, refine: Refine) -> float:
-    """Round one entry by narrower and narrower enclosures of its noise."""
-    start, scale = Fraction(value) / Fraction(grid), Fraction(std) / Fraction(grid)
+def _round_exactly(value: float, std: float, grid: float, entry: int, refine: Refine) -> float:
+    """Round one entry correctly, doubling the bits of its noise until the result is certain."""
+    value_in_grid, std_in_grid = Fraction(value) / Fraction(grid), Fraction(std) / Fraction(grid)
     bits = 64
     while True:
         low, high = refine(entry, bits)
-        least, most = (math.floor(start + scale * z + Fraction(1, 2)) for z in (low, high))
-        if least == most:
-            return float(least * Fraction(grid))
+        rounded_low, rounded_high = (
+            math.floor(value_in_grid + std_in_grid * z + Fraction(1, 2)) for z in (low, high)
+        )
+        if rounded_low == rounded_high:
+            return float(rounded_low * Fraction(grid))
         bits *= 2
 
 
 def combined(
     terms: Sequence[tuple[Callable[[int, int], Interval], Fraction]],
 ) -> Refine:
-    """Enclose the sum of coefficient times draw, entry by entry."""
-    # 2^-bits over as many terms, with room for coefficients above 1.
+    """Return a function that encloses a sum of coefficient times draw, for each entry."""
+    # The terms' errors add up to at most 2^-bits, also for coefficients above 1.
     extra = 1 + math.ceil(math.log2(1 + sum(abs(c) for _, c in terms)))
 
     def refine(entry: int, bits: int) -> Interval:
-        """Enclose one entry to so many bits."""
+        """Return an interval of width 2^-bits around one entry."""
         low = high = Fraction(0)
         for interval, c in terms:
             ends = [c * z for z in interval(entry, bits + extra)]
@@ -124,51 +142,62 @@ def combined(
 
 
 def add_normals(values: np.ndarray, std: np.ndarray, draws: Normals) -> np.ndarray:
-    """Compute values + std Z, Z independent normals, on the grid."""
+    """Compute values + std Z on the grid, with independent standard normals Z."""
     return noisy(values, std, draws.values, ERROR, draws.interval)
 
 
 def add_laplace(values: np.ndarray, scale: np.ndarray, draws: Laplaces) -> np.ndarray:
-    """Compute values + scale Z, Z independent Laplace draws, on the grid."""
+    """Compute values + scale Z on the grid, with independent standard Laplace draws Z."""
     return noisy(values, scale, draws.values, ERROR, draws.interval)
 
 
-# ---- decisions -----------------------------------------------------------------------------------
+# ---- random decisions ----------------------------------------------------------------------------
+# Each decision is the one of real arithmetic. It is made in float64 if the margin exceeds the
+# rounding error, and else with more and more bits of the draws until it is certain.
 
 
 def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
-    """Find the index of the least of values + scale Z, as for real numbers without ties."""
-    about = values + scale * draws.values
-    slack = scale * ERROR + (np.abs(about).max() + np.abs(values).max()) * 2.0**-51
-    first = int(about.argmin())
-    rivals = np.flatnonzero(about <= about[first] + 2.0 * slack).tolist()
+    """Return the index of the smallest of values + scale Z, compared as real numbers."""
+    approximate = values + scale * draws.values
+    slack = scale * ERROR + (np.abs(approximate).max() + np.abs(values).max()) * 2.0**-51
+    approximate_argmin = int(approximate.argmin())
+    candidates = np.flatnonzero(
+        approximate <= approximate[approximate_argmin] + 2.0 * slack
+    ).tolist()
     bits = 64
-    while len(rivals) > 1:
-        found = {}
-        for j in rivals:
+    while len(candidates) > 1:
+        bounds = {}
+        for j in candidates:
             low, high = draws.interval(j, bits)
-            start = Fraction(float(values[j]))
-            found[j] = start + Fraction(scale) * low, start + Fraction(scale) * high
-        bar = min(high for _, high in found.values())
-        rivals = [j for j in rivals if found[j][0] <= bar]
+            value = Fraction(float(values[j]))
+            bounds[j] = value + Fraction(scale) * low, value + Fraction(scale) * high
+        smallest_high = min(high for _, high in bounds.values())
+        candidates = [j for j in candidates if bounds[j][0] <= smallest_high]
         bits *= 2
-    return int(rivals[0])
+    return int(candidates[0])
 
 
 def above(
     value: float, scale: float, noise: Laplaces, limit: float, other: float, threshold: Laplaces
 ) -> bool:
-    """Compare value + scale Z > limit + other Z', as for real numbers; one draw of each."""
-    lead = value - limit + scale * float(noise.values[0]) - other * float(threshold.values[0])
-    size = abs(value) + abs(limit) + 50.0 * (scale + other)
-    if abs(lead) > (scale + other) * ERROR + size * 2.0**-50:
-        return lead > 0.0
+    """Return whether value + scale Z > limit + other Z', compared as real numbers.
+
+    Z is the first draw of ``noise`` and Z' the first draw of ``threshold``.
+    """
+    margin = value - limit + scale * float(noise.values[0]) - other * float(threshold.values[0])
+    error_scale = abs(value) + abs(limit) + 50.0 * (scale + other)
+    if abs(margin) > (scale + other) * ERROR + error_scale * 2.0**-50:
+        return margin > 0.0
     bits = 64
     while True:
-        mine, theirs = noise.interval(0, bits), threshold.interval(0, bits)
-        start = Fraction(value) - Fraction(limit)
-        low = start + Fraction(scale) * mine[0] - Fraction(other) * theirs[1]
-        high = start + Fraction(scale) * mine[1] - Fraction(other) * theirs[0]
+        noise_bounds, threshold_bounds = noise.interval(0, bits), threshold.interval(0, bits)
+        exact_margin = Fraction(value) - Fraction(limit)
+        low = (
+            exact_margin + Fraction(scale) * noise_bounds[0] - Fraction(other) * threshold_bounds[1]
+        )
+        high = (
+            exact_margin + Fraction(scale) * noise_bounds[1] - Fraction(other) * threshold_bounds[0]
+        )
         if low > 0 or high <= 0:
             return low > 0
         bits *= 2
@@ -177,111 +206,120 @@ def above(
 def choose(
     costs: np.ndarray, rate: float, counts: np.ndarray, draw: Uniforms, index: int = 0
 ) -> tuple[int, int]:
-    """Choose one of ``counts[i]`` candidates of cost ``costs[i]`` each, by weights exp(-rate cost).
+    """Sample a candidate with probability proportional to exp(-rate cost).
 
-    Inverts the cdf at one uniform, as with real weights of these float64 costs and rate, and a
-    uniform of any length.
+    There are ``counts[i]`` candidates of cost ``costs[i]``. The function inverts the cdf at one
+    uniform draw, as with real arithmetic on these float64 costs and rate.
 
     Parameters
     ----------
     costs : ndarray (n,)
+        Cost of the candidates of each group.
+    rate : float
+        Factor of the costs, >= 0.
     counts : ndarray (n,) of int
-        >= 0, one > 0 at least.
+        Number of candidates in each group, >= 0 and not all 0.
+    draw : Uniforms
+        Source of uniform draws, each with as many bits as needed.
+    index : int
+        Index of the draw to use.
 
     Returns
     -------
     tuple of int
-        (i, place), place in 0..counts[i] - 1.
+        (i, place): the group, and the candidate's place in 0..counts[i] - 1.
     """
     least_cost = costs[counts > 0].min()
     weights = np.exp((least_cost - costs) * rate, where=counts > 0, out=np.zeros(len(costs)))
     ends = np.cumsum(weights * counts)
     total = float(ends[-1])
     target = float(draw.random_u64[index]) * 2.0**-64 * total
-    # Relative to the total: an exponent of at most 745 is rounded twice, its function and the sums
-    # n times more, and the uniform has other bits.
+    # Rounding error relative to the total: exponents are at most 745 and rounded twice, exp and the
+    # cumulative sums add n roundings, and 64 bits of the uniform are used.
     slack = total * (len(costs) + 1600) * 2.0**-52
-    at = int(np.searchsorted(ends, target, side="right"))
-    if at < len(ends) and weights[at] > 0.0:
-        inside = (target - (float(ends[at - 1]) if at else 0.0)) / float(weights[at])
-        place, edge = math.floor(inside), slack / float(weights[at])
-        if edge < inside - place < 1.0 - edge and 0 <= place < counts[at]:
-            return at, place
-    return _chosen(costs, rate, counts, draw, index)
+    chosen = int(np.searchsorted(ends, target, side="right"))
+    if chosen < len(ends) and weights[chosen] > 0.0:
+        position = (target - (float(ends[chosen - 1]) if chosen else 0.0)) / float(weights[chosen])
+        place, edge = math.floor(position), slack / float(weights[chosen])
+        if edge < position - place < 1.0 - edge and 0 <= place < counts[chosen]:
+            return chosen, place
+    return _choose_exactly(costs, rate, counts, draw, index)
 
 
-def _chosen(
+def _choose_exactly(
     costs: np.ndarray, rate: float, counts: np.ndarray, draw: Uniforms, index: int
 ) -> tuple[int, int]:
-    """Choose with enclosures as narrow as it takes."""
-    shown = [i for i, c in enumerate(counts) if c > 0]
-    least_cost = min(Fraction(float(costs[i])) for i in shown)
-    places = len(str(sum(int(counts[i]) for i in shown)))
+    """Sample as `choose` does, doubling the bits until the result is certain."""
+    available = [i for i, c in enumerate(counts) if c > 0]
+    least_cost = min(Fraction(float(costs[i])) for i in available)
+    places = len(str(sum(int(counts[i]) for i in available)))
     bits = 128
     while True:
         digits = math.ceil(0.30103 * bits) + 12
-        # Weights below e^-deepest, 10^-digits together, count as 0: the total is 1 at least. Others
-        # would be written out with as many digits as their exponent says.
+        # Weights below e^-deepest sum to at most 10^-digits and count as 0; the total is at
+        # least 1. To compute them would need as many digits as their exponent is large.
         deepest, lost = math.ceil(2.31 * (digits + places)), Fraction(1, 10**digits)
         with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
-            each = []
-            for i in shown:
+            weights = []
+            for i in available:
                 x = (least_cost - Fraction(float(costs[i]))) * Fraction(rate)
                 weight = Decimal(0)
                 if x >= -deepest:
                     weight = (Decimal(x.numerator) / Decimal(x.denominator)).exp()
-                each.append(Fraction(weight))
-        sizes = [w * int(counts[i]) for w, i in zip(each, shown, strict=True)]
+                weights.append(Fraction(weight))
+        sizes = [w * int(counts[i]) for w, i in zip(weights, available, strict=True)]
         total = sum(sizes, Fraction(0))
-        # The exponent is rounded, and its function: relative to it and to 1.
+        # The exponent and its exponential are rounded: errors relative to the exponent and to 1.
         error = Fraction(16 + 16 * deepest, 10 ** (digits - 1))
         low, high = draw.interval(index, bits)
         low, high = low * total * (1 - error) - lost, high * total * (1 + error) + lost
-        # Below 0 there may be weights that count as 0.
-        found = {_place(sizes, each, t) for t in (low, high)} if low >= 0 else set()
-        if len(found) == 1:
-            k, place = found.pop()
-            return shown[k], min(place, int(counts[shown[k]]) - 1)
+        # A target below 0 could fall into a weight that counts as 0.
+        positions = {_find_position(sizes, weights, t) for t in (low, high)} if low >= 0 else set()
+        if len(positions) == 1:
+            k, place = positions.pop()
+            return available[k], min(place, int(counts[available[k]]) - 1)
         bits *= 2
 
 
-def _place(sizes: list[Fraction], each: list[Fraction], target: Fraction) -> tuple[int, int]:
-    """Find the candidate that the cdf reaches at ``target``, the last one beyond its end."""
+def _find_position(
+    sizes: list[Fraction], weights: list[Fraction], target: Fraction
+) -> tuple[int, int]:
+    """Return (group, place) where the cdf reaches ``target``; the last place beyond its end."""
     for k, size in enumerate(sizes[:-1]):
         if target < size:
-            return k, int(target / each[k])
+            return k, int(target / weights[k])
         target -= size
-    return len(sizes) - 1, int(target / each[-1]) if each[-1] else 0
+    return len(sizes) - 1, int(target / weights[-1]) if weights[-1] else 0
 
 
 def kept(chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0) -> bool:
-    """Throw a coin of probability (1 - chance) exp(-rate cost), cost >= 0, as for real numbers.
+    """Return True with probability (1 - chance) exp(-rate cost), as with real arithmetic.
 
-    True if a uniform of any length is below it; 0 <= chance <= 1.
+    The result is True if a uniform draw is below this probability. 0 <= chance <= 1, cost >= 0.
     """
     if chance == 1.0:
         return False
-    about = (1.0 - chance) * math.exp(-rate * cost)
-    lead = float(draw.random_u64[index]) * 2.0**-64 - about
-    # An exponent x is rounded to x 2^-53, which moves exp(-x) by less than 2^-54; the function, the
-    # products and the uniform's other bits add some 2^-53 each.
+    probability = (1.0 - chance) * math.exp(-rate * cost)
+    lead = float(draw.random_u64[index]) * 2.0**-64 - probability
+    # Rounding the exponent x by x 2^-53 changes exp(-x) by less than 2^-54. exp, the products and
+    # the unused bits of the uniform add about 2^-53 each.
     if abs(lead) > 2.0**-48:
         return lead < 0.0
     exponent = Fraction(rate) * Fraction(cost)
     bits = 128
     while True:
         digits = math.ceil(0.30103 * bits) + 12
-        # As in `_chosen`: what is below 10^-digits counts as 0.
+        # As in `_choose_exactly`, a probability below 10^-digits counts as 0.
         deepest, lost = math.ceil(2.31 * digits), Fraction(1, 10**digits)
-        found = Fraction(0)
+        lower_probability = Fraction(0)
         if exponent <= deepest:
             with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
                 power = -Decimal(exponent.numerator) / Decimal(exponent.denominator)
-                found = (1 - Fraction(chance)) * Fraction(power.exp())
+                lower_probability = (1 - Fraction(chance)) * Fraction(power.exp())
         error = Fraction(16 + 16 * deepest, 10 ** (digits - 1))
         low, high = draw.interval(index, bits)
-        if high <= found * (1 - error):
+        if high <= lower_probability * (1 - error):
             return True
-        if low >= found * (1 + error) + lost:
+        if low >= lower_probability * (1 + error) + lost:
             return False
         bits *= 2

@@ -1,9 +1,9 @@
-"""The numbers of plain data, checked by reflection before anything is accounted for.
+"""Checks of the numbers in plain data, before privacy is accounted for.
 
-A comparison with NaN is false and an overflow is infinite, so that a bound or a standard deviation
-that is no number may pass for a harmless one. Plans, mechanisms and claims are plain data that
-anybody may change: `check_numbers` looks at every field of all of them, also of those that are
-added later.
+NaN compares as false and an overflow gives infinity, so an invalid bound or standard
+deviation could pass a simple range check. Anyone can change plans, mechanisms and claims,
+which are plain data. `check_numbers` finds their fields by reflection, so fields that are
+added later are checked too.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 
 from fastfed._validate import InputError, integer, number, show
 
-#: The largest integer up to which every integer is a float64.
+#: The largest integer up to which every integer is exact in float64.
 MOST = 2**53
-#: Squares of numbers of this size, and of its inverse, stay within float64.
+#: The squares of this number and of its inverse are in the range of float64.
 _LARGEST = 1e150
 
-#: Fields whose numbers may be below 0: ends of intervals, and terms of radii.
+#: Fields that may be negative: ends of intervals, and terms of radii.
 _SIGNED = frozenset(
     ("low", "high", "centre", "reward_range", "reward_limit", "offset", "base", "allowance")
 )
-#: Fields that may be infinite: the account of raw sums, a smoothness that nobody knows, and the
-#: regularizer in a radius that does not grow.
+#: Fields that may be infinite: the epsilon of raw sums, an unknown smoothness, and the regularizer
+#: of a radius that does not grow.
 _UNBOUNDED = frozenset(("exact", "smoothness", "log_lambda"))
-#: Probabilities, which may be below the inverse of `_LARGEST`.
+#: Probabilities, which may be smaller than 1 / `_LARGEST`.
 _TINY = frozenset(("delta", "delta_by_silo", "exact"))
-#: Sizes that are 1 at least.
+#: Sizes, which must be at least 1.
 _SIZES = frozenset(
     (
         *("silos", "horizon", "dimension", "experts", "gamma"),
@@ -44,9 +44,10 @@ _KINDS = re.compile(r"\b(ndarray|float|int|bool|str)\b")
 
 
 class _Field(NamedTuple):
-    """A declared field: of numbers, texts or truth values, or of other data where kind is "".
+    """A field of a data class, and the type of its values.
 
-    depth: tuples inside each other that hold them. length: of that tuple, where it is declared.
+    ``kind`` is the name of a type, or "" if the field holds other plain data. ``depth`` is the
+    number of nested tuples around a value. ``length`` is the declared length of the tuple, if any.
     """
 
     name: str
@@ -57,42 +58,55 @@ class _Field(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _declared(kind: type) -> tuple[_Field, ...]:
-    """List the fields of a class of plain data."""
-    names: tuple[str, ...] = tuple(getattr(kind, "__dataclass_fields__", ()))
-    names = names or getattr(kind, "__struct_fields__", ()) or getattr(kind, "_fields", ())
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
+def _fields_of(data_class: type) -> tuple[_Field, ...]:
+    """List the fields of a class of plain data, from its annotations."""
+    names: tuple[str, ...] = tuple(getattr(data_class, "__dataclass_fields__", ()))
+    names = (
+        names or getattr(data_class, "__struct_fields__", ()) or getattr(data_class, "_fields", ())
+    )
+    annotation_texts: dict[str, str] = {}
+    for base in reversed(data_class.__mro__):
         for name, annotation in inspect.get_annotations(base).items():
-            plain = isinstance(annotation, type) and not hasattr(annotation, "__args__")
-            texts[name] = annotation.__name__ if plain else str(annotation)
-    found = []
+            is_simple_class = isinstance(annotation, type) and not hasattr(annotation, "__args__")
+            annotation_texts[name] = annotation.__name__ if is_simple_class else str(annotation)
+    fields = []
     for name in names:
-        text = texts.get(name, "")
-        leaves = _KINDS.findall(text) if "Callable" not in text else []
-        depth = text.count("tuple[")
-        length = len(leaves) if depth == 1 and "..." not in text else None
-        found.append(_Field(name, leaves[0] if leaves else "", depth, length, "None" in text))
-    return tuple(found)
+        annotation_text = annotation_texts.get(name, "")
+        value_types = _KINDS.findall(annotation_text) if "Callable" not in annotation_text else []
+        depth = annotation_text.count("tuple[")
+        length = len(value_types) if depth == 1 and "..." not in annotation_text else None
+        fields.append(
+            _Field(
+                name,
+                value_types[0] if value_types else "",
+                depth,
+                length,
+                "None" in annotation_text,
+            )
+        )
+    return tuple(fields)
 
 
 def check_numbers(data: Any, where: str = "") -> None:
-    """Refuse plain data with a field that holds no such value as the field is declared for.
+    """Refuse plain data with a value that does not fit its field.
+
+    Valid are integers from 0 to 2^53, floats whose square is in the range of float64,
+    float64 arrays of finite numbers, booleans, strings, and tuples of these. Nested
+    plain data is checked too.
 
     Parameters
     ----------
     data : dataclass, msgspec.Struct or NamedTuple
-        Its fields, and theirs: integers from 0 to 2^53, finite floats of a size whose square is a
-        float64, arrays of finite floats, truth values and texts, and tuples of these.
+        The data to check.
     where : str
-        The field that the data are, for messages.
+        Path of ``data`` in the outer data, for error messages.
 
     Raises
     ------
     InputError
-        For a value of another type, one that is not finite, or out of the field's range.
+        For a value of a wrong type, a value that is not finite, and a value out of range.
     """
-    for field in _declared(data.__class__):
+    for field in _fields_of(data.__class__):
         path = f"{where}.{field.name}" if where else field.name
         value = getattr(data, field.name)
         if value is None and field.optional:
@@ -109,7 +123,7 @@ def check_numbers(data: Any, where: str = "") -> None:
 
 
 def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> None:
-    """Check one value, or all of a tuple, of a field that holds numbers, texts or truth values."""
+    """Check one value of a field, or each value of a tuple."""
     if depth:
         if not isinstance(value, tuple):
             raise InputError(f"{path} must be a tuple, got {show(value)}")
@@ -125,17 +139,17 @@ def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> Non
         if not (np.isfinite(value) | ((value == math.inf) & (name in _UNBOUNDED))).all():
             raise InputError(f"{path} must be finite, got {show(value)}")
     elif not isinstance(value, (bool, np.bool_) if kind == "bool" else str):
-        wanted = "true or false" if kind == "bool" else "a text"
-        raise InputError(f"{path} must be {wanted}, got {show(value)}")
+        expected = "true or false" if kind == "bool" else "a text"
+        raise InputError(f"{path} must be {expected}, got {show(value)}")
 
 
 def _check_float(path: str, name: str, value: Any) -> None:
-    """Check one number of a field."""
+    """Check that a float is finite and in the range of its field."""
     if name in _UNBOUNDED and value == math.inf:
         return
-    size = number(path, value, at_least=None if name in _SIGNED else 0.0)
-    least = 0.0 if name in _TINY else 1.0 / _LARGEST
-    if size != 0.0 and not least <= abs(size) <= _LARGEST:
+    magnitude = number(path, value, at_least=None if name in _SIGNED else 0.0)
+    smallest = 0.0 if name in _TINY else 1.0 / _LARGEST
+    if magnitude != 0.0 and not smallest <= abs(magnitude) <= _LARGEST:
         raise InputError(
             f"{path} must be 0 or of a size from {1.0 / _LARGEST:g} to {_LARGEST:g}, "
             f"got {show(value)}"

@@ -1,8 +1,8 @@
 """Privacy budgets, neighbouring relations, and the sensitivity of the released sums.
 
 A relation says which datasets are neighbours. "replace" is bounded differential privacy: one unit's
-data become any other data (substitution), as the papers define it. "zero-out" is its weaker cousin:
-one unit's contribution becomes zero. The last section has sums of centred rewards.
+data become any other data (substitution), as in the papers. "zero-out" is weaker: one unit's
+contribution becomes zero. The last section covers sums of centred rewards.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from fastfed._validate import InputError, array, choice, integer, number, show
 RELATIONS = ("replace", "zero-out")
 UNITS = ("user", "item", "silo", "reward")
 
-#: Beyond this and below its inverse, squares of noise would leave the range of a float64.
+#: Largest epsilon; the smallest is its inverse. Beyond them squared noise is out of float64's
+#: range.
 MAX_EPSILON = 1e50
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """A privacy budget: epsilon and delta, with the relation and the unit that they are about.
+    """A privacy budget: (epsilon, delta), the neighbouring relation, and the protected unit.
 
     Parameters
     ----------
@@ -34,13 +35,13 @@ class Budget(msgspec.Struct, frozen=True):
         Neighbouring datasets: one unit's data become any other data (bounded DP, the papers'
         definition), or its contribution becomes zero, which is weaker.
     unit : {"user", "item", "silo", "reward"}
-        The unit that is protected: one context with all its possible rewards, one realised pair
-        (x, y), everything that one silo holds, or one user's rewards, contexts being public.
+        The protected unit: one context with all its possible rewards, one realised pair (x, y),
+        all data of one silo, or the rewards of one user whose contexts are public.
 
     Raises
     ------
     InputError
-        For values outside these sets.
+        For values out of range, and for an unknown relation or unit.
     """
 
     epsilon: float
@@ -49,45 +50,45 @@ class Budget(msgspec.Struct, frozen=True):
     unit: str = "user"
 
     def __post_init__(self) -> None:
-        """Check every field and keep numbers as floats."""
+        """Check every field and convert epsilon and delta to float."""
         epsilon = number("epsilon", self.epsilon, above=0)
         if not 1.0 / MAX_EPSILON <= epsilon <= MAX_EPSILON:
             number("epsilon", epsilon, at_least=1.0 / MAX_EPSILON, at_most=MAX_EPSILON)
         delta = number("delta", self.delta, at_least=0, below=1)
         choice("relation", self.relation, RELATIONS)
         choice("unit", self.unit, UNITS)
-        # Budget(1, 0) and Budget(1.0, 0.0) must be the same value, also when written out.
+        # Budget(1, 0) and Budget(1.0, 0.0) must be equal, and equal when serialised.
         msgspec.structs.force_setattr(self, "epsilon", epsilon)
         msgspec.structs.force_setattr(self, "delta", delta)
 
 
 def named_relation(relation: str | None, budget: Budget) -> str:
-    """Return the relation, checked, or the budget's where none is named."""
+    """Check the relation and return it; return the budget's relation if it is None."""
     return choice("relation", relation, RELATIONS) if relation else budget.relation
 
 
 def named_delta(delta: float | None, budget: Budget) -> float:
-    """Return delta, checked, or the budget's where none is named."""
+    """Check delta and return it; return the budget's delta if it is None."""
     return budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
 
 
 def check_gaussian_budget(budget: Budget) -> None:
-    """Refuse a budget that accounts of unbounded noise on one user's records cannot be about.
+    """Refuse a budget that Gaussian noise on one user's records cannot meet.
 
-    Raises InputError for delta = 0 and for the unit "silo".
+    Raises InputError for delta = 0, and for a unit other than "user" and "item".
     """
     number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
 
 
 # ---- sensitivity of the released sums of x y and x x^T, in units of the noise --------------------
-# Only what is proven here is returned; the proof stands beside the formula.
+# Every value is proven; the proof is next to its formula.
 
 LAYOUTS = ("iid", "goe1", "goe2")
 
 
 def layout_stds(layout: str, noise_std: float) -> tuple[float, float]:
-    """Standard deviations (off the diagonal, on the diagonal) of a symmetric noise matrix.
+    """Compute the standard deviations of a symmetric noise matrix, off and on its diagonal.
 
     With A a matrix of independent N(0, noise_std^2) entries, "iid" mirrors the upper triangle of A,
     "goe1" is (A + A^T)/2 and "goe2" is (A + A^T)/sqrt(2). In all three the entries on and above the
@@ -115,7 +116,7 @@ def layout_stds(layout: str, noise_std: float) -> tuple[float, float]:
 
 
 def stds_of_layout(layout: str, noise_std: float) -> tuple[float, float]:
-    """Compute `layout_stds` for arguments that were checked before."""
+    """Compute `layout_stds` without checking the arguments."""
     s = noise_std
     return {
         "iid": (s, s),
@@ -125,7 +126,7 @@ def stds_of_layout(layout: str, noise_std: float) -> tuple[float, float]:
 
 
 def released_std(name: str, value: float) -> float:
-    """Check a noise standard deviation > 0; infinity stands for a stream that is not released."""
+    """Check that a noise std is > 0; infinity is valid and means that nothing is released."""
     return math.inf if value == math.inf else number(name, value, above=0)
 
 
@@ -136,29 +137,32 @@ def user_sensitivity(
     bias_std: float = 1.0,
     cov_std: float = 1.0,
 ) -> float:
-    """Exact worst-case GDP mu of releasing (sum x y, sum x x^T) once, for one changed record.
+    """Compute the exact worst-case GDP mu of releasing (sum x y, sum x x^T) once.
 
-    The bias stream gets N(0, bias_std^2) on each of its d entries, the covariance stream symmetric
-    noise of the given layout with parameter cov_std, independent of it; ||x||_2 <= 1 and |y| <= 1
-    (y in [0, 1] gives the same values). With both standard deviations 1 this is the joint
-    sensitivity: under replacement sqrt(4.5) for "iid" and "goe1", 2 for "goe2".
+    The two datasets differ in one record. Each of the d entries of the bias stream gets
+    noise N(0, bias_std^2). The covariance stream gets independent symmetric noise of the
+    given layout with parameter cov_std. Records have ||x||_2 <= 1 and |y| <= 1; rewards
+    in [0, 1] give the same values.
+
+    If both standard deviations are 1, the result is the joint L2 sensitivity: under replacement it
+    is sqrt(4.5) for "iid" and "goe1", and 2 for "goe2".
 
     Parameters
     ----------
     relation : {"replace", "zero-out"}
         Neighbouring datasets.
     layout : {"iid", "goe1", "goe2"}
-        Layout of the covariance stream's noise, see `layout_stds`.
+        Layout of the noise of the covariance stream; see `layout_stds`.
     dimension : int
-        d >= 1. The value is the same for all d >= 2, and smaller or equal at d = 1, so the default
-        is valid for every d.
+        d >= 1. The value is the same for all d >= 2, and not larger for d = 1. The default is
+        therefore valid for every d.
     bias_std, cov_std : float
-        Noise of the two streams, > 0; math.inf leaves a stream out.
+        Noise of the two streams, > 0. math.inf means that the stream is not released.
 
     Returns
     -------
     float
-        mu >= 0; 0 if both streams are left out.
+        mu >= 0; 0 if neither stream is released.
 
     Raises
     ------
@@ -167,7 +171,7 @@ def user_sensitivity(
 
     Notes
     -----
-    The proof stands in `joint_sensitivity` and the functions that it calls.
+    The proof is in `joint_sensitivity` and in the functions that it calls.
     """
     choice("relation", relation, RELATIONS)
     choice("layout", layout, LAYOUTS)
@@ -183,39 +187,42 @@ def joint_sensitivity(
     bias_std: float = 1.0,
     cov_std: float = 1.0,
 ) -> float:
-    """Compute `user_sensitivity` for arguments that were checked before."""
+    """Compute `user_sensitivity` without checking the arguments."""
     # mu^2 is the squared change of all distinct entries, each weighted by its noise precision:
     #   w_b ||x y - x' y'||^2 + Q(D),  D = x x^T - x' x'^T.
     #   goe1: Q = sum_{i<j} 2 D_ij^2/s^2 + sum_i D_ii^2/s^2   = ||D||_F^2 / s^2
     #   goe2: Q = sum_{i<j} D_ij^2/s^2 + sum_i D_ii^2/(2 s^2) = ||D||_F^2 / (2 s^2)
     #   iid:  Q = sum_{i<=j} D_ij^2/s^2 <= ||D||_F^2 / s^2, with equality iff D is diagonal.
-    # So all three are w_b ||.||^2 + w_c ||D||_F^2; for iid that is a bound, attained below.
-    unit = min(bias_std, cov_std)
-    if unit == math.inf:
+    # All three are w_b ||.||^2 + w_c ||D||_F^2. For iid this is an upper bound; it is attained
+    # below.
+    min_std = min(bias_std, cov_std)
+    if min_std == math.inf:
         return 0.0
-    # In units of the smaller noise, so that neither weight over- nor underflows.
-    w_b = (unit / bias_std) ** 2
-    w_c = (unit / cov_std) ** 2 / (2.0 if layout == "goe2" else 1.0)
+    # Scale by the smaller noise, so that neither weight overflows or underflows.
+    w_b = (min_std / bias_std) ** 2
+    w_c = (min_std / cov_std) ** 2 / (2.0 if layout == "goe2" else 1.0)
     if relation == "zero-out":
         squared = w_b + w_c  # |x y| = 1 and ||x x^T||_F = 1 at x = e_1, y = 1, where D is diagonal
     elif dimension == 1:
         squared = _replacement_line(w_b, w_c)
     else:
         squared = _replacement(w_b, w_c)
-    return math.sqrt(squared) / unit
+    return math.sqrt(squared) / min_std
 
 
 def _replacement(w_b: float, w_c: float) -> float:
-    """Maximum of w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 in dimension >= 2.
+    """Maximise w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 in dimension >= 2.
 
-    Proof. Convex in (y, y'), so |y| = |y'| = 1, and by the sign of x' we may take y = y' = 1. With
-    norms r >= q and <x, x'> = -t (t >= 0 is the better sign), t <= r q, the objective is
+    Proof. The objective is convex in (y, y'), so |y| = |y'| = 1 at a maximum, and by the sign of x'
+    we may take y = y' = 1. Let r >= q be the norms and <x, x'> = -t. Then t >= 0 is the better
+    sign, t <= r q, and the objective is
         F = w_b (r^2 + q^2 + 2 t) + w_c (r^4 + q^4 - 2 t^2).
-    For fixed t it increases in r and in q, so r = q = 1 and 0 <= t <= 1, leaving
-        F = 2 w_b + 2 w_c + 2 w_b t - 2 w_c t^2,
-    a concave parabola with its top at t = w_b / (2 w_c), or at the end t = 1 where F = 4 w_b.
-    Attained at every t by x = (cos u, -sin u), x' = (-sin u, cos u), t = sin 2u: there
-    x x^T - x' x'^T is diagonal, so the value is attained for the layout "iid" too.
+    For fixed t it increases in r and in q, so r = q = 1 and 0 <= t <= 1, and
+        F = 2 w_b + 2 w_c + 2 w_b t - 2 w_c t^2.
+    This is a concave parabola in t. Its maximum is at t = w_b / (2 w_c) if that is at most 1, and
+    else at t = 1, where F = 4 w_b. Every t is attained by x = (cos u, -sin u),
+    x' = (-sin u, cos u) with sin 2u = t. For these, x x^T - x' x'^T is diagonal, so the layout
+    "iid" attains the value too.
     """
     if w_b <= 2.0 * w_c:
         return 2.0 * w_b + 2.0 * w_c + w_b * w_b / (2.0 * w_c)
@@ -223,12 +230,12 @@ def _replacement(w_b: float, w_c: float) -> float:
 
 
 def _replacement_line(w_b: float, w_c: float) -> float:
-    """Maximise the same objective in dimension 1, where <x, x'> = -r q has no freedom left.
+    """Maximise the same objective in dimension 1, where <x, x'> = -r q is fixed by the norms.
 
     Proof. F = w_b (r + q)^2 + w_c (r^2 - q^2)^2 increases in the larger norm r, so r = 1 and
         F(q) = (1 + q)^2 (w_b + w_c (1 - q)^2),  F'(q) = 2 (1 + q) (w_b - 2 w_c q (1 - q)).
     Hence F rises to the smaller root of q (1 - q) = w_b / (2 w_c) if there is one, falls to the
-    larger, and rises again to F(1) = 4 w_b: the maximum is at the smaller root or at 1.
+    larger root, and rises again to F(1) = 4 w_b: the maximum is at the smaller root or at 1.
     """
     best = 4.0 * w_b
     if w_c >= 2.0 * w_b:
@@ -238,7 +245,7 @@ def _replacement_line(w_b: float, w_c: float) -> float:
 
 
 def sum_sensitivity(relation: str) -> float:
-    """L2 sensitivity of a sum of vectors of norm at most 1 to one of them.
+    """Return the L2 sensitivity of a sum of vectors of norm at most 1 to one of these vectors.
 
     Parameters
     ----------
@@ -253,7 +260,7 @@ def sum_sensitivity(relation: str) -> float:
     Raises
     ------
     InputError
-        For another relation.
+        For an unknown relation.
     """
     choice("relation", relation, RELATIONS)
     return 2.0 if relation == "replace" else 1.0
@@ -261,29 +268,29 @@ def sum_sensitivity(relation: str) -> float:
 
 # ---- Centred statistics with a public intercept, exactly and in closed form ----------------------
 #
-# A record is (z, y); its row is x = (z, c) with a constant c that the code writes, and it enters
-# the sums of x (y - r0) and of x x^T. Nobody's data can change c, so replacing a record moves less
-# than `user_sensitivity` says of rows that are free, and the entry (c, c) is a public count.
-# docs/centred.md has the proofs and what the radius becomes.
+# A record (z, y) has the feature vector x = (z, c), where the code writes the constant c. The
+# record enters the sums of x (y - r0) and of x x^T. No user can change c, so replacing a record
+# changes the sums by less than `user_sensitivity` says for arbitrary x, and the entry (c, c) is a
+# public count. docs/centred.md has the proofs and the radius that follows.
 
-#: Largest norm of the features beside the constant: rows are (z, c) with z = u / sqrt 2, |u| <= 1.
+#: Largest norm of z, for x = (z, c) with z = u / sqrt 2 and ||u|| <= 1.
 FEATURE_BOUND = math.sqrt(0.5)
-#: Centred rewards where they lie in [0, 1] and the centre is 1/2.
+#: Interval of y - r0 for rewards y in [0, 1] and the centre r0 = 1/2.
 CENTRED_RANGE = (-0.5, 0.5)
 
 
 def constant_of(kappa: float) -> float:
-    """Compute the constant feature c = 1 / sqrt(2 kappa) of a kappa >= 1 that was checked."""
+    """Compute the constant feature c = 1 / sqrt(2 kappa), for a kappa >= 1 that is not checked."""
     return math.sqrt(0.5 / kappa)
 
 
 class Centred(msgspec.Struct, frozen=True):
-    """Bounds of centred records (z, c) with a constant c of the code: `centred_sensitivity`.
+    """Bounds of centred records (z, c) with a constant c; see `centred_sensitivity`.
 
     Parameters
     ----------
     kappa : float
-        c = 1 / sqrt(2 kappa).
+        Defines the constant c = 1 / sqrt(2 kappa).
     feature_bound : float
         Largest ||z||_2.
     low, high : float
@@ -296,12 +303,12 @@ class Centred(msgspec.Struct, frozen=True):
     high: float
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no account is about."""
+        """Refuse bounds for which no account is proven."""
         if not (self.kappa > 0.0 and self.feature_bound > 0.0 and self.low <= self.high):
             raise InputError(f"centred records need kappa and bounds > 0, got {self}")
 
     def joint(self, relation: str, layout: str, bias_std: float, covariance_std: float) -> float:
-        """GDP mu of releasing both sums once, for one changed record."""
+        """Compute the GDP mu of releasing both sums once, if one record changes."""
         return centred_joint(
             relation,
             layout,
@@ -315,10 +322,12 @@ class Centred(msgspec.Struct, frozen=True):
     def absent(
         self, layout: str, bias_std: float, covariance_std: float, count_std: float
     ) -> float:
-        """GDP mu of releasing both sums once, (c, c) with noise of its own too, for one record that
-        is absent: what it adds to the noisy entries, and c^2."""
-        noisy = self.joint("zero-out", layout, bias_std, covariance_std)
-        return math.hypot(noisy, constant_of(self.kappa) ** 2 / count_std)
+        """Compute the GDP mu of releasing both sums with and without one record.
+
+        Here the entry (c, c) has noise too. The record adds c^2 to this entry.
+        """
+        noisy_entries_mu = self.joint("zero-out", layout, bias_std, covariance_std)
+        return math.hypot(noisy_entries_mu, constant_of(self.kappa) ** 2 / count_std)
 
 
 def centred_sensitivity(
@@ -332,38 +341,39 @@ def centred_sensitivity(
     covariance_std: float = 1.0,
     cross_std: float | None = None,
 ) -> float:
-    """Exact worst-case GDP mu of releasing centred sums with a public intercept, for one record.
+    """Compute the exact worst-case GDP mu of releasing centred sums with a public intercept.
 
-    Released are the sums of x (y - r0) and of x x^T, x = (z, c) and c = 1 / sqrt(2 kappa), with
-    independent Gaussian noise on every entry but (c, c), which carries none.
+    The sums of x (y - r0) and of x x^T are released once, with x = (z, c) and c = 1 / sqrt(2
+    kappa). Every entry has independent Gaussian noise, except (c, c), which has none. The two
+    datasets differ in one record.
 
     Parameters
     ----------
     relation : {"replace", "zero-out"}
-        Neighbouring datasets: one record (z, y) becomes any other, the constant stays; or what the
-        record adds to the noisy entries becomes zero, the entry (c, c) stays.
+        Neighbouring datasets. "replace": one record (z, y) becomes any other, c stays. "zero-out":
+        the record's contribution to the noisy entries becomes zero, the entry (c, c) stays.
     layout : {"iid", "goe1", "goe2"}
         Layout of the noise on the block z z^T, see `fastfed.privacy.layout_stds`.
     kappa : float
         >= 1; c^2 = 1 / (2 kappa).
     reward_range : (float, float)
-        low <= high: an interval that holds every y - r0.
+        (low, high), an interval that contains every y - r0.
     feature_bound : float
         Largest ||z||_2, in (0, 1].
     bias_std : float
-        Noise of the entries of z (y - r0), > 0; math.inf leaves them out.
+        Noise of the entries of z (y - r0), > 0. math.inf: these entries are not released.
     constant_bias_std : float, optional
-        Noise of the entry c (y - r0), likewise; by default bias_std.
+        Noise of the entry c (y - r0), > 0 or math.inf. Default: bias_std.
     covariance_std : float
-        Parameter of the layout of z z^T, likewise.
+        Parameter of the layout of z z^T, > 0 or math.inf.
     cross_std : float, optional
-        Noise of the entries c z of the constant's row, likewise; by default the layout's standard
+        Noise of the entries c z, > 0 or math.inf. Default: the layout's standard
         deviation off the diagonal.
 
     Returns
     -------
     float
-        mu >= 0. Attained where z has two entries or more; an upper bound where it has one.
+        mu >= 0. Exact if z has at least two entries, an upper bound if z has one.
 
     Raises
     ------
@@ -372,12 +382,12 @@ def centred_sensitivity(
 
     Notes
     -----
-    Guarantee: for one user's record with ||z|| <= feature_bound and y - r0 in reward_range, under
-    the relation, all entries released once together are one Gaussian mechanism of GDP parameter mu.
-    The number of records must be public: the entry (c, c) is c^2 times it, and must be counted from
-    the schedule, not from who contributed.
+    Guarantee: let ||z|| <= feature_bound and y - r0 in reward_range for one user's record. Under
+    the relation, all entries released together are one Gaussian mechanism of GDP parameter mu. The
+    number n of records must be public, since the entry (c, c) is n c^2. Take n from the schedule,
+    not from the number of users who contributed.
 
-    The proof stands in `centred_joint`, and at length in docs/centred.md.
+    The proof is in `centred_joint`, with more detail in docs/centred.md.
 
     Examples
     --------
@@ -423,44 +433,47 @@ def centred_joint(
     covariance_std: float = 1.0,
     cross_std: float | None = None,
 ) -> float:
-    """Compute `centred_sensitivity` for arguments that were checked before."""
-    # With z = f u, ||u|| <= 1, f the feature bound, and r = y - r0, mu^2 is the maximum of
+    """Compute `centred_sensitivity` without checking the arguments."""
+    # Write z = f u with ||u|| <= 1 and f the feature bound, and r = y - r0. mu^2 is the maximum of
     #   A ||u r - u' r'||^2 + B (r - r')^2 + C ||u - u'||^2 + G ||u u^T - u' u'^T||_F^2,
-    # weights being squared sizes over noise variances. For the layout of u u^T see
-    # `sensitivity.joint_sensitivity`: "iid" has this value too, for the other terms do not change
-    # when u and u' are turned, and some turn makes u u^T - u' u'^T diagonal.
+    # where each weight is a squared bound over a noise variance. G depends on the layout as in
+    # `joint_sensitivity`. "iid" has the same maximum: rotating u and u' together leaves the other
+    # terms unchanged, and some rotation makes u u^T - u' u'^T diagonal.
     s_0 = bias_std if constant_bias_std is None else constant_bias_std
     s_x = stds_of_layout(layout, covariance_std)[0] if cross_std is None else cross_std
-    unit = min(bias_std, s_0, covariance_std, s_x)
-    if unit == math.inf:
+    min_std = min(bias_std, s_0, covariance_std, s_x)
+    if min_std == math.inf:
         return 0.0
-    # In units of the smallest noise, so that no weight over- or underflows.
-    area, constant = feature_bound**2, constant_of(kappa) ** 2
-    a = area * (unit / bias_std) ** 2
-    b = constant * (unit / s_0) ** 2
-    c = constant * area * (unit / s_x) ** 2
-    g = area**2 * (unit / covariance_std) ** 2 / (2.0 if layout == "goe2" else 1.0)
+    # Scale by the smallest noise, so that no weight overflows or underflows.
+    squared_bound, squared_constant = feature_bound**2, constant_of(kappa) ** 2
+    a = squared_bound * (min_std / bias_std) ** 2
+    b = squared_constant * (min_std / s_0) ** 2
+    c = squared_constant * squared_bound * (min_std / s_x) ** 2
+    g = squared_bound**2 * (min_std / covariance_std) ** 2 / (2.0 if layout == "goe2" else 1.0)
     if relation == "zero-out":
         # Every term increases in ||u|| and |r|; u = e_1 makes u u^T diagonal.
         squared = max(r * r for r in reward_range) * (a + b) + c + g
     else:
         squared = max(
-            _apart(a, b, c, g, *rewards)
+            _replacement_centred(a, b, c, g, *rewards)
             for rewards in combinations_with_replacement(reward_range, 2)
         )
-    return math.sqrt(squared) / unit
+    return math.sqrt(squared) / min_std
 
 
-def _apart(a: float, b: float, c: float, g: float, r: float, other: float) -> float:
-    """Maximum over u and u' of the objective in `centred_joint`, for two rewards r and r'.
+def _replacement_centred(a: float, b: float, c: float, g: float, r: float, other_r: float) -> float:
+    """Maximise the objective in `centred_joint` over u and u', for two rewards r and r'.
 
-    Proof. The objective is convex in (r, r'), so only the corners of the square of rewards matter,
-    and of the mixed ones one, by symmetry. With t = <u, u'> it is
-        A (p r^2 + q r'^2) + C (p + q) + B (r - r')^2 + G (p^2 + q^2)  -  2 (A r r' + C) t - 2 G t^2
-    in p = ||u||^2 and q = ||u'||^2. For fixed t it increases in both, and p = q = 1 leaves t the
-    interval [-1, 1], larger than any other. There it is a concave parabola in t with its top at
-    t = -s / (2 G), s = A r r' + C, if that is inside, and else the larger end is sign(-s).
+    Proof. The objective is convex in (r, r'), so only the corners of the square of rewards matter.
+    By symmetry, one of the two mixed corners is enough. Let t = <u, u'>, p = ||u||^2, q = ||u'||^2.
+    The objective is
+        A (p r^2 + q r'^2) + C (p + q) + B (r - r')^2 + G (p^2 + q^2) - 2 (A r r' + C) t - 2 G t^2.
+    For fixed t it increases in p and q, and p = q = 1 allows every t in [-1, 1]. There it is a
+    concave parabola in t. Its maximum is at t = -s / (2 G) with s = A r r' + C if that is in
+    [-1, 1], and else at t = sign(-s).
     """
-    slope = abs(a * r * other + c)
-    along = slope * slope / (2.0 * g) if slope < 2.0 * g else 2.0 * (slope - g)
-    return a * (r * r + other * other) + b * (r - other) ** 2 + 2.0 * (c + g) + along
+    abs_slope = abs(a * r * other_r + c)
+    best_over_t = (
+        abs_slope * abs_slope / (2.0 * g) if abs_slope < 2.0 * g else 2.0 * (abs_slope - g)
+    )
+    return a * (r * r + other_r * other_r) + b * (r - other_r) ** 2 + 2.0 * (c + g) + best_over_t

@@ -828,7 +828,7 @@ def test_write_protected_output(
         (["calibrate", "gaussian", "--delta", "0.1"], ["missing option", "--epsilon"]),
         (
             ["calibrate", "honaker", "--epsilon", "1", "--delta", "0.1", "--sensitivity", "2"],
-            ["sensitivity goes with gaussian", "honaker", "got 2"],
+            ["sensitivity is an option of gaussian", "honaker", "got 2"],
         ),
         (
             ["calibrate", "laplace", "--epsilon", "1", "--delta", "0.1", "--sensitivity", "0"],

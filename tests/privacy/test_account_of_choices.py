@@ -73,10 +73,10 @@ def test_a_claim_has_the_budget_that_the_noise_was_made_for(
         return
     claim = changed(plan.privacy, budget=changed(plan.privacy.budget, **other))
     faulty = replace(plan, privacy=claim)
-    with pytest.raises(InputError, match=r"the plan's noise is for .* they must be one budget"):
+    with pytest.raises(InputError, match=r"noise is for .* both must be the same budget"):
         again(faulty)
     for make in parties(faulty).values():
-        with pytest.raises(InputError, match="they must be one budget"):
+        with pytest.raises(InputError, match="both must be the same budget"):
             make()
 
 
@@ -91,7 +91,7 @@ def test_every_mechanism_of_a_plan_is_looked_at() -> None:
         else:
             other = changed(plan.noise, budget=changed(plan.noise.budget, delta=0.3))
             faulty = replace(plan, noise=other)
-        with pytest.raises(InputError, match=r"must be one budget|alike but for their radius"):
+        with pytest.raises(InputError, match=r"must be the same budget|alike but for their radius"):
             again(faulty)
 
 

@@ -311,7 +311,7 @@ def test_result_keys() -> None:
         (lambda: AuditResult("x", 0.1, 1.0, 0.5, 0.95, 10, "fine"), "verdict must be one of"),
         (
             lambda: audit("x", np.ones(3), np.ones(4), claimed_epsilon=1, delta=0),
-            "first and second must hold equally many runs, >= 2, got 3, 4",
+            "first and second must have the same number of runs, >= 2, got 3, 4",
         ),
         (
             lambda: audit("x", np.ones(4), np.full(4, math.nan), claimed_epsilon=1, delta=0),

@@ -523,7 +523,8 @@ def test_weights_too_small_to_write_down_are_still_chosen_as_often_as_they_shoul
         assert found == (wanted, 0)
     # 10^11 digits long, were it written out.
     deep = np.array([1e9, 0.0, 2e9])
-    assert exact._chosen(deep, 500.0, np.array([1, 2**40, 3]), Uniforms(1, Stream(1)), 0)[0] == 1
+    counts = np.array([1, 2**40, 3])
+    assert exact._choose_exactly(deep, 500.0, counts, Uniforms(1, Stream(1)), 0)[0] == 1
 
 
 def test_choices_have_their_probabilities():

@@ -587,7 +587,7 @@ def test_calibrate_noisy_argmin(delta: float) -> None:
         (lambda: vertices(Budget(1, 0, unit="silo")), "unit must be one of"),
         (
             lambda: msgspec.structs.replace(vertices(PURE), scales=(1.0,)),
-            "scales must be 3, one a tree, got 1",
+            "scales must be 3, one per tree, got 1",
         ),
         (lambda: calibrate_switching(PURE, switches=-1), "switches must be an integer >= 0"),
         (

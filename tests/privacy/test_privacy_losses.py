@@ -178,7 +178,7 @@ def test_resolution_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         ([("laplace", 0.03, 80), ("bounded-range", 0.03, 80)], 0.1),
     ]
     coarse = [composed_epsilon(*case) for case in cases]
-    monkeypatch.setattr(privacy_loss, "_FEWEST", 2**18)
+    monkeypatch.setattr(privacy_loss, "_SMALLEST_GRID", 2**18)
     monkeypatch.setattr(privacy_loss, "_POINTS", 8 * privacy_loss._POINTS)
     for found, case in zip(coarse, cases, strict=True):
         fine = composed_epsilon(*case)

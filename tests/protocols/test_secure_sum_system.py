@@ -246,7 +246,7 @@ def test_a_centred_account_pays_for_what_is_changed() -> None:
     free = msgspec.structs.replace(secure, centred=None)
     # Rows that are free contain those with a constant.
     assert free.exact() >= secure.exact() * (1.0 - 1e-6)
-    with pytest.raises(InputError, match="centred rewards must lie about 0"):
+    with pytest.raises(InputError, match="the range of centred rewards must contain 0"):
         msgspec.structs.replace(
             secure, centred=msgspec.structs.replace(secure.centred, low=0.2, high=0.7)
         )

@@ -1,1 +1,1 @@
-"""Privacy accounting: what mechanisms cost, exactly or by a proven bound."""
+"""Privacy accounting: epsilon and delta of mechanisms, exactly or by a proven upper bound."""

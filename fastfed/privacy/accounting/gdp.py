@@ -1,10 +1,10 @@
-"""Gaussian differential privacy and zero-concentrated composition, exact where that is possible.
+"""Gaussian differential privacy and zero-concentrated DP, with exact composition where possible.
 
 A Gaussian mechanism is described by one number, its GDP parameter mu = sensitivity / noise_std
 (Dong, Roth & Su 2022). It satisfies (epsilon, delta) exactly when
 delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle & Wang 2018, Theorem 8).
-Adaptive compositions of Gaussian mechanisms are Gaussian mechanisms again, with mu^2 added up. Last
-come releases that a secret coin decides to enter.
+An adaptive composition of Gaussian mechanisms is a Gaussian mechanism with mu^2 = sum mu_i^2. The
+last section covers Gaussian releases of randomly sampled records.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from fastfed._roots import brentq
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Guarantee
 
-# Roots are taken at a delta smaller by these relative amounts, far above rounding (about 1e-12 at
-# delta = 1e-300), so that mu_of never overspends and epsilon_of(mu_of(e, d), d) never exceeds e.
+# Roots are solved for a delta that is smaller by these relative amounts. They are far above the
+# rounding error (1e-12 at delta = 1e-300), so epsilon_of(mu_of(e, d), d) never exceeds e.
 _MU_MARGIN = 1e-10
 _EPSILON_MARGIN = 1e-11
 
 
 @cache
-def _nodes() -> list[tuple[float, float]]:
-    """Nodes and weights of Gauss-Legendre quadrature on [-1, 1], computed once."""
+def _quadrature_nodes() -> list[tuple[float, float]]:
+    """Return (node, weight) pairs of Gauss-Legendre quadrature on [-1, 1]."""
     from numpy.polynomial.legendre import leggauss
 
-    nodes, weights = leggauss(12)
-    return list(zip(nodes.tolist(), weights.tolist(), strict=True))
+    positions, weights = leggauss(12)
+    return list(zip(positions.tolist(), weights.tolist(), strict=True))
 
 
 @cache
-def _special() -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """erfcx and ndtr, imported once: a search asks for them a thousand times."""
+def _special_functions() -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Import erfcx and ndtr once, because root finding calls them a thousand times."""
     from scipy.special import erfcx, ndtr
 
     return erfcx, ndtr
 
 
 def _erfcx_slope(z: float) -> float:
-    """Compute -(d/dz) erfcx(z) = 2/sqrt(pi) - 2 z erfcx(z) without its cancellation at large z."""
-    erfcx, _ = _special()
+    """Compute -(d/dz) erfcx(z) = 2/sqrt(pi) - 2 z erfcx(z), without cancellation at large z."""
+    erfcx, _ = _special_functions()
     if z > 50.0:
         q = 1.0 / (z * z)
         return q / math.sqrt(math.pi) * (1.0 - q * (1.5 - q * (3.75 - q * 13.125)))
@@ -50,27 +50,29 @@ def _erfcx_slope(z: float) -> float:
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
-    """Compute ln delta_of(epsilon, mu) for mu > 0, also where delta itself underflows.
+    """Compute ln delta_of(epsilon, mu) for mu > 0, even if delta underflows.
 
-    With a, b = (epsilon/mu -+ mu/2)/sqrt2 both terms of the formula share the factor exp(-a^2)/2,
-    since epsilon = b^2 - a^2; the rest is erfcx(a) - erfcx(b), with no exponentials left to cancel
-    and e^epsilon never formed.
+    Let a, b = (epsilon/mu -+ mu/2)/sqrt 2. Then epsilon = b^2 - a^2, so both terms of the formula
+    share the factor exp(-a^2)/2, and the remaining factor is erfcx(a) - erfcx(b). No exponentials
+    cancel, and e^epsilon is never computed.
     """
-    erfcx, ndtr = _special()
+    erfcx, ndtr = _special_functions()
     a = (epsilon / mu - mu / 2.0) / math.sqrt(2.0)
     b = (epsilon / mu + mu / 2.0) / math.sqrt(2.0)
     if not math.isfinite(a * a):
         return -math.inf if a > 0 else 0.0
     if mu < 1.0:
-        # The two values are close: integrate the slope over [a, b] (Gauss-Legendre, the integrand
-        # is entire and the interval short) instead of subtracting them. The width is computed
-        # from mu, since b - a is lost to rounding when epsilon/mu is large.
-        half = mu / (2.0 * math.sqrt(2.0))
+        # The two values are close. Integrate the slope over [a, b] instead of subtracting them;
+        # the integrand is entire and the interval short, so quadrature is accurate. The width comes
+        # from mu, because rounding destroys b - a when epsilon/mu is large.
+        half_width = mu / (2.0 * math.sqrt(2.0))
         middle = epsilon / mu / math.sqrt(2.0)
-        difference = half * sum(w * _erfcx_slope(middle + half * u) for u, w in _nodes())
+        difference = half_width * sum(
+            w * _erfcx_slope(middle + half_width * u) for u, w in _quadrature_nodes()
+        )
         return math.log(difference) - math.log(2.0) - a * a if difference > 0.0 else -math.inf
     if a < 0.0:
-        # erfcx(a) would overflow; here the first term is at least 1/2 and dominates.
+        # erfcx(a) would overflow. The first term is at least 1/2 and dominates.
         delta = float(ndtr(-a * math.sqrt(2.0))) - 0.5 * math.exp(-a * a) * float(erfcx(b))
         return math.log(min(delta, 1.0))
     difference = float(erfcx(a)) - float(erfcx(b))
@@ -78,14 +80,14 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """Smallest delta for which a Gaussian mechanism is (epsilon, delta)-private.
+    """Compute the smallest delta for which a Gaussian mechanism is (epsilon, delta)-private.
 
     Parameters
     ----------
     epsilon : float
         >= 0.
     mu : float
-        GDP parameter sensitivity / noise_std, >= 0; at mu = 0 nothing depends on the data.
+        GDP parameter sensitivity / noise_std, >= 0. At mu = 0 the output ignores the data.
 
     Returns
     -------
@@ -106,12 +108,12 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 @lru_cache(4096)
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Compute `delta_of` for arguments that were checked before."""
+    """Compute `delta_of` without checking the arguments."""
     return math.exp(_log_delta(epsilon, mu)) if mu > 0 else 0.0
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Smallest epsilon for which a Gaussian mechanism is (epsilon, delta)-private.
+    """Compute the smallest epsilon for which a Gaussian mechanism is (epsilon, delta)-private.
 
     Parameters
     ----------
@@ -123,8 +125,8 @@ def epsilon_of(mu: float, delta: float) -> float:
     Returns
     -------
     float
-        epsilon >= 0, rounded towards the larger one. Exactly 0 when the total variation distance
-        2 Phi(mu/2) - 1 is already at most delta, and infinite when delta = 0 < mu.
+        epsilon >= 0, rounded up. Exactly 0 if the total variation distance 2 Phi(mu/2) - 1 is at
+        most delta. Infinite if delta = 0 < mu.
 
     Raises
     ------
@@ -141,7 +143,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @lru_cache(4096)
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Compute `epsilon_of` for arguments that were checked before."""
+    """Compute `epsilon_of` without checking the arguments."""
     if mu == 0:
         return 0.0
     if delta == 0:
@@ -149,8 +151,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     target = math.log(delta) - _EPSILON_MARGIN
     if _log_delta(0.0, mu) <= target:
         return 0.0
-    # Already the first term Phi(mu/2 - high/mu) <= exp(-(high/mu - mu/2)^2 / 2) is below target.
-    # The last factor keeps that true in rounded arithmetic when mu is huge.
+    # At `high`, even the first term Phi(mu/2 - high/mu) <= exp(-(high/mu - mu/2)^2 / 2) is below
+    # the target. The factor 1 + 1e-14 keeps this true in rounded arithmetic for huge mu.
     high = (mu * mu / 2.0 + mu * math.sqrt(-2.0 * target)) * (1.0 + 1e-14)
     if not math.isfinite(high):
         return math.inf
@@ -161,7 +163,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Largest mu for which a Gaussian mechanism is (epsilon, delta)-private.
+    """Compute the largest mu for which a Gaussian mechanism is (epsilon, delta)-private.
 
     The noise that just meets the budget is noise_std = sensitivity / mu_of(epsilon, delta).
 
@@ -175,7 +177,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     Returns
     -------
     float
-        mu >= 0, rounded towards the smaller one.
+        mu >= 0, rounded down.
 
     Raises
     ------
@@ -192,7 +194,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 @lru_cache(4096)
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Compute `mu_of` for arguments that were checked before, such as a Budget's."""
+    """Compute `mu_of` without checking the arguments."""
     from scipy.special import erfinv
 
     if delta == 0:
@@ -201,11 +203,11 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     at_zero = 2.0 * math.sqrt(2.0) * float(erfinv(math.exp(target)))
     if epsilon == 0:
         return at_zero
-    # Two lower bounds: the answer at epsilon = 0, and the zero-concentrated bound
-    # epsilon = mu^2/2 + mu sqrt(2 ln(1/delta)), solved for mu without cancellation.
-    slack = math.sqrt(-target)
-    concentrated = math.sqrt(2.0) * epsilon / (math.sqrt(epsilon - target) + slack)
-    low = 0.99 * max(at_zero, concentrated)
+    # Two lower bounds of mu: its value at epsilon = 0, and the solution of the zCDP bound
+    # epsilon = mu^2/2 + mu sqrt(2 ln(1/delta)), written without cancellation.
+    root_log_delta = math.sqrt(-target)
+    zcdp_mu = math.sqrt(2.0) * epsilon / (math.sqrt(epsilon - target) + root_log_delta)
+    low = 0.99 * max(at_zero, zcdp_mu)
     high = 2.0 * low
     while _log_delta(epsilon, high) < target:
         high *= 2.0
@@ -221,12 +223,12 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: Iterable[float]) -> float:
-    """GDP parameter of several Gaussian mechanisms run one after another, inputs chosen adaptively.
+    """Compute the GDP parameter of several Gaussian mechanisms, composed adaptively.
 
     Parameters
     ----------
     mus : iterable of float
-        Their parameters, each >= 0.
+        GDP parameters of the mechanisms, each >= 0.
 
     Returns
     -------
@@ -245,31 +247,33 @@ def compose(mus: Iterable[float]) -> float:
     return math.hypot(*(number("mu", mu, at_least=0) for mu in mus))
 
 
-# ---- composition of mechanisms, each chosen in view of the answers of those before it ------------
-# Mechanisms on disjoint data need none of this: replacing one record then costs the largest of them
-# (parallel composition). Gaussian mechanisms should be composed as such, which is exact.
+# ---- adaptive composition: each mechanism may depend on the answers of earlier ones --------------
+# Mechanisms on disjoint data need no composition: replacing one record then costs the largest
+# epsilon among them (parallel composition). Compose Gaussian mechanisms by `compose`, exactly.
 
 
-# Roots are rounded towards the larger epsilon by this relative amount, far above their error.
+# Epsilons are rounded up by this relative amount, far above the error of the roots.
 _MARGIN = 1e-11
 
 
 def basic(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """Basic composition: the sums of the epsilons and of the deltas.
+    """Compute basic composition: add the epsilons, and add the deltas.
 
-    Source: Dwork & Roth 2014, Theorem 3.16. Raises InputError when the deltas add up to 1 or more:
-    nothing is guaranteed then.
+    Source: Dwork & Roth 2014, Theorem 3.16. Raises InputError if the deltas add up to 1 or more,
+    because nothing is guaranteed then.
     """
-    parts = list(guarantees)
-    return Guarantee(math.fsum(g.epsilon for g in parts), math.fsum(g.delta for g in parts))
+    guarantees_list = list(guarantees)
+    return Guarantee(
+        math.fsum(g.epsilon for g in guarantees_list), math.fsum(g.delta for g in guarantees_list)
+    )
 
 
 def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
-    """Advanced composition of `count` mechanisms with the same guarantee, for `slack` more delta.
+    """Compute advanced composition of `count` mechanisms with equal guarantees.
 
-    (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack) for k = count and each = (e, d).
-    Better than basic composition only for many mechanisms of small e. slack in (0, 1).
-    Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014, Theorem 3.20.
+    The result is (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack), for k = count and
+    each = (e, d), with slack in (0, 1). It improves on basic composition only for many mechanisms
+    of small e. Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014, Theorem 3.20.
     """
     k = integer("count", count, at_least=0)
     slack = number("slack", slack, above=0, below=1)
@@ -279,23 +283,23 @@ def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
 
 
 def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
-    """Exact composition of Gaussian mechanisms of parameters mu_i: one of mu^2 = sum mu_i^2.
+    """Compute the exact (epsilon, delta) of composed Gaussian mechanisms of parameters mu_i.
 
     Source: Dong, Roth & Su 2022, Corollary 3.3; Balle & Wang 2018, Theorem 8.
     """
     return Guarantee(epsilon_of(compose(mus), delta), delta)
 
 
-# ---- zero-concentrated differential privacy: rho adds up -----------------------------------------
+# ---- zero-concentrated differential privacy (zCDP), in which rho adds up -------------------------
 
 
 def rho_of_mu(mu: float) -> float:
-    """rho = mu^2 / 2 of a Gaussian mechanism. Source: Bun & Steinke 2016, Proposition 1.6."""
+    """Compute rho = mu^2 / 2 of a Gaussian mechanism (Bun & Steinke 2016, Proposition 1.6)."""
     return number("mu", mu, at_least=0) ** 2 / 2.0
 
 
 def rho_of_pure(epsilon: float) -> float:
-    """rho = epsilon^2 / 2 of any (epsilon, 0)-private mechanism.
+    """Compute rho = epsilon^2 / 2 of any (epsilon, 0)-private mechanism.
 
     Source: Bun & Steinke 2016, Proposition 1.4.
     """
@@ -303,7 +307,7 @@ def rho_of_pure(epsilon: float) -> float:
 
 
 def rho_of_bounded_range(eta: float) -> float:
-    """rho = eta^2 / 8 of a mechanism of range bounded by eta, as the exponential mechanism is.
+    """Compute rho = eta^2 / 8 of a mechanism of range bounded by eta, such as the exponential one.
 
     Source: Cesar & Rogers 2021.
     """
@@ -311,43 +315,46 @@ def rho_of_bounded_range(eta: float) -> float:
 
 
 def compose_rho(rhos: Iterable[float]) -> float:
-    """rho of several mechanisms: the sum. Source: Bun & Steinke 2016, Lemma 1.7."""
+    """Compute rho of composed mechanisms, the sum (Bun & Steinke 2016, Lemma 1.7)."""
     return math.fsum(number("rho", rho, at_least=0) for rho in rhos)
 
 
 def classic_epsilon_of_rho(rho: float, delta: float) -> float:
-    """rho + 2 sqrt(rho ln(1/delta)), delta > 0. Source: Bun & Steinke 2016, Proposition 1.3."""
+    """Compute rho + 2 sqrt(rho ln(1/delta)), delta > 0 (Bun & Steinke 2016, Proposition 1.3)."""
     rho = number("rho", rho, at_least=0)
     delta = number("delta", delta, above=0, below=1)
     return rho + 2.0 * math.sqrt(-rho * math.log(delta))
 
 
 def rho_of_epsilon(epsilon: float, delta: float) -> float:
-    """Largest rho for the classic formula: (sqrt(ln(1/delta) + epsilon) - sqrt(ln(1/delta)))^2.
+    """Compute the largest rho that meets (epsilon, delta) by `classic_epsilon_of_rho`.
 
-    In closed form, and so safe for dividing a budget: rho/k for each of k mechanisms.
+    It is (sqrt(ln(1/delta) + epsilon) - sqrt(ln(1/delta)))^2. To share a budget among k mechanisms,
+    give each rho / k.
     """
     epsilon = number("epsilon", epsilon, at_least=0)
     tail = -math.log(number("delta", delta, above=0, below=1))
-    # The difference of the roots, without its cancellation at small epsilon.
+    # The difference of the roots, rewritten without cancellation at small epsilon.
     root = epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail))
     return root * root
 
 
 def _log_delta_of_rho(epsilon: float, rho: float) -> float:
-    """Compute ln of delta_of_rho before it is cut at 1, for rho > 0."""
+    """Compute ln `delta_of_rho` for rho > 0, not capped at ln 1."""
 
     # With u = ln(alpha - 1) the exponent's derivative in alpha is slope(u), which increases:
     # below 0 at the lower end since ln(1 + e^-u) > -u there, above 0 at the upper end.
     def slope(u: float) -> float:
-        """Derivative of the exponent in alpha, increasing in u."""
+        """Return the derivative of the exponent in alpha."""
         return (2.0 * math.exp(u) + 1.0) * rho - epsilon - _log1pexp(-u)
 
     low, high = -(3.0 * rho + 1.0), max(0.0, math.log(epsilon + 1.0) - math.log(2.0 * rho))
     u = float(brentq(slope, low, high, xtol=1e-14, rtol=1e-14))
-    less = math.exp(u)  # alpha - 1; any alpha gives a true bound, so rounding here costs nothing
-    alpha = 1.0 + less
-    return less * (alpha * rho - epsilon) - u - alpha * _log1pexp(-u)
+    alpha_minus_1 = math.exp(
+        u
+    )  # alpha - 1; any alpha gives a true bound, so rounding here costs nothing
+    alpha = 1.0 + alpha_minus_1
+    return alpha_minus_1 * (alpha * rho - epsilon) - u - alpha * _log1pexp(-u)
 
 
 def _log1pexp(x: float) -> float:
@@ -356,10 +363,10 @@ def _log1pexp(x: float) -> float:
 
 
 def delta_of_rho(epsilon: float, rho: float) -> float:
-    """Least delta that rho-zCDP gives at epsilon through one Renyi order, the best one:
+    """Compute the smallest delta of rho-zCDP at epsilon that the best Renyi order alpha gives.
 
-    min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha / (alpha - 1).
-    Source: Canonne, Kamath & Steinke 2020, Section 2.3.
+    delta = min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha /
+    (alpha - 1). Source: Canonne, Kamath & Steinke 2020, Section 2.3.
     """
     epsilon = number("epsilon", epsilon, at_least=0)
     rho = number("rho", rho, at_least=0)
@@ -367,7 +374,7 @@ def delta_of_rho(epsilon: float, rho: float) -> float:
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """Least epsilon >= 0 with delta_of_rho(epsilon, rho) <= delta, rounded up; delta > 0.
+    """Compute the least epsilon >= 0 with delta_of_rho(epsilon, rho) <= delta > 0, rounded up.
 
     Never above the classic formula. Source: Canonne, Kamath & Steinke 2020, Section 2.3.
     """
@@ -385,92 +392,118 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     return min(high, root * (1.0 + _MARGIN))
 
 
-#: How many shares of delta for one record a group's account tries, the largest delta / members.
+#: Number of values of one record's delta that `group_epsilon` tries; the largest is delta /
+#: members.
 _SHARES = 40
 
 
 def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -> float:
-    """Least epsilon found for a group of so many records that are replaced together.
+    """Compute an epsilon for a group of records that are replaced together (group privacy).
 
-    ``exact(delta)``: the epsilon proven for one record at delta >= 0, which falls as delta grows.
-    One record after the other: if one is (e, d)-private, k are (k e, d (1 + exp(e) + ... +
-    exp((k - 1) e)))-private; at delta = 0 that is k e. The d of one record is searched on a
-    logarithmic grid below delta / k, so the answer holds, and is the best of the grid. math.inf
-    where none of it gives delta. Source: Dwork & Roth 2014, Theorem 2.2; Vadhan 2017, Lemma 2.2.
+    Parameters
+    ----------
+    exact : callable
+        Maps delta >= 0 to the proven epsilon of one record, which decreases in delta.
+    members : int
+        k >= 1, the number of records.
+    delta : float
+        In [0, 1), the delta of the group.
 
-    Raises InputError for members < 1 and delta outside [0, 1).
+    Returns
+    -------
+    float
+        An epsilon of the group at delta; math.inf if no tried delta of one record gives one.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
+    Replace one record after the other: if one record is (e, d)-private, then k records are
+    (k e, d (1 + exp(e) + ... + exp((k - 1) e)))-private, and at delta = 0 simply k e. The d of one
+    record is searched on a logarithmic grid below delta / k. The result is valid, and the best on
+    the grid. Source: Dwork & Roth 2014, Theorem 2.2; Vadhan 2017, Lemma 2.2.
     """
     k = integer("members", members, at_least=1)
     delta = number("delta", delta, at_least=0, below=1)
     if k == 1:
         return exact(delta)
-    found = k * exact(0.0)
+    best_epsilon = k * exact(0.0)
     if delta == 0.0:
-        return found
+        return best_epsilon
     for step in range(_SHARES):
-        log_each = math.log(delta) - math.log(k) * (1.0 + 0.5 * step)
-        if log_each < -700.0:
+        log_record_delta = math.log(delta) - math.log(k) * (1.0 + 0.5 * step)
+        if log_record_delta < -700.0:
             break
-        epsilon = exact(math.exp(log_each))
-        # ln of the geometric sum, bounded from above by k times its last and largest term.
-        most = math.log(k) + (k - 1) * epsilon
+        epsilon = exact(math.exp(log_record_delta))
+        # ln of the geometric sum, at most k times its largest term.
+        log_geometric_sum = math.log(k) + (k - 1) * epsilon
         if epsilon > 0.0 and (k - 1) * epsilon < 700.0:
-            most = min(most, math.log(math.expm1(k * epsilon)) - math.log(math.expm1(epsilon)))
-        if log_each + most + _MARGIN <= math.log(delta):
-            found = min(found, k * epsilon)
-    return found * (1.0 + _MARGIN)
+            log_geometric_sum = min(
+                log_geometric_sum, math.log(math.expm1(k * epsilon)) - math.log(math.expm1(epsilon))
+            )
+        if log_record_delta + log_geometric_sum + _MARGIN <= math.log(delta):
+            best_epsilon = min(best_epsilon, k * epsilon)
+    return best_epsilon * (1.0 + _MARGIN)
 
 
-# ---- A secret coin for each user -----------------------------------------------------------------
+# ---- Random sampling: a secret coin for each user ------------------------------------------------
 #
 # A user's record enters a Gaussian release with probability p, by a coin that nobody outside the
-# user's silo sees. "Absent" is then a third world between the two that a guarantee compares, and
-# most of the time the user is in it. docs/own-rounds.md proves what is computed here.
+# user's silo sees. Besides the two records that a guarantee compares there is a third case, absence
+# of the record, and it is the most frequent one for small p. Proofs: docs/own-rounds.md.
 
-# Bounds are raised, and roots lowered, by these relative amounts: far above rounding (1e-11).
+# Bounds on delta are raised, relatively, by this amount: far above rounding (1e-11).
 _SAMPLING_MARGIN = 1e-10
 _STEPS = 200
 
 
-def _checked(p: object, zeta: object) -> tuple[float, float]:
-    """Check the coin and the ratio of sensitivities."""
+def _check_sampling(p: object, zeta: object) -> tuple[float, float]:
+    """Check the probability p and the ratio zeta of sensitivities, and return both."""
     return number("p", p, above=0.0, at_most=1.0), number("zeta", zeta, at_least=0.5)
 
 
-def _bound(epsilon: float, p: float, zeta: float, mu: float) -> float:
-    """Compute `sampled_delta` for arguments that were checked before."""
-    plain = p * gaussian_delta(epsilon, mu)
+def _sampled_delta_bound(epsilon: float, p: float, zeta: float, mu: float) -> float:
+    """Compute `sampled_delta` without checking the arguments."""
+    unsampled = p * gaussian_delta(epsilon, mu)
     if p == 1.0 or epsilon == 0.0:
-        return plain
-    # e^inner = 1 + (e^epsilon - 1) / p and weight = e^(epsilon - inner), without overflow.
-    rest = 1.0 - (1.0 - p) * math.exp(-epsilon)
-    inner = math.log1p(math.expm1(epsilon) / p) if epsilon < 1.0 else epsilon + math.log(rest / p)
-    weight = min(1.0, p / rest)
-    absent = gaussian_delta(inner, zeta * mu)
-    mixed = p * ((1.0 - weight) * absent + weight * gaussian_delta(inner, mu))
-    return min(plain, mixed * (1.0 + _SAMPLING_MARGIN))
+        return unsampled
+    # Without overflow: e^inner_epsilon = 1 + (e^epsilon - 1) / p, and
+    # weight = e^(epsilon - inner_epsilon).
+    one_minus_skipped = 1.0 - (1.0 - p) * math.exp(-epsilon)
+    inner_epsilon = (
+        math.log1p(math.expm1(epsilon) / p)
+        if epsilon < 1.0
+        else epsilon + math.log(one_minus_skipped / p)
+    )
+    weight = min(1.0, p / one_minus_skipped)
+    absent_delta = gaussian_delta(inner_epsilon, zeta * mu)
+    mixture = p * ((1.0 - weight) * absent_delta + weight * gaussian_delta(inner_epsilon, mu))
+    return min(unsampled, mixture * (1.0 + _SAMPLING_MARGIN))
 
 
 def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
-    """Bound delta of a Gaussian release that one record enters with probability p.
+    """Bound delta of a Gaussian release in which one record is included with probability p.
 
     Parameters
     ----------
     epsilon : float
         >= 0.
     p : float
-        Probability that the record enters, in (0, 1], independent of everything else.
+        Probability that the record is included, in (0, 1], independent of everything else.
     zeta : float
-        Sensitivity to a record's absence over that to its replacement, >= 1/2 (a replacement is
-        two steps through absence).
+        Sensitivity to a record's absence over sensitivity to its replacement, >= 1/2 (because a
+        replacement is a removal and an addition).
     mu : float
-        GDP parameter of the release under replacement, if the record entered for certain; >= 0.
+        GDP parameter of the release under replacement if the record is always included, >= 0.
 
     Returns
     -------
     float
-        delta in [0, 1): with it the release is (epsilon, delta)-private under replacement. A proven
-        upper bound, at most that without the coin.
+        delta in [0, 1) such that the release is (epsilon, delta)-private under replacement. It is a
+        proven upper bound, and at most the delta without sampling.
 
     Raises
     ------
@@ -479,24 +512,24 @@ def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
 
     Notes
     -----
-    Guarantee: replacement of one record that enters at most once, before an observer who sees the
-    release but not the coin. Whatever the coin decides beyond it, such as a count of those who
-    entered, must carry noise as well and be part of zeta and mu.
+    Guarantee: one record that is included at most once is replaced, and the observer sees the
+    release but not the coin. Everything else that depends on the coin, such as a count of the
+    included records, must carry noise too and be part of zeta and mu.
 
-    With e^e0 = 1 + (e^epsilon - 1) / p and b = e^(epsilon - e0),
+    Let e^e0 = 1 + (e^epsilon - 1) / p and b = e^(epsilon - e0). Then
 
         delta = p min(delta_mu(epsilon), (1 - b) delta_(zeta mu)(e0) + b delta_mu(e0)),
 
-    delta_mu the Gaussian mechanism's. Source: advanced joint convexity, Balle, Barthe & Gaboardi
+    where delta_mu is `delta_of` at mu. Source: advanced joint convexity, Balle, Barthe & Gaboardi
     2018, Theorem 2; proof in docs/own-rounds.md.
     """
-    p, zeta = _checked(p, zeta)
+    p, zeta = _check_sampling(p, zeta)
     epsilon = number("epsilon", epsilon, at_least=0.0)
-    return _bound(epsilon, p, zeta, number("mu", mu, at_least=0.0))
+    return _sampled_delta_bound(epsilon, p, zeta, number("mu", mu, at_least=0.0))
 
 
 def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
-    """Find an epsilon for which `sampled_delta` is at most delta: the least one if zeta <= 1.
+    """Compute an epsilon with `sampled_delta` <= delta; it is the smallest one if zeta <= 1.
 
     Parameters
     ----------
@@ -508,15 +541,14 @@ def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
     Returns
     -------
     float
-        epsilon >= 0, rounded towards the larger one; at most that without the coin, and infinite
-        when delta = 0 < mu.
+        epsilon >= 0, rounded up. At most the epsilon without sampling. Infinite if delta = 0 < mu.
 
     Raises
     ------
     InputError
         For arguments out of range.
     """
-    p, zeta = _checked(p, zeta)
+    p, zeta = _check_sampling(p, zeta)
     delta = number("delta", delta, at_least=0.0, below=1.0)
     mu = number("mu", mu, at_least=0.0)
     if delta >= p * gaussian_delta(0.0, mu):
@@ -525,14 +557,14 @@ def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
     high = gaussian_epsilon(mu, delta / p)
     if p == 1.0 or not math.isfinite(high):
         return high
-    # ``high`` always keeps delta, so that it may be returned; the bound falls in epsilon if
-    # zeta <= 1, and may rise near 0 otherwise.
+    # The bound holds at ``high`` throughout, so returning it is valid. It decreases in epsilon if
+    # zeta <= 1, and may increase near 0 otherwise.
     low = 0.0
     for _ in range(_STEPS):
         middle = 0.5 * (low + high)
         if not low < middle < high:
             break
-        if _bound(middle, p, zeta, mu) <= delta:
+        if _sampled_delta_bound(middle, p, zeta, mu) <= delta:
             high = middle
         else:
             low = middle
@@ -540,7 +572,7 @@ def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
 
 
 def sampled_mu(epsilon: float, delta: float, p: float, zeta: float) -> float:
-    """Largest mu with `sampled_delta` at most delta: the noise is then sensitivity / mu.
+    """Compute the largest mu with `sampled_delta` <= delta; noise_std is then sensitivity / mu.
 
     Parameters
     ----------
@@ -554,31 +586,32 @@ def sampled_mu(epsilon: float, delta: float, p: float, zeta: float) -> float:
     Returns
     -------
     float
-        mu >= 0 under replacement, rounded towards the smaller one, at least that without the coin;
-        infinite where delta >= p.
+        mu >= 0 under replacement, rounded down. At least the mu without sampling. Infinite if
+        delta >= p.
 
     Raises
     ------
     InputError
         For arguments out of range.
     """
-    p, zeta = _checked(p, zeta)
+    p, zeta = _check_sampling(p, zeta)
     epsilon = number("epsilon", epsilon, at_least=0.0)
     delta = number("delta", delta, at_least=0.0, below=1.0)
     if delta == 0.0:
         return 0.0
     if delta >= p:
         return math.inf
-    # The bound grows in mu. ``low`` keeps delta: without the coin it costs delta / p < 1.
+    # The bound increases in mu. ``low`` meets delta: it does even without sampling, as delta / p <
+    # 1.
     low = gaussian_mu(epsilon, delta)
     high = 2.0 * low
-    while _bound(epsilon, p, zeta, high) <= delta:
+    while _sampled_delta_bound(epsilon, p, zeta, high) <= delta:
         low, high = high, 2.0 * high
     for _ in range(_STEPS):
         middle = 0.5 * (low + high)
         if not low < middle < high:
             break
-        if _bound(epsilon, p, zeta, middle) <= delta:
+        if _sampled_delta_bound(epsilon, p, zeta, middle) <= delta:
             low = middle
         else:
             high = middle

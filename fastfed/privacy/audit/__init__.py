@@ -1,1 +1,1 @@
-"""Audits of mechanisms: empirical lower bounds on epsilon, and attacks on released bits."""
+"""Audits of mechanisms: empirical lower bounds on epsilon, and attacks on low bits of floats."""

@@ -1,11 +1,11 @@
 """Auditing: a lower bound on epsilon from runs of a mechanism on two neighbouring datasets.
 
-A mechanism that is (epsilon, delta)-private has P(S) <= e^epsilon Q(S) + delta for every event S,
-P and Q being its distributions on the two datasets, either way round. So an event that was fixed
-before it was counted, with confidence bounds on both of its probabilities, bounds epsilon from
-below. An audit can catch a fault; it proves no privacy.
+Let P and Q be the distributions of a mechanism's output on two neighbouring datasets, in either
+order. If it is (epsilon, delta)-private, then P(S) <= e^epsilon Q(S) + delta for every event S. So
+confidence bounds on the two probabilities of an event give a lower bound on epsilon, if the event
+was chosen before it was counted. An audit can detect a fault; it cannot prove privacy.
 
-`audit` takes runs, `audit_function` makes them with any function from data to its output.
+`audit` evaluates given runs. `audit_function` runs any function from data to its output.
 
 Source: Jagielski et al. 2020, Section 4; Clopper & Pearson 1934.
 """
@@ -28,34 +28,34 @@ from fastfed.privacy.accounting.gdp import epsilon_of
 VERDICTS = ("pass", "caught")
 CONFIDENCE = 0.95
 
-#: Statistics (n,) of n independent runs, or a function of n that makes them.
+#: Statistics (n,) of n independent runs, or a function that returns them for n.
 Runs = np.ndarray | Callable[[int], np.ndarray]
 
-_CANDIDATES = 1000  # thresholds tried on the first half
-# The event is chosen by its bound at a tail this much smaller than the result's. Otherwise rare
-# events win by luck: the bounds found then scatter half as much again, about the same mean.
+_CANDIDATE_COUNT = 1000  # number of thresholds tried on the first half
+# The event is chosen by its bound at a tail this much smaller than the final one. Otherwise rare
+# events win by chance: the final bounds then scatter half as much again, with about the same mean.
 _CHOICE_TAIL = 1.0 / 500.0
 
 
 class AuditResult(Displayed, msgspec.Struct, frozen=True):
-    """Result of an audit.
+    """The result of an audit.
 
     Parameters
     ----------
     name : str
-        Of the audit.
+        Name of the audit.
     delta, claimed_epsilon : float
         The claim.
     epsilon_lower_bound : float
-        The mechanism's true epsilon at delta is at least this, with probability `confidence` over
-        the audit's own runs.
+        Lower bound on the mechanism's true epsilon at delta. It holds with probability
+        ``confidence`` over the runs of the audit.
     confidence : float
         In (0, 1).
     trials : int
-        Runs on each of the two datasets.
+        Number of runs on each of the two datasets.
     verdict : {"pass", "caught"}
-        "caught" if the bound is above the claim, else "pass", which says no more than that these
-        runs did not refute it.
+        "caught" if the bound is above the claim. "pass" means only that these runs did not refute
+        the claim.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
     verdict: str
 
     def __post_init__(self) -> None:
-        """Check all fields and the verdict."""
+        """Check all fields, and that the verdict follows from them."""
         number("delta", self.delta, at_least=0, below=1)
         claimed = number("claimed_epsilon", self.claimed_epsilon, at_least=0)
         bound = number("epsilon_lower_bound", self.epsilon_lower_bound, at_least=0)
@@ -92,7 +92,7 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
 
 
 class EstimatedMu(msgspec.Struct, frozen=True):
-    """Estimate of a Gaussian mechanism's mu, with a confidence interval [low, high]."""
+    """An estimate of a Gaussian mechanism's mu, with a confidence interval [low, high]."""
 
     mu: float
     low: float
@@ -107,25 +107,25 @@ def epsilon_lower_bound(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> float:
-    """Lower bound on epsilon from one event: ln((low(TP) - delta) / up(FP)), at least 0.
+    """Compute a lower bound on epsilon from one event: ln((low(TP) - delta) / high(FP)), >= 0.
 
     Parameters
     ----------
     true_positives, false_positives : int
-        Number of independent runs on either dataset that showed the event, which must have been
-        chosen without looking at them.
+        Number of independent runs on the first and on the second dataset in which the event
+        occurred. The event must have been chosen without looking at these runs.
     trials : int
-        Runs on each dataset.
+        Number of runs on each dataset.
     delta : float
         In [0, 1).
     confidence : float
-        low and up are one-sided Clopper-Pearson bounds at (1 - confidence) / 2 each, so both hold
-        with this probability.
+        In (0, 1). low and high are one-sided Clopper-Pearson bounds at (1 - confidence) / 2 each,
+        so both hold with this probability.
 
     Returns
     -------
     float
-        >= 0.
+        The lower bound, >= 0.
 
     Raises
     ------
@@ -150,40 +150,43 @@ def audit(
     trials: int | None = None,
     confidence: float = CONFIDENCE,
 ) -> AuditResult:
-    """Audit a claim by the statistics of runs on the first and on the second dataset.
+    """Audit a claim by statistics of runs on two neighbouring datasets.
 
-    On the first half of the runs an event is chosen, of the form statistic >= t or statistic <= t
-    and in either role (P against Q, Q against P); on the other half it is counted, once, so the
-    bound has the stated confidence whatever was chosen.
+    The first half of the runs chooses an event, of the form statistic >= t or statistic <= t and in
+    either direction (P against Q, or Q against P). The second half counts this event, once. So the
+    bound has the stated confidence for any choice.
 
     Parameters
     ----------
     name : str
-        Of the result.
+        Name of the result.
     first, second : ndarray (n,) or callable
-        Statistics of runs that are independent of one another, or functions of n that make them.
-        The best statistic is the log likelihood ratio of the two datasets, or anything that
-        increases with it.
+        Statistics of independent runs on the first and on the second dataset, or functions that
+        return them for n. The best statistic is the log likelihood ratio of the two datasets, or
+        any increasing function of it.
     claimed_epsilon, delta : float
         The claim.
     trials : int, optional
-        n, where first and second are functions.
+        n, required if first and second are functions.
     confidence : float
         In (0, 1).
 
     Returns
     -------
     AuditResult
+        The lower bound and the verdict.
 
     Raises
     ------
     InputError
-        For statistics that are not finite or not equally many, and for fewer than 2 runs.
+        For statistics that are not finite or differ in number, and for fewer than 2 runs.
     """
-    p, q = _runs("first", first, trials), _runs("second", second, trials)
+    p, q = _statistics_of("first", first, trials), _statistics_of("second", second, trials)
     n = len(p)
     if n != len(q) or n < 2:
-        raise InputError(f"first and second must hold equally many runs, >= 2, got {n}, {len(q)}")
+        raise InputError(
+            f"first and second must have the same number of runs, >= 2, got {n}, {len(q)}"
+        )
     delta = number("delta", delta, at_least=0, below=1)
     confidence = number("confidence", confidence, above=0, below=1)
     half = n // 2
@@ -204,26 +207,26 @@ def estimated_mu(
 ) -> EstimatedMu:
     """Estimate mu = |difference of means| / standard deviation of a Gaussian statistic.
 
-    The statistic must be Gaussian on both datasets with one variance, as the log likelihood ratio
-    of a Gaussian mechanism is. For large epsilon, where the events that tell the datasets apart
-    are too rare to be counted. The interval is the large-sample one, of variance
+    The statistic must be Gaussian on both datasets with the same variance, like the log likelihood
+    ratio of a Gaussian mechanism. Use it for large epsilon, where events that distinguish the
+    datasets are too rare to be counted. The interval is a large-sample interval of variance
     1/n + 1/m + mu^2 / (2 (n + m - 2)).
     """
     from scipy.special import ndtri
 
-    p, q = _runs("first", first, None), _runs("second", second, None)
+    p, q = _statistics_of("first", first, None), _statistics_of("second", second, None)
     confidence = number("confidence", confidence, above=0, below=1)
     n, m = len(p), len(q)
     if min(n, m) < 2:
         raise InputError(f"first and second must hold at least 2 runs each, got {n}, {m}")
-    squares = float(np.sum((p - p.mean()) ** 2) + np.sum((q - q.mean()) ** 2))
-    if squares == 0.0:
+    sum_of_squares = float(np.sum((p - p.mean()) ** 2) + np.sum((q - q.mean()) ** 2))
+    if sum_of_squares == 0.0:
         raise InputError("first and second must vary over the runs, got constants")
-    freedom = n + m - 2
-    mu = abs(float(p.mean() - q.mean())) / math.sqrt(squares / freedom)
-    error = math.sqrt(1.0 / n + 1.0 / m + mu * mu / (2.0 * freedom))
-    reach = -float(ndtri((1.0 - confidence) / 2.0)) * error
-    return EstimatedMu(mu, max(0.0, mu - reach), mu + reach, confidence)
+    degrees_of_freedom = n + m - 2
+    mu = abs(float(p.mean() - q.mean())) / math.sqrt(sum_of_squares / degrees_of_freedom)
+    standard_error = math.sqrt(1.0 / n + 1.0 / m + mu * mu / (2.0 * degrees_of_freedom))
+    half_width = -float(ndtri((1.0 - confidence) / 2.0)) * standard_error
+    return EstimatedMu(mu, max(0.0, mu - half_width), mu + half_width, confidence)
 
 
 def gaussian_audit(
@@ -235,10 +238,10 @@ def gaussian_audit(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> AuditResult:
-    """Audit a Gaussian mechanism by `estimated_mu`: the bound is the epsilon of the lower end.
+    """Audit a Gaussian mechanism by `estimated_mu`: the bound is epsilon at the interval's low end.
 
-    Much stronger than `audit`, and good for no other noise: the bound rests on the statistic being
-    Gaussian with one variance on both datasets.
+    It is much stronger than `audit`, but valid for Gaussian noise only: the statistic must be
+    Gaussian with the same variance on both datasets.
     """
     low = estimated_mu(first, second, confidence).low
     return judged(
@@ -260,34 +263,36 @@ def judged(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> AuditResult:
-    """Make the result of an audit that found this lower bound on epsilon."""
+    """Return the result of an audit with this lower bound on epsilon."""
     claimed = number("claimed_epsilon", claimed_epsilon, at_least=0)
     verdict = "caught" if bound > claimed else "pass"
     return AuditResult(name, delta, claimed, bound, confidence, trials, verdict)
 
 
-def _runs(name: str, given: Runs, trials: int | None) -> np.ndarray:
-    """Statistics (n,), as given or made by the given function."""
-    if not callable(given):
-        return array(name, given, ndim=1)
+def _statistics_of(name: str, runs: Runs, trials: int | None) -> np.ndarray:
+    """Return the statistics (n,), as given or from the given function."""
+    if not callable(runs):
+        return array(name, runs, ndim=1)
     if trials is None:
         raise InputError(f"trials must be given when {name} is a function, got None")
     count = integer("trials", trials, at_least=2)
-    return array(name, given(count), shape=(count,))
+    return array(name, runs(count), shape=(count,))
 
 
 def _choose(
     p: np.ndarray, q: np.ndarray, delta: float, confidence: float
 ) -> tuple[bool, bool, float]:
-    """Choose (roles swapped, event is <= rather than >=, threshold) with the largest bound.
+    """Choose the event with the largest bound: (roles swapped, event is <=, threshold).
 
-    The bound of the other half at a stricter confidence, so that rare events do not win by luck.
+    The bound is computed at a stricter confidence, so that rare events do not win by chance.
     """
     confidence = 1.0 - (1.0 - confidence) * _CHOICE_TAIL
     p, q = np.sort(p), np.sort(q)
     pool = np.unique(np.concatenate([p, q]))
-    at = np.unique(np.linspace(0, len(pool) - 1, _CANDIDATES).round().astype(int))
-    thresholds = pool[at]
+    candidate_indices = np.unique(
+        np.linspace(0, len(pool) - 1, _CANDIDATE_COUNT).round().astype(int)
+    )
+    thresholds = pool[candidate_indices]
     best: tuple[float, bool, bool, float] = (-1.0, False, False, float(thresholds[0]))
     for below in (False, True):
         counts = [
@@ -298,38 +303,41 @@ def _choose(
         ]
         for swap in (False, True):
             tp, fp = reversed(counts) if swap else counts
-            found = _bounds(tp, fp, len(p), delta, confidence)
-            i = int(found.argmax())
-            best = max(best, (float(found[i]), swap, below, float(thresholds[i])))
+            bounds = _bounds(tp, fp, len(p), delta, confidence)
+            i = int(bounds.argmax())
+            best = max(best, (float(bounds[i]), swap, below, float(thresholds[i])))
     return best[1:]
 
 
 def _bounds(
     tp: np.ndarray, fp: np.ndarray, trials: int, delta: float, confidence: float
 ) -> np.ndarray:
-    """Compute `epsilon_lower_bound` entry by entry."""
+    """Compute `epsilon_lower_bound` for arrays of counts."""
     from scipy.special import betaincinv
 
     tail = (1.0 - confidence) / 2.0
     with np.errstate(invalid="ignore", divide="ignore"):
         low = np.where(tp > 0, betaincinv(np.maximum(tp, 1), trials - tp + 1, tail), 0.0)
-        some = np.minimum(fp, trials - 1)
-        up = np.where(fp < trials, betaincinv(some + 1, trials - some, 1.0 - tail), 1.0)
-        bound = np.log(np.maximum(low - delta, 0.0)) - np.log(up)
+        fp_below_trials = np.minimum(fp, trials - 1)
+        high = np.where(
+            fp < trials, betaincinv(fp_below_trials + 1, trials - fp_below_trials, 1.0 - tail), 1.0
+        )
+        bound = np.log(np.maximum(low - delta, 0.0)) - np.log(high)
     result: np.ndarray = np.maximum(bound, 0.0)
     return result
 
 
 def open_uniforms(draw: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
-    """Draw uniforms in (0, 1) for audits: multiples of 2^-53, and half of one instead of 0."""
+    """Draw uniforms in (0, 1) for audits: multiples of 2^-53, with 2^-54 instead of 0."""
     result: np.ndarray = np.maximum(draw.random(shape), 2.0**-54)
     return result
 
 
-# ---- A mechanism of one's own: any function from data to its output ------------------------------
+# ---- Audits of any function from data to its output ----------------------------------------------
 
-#: Runs that the direction of the default statistic is estimated from, for each one audited.
-_FIT = 0.25
+#: Number of runs that estimate the direction of the default statistic, relative to the audited
+#: runs.
+_FIT_FRACTION = 0.25
 
 
 def audit_function(
@@ -347,44 +355,46 @@ def audit_function(
 ) -> AuditResult:
     """Audit the claim that a mechanism is (epsilon, delta)-private, by runs on two datasets.
 
-    The mechanism is run `trials` times on each of two neighbouring datasets. On the first half of
-    the runs an event is chosen that tells them apart, on the other half it is counted, once: the
-    lower bound on the true epsilon holds with the stated confidence, whatever the mechanism is.
+    The mechanism is run ``trials`` times on each of two neighbouring datasets. The first half of
+    the runs chooses an event that distinguishes them, and the second half counts it, once. So the
+    lower bound on the true epsilon holds with the stated confidence for any mechanism.
 
     Parameters
     ----------
     mechanism : callable
-        ``mechanism(data)``, or ``mechanism(data, rng)`` with a NumPy generator, from which its
-        noise should then come; returns a number or an array of one shape. Runs must be independent.
+        ``mechanism(data)``, or ``mechanism(data, rng)`` with a NumPy generator that it should
+        use for its noise. It returns a number, or an array that always has the same shape.
+        Runs must be independent.
     data, neighbour : object
-        Two datasets that are neighbours under the relation that is claimed; handed to the
-        mechanism as they are. The bound is about this pair, so take the worst one.
+        Two datasets that are neighbours under the claimed relation. They are passed to the
+        mechanism unchanged. The bound is about this pair, so choose the worst one.
     epsilon, delta : float
         The claim: epsilon >= 0, delta in [0, 1).
     statistic : callable, optional
-        From one output to a number; the best is the log likelihood ratio of the two datasets.
-        Default: the output's projection on the difference of the mean outputs, each entry divided
-        by its variance, which trials / 4 runs of their own estimate. That is the log likelihood
-        ratio of Gaussian noise, and blind to what leaves the means as they are.
+        Maps one output to a number. The best one is the log likelihood ratio of the two datasets.
+        Default: the projection of the output on the difference of the mean outputs, with each entry
+        divided by its variance. Means and variances are estimated from trials / 4 separate runs.
+        This is the log likelihood ratio of Gaussian noise. It does not detect differences that
+        leave the means unchanged.
     trials : int
-        Runs on each dataset, >= 2. The bound is at most about ln(trials / 8).
+        Number of runs on each dataset, >= 2. The bound is at most about ln(trials / 8).
     seed : int
-        Of the generator that a mechanism of two arguments gets.
+        Seed of the generator that is passed to a mechanism with two arguments.
     confidence : float
         In (0, 1).
     name : str, optional
-        Of the result; by default the function's own.
+        Name of the result. Default: the name of the function.
 
     Returns
     -------
     AuditResult
-        verdict "caught" if the lower bound is above the claim; "pass" proves no privacy.
+        The verdict is "caught" if the lower bound is above the claim. "pass" proves no privacy.
 
     Raises
     ------
     InputError
-        For values out of range, and outputs or statistics that are not finite numbers, or arrays of
-        more than one shape.
+        For values out of range, and for outputs or statistics that are not finite numbers or
+        change their shape.
 
     Notes
     -----
@@ -392,14 +402,14 @@ def audit_function(
 
     Examples
     --------
-    A sum of numbers in [0, 1] with Laplace noise of scale 1/2, which is 2-private and not 1:
+    A sum of numbers in [0, 1] with Laplace noise of scale 1/2 is 2-private, but not 1-private:
 
     >>> import numpy as np
     >>> import fastfed
     >>> def noisy_sum(data, rng):
     ...     return np.sum(data) + rng.laplace(scale=0.5)
-    >>> found = fastfed.audit(noisy_sum, [0.0, 0.3], [1.0, 0.3], epsilon=1.0, delta=0.0)
-    >>> found.verdict, 1.0 < found.epsilon_lower_bound <= 2.0
+    >>> result = fastfed.audit(noisy_sum, [0.0, 0.3], [1.0, 0.3], epsilon=1.0, delta=0.0)
+    >>> result.verdict, 1.0 < result.epsilon_lower_bound <= 2.0
     ('caught', True)
     """
     if not callable(mechanism):
@@ -408,59 +418,63 @@ def audit_function(
         raise InputError(f"statistic must be a function of one output, got {show(statistic)}")
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     draw = np.random.default_rng(check_seed(seed))
-    takes_draws = _takes_draws(mechanism)
+    takes_draws = _takes_generator(mechanism)
 
     def run(dataset: Any) -> Any:
-        """Run the mechanism once, with the generator if it takes one."""
+        """Run the mechanism once, with the generator if it accepts one."""
         return mechanism(dataset, draw) if takes_draws else mechanism(dataset)
 
-    called = name if name is not None else getattr(mechanism, "__name__", "mechanism")
+    audit_name = name if name is not None else getattr(mechanism, "__name__", "mechanism")
     if statistic is None:
-        first, second = _projected(run, data, neighbour, trials)
+        first, second = _projected_statistics(run, data, neighbour, trials)
     else:
         first, second = (
-            array("statistic", [_number(statistic(run(each))) for _ in range(trials)])
-            for each in (data, neighbour)
+            array("statistic", [_to_float(statistic(run(each_dataset))) for _ in range(trials)])
+            for each_dataset in (data, neighbour)
         )
-    return audit(called, first, second, claimed_epsilon=epsilon, delta=delta, confidence=confidence)
+    return audit(
+        audit_name, first, second, claimed_epsilon=epsilon, delta=delta, confidence=confidence
+    )
 
 
-def _projected(
+def _projected_statistics(
     run: Callable[[Any], Any], data: Any, neighbour: Any, trials: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Statistics of both datasets, projected on the difference of the mean outputs."""
-    fit = max(2, int(trials * _FIT))
-    # The direction is chosen by runs that are not counted again.
-    fitted = [_outputs(run, data, fit, None)]
-    size = fitted[0].shape[1]
-    fitted.append(_outputs(run, neighbour, fit, size))
-    moved = fitted[1].mean(axis=0) - fitted[0].mean(axis=0)
-    variance = (fitted[0].var(axis=0) + fitted[1].var(axis=0)) / 2.0
-    certain = (variance == 0.0) & (moved != 0.0)
-    if certain.any():
-        # What has no noise and differs tells everything.
-        direction = np.where(certain, np.sign(moved), 0.0)
+    """Return the statistics of both datasets: projections on the difference of mean outputs."""
+    fit_count = max(2, int(trials * _FIT_FRACTION))
+    # The direction comes from separate runs, which are not audited.
+    fit_outputs = [_outputs(run, data, fit_count, None)]
+    size = fit_outputs[0].shape[1]
+    fit_outputs.append(_outputs(run, neighbour, fit_count, size))
+    mean_difference = fit_outputs[1].mean(axis=0) - fit_outputs[0].mean(axis=0)
+    variance = (fit_outputs[0].var(axis=0) + fit_outputs[1].var(axis=0)) / 2.0
+    noiseless = (variance == 0.0) & (mean_difference != 0.0)
+    if noiseless.any():
+        # Entries without noise that differ distinguish the datasets with certainty.
+        direction = np.where(noiseless, np.sign(mean_difference), 0.0)
     else:
-        direction = moved / np.where(variance > 0.0, variance, 1.0)
-    first, second = (_outputs(run, each, trials, size) @ direction for each in (data, neighbour))
+        direction = mean_difference / np.where(variance > 0.0, variance, 1.0)
+    first, second = (
+        _outputs(run, dataset, trials, size) @ direction for dataset in (data, neighbour)
+    )
     return first, second
 
 
-def _takes_draws(mechanism: Callable[..., Any]) -> bool:
-    """Return True if a second argument is required."""
+def _takes_generator(mechanism: Callable[..., Any]) -> bool:
+    """Return True if the function has two required positional arguments."""
     try:
         parameters = inspect.signature(mechanism).parameters.values()
-    except (TypeError, ValueError):  # a compiled function may not say
+    except (TypeError, ValueError):  # some compiled functions have no signature
         return False
-    asked = [
+    required = [
         p
         for p in parameters
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
-    return len(asked) == 2
+    return len(required) == 2
 
 
-def _number(value: Any) -> float:
+def _to_float(value: Any) -> float:
     """Convert a statistic to a float."""
     try:
         return float(value)
@@ -469,12 +483,12 @@ def _number(value: Any) -> float:
 
 
 def _outputs(run: Callable[[Any], Any], dataset: Any, count: int, size: int | None) -> np.ndarray:
-    """Outputs (count, e), flattened."""
-    rows = []
+    """Run the mechanism, and return its outputs as flattened rows (count, e)."""
+    outputs = []
     for _ in range(count):
-        row = array("the mechanism's output", run(dataset)).ravel()
-        if size is not None and len(row) != size:
-            raise InputError(f"outputs must have one size, got {size} numbers and {len(row)}")
-        size = len(row)
-        rows.append(row)
-    return np.array(rows)
+        output = array("the mechanism's output", run(dataset)).ravel()
+        if size is not None and len(output) != size:
+            raise InputError(f"outputs must have one size, got {size} numbers and {len(output)}")
+        size = len(output)
+        outputs.append(output)
+    return np.array(outputs)

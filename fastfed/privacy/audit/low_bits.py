@@ -1,13 +1,13 @@
-"""The low-bits attack: which records cannot have given a released floating-point value.
+"""The low-bits attack: exclude records that cannot have led to a released floating-point value.
 
-Noise is continuous on paper. A computer adds one double to another, fl(c + fl(sigma z)), and leaves
-out doubles that no z reaches; which ones, depends on the record's contribution c. An attacker who
-sees the released value and knows sigma tests every candidate record, and excludes those for which
-no value of the noise gives the released one. A release that rounds c + sigma Z to one grid for all
-records excludes nobody. Source: Mironov 2012.
+In theory noise is continuous. A computer adds doubles, fl(c + fl(sigma z)), and some doubles are
+not the result for any z. Which ones depends on the record's contribution c. An attacker who sees
+the released value and knows sigma tests every candidate record, and excludes those for which no
+value of the noise gives the released value. A release that rounds c + sigma Z to the same grid for
+all records excludes no record. Source: Mironov 2012.
 
 The attack does not rely on a model of the sampler. Each test is first tried on releases of records
-that the attacker chose, and kept only if it never excluded the record that was released.
+that the attacker chose, and is used only if it never excluded the released record.
 """
 
 from __future__ import annotations
@@ -25,37 +25,38 @@ from fastfed._validate import InputError, array, integer, number
 from fastfed.privacy.mechanisms.laplace import laplace_quantile
 from fastfed.privacy.mechanisms.winsorized import hadamard
 
-#: Doubles looked at on either side of a quotient or difference, which are off by one at most.
-_NEAR = 4
-#: Draws of a sampler looked at on either side of the one that its inverse names.
-_DRAWS = 8
-#: Entries tested at a time: after a few of them most candidates are excluded already.
-_AT_ONCE = 8
-#: A step is told from rounding if it has so many times the spacing of the doubles there.
-_STEPS = 16.0
-#: Candidates at most whose own releases are looked at one by one.
-_FEW = 8
+#: Number of doubles to test on either side of a quotient or difference, which may be off by one.
+_NEIGHBOURS = 4
+#: Number of draws of a sampler to test on either side of the one that its inverse gives.
+_NEIGHBOUR_DRAWS = 8
+#: Number of entries tested at a time: after a few entries most candidates are excluded.
+_ENTRIES_AT_ONCE = 8
+#: A step of the noise can be distinguished from rounding if it has at least this many times the
+#: spacing of doubles.
+_MIN_STEP_ULPS = 16.0
+#: Largest number of candidates for which `grid_test` learns the grid of each candidate's releases.
+_FEW_CANDIDATES = 8
 
-#: image(released (e,), contributions (n, e), scales (e,)): whether some noise gives each, (n, e).
+#: image(released (e,), contributions (n, e), scales (e,)) -> (n, e): is there noise that gives it?
 Image = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-#: A test: which candidates (n,) a release (e,) leaves possible.
+#: A test: release (e,) -> (n,), True for candidates that remain possible.
 Test = Callable[[np.ndarray], np.ndarray]
 
 
 def reachable(released: object, contribution: object, scale: object) -> np.ndarray:
-    """Test entry by entry if any double z has fl(contribution + fl(scale z)) == released.
+    """Test for each entry if some double z has fl(contribution + fl(scale z)) == released.
 
     Parameters
     ----------
     released, contribution, scale : array_like of float64
-        The released values, the record's contributions, and the factors of the noise (> 0); shapes
-        that broadcast.
+        The released values, the record's contributions, and the factors of the noise (> 0). Their
+        shapes must broadcast.
 
     Returns
     -------
     ndarray of bool
-        True if the release can be explained. It may be True although a sampler never draws that z,
-        never False although it can.
+        True if the release can be explained. It may be True for a z that a sampler never draws, but
+        it is never False for a z that the sampler draws.
 
     Raises
     ------
@@ -77,64 +78,65 @@ def reachable(released: object, contribution: object, scale: object) -> np.ndarr
 
 
 def _neighbours(values: np.ndarray, count: int) -> np.ndarray:
-    """The doubles up to so many places away, in one more axis."""
+    """Return the doubles up to ``count`` places away from each value, in an additional axis."""
     bits = np.ascontiguousarray(values, dtype=np.float64).view(np.int64)
     result: np.ndarray = (bits[..., None] + np.arange(-count, count + 1)).view(np.float64)
     return result
 
 
 def _reachable(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Compute `reachable` of arrays of one shape."""
+    """Compute `reachable` for arrays of equal shapes."""
     with np.errstate(invalid="ignore", over="ignore"):
-        # If doubles about m - c lie closer than those about m, these are all inside of what is
-        # rounded to m, and one of any three is reached; otherwise there is no other to look at.
-        y = _neighbours(m - c, _NEAR)
-        kept = c[..., None] + y == m[..., None]
+        # If doubles near m - c are closer to each other than those near m, then all of these are
+        # inside the interval that rounds to m, and one of any three is reached. Otherwise there are
+        # no other doubles to test.
+        y = _neighbours(m - c, _NEIGHBOURS)
+        rounds_to_m = c[..., None] + y == m[..., None]
         z = _neighbours(y / s[..., None], 2)
-        hit = (s[..., None, None] * z == y[..., None]).any(axis=-1)
-    result: np.ndarray = (kept & hit).any(axis=-1) | (m == c)
+        is_product = (s[..., None, None] * z == y[..., None]).any(axis=-1)
+    result: np.ndarray = (rounds_to_m & is_product).any(axis=-1) | (m == c)
     return result
 
 
 def normals(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """The image of Gaussian noise: any double can be a draw."""
+    """Return which values Gaussian noise can reach, if any double can be a draw."""
     return _reachable(*np.broadcast_arrays(m, c, s))
 
 
 @dataclass(frozen=True)
 class LaplaceDraws:
-    """Laplace noise from so many random bits, which are few: most doubles are no draw.
+    """Laplace noise from a limited number of random bits: most doubles are no draw.
 
-    quantile: of numbers k = 0 .. 2^bits - 1 as doubles, the draw at (k + 1/2) / 2^bits.
+    ``quantile`` maps k = 0 .. 2^bits - 1 (as doubles) to the draw at (k + 1/2) / 2^bits.
     """
 
     bits: int
     quantile: Callable[[np.ndarray], np.ndarray]
 
     def near(self, z: np.ndarray) -> np.ndarray:
-        """The draws nearest to z, in one more axis."""
-        # From the nearer tail, where the cdf is exact.
-        tail = np.floor(0.5 * np.exp(-np.abs(z)) * 2.0**self.bits)
+        """Return the draws nearest to z, in an additional axis."""
+        # Start at the nearer tail, where the cdf is accurate.
+        tail_index = np.floor(0.5 * np.exp(-np.abs(z)) * 2.0**self.bits)
         last = 2.0**self.bits - 1.0
-        nearest = np.where(z < 0.0, tail, last - tail)
-        at = nearest[..., None] + np.arange(-_DRAWS, _DRAWS + 1)
-        return self.quantile(np.clip(at, 0.0, last))
+        nearest = np.where(z < 0.0, tail_index, last - tail_index)
+        indices = nearest[..., None] + np.arange(-_NEIGHBOUR_DRAWS, _NEIGHBOUR_DRAWS + 1)
+        return self.quantile(np.clip(indices, 0.0, last))
 
     def image(self, m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-        """Test if a draw gives fl(c + fl(s z)) == m."""
+        """Test if some draw gives fl(c + fl(s z)) == m."""
         m, c, s = np.broadcast_arrays(m, c, s)
-        drawn = self.near((m - c) / s)
-        result: np.ndarray = (c[..., None] + s[..., None] * drawn == m[..., None]).any(axis=-1)
+        draws = self.near((m - c) / s)
+        result: np.ndarray = (c[..., None] + s[..., None] * draws == m[..., None]).any(axis=-1)
         return result
 
 
 def _from_bits(k: np.ndarray) -> np.ndarray:
-    """Laplace draws of the operating system's sampler at numbers of 53 bits."""
+    """Return the Laplace draws of the operating system's sampler for 53-bit numbers k."""
     flat = np.ascontiguousarray(k.ravel().astype(np.uint64))
     return rng.laplace_from_bits(flat).reshape(k.shape)
 
 
-#: The operating system's Laplace noise, and that of means, from uniforms of 52 and of 53 bits.
+#: The operating system's Laplace noise; and Laplace noise from uniforms of 52 and 53 bits.
 SYSTEM_LAPLACE = LaplaceDraws(53, _from_bits)
 MEAN_LAPLACE = LaplaceDraws(52, lambda k: laplace_quantile((k + 0.5) * 2.0**-52))
 SERVER_LAPLACE = LaplaceDraws(
@@ -149,18 +151,18 @@ class Channel:
     Parameters
     ----------
     name : str
-        Of the release.
+        Name of the release.
     contributions : ndarray (n, v, e)
-        The sums that each of n candidate records leads to in each of e released entries, with
-        everything else that the attacker knows, in v ways if that depends on a secret.
+        For each of n candidate records: the sums in each of e released entries, including
+        everything else that the attacker knows. There are v variants if they depend on a secret.
     scales : ndarray (e,)
         The factors of the noise.
     send : callable
-        From a record's index to the released values (e,); called once for each message.
+        Maps a record's index to the released values (e,). It is called once for each message.
     image : callable
-        The values that the noise reaches.
+        Tests which values the noise can reach.
     explained : callable, optional
-        A test of its own, for releases that are more than one addition.
+        A specific test, for releases that are more than one addition.
     """
 
     name: str
@@ -172,25 +174,27 @@ class Channel:
 
     @property
     def candidates(self) -> int:
-        """Number n of candidate records."""
+        """Return n, the number of candidate records."""
         return len(self.contributions)
 
 
 def float_noise_test(channel: Channel) -> Test:
-    """Excludes candidates from which no noise leads to the release by one addition of doubles."""
+    """Exclude candidates from which no noise leads to the release by one addition of doubles."""
     if channel.explained is not None:
         return channel.explained
 
     def test(released: np.ndarray) -> np.ndarray:
         n, ways, entries = channel.contributions.shape
         rows = channel.contributions.reshape(n * ways, entries)
-        left = np.arange(n * ways)
-        for at in range(0, entries, _AT_ONCE):
-            part = slice(at, at + _AT_ONCE)
-            found = channel.image(released[part], rows[left, part], channel.scales[part])
-            left = left[found.all(axis=1)]
+        remaining = np.arange(n * ways)
+        for start in range(0, entries, _ENTRIES_AT_ONCE):
+            columns = slice(start, start + _ENTRIES_AT_ONCE)
+            possible_entries = channel.image(
+                released[columns], rows[remaining, columns], channel.scales[columns]
+            )
+            remaining = remaining[possible_entries.all(axis=1)]
         possible = np.zeros(n, dtype=bool)
-        possible[left // ways] = True
+        possible[remaining // ways] = True
         return possible
 
     return test
@@ -199,30 +203,30 @@ def float_noise_test(channel: Channel) -> Test:
 def rotated_mean_test(
     means: np.ndarray, signs: np.ndarray, scale: float, draws: LaplaceDraws
 ) -> Test:
-    """Excludes candidates from which no signs and no noise lead to a mean in rotated coordinates.
+    """Exclude candidates from which no signs and no noise lead to a mean in rotated coordinates.
 
-    means: (n, v, d), each candidate's mean in the coordinates that each of v rows of signs (v, d)
-    rotates to, d a power of two. Released is the rotation back of means + scale draws: it is undone
-    but for rounding, and every draw that comes near is rotated back and compared bit for bit.
+    ``means`` (n, v, d) holds each candidate's mean, in the coordinates to which each of v rows of
+    ``signs`` (v, d) rotates; d is a power of two. The release is means + scale draws, rotated back.
+    The test undoes the rotation up to rounding, rotates every near draw back, and compares bits.
     """
     d = means.shape[-1]
     root = np.sqrt(d)
 
     def test(released: np.ndarray) -> np.ndarray:
-        about = hadamard(released * signs) / root
-        # Five standard deviations of what rounding moves; attack() checks that it is enough.
-        window = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(about).max()))
-        values = means[..., None] + scale * draws.near((about - means) / scale)
-        close = np.abs(values - about[None, :, :, None]) <= window
-        # More draws than were looked at may come as near: then nothing is excluded.
-        many = (close[..., 0] | close[..., -1]).any(axis=2)
-        possible: np.ndarray = many.any(axis=1)
+        approximate = hadamard(released * signs) / root
+        # Five standard deviations of the rounding error; attack() checks that this is enough.
+        tolerance = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(approximate).max()))
+        values = means[..., None] + scale * draws.near((approximate - means) / scale)
+        close = np.abs(values - approximate[None, :, :, None]) <= tolerance
+        # If the outermost draws are near too, draws may be missing: exclude nothing then.
+        undecided = (close[..., 0] | close[..., -1]).any(axis=2)
+        possible: np.ndarray = undecided.any(axis=1)
         rows, owners = [], []
-        for i, way in zip(*np.nonzero(close.any(axis=3).all(axis=2) & ~many), strict=True):
+        for i, way in zip(*np.nonzero(close.any(axis=3).all(axis=2) & ~undecided), strict=True):
             lists = [values[i, way, j][close[i, way, j]] for j in range(d)]
-            made = np.stack(np.meshgrid(*lists, indexing="ij"), axis=-1).reshape(-1, d)
-            rows.append(hadamard(made) / root * signs[way])
-            owners.append(np.full(len(made), i))
+            combinations = np.stack(np.meshgrid(*lists, indexing="ij"), axis=-1).reshape(-1, d)
+            rows.append(hadamard(combinations) / root * signs[way])
+            owners.append(np.full(len(combinations), i))
         if rows:
             same = (np.concatenate(rows) == released).all(axis=1)
             possible[np.concatenate(owners)[same]] = True
@@ -231,59 +235,59 @@ def rotated_mean_test(
     return test
 
 
-def _steps(channel: Channel) -> list[np.ndarray]:
-    """Grids that a sampler's steps may be on, (e,) each: powers of two, and of the scale's."""
+def _candidate_steps(channel: Channel) -> list[np.ndarray]:
+    """List grids (e,) of possible noise steps: powers of two, and these times the scales."""
     ones = np.ones_like(channel.scales)
     return [unit * 2.0**k for k in range(0, -50, -1) for unit in (ones, channel.scales)]
 
 
 def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Test if released - rows is a multiple of the step, but for the rounding of both."""
-    apart = released - rows
-    off = np.abs(apart - step * np.rint(apart / step))
-    result: np.ndarray = off <= 2.0 * np.spacing(np.maximum(np.abs(released), np.abs(rows)))
+    """Test if released - rows is a multiple of the step, up to rounding of both."""
+    difference = released - rows
+    distance = np.abs(difference - step * np.rint(difference / step))
+    result: np.ndarray = distance <= 2.0 * np.spacing(np.maximum(np.abs(released), np.abs(rows)))
     return result
 
 
 def learn_step(channel: Channel, seen: list[tuple[int, np.ndarray]]) -> np.ndarray | None:
-    """Find the coarsest grid (e,) that the noise of all releases seen lies on; None if on none.
+    """Find the coarsest grid (e,) that contains the noise of all known releases; None if none does.
 
-    Only grids that are coarser than doubles are there tell anything.
+    Only grids that are coarser than the doubles there are informative.
     """
     rows = np.array([channel.contributions[i] for i, _ in seen])  # (t, v, e)
     released = np.array([values for _, values in seen])[:, None, :]
     spacing = np.spacing(np.abs(released).max())
-    for step in _steps(channel):
-        informative = step.min() >= _STEPS * spacing
-        on: np.ndarray = np.all(_on_step(released, rows, step), axis=2)
-        if informative and on.any(axis=1).all():
+    for step in _candidate_steps(channel):
+        informative = step.min() >= _MIN_STEP_ULPS * spacing
+        on_grid: np.ndarray = np.all(_on_step(released, rows, step), axis=2)
+        if informative and on_grid.any(axis=1).all():
             return step
     return None
 
 
 def residue_test(channel: Channel, step: np.ndarray) -> Test:
-    """Excludes candidates whose distance from the release is no multiple of the noise's step."""
+    """Exclude candidates whose difference to the release is no multiple of the noise's step."""
 
     def test(released: np.ndarray) -> np.ndarray:
-        on: np.ndarray = np.all(_on_step(released, channel.contributions, step), axis=2)
-        return np.asarray(on.any(axis=1))
+        on_grid: np.ndarray = np.all(_on_step(released, channel.contributions, step), axis=2)
+        return np.asarray(on_grid.any(axis=1))
 
     return test
 
 
 def lowest_bit(values: np.ndarray) -> np.ndarray:
-    """The exponent of the last 1 of every double; of 0 one above all."""
+    """Return the exponent of the last 1 of every double; 2048 for 0."""
     mantissa, exponent = np.frexp(values)
-    whole = np.abs(mantissa * 2.0**53).astype(np.int64)
-    last = np.frexp((whole & -whole).astype(np.float64))[1] - 1
-    result: np.ndarray = np.where(values == 0.0, 2048, exponent - 53 + last)
+    integer_mantissa = np.abs(mantissa * 2.0**53).astype(np.int64)
+    last_bit = np.frexp((integer_mantissa & -integer_mantissa).astype(np.float64))[1] - 1
+    result: np.ndarray = np.where(values == 0.0, 2048, exponent - 53 + last_bit)
     return result
 
 
 def grid_test(channel: Channel, trials: int) -> Test:
-    """Excludes candidates whose releases were never seen on so fine a grid, in so many of each.
+    """Exclude candidates whose releases were never seen on so fine a grid in ``trials`` releases.
 
-    For releases rounded to a grid that the record itself decides.
+    It is for releases that are rounded to a grid which depends on the record.
     """
     finest = np.array(
         [
@@ -299,27 +303,26 @@ def grid_test(channel: Channel, trials: int) -> Test:
 
 
 class LowBits(msgspec.Struct, frozen=True):
-    """Result of the attack.
+    """The result of the attack.
 
     Parameters
     ----------
     kind : str
-        The release.
+        Name of the release.
     messages : int
-        Releases attacked, one record each.
+        Number of attacked releases, one record each.
     candidates : int
-        Records tested for each, the true one among them.
+        Number of records tested for each release, including the true record.
     tests, unsound : tuple of str
-        Tests that were sound on releases of known records, and those that were not and were left
-        out.
+        Tests that never excluded a known record, and tests that did and were not used.
     wrongly_excluded : int
-        Messages whose true record was excluded, which a sound test never does.
+        Number of messages whose true record was excluded; a sound test never does this.
     decoded : int
-        Messages with exactly one candidate left, the true one.
+        Number of messages for which only the true record remained possible.
     excluded : float
-        Share of false candidates that were excluded.
+        Fraction of false candidates that were excluded.
     seconds : float
-        Time taken.
+        Run time in seconds.
     """
 
     kind: str
@@ -336,65 +339,70 @@ class LowBits(msgspec.Struct, frozen=True):
 def sound_tests(
     channel: Channel, trials: int, draw: np.random.Generator
 ) -> tuple[dict[str, Test], tuple[str, ...]]:
-    """Select the tests that never excluded the true record in so many releases; name the others.
+    """Return the tests that never excluded the true record in ``trials`` releases, and other names.
 
-    The attacker runs the release on records of their own choice, as anyone can who has the code.
+    The attacker runs the release on chosen records, as anyone can who has the code.
     """
-    seen = [(int(i), channel.send(int(i))) for i in draw.integers(channel.candidates, size=trials)]
-    learnt = seen[: max(1, trials // 2)]
-    found: dict[str, Test] = {"float-noise": float_noise_test(channel)}
-    step = learn_step(channel, learnt)
+    known_releases = [
+        (int(i), channel.send(int(i))) for i in draw.integers(channel.candidates, size=trials)
+    ]
+    step_releases = known_releases[: max(1, trials // 2)]
+    tests: dict[str, Test] = {"float-noise": float_noise_test(channel)}
+    step = learn_step(channel, step_releases)
     if step is not None:
-        found["residue"] = residue_test(channel, step)
-    if channel.candidates <= _FEW:
-        found["grid"] = grid_test(channel, trials)
+        tests["residue"] = residue_test(channel, step)
+    if channel.candidates <= _FEW_CANDIDATES:
+        tests["grid"] = grid_test(channel, trials)
     sound = {
-        name: test for name, test in found.items() if all(test(values)[i] for i, values in seen)
+        name: test
+        for name, test in tests.items()
+        if all(test(values)[i] for i, values in known_releases)
     }
-    return sound, tuple(name for name in found if name not in sound)
+    return sound, tuple(name for name in tests if name not in sound)
 
 
 def attack(channel: Channel, messages: int, *, trials: int = 40, seed: int = 1) -> LowBits:
-    """Attack so many releases of a channel.
+    """Attack releases of a channel.
 
     Parameters
     ----------
     channel : Channel
         The release, and the candidate records.
     messages : int
-        Releases attacked; the record of each is drawn uniformly from the candidates.
+        Number of attacked releases; the record of each is drawn uniformly from the candidates.
     trials : int
-        Releases of known records on which tests are tried first.
+        Number of releases of known records on which tests are tried first.
     seed : int
-        Of the choice of records. The noise is the channel's own.
+        Seed of the choice of records. The noise comes from the channel.
 
     Returns
     -------
     LowBits
+        The result.
     """
     messages = integer("messages", messages, at_least=1)
     trials = integer("trials", trials, at_least=1)
     draw = np.random.default_rng(integer("seed", seed, at_least=0))
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     sound, unsound = sound_tests(channel, trials, draw)
-    wrong = decoded = excluded = 0
+    wrongly_excluded = decoded = excluded = 0
     for i in draw.integers(channel.candidates, size=messages):
         released = channel.send(int(i))
         possible = np.ones(channel.candidates, dtype=bool)
         for test in sound.values():
             possible &= test(released)
-        wrong += not possible[i]
+        wrongly_excluded += not possible[i]
         decoded += bool(possible[i]) and int(possible.sum()) == 1
         excluded += int(np.count_nonzero(~possible)) - (not possible[i])
-    false = max(1, messages * (channel.candidates - 1))
+    false_candidates = max(1, messages * (channel.candidates - 1))
     return LowBits(
         kind=channel.name,
         messages=messages,
         candidates=channel.candidates,
         tests=tuple(sound),
         unsound=unsound,
-        wrongly_excluded=int(wrong),
+        wrongly_excluded=int(wrongly_excluded),
         decoded=int(decoded),
-        excluded=number("excluded", excluded / false),
-        seconds=time.perf_counter() - began,
+        excluded=number("excluded", excluded / false_candidates),
+        seconds=time.perf_counter() - start_time,
     )

@@ -1,8 +1,8 @@
-"""Audits of the mechanisms in this package, run on their own code, and of faults planted in them.
+"""Audits of the mechanisms in this package, run on their real code, and of planted faults.
 
-The Gaussian ones simulate a worst pair of neighbouring datasets (all records the same but that of
-a leaf which moves the most of the release) through the leaf functions that silos and servers use,
-with keyed noise, and look at the log likelihood ratio of everything released.
+Audits of Gaussian mechanisms simulate a worst pair of neighbouring datasets, which differ in one
+record of the leaf with the largest effect. They call the leaf functions that silos and servers use,
+with keyed noise, and compute the log likelihood ratio of everything released.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from fastfed.privacy.sensitivity import Budget, user_sensitivity
 Audit = Callable[[int, int], AuditResult]
 
 BUDGET = Budget(1.0, 0.01)
-RELEASES = 400  # of the tree
-STEPS = 40  # of the releases whose noise is shared between all steps, audited on every step
+RELEASES = 400  # number of releases of the tree
+STEPS = 40  # releases of Honaker's and Toeplitz noise, which are audited from all steps
 
 _D = 2  # a worst pair needs no more dimensions
-_CHUNK = 1000  # runs held in memory at a time
+_CHUNK = 1000  # number of runs in memory at a time
 _COS, _SIN = math.cos(math.pi / 12.0), math.sin(math.pi / 12.0)
 
-#: Features of the changed leaf in the two datasets, both with reward 1, where the joint sensitivity
-#: under replacement is attained (see sensitivity._replacement).
+#: Features of the changed leaf in the two datasets, both with reward 1. They attain the joint
+#: sensitivity under replacement (see sensitivity._replacement).
 WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "iid": ((_COS, -_SIN), (-_SIN, _COS)),
     "goe1": ((1.0, 0.0), (-0.5, math.sqrt(0.75))),
@@ -70,15 +70,15 @@ WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 }
 
 
-def _changed(mechanism: GaussianRelease) -> int:
-    """Leaf, from 1, in which the two datasets differ: a worst one."""
+def _changed_leaf(mechanism: GaussianRelease) -> int:
+    """Return the number, from 1, of the leaf in which the two datasets differ: a worst leaf."""
     return honaker_worst_leaf(mechanism.releases) if mechanism.release == "honaker" else 1
 
 
 def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
-    """Batch statistics (releases, s) of dataset 0 or 1; all leaves but one are the same."""
+    """Return the batch statistics (releases, s) of dataset 0 or 1; they differ in one leaf."""
     features = np.full((mechanism.releases, _D), math.sqrt(0.5))
-    features[_changed(mechanism) - 1] = WORST_PAIR[mechanism.layout][world]
+    features[_changed_leaf(mechanism) - 1] = WORST_PAIR[mechanism.layout][world]
     leaves = np.zeros((mechanism.releases, _D + _D * (_D + 1) // 2))
     for leaf, x in zip(leaves, features, strict=True):
         linalg.accumulate(leaf, x, 1.0)
@@ -86,83 +86,83 @@ def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
 
 
 def _node_sums(leaves: np.ndarray) -> np.ndarray:
-    """Raw p-sums (releases, s) in the order of release."""
+    """Return the raw p-sums (releases, s) in the order of release."""
     sums = np.zeros((len(leaves).bit_length(), leaves.shape[1]))
-    found = np.empty_like(leaves)
+    released_sums = np.empty_like(leaves)
     for k, leaf in enumerate(leaves, start=1):
         level = aggregation.node_level(k)
         aggregation.psum(sums, leaf, level)
-        found[k - 1] = sums[level]
-    return found
+        released_sums[k - 1] = sums[level]
+    return released_sums
 
 
 def _precision(mechanism: GaussianRelease) -> np.ndarray:
-    """One over the noise variance of each packed entry of a statistic, (s,)."""
-    bias, off, on = mechanism.stds
+    """Return 1 / noise variance of each packed entry of a statistic, (s,)."""
+    bias, off_diagonal, diagonal = mechanism.stds
     rows, columns = np.tril_indices(_D)
-    stds = np.concatenate([np.full(_D, bias), np.where(rows == columns, on, off)])
+    stds = np.concatenate([np.full(_D, bias), np.where(rows == columns, diagonal, off_diagonal)])
     result: np.ndarray = stds**-2.0
     return result
 
 
-def _noisy(
+def _add_noise(
     mechanism: GaussianRelease, raw: np.ndarray, keys: list[tuple[int, int]], seed: int, run: int
 ) -> np.ndarray:
-    """Rows of raw (n, s), each plus the noise of its (silo, node) key; a run is a replicate."""
-    noise, parts = SeededNoise(seed, run), mechanism.stds
-    out = np.empty_like(raw)
+    """Add to each row of raw (n, s) the noise of its (silo, node) key; ``run`` is the replicate."""
+    noise, stds = SeededNoise(seed, run), mechanism.stds
+    noisy_rows = np.empty_like(raw)
     for i, (silo, node) in enumerate(keys):
-        out[i] = aggregation.add_noise(raw[i], noise.node(silo, node, _D), _D, *parts)
-    return out
+        noisy_rows[i] = aggregation.add_noise(raw[i], noise.node(silo, node, _D), _D, *stds)
+    return noisy_rows
 
 
 def _by_chunks(trials: int, simulate: Callable[[range], np.ndarray]) -> np.ndarray:
-    """Concatenate the results of all runs, computed so many at a time."""
+    """Simulate all runs in chunks, and concatenate the results."""
     return np.concatenate(
-        [simulate(range(at, min(trials, at + _CHUNK))) for at in range(0, trials, _CHUNK)]
+        [simulate(range(start, min(trials, start + _CHUNK))) for start in range(0, trials, _CHUNK)]
     )
 
 
 def _side_by_side(runs: list[np.ndarray]) -> np.ndarray:
-    """Rows (n, runs s) of runs of (n, s); sums of rows go entry by entry, so they do all runs."""
-    rows: np.ndarray = np.ascontiguousarray(np.stack(runs, axis=1))
-    return rows.reshape(len(rows), -1)
+    """Stack runs of (n, s) to rows (n, runs s); operations on rows then apply to all runs."""
+    stacked: np.ndarray = np.ascontiguousarray(np.stack(runs, axis=1))
+    return stacked.reshape(len(stacked), -1)
 
 
 def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """<output, direction> of each run, (runs,), from rows side by side."""
+    """Return <output, direction> of each run, (runs,), from stacked rows."""
     n, s = direction.shape
     result: np.ndarray = np.einsum("nrs,ns->r", rows.reshape(n, -1, s), direction)
     return result
 
 
-def _ratio_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
-    """Weights with which the outputs' sum is the likelihood ratio.
+def _likelihood_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
+    """Return the weights for which the weighted sum of outputs is the log likelihood ratio.
 
-    All outputs from number `changed` on change alike and none before.
+    All outputs from number ``changed`` on change by the same amount, and no earlier ones.
     """
     result: np.ndarray = np.linalg.solve(covariance, np.arange(1, len(covariance) + 1) >= changed)
     return result
 
 
-# ---- what is released, as statistics of many runs -----------------------------------------------
+# ---- statistics of everything released, for many runs -------------------------------------------
 
 
 def node_statistics(tree: GaussianTree, trials: int, seed: int, world: int) -> np.ndarray:
-    """Log likelihood ratio (trials,), up to a constant, of all released nodes of the tree.
+    """Compute the log likelihood ratio (trials,), up to a constant, of all released tree nodes.
 
-    <output, change> / variance, summed over both streams and the nodes that leaf 1 is in; all else
-    that is released has one distribution in both worlds. Worlds are told apart by the silo of their
-    noise.
+    It is <output, change> / variance, summed over both streams and the nodes that contain leaf 1.
+    All other nodes have the same distribution in both worlds. The noise of world 0 and of world 1
+    has different silo numbers, so it is independent.
     """
-    touched = list(touches(1, tree.releases))
-    at = [node - 1 for node in touched]
-    sums = [_node_sums(_leaves(tree, w))[at] for w in (0, 1)]
+    touched_nodes = list(touches(1, tree.releases))
+    indices = [node - 1 for node in touched_nodes]
+    sums = [_node_sums(_leaves(tree, w))[indices] for w in (0, 1)]
     direction = (sums[1] - sums[0]) * _precision(tree)
-    keys = [(world, node) for node in touched]
+    keys = [(world, node) for node in touched_nodes]
 
     def simulate(runs: range) -> np.ndarray:
-        nodes = [_noisy(tree, sums[world], keys, seed, run) for run in runs]
+        nodes = [_add_noise(tree, sums[world], keys, seed, run) for run in runs]
         return _project(_side_by_side(nodes), direction)
 
     return _by_chunks(trials, simulate)
@@ -171,11 +171,11 @@ def node_statistics(tree: GaussianTree, trials: int, seed: int, world: int) -> n
 def prefix_statistics(
     tree: GaussianTree, trials: int, seed: int, world: int, *, redrawn: bool = False
 ) -> np.ndarray:
-    """Log likelihood ratio of the protocol that sends prefix sums, from some prefixes.
+    """Compute the log likelihood ratio of some prefixes, for the protocol that sends prefix sums.
 
-    They are those of one or two nodes; looking at some only is post-processing, so a bound from
-    them is one for all. redrawn: the fault of drawing a node's noise again for every prefix it is
-    used in.
+    It uses the prefixes of one or two nodes. Ignoring others is post-processing, so a bound from
+    these prefixes holds for all. ``redrawn`` plants a fault: a node's noise is drawn again for
+    every prefix that uses the node.
     """
     prefixes = [k for k in range(1, tree.releases + 1) if k.bit_count() <= 2]
     blocks = [prefix_nodes(k) for k in prefixes]
@@ -183,117 +183,129 @@ def prefix_statistics(
     covariance = np.diag(np.diag(shared)) if redrawn else np.array(shared)
     sums = [_node_sums(_leaves(tree, w)) for w in (0, 1)]
     change = (sums[1][0] - sums[0][0]) * _precision(tree)
-    direction = _ratio_weights(covariance)[:, None] * change
-    # A node's noise has the silo number `world`; redrawn, one more for each prefix.
-    used = [
+    direction = _likelihood_weights(covariance)[:, None] * change
+    # A node's noise has the silo number ``world``; if redrawn, a different one for each prefix.
+    keys_by_prefix = [
         [(world + 2 * k * redrawn, node) for node in nodes]
         for k, nodes in zip(prefixes, blocks, strict=True)
     ]
-    keys = list(dict.fromkeys(key for part in used for key in part))
-    row = {key: i for i, key in enumerate(keys)}
+    keys = list(dict.fromkeys(key for prefix_keys in keys_by_prefix for key in prefix_keys))
+    key_index = {key: i for i, key in enumerate(keys)}
     raw = sums[world][[node - 1 for _, node in keys]]
 
     def simulate(runs: range) -> np.ndarray:
-        nodes = _side_by_side([_noisy(tree, raw, keys, seed, run) for run in runs])
+        nodes = _side_by_side([_add_noise(tree, raw, keys, seed, run) for run in runs])
         levels = np.zeros((tree.depth, nodes.shape[1]))
-        out = np.empty((len(prefixes), nodes.shape[1]))
+        prefix_rows = np.empty((len(prefixes), nodes.shape[1]))
         for i, k in enumerate(prefixes):
-            for key in used[i]:
-                levels[aggregation.node_level(key[1])] = nodes[row[key]]
-            out[i] = aggregation.prefix(levels, k)
-        return _project(out, direction)
+            for key in keys_by_prefix[i]:
+                levels[aggregation.node_level(key[1])] = nodes[key_index[key]]
+            prefix_rows[i] = aggregation.prefix(levels, k)
+        return _project(prefix_rows, direction)
 
     return _by_chunks(trials, simulate)
 
 
 def release_statistics(release: GaussianRelease, trials: int, seed: int, world: int) -> np.ndarray:
-    """Log likelihood ratio of Honaker's tree and square-root Toeplitz noise, from all prefixes."""
-    steps, changed = release.releases, _changed(release)
+    """Compute the log likelihood ratio of Honaker's tree or Toeplitz noise, from all prefixes."""
+    steps, changed = release.releases, _changed_leaf(release)
     leaves = [_leaves(release, w) for w in (0, 1)]
     change = (leaves[1] - leaves[0])[changed - 1] * _precision(release)
     if release.release == "honaker":
-        raw = np.concatenate([_ending_here(leaves[world], k) for k in range(1, steps + 1)])
-        mix = np.zeros((steps, len(raw)))
+        raw_rows = np.concatenate(
+            [_completed_node_sums(leaves[world], k) for k in range(1, steps + 1)]
+        )
+        noise_coefficients = np.zeros((steps, len(raw_rows)))
         for k in range(1, steps + 1):
             for node, c in honaker_coefficients(k).items():
-                mix[k - 1, node_number(*node) - 1] = c
+                noise_coefficients[k - 1, node_number(*node) - 1] = c
     else:
-        raw, mix = np.zeros_like(leaves[world]), toeplitz_factor(steps)
-    direction = _ratio_weights(mix @ mix.T, changed)[:, None] * change
-    keys = [(world, number) for number in range(1, len(raw) + 1)]
+        raw_rows, noise_coefficients = np.zeros_like(leaves[world]), toeplitz_factor(steps)
+    direction = (
+        _likelihood_weights(noise_coefficients @ noise_coefficients.T, changed)[:, None] * change
+    )
+    keys = [(world, number) for number in range(1, len(raw_rows) + 1)]
     prefixes = np.cumsum(leaves[world], axis=0)
 
     def simulate(runs: range) -> np.ndarray:
-        rows = _side_by_side([_noisy(release, raw, keys, seed, run) for run in runs])
+        rows = _side_by_side([_add_noise(release, raw_rows, keys, seed, run) for run in runs])
         if release.release == "honaker":
-            out = _honaker_prefixes(rows, steps)
+            prefix_rows = _honaker_prefixes(rows, steps)
         else:
             noise = [toeplitz_prefix_noise(rows[:k]) for k in range(1, steps + 1)]
-            out = np.array(noise) + np.tile(prefixes, len(runs))
-        return _project(out, direction)
+            prefix_rows = np.array(noise) + np.tile(prefixes, len(runs))
+        return _project(prefix_rows, direction)
 
     return _by_chunks(trials, simulate)
 
 
-def _ending_here(leaves: np.ndarray, k: int) -> np.ndarray:
-    """Raw sums (levels, s) of the nodes that Honaker's tree releases at step k."""
+def _completed_node_sums(leaves: np.ndarray, k: int) -> np.ndarray:
+    """Return the raw sums (levels, s) of the nodes that are completed at step k."""
     return np.array([leaves[end - (1 << h) : end].sum(axis=0) for end, h in nodes_at(k)])
 
 
 def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
-    """Noisy prefixes of Honaker's estimator from noisy nodes."""
+    """Return the noisy prefixes of Honaker's estimator, from noisy nodes."""
     estimates = np.zeros((steps.bit_length(), nodes.shape[1]))
-    out = np.empty((steps, nodes.shape[1]))
+    prefix_rows = np.empty((steps, nodes.shape[1]))
     for k in range(1, steps + 1):
         first = node_count(k - 1)
         honaker_combine(estimates, nodes[first : node_count(k)])
-        out[k - 1] = aggregation.prefix(estimates, k)
-    return out
+        prefix_rows[k - 1] = aggregation.prefix(estimates, k)
+    return prefix_rows
 
 
 # ---- audits -------------------------------------------------------------------------------------
 
 
-def _exact() -> GaussianTree:
-    """The exactly calibrated tree."""
+def _exact_tree() -> GaussianTree:
+    """Return the exactly calibrated tree."""
     return calibrate_tree(BUDGET, RELEASES)
 
 
-def _scaled(factor: float) -> GaussianTree:
-    """The exactly calibrated tree with its noise multiplied by a fault."""
-    tree = _exact()
+def _faulty_tree(factor: float) -> GaussianTree:
+    """Return the exactly calibrated tree with its noise multiplied by a factor: a fault."""
+    tree = _exact_tree()
     return msgspec.structs.replace(tree, noise_std=factor * tree.noise_std)
 
 
 def _natural_log() -> GaussianTree:
-    """kappa = 1 + ln(K) instead of 1 + floor(log2(K))."""
-    return _scaled(math.sqrt((1.0 + math.log(RELEASES)) / _exact().depth))
+    """Plant a fault: kappa = 1 + ln(K) instead of 1 + floor(log2(K))."""
+    return _faulty_tree(math.sqrt((1.0 + math.log(RELEASES)) / _exact_tree().depth))
 
 
-def _no_kappa() -> GaussianTree:
-    """Calibrated as if a record entered one node."""
-    return _scaled(_exact().depth ** -0.5)
+def _without_kappa() -> GaussianTree:
+    """Plant a fault: calibrate as if a record entered one node only."""
+    return _faulty_tree(_exact_tree().depth ** -0.5)
 
 
-def _no_bias() -> GaussianTree:
-    """Calibrated for the covariance stream alone, whose sensitivity under goe2 is 1 and not 2."""
-    alone = user_sensitivity("replace", "goe2", bias_std=math.inf)
-    return _scaled(alone / user_sensitivity("replace", "goe2"))
+def _without_bias() -> GaussianTree:
+    """Plant a fault: calibrate for the covariance stream alone (sensitivity 1 in goe2, not 2)."""
+    covariance_sensitivity = user_sensitivity("replace", "goe2", bias_std=math.inf)
+    return _faulty_tree(covariance_sensitivity / user_sensitivity("replace", "goe2"))
 
 
 def _gaussian(
     name: str, statistics: Callable[[int, int, int], np.ndarray], trials: int, seed: int
 ) -> AuditResult:
-    """Audit by statistics(trials, seed, world)."""
+    """Audit by the statistics that ``statistics(trials, seed, world)`` returns."""
     trials = integer("trials", trials, at_least=2, at_most=2**32 - 1)
-    first, second = (statistics(trials, check_seed(seed), world) for world in (0, 1))
-    return audit(name, first, second, claimed_epsilon=BUDGET.epsilon, delta=BUDGET.delta)
+    first_statistics, second_statistics = (
+        statistics(trials, check_seed(seed), world) for world in (0, 1)
+    )
+    return audit(
+        name,
+        first_statistics,
+        second_statistics,
+        claimed_epsilon=BUDGET.epsilon,
+        delta=BUDGET.delta,
+    )
 
 
 def _tree(
     name: str, tree: Callable[[], GaussianTree], statistics: Callable[..., np.ndarray]
 ) -> tuple[str, Audit]:
-    """Audit of a tree."""
+    """Return the name and the audit of a tree."""
 
     def run(trials: int, seed: int) -> AuditResult:
         return _gaussian(name, partial(statistics, tree()), trials, seed)
@@ -302,7 +314,7 @@ def _tree(
 
 
 def _continual(name: str) -> tuple[str, Audit]:
-    """Audit of a continual release."""
+    """Return the name and the audit of a continual release."""
 
     def run(trials: int, seed: int) -> AuditResult:
         release = calibrate_release(name, BUDGET, STEPS)
@@ -312,7 +324,7 @@ def _continual(name: str) -> tuple[str, Audit]:
 
 
 def _laplace(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit one number, 0 or the sensitivity; the output increases with the likelihood ratio."""
+    """Audit one number, 0 or the sensitivity; the output increases in the likelihood ratio."""
     mechanism = Laplace(sensitivity=1.0, epsilon=1.0)
     draw = np.random.default_rng(check_seed(seed))
 
@@ -330,14 +342,14 @@ def _laplace(name: str, trials: int, seed: int) -> AuditResult:
 
 
 def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult:
-    """Audit two candidates whose costs move against each other.
+    """Audit two candidates whose costs change in opposite directions.
 
-    One is rare enough to tell much and frequent enough to be counted.
+    One candidate is rare enough for a large likelihood ratio and frequent enough to be counted.
     """
     mechanism = Exponential(1.0)
     draw = np.random.default_rng(check_seed(seed))
     worlds = np.array([[6.0, 0.0], [5.0, 1.0]])
-    logs = [mechanism.log_probabilities(costs) for costs in worlds]
+    log_probabilities = [mechanism.log_probabilities(costs) for costs in worlds]
 
     def simulate(world: int, n: int) -> np.ndarray:
         uniforms = open_uniforms(draw, (n, 2))
@@ -345,7 +357,7 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
             chosen = [mechanism.choose_gumbel(worlds[world], u) for u in uniforms]
         else:
             chosen = [mechanism.choose(worlds[world], u) for u in uniforms[:, 0]]
-        result: np.ndarray = (logs[1] - logs[0])[chosen]
+        result: np.ndarray = (log_probabilities[1] - log_probabilities[0])[chosen]
         return result
 
     return audit(
@@ -359,10 +371,10 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
 
 
 def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
-    """Audit queries a little below the threshold that all move up by 1.
+    """Audit queries slightly below the threshold that all increase by 1.
 
-    "None above" hangs on the threshold's noise alone. Without that noise the cost grows with the
-    number of queries.
+    The outcome "none above" depends on the threshold's noise only. Without that noise epsilon grows
+    with the number of queries.
     """
     a, b = minimal_scales(1.0, common_shift=True)
     claimed = AboveThreshold(a, b, common_shift=True)
@@ -372,12 +384,14 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     draw = np.random.default_rng(check_seed(seed))
     count = 30
     worlds = [np.full(count, -3.0), np.full(count, -2.0)]
-    logs = [claimed.log_crossing_probabilities(queries, 0.0) for queries in worlds]
+    log_probabilities = [claimed.log_crossing_probabilities(queries, 0.0) for queries in worlds]
 
     def simulate(world: int, n: int) -> np.ndarray:
         uniforms = open_uniforms(draw, (n, count + 1))
-        found = [mechanism.first_above(worlds[world], 0.0, u) for u in uniforms]
-        result: np.ndarray = (logs[1] - logs[0])[[count if k is None else k for k in found]]
+        crossings = [mechanism.first_above(worlds[world], 0.0, u) for u in uniforms]
+        result: np.ndarray = (log_probabilities[1] - log_probabilities[0])[
+            [count if k is None else k for k in crossings]
+        ]
         return result
 
     return audit(
@@ -390,26 +404,26 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     )
 
 
-# A value moves from one end to the other beside others at both, so that all costs change.
+# One value moves from one end to the other. Other values are at both ends, so all costs change.
 _ENDS = (-1e3, 1e3)
 _OTHERS = np.repeat(_ENDS, 2)
-# Ratios that are equal but for rounding are made equal: their last bits depend on those of the
-# released numbers, which the claims, being about real numbers, leave out.
+# Ratios that are equal up to rounding are made equal. Their last bits depend on the last bits of
+# released numbers, which the claims (about real numbers) do not cover.
 _DIGITS = 9
 
 
 def _private_range(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit two midpoints, each the cheaper one in one of the datasets."""
+    """Audit two midpoints, each of which has the lower cost in one of the datasets."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
     (midpoints, first), (_, second) = (range_distribution(x, 1.0, radius, bound) for x in worlds)
 
     def simulate(world: int, n: int) -> np.ndarray:
-        low = [
+        lower_ends = [
             private_range(worlds[world], 1.0, radius, bound, u)[0] for u in open_uniforms(draw, n)
         ]
-        chosen = np.abs(np.array(low)[:, None] + 2.0 * radius - midpoints).argmin(axis=1)
+        chosen = np.abs(np.array(lower_ends)[:, None] + 2.0 * radius - midpoints).argmin(axis=1)
         result: np.ndarray = (second - first)[chosen]
         return result
 
@@ -426,7 +440,7 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
 def _log_density(
     values: np.ndarray, epsilon: float, radius: float, bound: float, y: np.ndarray
 ) -> np.ndarray:
-    """Compute ln of the density of the winsorized mean of values at each y, but for a constant."""
+    """Compute ln of the density of the winsorized mean at each y, up to a constant."""
     midpoints, logs = range_distribution(values, epsilon / 2.0, radius, bound)
     low = midpoints - 2.0 * radius
     means = np.clip(values, low[:, None], low[:, None] + 4.0 * radius).mean(axis=1)
@@ -436,7 +450,7 @@ def _log_density(
 
 
 def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit the winsorized mean of numbers, one of which moves from end to end."""
+    """Audit the winsorized mean of numbers, one of which moves from one end to the other."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
@@ -444,8 +458,8 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
     def simulate(world: int, n: int) -> np.ndarray:
         uniforms = open_uniforms(draw, (n, 2))
         y = np.array([winsorized_mean_1d(worlds[world], 1.0, radius, bound, *u) for u in uniforms])
-        logs = [_log_density(x, 1.0, radius, bound, y) for x in worlds]
-        result: np.ndarray = np.round(logs[1] - logs[0], _DIGITS)
+        log_densities = [_log_density(x, 1.0, radius, bound, y) for x in worlds]
+        result: np.ndarray = np.round(log_densities[1] - log_densities[0], _DIGITS)
         return result
 
     return audit(
@@ -459,9 +473,9 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
 
 
 def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> AuditResult:
-    """Audit a vector, large in every rotated coordinate, that becomes its opposite.
+    """Audit a vector, large in every rotated coordinate, that is replaced by its negative.
 
-    d: a power of two. noise: a fault, multiplies the Laplace noise.
+    ``d`` is a power of two. ``noise`` is a fault that multiplies the Laplace noise.
     """
     draw = np.random.default_rng(check_seed(seed))
     silos = len(_OTHERS) + 1
@@ -486,12 +500,14 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
             mechanism.apply(worlds[world], flips, *u)
             for flips, u in zip(signs, uniforms, strict=True)
         ]
-        # Rotated back, and every coordinate in the direction in which the vector was moved.
+        # Rotate back, and flip each coordinate to the direction in which the vector moved.
         y = hadamard(signs * means) / math.sqrt(d) * signs[:, :1]
-        given = mechanism.rotated_radius, mechanism.rotated_bound, y
+        radius_bound_y = mechanism.rotated_radius, mechanism.rotated_bound, y
         columns = [x[:, 0] / math.sqrt(d) for x in worlds]
-        logs = [_log_density(c, mechanism.epsilon_coordinate, *given) for c in columns]
-        result: np.ndarray = np.round((logs[1] - logs[0]).sum(axis=1), _DIGITS)
+        log_densities = [
+            _log_density(c, mechanism.epsilon_coordinate, *radius_bound_y) for c in columns
+        ]
+        result: np.ndarray = np.round((log_densities[1] - log_densities[0]).sum(axis=1), _DIGITS)
         return result
 
     return audit(
@@ -505,11 +521,11 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
 
 
 def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit a statistic plus Gaussian noise by one addition of doubles, of the claimed variance.
+    """Audit a statistic with Gaussian noise of the claimed variance, added in float64.
 
-    The two records are of no special kind: they are told apart by the doubles that are never
-    released. The statistic is 1 if the second record can have given the release, less 1 if the
-    first can.
+    The two records have no special property. They are distinguished by doubles that cannot
+    be released. The statistic is 1 if the second record can lead to the release, minus 1
+    if the first record can.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     draw, d = np.random.default_rng(check_seed(seed)), 6
@@ -538,7 +554,7 @@ def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
 
 
 _LIST: list[tuple[str, Audit]] = [
-    _tree("gaussian-tree", _exact, node_statistics),
+    _tree("gaussian-tree", _exact_tree, node_statistics),
     _tree(
         "gaussian-tree-theorem",
         partial(calibrate_tree, BUDGET, RELEASES, "theorem"),
@@ -549,7 +565,7 @@ _LIST: list[tuple[str, Audit]] = [
         partial(calibrate_tree, BUDGET, RELEASES, "published-code"),
         node_statistics,
     ),
-    _tree("gaussian-tree-prefix", _exact, prefix_statistics),
+    _tree("gaussian-tree-prefix", _exact_tree, prefix_statistics),
     _continual("honaker"),
     _continual("toeplitz"),
     ("laplace", partial(_laplace, "laplace")),
@@ -561,15 +577,15 @@ _LIST: list[tuple[str, Audit]] = [
     ("winsorized-mean", partial(_winsorized, "winsorized-mean", 2, 1.0)),
     # Planted faults.
     _tree("fault-natural-log", _natural_log, node_statistics),
-    _tree("fault-kappa-forgotten", _no_kappa, node_statistics),
-    _tree("fault-bias-forgotten", _no_bias, node_statistics),
-    _tree("fault-noise-redrawn", _exact, partial(prefix_statistics, redrawn=True)),
+    _tree("fault-kappa-forgotten", _without_kappa, node_statistics),
+    _tree("fault-bias-forgotten", _without_bias, node_statistics),
+    _tree("fault-noise-redrawn", _exact_tree, partial(prefix_statistics, redrawn=True)),
     (
         "fault-bare-threshold",
         partial(_sparse_vector, "fault-bare-threshold", False),
     ),
     (
-        # One dimension, where the fewest runs tell.
+        # One dimension needs the fewest runs.
         "fault-winsorized-half-noise",
         partial(_winsorized, "fault-winsorized-half-noise", 1, 0.5),
     ),
@@ -577,11 +593,11 @@ _LIST: list[tuple[str, Audit]] = [
     *experts.AUDITS.items(),
 ]
 
-#: Name -> audit(trials, seed), with `trials` independent runs on each of two neighbouring datasets.
-#: The claim is (1, 0.01) for Gaussian noise and for means of vectors, (1, 0) for the others.
+#: Name -> audit(trials, seed), with ``trials`` independent runs on each of two neighbouring
+#: datasets. The claim is (1, 0.01) for Gaussian noise and means of vectors, else (1, 0).
 AUDITS: dict[str, Audit] = dict(_LIST)
 
-#: The audits that must end with "caught": the published code's noise, and the planted faults.
+#: The audits that must end with "caught": the noise of the published code, and planted faults.
 FAULTY = frozenset(
     {
         "gaussian-tree-published-code",
@@ -596,9 +612,9 @@ FAULTY = frozenset(
     }
 )
 
-#: Runs on each dataset that make every verdict all but certain, within seconds. The natural
-#: logarithm's true epsilon is 1.18, which takes many runs to tell from 1; audits of prefixes draw
-#: noise for many nodes a run.
+#: Number of runs on each dataset for which every verdict is nearly certain, within seconds. The
+#: true epsilon of the natural logarithm is 1.18, which takes many runs to distinguish from 1.
+#: Audits of prefixes draw noise for many nodes per run.
 TRIALS: dict[str, int] = {
     **dict.fromkeys(AUDITS, 20_000),
     **dict.fromkeys(("gaussian-tree-prefix", "fault-noise-redrawn", "honaker", "toeplitz"), 10_000),

@@ -1,1 +1,1 @@
-"""Mechanisms: each with its noise, its calibration from a budget, and its exact account."""
+"""Mechanisms: each one has its noise, a calibration to a budget, and its exact account."""

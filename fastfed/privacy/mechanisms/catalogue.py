@@ -1,4 +1,4 @@
-"""The mechanisms by name: `calibrate` finds the noise of a named mechanism for a budget."""
+"""The mechanisms by name. `calibrate` computes the noise of a named mechanism for a budget."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from fastfed.privacy.sensitivity import Budget, sum_sensitivity
 
 
 class Calibrated(Displayed, msgspec.Struct, frozen=True):
-    """The result of a calibration.
+    """The result of `calibrate`.
 
     Parameters
     ----------
     mechanism : str
-        Its name.
+        Name of the mechanism.
     epsilon, delta, relation
         The budget.
     releases : int
         Number of releases.
     noise_std : float
-        Standard deviation of the noise, see `calibrate`.
+        Standard deviation of the noise; see `calibrate` for its meaning.
     mu : float
-        The GDP parameter that everything released amounts to.
+        GDP parameter of all releases together.
     source : str
         Author-year of the rule, and details.
     """
@@ -59,16 +59,17 @@ class Calibrated(Displayed, msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """Sizes that some mechanisms need beside budget and releases.
+    """Sizes that some mechanisms need besides budget and releases.
 
     Parameters
     ----------
     users : int, optional
-        Of one leaf, silos times batch size.
+        Number of users of one leaf: silos times batch size.
     dimension : int, optional
         d.
     sensitivity : float, optional
-        The most that neighbours change one release, in its units; None: the mechanism's own.
+        The largest change of one release between neighbours, in the units of the release. None:
+        the mechanism's default.
     """
 
     users: int | None = None
@@ -76,45 +77,52 @@ class Size(msgspec.Struct, frozen=True):
     sensitivity: float | None = None
 
 
-#: Records of all secure sums together: they decide the grid alone.
+#: Assumed number of records of all secure sums together. It affects the grid only.
 SECURE_POINTS = 10**6
-#: The source of no noise.
+#: The `source` of a result without releases.
 NOTHING = "nothing is released"
 
 
-def _answer(
+def _result(
     name: str, budget: Budget, releases: int, std: float, mu: float, source: str
 ) -> Calibrated:
-    """Make the result of a calibration."""
+    """Return the result of a calibration."""
     return Calibrated(
         name, budget.epsilon, budget.delta, budget.relation, releases, std, mu, source
     )
 
 
 def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate sums of vectors of norm at most 1, a record entering each of the releases."""
+    """Calibrate sums of vectors of norm at most 1, if a record enters every release."""
     releases = integer("releases", releases, at_least=0)
     delta = number("delta", budget.delta, above=0, below=1)
-    each = sum_sensitivity(budget.relation) if size.sensitivity is None else size.sensitivity
-    moved = math.sqrt(releases) * each
-    s = moved / mu_of(budget.epsilon, delta)
-    of = "sums of unit-norm vectors"
+    sensitivity = sum_sensitivity(budget.relation) if size.sensitivity is None else size.sensitivity
+    total_sensitivity = math.sqrt(releases) * sensitivity
+    noise_std = total_sensitivity / mu_of(budget.epsilon, delta)
+    statistic = "sums of unit-norm vectors"
     if size.sensitivity is not None:
-        of = f"statistics of L2 sensitivity {each:g}"
-    source = f"exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of {of}"
-    return _answer("gaussian", budget, releases, s, moved / s if releases else 0.0, source)
+        statistic = f"statistics of L2 sensitivity {sensitivity:g}"
+    source = f"exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of {statistic}"
+    return _result(
+        "gaussian",
+        budget,
+        releases,
+        noise_std,
+        total_sensitivity / noise_std if releases else 0.0,
+        source,
+    )
 
 
-def _gaussian_release(name: str, made: GaussianRelease) -> Calibrated:
-    """Make the result for a Gaussian release of two streams."""
-    source = made.source
-    if made.calibration != "exact":
-        source += f"; exact epsilon {rounded_up(made.exact())}"
-    return _answer(name, made.budget, made.releases, made.noise_std, made.mu(), source)
+def _gaussian_release(name: str, release: GaussianRelease) -> Calibrated:
+    """Return the result for a Gaussian release of two streams."""
+    source = release.source
+    if release.calibration != "exact":
+        source += f"; exact epsilon {rounded_up(release.exact())}"
+    return _result(name, release.budget, release.releases, release.noise_std, release.mu(), source)
 
 
 def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrated]:
-    """Make the function that calibrates the tree by this rule."""
+    """Return the function that calibrates the tree by this rule."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         return _gaussian_release(name, calibrate_tree(budget, releases, calibration))
@@ -123,7 +131,7 @@ def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrat
 
 
 def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
-    """Make the function that calibrates this release."""
+    """Return the function that calibrates this release."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         return _gaussian_release(name, calibrate_release(name, budget, releases))
@@ -132,7 +140,7 @@ def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
 
 
 def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate both streams through the vector sum by shuffling, at every node of the tree."""
+    """Calibrate the shuffled vector sum of both streams, at every node of the tree."""
     if size.users is None or size.dimension is None:
         raise InputError("vector-sum needs users (of all silos in one batch) and dimension")
     integer("users", size.users, at_least=1)
@@ -143,101 +151,107 @@ def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
     )
     source = f"{tree.source}; {bits or 'nothing is released'}"
     std = tree.noise_stds["bias"]
-    return _answer("vector-sum", budget, tree.releases, std, tree.mu(), source)
+    return _result("vector-sum", budget, tree.releases, std, tree.mu(), source)
 
 
-def _points(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrated]:
-    """Make the function that calibrates users' own Gaussian noise; noise_std of one message."""
+def _user_noise(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrated]:
+    """Return the function that calibrates noise which every user adds; noise_std of one message."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         if shuffled and size.users is None:
             raise InputError(f"{name} needs users (of one batch, whose messages are shuffled)")
         if integer("releases", releases, at_least=0) == 0:
-            return _answer(name, budget, 0, 0.0, 0.0, NOTHING)
-        made = calibrate_local_gaussian(
+            return _result(name, budget, 0, 0.0, 0.0, NOTHING)
+        mechanism = calibrate_local_gaussian(
             budget, size.users or 1, returning=releases, shuffled=shuffled
         )
-        return _answer(name, budget, releases, made.noise_std, made.mu(), made.source)
+        return _result(
+            name, budget, releases, mechanism.noise_std, mechanism.mu(), mechanism.source
+        )
 
     return calibrated
 
 
 def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate one agent's vector sums, for a user of so many batches; noise_std of one batch."""
+    """Calibrate an agent's vector sums for a user of ``releases`` batches; noise_std of a batch."""
     if size.users is None or size.dimension is None:
         raise InputError("vector-batches needs users (of one batch) and dimension")
     if integer("releases", releases, at_least=0) == 0:
-        return _answer("vector-batches", budget, 0, 0.0, 0.0, NOTHING)
-    made = calibrate_vector_batches(budget, size.users, size.dimension, returning=releases)
-    source = f"{made.source}; g = {made.g[0]}, b = {made.b}"
-    return _answer("vector-batches", budget, releases, made.noise_std[0], made.mu(), source)
+        return _result("vector-batches", budget, 0, 0.0, 0.0, NOTHING)
+    batches = calibrate_vector_batches(budget, size.users, size.dimension, returning=releases)
+    source = f"{batches.source}; g = {batches.g[0]}, b = {batches.b}"
+    return _result("vector-batches", budget, releases, batches.noise_std[0], batches.mu(), source)
 
 
 def _secure_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate secure sums of equal batches of so many silos, of which a third collude."""
+    """Calibrate secure sums of equal batches over ``users`` silos, of which a third collude."""
     if size.users is None or size.dimension is None:
         raise InputError("secure-sum needs users (here: the silos) and dimension")
     if integer("releases", releases, at_least=0) == 0:
-        return _answer("secure-sum", budget, 0, 0.0, 0.0, NOTHING)
+        return _result("secure-sum", budget, 0, 0.0, 0.0, NOTHING)
     factor = optimal_factor(tuple(range(1, releases + 1)), releases)
     silos = integer("users", size.users, at_least=1)
-    made = calibrate_secure_sum(
+    secure_sum = calibrate_secure_sum(
         budget, factor.encoder, silos, silos // 3, size.dimension, points=SECURE_POINTS
     )
-    source = f"{made.source}; {made.colluders} colluders"
-    return _answer("secure-sum", budget, releases, made.stds[0], made.mu(), source)
+    source = f"{secure_sum.source}; {secure_sum.colluders} colluders"
+    return _result("secure-sum", budget, releases, secure_sum.stds[0], secure_sum.mu(), source)
 
 
 def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate choices of the least of many scores, each changed by at most 1.
+    """Calibrate choices of the smallest of many scores, if a record changes each by at most 1.
 
-    noise_std is of one score. mu is that of the Gaussian mechanism which many such choices, taken
-    for (e, 0)-private each, are like: sqrt(releases) e.
+    noise_std is the noise of one score. mu is sqrt(releases) e, where each choice is
+    (e, 0)-private: the mu of a Gaussian mechanism that many such choices resemble.
     """
     if integer("releases", releases, at_least=0) == 0:
-        return _answer("noisy-argmin", budget, 0, 0.0, 0.0, NOTHING)
-    each = largest_share(budget.epsilon, budget.delta, "randomized-response", releases)
-    made = NoisyArgmin(2.0 * _sensitivity(size) / each)
+        return _result("noisy-argmin", budget, 0, 0.0, 0.0, NOTHING)
+    epsilon_per_choice = largest_share(
+        budget.epsilon, budget.delta, "randomized-response", releases
+    )
+    argmin = NoisyArgmin(2.0 * _sensitivity(size) / epsilon_per_choice)
     source = "argmins of scores plus Laplace noise, each (2 / scale, 0)-private, proven composition"
-    std, mu = math.sqrt(2.0) * made.scale, math.sqrt(releases) * each
-    return _answer("noisy-argmin", budget, releases, std, mu, source + _of(size))
+    std, mu = math.sqrt(2.0) * argmin.scale, math.sqrt(releases) * epsilon_per_choice
+    return _result("noisy-argmin", budget, releases, std, mu, source + _describe_sensitivity(size))
 
 
 def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate Laplace noise on statistics of L1 sensitivity 1; mu as for noisy-argmin."""
+    """Calibrate Laplace noise on statistics of L1 sensitivity 1; mu as in `_noisy_argmin`."""
     if integer("releases", releases, at_least=0) == 0:
-        return _answer("laplace", budget, 0, 0.0, 0.0, NOTHING)
-    each = largest_share(budget.epsilon, budget.delta, "laplace", releases)
-    made = Laplace(_sensitivity(size), each)
+        return _result("laplace", budget, 0, 0.0, 0.0, NOTHING)
+    epsilon_per_release = largest_share(budget.epsilon, budget.delta, "laplace", releases)
+    laplace = Laplace(_sensitivity(size), epsilon_per_release)
     source = "Laplace noise of scale sensitivity / epsilon', proven composition of privacy losses"
-    mu = math.sqrt(releases) * each
-    return _answer("laplace", budget, releases, made.noise_std, mu, source + _of(size))
+    mu = math.sqrt(releases) * epsilon_per_release
+    return _result(
+        "laplace", budget, releases, laplace.noise_std, mu, source + _describe_sensitivity(size)
+    )
 
 
 def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Calibrate choices with probability proportional to exp(-eta cost / 2).
 
-    noise_std is that of the Gumbel noise on each cost whose least is such a choice; mu as for
-    noisy-argmin.
+    noise_std is that of Gumbel noise: the smallest cost plus Gumbel noise is such a choice. mu as
+    in `_noisy_argmin`.
     """
     if integer("releases", releases, at_least=0) == 0:
-        return _answer("exponential", budget, 0, 0.0, 0.0, NOTHING)
+        return _result("exponential", budget, 0, 0.0, 0.0, NOTHING)
     eta = largest_share(budget.epsilon, budget.delta, "bounded-range", releases)
     source = (
         f"exponential mechanism of eta = {eta:.6g} a choice, bounded range eta, proven composition"
     )
     std = 2.0 * _sensitivity(size) / eta * math.pi / math.sqrt(6.0)
     mu = math.sqrt(releases) * eta
-    return _answer("exponential", budget, releases, std, mu, source + _of(size))
+    return _result("exponential", budget, releases, std, mu, source + _describe_sensitivity(size))
 
 
 def _sensitivity(size: Size) -> float:
-    """Sensitivity of a number or a score: 1 by default."""
+    """Return the sensitivity of a number or a score, 1 by default."""
     return 1.0 if size.sensitivity is None else size.sensitivity
 
 
-def _of(size: Size) -> str:
-    """Say the sensitivity, if one was given."""
+def _describe_sensitivity(size: Size) -> str:
+    """Describe the sensitivity for `source`, if one was given."""
     return "" if size.sensitivity is None else f"; sensitivity {size.sensitivity:g}"
 
 
@@ -251,8 +265,8 @@ BUILTIN: dict[str, Mechanism] = {
     "honaker": _release("honaker"),
     "toeplitz": _release("toeplitz"),
     "vector-sum": _vector_sum,
-    "noisy-points": _points("noisy-points", False),
-    "shuffled-points": _points("shuffled-points", True),
+    "noisy-points": _user_noise("noisy-points", False),
+    "shuffled-points": _user_noise("shuffled-points", True),
     "vector-batches": _vector_batches,
     "secure-sum": _secure_sum,
     "noisy-argmin": _noisy_argmin,
@@ -260,51 +274,55 @@ BUILTIN: dict[str, Mechanism] = {
     "exponential": _exponential,
 }
 
-#: Mechanisms for statistics of any sensitivity; the others' follows from features and rewards.
+#: Mechanisms that accept a sensitivity. For others it follows from features and rewards.
 SCALED = ("gaussian", "noisy-argmin", "laplace", "exponential")
 
 
-#: One line about each.
+#: A one-line description of each built-in mechanism.
 SUMMARIES = {
     "gaussian": "sums of vectors of norm at most 1, a record in every release",
     "gaussian-tree": "both streams of a linear bandit through the binary tree",
-    "gaussian-tree-theorem": "the same with the paper's constants (zhou-chowdhury-2024)",
-    "gaussian-tree-published-code": "the same with the constants of the paper's code",
-    "honaker": "the same streams, nodes of the tree weighted (Honaker 2015)",
-    "toeplitz": "the same streams by a square-root Toeplitz factor",
-    "vector-sum": "the same streams as shuffled bits (needs users and dimension)",
-    "noisy-points": "every user's own Gaussian noise, nobody trusted",
-    "shuffled-points": "the same through a shuffler (needs users)",
+    "gaussian-tree-theorem": "gaussian-tree with the paper's constants (zhou-chowdhury-2024)",
+    "gaussian-tree-published-code": "gaussian-tree with the constants of the paper's code",
+    "honaker": "both streams through a tree with weighted nodes (Honaker 2015)",
+    "toeplitz": "both streams through a square-root Toeplitz factor",
+    "vector-sum": "both streams as shuffled bits (needs users and dimension)",
+    "noisy-points": "Gaussian noise that every user adds; nobody is trusted",
+    "shuffled-points": "noisy-points with a trusted shuffler (needs users)",
     "vector-batches": "one agent's batches as shuffled bits (needs users and dimension)",
-    "secure-sum": "sums over silos under masks, a third of them colluding (needs users: silos)",
-    "noisy-argmin": "Laplace noise on scores of which only the least is told",
+    "secure-sum": "masked sums over silos, a third of which collude (needs users: silos)",
+    "noisy-argmin": "Laplace noise on scores, of which only the smallest is revealed",
     "laplace": "Laplace noise on every entry of a statistic",
     "exponential": "choices by the exponential mechanism, as Gumbel noise on costs",
 }
 
 _NODE = "of each bias entry of one node, in the units of the sums"
-_ROUND = "user: one context with its reward"
-#: For each of our own: the record in which neighbours differ, and the quantity of noise_std.
+_USER_RECORD = "user: one context with its reward"
+#: For each built-in mechanism: the record in which neighbours differ, and what has noise_std.
 MEANINGS = {
     **dict.fromkeys(
-        ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"), (_ROUND, _NODE)
+        ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"),
+        (_USER_RECORD, _NODE),
     ),
     "gaussian": ("record: one vector of the sum", "of each entry, in the units of the sum"),
-    "honaker": (_ROUND, _NODE),
-    "toeplitz": (_ROUND, "of each bias entry of one noise vector, in the units of the sums"),
-    "vector-sum": (_ROUND, _NODE),
-    "noisy-points": (_ROUND, "of each bias entry of one user's message"),
-    "shuffled-points": (_ROUND, "of each bias entry of one user's message"),
-    "vector-batches": (_ROUND, "of each bias entry of one batch, in the units of its sum"),
-    "secure-sum": (_ROUND, "of each bias entry of one release, all shares together"),
-    "noisy-argmin": ("record: moves every score by the sensitivity", "of one score"),
-    "laplace": ("record: moves the statistic by the sensitivity, in L1", "of each entry"),
-    "exponential": ("record: moves every cost by the sensitivity", "of the Gumbel noise on a cost"),
+    "honaker": (_USER_RECORD, _NODE),
+    "toeplitz": (_USER_RECORD, "of each bias entry of one noise vector, in the units of the sums"),
+    "vector-sum": (_USER_RECORD, _NODE),
+    "noisy-points": (_USER_RECORD, "of each bias entry of one user's message"),
+    "shuffled-points": (_USER_RECORD, "of each bias entry of one user's message"),
+    "vector-batches": (_USER_RECORD, "of each bias entry of one batch, in the units of its sum"),
+    "secure-sum": (_USER_RECORD, "of each bias entry of one release, all shares together"),
+    "noisy-argmin": ("record: changes each score by the sensitivity", "of one score"),
+    "laplace": ("record: changes the statistic by the sensitivity, in L1", "of each entry"),
+    "exponential": (
+        "record: changes each cost by the sensitivity",
+        "of the Gumbel noise on a cost",
+    ),
 }
 
 
 class ListedMechanism(msgspec.Struct, frozen=True):
-    """A mechanism of the list.
+    """A mechanism as `fastfed calibrate list` prints it.
 
     Parameters
     ----------
@@ -313,13 +331,13 @@ class ListedMechanism(msgspec.Struct, frozen=True):
     unit : str
         The record in which neighbours differ.
     noise_std : str
-        What the number is the standard deviation of.
+        The quantity whose standard deviation is noise_std.
     needs : tuple of str
-        Arguments needed beside budget and releases.
+        Arguments that it needs besides budget and releases.
     sensitivity : bool
-        True if another sensitivity can be given.
+        True if it accepts a sensitivity.
     default_sensitivity : str or None
-        The own, where one number says it.
+        The default sensitivity, if it is one number.
     """
 
     name: str
@@ -331,7 +349,7 @@ class ListedMechanism(msgspec.Struct, frozen=True):
     default_sensitivity: str | None
 
 
-#: Arguments that are needed beside budget and releases.
+#: Arguments that a mechanism needs besides budget and releases.
 NEEDS = {
     "vector-sum": ("users", "dimension"),
     "vector-batches": ("users", "dimension"),
@@ -341,32 +359,40 @@ NEEDS = {
 
 
 def listed() -> list[ListedMechanism]:
-    """List every mechanism that can be calibrated, those of installed packages too."""
-    found = []
-    refused = MECHANISMS.problems()
+    """List every mechanism that can be calibrated, including those of installed packages."""
+    mechanisms = []
+    problems = MECHANISMS.problems()
     for name in MECHANISMS:
-        if name in refused and name not in BUILTIN:
+        if name in problems and name not in BUILTIN:
             continue
-        unit, of = MEANINGS.get(name, ("as its package says", "as its package says"))
-        own = None
+        unit, std_meaning = MEANINGS.get(name, ("as its package says", "as its package says"))
+        default_sensitivity = None
         if name in SCALED:
-            own = "2 under replace, 1 under zero-out" if name == "gaussian" else "1"
-        found.append(
-            ListedMechanism(name, summary(name), unit, of, NEEDS.get(name, ()), name in SCALED, own)
+            default_sensitivity = "2 under replace, 1 under zero-out" if name == "gaussian" else "1"
+        mechanisms.append(
+            ListedMechanism(
+                name,
+                summary(name),
+                unit,
+                std_meaning,
+                NEEDS.get(name, ()),
+                name in SCALED,
+                default_sensitivity,
+            )
         )
-    return found
+    return mechanisms
 
 
 def summary(name: str) -> str:
-    """Describe a mechanism in a line."""
+    """Describe a mechanism in one line."""
     return SUMMARIES.get(name) or first_line(MECHANISMS[name])
 
 
-def check_mechanism(name: str, found: Any) -> Mechanism:
-    """Check that an entry point names a function."""
-    if isinstance(found, type) or not callable(found):
-        raise must_be("a function (budget, releases, size) -> Calibrated", found)
-    mechanism: Mechanism = found
+def check_mechanism(name: str, entry_point: Any) -> Mechanism:
+    """Check that an entry point is a function, and return it."""
+    if isinstance(entry_point, type) or not callable(entry_point):
+        raise must_be("a function (budget, releases, size) -> Calibrated", entry_point)
+    mechanism: Mechanism = entry_point
     return mechanism
 
 
@@ -393,31 +419,31 @@ def calibrate(
     budget : Budget
         The budget.
     releases : int
-        Number of releases. For "noisy-points", "shuffled-points" and "vector-batches" the batches
-        that one user may take part in; for "noisy-argmin", "laplace" and "exponential" the choices
-        or statistics that one record enters.
+        Number of releases. For "noisy-points", "shuffled-points" and "vector-batches": the largest
+        number of batches of one user. For "noisy-argmin", "laplace" and "exponential": the number
+        of choices or statistics that one record enters.
     users, dimension : int, optional
-        For "vector-sum" and "vector-batches", the users of one leaf or batch and d; for
-        "secure-sum" the silos and d; users also for "shuffled-points".
+        For "vector-sum" and "vector-batches", the number of users of one leaf or batch, and d. For
+        "secure-sum", the number of silos, and d. For "shuffled-points", the number of users only.
     sensitivity : float, optional
-        > 0, the most that neighbours change one release, for the mechanisms in SCALED: in L2 for
-        "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm at most 1),
-        in L1 for "laplace", of each score or cost for the others (default 1). Noise is
-        proportional to it. The sensitivity of other mechanisms follows from features of norm at
-        most 1 and rewards in [0, 1].
+        > 0, the largest change of one release between neighbours, for the mechanisms in SCALED: in
+        L2 norm for "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm
+        at most 1), in L1 norm for "laplace", and of each score or cost for the others (default 1).
+        Noise is proportional to it. For other mechanisms it follows from features of norm at most
+        1 and rewards in [0, 1].
 
     Returns
     -------
     Calibrated
-        Its noise_std is that of each bias entry of one node, noise vector, release, user's message
-        ("noisy-points", "shuffled-points") or batch, in the units of the sums; for "noisy-argmin",
-        "laplace" and "exponential" that of one score, entry or cost.
+        noise_std is the standard deviation of each bias entry of one node, noise vector, release,
+        user's message ("noisy-points", "shuffled-points") or batch, in the units of the sums. For
+        "noisy-argmin", "laplace" and "exponential" it is that of one score, entry or cost.
 
     Raises
     ------
     InputError
         For an unknown mechanism, values out of range, missing sizes, a sensitivity that the
-        mechanism does not take, and units of several records unless a sensitivity is given.
+        mechanism does not accept, and the units "silo" and "reward" without a sensitivity.
 
     Examples
     --------
@@ -427,27 +453,27 @@ def calibrate(
     """
     if not isinstance(budget, Budget):
         raise InputError(f"budget must be a Budget(epsilon, delta), got {show(budget)}")
-    # A name of our own needs no look at installed packages.
-    known = tuple(BUILTIN) if mechanism in BUILTIN else tuple(MECHANISMS)
-    made = MECHANISMS[choice("mechanism", mechanism, known)]
+    # Do not load installed packages for a built-in name.
+    names = tuple(BUILTIN) if mechanism in BUILTIN else tuple(MECHANISMS)
+    calibrate_mechanism = MECHANISMS[choice("mechanism", mechanism, names)]
     if sensitivity is not None:
         sensitivity = number("sensitivity", sensitivity, above=0.0, at_least=1e-50, at_most=1e50)
         if mechanism not in SCALED:
             raise InputError(
-                f"sensitivity goes with {', '.join(SCALED)}: the noise of {mechanism} is for what "
-                f"it releases, got {sensitivity:g}"
+                f"sensitivity is an option of {', '.join(SCALED)} only; {mechanism} has a fixed "
+                f"sensitivity, got {sensitivity:g}"
             )
     elif mechanism in SCALED and budget.unit not in ("user", "item"):
         raise InputError(
-            f'unit must be "user" or "item", a record, got "{budget.unit}": give sensitivity, the '
-            f"most that one {budget.unit} changes a release"
+            f'unit must be "user" or "item" (one record), got "{budget.unit}": for this unit, set '
+            f"sensitivity to the largest change of a release by one {budget.unit}"
         )
     if users is not None:
         users = integer("users", users, at_least=1)
     if dimension is not None:
         dimension = integer("dimension", dimension, at_least=1)
     with MECHANISMS.guard(mechanism):
-        found = made(budget, releases, Size(users, dimension, sensitivity))
-    if not isinstance(found, Calibrated):
-        raise InputError(f'mechanism "{mechanism}" must return a Calibrated, got {show(found)}')
-    return found
+        result = calibrate_mechanism(budget, releases, Size(users, dimension, sensitivity))
+    if not isinstance(result, Calibrated):
+        raise InputError(f'mechanism "{mechanism}" must return a Calibrated, got {show(result)}')
+    return result

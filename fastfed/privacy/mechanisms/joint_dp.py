@@ -1,7 +1,7 @@
-"""Joint differential privacy: a trusted agent that adds noise to its own sums.
+"""Joint differential privacy: a trusted agent adds noise to its sums.
 
-Users other than the changed one, all together, see the actions that the noisy sums led to, which is
-post-processing (chowdhury-zhou-2022, Appendix F; Shariff and Sheffet 2018). Beside it stands the
+All users other than the changed one see actions, which are computed from the noisy sums. This is
+post-processing (chowdhury-zhou-2022, Appendix F; Shariff and Sheffet 2018). `NestedNoise` is the
 noise of the published code, which does not hide the sums.
 """
 
@@ -41,28 +41,27 @@ class JointDpTree(GaussianTree, frozen=True):
 
     @property
     def remark(self) -> str:
-        """A remark on the rule that chose the noise."""
+        """Return a remark on the rule that chose the noise."""
         return "Proposition F.3 prints no constant" if self.calibration == "theorem" else ""
 
 
 class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix sums whose noise is the sum of the first 1 + floor(ln(k + 1)) of a few draws.
 
-    The experiment code of chowdhury-zhou-2022 adds it in place of a tree. Between two draws
-    consecutive releases carry the same noise, so their difference is a batch as it is: of the sums
-    no finite epsilon holds at any delta < 1, and of the actions alone nothing is proven.
+    The experiment code of chowdhury-zhou-2022 uses this noise instead of a tree. Between two draws,
+    consecutive releases carry the same noise, so their difference is a batch without noise. The
+    sums have no finite epsilon at any delta < 1, and nothing is proven for the actions alone.
 
     Parameters
     ----------
     budget : Budget
-        The budget that was asked for.
+        The requested budget.
     releases : int
         K.
     noise_std : float
-        Standard deviation of each bias entry of one draw, in the units of the sums of unit-norm
-        features, where the code's (u, 1) has norm sqrt 2: s / sqrt 2 of its
-        s = sqrt(ln T) ln(2.5/delta) / epsilon. The covariance stream has the layout "goe1" of
-        parameter s / 2.
+        Standard deviation of each bias entry of one draw, in the units of sums of unit-norm
+        features. The code adds s = sqrt(ln T) ln(2.5/delta) / epsilon to features (u, 1) of norm
+        sqrt 2, so this is s / sqrt 2. The covariance stream has layout "goe1" with parameter s / 2.
     """
 
     budget: Budget
@@ -74,26 +73,26 @@ class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Draws in prefix k = 0..K, (K + 1,)."""
+        """Return the number of draws in prefixes k = 0..K, (K + 1,)."""
         draws = [1 + int(linalg.log(k + 1)) if k else 0 for k in range(self.releases + 1)]
         return np.array(draws, dtype=np.float64)
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Standard deviations of bias, off-diagonal and diagonal entries of one draw."""
+        """Return the std of bias, off-diagonal and diagonal entries of one draw."""
         return self.noise_std, *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std)
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream of one draw, as a certificate lists them."""
+        """Return the standard deviations of one draw, as the certificate lists them."""
         return dict(zip(("bias", "covariance", "covariance_diagonal"), self.stds, strict=True))
 
     def exact(self) -> float:
-        """Epsilon is infinite: nothing is proven."""
+        """Return infinity: nothing is proven."""
         return math.inf
 
     def conditions(self) -> list[Condition]:
-        """The claim, which fails."""
+        """Return the claim, which fails."""
         text = (
             f"an epsilon at most {self.budget.epsilon:g} is proven for this noise (none can be for "
             "the sums: between two draws releases carry the same noise, so that their difference "
@@ -124,29 +123,31 @@ def calibrate_joint_dp(
     releases, horizon : int
         T / B and T.
     release : {"tree", "honaker", "toeplitz", "factorised"}
-        The noise of prefix sums.
+        How prefix sums get their noise.
     calibration : {"exact", "theorem", "published-code"}
-        "exact": the least noise of the release that truly gives the budget to a user of at most
-        ``returning`` batches. "theorem": Proposition F.1's 4 sqrt(2 ln(2.5/delta)) / epsilon times
-        sqrt(kappa), kappa the nodes over one leaf, and times ``returning`` for such users
-        (Proposition E.7); tree only. "published-code": `NestedNoise`.
+        "exact": the least noise that meets the budget for a user of at most ``returning`` batches.
+        "theorem": 4 sqrt(2 ln(2.5/delta)) / epsilon (Proposition F.1) times sqrt(kappa), where
+        kappa is the number of nodes that contain one leaf, times ``returning`` (Proposition E.7);
+        for "tree" only. "published-code": `NestedNoise`.
     layout, covariance_ratio : str, float
         As in `GaussianRelease`.
     returning : int
-        The most batches of one user.
+        The largest number of batches of one user.
     factor : Factor, optional
-        Of "factorised"; by default the optimal one of equal batches.
+        The matrix factor for "factorised". Default: the optimal factor of equal batches.
     centred : Centred, optional
-        Bounds of records whose last feature is a constant of the code; only "exact" uses them.
+        Bounds of records whose last feature is a constant that the code writes. Used by "exact"
+        only.
 
     Returns
     -------
     GaussianRelease or NestedNoise
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For delta = 0, the unit "silo", and for keys that belong to another calibration.
+        For delta = 0, for the unit "silo", and for arguments that the calibration does not allow.
     """
     choice("calibration", calibration, CALIBRATIONS)
     releases = integer("releases", releases, at_least=0)
@@ -178,16 +179,16 @@ def calibrate_joint_dp(
         )
     layout = layout_of(calibration, layout)
     check_exact_ratio(calibration, covariance_ratio)
-    log = math.log(2.5) - math.log(delta)
+    log_term = math.log(2.5) - math.log(delta)
     if calibration == "published-code":
         if returning > 1:
             raise InputError(
                 f'returning must be 1 when calibration is "published-code", got {returning}'
             )
-        std = math.sqrt(math.log(horizon)) * log / epsilon
+        std = math.sqrt(math.log(horizon)) * log_term / epsilon
         return NestedNoise(budget=budget, releases=releases, noise_std=std * math.sqrt(0.5))
-    touched = proposition_e_7_squared(releases, returning)
-    std = 4.0 * math.sqrt(2.0 * log * touched) / epsilon
+    squared_node_count = proposition_e_7_squared(releases, returning)
+    std = 4.0 * math.sqrt(2.0 * log_term * squared_node_count) / epsilon
     return JointDpTree(
         releases, layout, std, calibration, budget, _SOURCE["theorem"], returning=returning
     )

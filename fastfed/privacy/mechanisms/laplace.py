@@ -1,8 +1,9 @@
-"""The Laplace mechanism, the exponential mechanism, and what both make of numbers: a private range.
+"""The Laplace and exponential mechanisms, and two uses of them: private ranges, winsorized means.
 
 Sources: Dwork, McSherry, Nissim & Smith 2006; McSherry & Talwar 2007; bounded range: Durfee &
-Rogers 2019; private range: huang-2023. Guarantees are for real numbers; a release without given
-uniforms keeps them (`fastfed.privacy.exact`), one in float64 only up to rounding (Mironov 2012).
+Rogers 2019; private range: huang-2023. Guarantees are for real numbers. Releases without given
+uniforms meet them exactly (`fastfed.privacy.exact`); releases in float64 only up to rounding
+(Mironov 2012).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fastfed.privacy import exact
 
 
 def laplace_quantile(uniforms: object) -> np.ndarray:
-    """Standard Laplace noise from uniforms, by inverting the cdf.
+    """Compute standard Laplace noise from uniforms, by inverting the cdf.
 
     Parameters
     ----------
@@ -42,24 +43,24 @@ def laplace_quantile(uniforms: object) -> np.ndarray:
     u = array("uniforms", uniforms)
     if not ((u > 0.0) & (u < 1.0)).all():
         raise InputError(f"uniforms must be > 0 and < 1, got values from {u.min()} to {u.max()}")
-    # 1 - u is exact where it is small, so both tails keep their digits.
-    size = -np.log(2.0 * np.minimum(u, 1.0 - u))
-    result: np.ndarray = np.where(u < 0.5, -size, size)
+    # 1 - u is exact if it is small, so both tails keep full relative accuracy.
+    magnitude = -np.log(2.0 * np.minimum(u, 1.0 - u))
+    result: np.ndarray = np.where(u < 0.5, -magnitude, magnitude)
     return result
 
 
 def standard_laplace(uniform: float) -> float:
-    """Standard Laplace noise from one uniform, of equal bits on every processor."""
-    size = -linalg.log(2.0 * min(uniform, 1.0 - uniform))
-    return -size if uniform < 0.5 else size
+    """Compute standard Laplace noise from one uniform, with the same bits on every processor."""
+    magnitude = -linalg.log(2.0 * min(uniform, 1.0 - uniform))
+    return -magnitude if uniform < 0.5 else magnitude
 
 
 def log_cdf(x: object) -> np.ndarray:
     """Compute ln P(noise <= x) of standard Laplace noise, accurate in both tails."""
     values = np.asarray(x, dtype=np.float64)
-    near = np.minimum(values, 0.0) - math.log(2.0)
-    far = np.log1p(-0.5 * np.exp(-np.maximum(values, 0.0)))
-    result: np.ndarray = np.where(values < 0.0, near, far)
+    log_lower_half = np.minimum(values, 0.0) - math.log(2.0)
+    log_upper_half = np.log1p(-0.5 * np.exp(-np.maximum(values, 0.0)))
+    result: np.ndarray = np.where(values < 0.0, log_lower_half, log_upper_half)
     return result
 
 
@@ -69,8 +70,7 @@ class Laplace(msgspec.Struct, frozen=True):
     Parameters
     ----------
     sensitivity : float
-        > 0, the most that neighbouring datasets change the statistic, summed over its entries (L1),
-        in its units.
+        > 0, the largest L1 change of the statistic between neighbouring datasets, in its units.
     epsilon : float
         > 0.
 
@@ -81,9 +81,9 @@ class Laplace(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: (epsilon, 0) for whatever unit and relation the sensitivity is of. For a single
-    number delta() and exact() give the whole curve of pairs, which is attained.
-    Source: Dwork, McSherry, Nissim & Smith 2006.
+    Guarantee: (epsilon, 0) for the unit and relation of the sensitivity. For a single number,
+    delta() and exact() give all pairs (epsilon, delta), which are attained. Source: Dwork,
+    McSherry, Nissim & Smith 2006.
     """
 
     sensitivity: float
@@ -96,29 +96,29 @@ class Laplace(msgspec.Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """Scale b of the noise, density exp(-|x| / b) / (2 b), in the statistic's units."""
+        """Return the scale b of the noise, with density exp(-|x| / b) / (2 b)."""
         return self.sensitivity / self.epsilon
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation sqrt(2) scale of the noise."""
+        """Return the standard deviation sqrt(2) b of the noise."""
         return math.sqrt(2.0) * self.scale
 
     def release(self, value: object, uniforms: object = None) -> np.ndarray:
-        """Release value + noise, entry by entry.
+        """Return value + noise, entry by entry.
 
         Parameters
         ----------
         value : array_like
-            The statistic. It counts as it is, so it must have this sensitivity.
+            The statistic. It is not clipped, so it must have the stated sensitivity.
         uniforms : array_like, optional
-            For simulations: in (0, 1), one an entry, never used again. By default the noise is
-            ideal, from the operating system, and the sum is rounded to a grid.
+            For simulations: one number in (0, 1) per entry; do not use them again. By default the
+            noise is sampled exactly, from the operating system, and the sum is rounded to a grid.
 
         Returns
         -------
         ndarray
-            Of the value's shape.
+            The noisy statistic, of the value's shape.
         """
         values = array("value", value)
         if uniforms is None:
@@ -130,15 +130,15 @@ class Laplace(msgspec.Struct, frozen=True):
         )
 
     def delta(self, epsilon: float) -> float:
-        """Smallest delta of the release of one number at this epsilon.
+        """Compute the smallest delta at this epsilon, for the release of one number.
 
-        1 - e^{(epsilon - own)/2}, and 0 from the own epsilon on.
+        It is 1 - e^{(epsilon - self.epsilon)/2}, and 0 for epsilon >= self.epsilon.
         """
         epsilon = number("epsilon", epsilon, at_least=0)
         return max(0.0, -math.expm1((epsilon - self.epsilon) / 2.0))
 
     def exact(self, delta: float = 0.0) -> float:
-        """Smallest epsilon >= 0 of the release of one number at this delta."""
+        """Compute the smallest epsilon >= 0 at this delta, for the release of one number."""
         delta = number("delta", delta, at_least=0, below=1)
         return max(0.0, self.epsilon + 2.0 * math.log1p(-delta))
 
@@ -156,7 +156,7 @@ class Exponential(msgspec.Struct, frozen=True):
     eta : float
         > 0.
     sensitivity : float
-        > 0, the most that neighbouring datasets change any cost.
+        > 0, the largest change of any cost between neighbouring datasets.
 
     Raises
     ------
@@ -165,9 +165,9 @@ class Exponential(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: (eta, 0), for the unit and relation that the sensitivity is of; more precisely, range
-    bounded by eta: ln(P(i)/Q(i)) - ln(P(j)/Q(j)) <= eta for all i, j. That is worth eta^2/8-zCDP, a
-    quarter of the value of eta-DP alone (Cesar & Rogers 2021; see `gdp.rho_of_bounded_range`).
+    Guarantee: (eta, 0) for the unit and relation of the sensitivity. More precisely, the range is
+    bounded by eta: ln(P(i)/Q(i)) - ln(P(j)/Q(j)) <= eta for all i, j. This implies eta^2/8-zCDP, a
+    quarter of the rho that eta-DP alone implies (Cesar & Rogers 2021; `gdp.rho_of_bounded_range`).
     Source: McSherry & Talwar 2007; Durfee & Rogers 2019.
     """
 
@@ -180,45 +180,45 @@ class Exponential(msgspec.Struct, frozen=True):
         number("sensitivity", self.sensitivity, above=0)
 
     def log_probabilities(self, costs: object) -> np.ndarray:
-        """Compute ln P(i) (n,) of n >= 1 finite costs, also where P(i) itself underflows."""
+        """Compute ln P(i) (n,) for n >= 1 finite costs, even if P(i) underflows."""
         cost = array("costs", costs, ndim=1)
         if not len(cost):
             raise InputError("costs must hold at least one candidate, got shape (0,)")
-        # Differences first: a large common part of the costs must not cost digits.
+        # Subtract the minimum first: a large common part of the costs would destroy accuracy.
         weights = (cost.min() - cost) * (self.eta / (2.0 * self.sensitivity))
         result: np.ndarray = weights - np.log(np.exp(weights).sum())
         return result
 
     def probabilities(self, costs: object) -> np.ndarray:
-        """Compute P(i) (n,) of n >= 1 finite costs."""
+        """Compute P(i) (n,) for n >= 1 finite costs."""
         result: np.ndarray = np.exp(self.log_probabilities(costs))
         return result
 
     def choose(self, costs: object, uniform: float | None = None) -> int:
-        """Choose a candidate, by inverting the cdf at one uniform in (0, 1); return its index.
+        """Sample a candidate by inverting the cdf at one uniform in (0, 1), and return its index.
 
-        By default the uniform is the operating system's, of as many bits as it takes to choose as
-        with real weights; a given one is for simulations.
+        By default the uniform comes from the operating system, and the choice is exactly
+        distributed. A given uniform is for simulations.
         """
         if uniform is None:
             return self.choose_exactly(costs, Uniforms(1))
         u = number("uniform", uniform, above=0, below=1)
         cdf = np.cumsum(self.probabilities(costs))
-        # Rescaled by its last entry, 1 but for rounding: no uniform falls off the end.
+        # The last entry of the cdf is 1 up to rounding; scaling by it keeps the index in range.
         return int(np.searchsorted(cdf, u * cdf[-1], side="left"))
 
     def choose_exactly(self, costs: object, draw: Uniforms) -> int:
-        """Choose a candidate from a uniform whose bits go on for ever; return its index."""
+        """Sample a candidate exactly, with as many uniform bits as needed; return its index."""
         cost = array("costs", costs, ndim=1)
         rate = self.eta / (2.0 * self.sensitivity)
-        at, _ = exact.choose(cost, rate, np.ones(len(cost), dtype=np.int64), draw)
-        return at
+        index, _ = exact.choose(cost, rate, np.ones(len(cost), dtype=np.int64), draw)
+        return index
 
     def choose_gumbel(self, costs: object, uniforms: object) -> int:
-        """Choose as the largest of noisy scores (Gumbel-max), from n uniforms in (0, 1).
+        """Sample by the Gumbel-max trick, from n uniforms in (0, 1), and return the index.
 
-        The same distribution. Never forms a probability, so candidates whose own underflows keep
-        their order.
+        It has the same distribution as `choose`. Probabilities are never computed, so candidates
+        whose probability underflows keep their order.
         """
         logs = self.log_probabilities(costs)
         u = array("uniforms", uniforms, shape=logs.shape)
@@ -229,16 +229,17 @@ class Exponential(msgspec.Struct, frozen=True):
 
 # ---- A private range of numbers, and their winsorized mean in it ---------------------------------
 #
-# When most numbers lie close together, a private range of a few radii is found first, and the noise
-# is for that range instead of the whole line. Source: huang-2023, Algorithms 2 and 3, after Feldman
-# & Steinke 2017 and Levy et al. 2021. Correction: midpoints are -B + (2k + 1) r, fixed in advance.
+# If most numbers are close together, a private range of a few radii is chosen first, and
+# the noise is scaled to this range instead of to [-B, B]. Source: huang-2023, Algorithms 2
+# and 3, after Feldman & Steinke 2017 and Levy et al. 2021. Correction: midpoints are -B +
+# (2k + 1) r, fixed in advance.
 
-# More bins than this have no midpoints of their own in float64.
+# With more bins, their midpoints would not all differ in float64.
 _MOST_BINS = 2**50
 
 
 def bin_count(radius: float, bound: float) -> int:
-    """Compute ell = ceil(bound / radius), the bins of width 2 radius that cover [-bound, bound].
+    """Return the number ell = ceil(bound / radius) of bins of width 2 radius in [-bound, bound].
 
     Raises InputError unless both are > 0 and ell is at most 2^50.
     """
@@ -255,55 +256,59 @@ def private_range(
     bound: float,
     uniform: float | None = None,
 ) -> tuple[float, float]:
-    """Choose an interval of length 4 radius where most of the values are, if any is.
+    """Choose an interval of length 4 radius that contains most values, if any such interval does.
 
-    Every value goes to the nearest of ell = ceil(bound / radius) midpoints -bound + (2k + 1) radius
-    (the lower of two), which do not depend on the values; one out of range goes to the last, one
-    that is not finite counts as 0. A midpoint with b values strictly below it and a above costs
-    max(a, b); it is chosen with probability proportional to exp(-epsilon cost / 2), by inverting
-    the cdf at `uniform`, and returned -+ 2 radius. Takes O(M log M), however many midpoints there
-    are.
+    Each value is assigned to the nearest of ell = ceil(bound / radius) midpoints
+    -bound + (2k + 1) radius, or to the lower of two. Midpoints do not depend on the values. Values
+    out of range go to the first or last midpoint, and values that are not finite count as 0. The
+    cost of a midpoint with b values strictly below it and a above it is max(a, b). It is chosen
+    with probability proportional to exp(-epsilon cost / 2), by inverting the cdf at `uniform`.
+    Time O(M log M), for any number of midpoints.
 
     Parameters
     ----------
     values : array_like (M,)
-        M >= 1.
+        The values, M >= 1.
     epsilon, radius, bound : float
         > 0.
     uniform : float, optional
-        In (0, 1), for simulations. By default it is the operating system's, and the choice is
-        exact.
+        In (0, 1), for simulations. By default the choice is exactly distributed, with random bits
+        of the operating system.
 
     Returns
     -------
     tuple of float
-        Ends of the interval.
+        Ends of the interval: the chosen midpoint -+ 2 radius.
 
     Notes
     -----
-    Guarantee: (epsilon, 0) for one value replaced by any other, and the range of the privacy loss
-    is bounded by epsilon, since no cost changes by more than 1.
-    Source: huang-2023, Algorithm 2; Feldman & Steinke 2017.
+    Guarantee: (epsilon, 0) if one value is replaced by any other. The range of the privacy loss is
+    bounded by epsilon, because no cost changes by more than 1. Source: huang-2023, Algorithm 2;
+    Feldman & Steinke 2017.
     """
-    x, each = _values(values), number("epsilon", epsilon, above=0)
+    x, checked_epsilon = _checked_values(values), number("epsilon", epsilon, above=0)
     if uniform is None:
-        middle = _middle(x, each, radius, bound, Uniforms(1))
+        middle = _exact_middle(x, checked_epsilon, radius, bound, Uniforms(1))
         return middle - 2.0 * radius, middle + 2.0 * radius
-    return _range(x, each, radius, bound, number("uniform", uniform, above=0, below=1))
+    return _seeded_range(
+        x, checked_epsilon, radius, bound, number("uniform", uniform, above=0, below=1)
+    )
 
 
 def range_distribution(
     values: object, epsilon: float, radius: float, bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Midpoints (ell,) that private_range chooses from and their log probabilities (ell,).
+    """Return the midpoints (ell,) of `private_range` and their log probabilities (ell,).
 
-    Written out for every midpoint, so for moderate bound / radius only.
+    Every midpoint is listed, so use it for moderate bound / radius only.
     """
-    x = _values(values)
+    x = _checked_values(values)
     bins = bin_count(radius, bound)
-    own = _bins(x, radius, bound, bins)
-    at = np.arange(bins)[:, None]
-    costs = np.maximum((own < at).sum(axis=1), (own > at).sum(axis=1))
+    value_bins = _nearest_bins(x, radius, bound, bins)
+    bins_column = np.arange(bins)[:, None]
+    costs = np.maximum(
+        (value_bins < bins_column).sum(axis=1), (value_bins > bins_column).sum(axis=1)
+    )
     midpoints = _midpoint(np.arange(bins), radius, bound)
     return midpoints, Exponential(number("epsilon", epsilon, above=0)).log_probabilities(costs)
 
@@ -316,46 +321,49 @@ def winsorized_mean_1d(
     range_uniform: float | None = None,
     laplace_uniform: float | None = None,
 ) -> float:
-    """Mean of values, moved into a private range, plus Laplace noise.
+    """Compute the private mean of values that are clipped to a private range.
 
-    Half of epsilon is for private_range, the other half for noise of scale 8 radius / (M epsilon),
-    which is the sensitivity 4 radius / M over epsilon / 2. Values that are not finite count as 0.
-    Near the mean when all values are within `radius` of each other and of [-bound, bound], and M
-    epsilon / 8 is well above ln(bound / radius).
+    Half of epsilon is for `private_range`. The other half is for Laplace noise of scale
+    8 radius / (M epsilon): sensitivity 4 radius / M over epsilon / 2. Values that are not finite
+    count as 0. The result is accurate if all values are within `radius` of each other and in
+    [-bound, bound], and M epsilon / 8 is well above ln(bound / radius).
 
     Parameters
     ----------
     values : array_like (M,)
-        M >= 1.
+        The values, M >= 1.
     epsilon, radius, bound : float
         > 0.
     range_uniform, laplace_uniform : float, optional
-        In (0, 1), never used again, for simulations. By default randomness is the operating
-        system's, and the release is exact.
+        In (0, 1), for simulations; do not use them again. By default the release is exact, with
+        random bits of the operating system.
 
     Returns
     -------
     float
+        The private mean.
 
     Notes
     -----
-    Guarantee: (epsilon, 0) for one value replaced by any other.
-    Source: huang-2023, Algorithm 3; Levy et al. 2021.
+    Guarantee: (epsilon, 0) if one value is replaced by any other. Source: huang-2023, Algorithm 3;
+    Levy et al. 2021.
     """
-    x, each = _values(values), number("epsilon", epsilon, above=0)
+    x, checked_epsilon = _checked_values(values), number("epsilon", epsilon, above=0)
     if (range_uniform is None) != (laplace_uniform is None):
         raise InputError("range_uniform and laplace_uniform must both be given, or neither")
     if range_uniform is None or laplace_uniform is None:
-        return float(exact_means(x[None], each, radius, bound, Uniforms(1), Laplaces(1))[0])
+        return float(
+            exact_means(x[None], checked_epsilon, radius, bound, Uniforms(1), Laplaces(1))[0]
+        )
     uniforms = (
         number("range_uniform", range_uniform, above=0, below=1),
         number("laplace_uniform", laplace_uniform, above=0, below=1),
     )
-    return seeded_mean(x, each, radius, bound, *uniforms)
+    return seeded_mean(x, checked_epsilon, radius, bound, *uniforms)
 
 
-def _values(values: object) -> np.ndarray:
-    """Values (M,) with 0 for what is not finite: an error would tell something about the data."""
+def _checked_values(values: object) -> np.ndarray:
+    """Return values (M,), with 0 for non-finite ones: an error would reveal information."""
     x = array("values", values, shape=(None,), finite=False)
     if not len(x):
         raise InputError("values must hold at least one value, got shape (0,)")
@@ -363,36 +371,36 @@ def _values(values: object) -> np.ndarray:
 
 
 def finite(x: np.ndarray) -> np.ndarray:
-    """Replace what is not finite by 0."""
+    """Replace values that are not finite by 0."""
     return np.where(np.isfinite(x), x, 0.0)
 
 
 def _midpoint(k: Any, radius: float, bound: float) -> Any:
-    """Midpoint of bin k."""
+    """Return the midpoint of bin k."""
     return (2 * k + 1) * radius - bound
 
 
-def _bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.ndarray:
-    """The bin (M,) of the midpoint nearest to each value, the lower of two."""
+def _nearest_bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.ndarray:
+    """Return the bin (M,) whose midpoint is nearest to each value, or the lower of two."""
     clipped = np.clip(x, -bound, bound)
     guess = np.floor((clipped + bound) / (2.0 * radius)).astype(np.int64)
-    # The quotient may be rounded across an edge, so its neighbours are looked at too.
-    near = np.clip(guess + np.array([-1, 0, 1])[:, None], 0, bins - 1)
-    best = np.abs(clipped - _midpoint(near, radius, bound)).argmin(axis=0)
-    found: np.ndarray = near[best, np.arange(len(x))]
-    return found
+    # The quotient may be rounded across an edge, so check the neighbouring bins too.
+    candidates = np.clip(guess + np.array([-1, 0, 1])[:, None], 0, bins - 1)
+    nearest = np.abs(clipped - _midpoint(candidates, radius, bound)).argmin(axis=0)
+    nearest_bins: np.ndarray = candidates[nearest, np.arange(len(x))]
+    return nearest_bins
 
 
-def _segments(
+def _cost_segments(
     x: np.ndarray, radius: float, bound: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First bins, numbers of bins and costs of the runs of bins that cost the same."""
+    """Return first bins, lengths and costs of the segments of bins with equal cost."""
     bins = bin_count(radius, bound)
-    taken, counts = np.unique(_bins(x, radius, bound, bins), return_counts=True)
-    # Costs are constant on segments: the gap before each taken bin, the bin, and the last gap.
-    m = len(taken)
+    occupied, counts = np.unique(_nearest_bins(x, radius, bound, bins), return_counts=True)
+    # The segments are: the gap before each occupied bin, the bin, and the last gap.
+    m = len(occupied)
     starts = np.empty(2 * m + 1, dtype=np.int64)
-    starts[0], starts[1::2], starts[2::2] = 0, taken, taken + 1
+    starts[0], starts[1::2], starts[2::2] = 0, occupied, occupied + 1
     lengths = np.diff(starts, append=bins)
     below = np.concatenate([[0], np.cumsum(counts)])
     above = len(x) - below
@@ -402,43 +410,43 @@ def _segments(
     return starts, lengths, costs
 
 
-def _range(
+def _seeded_range(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
 ) -> tuple[float, float]:
-    """Compute private_range of finite values, in float64 at a given uniform."""
-    starts, lengths, costs = _segments(x, radius, bound)
+    """Compute `private_range` of finite values, in float64, for a given uniform."""
+    starts, lengths, costs = _cost_segments(x, radius, bound)
     least = costs[lengths > 0].min()
-    each = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs)))
-    ends = np.cumsum(each * lengths)
+    weights = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs)))
+    ends = np.cumsum(weights * lengths)
     target = u * ends[-1]
-    at = int(np.searchsorted(ends, target, side="left"))
-    before = float(ends[at - 1]) if at else 0.0
-    # The last of the segment, where rounding would lead beyond it.
-    inside = min(int((target - before) / each[at]), int(lengths[at]) - 1)
-    middle = float(_midpoint(int(starts[at]) + inside, radius, bound))
+    segment = int(np.searchsorted(ends, target, side="left"))
+    weight_before = float(ends[segment - 1]) if segment else 0.0
+    # Rounding could lead beyond the segment: take its last bin then.
+    place = min(int((target - weight_before) / weights[segment]), int(lengths[segment]) - 1)
+    middle = float(_midpoint(int(starts[segment]) + place, radius, bound))
     return middle - 2.0 * radius, middle + 2.0 * radius
 
 
-def _middle(
+def _exact_middle(
     x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
 ) -> float:
-    """Choose the midpoint of private_range, as with real weights."""
-    starts, lengths, costs = _segments(x, radius, bound)
-    at, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
-    return float(_midpoint(int(starts[at]) + place, radius, bound))
+    """Choose the midpoint of `private_range`, with exact probabilities."""
+    starts, lengths, costs = _cost_segments(x, radius, bound)
+    segment, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
+    return float(_midpoint(int(starts[segment]) + place, radius, bound))
 
 
 def seeded_mean(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float, noise: float
 ) -> float:
-    """Compute winsorized_mean_1d of finite values, in float64 at given uniforms."""
-    low, high = _range(x, epsilon / 2.0, radius, bound, u)
-    # About the middle, which is released already: sums of the values themselves would round away
-    # noise that is small beside them. One after the other, as a compiled loop adds.
+    """Compute `winsorized_mean_1d` of finite values, in float64, for given uniforms."""
+    low, high = _seeded_range(x, epsilon / 2.0, radius, bound, u)
+    # Sum differences to the middle, which is already released: in large sums of the values, small
+    # noise would be lost to rounding. cumsum adds one after the other, as a compiled loop does.
     middle = 0.5 * (low + high)
     total = float(np.cumsum(np.clip(x, low, high) - middle)[-1])
-    drawn = laplace_scale(len(x), epsilon, radius) * float(laplace_quantile(noise))
-    return middle + (total / len(x) + drawn)
+    noise_value = laplace_scale(len(x), epsilon, radius) * float(laplace_quantile(noise))
+    return middle + (total / len(x) + noise_value)
 
 
 def exact_means(
@@ -449,23 +457,23 @@ def exact_means(
     ranges: Uniforms,
     noises: Laplaces,
 ) -> np.ndarray:
-    """Compute winsorized_mean_1d of each row (n,) of ``columns`` (k, n), released exactly.
+    """Compute `winsorized_mean_1d` of each row (n,) of ``columns`` (k, n), released exactly.
 
-    Each value enters the sum about the middle as a multiple of a unit, so that sums are exact; the
-    noise pays for the addition to the sensitivity 4 radius.
+    Differences to the middle are rounded to multiples of a unit, so that sums are exact. The noise
+    is larger to cover the increase of the sensitivity 4 radius.
     """
     k, n = columns.shape
     unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)
     middles, totals = np.empty(k), np.empty(k)
     for i, x in enumerate(columns):
-        middles[i] = _middle(x, epsilon / 2.0, radius, bound, ranges, i)
-        inside = np.clip(x - middles[i], -2.0 * radius, 2.0 * radius)
-        totals[i] = exact.quantise(inside, unit).sum()
-    larger = 1.0 + unit / (4.0 * radius) + 2.0**-48
-    scale = n * laplace_scale(n, epsilon, radius) * larger
+        middles[i] = _exact_middle(x, epsilon / 2.0, radius, bound, ranges, i)
+        centred = np.clip(x - middles[i], -2.0 * radius, 2.0 * radius)
+        totals[i] = exact.quantise(centred, unit).sum()
+    inflation = 1.0 + unit / (4.0 * radius) + 2.0**-48
+    scale = n * laplace_scale(n, epsilon, radius) * inflation
     return middles + exact.add_laplace(totals, np.full(k, scale), noises) / n
 
 
 def laplace_scale(count: int, epsilon: float, radius: float) -> float:
-    """Scale of the Laplace noise on a mean."""
+    """Return the scale of the Laplace noise on a mean."""
     return 8.0 * radius / (count * epsilon)

@@ -1,8 +1,8 @@
-"""Gaussian noise on every user's own data point, and a shuffler that permutes the noisy points.
+"""Gaussian noise that every user adds to their data point, and a shuffler of the noisy points.
 
-Chowdhury & Zhou 2022, P_Amp (Algorithms 2-4): a message is private already when it leaves a device;
-a trusted shuffler of each batch can only hide more, so the reported guarantee is the better of both
-arguments.
+Chowdhury & Zhou 2022, P_Amp (Algorithms 2-4). A message is private when it leaves the device. A
+trusted shuffler of each batch can only improve this, so the reported epsilon is the smaller one of
+local privacy and of amplification by shuffling.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from fastfed.privacy.sensitivity import (
 _PAPER = "chowdhury-zhou-2022"
 _LOCAL = "exact Gaussian accounting (Balle & Wang 2018, Theorem 8)"
 _LEMMA = f"{_PAPER}, Lemma B.4 (Feldman, McMillan & Talwar 2021, Theorem 3.8)"
-# Relative amounts by which roots are taken on the safe side, far above rounding.
+# Roots are rounded to the safe side by this relative amount, far above rounding errors.
 _MARGIN = 1e-11
 _TOTAL = 1.0 - 1e-12
-# ln(inner / (delta - inner)) of the lemma's inner delta: searched on so many points, then around
-# the best one, and again.
-_LOGITS, _GRID, _ROUNDS = (-10.0, 30.0), 10, 10
-# Parts of delta that advanced composition may have as its slack.
+# The lemma's inner delta is searched by x = ln(inner / (delta - inner)): on a grid over this range,
+# then on finer grids around the best point.
+_LOGIT_RANGE, _GRID_POINTS, _REFINEMENTS = (-10.0, 30.0), 10, 10
+# Fractions of delta that are tried as the slack of advanced composition.
 _SLACKS = (0.25, 0.5, 0.75)
-#: Logarithm of deltas too near the end of the doubles to be worth anything.
+#: Logarithm of a delta that is too close to the smallest double to be used.
 _SMALLEST = -700.0
 
-# ---- the lemma -----------------------------------------------------------------------------------
+# ---- amplification by shuffling: Lemma B.4 -------------------------------------------------------
 
 
 class Shuffled(NamedTuple):
-    """Output of Lemma B.4, and if its condition holds: the numbers prove nothing without."""
+    """The result of Lemma B.4, and whether its condition holds; if not, nothing is proven."""
 
     epsilon: float
     delta: float
@@ -60,13 +60,14 @@ class Shuffled(NamedTuple):
 
 
 def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> Shuffled:
-    """Lemma B.4 for `users` shuffled messages of an (epsilon0, delta0) local randomizer.
+    """Apply Lemma B.4 to `users` shuffled messages of an (epsilon0, delta0) local randomizer.
 
-    epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^epsilon0 ln(4/inner)/n) + 8 e^epsilon0/n)),
-    delta = inner + (e^epsilon + 1) (1 + e^-epsilon0/2) n delta0 with n = users, under the condition
-    epsilon0 <= ln(n/(16 ln(2/inner))). inner_delta: in (0, 1], free. The randomizer must be
-    (epsilon0, delta0)-private between any two data points (replacement), since the others' messages
-    hide one's own. A large exponent gives infinite values, not an error.
+    With n = users,
+    epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^epsilon0 ln(4/inner)/n) + 8 e^epsilon0/n)) and
+    delta = inner + (e^epsilon + 1) (1 + e^-epsilon0/2) n delta0, under the condition
+    epsilon0 <= ln(n/(16 ln(2/inner))). inner_delta is a free parameter in (0, 1]. The randomizer
+    must be (epsilon0, delta0)-private between any two data points (replacement), because the
+    messages of other users hide a user's message. A large exponent gives infinity, not an error.
 
     Source: chowdhury-zhou-2022, Lemma B.4; Feldman, McMillan & Talwar 2021, Theorem 3.8.
     """
@@ -78,13 +79,13 @@ def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> 
     holds = epsilon0 <= _limit(log_users, log_inner)
     if epsilon0 - log_users > 700.0:
         return Shuffled(math.inf, math.inf, holds)
-    grown = _growth(epsilon0, log_users, log_inner)
-    spent = (grown + 2.0) * (1.0 + math.exp(-epsilon0) / 2.0) * float(users) * delta0
-    return Shuffled(math.log1p(grown), inner_delta + spent, holds)
+    growth = _growth(epsilon0, log_users, log_inner)
+    delta_of_randomizer = (growth + 2.0) * (1.0 + math.exp(-epsilon0) / 2.0) * float(users) * delta0
+    return Shuffled(math.log1p(growth), inner_delta + delta_of_randomizer, holds)
 
 
 def _limit(log_users: float, log_inner: float) -> float:
-    """The lemma's bound on epsilon0; negative where the condition cannot be met."""
+    """Return the lemma's bound on epsilon0; negative if the condition cannot be met."""
     return log_users - math.log(16.0 * (math.log(2.0) - log_inner))
 
 
@@ -96,45 +97,48 @@ def _growth(epsilon0: float, log_users: float, log_inner: float) -> float:
 
 
 def _log_factor(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """Compute ln of the factor of delta0 in the lemma."""
-    grown = _growth(epsilon0, log_users, log_inner)
-    return log_users + math.log(grown + 2.0) + math.log1p(math.exp(-epsilon0) / 2.0)
+    """Compute ln of the factor of delta0 in the lemma's delta."""
+    growth = _growth(epsilon0, log_users, log_inner)
+    return log_users + math.log(growth + 2.0) + math.log1p(math.exp(-epsilon0) / 2.0)
 
 
-def _parts(delta: float, logit: float) -> tuple[float, float]:
-    """Logarithms of the inner delta and of the rest, which together are at most delta."""
-    total = math.log(delta * _TOTAL)
-    return total - math.log1p(math.exp(-logit)), total - math.log1p(math.exp(logit)) - _MARGIN
+def _split_delta(delta: float, logit: float) -> tuple[float, float]:
+    """Return the logarithms of the inner delta and of the remaining delta, for one logit."""
+    log_total = math.log(delta * _TOTAL)
+    return log_total - math.log1p(math.exp(-logit)), log_total - math.log1p(
+        math.exp(logit)
+    ) - _MARGIN
 
 
-def _least(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
-    """Minimise over the inner delta; the first entry ranks values that prove nothing last.
+def _minimise(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
+    """Minimise ``value`` over the logit of the inner delta.
 
-    Infeasible points carry their distance from being feasible: the feasible ones may lie between
-    two points of the first grid.
+    ``value`` returns (rank, number); rank 0 is feasible, and smaller is better. An infeasible point
+    returns its distance from feasibility, so that the search finds feasible points between two
+    points of the first grid.
     """
-    low, high = _LOGITS
-    least = (9, math.inf)
-    for _ in range(_ROUNDS):
-        grid = [low + (high - low) * i / (_GRID - 1) for i in range(_GRID)]
+    low, high = _LOGIT_RANGE
+    best_value = (9, math.inf)
+    for _ in range(_REFINEMENTS):
+        grid = [low + (high - low) * i / (_GRID_POINTS - 1) for i in range(_GRID_POINTS)]
         values = [value(x) for x in grid]
-        best = min(range(_GRID), key=values.__getitem__)
-        least = min(least, values[best])
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)]
-    return least
+        best_index = min(range(_GRID_POINTS), key=values.__getitem__)
+        best_value = min(best_value, values[best_index])
+        low, high = grid[max(best_index - 1, 0)], grid[min(best_index + 1, _GRID_POINTS - 1)]
+    return best_value
 
 
 def _root(function: Callable[[float], float], high: float) -> float:
-    """Find the change of sign of a function between 0 and high, to relative accuracy."""
+    """Find the root of a function in [0, high], to relative accuracy."""
     return float(brentq(function, 0.0, high, xtol=1e-300, rtol=1e-15, maxiter=2000))
 
 
 def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
-    """Least epsilon at delta that Lemma B.4 proves for shuffled Gaussian messages, or math.inf.
+    """Compute the least epsilon at delta that Lemma B.4 proves for shuffled Gaussian messages.
 
-    mu: GDP parameter of one message between any two data points, sensitivity / noise_std. Every
-    (epsilon0, delta_of(epsilon0, mu)) is a local guarantee, and the best one is taken, with the
-    best inner delta. Rounded towards the larger epsilon.
+    mu is the GDP parameter of one message between any two data points, sensitivity / noise_std.
+    Every (epsilon0, delta_of(epsilon0, mu)) is a local guarantee; the best of them is used, with
+    the best inner delta. The result is rounded up, and math.inf if the lemma proves nothing.
     """
     mu = number("mu", mu, at_least=0)
     delta = number("delta", delta, at_least=0, below=1)
@@ -145,40 +149,43 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
         return math.inf
 
     def value(logit: float) -> tuple[int, float]:
-        log_inner, log_rest = _parts(delta, logit)
+        log_inner, log_rest = _split_delta(delta, logit)
         high = _limit(log_users, log_inner) - 1e-13
         if high <= 0.0:
             return 2, -high
         if log_rest - log_users < _SMALLEST:
             return 3, 0.0
 
-        # What delta0 costs, too much where positive. This falls in epsilon0 wherever the cost is
-        # below 1: there delta0 < 1/(2n), and below the limit it falls faster than e^epsilon grows.
+        # ln of the delta that delta0 costs, minus ln of the available delta. It decreases in
+        # epsilon0 if the cost is below 1: there delta0 < 1/(2n), and below the limit delta0
+        # decreases faster than e^epsilon grows.
         def excess(epsilon0: float) -> float:
             log_delta0 = math.log(max(gaussian_delta(epsilon0, mu), 5e-324))
             return log_delta0 + _log_factor(epsilon0, log_users, log_inner) - log_rest
 
-        # delta_of(e, mu) <= exp(-(e/mu - mu/2)^2 / 2): the root is not above this.
-        most = math.log1p(_growth(high, log_users, log_inner)) + log_users + math.log(3.0)
-        tail = mu * mu / 2.0 + mu * math.sqrt(2.0 * (most - log_rest))
-        high = min(high, tail * (1.0 + 1e-14))
-        over = excess(high)
-        if over > 0.0:
-            return 1, over
+        # delta_of(e, mu) <= exp(-(e/mu - mu/2)^2 / 2), so the root is at most this.
+        log_largest_factor = (
+            math.log1p(_growth(high, log_users, log_inner)) + log_users + math.log(3.0)
+        )
+        high_for_tail = mu * mu / 2.0 + mu * math.sqrt(2.0 * (log_largest_factor - log_rest))
+        high = min(high, high_for_tail * (1.0 + 1e-14))
+        excess_at_high = excess(high)
+        if excess_at_high > 0.0:
+            return 1, excess_at_high
         epsilon0 = 0.0
         if excess(0.0) > 0.0:
             epsilon0 = _root(excess, high)
         return 0, math.log1p(_growth(epsilon0, log_users, log_inner)) * (1.0 + _MARGIN)
 
-    rank, epsilon = _least(value)
+    rank, epsilon = _minimise(value)
     return epsilon if rank == 0 else math.inf
 
 
 def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
-    """Largest mu of one Gaussian message for which Lemma B.4 proves (epsilon, delta).
+    """Compute the largest mu of one Gaussian message for which Lemma B.4 proves (epsilon, delta).
 
-    The lemma solved for epsilon0 under its condition, then for delta0, then `mu_of`, at the best
-    inner delta. 0 when the lemma proves nothing for so few users: its condition needs
+    Solves the lemma for epsilon0 under its condition, then for delta0, then applies `mu_of`, at the
+    best inner delta. The result is 0 if there are too few users: the lemma needs
     users > 16 ln(2/inner delta).
     """
     epsilon = number("epsilon", epsilon, above=0)
@@ -186,29 +193,29 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
     log_users = math.log(integer("users", users, at_least=1))
     if _limit(log_users, math.log(delta)) <= 0.0:
         return 0.0
-    goal = math.expm1(min(epsilon, 700.0) * (1.0 - 3.0 * _MARGIN))
+    growth_goal = math.expm1(min(epsilon, 700.0) * (1.0 - 3.0 * _MARGIN))
 
     def value(logit: float) -> tuple[int, float]:
-        log_inner, log_rest = _parts(delta, logit)
+        log_inner, log_rest = _split_delta(delta, logit)
         epsilon0 = _limit(log_users, log_inner) - 1e-13
         if epsilon0 <= 0.0:
             return 1, -epsilon0
-        if _growth(epsilon0, log_users, log_inner) > goal:
-            epsilon0 = _root(lambda e: _growth(e, log_users, log_inner) - goal, epsilon0)
+        if _growth(epsilon0, log_users, log_inner) > growth_goal:
+            epsilon0 = _root(lambda e: _growth(e, log_users, log_inner) - growth_goal, epsilon0)
         log_delta0 = log_rest - _log_factor(epsilon0, log_users, log_inner)
         if log_delta0 < _SMALLEST:
             return 2, 0.0
         return 0, -gaussian_mu(epsilon0, math.exp(log_delta0))
 
-    rank, found = _least(value)
-    return -found if rank == 0 else 0.0
+    rank, negative_mu = _minimise(value)
+    return -negative_mu if rank == 0 else 0.0
 
 
 # ---- several batches of one user -----------------------------------------------------------------
 
 
-def _shares(delta: float, count: int) -> list[tuple[float, float]]:
-    """(delta of one batch, slack of advanced composition), slack 0 for basic composition."""
+def _delta_splits(delta: float, count: int) -> list[tuple[float, float]]:
+    """List (delta of one batch, slack of advanced composition); slack 0 is basic composition."""
     if count == 1:
         return [(delta, 0.0)]
     total = delta * _TOTAL
@@ -217,54 +224,58 @@ def _shares(delta: float, count: int) -> list[tuple[float, float]]:
 
 
 def _composed(epsilon: float, delta: float, slack: float, count: int) -> float:
-    """Epsilon of `count` batches, each (epsilon, delta), with this slack."""
+    """Compute the epsilon of `count` batches, each (epsilon, delta)-private, with this slack."""
     if slack == 0.0:
         return count * epsilon
-    # From ln 2 on basic composition is better.
+    # For epsilon >= ln 2 basic composition is better.
     if epsilon >= math.log(2.0):
         return math.inf
     return advanced(Guarantee(epsilon, delta), count, slack).epsilon
 
 
 def _returning_epsilon(mu: float, delta: float, users: int, count: int) -> float:
-    """Least epsilon over the shares: the lemma for each batch, then composition."""
-    found = ((shuffled_epsilon(mu, d, users), d, slack) for d, slack in _shares(delta, count))
-    return min(_composed(e, d, slack, count) for e, d, slack in found)
+    """Compute the least epsilon of `count` batches: the lemma for each batch, then composition."""
+    per_batch = (
+        (shuffled_epsilon(mu, d, users), d, slack) for d, slack in _delta_splits(delta, count)
+    )
+    return min(_composed(e, d, slack, count) for e, d, slack in per_batch)
 
 
 def _returning_mu(epsilon: float, delta: float, users: int, count: int) -> float:
-    """Largest mu of one message over the shares, 0 if there is none."""
+    """Compute the largest mu of one message of `count` batches; 0 if there is none."""
     return max(
-        shuffled_mu(_share(epsilon, d, slack, count), d, users)
-        for d, slack in _shares(delta, count)
+        shuffled_mu(_epsilon_per_batch(epsilon, d, slack, count), d, users)
+        for d, slack in _delta_splits(delta, count)
     )
 
 
-def _share(epsilon: float, delta: float, slack: float, count: int) -> float:
-    """Largest epsilon of one batch that composes to at most `epsilon`."""
-    each = epsilon / count
+def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -> float:
+    """Compute the largest epsilon of one batch that composes to at most `epsilon`."""
+    epsilon_per_batch = epsilon / count
     if slack > 0.0:
-        each = math.nextafter(math.log(2.0), 0.0)
-        if _composed(each, delta, slack, count) > epsilon:
-            each = _root(lambda e: _composed(e, delta, slack, count) - epsilon, each)
-    return each * _TOTAL
+        epsilon_per_batch = math.nextafter(math.log(2.0), 0.0)
+        if _composed(epsilon_per_batch, delta, slack, count) > epsilon:
+            epsilon_per_batch = _root(
+                lambda e: _composed(e, delta, slack, count) - epsilon, epsilon_per_batch
+            )
+    return epsilon_per_batch * _TOTAL
 
 
-#: What Lemma B.4 takes on trust, beside the shuffler.
+#: The condition of Lemma B.4 about the other users, besides the trusted shuffler.
 HIDING = Condition(
     "all users of every batch send the noisy message of the plan, and none tells the server which "
-    "is theirs (taken on trust)",
+    "message is theirs (taken on trust)",
     True,
 )
 
 
 class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
-    """Both streams of every user's data point, x y and x x^T, with Gaussian noise of the user.
+    """Both streams of every user's data point, x y and x x^T, with noise that the user adds.
 
     Parameters
     ----------
     batch_size : int
-        B, the users of a batch.
+        B, the number of users of a batch.
     layout : {"iid", "goe1", "goe2"}
         Layout of each symmetric noise matrix.
     noise_std : float
@@ -272,15 +283,15 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
     calibration : {"exact", "theorem", "published-code"}
         The rule that chose the noise.
     budget : Budget
-        The budget that was asked for.
+        The requested budget.
     source : str
         Author-year of the rule.
     returning : int
-        M0, the most batches that one user takes part in, once in each.
+        M0, the largest number of batches that one user takes part in, once in each batch.
     covariance_ratio : float
         r > 0: the layout's parameter for the covariance stream is r noise_std.
     shuffled : bool
-        True if a trusted shuffler of each batch stands between users and server.
+        True if a trusted shuffler permutes the messages of each batch before the server sees them.
 
     Raises
     ------
@@ -290,11 +301,10 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
     Notes
     -----
     Guarantee: for one user with ||x||_2 <= 1 and |y| <= 1 in each of at most M0 batches. Without a
-    shuffler, towards everyone who sees messages: one Gaussian mechanism of GDP parameter
-    mu(relation), also when later points are chosen in view of earlier messages. With it, towards
-    everyone who sees shuffled batches: the better of that and Lemma B.4, composed over M0 batches.
-    Permuting one stream of a shuffled batch once more is post-processing.
-    Source: chowdhury-zhou-2022, Algorithms 2 to 4.
+    shuffler, for every observer of messages: one Gaussian mechanism of GDP parameter mu(relation),
+    even if later points depend on earlier messages. With a shuffler, for every observer of shuffled
+    batches: the better of that and Lemma B.4, composed over M0 batches. Permuting one stream of a
+    shuffled batch again is post-processing. Source: chowdhury-zhou-2022, Algorithms 2 to 4.
     """
 
     batch_size: int
@@ -319,12 +329,12 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def relation(self) -> str:
-        """The relation of the budget, used wherever none is named."""
+        """Return the relation of the budget, the default of all methods."""
         return self.budget.relation
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Standard deviations of bias, off-diagonal and diagonal entries of one user's noise."""
+        """Return the std of bias, off-diagonal and diagonal entries of one user's noise."""
         return (
             self.noise_std,
             *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std),
@@ -332,12 +342,12 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream of one user's noise, as a certificate lists them."""
+        """Return the standard deviations of one user's noise, as the certificate lists them."""
         names = ("bias", "covariance", "covariance_diagonal")
         return dict(zip(names, self.stds, strict=True))
 
     def _message_mu(self, relation: str) -> float:
-        """GDP parameter of one message."""
+        """Compute the GDP parameter of one message."""
         return joint_sensitivity(
             relation,
             self.layout,
@@ -346,20 +356,20 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mu(self, relation: str | None = None) -> float:
-        """GDP parameter of everything one user sends: sqrt(M0) joint sensitivity / std."""
+        """Compute the GDP parameter of all messages of a user: sqrt(M0) times that of one."""
         relation = named_relation(relation, self.budget)
         return math.sqrt(self.returning) * self._message_mu(relation)
 
     def ldp(self, delta: float | None = None, relation: str | None = None) -> float:
-        """True epsilon of all M0 messages of a user, without counting on a shuffler."""
+        """Compute the exact epsilon of all M0 messages of a user, without a shuffler."""
         return gaussian_epsilon(self.mu(relation), named_delta(delta, self.budget))
 
     def amplified(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Least epsilon that Lemma B.4 proves at delta for shuffled batches; math.inf if none.
+        """Compute the least epsilon at delta that Lemma B.4 proves for shuffled batches.
 
-        The same under both relations: leaving out is replacing by the data point 0, and the lemma
-        needs the others' messages close to one's own whatever they hold. For M0 > 1 the better of
-        basic and advanced composition over the batches.
+        math.inf if it proves none. For M0 > 1 it is the better of basic and advanced composition
+        over the batches. The value is the same under both relations: zero-out replaces a data point
+        by 0, and the lemma is about replacement.
         """
         named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)
@@ -367,25 +377,25 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return _returning_epsilon(mu, delta, self.batch_size, self.returning)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Proven epsilon at delta: `ldp`, and where batches are shuffled at most `amplified`."""
+        """Compute the proven epsilon: `ldp`, or for shuffled batches the smaller of both."""
         local = self.ldp(delta, relation)
         if not self.shuffled or local == 0.0:
             return local
         return min(local, self.amplified(delta, relation))
 
     def conditions(self) -> list[Condition]:
-        """The claim under its relation, computed, never quoted, and what is taken on trust."""
-        found = self.exact()
-        claim = noise_claim(self.budget, found, note=self._remark(found))
-        # Local privacy needs nobody else; the lemma hides a message among the others.
-        others = [HIDING] if found < self.ldp() else []
-        return [*others, *participation_conditions(self.returning), claim]
+        """Return the claim, checked by accounting under its relation, and the assumptions."""
+        proven_epsilon = self.exact()
+        claim = noise_claim(self.budget, proven_epsilon, note=self._remark(proven_epsilon))
+        # Local privacy needs no assumption on others. The lemma needs their messages.
+        hiding = [HIDING] if proven_epsilon < self.ldp() else []
+        return [*hiding, *participation_conditions(self.returning), claim]
 
     def sides(self) -> list[Side]:
-        """List the guarantees that hold beside the claim, at the budget's delta.
+        """List further guarantees at the budget's delta, besides the claim.
 
-        Shuffled batches: the guarantee that is left without the shuffler. Otherwise the one that a
-        shuffler would add, where the lemma proves any.
+        For shuffled batches: the guarantee without the shuffler. Otherwise: the guarantee that a
+        shuffler would add, if the lemma proves any.
         """
         local, trust = self.ldp(), tuple(participation_conditions(self.returning))
         if self.shuffled:
@@ -393,60 +403,61 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
             return [Side(model, f"{_PAPER}, Remark 3.4; {_LOCAL}", local, trust)]
         if self.batch_size == 1 or local == 0.0:
             return []
-        best = min(local, self.amplified())
-        if best == local:
+        best_epsilon = min(local, self.amplified())
+        if best_epsilon == local:
             return []
         model = "shuffle: with a trusted shuffler of each batch in between"
         source = f"{_PAPER}, Corollary B.3, by Lemma B.4"
-        return [Side(model, source, best, (HIDING, *trust))]
+        return [Side(model, source, best_epsilon, (HIDING, *trust))]
 
-    def _remark(self, found: float) -> str:
-        """Say which argument holds, and what is known of the rule that chose the noise."""
-        said = []
+    def _remark(self, proven_epsilon: float) -> str:
+        """Say which argument proves epsilon, and what is known of the rule that chose the noise."""
+        remarks = []
         if self.shuffled:
-            said.append(self._argument(found))
+            remarks.append(self._argument(proven_epsilon))
         elif self.calibration != "exact":
-            said.append("computed")
+            remarks.append("computed")
         if self.calibration == "published-code":
-            said.append("no theorem states these constants")
+            remarks.append("no theorem states these constants")
             if self.shuffled:
                 delta = self.budget.delta
                 local = gaussian_epsilon(self._message_mu("replace"), delta / self.batch_size)
                 lemma = self._lemma_condition(local, delta)
-                said.append(f"Lemma B.4's condition at the local epsilon, {lemma}")
+                remarks.append(f"Lemma B.4's condition at the local epsilon, {lemma}")
         elif self.calibration == "theorem":
             epsilon, delta = budget_per_batch(self.budget, self.returning)
-            at = ""
+            at_budget = ""
             if self.returning > 1:
-                at = f"at one batch's budget ({epsilon:.3g}, {delta:.3g}): "
+                at_budget = f"at one batch's budget ({epsilon:.3g}, {delta:.3g}): "
             if self.shuffled:
-                most = math.sqrt(math.log(2.0 / delta) / self.batch_size)
-                said.append(
-                    f"{at}Theorem B.1's condition, epsilon <= sqrt(ln(2/delta)/B) = {most:.3g}, "
-                    f"{_verb(epsilon <= most)}"
+                epsilon_limit = math.sqrt(math.log(2.0 / delta) / self.batch_size)
+                remarks.append(
+                    f"{at_budget}Theorem B.1's condition, epsilon <= sqrt(ln(2/delta)/B) = "
+                    f"{epsilon_limit:.3g}, "
+                    f"{_verb(epsilon <= epsilon_limit)}"
                 )
-                lemma = self._lemma_condition(epsilon / most, delta)
-                said.append(f"Lemma B.4's, which the theorem leaves out, {lemma}")
+                lemma = self._lemma_condition(epsilon / epsilon_limit, delta)
+                remarks.append(f"Lemma B.4's, which the theorem leaves out, {lemma}")
             else:
                 holds = _verb(epsilon <= 1.0)
-                said.append(f"{at}Proposition F.1's condition, epsilon <= 1, {holds}")
-        return "; ".join(said)
+                remarks.append(f"{at_budget}Proposition F.1's condition, epsilon <= 1, {holds}")
+        return "; ".join(remarks)
 
-    def _argument(self, found: float) -> str:
-        """Say by which argument a found epsilon holds."""
-        if found < self.ldp():
+    def _argument(self, proven_epsilon: float) -> str:
+        """Say by which argument an epsilon is proven."""
+        if proven_epsilon < self.ldp():
             return "by Lemma B.4"
-        users, least = self.batch_size, self.amplified()
-        if least < math.inf:
-            gives = f"gives {rounded_up(least)}"
-        elif users <= 16.0 * math.log(2.0 / _shares(self.budget.delta, self.returning)[0][0]):
-            gives = f"proves nothing for batches of {users}"
+        users, amplified_epsilon = self.batch_size, self.amplified()
+        if amplified_epsilon < math.inf:
+            lemma_result = f"gives {rounded_up(amplified_epsilon)}"
+        elif users <= 16.0 * math.log(2.0 / _delta_splits(self.budget.delta, self.returning)[0][0]):
+            lemma_result = f"proves nothing for batches of {users}"
         else:
-            gives = "proves nothing for this noise"
-        return f"by local privacy alone; Lemma B.4 {gives}"
+            lemma_result = "proves nothing for this noise"
+        return f"by local privacy alone; Lemma B.4 {lemma_result}"
 
     def _lemma_condition(self, epsilon0: float, delta: float) -> str:
-        """The lemma's condition at half of delta as the inner one, in numbers."""
+        """Format the lemma's condition for an inner delta of delta / 2, and whether it holds."""
         limit = _limit(math.log(self.batch_size), math.log(delta / 2.0))
         return (
             f"epsilon0 = {epsilon0:.3g} <= ln(B/(16 ln(4/delta))) = {limit:.3g}, "
@@ -455,7 +466,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _verb(holds: bool) -> str:
-    """Say "holds" or "fails"."""
+    """Return "holds" or "fails"."""
     return "holds" if holds else "fails"
 
 
@@ -480,41 +491,44 @@ def calibrate_local_gaussian(
     budget : Budget
         delta > 0; unit "user" or "item".
     batch_size : int
-        B.
+        B, the number of users of a batch.
     returning : int
-        M0, the most batches that one user takes part in, once in each.
+        M0, the largest number of batches that one user takes part in, once in each batch.
     shuffled : bool
         True with a shuffler.
     calibration : {"exact", "theorem", "published-code"}
-        "exact": the least noise, sqrt(M0) D / mu_of(epsilon, delta), D the joint sensitivity of one
-        data point; shuffled: that or, if less, the least noise for which Lemma B.4 proves the
-        budget (M0 > 1: of each batch, composed).
-        "theorem": s = 4 sqrt(2 ln(2.5/delta)) / epsilon (chowdhury-zhou-2022, Proposition F.1);
-        shuffled: s = 4 sqrt(2 ln(2.5 B/delta) ln(2/delta)) / (epsilon sqrt(B)) (Theorem B.1, which
-        claims O(epsilon, delta) only). M0 > 1: the same at the budget of `budget_per_batch`. That
-        is what Theorem E.3 says it prints; as printed it is too small, by
-        sqrt(ln(4 M0/delta) / ln(2/delta)).
-        "published-code": with s = sqrt(ln(2.5/delta)) / epsilon, shuffled
-        s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt(B)), noise_std s/sqrt(2) and covariance_ratio
-        1/sqrt(2): the published experiments' features have norm sqrt(2), so in features of norm 1
-        the noise of x y is divided by sqrt(2) and that of x x^T by 2. It need not give the budget,
-        see conditions(). For returning = 1 only.
+        The rule for the noise:
+
+        - "exact": the least noise. Without a shuffler it is sqrt(M0) D / mu_of(epsilon, delta),
+          where D is the joint sensitivity of one data point. With a shuffler it is the least noise
+          for which Lemma B.4 proves the budget (for M0 > 1: composed over batches), if less.
+        - "theorem": s = 4 sqrt(2 ln(2.5/delta)) / epsilon (chowdhury-zhou-2022, Proposition F.1);
+          shuffled: s = 4 sqrt(2 ln(2.5 B/delta) ln(2/delta)) / (epsilon sqrt(B)) (Theorem B.1,
+          which claims O(epsilon, delta) only). For M0 > 1, the same at the budget of
+          `budget_per_batch`. Theorem E.3 intends this, but its printed formula is too small by
+          sqrt(ln(4 M0/delta) / ln(2/delta)).
+        - "published-code": with s = sqrt(ln(2.5/delta)) / epsilon, or shuffled
+          s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt(B)), noise_std is s/sqrt(2) and
+          covariance_ratio 1/sqrt(2). The published experiments use features of norm sqrt(2). In
+          features of norm 1, the noise of x y is divided by sqrt(2) and that of x x^T by 2. It need
+          not meet the budget, see ``conditions()``. For returning = 1 only.
     layout : {"iid", "goe1", "goe2"}, optional
-        Free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
+        Any for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
     covariance_ratio : float
-        Free for "exact", else 1.
+        Any > 0 for "exact", else 1.
     batches : int, optional
-        Number of batches, where known; nobody takes part in more.
+        Total number of batches, if known; nobody takes part in more.
 
     Returns
     -------
     LocalGaussian
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For delta = 0, for the unit "silo" (this accounts for one user's points), and for a layout,
-        ratio or number of batches that does not belong to the calibration.
+        For delta = 0, for the unit "silo" (the account is for one user's points), and for a layout,
+        ratio or number of batches that the calibration does not allow.
     """
     users = integer("batch_size", batch_size, at_least=1)
     count = integer("returning", returning, at_least=1)
@@ -536,9 +550,12 @@ def calibrate_local_gaussian(
     elif calibration == "theorem":
         std = _theorem_std(*budget_per_batch(budget, count), users if shuffled else None)
     else:
-        most = users if shuffled else 1
-        std = math.sqrt(math.log(2.5 * most / budget.delta) / (2.0 * most)) / budget.epsilon
-    points = LocalGaussian(
+        shuffled_users = users if shuffled else 1
+        std = (
+            math.sqrt(math.log(2.5 * shuffled_users / budget.delta) / (2.0 * shuffled_users))
+            / budget.epsilon
+        )
+    mechanism = LocalGaussian(
         batch_size=users,
         returning=count,
         layout=layout,
@@ -549,23 +566,23 @@ def calibrate_local_gaussian(
         source=_source(calibration, shuffled, count),
         shuffled=shuffled,
     )
-    return _within_budget(points) if calibration == "exact" else points
+    return _within_budget(mechanism) if calibration == "exact" else mechanism
 
 
 def _exact_std(
     budget: Budget, users: int, count: int, shuffled: bool, layout: str, ratio: float
 ) -> float:
-    """Least noise that is proven to give the budget."""
+    """Compute the least noise that is proven to meet the budget."""
     local = math.sqrt(count) * exact_std(budget, "tree", 1, layout, ratio)
     if not shuffled:
         return local
     mu = _returning_mu(budget.epsilon, budget.delta, users, count)
-    one = joint_sensitivity("replace", layout, cov_std=ratio)
-    return min(local, one / mu) if mu > 0.0 else local
+    message_sensitivity = joint_sensitivity("replace", layout, cov_std=ratio)
+    return min(local, message_sensitivity / mu) if mu > 0.0 else local
 
 
 def _theorem_std(epsilon: float, delta: float, users: int | None) -> float:
-    """Proposition F.1, or Theorem B.1 for shuffled batches of so many users."""
+    """Compute the noise of Proposition F.1, or of Theorem B.1 for shuffled batches of `users`."""
     if users is None:
         return 4.0 * math.sqrt(2.0 * math.log(2.5 / delta)) / epsilon
     logs = math.log(2.5 * users / delta) * math.log(2.0 / delta)
@@ -573,7 +590,7 @@ def _theorem_std(epsilon: float, delta: float, users: int | None) -> float:
 
 
 def _within_budget(points: LocalGaussian) -> LocalGaussian:
-    """Add as much noise as rounding, and the two searches' grids, may ask for."""
+    """Increase the noise until rounding and the grids of the two searches cannot exceed epsilon."""
     step = 1e-12
     while points.exact() > points.budget.epsilon:
         points = msgspec.structs.replace(points, noise_std=points.noise_std * (1.0 + step))
@@ -582,16 +599,16 @@ def _within_budget(points: LocalGaussian) -> LocalGaussian:
 
 
 def _source(calibration: str, shuffled: bool, count: int) -> str:
-    """Source of a calibration."""
+    """Return the source of a calibration."""
     if calibration == "published-code":
         return f"constants of the published experiment code of {_PAPER}, for features of norm 1"
     if calibration == "exact":
         if shuffled:
             return f"the less noise of {_LOCAL} and {_LEMMA}, solved for the noise"
         return f"{_LOCAL} of one user's messages ({_PAPER}, Algorithm 2)"
-    each = " at the budget of one batch (Theorem E.2)"
+    at_batch_budget = " at the budget of one batch (Theorem E.2)"
     if not shuffled:
-        return f"{_PAPER}, Proposition F.1" + (each if count > 1 else "")
+        return f"{_PAPER}, Proposition F.1" + (at_batch_budget if count > 1 else "")
     if count > 1:
-        return f"{_PAPER}, Theorem E.3, its logarithm put right: Theorem B.1{each}"
+        return f"{_PAPER}, Theorem E.3, its logarithm put right: Theorem B.1{at_batch_budget}"
     return f"{_PAPER}, Theorem B.1"

@@ -1,7 +1,7 @@
-"""Continual release of sums of x y where only the rewards y are private: contexts are public.
+"""Continual release of sum x y if only the rewards y are private and contexts are public.
 
-Most of the noise of a private linear bandit stands in sum x x^T. Where features are catalogue data
-and outcomes are personal, such as clicks, that sum is public, and sum x y alone needs noise.
+Most of the noise of a private linear bandit is in the sum of x x^T. If features are public, such as
+catalogue data, and outcomes are personal, such as clicks, then only the sum of x y needs noise.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SOURCE = (
     "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the sums of x y alone: contexts "
     "are public"
 )
-#: What the unit "reward" takes for granted.
+#: The assumption of the unit "reward".
 PUBLIC_CONTEXTS = Condition(
-    "contexts, and so the features of actions, are public; rewards alone are private (taken on "
+    "contexts, and thus the features of actions, are public; only rewards are private (taken on "
     "trust)",
     True,
 )
@@ -39,28 +39,29 @@ PUBLIC_CONTEXTS = Condition(
 def reward_sensitivity(
     relation: str, feature_bound: float, reward_range: tuple[float, float]
 ) -> float:
-    """L2 sensitivity of sum x y to one reward: ||x|| |y - y'| at most, or ||x|| |y|.
+    """Return the L2 sensitivity of sum x y to one reward.
 
     Parameters
     ----------
     relation : {"replace", "zero-out"}
-        The reward becomes any other, or its contribution zero.
+        The reward becomes any other reward, or its contribution becomes zero.
     feature_bound : float
         L with ||x||_2 <= L.
     reward_range : (float, float)
-        Interval of the reward that enters the sum.
+        Interval of the rewards in the sum.
 
     Returns
     -------
     float
+        L |y - y'| at most for "replace", L |y| at most for "zero-out".
     """
     low, high = reward_range
-    moved = high - low if relation == "replace" else max(abs(low), abs(high))
-    return feature_bound * moved
+    largest_change = high - low if relation == "replace" else max(abs(low), abs(high))
+    return feature_bound * largest_change
 
 
 class RewardRelease(msgspec.Struct, frozen=True):
-    """Continual release of sum x y with Gaussian noise, beside sum x x^T as it is.
+    """Continual release of sum x y with Gaussian noise, and of sum x x^T without noise.
 
     Parameters
     ----------
@@ -69,24 +70,24 @@ class RewardRelease(msgspec.Struct, frozen=True):
     noise_std : float
         Standard deviation of each entry of one noise vector, in the units of the sum.
     budget : Budget
-        The budget that was asked for, unit "reward".
+        The requested budget, unit "reward".
     release : {"tree", "honaker", "toeplitz", "factorised"}
-        The noise of prefix sums, see `GaussianRelease`.
+        How prefix sums get their noise; see `GaussianRelease`.
     returning : int
-        M0, the most batches with rewards of one user, once in each.
+        M0, the largest number of batches with rewards of one user, once in each batch.
     factor : Factor, optional
-        Of release "factorised".
+        The matrix factor, for release "factorised" only.
     feature_bound : float
         L with ||x||_2 <= L.
     reward_range : (float, float)
-        Interval of the reward that enters the sum.
+        Interval of the rewards in the sum.
 
     Notes
     -----
-    Guarantee: replacing (or zeroing) the rewards of one user, one in each of `returning` batches,
-    with all contexts fixed and actions chosen from released sums alone, changes what is released by
-    one Gaussian mechanism of GDP parameter mu(): features are then functions of contexts and of
-    earlier releases (adaptive composition as for `GaussianRelease`).
+    Guarantee: consider replacing (or zeroing) the rewards of one user, one in each of `returning`
+    batches. Contexts are fixed, and actions depend on released sums only, so features are functions
+    of contexts and of earlier releases. By adaptive composition as in `GaussianRelease`, all
+    releases are one Gaussian mechanism of GDP parameter mu().
     """
 
     releases: int
@@ -99,7 +100,7 @@ class RewardRelease(msgspec.Struct, frozen=True):
     reward_range: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no account is about."""
+        """Refuse values out of range."""
         check_factor(self.release, self.releases, self.factor)
         choice("release", self.release, RELEASES)
         integer("releases", self.releases, at_least=0)
@@ -114,55 +115,55 @@ class RewardRelease(msgspec.Struct, frozen=True):
 
     @property
     def calibration(self) -> str:
-        """The rule that chose the noise: "exact"."""
+        """Return the rule that chose the noise: "exact"."""
         return "exact"
 
     @property
     def source(self) -> str:
-        """Author-year of the rule."""
+        """Return the author-year of the rule."""
         return _SOURCE
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Standard deviations of bias, off-diagonal and diagonal entries of one noise vector."""
+        """Return the std of bias, off-diagonal and diagonal entries of one noise vector."""
         return self.noise_std, 0.0, 0.0
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream, as a certificate lists them."""
+        """Return the standard deviation of each stream, as the certificate lists it."""
         return {"bias": self.noise_std, "covariance": 0.0, "covariance_diagonal": 0.0}
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Variance of the noise in prefix k = 0..K, in units of one noise entry's, (K + 1,)."""
-        plain = GaussianRelease(
+        """Return the noise variance of prefixes k = 0..K relative to one noise entry, (K + 1,)."""
+        gaussian_release = GaussianRelease(
             self.releases, "goe2", max(self.noise_std, 1.0), "exact", self.budget, "",
             release=self.release, factor=self.factor,
         )  # fmt: skip
-        return plain.variance_factors
+        return gaussian_release.variance_factors
 
     def mu(self, relation: str | None = None) -> float:
-        """GDP parameter of everything released to one user's rewards."""
+        """Compute the GDP parameter of all releases, for the rewards of one user."""
         if not self.releases:
             return 0.0
         if self.noise_std == 0.0:
             return math.inf
-        moved = reward_sensitivity(
+        sensitivity = reward_sensitivity(
             relation or self.budget.relation, self.feature_bound, self.reward_range
         )
         squares = squared_of(self.release, self.releases, self.returning, self.factor)
-        return math.sqrt(squares) * moved / self.noise_std
+        return math.sqrt(squares) * sensitivity / self.noise_std
 
     def exact(self, delta: float | None = None) -> float:
-        """True epsilon of everything released, at delta (default: the budget's)."""
+        """Compute the exact epsilon of all releases, at delta (default: the budget's)."""
         mu = self.mu()
-        at = self.budget.delta if delta is None else delta
-        return gaussian_epsilon(mu, at) if math.isfinite(mu) else math.inf
+        target_delta = self.budget.delta if delta is None else delta
+        return gaussian_epsilon(mu, target_delta) if math.isfinite(mu) else math.inf
 
     def conditions(self) -> list[Condition]:
-        """The claim, computed, and what is taken on trust."""
-        found = self.exact()
-        claim = noise_claim(self.budget, found, note="computed" if math.isfinite(found) else "")
+        """Return the claim, checked by exact accounting, and the assumptions."""
+        epsilon = self.exact()
+        claim = noise_claim(self.budget, epsilon, note="computed" if math.isfinite(epsilon) else "")
         return [PUBLIC_CONTEXTS, *participation_conditions(self.returning), claim]
 
 
@@ -176,7 +177,7 @@ def calibrate_rewards(
     feature_bound: float = 1.0,
     reward_range: tuple[float, float] = (0.0, 1.0),
 ) -> RewardRelease:
-    """Calibrate the noise of sum x y alone: the least that truly gives the budget.
+    """Calibrate the noise of sum x y: the least noise that meets the budget.
 
     Parameters
     ----------
@@ -188,21 +189,22 @@ def calibrate_rewards(
     Returns
     -------
     RewardRelease
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For another unit, delta = 0, an unknown release, and an empty range of rewards.
+        For a different unit, delta = 0, an unknown release, and an empty range of rewards.
     """
     choice("unit", budget.unit, ("reward",))
     number("delta", budget.delta, above=0, below=1)
     choice("release", release, RELEASES)
-    made = RewardRelease(
+    noiseless = RewardRelease(
         releases, 0.0, budget, release, returning, factor, feature_bound, reward_range
     )
     if not releases:
-        return made
+        return noiseless
     squares = squared_of(release, releases, returning, factor)
-    moved = reward_sensitivity(budget.relation, feature_bound, reward_range)
-    std = math.sqrt(squares) * moved / gaussian_mu(budget.epsilon, budget.delta)
-    return msgspec.structs.replace(made, noise_std=std)
+    sensitivity = reward_sensitivity(budget.relation, feature_bound, reward_range)
+    std = math.sqrt(squares) * sensitivity / gaussian_mu(budget.epsilon, budget.delta)
+    return msgspec.structs.replace(noiseless, noise_std=std)

@@ -1,12 +1,12 @@
-"""Secure sums: prefix sums over silos, of which a server sees one noisy integer sum a release.
+"""Secure sums: prefix sums over silos, of which the server sees only one noisy integer sum.
 
-Silo i keeps the leaf sums gamma_j (s,) of its records in fixed point. At release k it adds up
-C~_k1 gamma_1 + ... + C~_kk gamma_k, C~ a lower triangular matrix on a grid, and its share of the
-noise, Bin(n, 1/2) - n/2 in every entry: integers on one grid. Masks that cancel in the sum over all
-silos hide each silo's own integers (`fastfed.protocols.secure_sum`). Shares of m silos add up to
-Bin(m n, 1/2) - m n/2 exactly, so the account counts the coins of the silos that are trusted, and
-nobody needs to be trusted with the sum itself. Prefix sums are A C~^-1 times the sums, A the lower
-triangular matrix of ones: post-processing. Proof of all of it: docs/secure-sum.md.
+Silo i stores the leaf sums gamma_j (s,) of its records in fixed point. At release k it computes
+C~_k1 gamma_1 + ... + C~_kk gamma_k, where C~ is a lower triangular matrix on a grid, and adds its
+share of the noise, Bin(n, 1/2) - n/2 in every entry. All of these are integers on one grid. Masks
+that cancel in the sum over silos hide each silo's integers (`fastfed.protocols.secure_sum`). Shares
+of m silos add up to exactly Bin(m n, 1/2) - m n/2. So the account counts the fair coins of the
+trusted silos, and nobody has to be trusted with the sum. Prefix sums are A C~^-1 times the
+releases, A the lower triangular matrix of ones: post-processing. Proofs: docs/secure-sum.md.
 """
 
 from __future__ import annotations
@@ -39,29 +39,31 @@ from fastfed.privacy.sensitivity import (
 
 __all__ = ["SecureSum", "calibrate_secure_sum", "integer_factor"]
 
-#: Grid of the factor, 2^-14, and the finest and coarsest one of a record's entries.
+#: The factor's grid is 2^-FACTOR_BITS. The finest and coarsest grid of a record's entries are
+#: 2^-FINEST and 2^-COARSEST of their bound.
 FACTOR_BITS, FINEST, COARSEST = 14, 22, 12
-#: Sums must fit into so many bits, sign and noise included, beside a spare one of a word of 64.
+#: Sums with sign and noise must fit into this many bits; a 64-bit word has one spare bit.
 MOST_BITS = 63
-#: Standard deviations of noise that are counted in: 2 exp(-40^2 / 2) is less than 10^-347.
-_REACH = 40
+#: Noise is assumed to be within this many standard deviations: 2 exp(-40^2 / 2) < 10^-347.
+_NOISE_STDS = 40
 _SOURCE = (
     "a lower triangular factor of the prefix sums (Denisov et al. 2022, Theorem 2.1) with binomial "
     "noise, added up under masks (Bonawitz et al. 2017), proven account (docs/secure-sum.md)"
 )
 
 Factor = tuple[tuple[int, ...], ...]
-#: Of bias, off-diagonal and diagonal entries.
+#: Numbers of fair coins for bias, off-diagonal and diagonal entries.
 Coins = tuple[int, int, int]
 
 
 class _Account(NamedTuple):
-    """What the account of noise on a secure sum needs to know, beside the noise.
+    """The numbers that the account of noise on a secure sum needs, besides the noise.
 
-    column: the longest column of the factor, with what roundings of records add to it. reach: the
-    most that one user moves an integer. coordinates: how many may move. norms: the largest |x y|
-    and |x x^T|. step: size of 1 in the integers, in the units of the sums. centred: bounds of
-    records with a constant feature, whose last entry has no noise.
+    ``column`` is the largest norm of the factor's columns, increased to cover rounding of records.
+    ``reach`` is the largest change of an integer by one user, and ``coordinates`` the number of
+    integers that may change. ``norms`` are the bounds on |x y| and |x x^T|. ``step`` is the value
+    of the integer 1, in the units of the sums. ``centred`` has the bounds of records with a
+    constant feature, whose last entry has no noise.
     """
 
     relation: str
@@ -74,94 +76,99 @@ class _Account(NamedTuple):
     centred: Centred | None = None
 
     def mu(self, bias: float, off: float, on: float) -> float:
-        """GDP parameter of Gaussian noise of these stds, in the units of the sums."""
+        """Compute the GDP parameter of Gaussian noise of these stds, in the units of the sums."""
         if min(bias, off, on) <= 0.0:
             return math.inf
-        first, second = self.norms
-        # With D the change, sum_{i<j} D_ij^2 / off^2 + sum_i D_ii^2 / on^2 is at most what noise
-        # of either layout gives that is nowhere larger.
+        bias_bound, covariance_bound = self.norms
+        # Let D be the change. sum_{i<j} D_ij^2 / off^2 + sum_i D_ii^2 / on^2 is at most its value
+        # for noise of either layout that is nowhere larger than this noise.
         layouts = ("goe2", min(off, on / math.sqrt(2.0))), ("iid", min(off, on))
         if self.centred is not None:
             return self.column * min(
                 self.centred.joint(self.relation, layout, bias, std) for layout, std in layouts
             )
         return self.column * min(
-            joint_sensitivity(self.relation, layout, self.dimension, bias / first, std / second)
+            joint_sensitivity(
+                self.relation, layout, self.dimension, bias / bias_bound, std / covariance_bound
+            )
             for layout, std in layouts
         )
 
-    def proven_mu(self, coins: Coins, told: float) -> float:
-        """GDP parameter of these coins but for an event of probability `told`."""
-        tail = tail_of(told, self.coordinates)
+    def proven_mu(self, coins: Coins, tail_probability: float) -> float:
+        """Compute the GDP parameter of these coins, except on an event of this probability."""
+        tail = tail_of(tail_probability, self.coordinates)
         bias, off, on = (std_of_coins(n, self.reach, tail) * self.step for n in coins)
         return self.mu(bias, off, on)
 
     def epsilon(self, coins: Coins, delta: float) -> float:
-        """Epsilon proven for these coins at delta; infinite where none is."""
-        best = math.inf
+        """Compute the epsilon proven for these coins at delta; infinite if none is proven."""
+        smallest = math.inf
         for share in TAIL_SHARES if delta > 0.0 else ():
             mu = self.proven_mu(coins, delta * share)
             if math.isfinite(mu):
-                rest = delta * (1.0 - share) / (1.0 - delta * share)
-                best = min(best, gaussian_epsilon(mu, rest))
-        return best
+                remaining_delta = delta * (1.0 - share) / (1.0 - delta * share)
+                smallest = min(smallest, gaussian_epsilon(mu, remaining_delta))
+        return smallest
 
     def delta(self, coins: Coins, epsilon: float) -> float:
-        """Delta in [0, 1] proven for these coins at epsilon."""
-        best = 1.0
-        for told in np.geomspace(1e-60, 0.5, 240).tolist():
-            mu = self.proven_mu(coins, told)
+        """Compute the delta in [0, 1] proven for these coins at epsilon."""
+        smallest = 1.0
+        for tail_probability in np.geomspace(1e-60, 0.5, 240).tolist():
+            mu = self.proven_mu(coins, tail_probability)
             if math.isfinite(mu):
-                best = min(best, told + (1.0 - told) * gaussian_delta(epsilon, mu))
-        return best
+                smallest = min(
+                    smallest,
+                    tail_probability + (1.0 - tail_probability) * gaussian_delta(epsilon, mu),
+                )
+        return smallest
 
 
 class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over silos of x y and of x x^T in batches, times a factor, plus binomial noise.
+    """Sums over silos of x y and of x x^T in batches, times a factor, with binomial noise.
 
     Parameters
     ----------
     budget : Budget
-        The budget that was asked for. Its delta and relation are the account's.
+        The requested budget. The account uses its delta and its relation.
     factor : tuple of tuple of int
-        The rows of C~, row k of the k entries on and left of the diagonal, times 2^factor_bits; no
-        entry of the diagonal is 0. As many rows as releases, K >= 1.
+        The rows of C~ up to the diagonal (row k has k entries), times 2^factor_bits. There is one
+        row per release, K >= 1. No diagonal entry is 0.
     trials : tuple of int
-        n, the fair coins behind one silo's share of the noise, of bias, off-diagonal and diagonal
-        entries; even.
+        n, the number of fair coins in one silo's share of the noise, for bias, off-diagonal and
+        diagonal entries; even.
     silos, colluders : int
-        M, and t < M of them whose noise is not counted: those that share what they know with the
-        server or with each other, those that add no noise, and the one that looks at the release.
+        M, and the number t < M of silos whose noise is not counted: silos that share what they know
+        with the server or with each other, silos that add no noise, and the observer's silo.
     dimension : int
         d; a sum has s = d + d (d + 1)/2 entries.
     points : int
-        The most records in all sums together: M T.
+        The largest number of records in all sums together, M T.
     unit : float
         The grid of a record's entries, a power of two.
     factor_bits : int
-        The factor is given in units of 2^-factor_bits.
+        The factor is in units of 2^-factor_bits.
     feature_bound, reward_bound : float
         L and Y with ||x||_2 <= L and |y| <= Y.
     max_participations : int
-        M0, the most batches of one user, once in each, at whichever silo.
+        M0, the largest number of batches of one user, once in each batch, at any silos.
     remark : str
-        For the text of `conditions`.
+        A remark for the text of `conditions`.
     centred : Centred, optional
-        Bounds of records whose last feature is a constant of the code (docs/centred.md): the last
-        entry of a sum is a public count, and carries no noise.
+        Bounds of records whose last feature is a constant that the code writes (docs/centred.md).
+        The last entry of a sum is then a public count without noise.
 
     Raises
     ------
     InputError
-        For numbers that no account is about, and where a sum may need more than 63 bits.
+        For numbers without a proven account, and if a sum may need more than 63 bits.
 
     Notes
     -----
-    Guarantee: for one user with at most M0 records (x, y), in as many leaves, everything that the
-    server and t silos other than the user's learn from all releases together is (exact(),
-    budget.delta)-private under the budget's relation, if they follow the protocol, and (fallback(),
-    budget.delta)-private if the server and all other silos put together what they know. Proven in
-    docs/secure-sum.md, for masks that cannot be told from random ones.
+    Guarantee: consider one user with at most M0 records (x, y), in different leaves. If all follow
+    the protocol, everything that the server and t silos other than the user's learn from all
+    releases is (exact(), budget.delta)-private under the budget's relation. If the server and all
+    other silos share what they know, it is (fallback(), budget.delta)-private. Proven in
+    docs/secure-sum.md, for masks that cannot be distinguished from random ones.
     """
 
     budget: Budget
@@ -180,10 +187,10 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     centred: Centred | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no account is about."""
-        # Plans are plain data that anyone may change, so their numbers are looked at once more.
+        """Refuse numbers for which no account is proven."""
+        # Anyone can change a plan, which is plain data: check its numbers here again.
         if not self.factor or any(len(row) != k for k, row in enumerate(self.factor, start=1)):
-            raise InputError("factor must have rows of 1, 2, 3, ... entries, one row a release")
+            raise InputError("factor must have rows of 1, 2, 3, ... entries, one row per release")
         if any(type(v) is not int for row in self.factor for v in row):
             raise InputError("factor must hold integers, in units of 2^-factor_bits")
         if not all(row[-1] for row in self.factor):
@@ -203,7 +210,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         if math.frexp(number("unit", self.unit, at_least=1e-100))[0] != 0.5:
             raise InputError(f"unit must be a power of two, got {self.unit}")
         if self.centred is not None and not self.centred.low <= 0.0 <= self.centred.high:
-            raise InputError(f"centred rewards must lie about 0, got {self.centred}")
+            raise InputError(f"the range of centred rewards must contain 0, got {self.centred}")
         if self.bits > MOST_BITS:
             raise InputError(
                 f"unit and factor_bits must leave {MOST_BITS} bits for the sum of {self.points} "
@@ -214,85 +221,95 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def releases(self) -> int:
-        """K."""
+        """Return K, the number of releases."""
         return len(self.factor)
 
     @property
     def size(self) -> int:
-        """s = d + d (d + 1)/2, the length of a sum."""
+        """Return s = d + d (d + 1)/2, the number of entries of a sum."""
         return self.dimension + self.dimension * (self.dimension + 1) // 2
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one silo's message: a word of 64 bits for each entry."""
+        """Return the size of one silo's message in bytes: a 64-bit word for each entry."""
         return 8 * self.size
 
     @property
     def honest(self) -> int:
-        """M - t, the silos whose noise is counted."""
+        """Return M - t, the number of silos whose noise is counted."""
         return self.silos - self.colluders
 
     @property
     def step(self) -> float:
-        """Size of 1 in the released integers, in the units of the sums."""
+        """Return the value of the integer 1 in a release, in the units of the sums."""
         return math.ldexp(self.unit, -self.factor_bits)
 
     @property
     def _norms(self) -> tuple[float, float]:
-        """The largest |x y| and |x x^T|."""
+        """Return the bounds on |x y| and |x x^T|."""
         return self.feature_bound * self.reward_bound, self.feature_bound**2
 
     @property
-    def _least(self) -> float:
-        """l such that one record's change is at least l / (sqrt(2) the least noise)."""
+    def _smallest_norm(self) -> float:
+        """Return l such that one record can change the sums by l / (sqrt(2) smallest noise std)."""
         if self.centred is None:
             return min(self._norms)
         # Theorem 4 of docs/centred.md: D >= f m / s_bias, and D >= f^2 / (sqrt(2) s_covariance).
-        bound, most = self.centred.feature_bound, max(-self.centred.low, self.centred.high)
-        return min(bound * most, bound * bound)
+        bound, largest_reward = (
+            self.centred.feature_bound,
+            max(-self.centred.low, self.centred.high),
+        )
+        return min(bound * largest_reward, bound * bound)
 
     @property
-    def _largest(self) -> int:
-        """The largest entry of the factor, in size."""
+    def _largest_factor_entry(self) -> int:
+        """Return the largest absolute entry of the factor."""
         return max(max(map(abs, row)) for row in self.factor)
 
     @property
-    def _entry(self) -> int:
-        """Bound on the size of one record's entry, in units."""
+    def _entry_bound_in_units(self) -> int:
+        """Return a bound on the absolute entries of one record, in units."""
         return _entry_bound(max(self._norms), self.unit)
 
     @property
     def bits(self) -> int:
-        """Bits that hold every sum of messages with its sign, for noise of up to 40 stds."""
-        return needed_bits(self._largest, self.points, self._entry, self._coins(self.silos))
+        """Return the bits that hold every sum of messages with its sign and noise."""
+        return needed_bits(
+            self._largest_factor_entry,
+            self.points,
+            self._entry_bound_in_units,
+            self._coins(self.silos),
+        )
 
     # ---- noise -----------------------------------------------------------------------------------
 
     def _stds(self, silos: int) -> tuple[float, float, float]:
-        """Standard deviations of so many silos' shares, in the units of the sums."""
+        """Return the std of the shares of this many silos, in the units of the sums."""
         bias, off, on = (math.sqrt(silos * n) / 2.0 * self.step for n in self.trials)
         return bias, off, on
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Standard deviations of the noise of bias, off-diagonal and diagonal entries of one
-        release, all M shares together, in the units of the sums."""
+        """Return the noise std of one release, with all M shares, in the units of the sums.
+
+        The three numbers are for bias, off-diagonal and diagonal entries.
+        """
         return self._stds(self.silos)
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream of one release's noise, as a certificate lists them."""
+        """Return the standard deviations of one release, as the certificate lists them."""
         names = ("bias", "covariance", "covariance_diagonal")
         return dict(zip(names, self.stds, strict=True))
 
     @property
     def prefix_weights(self) -> np.ndarray:
-        """B~ = A C~^-1 (K, K), lower triangular: prefix k is row k times the releases."""
+        """Return B~ = A C~^-1 (K, K), lower triangular: prefix k is row k times the releases."""
         return _prefix_weights(self.factor) * 2.0**self.factor_bits
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Variance of the noise in prefix k = 0..K, in units of one release's, (K + 1,)."""
+        """Return the noise variance of prefixes k = 0..K relative to one release, (K + 1,)."""
         squares = (self.prefix_weights**2).sum(axis=1)
         return np.concatenate([np.zeros(1), squares])
 
@@ -300,22 +317,32 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def squares(self) -> int:
-        """Squared sensitivity of all releases to one user, per unit of one record's, times
-        4^factor_bits: the longest column's, or a bound on it for users of several batches."""
-        return _squares(self.factor, min(self.max_participations, self.releases))
+        """Return the squared sensitivity to one user, per unit of one record's, times
+        4^factor_bits.
+
+        It is the largest squared norm of a column, or a bound for users of several batches.
+        """
+        return _squared_sensitivity(self.factor, min(self.max_participations, self.releases))
 
     @property
     def reach(self) -> int:
-        """The most that one user can move one released integer."""
-        return self._largest * 2 * self._entry * min(self.max_participations, self.releases)
+        """Return the largest change of one released integer by one user."""
+        return (
+            self._largest_factor_entry
+            * 2
+            * self._entry_bound_in_units
+            * min(self.max_participations, self.releases)
+        )
 
     def _account(self, relation: str | None = None) -> _Account:
-        """The account of any noise on these sums."""
+        """Return the numbers that the account of any noise on these sums needs."""
         return _Account(
             relation=named_relation(relation, self.budget),
-            # Roundings of records to the grid come in beside the column.
+            # Rounding records to the grid increases the sensitivity by this factor.
             column=math.ldexp(math.sqrt(self.squares), -self.factor_bits)
-            * exact.inflation(self.unit, self.size, self.dimension, self._least, max(self._norms)),
+            * exact.inflation(
+                self.unit, self.size, self.dimension, self._smallest_norm, max(self._norms)
+            ),
             reach=self.reach,
             coordinates=self.releases * self.size,
             dimension=self.dimension,
@@ -325,32 +352,34 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _coins(self, silos: int) -> Coins:
-        """Coins of so many silos' shares, of bias, off-diagonal and diagonal entries."""
+        """Return the numbers of coins in the shares of this many silos."""
         bias, off, on = (silos * n for n in self.trials)
         return bias, off, on
 
     def mu(self, relation: str | None = None) -> float:
-        """GDP parameter of Gaussian noise of the counted shares' variance, for orientation.
+        """Compute the GDP parameter of Gaussian noise with the variance of the counted shares.
 
-        exact() is the proof.
+        It is an approximation; `exact` is proven.
         """
         return self._account(relation).mu(*self._stds(self.honest))
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Epsilon proven against the server and t silos, at delta (default: the budget's).
+        """Compute the epsilon proven against the server and t silos, at delta (default: budget's).
 
-        Infinite where none is proven.
+        Infinite if none is proven.
         """
-        at = named_delta(delta, self.budget)
-        return self._account(relation).epsilon(self._coins(self.honest), at)
+        target_delta = named_delta(delta, self.budget)
+        return self._account(relation).epsilon(self._coins(self.honest), target_delta)
 
     def fallback(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Epsilon proven if the server and all other silos collude, at delta (default: the
-        budget's): only the own silo's share of the noise hides its users then."""
+        """Compute the epsilon proven if the server and all other silos collude.
+
+        Only the noise share of the user's silo counts then. delta defaults to the budget's.
+        """
         return self._account(relation).epsilon(self.trials, named_delta(delta, self.budget))
 
     def delta(self, epsilon: float, relation: str | None = None) -> float:
-        """Delta in [0, 1] proven against the server and t silos, at epsilon >= 0."""
+        """Compute the delta in [0, 1] proven against the server and t silos, at epsilon >= 0."""
         epsilon = number("epsilon", epsilon, at_least=0)
         return self._account(relation).delta(self._coins(self.honest), epsilon)
 
@@ -358,76 +387,80 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def source(self) -> str:
-        """Source of the mechanism and its account."""
+        """Return the source of the mechanism and its account."""
         return _SOURCE
 
     def conditions(self) -> list[Condition]:
-        """The claim, computed, and what is taken on trust."""
+        """Return the claim, checked by accounting, and the assumptions."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, self.exact(), "proven", note)
-        return [*self._trust(), *participation_conditions(self.max_participations), claim]
+        return [
+            *self._trust_conditions(),
+            *participation_conditions(self.max_participations),
+            claim,
+        ]
 
-    def _trust(self) -> list[Condition]:
-        """Conditions that are taken on trust."""
+    def _trust_conditions(self) -> list[Condition]:
+        """Return the assumptions about silos, keys and drop-outs."""
         texts = [
-            f"at least {self.honest} of the {self.silos} silos, the user's own among them and "
-            "whoever looks at the release not, add their share of the noise and tell nobody, and "
-            "all parties follow the protocol (taken on trust)"
+            f"at least {self.honest} of the {self.silos} silos add their share of the noise and "
+            "keep it secret; the user's silo is one of them, whoever sees the release is not; all "
+            "parties follow the protocol (taken on trust)"
         ]
         if self.honest > 1:
             texts.append(
-                "the masks' keys are known to the two silos of each alone, and masks made of them "
-                "are taken for random (SHAKE-256)"
+                "the masks' keys are known only to the two silos of each mask, and masks derived "
+                "from them are assumed to be random (SHAKE-256)"
             )
         if self.silos > 1:
             texts.append(
-                "a release is the sum of all silos' messages, made once: where one is missing, "
-                "nothing is released (drop-outs are not recovered)"
+                "a release is the sum of all silos' messages, computed once: if a message is "
+                "missing, nothing is released (drop-outs are not recovered)"
             )
         return [Condition(text, True) for text in texts]
 
     def sides(self) -> list[Side]:
-        """List the guarantee of the same noise if all others collude; none where none is proven."""
+        """Return the guarantee if all others collude; an empty list if none is proven."""
         epsilon = self.fallback()
         if not math.isfinite(epsilon):
             return []
-        model = "silo-level local: the server and all other silos put together what they know"
-        own = Condition(
-            "each silo that the user visits adds its share of the noise and tells nobody "
+        model = "silo-level local: the server and all other silos share what they know"
+        own_share = Condition(
+            "each silo that the user visits adds its share of the noise and keeps it secret "
             "(taken on trust)",
             True,
         )
-        trust = (own, *participation_conditions(self.max_participations))
+        trust = (own_share, *participation_conditions(self.max_participations))
         return [Side(model, "docs/secure-sum.md", epsilon, trust)]
 
-    # ---- integers --------------------------------------------------------------------------------
+    # ---- integers of messages --------------------------------------------------------------------
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Write sums (..., s) in units, rounded to the nearest, modulo 2^64: uint64."""
+        """Round sums (..., s) to units and return them as integers modulo 2^64, uint64."""
         rounded: np.ndarray = np.rint(values / self.unit)
         return rounded.astype(np.int64).view(np.uint64)
 
     def row(self, leaves: np.ndarray) -> np.ndarray:
-        """Add up the first k leaves (k, s), uint64, with row k of the factor, modulo 2^64."""
+        """Combine the first k leaves (k, s), uint64, by row k of the factor, modulo 2^64."""
         weights = np.array(self.factor[len(leaves) - 1], dtype=np.int64).view(np.uint64)
         result: np.ndarray = (weights[:, None] * leaves).sum(axis=0, dtype=np.uint64)
         return result
 
     def value(self, total: np.ndarray) -> np.ndarray:
-        """Read a sum of messages (..., s), uint64, as float64 in the units of the sums."""
+        """Convert a sum of messages (..., s), uint64, to float64 in the units of the sums."""
         result: np.ndarray = total.view(np.int64) * self.step
         return result
 
     def entry_trials(self, silos: int = 1) -> list[int]:
-        """List the coins behind so many silos' shares, entry by entry (s)."""
-        found = [silos * n for n in entries(self.dimension, self.trials)]
-        return found if self.centred is None else [*found[:-1], 0]
+        """List the numbers of coins in the shares of this many silos, for each entry (s)."""
+        trials_by_entry = [silos * n for n in entries(self.dimension, self.trials)]
+        return trials_by_entry if self.centred is None else [*trials_by_entry[:-1], 0]
 
 
 def integer_factor(factor: object, factor_bits: int = FACTOR_BITS) -> Factor:
-    """Round a factor C (K, K) to multiples of 2^-factor_bits, given in these units, by rows.
+    """Round a factor C (K, K) to multiples of 2^-factor_bits, and return its rows in these units.
 
-    Raises InputError for a matrix that is not lower triangular, or has a 0 on its diagonal.
+    Raises InputError for a matrix that is not lower triangular, and for a 0 on its diagonal.
     """
     c = array("factor", factor, ndim=2)
     factor_bits = integer("factor_bits", factor_bits, at_least=0, at_most=30)
@@ -443,37 +476,37 @@ def integer_factor(factor: object, factor_bits: int = FACTOR_BITS) -> Factor:
 
 
 @lru_cache(maxsize=16)
-def _squares(factor: Factor, participations: int) -> int:
-    """Bound the sum of <C_j, C_l> over all pairs of so many chosen columns, signs left out."""
-    largest = max(max(map(abs, row)) for row in factor)
-    # Integers of any size where 64 bits may be too few.
-    dtype = np.int64 if len(factor) * largest**2 * participations**2 < 2**62 else object
-    full = np.zeros((len(factor), len(factor)), dtype=dtype)
+def _squared_sensitivity(factor: Factor, participations: int) -> int:
+    """Bound the sum of |<C_j, C_l>| over all pairs of ``participations`` chosen columns."""
+    largest_entry = max(max(map(abs, row)) for row in factor)
+    # Use Python integers if 64 bits may be too few.
+    dtype = np.int64 if len(factor) * largest_entry**2 * participations**2 < 2**62 else object
+    matrix = np.zeros((len(factor), len(factor)), dtype=dtype)
     for k, row in enumerate(factor):
-        full[k, : k + 1] = row
-    lengths = (full * full).sum(axis=0)
+        matrix[k, : k + 1] = row
+    squared_norms = (matrix * matrix).sum(axis=0)
     if participations == 1:
-        return int(lengths.max())
-    products = abs(full.T @ full)
+        return int(squared_norms.max())
+    products = abs(matrix.T @ matrix)
     np.fill_diagonal(products, 0)
-    # Each chosen column meets itself and at most so many others.
-    others = np.sort(products, axis=1)[:, ::-1][:, : participations - 1].sum(axis=1)
-    return int(np.sort(lengths + others)[::-1][:participations].sum())
+    # For each chosen column: its squared norm, and its products with the other chosen columns.
+    other_products = np.sort(products, axis=1)[:, ::-1][:, : participations - 1].sum(axis=1)
+    return int(np.sort(squared_norms + other_products)[::-1][:participations].sum())
 
 
 @lru_cache(maxsize=16)
 def _prefix_weights(factor: Factor) -> np.ndarray:
-    """Solve B C = A, A of ones, for integers C: columns from the right, in a fixed order."""
+    """Solve B C = A, the matrix of ones, for integers C: column by column, from the right."""
     size = len(factor)
     c = np.zeros((size, size))
     for k, row in enumerate(factor):
         c[k, : k + 1] = row
     b = np.zeros((size, size))
     for j in range(size - 1, -1, -1):
-        rest = np.where(np.arange(size) >= j, 1.0, 0.0)
+        remaining = np.where(np.arange(size) >= j, 1.0, 0.0)
         for i in range(size - 1, j, -1):
-            rest -= b[:, i] * c[i, j]
-        b[:, j] = rest / c[j, j]
+            remaining -= b[:, i] * c[i, j]
+        b[:, j] = remaining / c[j, j]
     b.flags.writeable = False
     return b
 
@@ -495,35 +528,36 @@ def calibrate_secure_sum(
     unit: float | None = None,
     centred: Centred | None = None,
 ) -> SecureSum:
-    """Calibrate secure sums to a budget: the least noise for which it is proven.
+    """Calibrate secure sums to a budget: the least noise with a proven account.
 
     Parameters
     ----------
     budget : Budget
         delta > 0; unit "user" or "item".
     factor : array_like (K, K)
-        C, lower triangular, without a 0 on its diagonal; of any scale, which the noise follows.
+        C, lower triangular, without a 0 on its diagonal. Its scale does not matter.
     silos, colluders, dimension, points, feature_bound, reward_bound, max_participations, centred
         As in `SecureSum`.
     layout : {"iid", "goe1", "goe2"}
-        Of the noise of the covariance stream.
+        Layout of the noise of the covariance stream.
     covariance_ratio : float
         r > 0: the layout's parameter is r times the bias stream's noise, each in units of its
         stream's largest norm.
     factor_bits : int
-        C is rounded to multiples of 2^-factor_bits; what its columns gain is paid for.
+        C is rounded to multiples of 2^-factor_bits. The account uses the rounded C.
     unit : float, optional
         Grid of a record's entries, a power of two. Default: 2^-22 of the bound on an entry, or the
-        least coarser one, down to 2^-12, with which every sum fits into 63 bits.
+        finest coarser grid, down to 2^-12, with which every sum fits into 63 bits.
 
     Returns
     -------
     SecureSum
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For values out of range, delta = 0, the unit "silo", and where sums do not fit.
+        For values out of range, delta = 0, the unit "silo", and sums that do not fit.
     """
     rows = integer_factor(factor, factor_bits)
     silos = integer("silos", silos, at_least=1)
@@ -534,18 +568,23 @@ def calibrate_secure_sum(
     check_gaussian_budget(budget)
     ratio = number("covariance_ratio", covariance_ratio, above=0)
     off, on = stds_of_layout(choice("layout", layout, LAYOUTS), ratio)
-    length = number("feature_bound", feature_bound, above=0)
-    norms = length * number("reward_bound", reward_bound, above=0), length * length
-    shape = norms[0], norms[1] * off, norms[1] * on
-    # What Gaussian noise would need, and a little more.
-    column = math.ldexp(math.sqrt(_squares(rows, min(returning, len(rows)))), -factor_bits)
-    scaled = _Account(budget.relation, 1.01 * column, 0, 1, dimension, norms, 1.0, centred)
-    likely = scaled.mu(*shape)
-    likely /= gaussian_mu(budget.epsilon, budget.delta)
+    feature_norm = number("feature_bound", feature_bound, above=0)
+    norms = (
+        feature_norm * number("reward_bound", reward_bound, above=0),
+        feature_norm * feature_norm,
+    )
+    relative_stds = norms[0], norms[1] * off, norms[1] * on
+    # The noise that a Gaussian mechanism would need, plus 1 %.
+    column = math.ldexp(
+        math.sqrt(_squared_sensitivity(rows, min(returning, len(rows)))), -factor_bits
+    )
+    unit_account = _Account(budget.relation, 1.01 * column, 0, 1, dimension, norms, 1.0, centred)
+    gaussian_mu_ratio = unit_account.mu(*relative_stds)
+    gaussian_mu_ratio /= gaussian_mu(budget.epsilon, budget.delta)
     if unit is None:
-        every = likely * max(shape) * math.sqrt(silos / (silos - colluders))
-        unit = _finest_unit(rows, factor_bits, points, norms, every)
-    made = SecureSum(
+        total_std = gaussian_mu_ratio * max(relative_stds) * math.sqrt(silos / (silos - colluders))
+        unit = _finest_unit(rows, factor_bits, points, norms, total_std)
+    silent = SecureSum(
         budget=budget,
         factor=rows,
         trials=(0, 0, 0),
@@ -555,64 +594,74 @@ def calibrate_secure_sum(
         points=points,
         unit=number("unit", unit, above=0),
         factor_bits=factor_bits,
-        feature_bound=length,
+        feature_bound=feature_norm,
         reward_bound=reward_bound,
         max_participations=returning,
         centred=centred,
     )
-    account, honest = made._account(), made.honest
+    account, honest = silent._account(), silent.honest
     delta = budget.delta
-    # For each share of delta that is told: it, and the ratio left to the rest.
-    parts = [
-        (told, gaussian_mu(budget.epsilon, (delta - told) / (1.0 - told)))
-        for told in (delta * share for share in TAIL_SHARES)
+    # For each tail probability: the mu that meets the budget with the remaining delta.
+    tail_and_mu = [
+        (
+            tail_probability,
+            gaussian_mu(budget.epsilon, (delta - tail_probability) / (1.0 - tail_probability)),
+        )
+        for tail_probability in (delta * share for share in TAIL_SHARES)
     ]
 
     def excess(pairs: int) -> float:
-        """Least ratio of the account and the budget over the shares."""
-        bias, other, diagonal = (honest * n for n in _shares(pairs, shape))
-        coins = bias, other, diagonal
-        return min(account.proven_mu(coins, told) / mu for told, mu in parts)
+        """Return the least ratio of the proven mu to the mu that meets the budget."""
+        bias, off_diagonal, diagonal = (honest * n for n in _coins_per_share(pairs, relative_stds))
+        coins = bias, off_diagonal, diagonal
+        return min(
+            account.proven_mu(coins, tail_probability) / mu for tail_probability, mu in tail_and_mu
+        )
 
-    pairs = smallest_bits(2.0 * (likely * shape[0] / made.step) ** 2 / honest, 1.0, excess)
-    return msgspec.structs.replace(made, trials=_shares(pairs, shape))
+    pairs = smallest_bits(
+        2.0 * (gaussian_mu_ratio * relative_stds[0] / silent.step) ** 2 / honest, 1.0, excess
+    )
+    return msgspec.structs.replace(silent, trials=_coins_per_share(pairs, relative_stds))
 
 
-def _shares(pairs: int, shape: tuple[float, float, float]) -> Coins:
-    """Coins of one silo's share: so many pairs for a bias entry, others in proportion."""
+def _coins_per_share(pairs: int, shape: tuple[float, float, float]) -> Coins:
+    """Return the coins of one silo's share: 2 ``pairs`` for a bias entry, others in proportion."""
     bias, off, on = (2 * math.ceil(pairs * (std / shape[0]) ** 2) for std in shape)
     return bias, off, on
 
 
 def _entry_bound(largest: float, unit: float) -> int:
-    """Bound on the size of one record's entry, rounded, in units."""
+    """Return a bound on the absolute entries of one rounded record, in units."""
     return math.ceil(largest / unit) + 1
 
 
 def needed_bits(largest: int, points: int, entry: int, coins: Coins) -> int:
-    """Bits that hold a sum of messages with its sign, for noise of up to 40 stds; and ten more than
-    a sum of records needs, which float64 then adds up without rounding.
+    """Return the bits that hold a sum of messages with its sign and noise.
 
-    largest: of the factor's entries, in size. points: records. entry: the largest of one's entries,
-    in units. coins: of the noise of all silos together.
+    They are at least 11 more than the sum of records needs, so that float64 adds records exactly.
+    ``largest`` is the factor's largest absolute entry, ``points`` the number of records, ``entry``
+    the bound on a record's entries in units, and ``coins`` counts the noise of all silos.
     """
-    noise = _REACH * (math.isqrt(max(coins)) + 1) // 2
+    noise_bound = _NOISE_STDS * (math.isqrt(max(coins)) + 1) // 2
     return max(
-        (largest * points * entry + noise).bit_length() + 1, (points * entry).bit_length() + 11
+        (largest * points * entry + noise_bound).bit_length() + 1,
+        (points * entry).bit_length() + 11,
     )
 
 
 def _finest_unit(
     factor: Factor, factor_bits: int, points: int, norms: tuple[float, float], std: float
 ) -> float:
-    """Find the finest grid of records with which sums and noise of this std fit, or the coarsest
-    that is tried."""
+    """Return the finest grid of records with which sums and noise of this std fit.
+
+    If none fits, return the coarsest grid.
+    """
     largest = max(max(map(abs, row)) for row in factor)
-    top = math.ceil(math.log2(max(norms)))
+    top_exponent = math.ceil(math.log2(max(norms)))
     for bits in range(FINEST, COARSEST, -1):
-        unit = math.ldexp(1.0, top - bits)
+        unit = math.ldexp(1.0, top_exponent - bits)
         coins = math.ceil(4.0 * (std / math.ldexp(unit, -factor_bits)) ** 2)
         entry = _entry_bound(max(norms), unit)
         if needed_bits(largest, points, entry, (coins, coins, coins)) <= MOST_BITS:
             return unit
-    return math.ldexp(1.0, top - COARSEST)
+    return math.ldexp(1.0, top_exponent - COARSEST)

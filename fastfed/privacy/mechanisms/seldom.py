@@ -1,9 +1,10 @@
-"""Choices that change seldom: the shrinking dartboard, and one choice for each stretch of losses.
+"""Expert choices that change seldom: the shrinking dartboard, and limited updates.
 
-Both give one expert for all clients, drawn by the exponential mechanism from what experts have
-lost. The dartboard keeps the last one by a coin, so that few draws are paid for; a choice from the
-losses since the last one pays for each loss once. Sources: Geulen, Vöcking & Winkler 2010
-(shrinking dartboard); Asi, Feldman, Koren & Talwar 2022 (its private form, and limited updates).
+Both choose one expert for all clients by the exponential mechanism, from the experts' past losses.
+The dartboard keeps the current expert with some probability, decided by a coin, so that there are
+few draws to account for. Limited updates choose from the losses since the last choice, so that each
+loss enters one choice only. Sources: Geulen, Vöcking & Winkler 2010 (shrinking dartboard); Asi,
+Feldman, Koren & Talwar 2022 (its private form, and limited updates).
 """
 
 from __future__ import annotations
@@ -25,31 +26,35 @@ from fastfed.privacy.mechanisms.laplace import Exponential
 from fastfed.privacy.mechanisms.sparse_vector import claim_of_experts, epsilon_of_choices
 from fastfed.privacy.sensitivity import Budget
 
-# ---- the dartboard -------------------------------------------------------------------------------
-# The mechanism (asi-2022). Losses are in [0, 1]; r is the rate, p the chance of a new draw, K the
-# most new draws. At fixed times, s(x) is what expert x has lost at all clients since the last one,
-# and S(x) what it has lost in all. If fewer than K experts have been drawn, the expert x that is
-# played is kept with probability (1 - p) exp(-r s(x)); otherwise the next one is drawn with
-# probability proportional to exp(-r S). After K draws nothing changes any more.
+# ---- the shrinking dartboard ---------------------------------------------------------------------
+# The mechanism (asi-2022). Losses are in [0, 1]. r is the rate, p the probability of a new draw, K
+# the largest number of new draws. At fixed times, let s(x) be the loss of expert x summed over all
+# clients since the last such time, and S(x) its total loss. If fewer than K experts have been drawn
+# so far, the current expert x is kept with probability (1 - p) exp(-r s(x)). Otherwise the next
+# expert is drawn with probability proportional to exp(-r S). After K draws nothing changes.
 #
-# With r = -ln(1 - eta) the two coins of the paper, one of 1 - p and one of w_t(x) / w_(t-1)(x) =
-# (1 - eta)^(loss of x), are this one: all that matters is that both fall for the old expert.
+# With r = -ln(1 - eta), the paper throws two coins, of 1 - p and of w_t(x) / w_(t-1)(x) =
+# (1 - eta)^(loss of x). They are combined here, since the expert is kept only if both say so.
 #
-# Let one loss function, of one client in a round before time t0 and not before an earlier one, be
-# replaced. We account for the sequence of coins and drawn experts, which tells what is played.
-# 1. Before t0 nothing depends on it. The coin at t0 does, by s(x) of the expert x that the outputs
-# so far have fixed: it is s on one dataset and s' on the other, |s - s'| <= 1, both >= 0. "Keep"
-# has the ratio exp(r (s' - s)) <= e^r. "Draw" has (1 - (1 - p) e^(-r s)) / (1 - (1 - p) e^(-r s')),
-# largest for s = s' + 1, and then for s' = 0: (1 - (1 - p) e^-r) / p. So this coin costs
+# Replace one loss function of one client, in a round after one fixed time and before the next one,
+# t0. We account for the sequence of coins and drawn experts, which determines the chosen actions.
+# 1. Nothing before t0 depends on this loss. The coin at t0 does, by s(x) of the current expert x,
+# which earlier outputs fix: it is s on one dataset and s' on the other, |s - s'| <= 1, both >= 0.
+# "Keep" has the probability ratio exp(r (s' - s)) <= e^r. "Draw" has
+# (1 - (1 - p) e^(-r s)) / (1 - (1 - p) e^(-r s')), which is largest for s = s' + 1 and s' = 0:
+# (1 - (1 - p) e^-r) / p. So the epsilon of this coin is
 #     g = max(r, ln((1 - (1 - p) e^-r) / p)),
-# and nothing for p = 1, where no coin is thrown. Other coins look at other losses: nothing.
-# 2. Each draw from t0 on, at most K, sees the loss in S: each score moves by at most 1, up or down,
-# so it is of range 2 r. When it happens is told by coins whose chances, given the outputs so far,
-# are the same on both datasets; a mixture over such times is dominated as each of its parts is.
-# 3. One after the other these are adaptive: g once and 2 r at most K times. They compose as in
-# `privacy_loss`, the coin as any (g, 0)-private mechanism; and, which is less for many draws, as
-# epsilon of the coin plus epsilon of K r^2/2-zCDP for the draws. For delta = 0: g + 2 r K.
-# Neither the number of clients nor the time between two coins enters.
+# or 0 for p = 1, where no coin is thrown. Later coins depend on other losses and cost nothing.
+# 2. Each of the at most K draws from t0 on depends on the loss by S. Each score changes by at most
+# 1, up or down, so the draw has bounded range 2 r. When a draw happens is decided by coins whose
+# probabilities, given the outputs so far, are equal on both datasets. A mixture over such times is
+# dominated because each of its parts is.
+# 3. In sequence these are adaptive mechanisms: g once, and range 2 r at most K times. They compose
+# as in `privacy_loss`, the coin as any (g, 0)-private mechanism. A second bound, smaller for many
+# draws, is the epsilon of the coin plus the epsilon of K r^2/2-zCDP for the draws. For delta = 0
+# epsilon is g + 2 r K. Neither the number of clients nor the time between coins matters.
+
+#: Smallest supported probability of a new draw, and smallest rate.
 
 #: Chances of a new draw, and rates, that are meant to be used.
 LEAST_CHANCE, LEAST_RATE = 1e-9, 1e-12
@@ -57,16 +62,16 @@ _CLOSE = 1e-7
 
 
 class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
-    """The private shrinking dartboard: an expert that is kept by a coin, and few new draws.
+    """The private shrinking dartboard: a coin decides whether the current expert is kept.
 
     Parameters
     ----------
     budget : Budget
-        The budget that was asked for.
+        The requested budget.
     switches : int
-        K >= 0, how many experts may be drawn after the first.
+        K >= 0, the largest number of draws after the first.
     chance : float
-        p in [1e-9, 1]: the least probability of a new draw.
+        p in [1e-9, 1]: the smallest probability of a new draw.
     rate : float
         r > 0, per unit of loss.
     source : str
@@ -80,9 +85,9 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
     Notes
     -----
     Guarantee: if one loss function of one client in one round becomes any other, the sequence of
-    experts is (exact(), budget.delta)-private. Clients send sums of raw losses: the server is
-    trusted. The proof stands above this class.
-    Source: asi-2022, the private shrinking dartboard, with constants of our own.
+    experts is (exact(), budget.delta)-private. Clients send sums of raw losses, so the server must
+    be trusted. The proof is above this class. Source: asi-2022, the private shrinking dartboard;
+    the constants are derived here.
     """
 
     budget: Budget
@@ -99,20 +104,20 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def coin(self) -> float:
-        """Epsilon of the one coin that sees a loss."""
+        """Return the epsilon of the only coin that depends on a given loss."""
         return coin_epsilon(self.rate, self.chance)
 
     @property
     def choices(self) -> Exponential:
-        """The draw of an expert."""
+        """Return the mechanism that draws an expert."""
         return Exponential(2.0 * self.rate)
 
     def keeps(self, lost: float) -> float:
-        """Probability that the expert is kept, when it has lost so much since the last coin."""
+        """Return the probability of keeping an expert with loss ``lost`` since the last coin."""
         return (1.0 - self.chance) * math.exp(-self.rate * lost)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms that one loss pays for, for composed_epsilon."""
+        """List the mechanisms that depend on one loss, for `composed_epsilon`."""
         if self.switches == 0:  # no coin is thrown either
             return []
         return [
@@ -121,17 +126,19 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def exact(self, delta: float | None = None) -> float:
-        """The epsilon proven for the sequence of experts at delta (default: the budget's)."""
-        at = self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        return epsilon_of_choices(self.parts(), at)
+        """Compute the proven epsilon of the sequence of experts, at delta (default: budget's)."""
+        target_delta = (
+            self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
+        )
+        return epsilon_of_choices(self.parts(), target_delta)
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """None are listed: chances, and no noise."""
+        """Return an empty dict: decisions are random, but no number has noise."""
         return {}
 
     def conditions(self) -> list[Condition]:
-        """The claim, computed, and the assumptions that are taken on trust."""
+        """Return the claim, checked by accounting, and the assumptions."""
         return [
             Condition("losses are in [0, 1]", True),
             Condition(f"at most {self.switches} experts are drawn after the first", True),
@@ -141,84 +148,85 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def coin_epsilon(rate: float, chance: float) -> float:
-    """g: epsilon of the coin that sees a loss."""
+    """Compute g, the epsilon of the coin that depends on a given loss."""
     if chance == 1.0:
         return 0.0
     return max(rate, math.log1p((1.0 - chance) * -math.expm1(-rate) / chance))
 
 
 def simple_epsilon(rate: float, chance: float, switches: int, delta: float) -> float:
-    """Compute an epsilon that is proven for a dartboard, in closed form; not the least one."""
-    draws = 2.0 * rate * switches
+    """Compute a proven epsilon of a dartboard in closed form; it is not the smallest one."""
+    draws_epsilon = 2.0 * rate * switches
     if delta > 0.0 and switches > 0:
         rho = switches * rho_of_bounded_range(2.0 * rate)
-        draws = min(draws, classic_epsilon_of_rho(rho, delta))
-    return coin_epsilon(rate, chance) + draws
+        draws_epsilon = min(draws_epsilon, classic_epsilon_of_rho(rho, delta))
+    return coin_epsilon(rate, chance) + draws_epsilon
 
 
 def calibrate_dartboard(
     budget: Budget, *, switches: int, chance: float, at_most: float = math.inf
 ) -> Dartboard:
-    """Find the largest rate of a dartboard that a budget allows.
+    """Compute the dartboard with the largest rate that a budget allows.
 
     Parameters
     ----------
     budget : Budget
-        Unit "user": one loss function of one client in one round, for replacement, which covers
-        "zero-out".
+        Unit "user": one loss function of one client in one round. The account is for replacement,
+        which covers "zero-out".
     switches : int
         K >= 0.
     chance : float
         p in [1e-9, 1].
     at_most : float
-        No larger rate is asked for; finite for K = 0.
+        Upper limit of the rate; must be finite for K = 0.
 
     Returns
     -------
     Dartboard
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For another unit or relation, and for values out of range.
+        For a different unit, an unknown relation, and values out of range.
     """
     choice("unit", budget.unit, ("user",))
     choice("relation", budget.relation, ("replace", "zero-out"))
-    start = 1.0 if at_most == math.inf else number("at_most", at_most, above=0)
-    made = Dartboard(
+    largest_rate = 1.0 if at_most == math.inf else number("at_most", at_most, above=0)
+    dartboard = Dartboard(
         budget=budget,
         switches=switches,
         chance=chance,
-        rate=start,
+        rate=largest_rate,
         source="asi-2022, private shrinking dartboard, with the largest rate whose proven account "
         "(one coin, and draws of bounded range, composed) gives the budget",
     )
 
     def cost(rate: float) -> float:
-        """Epsilon at a rate."""
-        return msgspec.structs.replace(made, rate=rate).exact()
+        """Return the proven epsilon at a rate."""
+        return msgspec.structs.replace(dartboard, rate=rate).exact()
 
     if switches == 0 or (at_most < math.inf and cost(at_most) <= budget.epsilon):
-        return made
-    rate = _largest_rate(cost, made)
-    return msgspec.structs.replace(made, rate=max(min(rate, at_most), LEAST_RATE))
+        return dartboard
+    rate = _largest_rate(cost, dartboard)
+    return msgspec.structs.replace(dartboard, rate=max(min(rate, at_most), LEAST_RATE))
 
 
-def _largest_rate(cost: Callable[[float], float], made: Dartboard) -> float:
-    """Find the largest rate within the budget, to a relative 1e-7 from below."""
-    epsilon, delta = made.budget.epsilon, made.budget.delta
+def _largest_rate(cost: Callable[[float], float], dartboard: Dartboard) -> float:
+    """Compute the largest rate within the budget, at most a relative 2e-7 too small."""
+    epsilon, delta = dartboard.budget.epsilon, dartboard.budget.delta
 
-    def quick(rate: float) -> float:
-        """Epsilon at a rate, in closed form, beyond the budget."""
-        return simple_epsilon(rate, made.chance, made.switches, delta) - epsilon
+    def excess(rate: float) -> float:
+        """Return the closed-form epsilon at a rate, minus the budget's epsilon."""
+        return simple_epsilon(rate, dartboard.chance, dartboard.switches, delta) - epsilon
 
-    # 2 r <= the sum of all parts, and the coin costs at most r / p.
+    # 2 r is at most the sum of all parts, and the coin costs at most r / p.
     high = epsilon / 2.0
-    low = epsilon / (1.0 / made.chance + 2.0 * made.switches) / 2.0
+    low = epsilon / (1.0 / dartboard.chance + 2.0 * dartboard.switches) / 2.0
     if delta > 0.0:
-        while quick(high) <= 0.0:
+        while excess(high) <= 0.0:
             high *= 2.0
-    low = float(brentq(quick, low, high, xtol=1e-300, rtol=1e-13)) * (1.0 - 1e-12)
+    low = float(brentq(excess, low, high, xtol=1e-300, rtol=1e-13)) * (1.0 - 1e-12)
     if delta > 0.0:
         high = 1.25 * low
         while cost(high) <= epsilon:
@@ -226,26 +234,27 @@ def _largest_rate(cost: Callable[[float], float], made: Dartboard) -> float:
         if cost(low) < epsilon:
             low = float(brentq(lambda r: cost(r) - epsilon, low, high, xtol=1e-300, rtol=_CLOSE))
         low *= 1.0 - _CLOSE
-    while cost(low) > epsilon:  # what rounding has put above the budget
+    while cost(low) > epsilon:  # rounding may have put it above the budget
         low *= 1.0 - (_CLOSE if delta > 0.0 else 2.0**-52)
     return low
 
 
-# ---- one choice for each stretch of losses -------------------------------------------------------
-# Each loss is in the scores of one choice, made by the exponential mechanism: a replaced loss moves
-# each score by at most 1, up or down, which is a range of eta. Other choices are made from other
-# losses, and, given what was chosen, do not depend on it: all choices together cost what one does.
+# ---- limited updates: one choice for each stretch of losses --------------------------------------
+# Each loss enters the scores of one choice by the exponential mechanism. A replaced loss
+# changes each score by at most 1, up or down, which gives a range of eta. Other choices use
+# other losses and, given earlier choices, do not depend on this one. So all choices
+# together cost as much as one.
 
 
 class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
-    """Choices by the exponential mechanism, each from losses that no other one looks at.
+    """Choices by the exponential mechanism, each from different losses.
 
     Parameters
     ----------
     budget : Budget
-        The budget that was asked for.
+        The requested budget.
     choices : int
-        How many there are, >= 0.
+        Number of choices, >= 0.
     eta : float
         > 0: an expert of cost c is chosen with probability proportional to exp(-eta c / 2).
     source : str
@@ -259,8 +268,8 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
     Notes
     -----
     Guarantee: if one loss function of one client in one round becomes any other, the sequence of
-    choices is (exact(), budget.delta)-private. The proof stands above this class.
-    Source: asi-2022, limited updates; McSherry & Talwar 2007.
+    choices is (exact(), budget.delta)-private. The proof is above this class. Source: asi-2022,
+    limited updates; McSherry & Talwar 2007.
     """
 
     budget: Budget
@@ -275,21 +284,23 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mechanism(self) -> Exponential:
-        """The mechanism of one choice."""
+        """Return the mechanism of one choice."""
         return Exponential(self.eta)
 
     def exact(self, delta: float | None = None) -> float:
-        """The epsilon proven for all choices at delta (default: the budget's)."""
-        at = self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        return composed_epsilon([("bounded-range", self.eta, min(self.choices, 1))], at)
+        """Compute the proven epsilon of all choices, at delta (default: the budget's)."""
+        target_delta = (
+            self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
+        )
+        return composed_epsilon([("bounded-range", self.eta, min(self.choices, 1))], target_delta)
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """None are listed: chances, and no noise."""
+        """Return an empty dict: decisions are random, but no number has noise."""
         return {}
 
     def conditions(self) -> list[Condition]:
-        """The claim, computed, and the assumptions that are taken on trust."""
+        """Return the claim, checked by accounting, and the assumptions."""
         return [
             Condition("losses are in [0, 1]", True),
             Condition("each loss is in the scores of one choice at most", True),
@@ -298,20 +309,20 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate_choices(budget: Budget, *, choices: int) -> FreshChoices:
-    """Find the largest eta of so many choices, each from losses of its own, for a budget.
+    """Compute the largest eta within a budget, for choices that each use different losses.
 
     Parameters
     ----------
     budget : Budget
-        Unit "user": one loss function of one client in one round, for replacement, which covers
-        "zero-out".
+        Unit "user": one loss function of one client in one round. The account is for replacement,
+        which covers "zero-out".
     choices : int
-        >= 0.
+        Number of choices, >= 0.
 
     Returns
     -------
     FreshChoices
-        With eta = epsilon at delta = 0, and more otherwise.
+        eta = epsilon at delta = 0, and more otherwise.
     """
     choice("unit", budget.unit, ("user",))
     choice("relation", budget.relation, ("replace", "zero-out"))

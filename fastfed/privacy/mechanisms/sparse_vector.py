@@ -1,7 +1,7 @@
 """Sparse vector technique, noisy argmin, and sparse switching, which combines them.
 
-The sparse vector technique tells which query is the first to cross a threshold, the noisy argmin
-which of many scores is the least, and nothing else. Sources: Dwork & Roth 2014, Algorithm 1
+The sparse vector technique releases only which query crosses a threshold first. The noisy argmin
+releases only which of many scores is the smallest. Sources: Dwork & Roth 2014, Algorithm 1
 (AboveThreshold) and Section 3.3; Lyu, Su & Li 2017; gao-2024, Algorithm 5, corrected.
 """
 
@@ -26,35 +26,35 @@ from fastfed.privacy.sensitivity import Budget
 def minimal_scales(
     epsilon: float, sensitivity: float = 1.0, *, common_shift: bool = False
 ) -> tuple[float, float]:
-    """Compute the least (threshold, query) scales for which AboveThreshold costs epsilon.
+    """Compute the smallest (threshold, query) noise scales for which AboveThreshold costs epsilon.
 
-    In general 1/a + 2/b = epsilon/sensitivity leaves one choice, made for the least variance of
-    threshold and query noise together: b = 2^{1/3} a. With common_shift a = b =
-    sensitivity/epsilon, both least at once.
+    In general 1/a + 2/b = epsilon/sensitivity must hold. Among such pairs, b = 2^{1/3} a has the
+    least variance of threshold and query noise together. With common_shift,
+    a = b = sensitivity/epsilon are both as small as possible.
     """
     epsilon = number("epsilon", epsilon, above=0)
-    size = number("sensitivity", sensitivity, above=0)
+    query_change = number("sensitivity", sensitivity, above=0)
     if boolean("common_shift", common_shift):
-        return size / epsilon, size / epsilon
-    root = 2.0 ** (1.0 / 3.0)
-    return (1.0 + root**2) * size / epsilon, (root + 2.0) * size / epsilon
+        return query_change / epsilon, query_change / epsilon
+    cube_root = 2.0 ** (1.0 / 3.0)
+    return (1.0 + cube_root**2) * query_change / epsilon, (cube_root + 2.0) * query_change / epsilon
 
 
 class AboveThreshold(msgspec.Struct, frozen=True):
-    """The sparse vector technique up to the first crossing.
+    """The sparse vector technique up to the first query above the threshold.
 
-    One threshold gets Lap(threshold_scale), and each query fresh Lap(query_scale), until the first
-    query is strictly above.
+    The threshold gets noise Lap(threshold_scale), and each query gets fresh noise Lap(query_scale).
+    The mechanism stops at the first noisy query that is strictly above the noisy threshold.
 
     Parameters
     ----------
     threshold_scale, query_scale : float
         a and b > 0, in the units of the queries.
     sensitivity : float
-        > 0, the most that neighbouring datasets change any query.
+        > 0, the largest change of any query between neighbouring datasets.
     common_shift : bool
-        True if neighbouring datasets leave the queries up to some time alone and change all later
-        ones by one and the same amount, as sums over time do when one summand is replaced.
+        True if neighbouring datasets have equal queries up to some time, and all later queries
+        differ by the same amount. Sums over time have this property if one summand is replaced.
 
     Raises
     ------
@@ -63,9 +63,9 @@ class AboveThreshold(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: (epsilon, 0) for the index of the first query above, or none; the threshold's noise
-    must not be used again after it. epsilon = sensitivity (1/a + 2/b); with common_shift it is only
-    sensitivity max(1/a, 1/b).
+    Guarantee: the index of the first query above (or none) is (epsilon, 0)-private, if the
+    threshold's noise is not used again afterwards. epsilon = sensitivity (1/a + 2/b); with
+    common_shift it is only sensitivity max(1/a, 1/b).
     Source: Dwork & Roth 2014, Algorithm 1; Lyu, Su & Li 2017 for its variants.
     """
 
@@ -74,13 +74,14 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     sensitivity: float = 1.0
     common_shift: bool = False
 
-    # With common_shift, let D' have c in (0, sensitivity] more on every query from time t0 on, and
-    # let k >= t0 be the first crossing (earlier ones have equal probability on both).
-    #   P_D(k) <= e^{c/a} P_D'(k): raise the threshold's noise by c under D'. Comparisons from t0 on
-    #     are then those of D, earlier ones are more easily below; the density changes by e^{c/a}.
-    #   P_D'(k) <= e^{c/b} P_D(k): keep the threshold. Under D earlier queries are more easily
-    #     below, and query k crosses if its own noise is raised by c.
-    # The same two lines without a crossing query cover the outcome "none".
+    # Proof for common_shift. Let every query from time t0 on be larger by c in (0, sensitivity]
+    # under D', and let k >= t0 be the first crossing; earlier ones have equal probability.
+    #   P_D(k) <= e^{c/a} P_D'(k): increase the threshold's noise by c under D'. Comparisons from t0
+    #     on are then those of D, earlier queries are below more easily, and the density changes by
+    #     at most e^{c/a}.
+    #   P_D'(k) <= e^{c/b} P_D(k): leave the threshold. Under D earlier queries are below more
+    #     easily, and query k crosses if its own noise is increased by c.
+    # The same two arguments without a crossing query cover the outcome "none".
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -91,31 +92,33 @@ class AboveThreshold(msgspec.Struct, frozen=True):
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the comparisons up to the first crossing."""
+        """Return the epsilon of all comparisons up to the first crossing."""
         a, b = self.threshold_scale, self.query_scale
         if self.common_shift:
             return self.sensitivity * max(1.0 / a, 1.0 / b)
         return self.sensitivity * (1.0 / a + 2.0 / b)
 
     def first_above(self, queries: object, threshold: float, uniforms: object) -> int | None:
-        """Index from 0 of the first noisy query above the noisy threshold; None if there is none.
+        """Return the index of the first noisy query above the noisy threshold; None if none is.
 
         Parameters
         ----------
         queries : array_like (n,)
+            The exact queries.
         threshold : float
+            The exact threshold.
         uniforms : array_like (n + 1,)
-            In (0, 1), the threshold's first, none used again.
+            In (0, 1), the threshold's first. Do not use them again.
         """
         q = array("queries", queries, ndim=1)
         level = number("threshold", threshold)
         noise = laplace_quantile(array("uniforms", uniforms, shape=(len(q) + 1,)))
-        limit = level + self.threshold_scale * noise[0]
-        above = np.flatnonzero(q + self.query_scale * noise[1:] > limit)
-        return int(above[0]) if len(above) else None
+        noisy_threshold = level + self.threshold_scale * noise[0]
+        crossings = np.flatnonzero(q + self.query_scale * noise[1:] > noisy_threshold)
+        return int(crossings[0]) if len(crossings) else None
 
     def log_crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
-        """Compute ln of crossing_probabilities, also where they underflow."""
+        """Compute ln of `crossing_probabilities`, even if they underflow."""
         q = array("queries", queries, ndim=1)
         level = number("threshold", threshold)
         if not len(q):
@@ -128,45 +131,46 @@ class AboveThreshold(msgspec.Struct, frozen=True):
             )
         gaps = level - q
         r, log_weights = _quadrature(np.unique(np.append(-gaps, 0.0)), a, b, len(gaps))
-        logs = log_weights - np.abs(r) / a - math.log(2.0 * a)
-        found = []
+        log_densities = log_weights - np.abs(r) / a - math.log(2.0 * a)
+        log_probabilities = []
         for gap in gaps:
             z = (gap + r) / b
-            found.append(_log_sum(logs + log_cdf(-z)))
-            logs = logs + log_cdf(z)
-        return np.array([*found, _log_sum(logs)])
+            log_probabilities.append(_log_sum(log_densities + log_cdf(-z)))
+            log_densities = log_densities + log_cdf(z)
+        return np.array([*log_probabilities, _log_sum(log_densities)])
 
     def crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
-        """Compute P(first crossing is query k) for each of n queries, and last P(none), (n + 1,).
+        """Compute P(first crossing is query k) for each query, and P(none) last, (n + 1,).
 
-        The queries' noises are independent once the threshold's is given, so each probability is
-        one integral over it, by Gauss-Legendre; relative accuracy about 1e-12. O(n^2).
+        Given the threshold's noise, the queries' noises are independent. So each probability is an
+        integral over the threshold's noise, computed by Gauss-Legendre quadrature with relative
+        accuracy of about 1e-12. Time O(n^2).
         """
         result: np.ndarray = np.exp(self.log_crossing_probabilities(queries, threshold))
         return result
 
 
 def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and log weights for integrands that are smooth but at the kinks.
+    """Return nodes and log weights of quadrature for integrands that are smooth except at kinks.
 
-    Between kinks the integrand is a product of exponentials of rate up to 1/a + count/b, steepest
-    away from them, so panels start that small at each kink and double in width with the distance.
+    Between kinks the integrand is a product of exponentials of rate up to 1/a + count/b, which is
+    steepest near a kink. So intervals start small at each kink and double in width with distance.
     """
     from numpy.polynomial.legendre import leggauss
 
-    # Beyond the last kink densities fall like exp(-|r| / a), to below 1e-17 of what was there.
-    reach = 45.0 * a + 45.0 * b
-    low, high = float(kinks[0]) - reach, float(kinks[-1]) + reach
-    start = 1.0 / (1.0 / a + count / b)
-    steps = start * 2.0 ** np.arange(math.ceil(math.log2((high - low) / start)) + 1)
+    # Beyond the last kink densities decay like exp(-|r| / a): 45 scales reduce them below 1e-17.
+    tail_width = 45.0 * a + 45.0 * b
+    low, high = float(kinks[0]) - tail_width, float(kinks[-1]) + tail_width
+    first_width = 1.0 / (1.0 / a + count / b)
+    widths = first_width * 2.0 ** np.arange(math.ceil(math.log2((high - low) / first_width)) + 1)
     edges = np.unique(
-        np.concatenate([kinks, *(kinks + s for s in steps), *(kinks - s for s in steps)])
+        np.concatenate([kinks, *(kinks + s for s in widths), *(kinks - s for s in widths)])
     )
     edges = np.concatenate([[low], edges[(edges > low) & (edges < high)], [high]])
     u, w = leggauss(20)
-    half = np.diff(edges)[:, None] / 2.0
-    nodes = edges[:-1, None] + half * (1.0 + u)
-    return nodes.ravel(), (np.log(half) + np.log(w)).ravel()
+    half_widths = np.diff(edges)[:, None] / 2.0
+    nodes = edges[:-1, None] + half_widths * (1.0 + u)
+    return nodes.ravel(), (np.log(half_widths) + np.log(w)).ravel()
 
 
 def _log_sum(logs: np.ndarray) -> float:
@@ -176,33 +180,33 @@ def _log_sum(logs: np.ndarray) -> float:
 
 
 # ---- the noisy argmin ----------------------------------------------------------------------------
-# Let neighbouring datasets change every score by at most D, and all noise be of scale b.
-# 1. P(i) <= e^(2 D/b) P'(i). Fix the noises of all candidates but i. Candidate i is chosen if its
-# noise is below a limit, the least other noisy score minus its own score. On the other dataset that
-# limit is lower by at most 2 D: the least other score by D, and its own score higher by D. A shift
-# of one Laplace noise by 2 D costs e^(2 D/b).
-# 2. If no score moves against another one (all changes are >= 0, or all are <= 0), the limit moves
-# by D at most: D/b. This is the case of counts (Dwork & Roth 2014, Claim 3.9), and not of losses.
-# 3. The factor 2 is needed. The difference of two noises exceeds g b, g >= 0, with probability (1 +
-# g/2) e^-g / 2; two candidates that far apart, moving to g - 2 D/b, have the log ratio 2 D/b +
-# ln((2 + g - 2 D/b) / (2 + g)) for the worse one, which tends to 2 D/b with g.
-# 4. Noises that are sums, one part of scale b from each of m clients: with the parts of all clients
-# but one given, the choice is the argmin of other scores plus that one's noise, so 1 to 2 hold for
-# each value of the given parts, and for their mean. For delta = 0 nothing is gained by the sum: its
-# tail is a polynomial times e^(-x/b), so the ratio of 3 still tends to e^(2 D/b).
+# Let neighbouring datasets change every score by at most D, and let all noise have scale b.
+# 1. P(i) <= e^(2 D/b) P'(i). Fix the noise of all candidates except i. Candidate i is chosen if its
+# noise is below a limit: the smallest other noisy score minus the score of i. On the other dataset
+# this limit is lower by at most 2 D: the smallest other score by D, and the score of i is higher by
+# D. Shifting one Laplace noise by 2 D costs e^(2 D/b).
+# 2. If all changes are >= 0, or all are <= 0, the limit changes by at most D, which costs D/b. This
+# is so for counts (Dwork & Roth 2014, Claim 3.9), but not for losses.
+# 3. The factor 2 is needed. The difference of two noises exceeds g b, g >= 0, with probability
+# (1 + g/2) e^-g / 2. Take two candidates at distance g b, and move them to (g - 2 D/b) b. The log
+# ratio for the worse candidate is 2 D/b + ln((2 + g - 2 D/b) / (2 + g)), which tends to 2 D/b in g.
+# 4. The noise may be a sum, with one part of scale b from each of m clients. Given the parts of all
+# clients but one, the choice is the argmin of other scores plus that client's noise. So 1 and 2
+# hold for each value of the given parts, and on average. For delta = 0 the sum does not improve the
+# bound: its tail is a polynomial times e^(-x/b), so the ratio of 3 still tends to e^(2 D/b).
 
 
 class NoisyArgmin(msgspec.Struct, frozen=True):
-    """Index of the least of d scores plus Laplace noise of one scale each ("report noisy min").
+    """The index of the smallest of d scores with Laplace noise ("report noisy min").
 
     Parameters
     ----------
     scale : float
         > 0, in the units of the scores.
     sensitivity : float
-        > 0, the most that neighbouring datasets change any score.
+        > 0, the largest change of any score between neighbouring datasets.
     monotone : bool
-        True if neighbouring datasets change all scores in one direction.
+        True if neighbouring datasets change all scores in the same direction.
 
     Raises
     ------
@@ -211,10 +215,10 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: (epsilon, 0), epsilon = 2 sensitivity/scale, or sensitivity/scale if monotone, for
-    the unit and relation that the sensitivity is of, and no less in the worst case of two or more
-    candidates. The proof stands above this class, also for noises that are sums.
-    Source: Dwork & Roth 2014, Section 3.3.
+    Guarantee: (epsilon, 0) with epsilon = 2 sensitivity/scale, or sensitivity/scale if monotone,
+    for the unit and relation of the sensitivity. This is tight for two or more candidates. The
+    proof is above this class; it also covers noise that is a sum. Source: Dwork & Roth 2014,
+    Section 3.3.
     """
 
     scale: float
@@ -229,33 +233,33 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of one choice."""
+        """Return the epsilon of one choice."""
         return (1.0 if self.monotone else 2.0) * self.sensitivity / self.scale
 
     def choose(self, scores: object, noise: object) -> int:
-        """Choose the least of scores (d,) + scale noise; return its index, of equal ones the first.
+        """Return the index of the smallest of scores (d,) + scale noise; the first if equal.
 
-        noise: (d,) standard Laplace (`laplace.laplace_quantile`), none used again.
+        noise is standard Laplace noise (d,) (`laplace.laplace_quantile`). Do not use it again.
         """
-        values = _scores(scores)
+        values = _check_scores(scores)
         return int(np.argmin(values + self.scale * array("noise", noise, shape=values.shape)))
 
     def log_probabilities(self, scores: object) -> np.ndarray:
-        """Compute ln P(i) (d,), also where P(i) itself underflows.
+        """Compute ln P(i) (d,), even if P(i) underflows.
 
-        One integral over the least noisy score for each candidate, by Gauss-Legendre; relative
-        accuracy of P(i) about 1e-12. Takes O(d^2), about a second for d = 100.
+        For each candidate it is an integral over the smallest noisy score, by Gauss-Legendre
+        quadrature with relative accuracy of P(i) about 1e-12. Time O(d^2), about 1 s for d = 100.
         """
-        values = _scores(scores) / self.scale
+        values = _check_scores(scores) / self.scale
         values = values - values.min()
         if len(values) == 1:
             return np.zeros(1)
         r, log_weights = _quadrature(np.unique(values), 1.0, 1.0, len(values))
         gaps = r[:, None] - values
-        above = log_cdf(-gaps)
-        # Candidate i's own noise is at r, all others are above.
+        log_above = log_cdf(-gaps)
+        # The noisy score of candidate i is at r, all others are above it.
         logs = log_weights[:, None] - np.abs(gaps) - math.log(2.0)
-        logs += above.sum(axis=1, keepdims=True) - above
+        logs += log_above.sum(axis=1, keepdims=True) - log_above
         top = logs.max(axis=0)
         result: np.ndarray = top + np.log(np.exp(logs - top).sum(axis=0))
         return result
@@ -266,19 +270,19 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         return result
 
     def two_candidate_loss(self, gap: float) -> float:
-        """Privacy loss ln(P'(i)/P(i)) of the worse of two candidates.
+        """Compute the privacy loss ln(P'(i)/P(i)) of the worse of two candidates.
 
-        Their scores are `gap` apart under P and move as far towards each other as neighbouring
-        datasets allow under P'. Increases with the gap, to epsilon: the guarantee is not attained,
-        but is the supremum.
+        Their scores differ by `gap` under P, and are as much closer under P' as neighbouring
+        datasets allow. The loss increases with the gap and tends to epsilon: the guarantee is the
+        supremum, but is not attained.
         """
-        here = number("gap", gap)
-        moved = (1.0 if self.monotone else 2.0) * self.sensitivity
-        return _log_tail((here - moved) / self.scale) - _log_tail(here / self.scale)
+        gap_value = number("gap", gap)
+        gap_change = (1.0 if self.monotone else 2.0) * self.sensitivity
+        return _log_tail((gap_value - gap_change) / self.scale) - _log_tail(gap_value / self.scale)
 
 
-def _scores(scores: object) -> np.ndarray:
-    """Check scores (d,), d >= 1."""
+def _check_scores(scores: object) -> np.ndarray:
+    """Check scores (d,), d >= 1, and return them as an array."""
     values = array("scores", scores, ndim=1)
     if not len(values):
         raise InputError("scores must hold at least one candidate, got shape (0,)")
@@ -286,36 +290,36 @@ def _scores(scores: object) -> np.ndarray:
 
 
 def _log_tail(g: float) -> float:
-    """ln P(difference of two standard Laplace noises > g)."""
+    """Compute ln P(difference of two standard Laplace noises > g)."""
     tail = math.log1p(abs(g) / 2.0) - abs(g) - math.log(2.0)
     return tail if g >= 0.0 else math.log1p(-math.exp(tail))
 
 
 # ---- sparse switching ----------------------------------------------------------------------------
-# The mechanism (gao-2024, Algorithm 5, corrected). Losses are in [0, 1]. At fixed times the query,
-# the sum of all clients' losses of the chosen experts since the last switch, plus Lap(b) is
-# compared with L + Lap(a), whose noise was drawn at the last switch. If it is strictly above, the
-# next expert is chosen by the exponential mechanism of range eta from the scores s(x) = max(sum of
-# all clients' losses of x so far, m L*), and the threshold gets fresh noise. After kappa switches
-# all stays as it is.
+# The mechanism (gao-2024, Algorithm 5, corrected). Losses are in [0, 1]. At fixed times the query
+# is compared with the threshold. The query is the sum of all clients' losses of the current expert
+# since the last switch, plus Lap(b). The threshold is L + Lap(a), with noise drawn at the last
+# switch. If the query is strictly above, the next expert is chosen by the exponential mechanism of
+# range eta from the scores s(x) = max(sum of all clients' losses of x so far, m L*), and the
+# threshold gets fresh noise. After kappa switches the expert is never changed.
 #
 # Let one loss function, of one client in round t0, be replaced.
-# 1. Until the first comparison after t0 all outputs have the same distribution. Let the switch
-# before it be given. Up to the next switch, or the end, the comparisons are an AboveThreshold whose
-# queries up to t0 are the same and whose later ones all move by one constant, l'(x) - l(x) in [-1,
-# 1] for the expert x of round t0, which the outputs so far have fixed. It costs max(1/a, 1/b)
-# (`AboveThreshold`, common_shift).
-# 2. After that switch the threshold's noise is a new one, and queries start after t0: given the
-# outputs so far, the later comparisons have one distribution. So comparisons cost max(1/a, 1/b)
-# once, however many switches there are. (Were the old noise kept, the distribution of the later
-# comparisons, given the outputs, would still depend on the loss: it depends on what they tell of
-# the noise.) 3. Each later choice of an expert, at most kappa, sees the loss in its scores. A
-# maximum with a constant is 1-Lipschitz, so each score moves by at most 1, up or down: eta each, of
-# bounded range. One after the other these are adaptive, so they compose as in `privacy_loss`; fewer
-# than kappa choices are kappa of which some tell nothing. For many choices the pair of
-# distributions that stands for one of them there is worse than what they are together, kappa
-# eta^2/8-zCDP (`composition`). So two accounts hold, and the lesser one is taken: all parts by
-# their privacy losses, or epsilon of the comparisons plus epsilon of the choices by zCDP.
+# 1. Until the first comparison after t0, all outputs have the same distribution. Condition on the
+# last switch before it. Up to the next switch, or the end, the comparisons are an AboveThreshold.
+# Its queries up to t0 are equal, and all later ones change by the same l'(x) - l(x) in [-1, 1], for
+# the expert x of round t0, which earlier outputs fix. This costs max(1/a, 1/b) (`AboveThreshold`,
+# common_shift).
+# 2. After that switch the threshold has fresh noise, and queries start after t0: given earlier
+# outputs, later comparisons have the same distribution. So comparisons cost max(1/a, 1/b) once, for
+# any number of switches. (With the old noise, later comparisons would depend on the loss even given
+# the outputs, because the outputs give information about that noise.)
+# 3. Each later choice of an expert, at most kappa, depends on the loss by its scores. A maximum
+# with a constant is 1-Lipschitz, so each score changes by at most 1, up or down: bounded range eta.
+# In sequence these are adaptive, so they compose as in `privacy_loss`; fewer than kappa choices are
+# kappa choices of which some release nothing. For many choices, the worst-case pair of
+# distributions used there is worse than kappa eta^2/8-zCDP of all choices together. So two accounts
+# hold, and the smaller epsilon is used: all parts by their privacy losses, or epsilon of the
+# comparisons plus epsilon of the choices by zCDP.
 
 
 CALIBRATIONS = ("exact", "printed", "zcdp")
@@ -330,20 +334,20 @@ _SOURCE = {
 
 
 class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
-    """Sparse switching: one expert for all clients, changed seldom and only if it lost too much.
+    """Sparse switching: one expert for all clients, changed rarely and only after large losses.
 
     Parameters
     ----------
     budget : Budget
-        The budget that was asked for.
+        The requested budget.
     switches : int
-        kappa >= 0, how often the expert may be changed.
+        kappa >= 0, the largest number of switches.
     threshold_scale, query_scale : float
-        a and b of the Laplace noises, in losses.
+        a and b, the scales of the Laplace noise, in units of loss.
     eta : float
-        Of the exponential mechanism.
+        Range of the exponential mechanism.
     calibration : {"exact", "printed", "zcdp"}
-        The rule that chose them.
+        The rule that chose the noise and eta.
     source : str
         Author-year of the rule.
 
@@ -355,9 +359,8 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
     Notes
     -----
     Guarantee: if one loss function of one client in one round becomes any other, the sequence of
-    experts is (exact(), budget.delta)-private. Clients send sums of raw losses: the server is
-    trusted. The proof stands above this class.
-    Source: gao-2024, Algorithm 5, corrected.
+    experts is (exact(), budget.delta)-private. Clients send sums of raw losses, so the server must
+    be trusted. The proof is above this class. Source: gao-2024, Algorithm 5, corrected.
     """
 
     budget: Budget
@@ -378,17 +381,17 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def comparisons(self) -> AboveThreshold:
-        """The comparisons between one switch and the next."""
+        """Return the mechanism of the comparisons between two switches."""
         return AboveThreshold(self.threshold_scale, self.query_scale, common_shift=True)
 
     @property
     def choices(self) -> Exponential:
-        """The choice of an expert at a switch."""
+        """Return the mechanism that chooses an expert at a switch."""
         return Exponential(self.eta)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms that one loss pays for, for composed_epsilon."""
-        if self.switches == 0:  # nothing is compared either
+        """List the mechanisms that depend on one loss, for `composed_epsilon`."""
+        if self.switches == 0:  # then no comparisons are made either
             return []
         return [
             ("randomized-response", self.comparisons.epsilon, 1),
@@ -396,18 +399,20 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def exact(self, delta: float | None = None) -> float:
-        """The epsilon proven for the sequence of experts at delta (default: the budget's)."""
-        at = self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        return epsilon_of_choices(self.parts(), at)
+        """Compute the proven epsilon of the sequence of experts, at delta (default: budget's)."""
+        target_delta = (
+            self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
+        )
+        return epsilon_of_choices(self.parts(), target_delta)
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations of the Laplace noises, in losses."""
-        root = math.sqrt(2.0)
-        return {"threshold": root * self.threshold_scale, "query": root * self.query_scale}
+        """Return the standard deviations of the Laplace noise, in units of loss."""
+        sqrt2 = math.sqrt(2.0)
+        return {"threshold": sqrt2 * self.threshold_scale, "query": sqrt2 * self.query_scale}
 
     def conditions(self) -> list[Condition]:
-        """The claim, computed, and the assumptions that are taken on trust."""
+        """Return the claim, checked by accounting, and the assumptions."""
         return [
             Condition("losses are in [0, 1]", True),
             Condition(f"the expert is changed at most {self.switches} times", True),
@@ -418,12 +423,12 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def epsilon_of_choices(parts: list[Part], delta: float) -> float:
-    """Compute the lesser of two accounts of a test and of choices after it.
+    """Compute the smaller of two proven epsilons of a test that is followed by choices.
 
     Parameters
     ----------
     parts : list of Part
-        The test (a coin, or comparisons) and the choices of bounded range; none if nothing is
+        The test (a coin, or comparisons) and the choices of bounded range; empty if nothing is
         released.
     delta : float
         In [0, 1).
@@ -431,22 +436,22 @@ def epsilon_of_choices(parts: list[Part], delta: float) -> float:
     Returns
     -------
     float
-        Epsilon of all parts by their privacy losses, or of the test plus that of the choices by
-        concentrated privacy.
+        The smaller of the epsilon of all parts by their privacy losses, and the epsilon of the test
+        plus that of the choices by zCDP.
     """
-    found = composed_epsilon(parts, delta)
+    composed = composed_epsilon(parts, delta)
     if delta == 0.0 or not parts:
-        return found
-    (_, test, _), (_, eta, count) = parts
-    return min(found, test + epsilon_of_rho(count * rho_of_bounded_range(eta), delta))
+        return composed
+    (_, test_epsilon, _), (_, eta, count) = parts
+    return min(composed, test_epsilon + epsilon_of_rho(count * rho_of_bounded_range(eta), delta))
 
 
-def claim_of_experts(budget: Budget, found: float) -> ClaimCondition:
-    """Return the claim about a proven epsilon of the experts."""
+def claim_of_experts(budget: Budget, epsilon: float) -> ClaimCondition:
+    """Return the claim about the proven epsilon of the experts."""
     return ClaimCondition(
-        f"the proven epsilon of the experts, {rounded_up(found)} at delta {budget.delta:g} under "
+        f"the proven epsilon of the experts, {rounded_up(epsilon)} at delta {budget.delta:g} under "
         f"replacement of one loss, is at most {budget.epsilon:g} (computed)",
-        found <= budget.epsilon,
+        epsilon <= budget.epsilon,
     )
 
 
@@ -458,46 +463,53 @@ def calibrate_switching(
     Parameters
     ----------
     budget : Budget
-        Unit "user": one loss function of one client in one round, for replacement, which covers
-        "zero-out".
+        Unit "user": one loss function of one client in one round. The account is for replacement,
+        which covers "zero-out".
     switches : int
         kappa >= 0.
     calibration : {"exact", "printed", "zcdp"}
-        "exact": a = b = 2/epsilon, so that comparisons cost epsilon/2, and the largest eta for
-        which they and kappa choices are proven (epsilon, delta); at delta = 0 that is epsilon/(2
-        kappa). "printed" (gao-2024, Theorem D.1): a = 4/epsilon, b = 8/epsilon, and eta =
-        epsilon/(2 kappa) at delta = 0, otherwise epsilon / sqrt(kappa ln(1/delta)), which may be
-        above the budget: exact() says by how much. "zcdp": a = b = 2/epsilon and eta = sqrt(8
-        rho/kappa), sqrt(rho) = sqrt(ln(1/delta) + epsilon/2) - sqrt(ln(1/delta)).
+        The rule for the noise and eta:
+
+        - "exact": a = b = 2/epsilon, so that comparisons cost epsilon/2, and the largest eta for
+          which comparisons and kappa choices are proven (epsilon, delta)-private. At delta = 0 it
+          is epsilon/(2 kappa).
+        - "printed" (gao-2024, Theorem D.1): a = 4/epsilon, b = 8/epsilon, and
+          eta = epsilon/(2 kappa) at delta = 0, else epsilon / sqrt(kappa ln(1/delta)). This may
+          exceed the budget; exact() returns the true epsilon.
+        - "zcdp": a = b = 2/epsilon and eta = sqrt(8 rho/kappa) with
+          sqrt(rho) = sqrt(ln(1/delta) + epsilon/2) - sqrt(ln(1/delta)).
 
     Returns
     -------
     SparseSwitching
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For another unit, for switches < 0, and for "zcdp" with delta = 0.
+        For a different unit, for switches < 0, and for "zcdp" with delta = 0.
     """
     choice("calibration", calibration, CALIBRATIONS)
     choice("unit", budget.unit, ("user",))
     kappa = integer("switches", switches, at_least=0)
     epsilon, delta = budget.epsilon, budget.delta
-    each = max(kappa, 1)  # none costs nothing; the rules are then those of one
+    choices = max(kappa, 1)  # without switches nothing is released; use the rules of one switch
     a, b = minimal_scales(epsilon / 2.0, common_shift=True)
     if calibration == "exact":
-        paid = AboveThreshold(a, b, common_shift=True).epsilon
-        given: tuple[Part, ...] = (("randomized-response", paid, 1),)
-        eta = largest_share(epsilon, delta, "bounded-range", each, given)
+        comparisons_epsilon = AboveThreshold(a, b, common_shift=True).epsilon
+        other_parts: tuple[Part, ...] = (("randomized-response", comparisons_epsilon, 1),)
+        eta = largest_share(epsilon, delta, "bounded-range", choices, other_parts)
         if delta > 0.0:
-            eta = max(eta, math.sqrt(8.0 * _largest_rho(epsilon - paid, delta) / each))
+            eta = max(
+                eta, math.sqrt(8.0 * _largest_rho(epsilon - comparisons_epsilon, delta) / choices)
+            )
     elif calibration == "zcdp":
         number("delta", delta, above=0, below=1)
-        eta = math.sqrt(8.0 * rho_of_epsilon(epsilon / 2.0, delta) / each)
+        eta = math.sqrt(8.0 * rho_of_epsilon(epsilon / 2.0, delta) / choices)
     else:
         a, b = 4.0 / epsilon, 8.0 / epsilon
-        log = -math.log(delta) if delta > 0.0 else math.inf
-        eta = epsilon / (2.0 * each) if delta == 0.0 else epsilon / math.sqrt(each * log)
+        log_term = -math.log(delta) if delta > 0.0 else math.inf
+        eta = epsilon / (2.0 * choices) if delta == 0.0 else epsilon / math.sqrt(choices * log_term)
     return SparseSwitching(
         budget=budget,
         switches=kappa,
@@ -510,12 +522,12 @@ def calibrate_switching(
 
 
 def _largest_rho(epsilon: float, delta: float) -> float:
-    """Largest rho for which rho-zCDP is proven (epsilon, delta), to a relative 1e-9 or so."""
-    low = rho_of_epsilon(epsilon, delta)  # by the classic formula, which is never better
+    """Compute the largest rho for which rho-zCDP is proven (epsilon, delta), to about 1e-8."""
+    low = rho_of_epsilon(epsilon, delta)  # the classic formula gives a lower bound
     high = 2.0 * low
     while epsilon_of_rho(high, delta) <= epsilon:
         low, high = high, 2.0 * high
-    found = float(
+    root = float(
         brentq(lambda rho: epsilon_of_rho(rho, delta) - epsilon, low, high, xtol=1e-300, rtol=1e-10)
     )
-    return found * (1.0 - 1e-8)
+    return root * (1.0 - 1e-8)

@@ -1,7 +1,7 @@
-"""Vector sums by shuffling, one batch of users after the other: P_Vec without a tree.
+"""Shuffled vector sums of separate batches of users: P_Vec without a tree.
 
-The released total is the sum of the batches' estimates. A mechanism and its accounting are one
-object: whatever formula chose the noise bits, their privacy is computed from the bits themselves.
+The released total is the sum of the batches' estimates. Each mechanism object computes its privacy
+from its noise bits, whatever formula chose their number.
 """
 
 from __future__ import annotations
@@ -39,46 +39,46 @@ from fastfed.privacy.sensitivity import (
 
 __all__ = ["PUBLISHED_LOGS", "VectorBatches", "calibrate_vector_batches"]
 
-#: The logarithms in the noise bits of the published code: its own, and that of the later paper's.
+#: The logarithm in the noise bits of the published code, and the one of the later paper's code.
 PUBLISHED_LOGS = ("ln(d/delta)", "ln(d^2/delta)")
 
-_EVERYBODY = (
-    "all users of every batch add their noise bits, and none tells the server which (taken on "
-    "trust)"
+_ALL_USERS_HONEST = (
+    "all users of every batch add their noise bits, and none tells the server which bits are noise "
+    "(taken on trust)"
 )
 
 
 class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """The vector sums of batches of users, x y and x x^T together, simply added up.
+    """Vector sums of batches of users, of x y and x x^T together, which the server adds up.
 
     Parameters
     ----------
     batch_size : int
-        B users in a batch.
+        B, the number of users in a batch.
     dimension : int
         d; a vector has s = d + d (d + 1)/2 coordinates (the matrix on and above its diagonal).
     g : tuple of int
         Encoding levels per unit of the bias stream and of the covariance stream.
     b : int
-        The noise bits that each user adds to each coordinate, so that a coordinate of a batch
-        carries Bin(B b, 1/4).
+        Number of noise bits that each user adds to each coordinate. A coordinate of a batch thus
+        has noise Bin(B b, 1/4).
     returning : int
-        M0, the most batches that one user takes part in, once in each.
+        M0, the largest number of batches that one user takes part in, once in each batch.
     calibration : {"exact", "theorem", "published-code"}
         The rule that chose g and b.
     budget : Budget
-        The budget that was asked for.
+        The requested budget.
     source : str
         Author-year of the rule.
     vector_scale : float
         The factor of the published code.
     honest_fraction : float
-        h; only floor(h B) users' noise is counted on.
+        h; the account counts the noise of floor(h B) users only.
     local : bool
-        True if the claim is local privacy (chowdhury-zhou-2022, Corollary C.3), where only the
-        user's own b bits count.
+        True if the claim is local privacy (chowdhury-zhou-2022, Corollary C.3), where only the b
+        bits of the user count.
     centred : Centred, optional
-        Bounds of records whose last feature is a constant of the code.
+        Bounds of records whose last feature is a constant that the code writes.
 
     Raises
     ------
@@ -87,12 +87,12 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     Notes
     -----
-    Guarantee: for one user with at most M0 records (x, y), ||x||_2 <= 1 and |y| <= 1, all batches
-    together are (exact(), budget.delta)-private towards everyone who sees shuffled messages, or,
-    when local, the user's own messages; proven in `fastfed.privacy.accounting.binomial`. A message
-    has 2 g + b bits a coordinate, and only the number of ones among them counts: nobody may learn
-    which are noise, so a message that is not shuffled with others' says that number alone.
-    Source: chowdhury-zhou-2022, Algorithms 5 to 7.
+    Guarantee: consider one user with at most M0 records (x, y), ||x||_2 <= 1 and |y| <= 1. All
+    batches together are (exact(), budget.delta)-private for every observer of shuffled messages, or
+    if ``local``, of the user's messages. The proof is in `fastfed.privacy.accounting.binomial`. A
+    message has 2 g + b bits per coordinate, and only the number of ones among them may be visible:
+    nobody may learn which bits are noise. So a message that is not shuffled contains that number
+    only. Source: chowdhury-zhou-2022, Algorithms 5 to 7.
     """
 
     batch_size: int
@@ -122,89 +122,93 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         number("vector_scale", self.vector_scale, above=0)
         number("honest_fraction", self.honest_fraction, above=0, at_most=1)
         boolean("local", self.local)
-        _own_bits_only(self.local, self.honest_fraction)
+        _check_local(self.local, self.honest_fraction)
 
     @property
     def relation(self) -> str:
-        """The relation of the budget, used wherever none is named."""
+        """Return the relation of the budget, the default of all methods."""
         return self.budget.relation
 
     @property
     def coordinates(self) -> int:
-        """s = d + d (d + 1)/2, the length of a batch's vector."""
+        """Return s = d + d (d + 1)/2, the number of coordinates of a vector."""
         return _coordinates(self.dimension)
 
     @property
     def trials(self) -> int:
-        """B b: a coordinate of a batch carries Bin(B b, 1/4)."""
+        """Return B b: a coordinate of a batch has noise Bin(B b, 1/4)."""
         return self.batch_size * self.b
 
     @property
     def counted(self) -> int:
-        """The noise bits of a coordinate that the accounting relies on: floor(h B) b, or b."""
+        """Return floor(h B) b (b if local), the noise bits of a coordinate that are counted."""
         return self.b * (1 if self.local else counted_users(self.honest_fraction, self.batch_size))
 
     @property
     def noise_std(self) -> tuple[float, float]:
-        """Standard deviations of one batch's binomial noise in a coordinate of the bias and of the
-        covariance stream, in units of the sums."""
+        """Return the noise std of one batch in a bias and in a covariance coordinate.
+
+        In units of the sums.
+        """
         std = math.sqrt(VARIANCE * self.trials)
         return std / self.g[0], std / self.g[1]
 
     @property
     def rounding_std(self) -> tuple[float, float]:
-        """Largest standard deviations of one batch's rounding, sqrt(B)/(2 g), by stream."""
-        most = math.sqrt(self.batch_size) / 2.0
-        return most / self.g[0], most / self.g[1]
+        """Return the largest std of one batch's rounding, sqrt(B)/(2 g), for each stream."""
+        std_per_level = math.sqrt(self.batch_size) / 2.0
+        return std_per_level / self.g[0], std_per_level / self.g[1]
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream of one batch, without rounding, as a certificate's."""
+        """Return the noise std of one batch for each stream, without rounding."""
         bias, covariance = self.noise_std
         return {"bias": bias, "covariance": covariance, "covariance_diagonal": covariance}
 
     def norm(self, relation: str | None = None) -> float:
-        """S, the largest L2 change of the encoded vector of one record, in levels."""
+        """Return S, the largest L2 change of the encoded vector of one record, in levels."""
         relation = named_relation(relation, self.budget)
         return _norm(relation, self.dimension, self.g, self.centred)
 
     def mu(self, relation: str | None = None) -> float:
-        """GDP parameter of Gaussian noise of the same variance.
+        """Compute the GDP parameter of Gaussian noise of the same variance.
 
-        For orientation: exact() is the proof. mu^2 = M0 16 S^2 / (3 N), N the counted bits.
+        It is an approximation; `exact` is proven. mu^2 = M0 16 S^2 / (3 N), where N is the number
+        of counted bits.
         """
         if self.counted == 0:
             return math.inf
         return math.sqrt(self.returning / (VARIANCE * self.counted)) * self.norm(relation)
 
     def account(self, relation: str | None = None) -> VectorSumAccount:
-        """The proven account of all batches of one user."""
+        """Return the proven account of all batches of one user."""
         return self._account(self.counted, relation)
 
     def _account(self, trials: int, relation: str | None = None) -> VectorSumAccount:
-        """Account with so many counted bits."""
+        """Return the account if this many noise bits are counted."""
         return _account(trials, self.norm(relation), self.returning, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """The epsilon proven for everything released, at delta (default: the budget's).
+        """Compute the proven epsilon of all releases, at delta (default: the budget's).
 
-        Infinite where none is proven.
+        Infinite if none is proven.
         """
         return self.account(relation).epsilon(self.budget.delta if delta is None else delta)
 
     def local_epsilon(self, delta: float | None = None) -> float:
-        """The epsilon proven towards whoever sees the user's own bits, which hide among no others'.
+        """Compute the proven epsilon for an observer of the user's bits, without other users'
+        noise.
 
-        At delta (default: the budget's); infinite where none is proven.
+        At delta (default: the budget's). Infinite if none is proven.
         """
         return self._account(self.b).epsilon(self.budget.delta if delta is None else delta)
 
     def hockey_stick_lower_bound(self, epsilon: float) -> float:
-        """A lower bound of the true delta of one batch at epsilon >= 0.
+        """Compute a lower bound of the true delta of one batch at epsilon >= 0.
 
-        The divergence between what two neighbouring records make of the counted noise, roundings
-        included, for the worst of a few pairs: a refutation where it is above a claimed delta.
-        0 beyond 2^28 counted bits, where it is not computed.
+        It is the divergence of the released coordinates for the worst of a few pairs of
+        neighbouring records, with the counted noise and rounding. A claimed delta below it is
+        refuted. The result is 0 for more than 2^28 counted bits, where it is not computed.
         """
         epsilon = number("epsilon", epsilon, at_least=0)
         return hockey_stick_lower_bound(
@@ -213,95 +217,97 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remark(self) -> str:
-        """A remark on the rule that chose the noise, beyond its account."""
+        """Return a remark on the rule that chose the noise, for the certificate."""
         if self.calibration == "theorem":
             epsilon, delta = budget_per_batch(self.budget, self.returning)
-            met = "met" if epsilon <= 15.0 and delta < 0.5 else "not met"
-            each = " for each batch" if self.returning > 1 else ""
+            verdict = "met" if epsilon <= 15.0 and delta < 0.5 else "not met"
+            per_batch = " for each batch" if self.returning > 1 else ""
             return (
                 f"Theorem C.1 needs epsilon = {epsilon:.4g} <= 15 and delta = {delta:.4g} < 1/2"
-                f"{each}: {met}"
+                f"{per_batch}: {verdict}"
             )
         if self.calibration == "published-code":
             return "no theorem states these constants"
         return ""
 
     def conditions(self) -> list[Condition]:
-        """The claim under its relation, by the proven account, and what is taken on trust."""
+        """Return the claim, checked by the proven account, and the assumptions."""
         budget = self.budget
-        found = self.exact()
-        if found == math.inf:
-            what = (
+        proven = self.exact()
+        if proven == math.inf:
+            claim_text = (
                 f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
                 f"{budget.delta:g} under {budget.relation}"
             )
-            notes = ["computed: none is, it is too little"]
+            notes = ["computed: none is proven, the noise is too small"]
         else:
-            what = (
-                f"the proven epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} "
-                f"under {budget.relation}, is at most {budget.epsilon:g}"
+            claim_text = (
+                f"the proven epsilon of this noise, {rounded_up(proven)} "
+                f"at delta {budget.delta:g} under {budget.relation}, is at most {budget.epsilon:g}"
             )
             notes = ["computed"]
         if (
-            found > budget.epsilon
-            and (least := self.hockey_stick_lower_bound(budget.epsilon)) > budget.delta
+            proven > budget.epsilon
+            and (lower_bound := self.hockey_stick_lower_bound(budget.epsilon)) > budget.delta
         ):
-            notes.append(f"its delta at epsilon {budget.epsilon:g} is at least {_down(least)}")
+            notes.append(
+                f"its delta at epsilon {budget.epsilon:g} is at least {_round_down(lower_bound)}"
+            )
         if self.remark:
             notes.append(self.remark)
-        claim = ClaimCondition(f"{what} ({'; '.join(notes)})", found <= budget.epsilon)
+        claim = ClaimCondition(f"{claim_text} ({'; '.join(notes)})", proven <= budget.epsilon)
         return [*self._trust(), claim]
 
     def _trust(self) -> list[Condition]:
-        """Conditions that are taken on trust."""
-        trusted = []
+        """Return the assumptions about the other users and about participation."""
+        texts = []
         if not self.local and self.honest_fraction == 1.0:
-            trusted.append(f"{_EVERYBODY}; honest_fraction < 1 counts on fewer")
+            texts.append(f"{_ALL_USERS_HONEST}; honest_fraction < 1 assumes fewer such users")
         elif not self.local:
-            trusted.append(
+            texts.append(
                 f"at least the fraction {self.honest_fraction:g} of the users of every batch add "
-                "their noise bits, and do not tell the server which (taken on trust)"
+                "their noise bits, and do not tell the server which bits are noise (taken on trust)"
             )
         return [
-            *(Condition(text, True) for text in trusted),
+            *(Condition(text, True) for text in texts),
             *participation_conditions(self.returning),
         ]
 
     def sides(self) -> list[Side]:
-        """List the guarantees of the same noise under other trust, at the budget's delta.
+        """List the guarantees of the same noise under other trust models, at the budget's delta.
 
-        Entries without a finite epsilon are left out.
+        Guarantees without a finite epsilon are left out.
         """
         returning = tuple(participation_conditions(self.returning))
         if self.local:
             epsilon = self._account(self.trials).epsilon(self.budget.delta)
             model = "shuffle: with a trusted shuffler of each batch in between"
-            trust = (Condition(_EVERYBODY, True), *returning)
-            found = Side(model, "chowdhury-zhou-2022, Corollary C.3", epsilon, trust)
+            trust = (Condition(_ALL_USERS_HONEST, True), *returning)
+            proven = Side(model, "chowdhury-zhou-2022, Corollary C.3", epsilon, trust)
         else:
             model, source = "local: nobody but the user is trusted", "Remark 3.7"
             epsilon = self.local_epsilon()
-            found = Side(model, f"chowdhury-zhou-2022, {source}", epsilon, returning)
-        return [found] if math.isfinite(found.epsilon) else []
+            proven = Side(model, f"chowdhury-zhou-2022, {source}", epsilon, returning)
+        return [proven] if math.isfinite(proven.epsilon) else []
 
 
 class UnequalBatches(msgspec.Struct, frozen=True):
-    """Vector sums of batches that differ in size, each with noise of its own.
+    """Vector sums of batches of different sizes, each with independent noise.
 
     Parameters
     ----------
     batches : tuple of VectorBatches
-        One for each batch, all of one dimension, budget and trust.
+        The batches, all with the same dimension, budget and trust model.
 
     Raises
     ------
     InputError
-        For users of several batches where these differ: no account is proven for them.
+        If users take part in several batches: no account is proven for that.
 
     Notes
     -----
-    Guarantee: that of the worst batch, for a user of one batch. The others hold nothing of that
-    user but actions chosen in view of earlier releases: post-processing.
+    Guarantee: the one of the worst batch, for a user of one batch. Other batches depend on this
+    user only by actions, which depend on earlier releases: post-processing.
     """
 
     batches: tuple[VectorBatches, ...]
@@ -310,64 +316,64 @@ class UnequalBatches(msgspec.Struct, frozen=True):
         """Refuse users of several batches."""
         if any(batch.returning != 1 for batch in self.batches):
             raise InputError(
-                "returning must be 1 where batches of a vector sum differ in size: their costs "
-                "have no common account"
+                "returning must be 1 where batches of a vector sum differ in size: no account is "
+                "proven for users of several such batches"
             )
 
     @property
     def worst(self) -> VectorBatches:
-        """The batch that costs most."""
+        """Return the batch with the largest epsilon."""
         return max(self.batches, key=VectorBatches.exact)
 
     @property
     def budget(self) -> Budget:
-        """The budget that was asked for."""
+        """Return the requested budget."""
         return self.batches[0].budget
 
     @property
     def calibration(self) -> str:
-        """The rule that chose the noise."""
+        """Return the rule that chose the noise."""
         return self.batches[0].calibration
 
     @property
     def source(self) -> str:
-        """Author-year of the rule."""
+        """Return the author-year of the rule."""
         return self.batches[0].source
 
     @property
     def returning(self) -> int:
-        """The most batches of one user: 1."""
+        """Return 1, the largest number of batches of one user."""
         return 1
 
     @property
     def honest_fraction(self) -> float:
-        """The share of users whose noise bits are counted on."""
+        """Return the fraction of users whose noise bits the account counts."""
         return self.batches[0].honest_fraction
 
     @property
     def vector_scale(self) -> float:
-        """The factor of the published code."""
+        """Return the factor of the published code."""
         return self.batches[0].vector_scale
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream, of the largest batch."""
+        """Return the standard deviations of the largest batch, by stream."""
         return max(self.batches, key=lambda batch: batch.batch_size).noise_stds
 
     def exact(self, delta: float | None = None) -> float:
-        """The epsilon proven for everything released."""
+        """Compute the proven epsilon of all releases."""
         return max(batch.exact(delta) for batch in self.batches)
 
     def conditions(self) -> list[Condition]:
-        """Conditions of the worst batch."""
+        """Return the conditions of the worst batch."""
         return self.worst.conditions()
 
     def sides(self) -> list[Side]:
-        """Guarantees under other trust, of the batch that costs most there."""
-        found = [batch.sides() for batch in self.batches]
-        if not all(found):
+        """Return the guarantees under other trust models, of the batch with the largest epsilon."""
+        sides_by_batch = [batch.sides() for batch in self.batches]
+        if not all(sides_by_batch):
             return []
-        return max(found, key=lambda sides: sides[0].epsilon)
+        return max(sides_by_batch, key=lambda sides: sides[0].epsilon)
 
 
 def calibrate_vector_batches(
@@ -393,41 +399,44 @@ def calibrate_vector_batches(
     batch_size, dimension : int
         B and d.
     returning : int
-        M0, the most batches of one user.
+        M0, the largest number of batches of one user.
     local : bool
         True for local privacy.
     calibration : {"exact", "theorem", "published-code"}
-        With n = batch_size, or 1 when local, and G = max(ceil(2 sqrt n), d, 4):
-        "theorem": g = (G, G), b = ceil(24e4 G^2 ln(4 (d^2 + 1)/delta)^2 / (epsilon^2 n))
-        (chowdhury-zhou-2022, Theorem C.1; Corollary C.3 when local). For returning = M0 > 1 at the
-        budget of one batch, epsilon / (2 sqrt(2 M0 ln(2/delta))) and delta / (2 M0), which is their
-        Theorem E.5 before its constant is rounded up.
-        "published-code": b = ceil(vector_scale G^2 ln(d/delta)^2 / (epsilon^2 B)), or with
-        ln(d^2/delta), and g = (G, round(sqrt2 G)): there G levels stand for the norm sqrt2 of the
-        features, in both streams. It often does not give the budget, see conditions().
-        "exact": the smallest b for which the budget is proven, with
-        g_1 = ceil(g_0 / covariance_ratio), so that a ratio below 1 means less noise in the
-        covariance stream. Both are at least G, and g_0 is raised where needed so that the counted
-        noise has a standard deviation of at least 150 levels, which makes a coarse encoding's
-        skewness negligible. A larger g changes no noise in units of the sums, only the length 2 g
-        + b of a message, b growing like g^2.
+        The rule, with n = batch_size (1 if local) and G = max(ceil(2 sqrt n), d, 4):
+
+        - "theorem": g = (G, G), b = ceil(24e4 G^2 ln(4 (d^2 + 1)/delta)^2 / (epsilon^2 n))
+          (chowdhury-zhou-2022, Theorem C.1; Corollary C.3 if local). For returning = M0 > 1, at the
+          budget of one batch: epsilon / (2 sqrt(2 M0 ln(2/delta))) and delta / (2 M0). This is
+          Theorem E.5 there before its constant is rounded up.
+        - "published-code": b = ceil(vector_scale G^2 ln(d/delta)^2 / (epsilon^2 B)), or with
+          ln(d^2/delta), and g = (G, round(sqrt2 G)), because G levels stand for features of norm
+          sqrt2 in that code, in both streams. It often does not meet the budget; see
+          ``conditions()``.
+        - "exact": the smallest b for which the budget is proven, with
+          g_1 = ceil(g_0 / covariance_ratio): a ratio below 1 means less noise in the covariance
+          stream. Both are at least G, and g_0 is raised if needed, so that the std of the counted
+          noise is at least 150 levels and the skewness of coarse encodings is negligible. A larger
+          g does not change the noise in units of the sums, only the message length 2 g + b, where b
+          grows like g^2.
     vector_scale, published_log : float, str
-        Only for "published-code", which is neither local nor for several batches of a user.
+        For "published-code" only, which needs local=False and returning=1.
     honest_fraction : float
-        h in (0, 1]; only floor(h B) users' noise is counted on, and "exact" makes the others' share
-        up.
+        h in (0, 1]. The account counts the noise of floor(h B) users only, and "exact" adds noise
+        to make up for the others.
     covariance_ratio : float
-        Only for "exact".
+        Noise of the covariance stream over noise of the bias stream; other than 1 for "exact" only.
 
     Returns
     -------
     VectorBatches
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For delta = 0, the unit "silo", options of another calibration, honest_fraction < 1 when
-        local, and if nobody's noise can be counted on.
+        For delta = 0, for the unit "silo", for options that the calibration does not allow, for
+        honest_fraction < 1 if local, and if honest_fraction leaves no user.
     """
     batch_size = integer("batch_size", batch_size, at_least=1)
     d = integer("dimension", dimension, at_least=1)
@@ -438,29 +447,35 @@ def calibrate_vector_batches(
     honest_fraction = number("honest_fraction", honest_fraction, above=0, at_most=1)
     covariance_ratio = number("covariance_ratio", covariance_ratio, above=0)
     choice("published_log", published_log, PUBLISHED_LOGS)
-    _fitting(calibration, vector_scale, published_log, local, returning)
+    _check_options(calibration, vector_scale, published_log, local, returning)
     check_exact_ratio(calibration, covariance_ratio)
-    _own_bits_only(local, honest_fraction)
+    _check_local(local, honest_fraction)
     check_gaussian_budget(budget)
     if (honest := counted_users(honest_fraction, batch_size)) == 0:
         raise InputError(
             f"honest_fraction must leave at least 1 of {batch_size} users, got {honest_fraction:g}"
         )
     users = 1 if local else batch_size
-    usual = usual_levels(users, d)
-    levels = usual, usual
+    default_levels = usual_levels(users, d)
+    levels = default_levels, default_levels
     if calibration == "exact":
-        adding = 1 if local else honest
-        levels, bits = _exact(budget, adding, usual, d, returning, covariance_ratio, centred)
+        counted_users_ = 1 if local else honest
+        levels, bits = _exact(
+            budget, counted_users_, default_levels, d, returning, covariance_ratio, centred
+        )
     elif calibration == "theorem":
-        epsilon, small = budget_per_batch(budget, returning)
-        factor = 24e4 * (math.log(4 * (d * d + 1)) - math.log(small)) ** 2 / epsilon**2
-        bits = max(math.ceil(factor * usual * usual / users), 1)
+        epsilon, batch_delta = budget_per_batch(budget, returning)
+        factor = 24e4 * (math.log(4 * (d * d + 1)) - math.log(batch_delta)) ** 2 / epsilon**2
+        bits = max(math.ceil(factor * default_levels * default_levels / users), 1)
     else:
-        inner = d if published_log == "ln(d/delta)" else d * d
-        factor = vector_scale * (math.log(inner) - math.log(budget.delta)) ** 2 / budget.epsilon**2
-        bits = max(math.ceil(factor * usual * usual / users), 1)
-        levels = usual, round(math.sqrt(2.0) * usual)
+        log_argument = d if published_log == "ln(d/delta)" else d * d
+        factor = (
+            vector_scale
+            * (math.log(log_argument) - math.log(budget.delta)) ** 2
+            / budget.epsilon**2
+        )
+        bits = max(math.ceil(factor * default_levels * default_levels / users), 1)
+        levels = default_levels, round(math.sqrt(2.0) * default_levels)
     return VectorBatches(
         batch_size=batch_size,
         dimension=d,
@@ -477,105 +492,109 @@ def calibrate_vector_batches(
     )
 
 
-def _fitting(calibration: str, scale: float, log: str, local: bool, returning: int) -> None:
-    """Refuse options that this calibration does not know. Raises InputError."""
+def _check_options(calibration: str, scale: float, log: str, local: bool, returning: int) -> None:
+    """Refuse options that the calibration does not allow."""
     if calibration == "published-code":
-        wrong = [
+        checks = [
             ("local", "false", "true", local),
             ("returning", "1", f"{returning}", returning != 1),
         ]
     else:
-        usual = PUBLISHED_LOGS[0]
-        wrong = [
+        default_log = PUBLISHED_LOGS[0]
+        checks = [
             ("vector_scale", "1", f"{scale:g}", scale != 1.0),
-            ("published_log", f'"{usual}"', f'"{log}"', log != usual),
+            ("published_log", f'"{default_log}"', f'"{log}"', log != default_log),
         ]
-    for name, only, got, failed in wrong:
-        if failed:
+    for name, allowed, got, is_wrong in checks:
+        if is_wrong:
             raise InputError(
-                f'{name} must be {only} when calibration is "{calibration}", got {got}'
+                f'{name} must be {allowed} when calibration is "{calibration}", got {got}'
             )
 
 
-def _own_bits_only(local: bool, honest_fraction: float) -> None:
-    """Refuse an honest fraction below 1 where no other user is counted on."""
+def _check_local(local: bool, honest_fraction: float) -> None:
+    """Refuse an honest fraction below 1 if only the user's own noise bits count."""
     if local and honest_fraction != 1.0:
         raise InputError(
-            "honest_fraction must be 1 when the claim is local, where no other user is counted "
-            f"on, got {honest_fraction:g}"
+            "honest_fraction must be 1 when the claim is local, because the noise of other users "
+            f"does not count then, got {honest_fraction:g}"
         )
 
 
 def _source(calibration: str, local: bool, returning: int, log: str) -> str:
-    """Source of a calibration."""
+    """Return the source of a calibration."""
     if calibration == "exact":
         return (
             "proven accounting of binomial noise (chowdhury-zhou-2022, Algorithms 5 to 7, with "
             "the least noise bits that give the budget)"
         )
     if calibration == "published-code":
-        other = "" if log == PUBLISHED_LOGS[0] else f", with {log} of the later zhou-chowdhury-2024"
-        return f"constants of the published experiment code of chowdhury-zhou-2022{other}"
+        suffix = (
+            "" if log == PUBLISHED_LOGS[0] else f", with {log} of the later zhou-chowdhury-2024"
+        )
+        return f"constants of the published experiment code of chowdhury-zhou-2022{suffix}"
     name = "Corollary C.3" if local else "Theorem C.1"
-    budget = " at the budget of one batch of Theorem E.5" if returning > 1 else ""
-    return f"chowdhury-zhou-2022, {name}{budget}"
+    at_batch_budget = " at the budget of one batch of Theorem E.5" if returning > 1 else ""
+    return f"chowdhury-zhou-2022, {name}{at_batch_budget}"
 
 
 def _coordinates(dimension: int) -> int:
-    """Length s of a vector."""
+    """Return s, the number of coordinates of a vector."""
     return dimension + dimension * (dimension + 1) // 2
 
 
 def _norm(
     relation: str, dimension: int, g: tuple[int, int], centred: Centred | None = None
 ) -> float:
-    """Largest L2 change of the encoded vector of one record, in levels."""
+    """Compute the largest L2 change of the encoded vector of one record, in levels."""
     if centred is not None:
         return centred.joint(relation, "iid", 1.0 / g[0], 1.0 / g[1])
     return joint_sensitivity(relation, "iid", dimension, bias_std=1.0 / g[0], cov_std=1.0 / g[1])
 
 
 def _account(trials: int, norm: float, returning: int, coordinates: int) -> VectorSumAccount:
-    """Account of M0 batches, in each of which one record of the user changes."""
+    """Return the account of M0 batches, in each of which one record of the user changes."""
     node = Node(trials, norm, squares=float(returning), count=returning)
     return VectorSumAccount([node], coordinates)
 
 
 def _exact(
     budget: Budget,
-    adding: int,
-    usual: int,
+    counted: int,
+    default_levels: int,
     dimension: int,
     returning: int,
     ratio: float,
     centred: Centred | None,
 ) -> tuple[tuple[int, int], int]:
-    """Find g and the smallest b when `adding` users' bits are counted."""
+    """Compute g and the smallest b, if the bits of ``counted`` users are counted."""
     epsilon, delta = budget.epsilon, budget.delta
     coordinates = _coordinates(dimension)
     if centred is None:
-        joint = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
+        record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
     else:
-        joint = centred.joint(budget.relation, "iid", 1.0, ratio)
-    whole = gaussian_mu(epsilon, delta) / math.sqrt(returning)
-    first = math.ceil(max(usual * max(1.0, ratio), EXACT_LEVELS * whole / joint))
-    g = first, math.ceil(first / ratio)
+        record_sensitivity = centred.joint(budget.relation, "iid", 1.0, ratio)
+    mu_per_batch = gaussian_mu(epsilon, delta) / math.sqrt(returning)
+    g_bias = math.ceil(
+        max(default_levels * max(1.0, ratio), EXACT_LEVELS * mu_per_batch / record_sensitivity)
+    )
+    g = g_bias, math.ceil(g_bias / ratio)
     norm = _norm(budget.relation, dimension, g, centred)
-    # For each share of delta that the windows may lose: it, and the ratio left to the rest.
-    parts = [
+    # For each share of delta for the windows' tails: the mu that the remaining delta allows.
+    tails_and_mu = [
         (delta * share, gaussian_mu(epsilon, delta * (1.0 - share) / (1.0 - delta * share)))
         for share in TAIL_SHARES
     ]
 
     def excess(bits: int) -> float:
-        """Least ratio of the account and the budget over the shares."""
-        account = _account(adding * bits, norm, returning, coordinates)
-        return min(account.mu(tails) / mu for tails, mu in parts)
+        """Return the least ratio of the proven mu to the mu that meets the budget."""
+        account = _account(counted * bits, norm, returning, coordinates)
+        return min(account.mu(tails) / mu for tails, mu in tails_and_mu)
 
-    return g, smallest_bits((norm / whole) ** 2 / VARIANCE / adding, 1.0, excess)
+    return g, smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / counted, 1.0, excess)
 
 
-def _down(value: float) -> str:
-    """Format with three significant digits, never above the value."""
-    down = Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
-    return f"{float(down):g}"
+def _round_down(value: float) -> str:
+    """Format with three significant digits, rounded down."""
+    rounded = Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
+    return f"{float(rounded):g}"

@@ -1,35 +1,37 @@
-"""Noise on the leaves of DP-FW trees, and its account for one loss function.
+"""Noise on the leaves of DP-FW trees (private Frank-Wolfe), and its account for one loss function.
 
-Setting (one phase of one client; gao-2024, Algorithm 3, after Asi et al. 2021). T1 binary trees, of
-depths j = 1..T1, are visited depth first, left before right. Tree j's root has b losses of its own
-and v = their mean gradient; a left child takes over v of its parent; a right child s at depth h,
-with b / 2^h losses of its own, adds to its parent's v their mean of grad(x_s) - grad(x_parent). At
-each leaf all d coordinates of v, the scores of the d experts, get Laplace noise of scale lambda_j;
-the least one is the expert w that the leaf chooses, and x <- (1 - eta_k) x + eta_k w with eta_k =
-2/(k + 1) for the k-th leaf of the phase, counted over all trees.
+Setting: one phase of one client (gao-2024, Algorithm 3, after Asi et al. 2021). There are T1 binary
+trees, of depths j = 1..T1, visited depth first and left before right. Every vertex has a vector v.
+The root of tree j has a set of b losses, and v is their mean gradient. A left child has its
+parent's v. A right child s at depth h has a set of b / 2^h losses, and adds their mean of
+grad(x_s) - grad(x_parent) to its parent's v. At each leaf, all d coordinates of v, the scores of
+the d experts, get Laplace noise of scale lambda_j. The smallest noisy score is the expert w that
+the leaf chooses, and x <- (1 - eta_k) x + eta_k w with eta_k = 2/(k + 1) for the k-th leaf of the
+phase, counted over all trees.
 
-Sets are disjoint and chosen without looking at the losses. So one loss is in one set, of one phase
+Sets are disjoint and chosen without looking at the losses. So each loss is in one set, of one phase
 and one client: sets, trees, phases and clients compose in parallel, and a total is a maximum.
 
-1. Change of a leaf's scores when one loss of its sets is replaced, given all experts so far, which
-   fix every x. All coordinates of all gradients lie in one interval of length `spread`, and
+1. How much a leaf's scores change if one loss of a set is replaced, given all earlier experts
+(which
+   fix every x). All coordinates of all gradients are in one interval of length `spread`, and
    gradients are beta-Lipschitz from L1 to L-infinity.
-   Root: the mean of b gradients at one x moves by at most spread/b in each coordinate.
-   Right child: grad l(x_s) - grad l(x_parent) has coordinates of size min(spread, beta D) at most,
-   D = ||x_s - x_parent||_1, and so has that of the new loss: v moves by at most
-   (2^h/b) 2 min(spread, beta D). The factor 2 is needed, also for convex losses and for two
+   Root: the mean of b gradients at one x changes by at most spread/b in each coordinate.
+   Right child: let D = ||x_s - x_parent||_1. Each coordinate of grad l(x_s) - grad l(x_parent) is
+   at most min(spread, beta D) in size, for the old and for the new loss. So v changes by at most
+   (2^h/b) 2 min(spread, beta D). The factor 2 is needed, even for convex losses and for two
    coordinates that move apart: for l(x) = (beta/2) <u, x>^2, u in {-1, 1}^d, the difference is
-   beta u <u, x_s - x_parent>. Where x_s and x_parent differ let u agree with the sign, so that
-   <u, x_s - x_parent> = D; elsewhere u may have any signs, and be the opposite for the new loss.
-   All leaves below move by the same vector: 2^j of the root, 2^(j-h) of a right child.
-2. D. x_s is x_parent after the n = 2^(j-h) leaves in between, whose first has number a, say: by
-   induction x_s = P x_parent + (1 - P) w for some w in the simplex and P = prod (1 - eta_k) =
-   prod (k - 1)/(k + 1) = (a - 1) a / ((a + n - 1) (a + n)). So D <= 2 (1 - P). P grows with a: the
-   first right child of each depth, with a = 2^j - 1, is the worst.
-3. Experts. Each leaf's argmin is (2 change/lambda_j, 0)-private (`NoisyArgmin`, also for the sum
-   of all clients' noises), and the leaves below compose adaptively. With all d scores each leaf
-   would tell more, so the account of messages holds as well: the lesser of both is taken.
-4. Messages of one client: d scores at every leaf below, all of which may move, each a Laplace
+   beta u <u, x_s - x_parent>. Let u agree with the sign of x_s - x_parent where it is not 0, so
+   that <u, x_s - x_parent> = D. Elsewhere u may have any signs, and opposite ones for the new loss.
+   All leaves below change by the same vector: 2^j leaves of the root, 2^(j-h) of a right child.
+2. Bound on D. x_s is x_parent after the n = 2^(j-h) leaves in between. Let the first of these have
+   number a. By induction x_s = P x_parent + (1 - P) w for some w in the simplex and P =
+   prod (1 - eta_k) = prod (k - 1)/(k + 1) = (a - 1) a / ((a + n - 1) (a + n)). So D <= 2 (1 - P). P
+   increases with a: the first right child of each depth, with a = 2^j - 1, is the worst.
+3. Experts. Each leaf's argmin is (2 change/lambda_j, 0)-private (`NoisyArgmin`, which also covers
+   the sum of all clients' noises), and the leaves below compose adaptively. Releasing all d scores
+   would reveal more, so the account of messages holds for experts too; the smaller epsilon is used.
+4. Messages of one client: d scores at every leaf below. All may change, and each is a Laplace
    mechanism.
 """
 
@@ -47,10 +49,11 @@ from fastfed.privacy.sensitivity import Budget
 CALIBRATIONS = ("exact", "corrected", "printed")
 PROTECTED = ("experts", "messages")
 
-# d Laplace mechanisms of e cost about d e^2, an argmin taken as (2 e, 0)-private 4 e^2.
-_FEW = 4
+# All d scores cost about d e^2 (d Laplace mechanisms of e), the (2 e, 0)-private argmin 4 e^2. So
+# the account by all scores can only be better for d <= 4.
+_FEW_EXPERTS = 4
 
-#: Of each calibration.
+#: The source of each calibration, as certificates cite it.
 SOURCES = {
     "exact": "gao-2024, Algorithm 3, with the least noise whose proven composition over the leaves "
     "below each set of losses gives the budget",
@@ -63,8 +66,9 @@ SOURCES = {
 class VertexSet(msgspec.Struct, frozen=True):
     """The worst set of losses at one depth of one tree.
 
-    tree: j, from 1. depth: h, 0 for the root. leaves: number of leaves below that use it. change:
-    the most that one of its losses, replaced, moves any score of each of them.
+    ``tree`` is j, from 1, and ``depth`` is h, 0 for the root. ``leaves`` is the number of
+    leaves that use the set. ``change`` is the largest change of any of their scores if one
+    loss of the set is replaced.
     """
 
     tree: int
@@ -74,33 +78,46 @@ class VertexSet(msgspec.Struct, frozen=True):
 
 
 def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tuple[VertexSet, ...]:
-    """List the sets of T1 = trees trees, the worst one of each depth, root first.
+    """List the worst set of each depth, for each of T1 = trees trees, root first.
 
-    batch: b, a power of two, at least 2^trees. spread: > 0, length of the interval that all
-    coordinates of all gradients lie in (2 alpha for alpha-Lipschitz losses). smoothness: beta >= 0
-    with respect to the L1 norm, 0 for linear losses, math.inf if unknown.
+    Parameters
+    ----------
+    batch : int
+        b, a power of two, at least 2^trees.
+    trees : int
+        T1 >= 0.
+    spread : float
+        > 0, length of an interval that contains all coordinates of all gradients (2 alpha for
+        alpha-Lipschitz losses).
+    smoothness : float
+        beta >= 0 with respect to the L1 norm: 0 for linear losses, math.inf if unknown.
+
+    Returns
+    -------
+    tuple of VertexSet
+        The sets, tree by tree.
     """
     b, count = integer("batch", batch, at_least=1), integer("trees", trees, at_least=0)
     if b & (b - 1):
         raise InputError(f"batch must be a power of two, got {b}")
     if b < 2**count:
         raise InputError(f"batch must be at least 2^trees = {2**count}, got {b}")
-    width = number("spread", spread, above=0)
+    gradient_range = number("spread", spread, above=0)
     beta = smoothness if smoothness == math.inf else number("smoothness", smoothness, at_least=0)
-    found = []
+    sets = []
     for j in range(1, count + 1):
-        found.append(VertexSet(j, 0, 2**j, width / b))
+        sets.append(VertexSet(j, 0, 2**j, gradient_range / b))
         for h in range(1, j + 1):
             distance = max_change(2**j - 1, 2 ** (j - h))
-            size = 2.0 * min(width, beta * distance)
-            found.append(VertexSet(j, h, 2 ** (j - h), size * 2**h / b))
-    return tuple(found)
+            change = 2.0 * min(gradient_range, beta * distance)
+            sets.append(VertexSet(j, h, 2 ** (j - h), change * 2**h / b))
+    return tuple(sets)
 
 
 def max_change(first: int, leaves: int) -> float:
-    """Largest L1 move of x over so many leaves: 2 (1 - prod (1 - eta_k)), eta_k = 2/(k + 1).
+    """Bound the L1 change of x over n = leaves leaves: 2 (1 - prod (1 - eta_k)).
 
-    The product is over leaves k = first, first + 1, ....
+    The product is over k = first, ..., first + n - 1, with eta_k = 2/(k + 1).
     """
     a, n = integer("first", first, at_least=1), integer("leaves", leaves, at_least=0)
     if n == 0:
@@ -112,19 +129,19 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
     """Laplace noise for the leaves of one phase of DP-FW trees.
 
     With local noise every client adds Lap(lambda_j) to each of its scores. With central noise the
-    server adds Lap(lambda_j / m) to each average over m clients: same account for the experts, and
-    messages that are not protected.
+    server adds Lap(lambda_j / m) to each average over m clients; experts then have the same
+    account, and messages are not protected.
 
     Parameters
     ----------
     budget : Budget
-        The budget that was asked for.
+        The requested budget.
     batch, trees, spread, smoothness : int, int, float, float
         As in `vertex_sets`.
     experts : int
         d.
     scales : tuple of float
-        lambda_1..lambda_T1, of the noise on each score of one client at a leaf of tree j.
+        lambda_1..lambda_T1: lambda_j is the scale of noise on each score of a client in tree j.
     protect : {"experts", "messages"}
         The outputs that the budget is for.
     calibration : {"exact", "corrected", "printed"}
@@ -139,11 +156,11 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     Notes
     -----
-    Guarantee: if one loss function of one client in one round becomes any other, the experts of the
-    phase are together (exact(), budget.delta)-private, and with local noise that client's messages
-    (exact_messages(), budget.delta)-private. Over phases and clients the largest of their values
-    holds. The proof stands at the top of this module.
-    Source: gao-2024, Algorithm 3; Asi et al. 2021.
+    Guarantee: let one loss function of one client in one round become any other. Then all
+    experts of the phase are (exact(), budget.delta)-private, and with local noise that
+    client's messages are (exact_messages(), budget.delta)-private. Over several phases and
+    clients, the largest epsilon holds. The proof is at the top of this module. Source:
+    gao-2024, Algorithm 3; Asi et al. 2021.
     """
 
     budget: Budget
@@ -164,79 +181,81 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         choice("protect", self.protect, PROTECTED)
         choice("calibration", self.calibration, CALIBRATIONS)
         if len(self.scales) != self.trees:
-            raise InputError(f"scales must be {self.trees}, one a tree, got {len(self.scales)}")
+            raise InputError(f"scales must be {self.trees}, one per tree, got {len(self.scales)}")
         for j, scale in enumerate(self.scales, start=1):
             number(f"scales of tree {j}", scale, above=0)
 
     @property
     def sets(self) -> tuple[VertexSet, ...]:
-        """The worst set of each depth of each tree."""
+        """Return the worst set of each depth of each tree."""
         return vertex_sets(self.batch, self.trees, self.spread, self.smoothness)
 
     def exact(self, delta: float | None = None) -> float:
-        """The epsilon proven for the sequence of experts at delta (default: the budget's)."""
-        return self._worst(self.experts, "experts", delta)
+        """Compute the proven epsilon of the sequence of experts, at delta (default: budget's)."""
+        return self._largest_epsilon(self.experts, "experts", delta)
 
     def exact_messages(self, experts: int | None = None, *, delta: float | None = None) -> float:
-        """The epsilon proven for one client's messages with local noise, d scores at each leaf."""
-        d = self.experts if experts is None else integer("experts", experts, at_least=1)
-        return self._worst(d, "messages", delta)
+        """Compute the proven epsilon of one client's messages with local noise, d per leaf."""
+        score_count = self.experts if experts is None else integer("experts", experts, at_least=1)
+        return self._largest_epsilon(score_count, "messages", delta)
 
-    def _worst(self, experts: int, protect: str, delta: float | None) -> float:
-        """Epsilon of the set that costs most."""
-        at = self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        # Costs grow with leaves and with relative changes: sets that another covers are left out.
-        sizes = {(s.leaves, s.change / self.scales[s.tree - 1]) for s in self.sets}
-        worst, largest = 0.0, -1.0
-        for leaves, change in sorted(sizes, reverse=True):
-            if change > largest:
-                largest = change
-                ways = _ways(leaves, experts, protect)
-                cost = min(
-                    composed_epsilon([(kind, factor * change, count)], at)
-                    for kind, factor, count in ways
+    def _largest_epsilon(self, experts: int, protect: str, delta: float | None) -> float:
+        """Return the epsilon of the set with the largest epsilon."""
+        target_delta = (
+            self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
+        )
+        # Epsilon increases with leaves and with change: skip sets that another set dominates.
+        sets = {(s.leaves, s.change / self.scales[s.tree - 1]) for s in self.sets}
+        largest_epsilon, largest_change = 0.0, -1.0
+        for leaves, change in sorted(sets, reverse=True):
+            if change > largest_change:
+                largest_change = change
+                accounts = _ways(leaves, experts, protect)
+                set_epsilon = min(
+                    composed_epsilon([(kind, factor * change, count)], target_delta)
+                    for kind, factor, count in accounts
                 )
-                worst = max(worst, cost)
-        return worst
+                largest_epsilon = max(largest_epsilon, set_epsilon)
+        return largest_epsilon
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviation sqrt(2) lambda_j of the noise in one client's score, by tree."""
+        """Return the std sqrt(2) lambda_j of the noise on one client's score, by tree."""
         return {f"tree {j}": math.sqrt(2.0) * s for j, s in enumerate(self.scales, start=1)}
 
     def conditions(self) -> list[Condition]:
-        """The claim, computed, and the assumptions that are taken on trust."""
+        """Return the claim, checked by accounting, and the assumptions."""
         budget = self.budget
-        found = self.exact() if self.protect == "experts" else self.exact_messages()
-        what = "the experts" if self.protect == "experts" else "one client's messages"
-        smooth = "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"
+        epsilon = self.exact() if self.protect == "experts" else self.exact_messages()
+        output = "the experts" if self.protect == "experts" else "one client's messages"
+        lipschitz = "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"
         return [
-            Condition("a loss is in one set of one tree of one phase", True),
+            Condition("each loss is in one set of one tree of one phase", True),
             Condition("sets, batches and numbers of trees do not depend on losses", True),
             Condition(
-                f"coordinates of gradients are in an interval of length {self.spread:g}{smooth}",
+                f"coordinates of gradients are in an interval of length {self.spread:g}{lipschitz}",
                 True,
             ),
             ClaimCondition(
-                f"the proven epsilon of {what}, {rounded_up(found)} at delta {budget.delta:g} "
+                f"the proven epsilon of {output}, {rounded_up(epsilon)} at delta {budget.delta:g} "
                 f"under replacement of one loss, is at most {budget.epsilon:g} (computed)",
-                found <= budget.epsilon,
+                epsilon <= budget.epsilon,
             ),
         ]
 
 
 def _ways(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
-    """List the accounts of a set with so many leaves below; each of them holds.
+    """List the accounts that hold for a set that this many leaves use.
 
-    Each is (kind, its epsilon over change/lambda, number of mechanisms).
+    Each is (kind, epsilon of one mechanism over change/lambda, number of mechanisms).
     """
-    found = []
+    accounts = []
     if protect == "experts":
-        found.append(("randomized-response", 2.0, leaves))
-    # Of more than a few experts all scores always tell more than the argmin.
-    if protect == "messages" or experts <= _FEW:
-        found.append(("laplace", 1.0, experts * leaves))
-    return found
+        accounts.append(("randomized-response", 2.0, leaves))
+    # For more experts, releasing all scores always costs more than the argmin.
+    if protect == "messages" or experts <= _FEW_EXPERTS:
+        accounts.append(("laplace", 1.0, experts * leaves))
+    return accounts
 
 
 def calibrate_vertices(
@@ -256,77 +275,82 @@ def calibrate_vertices(
     Parameters
     ----------
     budget : Budget
-        Unit "user": one loss function of one client in one round, for replacement, which covers
-        "zero-out" if zero is a loss.
+        Unit "user": one loss function of one client in one round. The account is for replacement,
+        which covers "zero-out" if zero is a possible loss.
     batch, trees : int
         b and T1 >= 0.
     lipschitz : float
-        alpha > 0 with respect to the L1 norm, the bound on every coordinate's size.
+        alpha > 0 with respect to the L1 norm: a bound on the absolute coordinates of gradients.
     spread : float, optional
         In (0, 2 alpha], default 2 alpha.
     smoothness : float
-        beta; math.inf if there is none.
+        beta; math.inf if unknown.
     experts : int
         d >= 2.
     protect : {"experts", "messages"}
         The outputs that the budget is for.
     calibration : {"exact", "corrected", "printed"}
         "exact": the least lambda_j for which the experts, or one client's messages, are proven
-        (epsilon, delta). "printed": 4 alpha 2^j / (b epsilon) (gao-2024, Lemma C.6), which gives
-        the experts up to 2 epsilon and messages up to d epsilon. "corrected": 8 alpha 2^j / (b
-        epsilon) for experts and 4 alpha d 2^j / (b epsilon) for messages. Both take no account of
-        delta, of spread and of smoothness; exact() does.
+        (epsilon, delta)-private. "printed": 4 alpha 2^j / (b epsilon) (gao-2024, Lemma C.6), which
+        gives experts up to 2 epsilon and messages up to d epsilon. "corrected":
+        8 alpha 2^j / (b epsilon) for experts and 4 alpha d 2^j / (b epsilon) for messages. The last
+        two ignore delta, spread and smoothness; exact() does not.
 
     Returns
     -------
     VertexNoise
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For another unit and for values out of range.
+        For a different unit, and for values out of range.
     """
     choice("calibration", calibration, CALIBRATIONS)
     choice("protect", protect, PROTECTED)
     choice("unit", budget.unit, ("user",))
     alpha = number("lipschitz", lipschitz, above=0)
     d = integer("experts", experts, at_least=2)
-    width = 2.0 * alpha if spread is None else number("spread", spread, above=0, at_most=2 * alpha)
-    sets = vertex_sets(batch, trees, width, smoothness)
+    gradient_range = (
+        2.0 * alpha if spread is None else number("spread", spread, above=0, at_most=2 * alpha)
+    )
+    sets = vertex_sets(batch, trees, gradient_range, smoothness)
     if calibration == "exact":
-        made = tuple(
-            max(_least(budget, s, d, protect) for s in sets if s.tree == j)
+        scales = tuple(
+            max(_least_scale(budget, s, d, protect) for s in sets if s.tree == j)
             for j in range(1, trees + 1)
         )
     else:
         factor = 4.0
         if calibration == "corrected":
             factor = 8.0 if protect == "experts" else 4.0 * d
-        made = tuple(factor * alpha * 2**j / (batch * budget.epsilon) for j in range(1, trees + 1))
+        scales = tuple(
+            factor * alpha * 2**j / (batch * budget.epsilon) for j in range(1, trees + 1)
+        )
     return VertexNoise(
         budget=budget,
         batch=batch,
         trees=trees,
-        spread=width,
+        spread=gradient_range,
         smoothness=float(smoothness),
         experts=d,
-        scales=made,
+        scales=scales,
         protect=protect,
         calibration=calibration,
         source=SOURCES[calibration],
     )
 
 
-def _least(budget: Budget, s: VertexSet, experts: int, protect: str) -> float:
-    """Find the least scale for one set."""
-    if s.change == 0.0:
+def _least_scale(budget: Budget, vertex_set: VertexSet, experts: int, protect: str) -> float:
+    """Compute the least noise scale for one set."""
+    if vertex_set.change == 0.0:
         return 0.0
-    found = []
-    for kind, factor, count in _ways(s.leaves, experts, protect):
-        each = largest_share(budget.epsilon, budget.delta, kind, count)
-        scale = factor * s.change / each
-        # A quotient may be rounded to the wrong side.
-        while factor * s.change / scale > each:
+    scales = []
+    for kind, factor, count in _ways(vertex_set.leaves, experts, protect):
+        epsilon_per_mechanism = largest_share(budget.epsilon, budget.delta, kind, count)
+        scale = factor * vertex_set.change / epsilon_per_mechanism
+        # The quotient may have been rounded down.
+        while factor * vertex_set.change / scale > epsilon_per_mechanism:
             scale *= 1.0 + 2.0**-51
-        found.append(scale)
-    return min(found)
+        scales.append(scale)
+    return min(scales)

@@ -1,1 +1,1 @@
-"""Continual releases of running sums: trees, factorisations, participation, and their noise."""
+"""Continual releases of running sums: trees, matrix factorisations, participation, calibration."""

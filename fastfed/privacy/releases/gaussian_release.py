@@ -1,7 +1,8 @@
-"""Gaussian noise on running sums, calibrated: tree, Honaker's estimator, Toeplitz, other factors.
+"""Gaussian noise for continual releases of running sums, calibrated to a budget.
 
-A mechanism and its accounting are one object: whatever formula chose the noise, its privacy is
-computed from the noise itself.
+A continual release publishes the sum of all batches so far after every batch. Its noise comes from
+a binary tree, Honaker's estimator, or a Toeplitz or other matrix factor. Each mechanism object
+computes its privacy from its own noise, whatever formula chose that noise.
 """
 
 from __future__ import annotations
@@ -36,41 +37,40 @@ from fastfed.privacy.sensitivity import (
 
 CALIBRATIONS = ("exact", "theorem", "published-code")
 _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
-#: How the noise of prefix sums is made; the same order stands in src/ff_run.h.
+#: Mechanisms that add noise to prefix sums. src/ff_run.h lists them in the same order.
 RELEASES = ("tree", "honaker", "toeplitz", "factorised", "buffered")
 
 
 class GaussianRelease(msgspec.Struct, frozen=True):
-    """Continual release of two streams, x y and x x^T, with Gaussian noise.
+    """A continual release of two streams, x y and x x^T, with Gaussian noise.
 
     Parameters
     ----------
     releases : int
-        Number of releases, K = T / B; 0 releases nothing and costs nothing.
+        Number of releases, K = T / B. With 0, nothing is released and epsilon is 0.
     layout : {"iid", "goe1", "goe2"}
         Layout of each symmetric noise matrix.
     noise_std : float
-        Standard deviation of each bias entry of each independent noise vector, in the units of the
-        sums.
+        Standard deviation of each bias entry of one noise vector, in the units of the sums.
     calibration : {"exact", "theorem", "published-code"}
         The rule that chose the noise.
     budget : Budget
-        The budget that was asked for.
+        The requested budget.
     source : str
         Author-year of the rule.
     covariance_ratio : float
         r > 0: the layout's parameter for the covariance stream is r noise_std.
     release : {"tree", "honaker", "toeplitz", "factorised", "buffered"}
-        The noise of prefix sums: a noise vector for each released p-sum, for each node of the
-        binary tree, or for each step. "tree" releases the noisy p-sums, the others the noisy
-        prefix sums alone.
+        How prefix sums get their noise. "tree" draws one noise vector per p-sum (a node of the
+        binary tree) and releases the noisy p-sums. "honaker" draws one per node of the tree, the
+        others draw one per step, and all of these release only the noisy prefix sums.
     returning : int
-        M0, the most batches that one user takes part in, at most once in each and at times that do
-        not depend on what was released.
+        M0, the largest number of batches that one user takes part in, at most once in each batch
+        and at times that do not depend on earlier releases.
     factor : Factor, optional
-        Of release "factorised".
+        The matrix factor, for release "factorised" only.
     centred : Centred, optional
-        Bounds of records whose last feature is a constant of the code.
+        Bounds of records whose last feature is a constant that the code writes.
 
     Raises
     ------
@@ -79,12 +79,12 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: for one user's records (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf each,
-    `returning` leaves at most, everything released of both streams together is one Gaussian
-    mechanism of GDP parameter mu(relation), also when later leaves are chosen in view of earlier
-    releases (by adaptive composition of the releases, "honaker": each given all before it;
-    "toeplitz", "factorised", "buffered": since the factor is lower triangular, Denisov et al. 2022,
-    Theorem 2.1).
+    Guarantee: consider one user's records (x, y) with ||x||_2 <= 1 and |y| <= 1, in at most
+    ``returning`` leaves and at most one record per leaf. All releases of both streams together are
+    one Gaussian mechanism of GDP parameter mu(relation). Later leaves may depend on earlier
+    releases. For "tree" and "honaker" this is adaptive composition of the releases (for "honaker",
+    each given all earlier ones). For "toeplitz", "factorised" and "buffered" it holds because the
+    factor is lower triangular (Denisov et al. 2022, Theorem 2.1).
     """
 
     releases: int
@@ -115,19 +115,20 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
     @property
     def relation(self) -> str:
-        """The relation of the budget, used wherever none is named."""
+        """Return the relation of the budget, the default of `mu` and `exact`."""
         return self.budget.relation
 
     @property
     def sensitivity_squared(self) -> float:
-        """Squared sensitivity of everything released to one user, per unit of one record's."""
+        """Return the squared sensitivity of all releases to one user, per unit of one record's."""
         return squared_of(self.release, self.releases, self.returning, self.factor)
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Variance of the noise in prefix k = 0..K, in units of one noise entry's, (K + 1,).
+        """Return the noise variance of prefixes k = 0..K relative to one noise entry, (K + 1,).
 
-        The same for every entry of both streams. It increases in k for "toeplitz" and "buffered".
+        It is the same for every entry of both streams, and increases in k for
+        "toeplitz" and "buffered".
         """
         if self.release == "toeplitz":
             return np.concatenate([np.zeros(1), toeplitz_prefix_variances(self.releases)])
@@ -140,7 +141,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Standard deviations of bias, off-diagonal and diagonal entries of one noise vector."""
+        """Return the std of bias, off-diagonal and diagonal entries of one noise vector."""
         return (
             self.noise_std,
             *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std),
@@ -148,31 +149,31 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream of one noise vector, as a certificate lists them."""
+        """Return the standard deviations of one noise vector, as the certificate lists them."""
         names = ("bias", "covariance", "covariance_diagonal")
         return dict(zip(names, self.stds, strict=True))
 
     def mu(self, relation: str | None = None) -> float:
-        """GDP parameter of everything released: sqrt(sensitivity_squared) joint / std."""
+        """Compute the GDP parameter of all releases: sqrt(sensitivity_squared) times a record's."""
         relation = named_relation(relation, self.budget)
         if self.releases == 0:
             return 0.0
         stds = self.noise_std, self.covariance_ratio * self.noise_std
-        joint = record_sensitivity(relation, self.layout, *stds, self.centred)
-        return math.sqrt(self.sensitivity_squared) * joint
+        record_mu = record_sensitivity(relation, self.layout, *stds, self.centred)
+        return math.sqrt(self.sensitivity_squared) * record_mu
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """True epsilon of everything released, at delta (default: the budget's)."""
+        """Compute the exact epsilon of all releases, at delta (default: the budget's)."""
         return gaussian_epsilon(self.mu(relation), named_delta(delta, self.budget))
 
     @property
     def remark(self) -> str:
-        """A remark on the rule that chose the noise, if it says less than the account.
+        """Return a remark for the certificate if the rule's theorem proves less than the account.
 
-        The proof of Theorem 5.1 covers zero-out neighbours only; under replacement its noise
-        suffices by slack for all but extreme budgets, so it is checked rather than quoted. It
-        covers one batch of a user; the factor for more is that of chowdhury-zhou-2022, Proposition
-        E.7.
+        The proof of Theorem 5.1 covers zero-out neighbours only. Its noise is large enough for
+        replacement too, except for extreme budgets, so `conditions` computes whether it suffices.
+        The theorem also assumes that each user takes part in one batch. The factor for more
+        batches is from chowdhury-zhou-2022, Proposition E.7.
         """
         if self.calibration == "theorem":
             remarks = []
@@ -186,21 +187,17 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         return ""
 
     def conditions(self) -> list[Condition]:
-        """The claim under the budget's relation, by exact accounting.
-
-        One computed condition for every calibration, and what users of several batches take on
-        trust.
-        """
+        """Return the claim, checked by exact accounting, and the participation assumptions."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, self.exact(), note=note)
         return [*participation_conditions(self.returning), claim]
 
 
 def check_factor(release: str, releases: int, factor: Factor | None) -> None:
-    """Refuse a factor of another release, or of another number of them. Raises InputError."""
+    """Refuse a factor without release "factorised", or with a wrong number of releases."""
     if (release == "factorised") != (factor is not None):
         raise InputError(
-            f'factor belongs to release "factorised" alone, got release "{release}" '
+            f'factor belongs to release "factorised" only, got release "{release}" '
             f"{'with' if factor is not None else 'without'} one"
         )
     if factor is not None and len(factor) != releases:
@@ -210,14 +207,14 @@ def check_factor(release: str, releases: int, factor: Factor | None) -> None:
 def record_sensitivity(
     relation: str, layout: str, bias_std: float, covariance_std: float, centred: Centred | None
 ) -> float:
-    """Joint sensitivity of one record in units of the noise, for arguments checked before."""
+    """Compute the GDP mu of one record in one noise vector, without checking the arguments."""
     if centred is not None:
         return centred.joint(relation, layout, bias_std, covariance_std)
     return joint_sensitivity(relation, layout, bias_std=bias_std, cov_std=covariance_std)
 
 
 def squared_of(release: str, releases: int, returning: int, factor: Factor | None = None) -> float:
-    """Squared sensitivity of a whole release to one user, for arguments checked before."""
+    """Compute the squared sensitivity of all releases to one user, without checking arguments."""
     if factor is not None:
         return factor.squared_sensitivity(returning)
     return squared_sensitivity(release, releases, returning)
@@ -233,37 +230,42 @@ def exact_std(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> float:
-    """Compute the least noise_std that truly gives the budget: sqrt(q) D / mu_of(budget).
+    """Compute the least noise_std that meets the budget: sqrt(q) D / mu_of(epsilon, delta).
 
-    q: the squared sensitivity of the release (`participation.max_squared_sensitivity`). D: the
-    joint sensitivity of one record in both streams, the covariance stream's noise being
-    covariance_ratio times the bias stream's. Other arguments as in `GaussianRelease`; all must
-    have been checked.
+    q is the squared sensitivity of the release (`participation.max_squared_sensitivity`). D is the
+    joint sensitivity of one record in both streams, if the covariance stream's noise is
+    covariance_ratio times the bias stream's. The other arguments are those of `GaussianRelease`.
+    Arguments are not checked.
     """
-    joint = record_sensitivity(budget.relation, layout, 1.0, covariance_ratio, centred)
-    leaf = squared_of(release, releases, returning, factor)
-    return math.sqrt(leaf) * joint / gaussian_mu(budget.epsilon, budget.delta)
+    record_mu = record_sensitivity(budget.relation, layout, 1.0, covariance_ratio, centred)
+    squared_release_sensitivity = squared_of(release, releases, returning, factor)
+    return (
+        math.sqrt(squared_release_sensitivity)
+        * record_mu
+        / gaussian_mu(budget.epsilon, budget.delta)
+    )
 
 
 def layout_of(calibration: str, layout: str | None) -> str:
-    """Layout of the noise matrix: free for "exact", each other calibration's own."""
+    """Return the layout of a calibration: any for "exact", and a fixed one for the others."""
     choice("calibration", calibration, CALIBRATIONS)
     return fitting_layout(calibration, choice("layout", layout, LAYOUTS) if layout else None)
 
 
 def fitting_layout(calibration: str, layout: str | None) -> str:
-    """Compute `layout_of` for arguments that were checked before, each for itself."""
-    usual = _USUAL_LAYOUT[calibration]
-    layout = layout or usual
-    if calibration != "exact" and layout != usual:
+    """Compute `layout_of` without checking that the names exist."""
+    required_layout = _USUAL_LAYOUT[calibration]
+    layout = layout or required_layout
+    if calibration != "exact" and layout != required_layout:
         raise InputError(
-            f'layout must be "{usual}" when calibration is "{calibration}", got "{layout}"'
+            f'layout must be "{required_layout}" when calibration is "{calibration}", '
+            f'got "{layout}"'
         )
     return layout
 
 
 def check_single_participation(calibration: str, returning: int) -> None:
-    """Refuse several batches of a user where the calibration knows none."""
+    """Refuse users of several batches for a calibration that is for users of one batch."""
     if returning != 1:
         raise InputError(
             f'returning must be 1 when calibration is "{calibration}", got {returning}'
@@ -271,7 +273,7 @@ def check_single_participation(calibration: str, returning: int) -> None:
 
 
 def check_exact_ratio(calibration: str, covariance_ratio: float) -> None:
-    """Refuse a ratio that no paper's constants are made for. Raises InputError."""
+    """Refuse a covariance ratio other than 1 for a calibration other than "exact"."""
     if calibration != "exact" and covariance_ratio != 1.0:
         raise InputError(
             f'covariance_ratio must be 1 when calibration is "{calibration}", '
@@ -291,25 +293,25 @@ _RETURNING = "; returning users: the variance times M0^2, chowdhury-zhou-2022, P
 
 
 class GaussianTree(GaussianRelease, frozen=True):
-    """The p-sum tree over two streams with Gaussian noise on every released node.
+    """The p-sum tree over two streams, with Gaussian noise on every released node.
 
     Parameters
     ----------
     releases, layout, noise_std, calibration, budget, source, covariance_ratio, returning, centred
-        See `GaussianRelease`, also for errors; ``noise_std`` is that of a bias entry of one node.
+        As in `GaussianRelease`. ``noise_std`` is the standard deviation of a node's bias entry.
     release, factor
-        Left at "tree" and None.
+        Must be "tree" and None.
 
     Notes
     -----
     Guarantee: that of `GaussianRelease`, for all released nodes together, against everybody who
-    sees them; a record enters kappa nodes at most. Prefix sums made from the nodes are
+    sees them. A record enters at most kappa nodes. Computing prefix sums from the nodes is
     post-processing. Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2.
     """
 
     @property
     def depth(self) -> int:
-        """kappa, the largest number of nodes that one record enters."""
+        """Return kappa, the largest number of nodes that one record enters."""
         return tree_levels(self.releases)
 
 
@@ -322,41 +324,45 @@ def calibrate_tree(
     returning: int = 1,
     centred: Centred | None = None,
 ) -> GaussianTree:
-    """Calibrate the tree mechanism to a budget, with kappa = floor(log2(releases)) + 1.
+    """Calibrate the tree mechanism to a budget.
 
     Parameters
     ----------
     budget : Budget
         delta > 0; unit "user" or "item".
     releases : int
-        K >= 0.
+        K >= 0. The tree has kappa = floor(log2(K)) + 1 levels.
     calibration : {"exact", "theorem", "published-code"}
-        "exact": s = sqrt(kappa) D / mu_of(epsilon, delta), the least noise that truly gives the
-        budget (D the joint sensitivity of one record under the budget's relation and the layout);
-        with returning = M0 > 1 the largest sum of squares of M0 leaves stands for kappa, see
-        `fastfed.privacy.releases.participation.max_squared_sensitivity`.
-        "theorem": s^2 = 8 kappa (ln(2/delta) + epsilon) / epsilon^2 (zhou-chowdhury-2024, Theorem
-        5.1), times M0^2 (chowdhury-zhou-2022, Proposition E.7), M0 <= releases.
-        "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, the constants with
-        which the paper's figures were drawn; it often does not give the budget, see conditions().
+        The rule for the noise std s:
+
+        - "exact": s = sqrt(kappa) D / mu_of(epsilon, delta), the least noise that meets the budget.
+          D is the joint sensitivity of one record under the budget's relation and the layout. For
+          returning = M0 > 1, kappa is replaced by the largest squared sensitivity to M0 leaves
+          (`fastfed.privacy.releases.participation.max_squared_sensitivity`).
+        - "theorem": s^2 = 8 kappa (ln(2/delta) + epsilon) / epsilon^2 (zhou-chowdhury-2024, Theorem
+          5.1), times min(M0, K)^2 (chowdhury-zhou-2022, Proposition E.7).
+        - "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, as in the code that
+          made the paper's figures. It often does not meet the budget; see ``conditions()``.
     layout : {"iid", "goe1", "goe2"}, optional
-        Free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
+        Any for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
     covariance_ratio : float
-        Free for "exact", else 1; see `GaussianRelease`.
+        Any > 0 for "exact", else 1; see `GaussianRelease`.
     returning : int
-        M0, the most batches of one user; 1 for "published-code".
+        M0, the largest number of batches of one user; 1 for "published-code".
     centred : Centred, optional
-        Bounds of records whose last feature is a constant of the code; only "exact" uses them.
+        Bounds of records whose last feature is a constant that the code writes. Used by "exact"
+        only.
 
     Returns
     -------
     GaussianTree
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For delta = 0, for the unit "silo" (this accounts for one user's records), and for a layout,
-        ratio or returning that belongs to another calibration.
+        For delta = 0, for the unit "silo" (the account is for one user's records), and for a
+        layout, ratio or returning that the calibration does not allow.
     """
     releases = integer("releases", releases, at_least=0)
     layout = layout_of(calibration, layout)
@@ -375,9 +381,9 @@ def tree_for(
     returning: int = 1,
     centred: Centred | None = None,
 ) -> GaussianTree:
-    """Compute `calibrate_tree` for arguments that were checked before, each for itself.
+    """Compute `calibrate_tree` for arguments that are valid on their own.
 
-    Raises InputError where a layout, ratio or returning belongs to another calibration.
+    Raises InputError for a layout, ratio or returning that the calibration does not allow.
     """
     layout = fitting_layout(calibration, layout)
     check_exact_ratio(calibration, covariance_ratio)
@@ -386,23 +392,23 @@ def tree_for(
     epsilon, delta = budget.epsilon, budget.delta
     kappa = tree_levels(releases)
     if kappa == 0:
-        s = 0.0
+        noise_std = 0.0
     elif calibration == "exact":
-        s = exact_std(
+        noise_std = exact_std(
             budget, "tree", releases, layout, covariance_ratio, returning, centred=centred
         )
     elif calibration == "theorem":
-        s = math.sqrt(8.0 * kappa * (math.log(2.0) - math.log(delta) + epsilon)) / epsilon
-        s *= min(returning, releases)
+        noise_std = math.sqrt(8.0 * kappa * (math.log(2.0) - math.log(delta) + epsilon)) / epsilon
+        noise_std *= min(returning, releases)
     else:
-        s = math.sqrt(kappa * (epsilon - math.log(delta))) / epsilon
+        noise_std = math.sqrt(kappa * (epsilon - math.log(delta))) / epsilon
     source = _SOURCE[calibration]
     if calibration == "theorem" and returning > 1:
         source += _RETURNING
     return GaussianTree(
         releases,
         layout,
-        s,
+        noise_std,
         calibration,
         budget,
         source,
@@ -413,11 +419,11 @@ def tree_for(
 
 
 # ---- less noise than the tree: Honaker's estimator and square-root Toeplitz noise ----------------
-# Not for shuffled protocols: there a node's noise is added in parts, by users who share none of it,
-# while here the noise of one step reappears in later ones.
+# Not for shuffled protocols. There, users who share no noise add the parts of a node's noise, while
+# the noise of one step is used again in later steps here.
 
 
-#: Releases whose noise is shared between prefixes in another way than the tree's.
+#: Releases other than "tree": later prefixes use noise of earlier ones again.
 SHARED = RELEASES[1:]
 
 _RELEASE_SOURCE = {
@@ -445,44 +451,45 @@ def calibrate_release(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> GaussianRelease:
-    """Calibrate a continual release to a budget: the least noise that truly gives it.
+    """Calibrate a continual release: the least noise that meets a budget.
 
     Parameters
     ----------
     release : {"honaker", "toeplitz", "factorised", "buffered"}
-        How noise is shared between prefixes.
+        The mechanism; see `GaussianRelease`.
     budget : Budget
         delta > 0; unit "user" or "item".
     releases : int
         K >= 0.
     calibration : {"exact"}
         No paper states other constants for these releases. noise_std = sqrt(q) D / mu_of(epsilon,
-        delta), with q = `honaker_sensitivity_squared` for "honaker" (0.84 to 1 times
-        floor(log2(releases)) + 1) and S_K = sum_{k<K} f_k^2 for "toeplitz", and D the joint
-        sensitivity of one record in both streams; for "factorised" q is the largest squared norm
-        of a column of the factor's C.
+        delta), where D is the joint sensitivity of one record in both streams and q the squared
+        sensitivity of the release. For "honaker" q = `honaker_sensitivity_squared` (0.84 to 1
+        times floor(log2(releases)) + 1), for "toeplitz" q = S_K = sum_{k<K} f_k^2, and for
+        "factorised" q is the largest squared norm of a column of the factor's C.
     layout : {"iid", "goe1", "goe2"}, optional
         Default "goe2".
     covariance_ratio : float
-        Noise of the covariance stream over that of the bias stream.
+        Noise of the covariance stream over noise of the bias stream.
     returning : int
-        The most batches of one user; if more than 1, q is the largest squared sensitivity to that
-        many leaves, or for "honaker" and "factorised" a bound on it
+        The largest number of batches of one user. If it is above 1, q is the largest squared
+        sensitivity to so many leaves; for "honaker" and "factorised" an upper bound of it
         (`participation.max_squared_sensitivity`, `Factor.squared_sensitivity`).
     factor : Factor, optional
-        Of "factorised"; by default the optimal one of equal batches.
+        The matrix factor for "factorised". Default: the optimal factor of equal batches.
     centred : Centred, optional
-        Bounds of records whose last feature is a constant of the code.
+        Bounds of records whose last feature is a constant that the code writes.
 
     Returns
     -------
     GaussianRelease
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For another calibration, for delta = 0, and for the unit "silo" (this accounts for one
-        user's records).
+        For a calibration other than "exact", for delta = 0, and for the unit "silo" (the account
+        is for one user's records).
     """
     choice("release", release, SHARED)
     releases = integer("releases", releases, at_least=0)
@@ -511,21 +518,23 @@ def release_for(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> GaussianRelease:
-    """Compute `calibrate_release` for arguments that were checked before, each for itself.
+    """Compute `calibrate_release` for arguments that are valid on their own.
 
-    Raises InputError for another calibration than "exact".
+    Raises InputError for a calibration other than "exact".
     """
     if calibration != "exact":
         raise InputError(
             f'calibration must be "exact" when release is "{release}", got "{calibration}"'
         )
     layout = layout or "goe2"
-    s = exact_std(budget, release, releases, layout, covariance_ratio, returning, factor, centred)
+    noise_std = exact_std(
+        budget, release, releases, layout, covariance_ratio, returning, factor, centred
+    )
     source = _RELEASE_SOURCE[release]
     return GaussianRelease(
         releases,
         layout,
-        s,
+        noise_std,
         calibration,
         budget,
         source,
@@ -551,19 +560,21 @@ _PRIVATIZER_SOURCE = {
 class Privatizer(GaussianTree, frozen=True):
     """The privatizer of FedUCB (dubey-pentland-2020, Algorithm 2).
 
-    It releases prefix sums of [x; y][x; y]^T from a tree. Its matrices are (d + 1) x (d + 1), with
-    noise of layout goe2. The last entry, sum y^2, is never released, so the rest is the tree of two
-    streams with one noise for both. Parameters and guarantee are those of `GaussianRelease`, over a
-    schedule that reads no raw data.
+    It releases prefix sums of [x; y][x; y]^T from a tree, as (d + 1) x (d + 1) matrices with noise
+    of layout goe2. The last entry, sum y^2, is never released, so the rest is a `GaussianTree` with
+    covariance_ratio 1. Parameters and guarantee are those of `GaussianRelease`, if the schedule
+    reads no raw data.
 
-    Where ``schedule_rounds`` > 0 the schedule reads the data through noisy prefix sums of its own:
-    of x x^T alone, one leaf a round, a new tree after each synchronisation, node noise goe2 of
-    ``schedule_std`` (zhou-chowdhury-2024, Appendix D.2). A record then enters
-    depth(schedule_rounds) of those nodes at most as well, however the rounds fall, all of them
-    before its nodes of the sums. Filled up with empty releases both numbers are fixed, so both are
-    one Gaussian mechanism by adaptive composition, although the data choose the leaves.
+    If ``schedule_rounds`` > 0, the schedule reads data through noisy prefix sums of x x^T:
+    one leaf per round, a new tree after each synchronisation, and node noise of layout goe2
+    with parameter ``schedule_std`` (zhou-chowdhury-2024, Appendix D.2). A record then also
+    enters at most depth(schedule_rounds) of these nodes, whenever the data synchronise, and
+    all of them come before its nodes of the sums. Empty releases fill both trees to a fixed
+    number of nodes. By adaptive composition both trees together are one Gaussian mechanism,
+    although the data choose the leaves.
 
-    ``silos_met`` silos meet one user, once each (dubey-pentland-2020, footnote 4).
+    ``silos_met`` is the largest number of silos that one user visits, once each
+    (dubey-pentland-2020, footnote 4).
     """
 
     schedule_std: float = 0.0
@@ -571,21 +582,21 @@ class Privatizer(GaussianTree, frozen=True):
     silos_met: int = 1
 
     def mu(self, relation: str | None = None) -> float:
-        """GDP parameter of all releases for one user, the schedule's sums included.
+        """Compute the GDP parameter of all releases about one user, including the schedule's.
 
-        One silo's mu times sqrt(silos_met): silos have noise of their own (Dong, Roth and Su 2022,
-        Corollary 3.3; also where later silos act on what earlier ones released).
+        It is the mu of one silo times sqrt(silos_met), since silos add independent noise (Dong,
+        Roth and Su 2022, Corollary 3.3). This also holds if later silos act on earlier releases.
         """
-        own = GaussianTree.mu(self, relation)
+        mu = GaussianTree.mu(self, relation)
         if self.schedule_rounds:
-            moved = _covariance_sensitivity(named_relation(relation, self.budget))
+            covariance_sensitivity = _covariance_sensitivity(named_relation(relation, self.budget))
             nodes = tree_levels(self.schedule_rounds)
-            own = math.hypot(own, math.sqrt(nodes) * moved / self.schedule_std)
-        return math.sqrt(self.silos_met) * own
+            mu = math.hypot(mu, math.sqrt(nodes) * covariance_sensitivity / self.schedule_std)
+        return math.sqrt(self.silos_met) * mu
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream, as a certificate lists them."""
+        """Return the standard deviation of each stream, as the certificate lists it."""
         stds = dict(super().noise_stds)
         if self.schedule_rounds:
             stds["schedule"] = self.schedule_std
@@ -593,15 +604,15 @@ class Privatizer(GaussianTree, frozen=True):
 
     @property
     def remark(self) -> str:
-        """No remark: both calibrations are accounted for as they are."""
+        """Return no remark: both calibrations are accounted for exactly."""
         return ""
 
 
 def privatizer_levels(releases: int) -> int:
-    """Compute m = 1 + ceil(log2 n), dubey-pentland-2020, Algorithm 2, line 2.
+    """Return m = 1 + ceil(log2 n) (dubey-pentland-2020, Algorithm 2, line 2).
 
-    Its log is log2 (Section 4.3). Never below the floor(log2 n) + 1 releases that one leaf touches
-    (`depth`), so noise calibrated to m is enough.
+    The paper's log is log2 (Section 4.3). m is at least `depth` = floor(log2 n) + 1, the number of
+    nodes that one leaf enters, so noise calibrated to m is enough.
     """
     return 1 + (integer("releases", releases, at_least=1) - 1).bit_length()
 
@@ -611,21 +622,23 @@ def node_noise_std(
 ) -> float:
     """Compute s_N of dubey-pentland-2020, Algorithm 2, line 5.
 
-    4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon: the std off the diagonal of a node's (N + N')/sqrt 2
-    (layout goe2); on it sqrt 2 s_N.
+    s_N = 4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon is the std of a node's noise (N + N')/sqrt 2
+    off the diagonal (layout goe2); on the diagonal it is sqrt(2) s_N.
 
     Guarantee: all messages of one silo together are (epsilon, delta)-DP for replacement of one
-    realised (x, y), ||x|| <= L and |y| <= 1, as long as the schedule looks at no raw data and, with
-    l = ln(2/delta), epsilon <= 8 l (4 l - sqrt(2 l)): a node's sensitivity is L^2 + 1, so that
-    mu <= epsilon / (4 l). The paper's own derivation (delta / 2m per node) would ask for ln(2.5
-    m/delta); the noise is many times the exact one all the same.
+    realised (x, y) with ||x|| <= L and |y| <= 1. This needs a schedule that reads no raw data and,
+    with l = ln(2/delta), epsilon <= 8 l (4 l - sqrt(2 l)). Proof: a node's sensitivity is L^2 + 1,
+    so mu <= epsilon / (4 l). The derivation in the paper (delta / 2m per node) would need
+    ln(2.5 m/delta) instead of l. Still, s_N is many times the exact noise.
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
-    length = number("feature_bound", feature_bound, above=0)
+    squared_bound_root = number("feature_bound", feature_bound, above=0)
     m = privatizer_levels(releases)
     log_delta = math.log(2.0) - math.log(delta)
-    return 4.0 * math.sqrt(m) * (length * length + 1.0) * log_delta / epsilon
+    return (
+        4.0 * math.sqrt(m) * (squared_bound_root * squared_bound_root + 1.0) * log_delta / epsilon
+    )
 
 
 def calibrate_privatizer(
@@ -636,30 +649,31 @@ def calibrate_privatizer(
     schedule_rounds: int = 0,
     silos_met: int = 1,
 ) -> Privatizer:
-    """Calibrate the privatizer to a budget and n = ``releases``.
+    """Calibrate the privatizer to a budget.
 
     Parameters
     ----------
     budget : Budget
         delta > 0; unit "user" or "item".
     releases : int
-        n: T where the data decide the schedule.
+        n, the number of releases. Use n = T if the data decide the schedule.
     calibration : {"exact", "theorem"}
-        "theorem": `node_noise_std`. "exact": the least noise that truly gives the budget.
+        "theorem": `node_noise_std`. "exact": the least noise that meets the budget.
     schedule_rounds : int
-        Rounds of a private schedule, 0 for none; it and the sums then share the budget evenly
-        (mu^2 / 2 each), which no paper settles, so "exact" only.
+        Number of rounds of a private schedule, or 0. Schedule and sums then share the budget evenly
+        (mu^2 / 2 each). No paper says how to share it, so this needs "exact".
     silos_met : int
-        The most silos that meet one user, once each; above 1 "exact" only.
+        The largest number of silos that one user visits, once each. Above 1 this needs "exact".
 
     Returns
     -------
     Privatizer
+        The calibrated mechanism.
 
     Raises
     ------
     InputError
-        For delta = 0, for the unit "silo", and for another calibration.
+        For delta = 0, for the unit "silo", and for a calibration that is not allowed here.
     """
     choice(
         "calibration",
@@ -677,14 +691,16 @@ def calibrate_privatizer(
         std = exact_std(budget, "tree", releases, _LAYOUT)
         if schedule_rounds:
             std *= math.sqrt(2.0)
-            moved = _covariance_sensitivity(budget.relation)
+            covariance_sensitivity = _covariance_sensitivity(budget.relation)
             nodes = tree_levels(schedule_rounds)
             schedule_std = (
-                math.sqrt(2.0 * nodes) * moved / gaussian_mu(budget.epsilon, budget.delta)
+                math.sqrt(2.0 * nodes)
+                * covariance_sensitivity
+                / gaussian_mu(budget.epsilon, budget.delta)
             )
-    # Each silo's mu is the budget's over sqrt(silos_met).
-    met = math.sqrt(integer("silos_met", silos_met, at_least=1))
-    std, schedule_std = met * std, met * schedule_std
+    # The mechanisms of the silos compose: each may use the budget's mu over sqrt(silos_met).
+    sqrt_silos = math.sqrt(integer("silos_met", silos_met, at_least=1))
+    std, schedule_std = sqrt_silos * std, sqrt_silos * schedule_std
     return Privatizer(
         releases,
         _LAYOUT,
@@ -699,5 +715,5 @@ def calibrate_privatizer(
 
 
 def _covariance_sensitivity(relation: str) -> float:
-    """Sensitivity of sum x x^T alone in goe2 noise: 1, or 1/sqrt 2 for zero-out."""
+    """Return the sensitivity of sum x x^T alone in goe2 noise: 1, or 1/sqrt 2 for zero-out."""
     return joint_sensitivity(relation, _LAYOUT, bias_std=math.inf)

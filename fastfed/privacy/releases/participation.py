@@ -1,53 +1,61 @@
-"""Sensitivity of a continual release to all records of one user, who takes part several times.
+"""Sensitivity of a continual release to all records of one user, who may take part several times.
 
-A user takes part in at most M0 = `returning` batches, once in each: in at most M0 leaves, all
-distinct. By the triangle inequality a node with c of these records moves by at most c times what
-one record moves it, so per unit of one record's sensitivity the square of everything released is
-at most the sum of c^2 over the released nodes ("toeplitz": ||C n||^2, n one in the user's leaves,
-else zero). It is attained when all records change alike. If the batches are at different silos with
-noise of their own, it is not more: c^2 is split into squares of the parts.
+A user takes part in at most M0 = `returning` batches, at most once in each: in at most M0 distinct
+leaves. Consider a node that contains c of these records. By the triangle inequality it changes by
+at most c times the change that one record causes. So the squared sensitivity of all releases, per
+unit of one record's, is at most the sum of c^2 over the released nodes (for "toeplitz": ||C n||^2,
+where n is one in the user's leaves and zero elsewhere). It is attained if all records change alike.
+If the batches are at different silos with independent noise, the value is not larger, because c^2
+is replaced by the sum of squares of the parts of c.
 
-Claim: in "tree" and "toeplitz", of K >= M0 leaves, the first M0 leaves are the worst. They would be
-in "honaker" too if all its nodes were seen; what is seen is less, and bounded below.
+Claim: for "tree" and "toeplitz" with K >= M0 leaves, the first M0 leaves are the worst case. This
+would also hold for "honaker" if all its nodes were released. Fewer are released, and a bound for
+them is proven below.
 
-"toeplitz". ||C n||^2 sums (C'C)_ij over all pairs of chosen leaves. For i <= j that entry is
-sum_{l=0}^{K-j} f_l f_{l+j-i}, f positive and decreasing ("buffered": c): it decreases in the gap
-j - i and in j. The a-th smallest chosen leaf is at least a, and the gap of the a-th and b-th at
-least |b - a|.
+"toeplitz". ||C n||^2 is the sum of (C'C)_ij over all pairs of chosen leaves. For i <= j this entry
+is sum_{l=0}^{K-j} f_l f_{l+j-i}, f positive and decreasing ("buffered": c in place of f). It
+decreases in the gap j - i and in j. The a-th smallest chosen leaf is at least a, and the gap of the
+a-th and b-th is at least |b - a|, with equality for the first leaves.
 
-"honaker", all nodes. Level j has floor(K / 2^j) nodes, in each c <= 2^j, and all c add up to at
-most M0. Sums of squares are convex: the largest has as many full nodes as there can be and the rest
-in one. The first M0 leaves do this on every level at once, with N_j(M0) on level j.
+"honaker", all nodes. Level j has floor(K / 2^j) nodes, each with c <= 2^j, and all c of a level sum
+to at most M0. A sum of squares is convex, so it is largest with as many full nodes as possible and
+the rest in one node. The first M0 leaves do this on every level at once. Let N_j(M0) be the
+resulting sum of c^2 on level j.
 
-"honaker" itself: prefixes only (see `prefix_sums`, also for W, u, s). There the sum of
-s/sqrt(u) over the user's leaves has the part of c. For each l = 0, ..., kappa it comes to at most
-    N_0(M0) + ... + N_{l-1}(M0) + M0^2 W(kappa - l),
-as if all nodes of the levels below l were seen too, which can only raise it. They cost the first
-part. Given them, the estimates on level l - 1 are known, so u = s = 0 there in the recursions of u
-and s, which gives 3 (2^G - 2^{G'})^2 / (4^G - 4^l), l <= G' < G, for a seen block above: that of
-G - l and G' - l. One leaf moves these by W(kappa - l) at most, squared, and M0 leaves by M0^2 as
-much. The least over l is taken. l = 0 is exact for M0 = 1; l = kappa is all nodes.
+"honaker", as released: prefixes only (see `prefix_sums`, also for W, u, s). Here the sum of
+s/sqrt(u) over the user's leaves takes the place of c. For each l = 0, ..., kappa, the squared
+sensitivity is at most
+    N_0(M0) + ... + N_{l-1}(M0) + M0^2 W(kappa - l).
+Proof. Suppose that all nodes of the levels below l were released too, which can only increase it.
+They cost the first part. Given these nodes, the estimates on level l - 1 are known, so u = s = 0
+there in the recursions of u and s. This gives 3 (2^G - 2^{G'})^2 / (4^G - 4^l), l <= G' < G, for a
+released block above: the value for G - l and G' - l. One leaf thus adds at most W(kappa - l), and
+M0 leaves at most M0^2 as much. The code takes the smallest bound over l. l = 0 is exact for M0 = 1;
+l = kappa is the bound of all nodes.
 
-"tree". Released are the left children and the maximal blocks of the prefix K, one for each set bit
-of K. Here the first leaves are not the worst on each level, only in the sum. Let T_h(n) be
-the sum of c^2 strictly inside a complete block of N = 2^h leaves whose first n are chosen:
+"tree". The releases are the left children and the maximal blocks of prefix K, one for each set bit
+of K. Here the first leaves are not the worst case on each level, but their sum over levels is. Let
+T_h(n) be the sum of c^2 over the released nodes strictly inside a complete block of N = 2^h leaves,
+if its first n leaves are chosen:
     T_0 = 0;  T_{h+1}(n) = T_h(n) + n^2 for n <= N,  T_h(N) + N^2 + T_h(n - N) for n >= N.
-For all 0 <= a, b <= N
+Claim: for all 0 <= a, b <= N
     (A)  T_h(a + b) + 2 a b + min(a, b)^2  >=  T_h(a) + T_h(b)               if a + b <= N,
     (B)  T_h(N) + N^2 + T_h(a + b - N)     >=  T_h(a) + max(a, b)^2 + T_h(b)   if a + b >= N.
-Both say that (*) T_h(a) + a^2 + T_h(b) <= T_{h+1}(a + b): it is best to fill the left child first,
-hence, by induction, T_h(n) is the most for any n leaves of the block. Both hold for h = 0. If they
-do for h, then for h + 1, with a >= b since they are symmetric, and a' = a - N, b' = b - N:
-(A) a + b <= N: (A) for h, and (a + b)^2 >= a^2 + b^2.
-    a <= N < a + b: (B) for h, as T_{h+1}(b) = T_h(b) + b^2.
-    a > N: (A) for a' and b leaves 2 a b >= 2 a' b + b^2, which is 2 N >= b.
-(B) a >= N, since a + b >= 2 N.
-    b >= N: (*) for a' and b' leaves 3 N^2 + a'^2 >= (N + a')^2, which is N >= a'.
-    b < N: (B) for a' and b, s = a' + b - N, leaves 3 N^2 + a'^2 + s^2 >= (N + a')^2 + b^2; the
-    difference is 2 (N - a') (N - b) + (N - a')^2 >= 0.
-Last, two maximal blocks of levels h > g with c and d leaves, together T_h(c) + c^2 + T_g(d) + d^2:
-filling the larger first does not lessen it, as T_h(x) = T_g(x) + (h - g) x^2 for x <= 2^g. If
-c + d <= N, then T_g(d) + d^2 <= T_h(d), and (*). If not, e = c + d - N <= d stay, and (B) gives
+Each of them says that (*) T_h(a) + a^2 + T_h(b) <= T_{h+1}(a + b): filling the left child
+first is best. By induction, T_h(n) is then the largest value for any n leaves of the block.
+Both hold for h = 0. Assume them for h. To prove them for h + 1, let a >= b, by symmetry, and
+write a' = a - N, b' = b - N.
+(A) a + b <= N: by (A) for h, and (a + b)^2 >= a^2 + b^2.
+    a <= N < a + b: by (B) for h, as T_{h+1}(b) = T_h(b) + b^2.
+    a > N: (A) for a' and b reduces it to 2 a b >= 2 a' b + b^2, which is 2 N >= b.
+(B) Here a >= N, since a + b >= 2 N.
+    b >= N: (*) for a' and b' reduces it to 3 N^2 + a'^2 >= (N + a')^2, which is N >= a'.
+    b < N: (B) for a' and b, with s = a' + b - N, reduces it to
+    3 N^2 + a'^2 + s^2 >= (N + a')^2 + b^2; the difference is 2 (N - a') (N - b) + (N - a')^2 >= 0.
+Last, take two maximal blocks of levels h > g with c and d chosen leaves, together
+T_h(c) + c^2 + T_g(d) + d^2. Filling the larger block first does not decrease this: note that
+T_h(x) = T_g(x) + (h - g) x^2 for x <= 2^g. If c + d <= N, use T_g(d) + d^2 <= T_h(d) and (*). If
+not, e = c + d - N <= d leaves remain in the smaller block, and (B) gives
 T_h(N) + N^2 + T_g(e) + (h - g) e^2 >= T_h(c) + c^2 + T_g(d) + (h - g) d^2, where h - g may be
 replaced by 1.                                                                                 QED
 """
@@ -72,83 +80,84 @@ from fastfed.privacy.sensitivity import Budget
 
 
 def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
-    """Largest squared sensitivity of a whole release to one user, per unit of one record's.
+    """Compute the largest squared sensitivity of a release to one user, per unit of one record's.
 
     Parameters
     ----------
     release : {"tree", "honaker", "toeplitz", "buffered"}
-        How the noise of prefix sums is made.
+        The mechanism that adds noise to prefix sums.
     releases : int
         K >= 0.
     returning : int
-        The most batches that one user takes part in, once in each; more than K counts as K.
+        The largest number of batches of one user, once in each; K if it is larger than K.
 
     Returns
     -------
     float
-        Exact, but for "honaker" with 1 < returning < K, where it is an upper bound (proofs: top of
-        this module). 1 gives kappa = floor(log2 K) + 1 for "tree", W(kappa) for "honaker" and S_K
-        for "toeplitz"; for "buffered" it is as much above as rounding could take away.
+        Exact, except for "honaker" with 1 < returning < K, where it is an upper bound (proofs: top
+        of this module). For returning = 1 it is kappa = floor(log2 K) + 1 for "tree", W(kappa) for
+        "honaker" and S_K for "toeplitz". The value for "buffered" is raised to cover rounding.
 
     Raises
     ------
     InputError
         For values out of range.
     """
-    choice("release", release, tuple(_MOST))
-    return squared_sensitivity(release, *_checked(releases, returning))
+    choice("release", release, tuple(_SQUARED_SENSITIVITY))
+    return squared_sensitivity(release, *_check_counts(releases, returning))
 
 
 def squared_sensitivity(release: str, releases: int, returning: int) -> float:
-    """Compute `max_squared_sensitivity` for arguments that were checked before."""
-    return _MOST[release](releases, min(returning, releases))
+    """Compute `max_squared_sensitivity` without checking the arguments."""
+    return _SQUARED_SENSITIVITY[release](releases, min(returning, releases))
 
 
 def proposition_e_7_squared(releases: int, returning: int) -> int:
-    """Bound M0^2 kappa of chowdhury-zhou-2022, Proposition E.7, for both trees.
+    """Compute M0^2 kappa, the bound of chowdhury-zhou-2022, Proposition E.7, for both trees.
 
-    As if all of the user's records were in one leaf. returning counts as K if it is more.
+    It treats all records of the user as if they were in one leaf. returning counts as K if larger.
     """
-    releases, returning = _checked(releases, returning)
+    releases, returning = _check_counts(releases, returning)
     return returning * returning * depth(releases)
 
 
 def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, int]:
-    """Bound (squares, nodes, most): one user's effect on the released p-sums of one level.
+    """Bound the effect of one user on the released p-sums of one level, 0 <= level < kappa.
 
-    squares: the sum of c^2 over the nodes of this level, c the user's records in a node; nodes: the
-    number of nodes with c > 0; most: the largest c. 0 <= level < kappa. Each is exact for its
-    level, but one set of leaves need not attain all, so squares add up to more than
+    Returns (squares, nodes, most). Let c be the number of the user's records in a node. ``squares``
+    is the sum of c^2 over the nodes of this level, ``nodes`` the number of nodes with c > 0, and
+    ``most`` the largest c. Each number is exact for its level. One set of leaves need not attain
+    all levels, so the squares of all levels add up to more than
     max_squared_sensitivity("tree", ...).
     """
-    releases, returning = _checked(releases, returning)
+    releases, returning = _check_counts(releases, returning)
     level = integer("level", level, at_least=0, at_most=depth(releases) - 1)
     size = 1 << level
-    released = (releases + size) // (2 * size)  # every other block
+    released = (releases + size) // (2 * size)  # only every other block of a level is released
     full = min(returning // size, released)
-    rest = returning % size if full < released else 0
-    return full * size**2 + rest**2, min(returning, released), min(returning, size)
+    remainder = returning % size if full < released else 0
+    return full * size**2 + remainder**2, min(returning, released), min(returning, size)
 
 
 def participation_conditions(returning: int, silos_met: int = 1) -> list[Condition]:
-    """List what several batches, or silos, of a user take on trust; nothing for one of them."""
+    """List the assumptions for users of several batches or silos; none for one batch and silo."""
     if silos_met > 1:
         text = f"at most {silos_met} silos meet one user, once each (taken on trust)"
         return [Condition(text, True)]
     if returning == 1:
         return []
     text = (
-        f"a user takes part in at most {returning} batches, once in each, and when does not depend "
-        "on what was released (taken on trust)"
+        f"a user takes part in at most {returning} batches, once in each, at times that do not "
+        "depend on earlier releases (taken on trust)"
     )
     return [Condition(text, True)]
 
 
 def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
-    """Split a budget: (epsilon, delta) of each of `returning` batches that hold the same user.
+    """Split a budget among the batches of one user: return (epsilon, delta) of one batch.
 
-    All for one batch, else epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0):
-    chowdhury-zhou-2022, Theorem E.2 and the proof of Theorem E.3, with M0 batches for all M.
+    The whole budget for one batch, else epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0):
+    chowdhury-zhou-2022, Theorem E.2 and the proof of Theorem E.3, with M0 batches instead of M.
     """
     count = integer("returning", returning, at_least=1)
     epsilon, delta = budget.epsilon, number("delta", budget.delta, above=0, below=1)
@@ -157,55 +166,56 @@ def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
     return epsilon / (2.0 * math.sqrt(2.0 * count * math.log(2.0 / delta))), delta / (2.0 * count)
 
 
-# ---- one formula for each release ----------------------------------------------------------------
+# ---- the squared sensitivity of each release -----------------------------------------------------
 
 
-def _checked(releases: int, returning: int) -> tuple[int, int]:
-    """Check both numbers; more participations than releases count as as many."""
+def _check_counts(releases: int, returning: int) -> tuple[int, int]:
+    """Check both numbers; return them with ``returning`` at most ``releases``."""
     releases = integer("releases", releases, at_least=0)
     return releases, min(integer("returning", returning, at_least=1), releases)
 
 
-def _tree(releases: int, returning: int) -> float:
-    """Sum of c^2 over the released p-sums, for the first leaves."""
+def _tree_squares(releases: int, returning: int) -> float:
+    """Return the sum of c^2 over the released p-sums, for the first leaves."""
     total = 0
     for level in range(tree_levels(releases)):
         size = 1 << level
-        pairs, rest = divmod(returning, 2 * size)
+        pairs, remainder = divmod(returning, 2 * size)
         total += pairs * size**2
-        if 2 * size * pairs + size <= releases:  # else the block around the rest is never released
-            total += min(rest, size) ** 2
+        # Otherwise the block that contains the remaining leaves is never released.
+        if 2 * size * pairs + size <= releases:
+            total += min(remainder, size) ** 2
     return float(total)
 
 
-def _honaker(releases: int, returning: int) -> float:
-    """Least of the bounds over l, for all leaves."""
+def _honaker_squares(releases: int, returning: int) -> float:
+    """Return the smallest of the bounds over l, valid for any leaves."""
     levels = tree_levels(releases)
-    seen, least = 0, math.inf
+    squares_below, least = 0, math.inf
     for level in range(levels + 1):
-        above = returning**2 * honaker_max_by_depth(levels - level)
-        least = min(least, seen + above)
+        bound_above = returning**2 * honaker_max_by_depth(levels - level)
+        least = min(least, squares_below + bound_above)
         size = 1 << level
-        full, rest = divmod(returning, size)
-        seen += full * size**2
+        full, remainder = divmod(returning, size)
+        squares_below += full * size**2
         if full < releases // size:
-            seen += rest**2
+            squares_below += remainder**2
     return least
 
 
-def _toeplitz(releases: int, returning: int) -> float:
-    """Squared norm of C n, for the first leaves."""
+def _toeplitz_squares(releases: int, returning: int) -> float:
+    """Return the squared norm of C n, for the first leaves."""
     if returning <= 1:
         return toeplitz_sensitivity_squared(releases)
-    # Row k of C adds up f_{k-1}, ..., f_{k-M0}: a difference of two partial sums.
-    rows = np.cumsum(toeplitz_coefficients(releases))
-    rows[returning:] -= rows[:-returning].copy()
-    return float(rows @ rows)
+    # Row k of C n is f_{k-1} + ... + f_{k-M0}: a difference of two partial sums.
+    row_shifts = np.cumsum(toeplitz_coefficients(releases))
+    row_shifts[returning:] -= row_shifts[:-returning].copy()
+    return float(row_shifts @ row_shifts)
 
 
-_MOST = {
-    "tree": _tree,
-    "honaker": _honaker,
-    "toeplitz": _toeplitz,
+_SQUARED_SENSITIVITY = {
+    "tree": _tree_squares,
+    "honaker": _honaker_squares,
+    "toeplitz": _toeplitz_squares,
     "buffered": buffered_sensitivity_squared,
 }

@@ -1,4 +1,4 @@
-"""Continual release of a running sum of vectors: the binary tree mechanism on one machine."""
+"""A continual release of a running sum of vectors: the binary tree mechanism on one machine."""
 
 from __future__ import annotations
 
@@ -35,45 +35,42 @@ _SOURCE = (
 
 
 class TreeRelease(Once):
-    """Noisy running sums of vectors x_1, x_2, ... of norm at most 1, one after each vector.
+    """A running sum of vectors x_1, x_2, ... of norm at most 1, released after each vector.
 
     Parameters
     ----------
     dimension : int
         d.
     releases : int
-        The most vectors that may be added; noise grows with the square root of its number of binary
-        digits.
+        The largest number of vectors that can be added. Noise grows with the square root of the
+        number of its binary digits.
     epsilon, delta : float, optional
-        The budget; the noise is the least that gives it.
+        The budget. The noise is the least that meets it.
     noise_std : float, optional
-        In place of epsilon: the standard deviation of each entry of each tree node, in the units
-        of x; delta is then optional and only names the certificate's.
+        Instead of epsilon: the standard deviation of each entry of each tree node, in the units
+        of x. delta is then optional, and only the certificate uses it.
     relation : {"replace", "zero-out"}
         Neighbouring datasets.
     noise : callable, optional
-        A function that is called once with each release's number k = 1, 2, ... and returns the d
-        standard normals of its node.
+        Returns the d standard normals of a node. It is called once for each release, with its
+        number k = 1, 2, ....
     seed : int, optional
-        For simulations: whoever knows the seed can remove the noise. By default noise comes from
-        the operating system.
-
+        Seed of the noise, for simulations: whoever knows it can remove the noise. By default noise
+        comes from the operating system.
     Raises
     ------
     InputError
-        For values out of range, and unless exactly one of (epsilon, delta) and noise_std sets the
-        noise.
+        For values out of range, and unless exactly one of epsilon and noise_std is given.
 
     Notes
     -----
-    No node's noise is drawn twice, and a copy of this object must not be used beside it.
+    The noise of each node is drawn once. Do not use a copy of this object besides the original.
 
     Guarantee: if one vector changes, all releases together are (epsilon, delta)-indistinguishable
-    under the relation, also when later vectors are chosen in view of earlier releases. Each vector
-    enters at most kappa = floor(log2(releases)) + 1 nodes, so this is one Gaussian mechanism of
-    GDP parameter mu = sqrt(kappa) Delta / noise_std, Delta = 2 (replace) or 1 (zero-out).
-    Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2. Unlike there, the statistic is one
-    vector a step and not a pair of streams.
+    under the relation, even if later vectors depend on earlier releases. Each vector enters at most
+    kappa = floor(log2(releases)) + 1 nodes, so this is one Gaussian mechanism of GDP parameter
+    mu = sqrt(kappa) Delta / noise_std, with Delta = 2 (replace) or 1 (zero-out). Source: Chan et
+    al. 2011; zhou-chowdhury-2024, Algorithm 2, but with one vector per step instead of two streams.
 
     Examples
     --------
@@ -94,7 +91,7 @@ class TreeRelease(Once):
         noise: Callable[[int], Any] | None = None,
         seed: int | None = None,
     ) -> None:
-        """Check the arguments and choose the noise."""
+        """Check the arguments and calibrate the noise."""
         self.dimension = integer("dimension", dimension, at_least=1)
         # A node's number is one 32-bit word of a seeded key.
         self.releases = integer("releases", releases, at_least=1, at_most=2**32 - 1)
@@ -122,28 +119,28 @@ class TreeRelease(Once):
         self._seed = None if seed is None else check_seed(seed)
         levels = depth(self.releases)
         self._sums = np.zeros((levels, self.dimension))  # raw p-sums
-        self._nodes = np.zeros((levels, self.dimension))  # what was released of them
+        self._nodes = np.zeros((levels, self.dimension))  # noisy p-sums, as released
         self._released = 0
         self._clipped = 0
 
     @property
     def released(self) -> int:
-        """Number of vectors added so far."""
+        """Return the number of vectors added so far."""
         return self._released
 
     @property
     def clipped(self) -> int:
-        """Number of vectors whose norm was above 1 by more than rounding, scaled to 1."""
+        """Return the number of vectors that were clipped, with a norm above 1 beyond rounding."""
         return self._clipped
 
     @property
     def mu(self) -> float:
-        """GDP parameter of the Gaussian mechanism that all releases together amount to."""
-        touched = max_touches(self.releases)
-        return math.sqrt(touched) * sum_sensitivity(self.relation) / self.noise_std
+        """Return the GDP parameter of all releases together."""
+        nodes_per_vector = max_touches(self.releases)
+        return math.sqrt(nodes_per_vector) * sum_sensitivity(self.relation) / self.noise_std
 
     def exact(self, delta: float | None = None) -> float:
-        """Least epsilon that holds for all releases together at delta (default: the own)."""
+        """Compute the least epsilon that holds for all releases, at delta (default: its own)."""
         delta = self.delta if delta is None else delta
         if delta is None:
             raise InputError("delta must be given: this TreeRelease was made from noise_std alone")
@@ -151,79 +148,79 @@ class TreeRelease(Once):
 
     @once
     def add(self, x: object) -> np.ndarray:
-        """Add a vector; return the noisy sum of all vectors so far.
+        """Add a vector and return the noisy sum of all vectors so far.
 
         Parameters
         ----------
         x : array_like (d,)
-            Scaled to norm <= 1.
+            The vector; it is clipped to norm 1.
 
         Returns
         -------
-        ndarray (d,)
+            The noisy sum.
 
         Raises
         ------
         InputError
-            For a vector of another shape or not finite, and once `releases` vectors were added;
-            nothing is then added and no noise drawn.
+            For a vector of a wrong shape or with entries that are not finite, and if ``releases``
+            vectors have been added. Nothing is added then, and no noise is drawn.
         """
         k = self._released + 1
         if k > self.releases:
             raise InputError(f"at most {self.releases} vectors can be added, got one more")
         clipped = array("x", x, shape=(self.dimension,)).copy()
-        above = linalg.clip_norm(clipped, 1.0)
+        is_clipped = linalg.clip_norm(clipped, 1.0)
         level = node_level(k)
-        if self._exact:
+        if self._is_exact:
             clipped = exact_release.quantise(clipped, self._unit)
-        # Rows are written again if this vector has to be added again: lower ones stay as they are.
+        # If this fails, the vector can be added again: it overwrites this level and keeps others.
         aggregation.psum(self._sums, clipped, level)
-        self._nodes[level] = self._noisy(self._sums[level], k)
+        self._nodes[level] = self._add_noise(self._sums[level], k)
         total: np.ndarray = aggregation.prefix(self._nodes, k)
         self._released = k
-        self._clipped += above
+        self._clipped += is_clipped
         return total
 
     @property
-    def _exact(self) -> bool:
-        """True if the noise is the operating system's, and the release of real numbers."""
+    def _is_exact(self) -> bool:
+        """Return True if the noise comes from the operating system and releases are exact."""
         return self._noise is None and self._seed is None
 
     @property
     def _unit(self) -> float:
-        """Unit of fixed-point vectors."""
+        """Return the unit of fixed-point vectors."""
         return exact_release.quantum(self.releases)
 
-    def _noisy(self, values: np.ndarray, node: int) -> np.ndarray:
-        """Add a node's noise to its sum."""
+    def _add_noise(self, values: np.ndarray, node: int) -> np.ndarray:
+        """Return the sum of a node with its noise."""
         d, std = self.dimension, self.noise_std
-        if self._exact:
-            larger = std * exact_release.inflation(self._unit, d, d)
-            return exact_release.add_normals(values, np.full(d, larger), Normals(d))
+        if self._is_exact:
+            inflated_std = std * exact_release.inflation(self._unit, d, d)
+            return exact_release.add_normals(values, np.full(d, inflated_std), Normals(d))
         if self._noise is not None:
             normals = array("noise", self._noise(node), shape=(d,))
         else:
             assert self._seed is not None
             normals = rng.normals_f64(self._seed, BIAS_NOISE, 0, 0, node, d)
-        noisy: np.ndarray = values + std * normals
-        return noisy
+        noisy_sum: np.ndarray = values + std * normals
+        return noisy_sum
 
     @property
     def certificate(self) -> Certificate:
-        """Certificate of all releases, computed from the noise; unproven for a noise function.
+        """Return the certificate of all releases, computed from the noise.
 
-        Raises InputError when no delta was given.
+        Its status is "unproven" for a noise function. Raises InputError without delta.
         """
         if self.delta is None:
             raise InputError("delta must be given to TreeRelease for a certificate, got None")
-        known = self._noise is None
+        noise_is_known = self._noise is None
         epsilon = self.exact()
         exact = Guarantee(epsilon, self.delta)
         claimed = None if self.epsilon is None else Guarantee(self.epsilon, self.delta)
         conditions = [
             Condition("every vector is scaled to norm at most 1", True),
             Condition(f"at most {self.releases} vectors are added", True),
-            Condition("every node's noise is standard normal, and drawn once", known),
+            Condition("every node's noise is standard normal, and drawn once", noise_is_known),
         ]
         if self.epsilon is not None:
             text = (
@@ -231,27 +228,27 @@ class TreeRelease(Once):
                 f"under {self.relation}, is at most {self.epsilon:g}"
             )
             conditions.append(Condition(text, epsilon <= self.epsilon))
-        caveats = [SAMPLER if self._exact else FLOATS]
+        caveats = [SAMPLER if self._is_exact else FLOATS]
         if self._seed is not None:
             caveats.append(SIMULATION)
-        if not known:
-            caveats.append("the noise comes from a function that was passed in, and is not known")
-        model = "central: who adds the vectors is trusted, who reads the sums is not"
+        if not noise_is_known:
+            caveats.append("the noise comes from a given function, so its distribution is unknown")
+        model = "central: whoever adds the vectors is trusted, readers of the sums are not"
         shared: dict[str, Any] = {
             "relation": self.relation,
             "claimed": claimed,
-            "exact": exact if known else None,
-            "status": "proven" if known else "unproven",
+            "exact": exact if noise_is_known else None,
+            "status": "proven" if noise_is_known else "unproven",
             "noise_std": {"node": self.noise_std},
             "conditions": tuple(conditions),
             "source": _SOURCE,
         }
-        # What a passed-in source draws cannot be established: the value then hangs on it.
+        # It is unknown what a passed-in function draws, so the exact value is conditional on that.
         once = Condition("every user adds one vector only (taken on trust)", True)
-        beside = {**shared, "conditions": (*conditions, once), "exact": exact}
-        if not known:
-            beside["status"] = "conditional"
-        user = SideCertificate(unit="user", model=model, caveats=tuple(caveats), **beside)
+        user_fields = {**shared, "conditions": (*conditions, once), "exact": exact}
+        if not noise_is_known:
+            user_fields["status"] = "conditional"
+        user = SideCertificate(unit="user", model=model, caveats=tuple(caveats), **user_fields)
         return Certificate(
             unit="item",
             model=f"{model}; neighbours differ in one vector",
