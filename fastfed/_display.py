@@ -42,8 +42,8 @@ def renderer() -> Renderer:
     """
     if _loader is None:
         raise RuntimeError("no renderer is registered: import fastfed first")
-    found: Renderer = _loader()
-    return found
+    loaded: Renderer = _loader()
+    return loaded
 
 
 class Displayed:

@@ -22,8 +22,8 @@ def available(proc: Path = _PROC) -> int | None:
     count as free), what the control groups of this process (versions 1 and 2) leave it, and what
     its limit of address space leaves.
     """
-    found = [_system(proc), *_groups(proc), _addresses(proc)]
-    known = [max(0, size) for size in found if size is not None]
+    limits = [_system(proc), *_groups(proc), _addresses(proc)]
+    known = [max(0, size) for size in limits if size is not None]
     return min(known) if known else None
 
 
@@ -104,9 +104,9 @@ def parse_size(name: str, value: object) -> int:
 
     Raises InputError, with the name of the argument, for anything else.
     """
-    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
-        unit = found[2].lower()
-        size = float(found[1]) * {**_UNITS, **_BINARY}[unit]
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        unit = match[2].lower()
+        size = float(match[1]) * {**_UNITS, **_BINARY}[unit]
         if 1.0 <= size < 2.0**63:
             return int(size)
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < 2**63:

@@ -21,11 +21,11 @@ except KeyboardInterrupt:  # loading it takes a tenth of a second
 
 STDOUT = 1
 
-#: Address space in bytes without which NumPy cannot be loaded (its BLAS waits for memory for ever),
-#: and below which a failure to load or to start something is most likely a lack of it.
+#: Bytes of address space that NumPy needs: with less, its BLAS waits for memory for ever. Below the
+#: second number, a failure to load or start something is most likely a lack of address space.
 LEAST_ADDRESSES, FEW_ADDRESSES = 400_000 << 10, 4_000_000 << 10
 
-#: Errors of a path that somebody gave.
+#: Errors of paths that the user names.
 PLACES = (
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
     errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST,
@@ -33,7 +33,7 @@ PLACES = (
 
 
 def _addresses() -> int | None:
-    """The limit of address space (`ulimit -v`) in bytes, or None."""
+    """Return the limit of address space (`ulimit -v`) in bytes; None without one."""
     try:
         import resource
     except ImportError:  # Windows
@@ -53,14 +53,14 @@ def _check_addresses() -> None:
             f"NumPy: at least {LEAST_ADDRESSES >> 10} kB, and what the run needs"
         )
     if limit < FEW_ADDRESSES:
-        # A buffer for each thread, of which no result of ours makes use.
+        # OpenBLAS allocates a buffer for each thread, and no result needs its threads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _standard_streams() -> None:
-    """Exit where standard output is closed; write to nothing where standard error is.
+    """Exit if standard output is closed. If standard error is closed, discard what it gets.
 
-    A file that is opened later would else get its number, and whatever is printed there.
+    Otherwise a file that is opened later would get the number of the stream, and all its text.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -71,13 +71,13 @@ def _standard_streams() -> None:
 
 
 class RunFailed(click.ClickException):
-    """A run that could not be finished, with a sentence that says why."""
+    """Raised if a run could not be finished. The message is a sentence with the reason."""
 
     exit_code = 1
 
 
 class Stopped(RunFailed):
-    """A run that a signal stopped: no error, but not finished."""
+    """Raised if a signal stopped a run, which is not an error."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class Stopped(RunFailed):
 
 
 class LazyCommand(click.RichCommand):
-    """Placeholder of a command until it is called, with the line that the group's help shows."""
+    """A command that is imported when it is called. Until then it only has its line of help."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name=name, help=summary)
@@ -95,8 +95,8 @@ class LazyCommand(click.RichCommand):
         """Import the command, which its module lists under the same name."""
         _check_addresses()
         module = importlib.import_module(f"fastfed.cli.{self.module}")
-        found: click.Command = module.COMMANDS[self.name]
-        return found
+        command: click.Command = module.COMMANDS[self.name]
+        return command
 
     def make_context(
         self,
@@ -109,15 +109,15 @@ class LazyCommand(click.RichCommand):
 
 
 class Group(click.RichGroup):
-    """A group that says which command may be meant where it has none of that name."""
+    """A group that suggests the nearest command if there is none of the given name."""
 
-    #: What else may be meant.
+    #: Text after the suggestion.
     otherwise = ""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command, or say where the names of all are."""
+        """Resolve a command; UsageError with a suggestion if there is none of this name."""
         unknown = args and not args[0].startswith("-") and args[0] not in self.commands
         if unknown and not ctx.resilient_parsing:
             from fastfed._validate import nearest
@@ -157,16 +157,17 @@ class LazyGroup(Group):
 
 
 def _exit_code(run: Any) -> int:
-    """Exit code: 0 done, 1 the run failed, 2 bad input, 128 + signal where one ended it.
+    """Run a command and return its exit code.
 
-    Other errors keep their traceback.
+    0: done; 1: the run failed; 2: bad input; 128 + signal: a signal ended it. Unexpected errors
+    keep their traceback.
     """
     try:
         code = run()
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # The reader has gone.
+        # The reader of the pipe has ended.
         _write_nothing_more()
         return 1
     except Stopped as error:
@@ -212,7 +213,7 @@ def _exit_code(run: Any) -> int:
 
 
 def _write_nothing_more() -> None:
-    """What standard output did not take is not tried again at exit, which has its own exit code."""
+    """Discard buffered output, so that Python does not fail at exit when it flushes it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
 
 
@@ -293,7 +294,7 @@ def cli(context: click.Context) -> None:
 
 
 def _show_warnings_plainly() -> None:
-    """Print what our own code warns of as one sentence; others' warnings stay as Python's are."""
+    """Print warnings of fastfed as one sentence. Warnings of other packages stay as they are."""
     import warnings
 
     others = warnings.showwarning
@@ -318,7 +319,7 @@ def main() -> None:
     except SystemExit as ended:
         engine = sys.modules.get("fastfed.simulation.engines.local")
         if engine is not None and engine.left_behind():
-            # Python would take itself apart under a thread that is still running.
+            # A thread is still running, and Python cannot shut down under it.
             sys.stderr.flush()
             os._exit(ended.code if isinstance(ended.code, int) else 1)
         raise

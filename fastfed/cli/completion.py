@@ -23,9 +23,9 @@ def completion(shell: str) -> None:
     """
     from fastfed.cli import cli
 
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(cli, {}, "fastfed", "_FASTFED_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(completion_class(cli, {}, "fastfed", "_FASTFED_COMPLETE").source())
 
 
 COMMANDS = {"completion": completion}

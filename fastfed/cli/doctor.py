@@ -44,12 +44,12 @@ def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
     files, and if these files still have the checksums they had when they were parsed. Exit code 1
     if something is wrong.
     """
-    found = examine(data)
+    report = examine(data)
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        _print(found)
-    if found["problems"]:
+        _print(report)
+    if report["problems"]:
         context.exit(1)
 
 
@@ -134,11 +134,11 @@ def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
     """Entries that packages add, by kind and name, with the package."""
     from fastfed.simulation.systems import registries
 
-    found = {}
+    plugins_by_kind = {}
     for kind, registry in registries().items():
         problems += registry.problems().values()
-        found[kind] = {name: registry.origin(name) or "" for name in registry.plugins}
-    return {kind: added for kind, added in found.items() if added}
+        plugins_by_kind[kind] = {name: registry.origin(name) or "" for name in registry.plugins}
+    return {kind: added for kind, added in plugins_by_kind.items() if added}
 
 
 def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
@@ -173,10 +173,10 @@ def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
     }
 
 
-def _print(found: dict[str, Any]) -> None:
-    click.echo(f"fastfed {found['fastfed']}, Python {found['python']}, {found['platform']}")
+def _print(report: dict[str, Any]) -> None:
+    click.echo(f"fastfed {report['fastfed']}, Python {report['python']}, {report['platform']}")
     without = {True: "yes", False: "no", None: "-"}
-    build = found["build"]
+    build = report["build"]
     click.echo(
         f"compiled core: {without[build['compiled']]}; "
         f"threads in a run: {without[build['threaded']]}; "
@@ -185,25 +185,25 @@ def _print(found: dict[str, Any]) -> None:
     if build["compiled"]:
         level = f"{build['level']} ({LEVELS[build['level']]})"
         click.echo(f"instructions: {level}, {build['level_reason']}; built by {build['compiler']}")
-    if found["memory"] is not None:
-        click.echo(f"memory available: {found['memory'] / 1e9:.3g} GB")
+    if report["memory"] is not None:
+        click.echo(f"memory available: {report['memory'] / 1e9:.3g} GB")
     rows = [
         (name, version or "missing", OPTIONAL.get(name, "required"))
-        for name, version in found["packages"].items()
+        for name, version in report["packages"].items()
     ]
     print_table(("package", "version", "use"), rows)
-    for kind, added in found["plugins"].items():
+    for kind, added in report["plugins"].items():
         for name, package in added.items():
             click.echo(f"{kind}: {name}, of {package}")
-    if found["cache"] is not None:
-        entries = found["cache"]["entries"]
-        click.echo(f"cache: {found['cache']['folder']}, {len(entries)} parsed")
+    if report["cache"] is not None:
+        entries = report["cache"]["entries"]
+        click.echo(f"cache: {report['cache']['folder']}, {len(entries)} parsed")
         for e in entries:
             size = f"{e['bytes'] / 1e6:.1f} MB"
             click.echo(f"  {e['path']}: {e['queries']} queries, {e['rows']} rows, {size}")
-    for source in found["sources"]:
+    for source in report["sources"]:
         click.echo(f"{'ok ' if source['ok'] else 'BAD'} {source['path']}: {source['message']}")
-    problems = found["problems"]
+    problems = report["problems"]
     click.echo("everything is in order" if not problems else f"wrong: {'; '.join(problems)}")
 
 
@@ -285,10 +285,10 @@ def list_(kind: str | None, as_json: bool) -> None:
 
         choice("what to list", kind, KINDS)
     wanted = [name for name in KINDS if kind in (None, name)]
-    found = {name: ENTRIES[name]() for name in wanted}
+    entries_by_kind = {name: ENTRIES[name]() for name in wanted}
     if as_json:
-        print_json(found)
-    for position, (name, entries) in enumerate(found.items() if not as_json else ()):
+        print_json(entries_by_kind)
+    for position, (name, entries) in enumerate(entries_by_kind.items() if not as_json else ()):
         if position:
             click.echo()
         headings = list(entries[0]) if entries else []

@@ -22,7 +22,7 @@ from fastfed._validate import InputError
 from fastfed.cli import RunFailed, Stopped
 from fastfed.cli.output import (
     KEPT,
-    Heard,
+    OnProgress,
     duration,
     print_results,
     print_table,
@@ -126,23 +126,23 @@ def simulate_silently(
     if layout.reduced:
         say(f"{experiment.name}: {layout.reduced}")
     with ExitStack() as stack:
-        heard: Heard | None = None
+        on_progress: OnProgress | None = None
 
         def start(batches: list[RunBatch], threads: int) -> None:
-            nonlocal heard
+            nonlocal on_progress
             if on_start is not None:
                 on_start(batches, threads)
             left = sum(experiment.agent_rounds(b.positions) for b in batches)
             if left:
-                heard = stack.enter_context(progress(left))
+                on_progress = stack.enter_context(progress(left))
 
-        def on_progress(agent_rounds: int) -> None:
-            if heard is not None:
-                heard(agent_rounds)
+        def advance(agent_rounds: int) -> None:
+            if on_progress is not None:
+                on_progress(agent_rounds)
 
         with failures(folder):
             return simulate_missing(
-                layout, experiment, folder, resources, on_start=start, progress=on_progress
+                layout, experiment, folder, resources, on_start=start, progress=advance
             )
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # ---- Printing: JSON and tables to standard output, messages to standard error --------------------
 
-#: Terminals narrower than this get no columns that follow from others, ...
+#: On terminals narrower than this, columns that follow from other columns are left out.
 WIDE = 100
-#: ... and terminals narrower than this none that table.txt has anyway.
+#: On terminals narrower than this, further columns are left out. table.txt has all of them.
 WIDER = 120
 
 
@@ -87,7 +87,7 @@ def print_results(source: Source) -> None:
 #: Seconds between two lines off a terminal.
 EVERY = 5.0
 
-Heard = Callable[[int], None]
+OnProgress = Callable[[int], None]
 
 
 def duration(seconds: float) -> str:
@@ -100,11 +100,11 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Heard]:
+def progress(total: int) -> Iterator[OnProgress]:
     """Show progress: yields a function to call, from any thread, with agent-rounds done."""
     if sys.stderr.isatty():
-        with _bar(total) as heard:
-            yield heard
+        with _bar(total) as on_progress:
+            yield on_progress
     else:
         yield Lines(total)
 
@@ -132,7 +132,7 @@ class Lines:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Heard]:
+def _bar(total: int) -> Iterator[OnProgress]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -166,12 +166,12 @@ ENGINES = ("local", "processes", "dask")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
-#: What an interrupted run leaves.
-KEPT = "what was run is kept, and the same command continues"
+#: The state after an interrupted run.
+KEPT = "finished replicates are stored, and the same command continues"
 
 
 def stoppable(command: F, kept: str = "") -> F:
-    """Let Ctrl-C and SIGTERM end a command, whatever code of the user's it runs."""
+    """Let Ctrl-C and SIGTERM end a command, even inside a function of the user."""
 
     @wraps(command)
     def watched(*args: Any, **others: Any) -> Any:
@@ -184,9 +184,10 @@ def stoppable(command: F, kept: str = "") -> F:
 
 
 def run_options(command: F) -> F:
-    """Add -o and the options of every run; those that change no result come as ``resources``.
+    """Add -o and the options of every run to a command.
 
-    What ``--set`` changes comes as ``changes``.
+    The command gets the options that change no result as ``resources``, and the changes of
+    ``--set`` as ``changes``.
     """
 
     @wraps(command)
@@ -212,7 +213,7 @@ def run_options(command: F) -> F:
         resources = Resources(threads, engine, scheduler, memory)
         return command(resources=resources, changes=changes, **others)
 
-    made = stoppable(cast(F, packed), f"; {KEPT}")
+    with_options = stoppable(cast(F, packed), f"; {KEPT}")
     for option in reversed(
         [
             click.option(
@@ -257,5 +258,5 @@ def run_options(command: F) -> F:
             ),
         ]
     ):  # fmt: skip
-        made = option(made)
-    return made
+        with_options = option(with_options)
+    return with_options

@@ -41,17 +41,18 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
         _list_audits(as_json)
         return
     names = list(AUDITS) if name == "all" else [name]
-    found = []
+    results = []
     for each in names:
         if len(names) > 1:
             say(each)
-        found.append(run_audit(each, trials, seed))
+        results.append(run_audit(each, trials, seed))
     if as_json:
-        print_json(found[0].to_builtins() if len(found) == 1 else [f.to_builtins() for f in found])
+        as_builtins = [result.to_builtins() for result in results]
+        print_json(as_builtins[0] if len(results) == 1 else as_builtins)
         return
     headings = ("audit", "claimed", "lower bound", "trials", "verdict")
     rows = []
-    for result in found:
+    for result in results:
         expected = " (as it must be)" if result.name in FAULTY else ""
         verdict = result.verdict + (expected if result.verdict == "caught" else "")
         rows.append(
@@ -72,13 +73,13 @@ def _list_audits(as_json: bool) -> None:
 
     from fastfed.simulation.audit import listed
 
-    found = listed()
+    audits = listed()
     if as_json:
-        print_json([msgspec.to_builtins(each) for each in found])
+        print_json([msgspec.to_builtins(each) for each in audits])
         return
     rows = [
         (each.name, each.attacks, each.unit, each.relation, "planted fault" if each.planted else "")
-        for each in found
+        for each in audits
     ]
     print_table(("audit", "attacks", "unit", "relation", ""), rows)
 
@@ -147,7 +148,7 @@ def calibrate(
         raise click.UsageError(f"--dimension belongs to {', '.join(SIZED[:-1])} and {SIZED[-1]}")
     if ours and users is not None and mechanism not in (*SIZED, "shuffled-points"):
         raise click.UsageError(f"--users belongs to {', '.join(SIZED)} and shuffled-points")
-    found = calibrated(
+    calibrated_mechanism = calibrated(
         mechanism,
         Budget(epsilon, delta, relation),
         releases,
@@ -155,7 +156,7 @@ def calibrate(
         dimension=dimension,
         sensitivity=sensitivity,
     )
-    values = msgspec.to_builtins(found)
+    values = msgspec.to_builtins(calibrated_mechanism)
     if as_json:
         print_json(values)
         return
@@ -170,9 +171,9 @@ def _list_mechanisms(as_json: bool) -> None:
 
     from fastfed.privacy.mechanisms.catalogue import listed
 
-    found = listed()
+    mechanisms = listed()
     if as_json:
-        print_json([msgspec.to_builtins(each) for each in found])
+        print_json([msgspec.to_builtins(each) for each in mechanisms])
         return
     rows = [
         (
@@ -182,7 +183,7 @@ def _list_mechanisms(as_json: bool) -> None:
             " ".join(f"--{need}" for need in each.needs),
             each.default_sensitivity or "",
         )
-        for each in found
+        for each in mechanisms
     ]
     print_table(("mechanism", "unit", "noise std", "needs", "sensitivity"), rows)
 
@@ -209,16 +210,16 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
     experiment = load_spec(spec)
     if curve is not None:
         choice("--curve", curve, [c.label for c in experiment.curves])
-    made = made_now(experiment.identity())
+    date = made_now(experiment.identity())
     curves = [
-        (c.label, {**c.system.certificate.to_builtins(), **made})
+        (c.label, {**c.system.certificate.to_builtins(), **date})
         for c in experiment.curves
         if curve in (None, c.label)
     ]
     about = list(dict.fromkeys(n for c in experiment.curves for n in about_records(c.problem)))
     if as_json:
-        found = [{"label": k, "certificate": v} for k, v in curves]
-        print_json({"about_records": about, "curves": found})
+        certificates = [{"label": k, "certificate": v} for k, v in curves]
+        print_json({"about_records": about, "curves": certificates})
     else:
         click.echo(certificates_text(curves, about), nl=False)
 
@@ -303,7 +304,7 @@ def plan(
         stages += 1
         say(text)
 
-    found = find_plan(
+    advice = find_plan(
         silos=silos,
         horizon=horizon,
         dimension=dimension,
@@ -322,45 +323,45 @@ def plan(
         **({} if actions is None else {"actions": actions}),
     )
     if write is not None:
-        write.write_text(found.spec_text(), encoding="utf-8")
+        write.write_text(advice.spec_text(), encoding="utf-8")
     if as_json:
-        print_json(found.to_builtins())
+        print_json(advice.to_builtins())
     else:
-        _print(found)
+        _print(advice)
     if write is not None:
         say(f"{write}: run it with `fastfed run {write} -o DIR`")
 
 
-def _print(found: Advice) -> None:
-    for note in found.notes:
+def _print(advice: Advice) -> None:
+    for note in advice.notes:
         click.echo(f"note: {note}")
-    click.echo(found.heading)
-    for verdict in found.verdicts:
+    click.echo(advice.heading)
+    for verdict in advice.verdicts:
         click.echo()
         click.secho(f"{verdict.trust}: {verdict.trusted}", bold=True)
         click.echo(f"=> {verdict.sentence}")
-        rows = [_row(c) for c in found.candidates if c.trust == verdict.trust and not c.remark]
+        rows = [_row(c) for c in advice.candidates if c.trust == verdict.trust and not c.remark]
         print_table(
             ("", "noise std", "exact epsilon", "bound", "regret", "sent", "stage"),
             rows,
             right=(1, 2, 3, 4, 5),
         )
-        quieter = [c for c in found.candidates if c.trust == verdict.trust and c.remark]
+        quieter = [c for c in advice.candidates if c.trust == verdict.trust and c.remark]
         kinds = dict.fromkeys(c.label.partition(f", {c.batches}")[0] for c in quieter)
         if kinds:
             click.echo(f"noisier at the same rounds, so not played: {'; '.join(kinds)}")
-        if any(c.bonus < 1.0 for c in found.candidates if c.trust == verdict.trust):
+        if any(c.bonus < 1.0 for c in advice.candidates if c.trust == verdict.trust):
             click.echo("bonus below 1: less exploration; its bound holds what the ledger allows")
     click.echo()
     from fastfed.advice.answer import figure
 
     print_table(
         ("to compare with", "regret", "privacy"),
-        [(b.label, figure(b.regret), b.privacy) for b in found.baselines],
+        [(b.label, figure(b.regret), b.privacy) for b in advice.baselines],
         right=(1,),
     )
     click.echo("\nno candidates:")
-    for name, reason in found.left_out.items():
+    for name, reason in advice.left_out.items():
         click.echo(f"  {name}: {reason}")
 
 

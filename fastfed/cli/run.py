@@ -189,15 +189,15 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
     """
     from fastfed.reporting import comparison
 
-    found = comparison.compare(a, b)
+    folders = comparison.compare(a, b)
     if as_json:
-        print_json(found.to_builtins())
+        print_json(folders.to_builtins())
         return
     click.echo(f"A: {a}\nB: {b}")
-    for each in found.comparisons:
+    for each in folders.comparisons:
         click.echo()
         _print(each)
-    for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
+    for side, names in (("A", folders.only_in_a), ("B", folders.only_in_b)):
         if names:
             click.echo(f"\nonly in {side}: {', '.join(names)}")
 

@@ -88,8 +88,8 @@ def reproduce(
     --------
     >>> import tempfile, fastfed
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = fastfed.reproduce("h23-hard", folder, quick=True)
-    >>> list(found)
+    ...     results_by_figure = fastfed.reproduce("h23-hard", folder, quick=True)
+    >>> list(results_by_figure)
     ['h23-hard']
     """
     names = [figures] if isinstance(figures, str) else list(figures)
@@ -99,20 +99,20 @@ def reproduce(
     ready = [(f, sized_experiment(f, data, size, replicates, seed, changes)) for f in chosen]
     resources = Resources(threads, engine, scheduler, memory_limit)
     folder = Path(output)
-    found: dict[str, Results] = {}
+    results_by_figure: dict[str, Results] = {}
     for figure, experiment in ready:
         if on_figure is not None:
             on_figure(figure.id)
         own = folder / figure.id
         layout = prepare(experiment, own, resources)
-        found[figure.id] = simulate_missing(
+        results_by_figure[figure.id] = simulate_missing(
             layout, experiment, own, resources, progress=progress
         ).results
         write_figure(own)
     if ready:
         rows = [row for each in left_out.values() for row in each]
         write_overview(folder, rows if ALL in names else None)
-    return found
+    return results_by_figure
 
 
 def size_of_call(names: Sequence[str], *, quick: bool, full: bool) -> str | None:
