@@ -458,21 +458,22 @@ def _opened(
                 certificate = _json(curve.certificate)
                 # A certificate that stays the same keeps its date.
                 connection.execute(
-                    "DELETE FROM certified WHERE position = ?1 AND (version != ?2 OR EXISTS ("
-                    "SELECT 1 FROM curves WHERE position = ?1 AND certificate != ?3))",
-                    (position, made[0], certificate),
+                    "DELETE FROM certified WHERE position = ? AND (version != ? OR EXISTS ("
+                    "SELECT 1 FROM curves WHERE position = ? AND certificate != ?))",
+                    (position, made[0], position, certificate),
                 )
                 connection.execute(
                     "INSERT OR IGNORE INTO certified VALUES (?, ?, ?, ?)", (position, *made)
                 )
+                facts_and_certificate = _json(curve.facts), certificate
                 connection.execute(
-                    "UPDATE curves SET facts = ?1, certificate = ?2 WHERE position = ?3 "
-                    "AND (facts != ?1 OR certificate != ?2)",
-                    (_json(curve.facts), certificate, position),
+                    "UPDATE curves SET facts = ?, certificate = ? WHERE position = ? "
+                    "AND (facts != ? OR certificate != ?)",
+                    (*facts_and_certificate, position, *facts_and_certificate),
                 )
             connection.execute(
-                "UPDATE meta SET value = ?1 WHERE key = 'figure' AND value != ?1",
-                (_json(meta.get("figure", {})),),
+                "UPDATE meta SET value = ? WHERE key = 'figure' AND value != ?",
+                (_json(meta.get("figure", {})),) * 2,
             )
             digests.seal(connection, digests.KEYS if whole else ("meta", "curves", "certified"))
         yield Store(connection, path, threads)

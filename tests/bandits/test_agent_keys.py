@@ -180,7 +180,9 @@ def test_keys_of_one_system(algorithm, keys, message):
 
 
 def test_published_noise_of_one_round_does_not_exist():
-    with pytest.raises(InputError, match='calibration "published-code" needs a horizon of 2'):
+    with pytest.raises(
+        InputError, match='calibration "published-code" needs a horizon of at least 2'
+    ):
         make("linucb-jdp", dataclasses.replace(SETTING, horizon=1), batch_size=1, **PUBLISHED)
 
 
