@@ -64,18 +64,18 @@ RAW_SCHEDULE = (
 )
 #: Caveat of silos whose actions depend on raw data of earlier users of the silo.
 SAME_SILO = (
-    "users of the same silo are not protected from each other: raw data of one choose the actions "
-    "of those who come next"
+    "users of the same silo are not protected from each other: actions for later users depend on "
+    "raw data of earlier users"
 )
 #: Caveat of local rounds, whose actions depend on raw data of earlier users of the silo.
 OWN_ROUNDS = (
-    "users of the same silo are not protected from each other: raw data of one, of a shared round "
-    "too, choose the actions of own rounds, which must not be shown outside of the silo"
+    "users of the same silo are not protected from each other: actions of local rounds depend on "
+    "raw data of earlier users, also of shared rounds, and must not be shown outside of the silo"
 )
 #: Caveat of secret coins: an action may reveal whether the coin made its round shared or local.
 COINS = (
-    "the coin of a user shows in the action where released sums would choose another: actions of "
-    "no round may be shown outside of the silo"
+    "if released sums would choose a different action, the action reveals the coin of its user: "
+    "actions of no round may be shown outside of the silo"
 )
 #: Caveat of a simulation that draws the noise of the sum over silos instead of each silo's noise.
 DRAWN_ONCE = (
@@ -430,7 +430,7 @@ def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCerti
     return SideCertificate(
         unit="user",
         relation=relation,
-        model=f"{plan.protocol.model}; users of own rounds alone, {local_rounds}",
+        model=f"{plan.protocol.model}; users of local rounds, {local_rounds}",
         claimed=None,
         exact=Guarantee(0.0, 0.0),
         status="proven" if all(c.holds for c in conditions) else "conditional",

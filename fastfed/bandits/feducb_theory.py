@@ -189,7 +189,7 @@ def proposition_2(
         ),
         Condition("kappa exceeds the bias noise in every release", numbers.biased),
         Condition(
-            "one order of events serves all silos, or the bound is taken for each",
+            "one order of rounds holds for all silos, or a union bound is used",
             (orders == 1 or union_bound) and ordered,
         ),
         Condition(

@@ -244,7 +244,7 @@ def _learning_caveats(
     ]
     if infeasible_phases:
         caveats.append(
-            "with so few clients the private range is mostly chance after phases "
+            "with so few clients the private search of the range mostly fails after phases "
             + ", ".join(str(p) for p in infeasible_phases)
         )
     single_bin_phases = [p for p, mean in zip(plan.releasing, means, strict=True) if mean.bins == 1]

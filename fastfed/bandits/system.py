@@ -96,7 +96,7 @@ class Algorithm(_system.Algorithm):
 
 def scored(system: System, score: str, problem: ProblemSpec) -> System:
     """Return the system with a theory that states that its score is no upper confidence bound."""
-    text = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
+    text = f'the chosen action has the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(text, False)))
     # The privacy guarantee is about the releases: it holds for any score computed from them.
     plan = with_caveats(system.plan, system.theory.caveats, theory.caveats)

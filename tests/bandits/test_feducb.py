@@ -242,7 +242,7 @@ def test_what_the_run_does_not_keep_is_unproven(change, start):
 
 BOUNDED = "every silo's regularizer lies between"
 BIASED = "kappa exceeds the bias noise"
-ORDERED = "one order of events serves all silos"
+ORDERED = "one order of rounds holds for all silos"
 OWN_ORDER = "each silo's own order of events"
 
 

@@ -305,7 +305,7 @@ def test_ranges_that_cannot_work_are_named():
             for p, mean in zip(plan.releasing, plan.means, strict=True)
             if not oracle.range_feasible(silos, each, mean.bins)
         ]
-        caveats = [c for c in found.caveats if "mostly chance" in c]
+        caveats = [c for c in found.caveats if "mostly fails" in c]
         lists.append(hopeless)
         assert bool(caveats) == bool(hopeless)
         assert not hopeless or caveats[0].endswith("phases " + ", ".join(map(str, hopeless)))
