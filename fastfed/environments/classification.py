@@ -386,7 +386,7 @@ class Classification(PoolEnvironment):
         return self.pool(None).silos if self.silo is not None else None
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         name, digest = "arrays", None
         if isinstance(self.data, Records):
             digest = self.data.digest()

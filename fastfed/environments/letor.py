@@ -491,7 +491,7 @@ class Letor(PoolEnvironment):
         return int(counts.max())
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return {
             "kind": self.kind,
             # Checksums, not paths: a moved folder is still the same data.

@@ -320,7 +320,7 @@ class PoolEnvironment(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
 
     def pool(self, silos: int | None) -> Pool:
         """Return the pool, loaded once for each number of silos."""
@@ -353,7 +353,7 @@ class PoolEnvironment(ABC):
         return 1
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         pool = self.pool(silos)
         blocks = np.diff(pool.silo_starts)
         if self.sampling != "with-replacement" and horizon > blocks.min():

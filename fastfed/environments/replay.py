@@ -359,7 +359,7 @@ class Replay(PoolEnvironment):
         return len(np.asarray(self.contexts))
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         digest = hashlib.sha256(np.asarray(self.contexts).data)  # no copy: it may be gigabytes
         digest.update(np.asarray(self.rewards).data)
         return {
