@@ -148,8 +148,8 @@ def _code_declared(table: Table, name: str, known: tuple[float, float] | list[st
             scaled[row, 0] = (min(max(float(cell), low), high) - low) / (high - low)
         else:
             raise InputError(
-                f"{table.where[row]}: column {show(name)} must hold numbers, as its entry in ranges "
-                f"is an interval, got {show(cell)}"
+                f"{table.where[row]}: column {show(name)} must hold numbers, as its entry in "
+                f"ranges is an interval, got {show(cell)}"
             )
     return scaled
 
@@ -214,7 +214,8 @@ def _features(
     mostly_numbers = [name for name in coded_as_text if table.mixed(name)]
     if mostly_numbers:
         notes.append(
-            f"columns that are numbers but for some cells are coded as texts: {', '.join(mostly_numbers)}"
+            "columns that are numbers but for some cells are coded as texts: "
+            + ", ".join(mostly_numbers)
         )
     if empty:
         notes.append(f"columns without any value are left out: {', '.join(empty)}")
@@ -270,6 +271,6 @@ def _decimals(table: Table, label: str, cells: list[str]) -> list[Decimal]:
             decimals.append(Decimal(cell))
         except InvalidOperation:
             raise InputError(
-                f"{line}: label {show(label)} has an exponent out of range, got {show(cell)}"
+                f"{line}: label {show(label)} must have an exponent in range, got {show(cell)}"
             ) from None
     return decimals

@@ -157,7 +157,7 @@ def test_columns_without_name_or_values_are_left_out(tmp_path):
         ("x,y\n1,1.5\n2,2.5\n3,3.5\n", {}, "got 3 distinct values in 3 records"),
         ("x,y\n1,a\n2\n", {}, r"a\.csv:3: expected 2 cells as in the header, got 1"),
         ("x,x,y\n1,1,a\n", {}, r"a\.csv:1: column names must differ, got 'x' twice"),
-        ("x,y\n", {}, "at least one record, got a header alone"),
+        ("x,y\n", {}, "at least one record, got only a header"),
         ("", {}, "at least one record, got an empty file"),
         ('x,y\n1,"a\n', {}, r"a\.csv:2: must be CSV"),
         ("x,y\n1e999,a\n2,b\n", {}, r"a\.csv:2: column 'x' must be finite, got '1e999'"),
