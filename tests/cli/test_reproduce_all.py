@@ -259,7 +259,7 @@ def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.Mon
 def test_a_folder_of_something_else_is_refused_before_anything_is_played(figures: Path) -> None:
     assert fastfed("reproduce", "printed", "-o", figures, "--quick").exit_code == 0
     result = fastfed("reproduce", "all", "-o", figures)
-    assert result.exit_code == 2 and "holds another experiment" in result.stderr
+    assert result.exit_code == 2 and "holds a different experiment" in result.stderr
     assert not (figures / "exact").exists()
 
 
