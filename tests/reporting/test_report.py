@@ -474,7 +474,7 @@ def test_bounds_that_are_not_stored_are_skipped(source: Source) -> None:
     notes = not_stored(asked)
     assert len(notes) == 4
     assert notes[0] == (
-        'not drawn: nameless, for there is no bound "c" of curve "open" in the store'
+        'not drawn: nameless, since there is no bound "c" of curve "open" in the store'
     )
     assert len(axes_of(asked).get_lines()) == len(source.results.curves) + 1
 

@@ -225,7 +225,7 @@ def test_bounds_stand_in_the_page(source: Source, tmp_path: Path) -> None:
         "Thin dashed lines in grey are bounds.",
         "Judged on final regret per silo over 3 replicates",
         "Off the picture: Theorem 2 = 250 000 at the last round.",
-        f'Not drawn: Theorem 3, for there is no bound "absent" of curve "{nasty}" in the store.',
+        f'Not drawn: Theorem 3, since there is no bound "absent" of curve "{nasty}" in the store.',
         f"{nasty}: synchronisations 3, at most (Proposition 1) 41.25.",
     ):
         assert words in page.words
