@@ -188,7 +188,7 @@ def test_tables_of_silos_must_fit_together(tmp_path):
     written(folder, "west.csv", "age,weight,y\n1,2,ill\n")
     assert "tables must have the same columns, got 'height' in only one of" in refused(folder)
     with_silo = {"a": written(tmp_path, "s.csv", "silo,y\n1,2\n2,3\n")}
-    assert 'a column "silo" is added with the names of the tables' in refused(with_silo)
+    assert 'a column "silo" with the names of the tables is added' in refused(with_silo)
     (tmp_path / "empty").mkdir()
     assert "must hold a table for each silo" in refused(tmp_path / "empty")
     again = written(tmp_path / "empty", "north.tsv", PLAIN)

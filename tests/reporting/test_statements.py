@@ -328,8 +328,11 @@ def test_curves_of_one_size_are_judged_alike_on_every_axis(y: str) -> None:
         ([3], "tables, got 3"),
         ([{"below": ["A", "B"]}], "says"),
         ([{"says": "", "below": ["A", "B"]}], "says"),
-        ([{"says": "s"}], "one of below, near, power and spread"),
-        ([{"says": "s", "below": ["A", "B"], "near": ["A", "B"]}], "one of below, near, power and spread"),
+        ([{"says": "s"}], "one of below, near, power"),
+        (
+            [{"says": "s", "below": ["A", "B"], "near": ["A", "B"]}],
+            "one of below, near, power and spread",
+        ),
         ([{"says": "s", "near": ["A", "B"]}], "within"),
         ([{"says": "s", "below": ["A", "B"], "within": 0.1}], "within"),
         ([{"says": "s", "near": ["A", "B"], "within": 0}], "within must be > 0"),
