@@ -140,7 +140,7 @@ def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
     assert "  fails       Privacy is free.\n" in table and "why: Noise is noise.\n" in table
     words = f"{difference['first']} - {difference['second']}: -"
     assert words in table
-    last = "statements: 1 hold, 1 fail, 1 unproven, 2 not played"
+    last = "claims: 1 hold, 1 fail, 1 unproven, 2 not played"
     assert result.stdout.endswith(f"\n{last}\n")
     page = (figures / "report.html").read_text()
     assert f"2 experiments; {last}." in page and "Why: Noise is noise." in page

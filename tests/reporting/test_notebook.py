@@ -244,8 +244,8 @@ class TestPlot:
             ({"bounds": "yes"}, "bounds must be true or false, got 'yes'"),
             ({"curves": ["opne"]}, "unknown curve 'opne' in curves; did you mean \"open\"?"),
             ({"curves": "open"}, "curves must be a list of labels, got 'open'"),
-            ({"curves": []}, "curves must hold a label"),
-            ({"bounds": True, "metric": "bits"}, 'metric must be one of regret, got "bits"'),
+            ({"curves": []}, "curves must have at least one label"),
+            ({"bounds": True, "metric": "bits"}, 'need a metric of regret, got metric "bits"'),
         ],
     )
     def test_bad_input_is_one_sentence(self, results, arguments, words):
@@ -254,7 +254,7 @@ class TestPlot:
         assert words in str(error.value)
 
     def test_nothing_played_cannot_be_drawn(self, results):
-        with pytest.raises(InputError, match="must hold a curve"):
+        with pytest.raises(InputError, match="must have a curve"):
             replace(results, curves=()).plot()
 
     def test_without_matplotlib(self, results, monkeypatch):

@@ -265,8 +265,8 @@ def test_overview_has_the_statements_first(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     words = Page(text).words
     assert words.startswith("out: all experiments")
-    assert "2 experiments; statements: 2 hold, 2 fail." in words
-    assert text.index("Statements of all experiments") < text.index('class="experiment"')
+    assert "2 experiments; claims: 2 hold, 2 fail." in words
+    assert text.index("Claims of all experiments") < text.index('class="experiment"')
     for name in ("first", "second & last"):
         assert text.count(f'href="#{anchor(name)}"') == 2  # one in each row of the table
     assert "3 replicates, 60 rounds" in words

@@ -152,7 +152,7 @@ def test_a_paper_s_claim_has_two_verdicts() -> None:
     assert (kept.picture, kept.guarantee, kept.verdict) == ("holds", "holds", "holds")
     lost = of_privacy(below, certificate(exact=(1.5, 1e-5)))
     assert (lost.picture, lost.guarantee, lost.verdict) == ("holds", "fails", "unproven")
-    assert two_verdicts(lost) == "the picture comes back, the guarantee does not hold"
+    assert two_verdicts(lost) == "the plot is reproduced, the guarantee does not hold"
     # The guarantee is that of the certificates, whatever the picture.
     turned = of_privacy({**below, "below": ["A", "B"]}, certificate())
     assert (turned.picture, turned.guarantee) == ("fails", "holds")
