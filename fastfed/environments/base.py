@@ -242,7 +242,7 @@ COMMON = (
 MAX_EXPERTS = 2**24
 
 #: float64 represents all integers up to this one, so sums of losses up to it are exact.
-COUNTED = 2.0**53
+MAX_EXACT = 2.0**53
 
 
 @dataclass(frozen=True)
@@ -368,9 +368,9 @@ def check_exact_sums(silos: int, horizon: int, unit: float) -> None:
 
     Each loss is at most 1 and a whole multiple of ``unit``.
     """
-    if silos * horizon > COUNTED * unit:
+    if silos * horizon > MAX_EXACT * unit:
         raise InputError(
-            f"silos times horizon must be at most {COUNTED * unit:.3g} for these losses, "
+            f"silos times horizon must be at most {MAX_EXACT * unit:.3g} for these losses, "
             f"got {silos * horizon:.3g}"
         )
 

@@ -195,6 +195,7 @@ SHIPPED: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie
 
 
 def _no_data(data: object) -> InputError:
+    """Return the error for a value of ``data`` that is no data set."""
     known = " or ".join(f'"{name}"' for name in SHIPPED)
     hint = nearest(data, list(SHIPPED)) if isinstance(data, str) else ""
     if isinstance(data, np.ndarray):
@@ -211,9 +212,9 @@ def _no_data(data: object) -> InputError:
 # ---- The environment -----------------------------------------------------------------------------
 
 
-def check_left_out(data: object, **given: object) -> None:
+def check_left_out(data: object, **options: object) -> None:
     """Raise InputError if options of tables are given with a data set of ``SHIPPED``."""
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
             raise InputError(f'{name} must be left out with data "{data}", got {show(value)}')
 
@@ -306,6 +307,7 @@ class Classification(PoolEnvironment):
 
     @property
     def _shipped(self) -> bool:
+        """True if the data are a data set that a package contains."""
         return isinstance(self.data, str) and self.data in SHIPPED
 
     @classmethod

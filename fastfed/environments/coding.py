@@ -21,16 +21,16 @@ from fastfed.environments.tables import MISSING, NUMBER, Table
 MAX_CATEGORIES = 50  # distinct texts that a one-hot coded column may have
 
 
-def column_ranges(table: Table, given: Any) -> dict[str, tuple[float, float] | list[str]]:
+def column_ranges(table: Table, declared: Any) -> dict[str, tuple[float, float] | list[str]]:
     """Return the checked ``ranges`` of a spec: an interval or the categories of each column."""
-    if given is None:
+    if declared is None:
         return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(declared, Mapping):
         raise InputError(
-            f"ranges must be a table of columns, such as {{ age = [20, 80] }}, got {show(given)}"
+            f"ranges must be a table of columns, such as {{ age = [20, 80] }}, got {show(declared)}"
         )
     ranges: dict[str, tuple[float, float] | list[str]] = {}
-    for name, value in given.items():
+    for name, value in declared.items():
         table.check_name("ranges", name)
         where = f"ranges.{name}"
         entries = list(value) if isinstance(value, (list, tuple)) else []
@@ -215,7 +215,7 @@ def _features(
     if mostly_numbers:
         notes.append(
             "columns that are numbers but for some cells are coded as texts: "
-            + ", ".join(mostly_numbers)
+            f"{', '.join(mostly_numbers)}"
         )
     if empty:
         notes.append(f"columns without any value are left out: {', '.join(empty)}")

@@ -82,6 +82,7 @@ class HardInstance:
         )
 
     def _radius(self) -> float:
+        """Return the radius of the circles, with its default."""
         return 1.0 / math.sqrt(self.dimension) if self.radius is None else self.radius
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
@@ -117,9 +118,9 @@ def check_signed_rewards(reward: RewardDistribution) -> None:
 #: Number of batches of rounds, from which the standard error of lambda_0 is computed.
 BATCHES = 20
 #: P(gap <= e)/e is computed only for e such that at least this number of rounds have gap <= e.
-LEAST = 100
+MIN_ROUNDS = 100
 #: Number of values of e at which P(gap <= e)/e is computed.
-LEVELS = 60
+GAP_LEVELS = 60
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def diversity(
             f"environment must be an environment such as Sphere(), got {show(environment)}"
         )
     silos = integer("silos", silos, at_least=1, at_most=2**31)
-    rounds = integer("rounds", rounds, at_least=LEAST, at_most=2**31)
+    rounds = integer("rounds", rounds, at_least=MIN_ROUNDS, at_most=2**31)
     replicate = integer("replicate", replicate, at_least=0, at_most=2**32 - 1)
     dimension = environment.facts(silos, rounds).dimension
     instance = environment.open(check_seed(seed), replicate, silos)
@@ -235,7 +236,7 @@ def margin(gaps: np.ndarray) -> tuple[float, float]:
     n = len(ordered)
     if ordered[0] <= 0.0:
         return math.inf, 0.0
-    ranks = np.unique(np.geomspace(LEAST, n, LEVELS).astype(np.int64))
+    ranks = np.unique(np.geomspace(MIN_ROUNDS, n, GAP_LEVELS).astype(np.int64))
     levels = ordered[ranks - 1]
     # side="right" counts all gaps equal to the level, also those of higher rank.
     share = np.searchsorted(ordered, levels, side="right") / n

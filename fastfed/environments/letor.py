@@ -440,6 +440,7 @@ def _flat(rows: np.ndarray, letor: LetorRows, first: int, last: int) -> np.ndarr
 
 
 def _norms(rows: np.ndarray) -> np.ndarray:
+    """Return the Euclidean norm of each row, (n,)."""
     return np.asarray(np.linalg.norm(rows, axis=1))
 
 

@@ -492,6 +492,7 @@ class ObliviousLosses:
 
     @property
     def _declared(self) -> dict[str, int]:
+        """Keys of `describe` that were added later."""
         # Leaving out the default keeps the identity of results of earlier versions.
         return {} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}
 

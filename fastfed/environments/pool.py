@@ -25,11 +25,11 @@ from fastfed.environments.base import EnvironmentSpec, RewardDistribution, check
 #: Largest number of bytes of int16 features for a pool; a larger pool stores none.
 MAX_QUANTISED = 2**30
 #: Least dimension in which principal directions save more time than they cost.
-ALONG = 50
+MIN_DIRECTIONS_DIMENSION = 50
 #: Number of queries from whose rows the principal directions of a pool are computed.
-SAMPLED = 32
+DIRECTION_QUERIES = 32
 #: Largest share of the sum of squared features that the principal directions may leave out.
-LEFT = 0.0025
+MAX_SHARE_LEFT_OUT = 0.0025
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,20 +153,28 @@ class Pool:
     def directions(self) -> environments.Directions | None:
         """Principal directions of the rows, which bounds of scores use, or None.
 
-        They are the eigenvectors of the second moments of SAMPLED queries. None if the dimension is
-        small, or if few eigenvectors do not capture almost all of the second moments.
+        They are eigenvectors of the second moments of DIRECTION_QUERIES queries. None if the
+        dimension is small, or if few eigenvectors do not capture almost all of the second moments.
         """
-        if self.queries < SAMPLED or self.dimension < ALONG or not linalg.has_screen_i16():
+        if (
+            self.queries < DIRECTION_QUERIES
+            or self.dimension < MIN_DIRECTIONS_DIMENSION
+            or not linalg.has_screen_i16()
+        ):
             return None
         moments = np.zeros((self.dimension, self.dimension))
-        for query in np.linspace(0, self.queries - 1, SAMPLED).astype(int).tolist():
+        for query in np.linspace(0, self.queries - 1, DIRECTION_QUERIES).astype(int).tolist():
             rows = self.rows(query).astype(np.float64)
             moments += rows.T @ rows
         if not np.isfinite(moments).all():
             return None
         sizes, directions = np.linalg.eigh(moments)
         share_left = 1.0 - np.cumsum(sizes[::-1]) / max(sizes.sum(), np.finfo(float).tiny)
-        counts = [r for r in range(6, min(61, self.dimension // 2), 6) if share_left[r - 1] <= LEFT]
+        counts = [
+            r
+            for r in range(6, min(61, self.dimension // 2), 6)
+            if share_left[r - 1] <= MAX_SHARE_LEFT_OUT
+        ]
         if not counts:
             return None
         return environments.Directions(directions[:, ::-1][:, : counts[0]].T)

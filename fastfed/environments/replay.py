@@ -383,12 +383,12 @@ class Replay(PoolEnvironment):
         }
 
 
-def declared_range(given: Any) -> tuple[float, float]:
+def declared_range(reward_range: Any) -> tuple[float, float]:
     """Return the checked option ``reward_range``, limits (low, high) with low < high."""
-    if not isinstance(given, (list, tuple)) or len(given) != 2:
-        raise InputError(f"reward_range must be two numbers, [low, high], got {show(given)}")
-    low = number("reward_range", given[0])
-    return low, number("reward_range", given[1], above=low)
+    if not isinstance(reward_range, (list, tuple)) or len(reward_range) != 2:
+        raise InputError(f"reward_range must be two numbers, [low, high], got {show(reward_range)}")
+    low = number("reward_range", reward_range[0])
+    return low, number("reward_range", reward_range[1], above=low)
 
 
 def _read(path: str) -> tuple[np.ndarray, np.ndarray]:

@@ -127,10 +127,10 @@ class Sphere:
 
 # ---- One best action above a gap -----------------------------------------------------------------
 
-#: The expected reward of the best action lies in [BEST, BEST + WIDTH].
-BEST, WIDTH = 0.7, 0.1
+#: The expected reward of the best action lies in [BEST_MEAN, BEST_MEAN + MEAN_WIDTH].
+BEST_MEAN, MEAN_WIDTH = 0.7, 0.1
 #: Least expected reward of any action; it is far above rounding errors of float32.
-LEAST = 1e-6
+MIN_MEAN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Gap:
         check_reward(self.reward)
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
-        number("gap", self.gap, above=0.0, at_most=BEST - WIDTH)
+        number("gap", self.gap, above=0.0, at_most=BEST_MEAN - MEAN_WIDTH)
 
     def natural_silos(self) -> int | None:
         """Return None: any number of silos is allowed."""
@@ -200,11 +200,13 @@ class Gap:
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
-        # Without LEAST, rounding could make an expected reward negative at the largest gap.
-        inferior = max(BEST - WIDTH - self.gap, LEAST)
+        # Without MIN_MEAN, rounding could make an expected reward negative at the largest gap.
+        inferior = max(BEST_MEAN - MEAN_WIDTH - self.gap, MIN_MEAN)
         theta = self.theta(seed, replicate)
         reward = self.reward.c
-        return environments.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
+        return environments.Gap(
+            seed, replicate, theta, self.actions, inferior, BEST_MEAN, MEAN_WIDTH, reward
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify this environment."""

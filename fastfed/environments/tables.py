@@ -241,6 +241,7 @@ def _combine(parts: Mapping[str, Table], path: str) -> Table:
 
 
 def _read_file(path: Path) -> Table:
+    """Read a CSV file."""
     if not os.path.isfile(path):
         raise InputError(f"{path} must be a table ({', '.join(ENDINGS)}), there is no such file")
     text = _text(path)
@@ -291,6 +292,7 @@ def _remedy(separator: str, row: list[str]) -> str:
 
 
 def _check_names(where: str, names: Sequence[str]) -> None:
+    """Raise InputError if two columns have the same name."""
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         raise InputError(f"{where}: column names must differ, got {show(repeated[0])} twice")
@@ -311,6 +313,7 @@ def _refuse_mixed_decimals(table: Table, name: str) -> None:
 
 
 def _decimal_commas(cells: list[str]) -> bool:
+    """Return True if all present cells are numbers with decimal commas, and some have a comma."""
     present = [cell for cell in cells if cell not in MISSING]
     return any("," in c for c in present) and all(_WITH_COMMA.fullmatch(c) for c in present)
 

@@ -24,7 +24,7 @@ from fastfed.reporting.figure import (
     y_axis,
 )
 from fastfed.reporting.panels import (
-    MOST_DRAWN,
+    MAX_DRAWN,
     Panel,
     curve_styles,
     panels,
@@ -281,7 +281,7 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
 # ---- Regret against the bytes sent so far --------------------------------------------------------
 
 
-def sends(source: Source) -> bool:
+def any_sends(source: Source) -> bool:
     """Return True if silos send messages in any curve."""
     return any(curve.bytes_sent > 0 for curve in source.results.curves)
 
@@ -292,7 +292,7 @@ def sent_charts(source: Source) -> list[Chart]:
     Regret and bytes are means over replicates. A line begins at the first synchronisation of its
     curve in any replicate. Curves that send nothing appear only in the legend.
     """
-    if not sends(source):
+    if not any_sends(source):
         return []
     log = "y" in str(source.results.figure.get("log", ""))
     return _share_y([_sent_chart(source, panel, log) for panel in panels(source)])
@@ -327,20 +327,20 @@ def _sent_chart(source: Source, panel: Panel, log: bool) -> Chart:
 # ---- Regret at the last round: a dot for each curve ----------------------------------------------
 
 #: Least and largest number of curves for which there is a plot of dots.
-DOTS = (6, MOST_DRAWN)
+DOT_CURVES = (6, MAX_DRAWN)
 #: Largest number of characters in a line of the name of a row.
-ROW = 30
+ROW_CHARACTERS = 30
 #: The axis is logarithmic if the ratio of the largest to the smallest regret is above this.
-WIDE = 20.0
+LOG_RATIO = 20.0
 
 
 def final_charts(source: Source) -> list[Chart]:
     """Return a chart of regret at the last round with two standard errors, as a list.
 
-    The list is empty if the number of curves is outside ``DOTS``.
+    The list is empty if the number of curves is outside ``DOT_CURVES``.
     """
     curves = source.results.curves
-    if not DOTS[0] <= len(curves) <= DOTS[1]:
+    if not DOT_CURVES[0] <= len(curves) <= DOT_CURVES[1]:
         return []
     finals = [tuple(float(v[-1]) for v in regret(source, curve)) for curve in curves]
     dots = [
@@ -351,7 +351,7 @@ def final_charts(source: Source) -> list[Chart]:
     ]
     means = np.array([mean for mean, _ in finals])
     spreads = np.nan_to_num(np.array([spread for _, spread in finals]))
-    log = bool(means.min() > 0.0 and means.max() / means.min() > WIDE)
+    log = bool(means.min() > 0.0 and means.max() / means.min() > LOG_RATIO)
     low = 1.05 * min(0.0, float(means.min()))
     if log:
         lows = means - spreads
@@ -359,29 +359,29 @@ def final_charts(source: Source) -> list[Chart]:
     label = f"{Y_LABELS[y_axis(source)]}, last round"
     x_axis = Axis(label, low, _padded(low, [means + spreads], log), amount_text, log)
     names = [symbols(curve.label).replace(" = ", "\u00a0=\u00a0") for curve in curves]
-    rows = tuple("\n".join(wrapped([name], ROW)) for name in names)
+    rows = tuple("\n".join(wrapped([name], ROW_CHARACTERS)) for name in names)
     return [Chart("", x_axis, Axis("", len(curves) - 0.4, -0.6, str, rows=rows), dots=tuple(dots))]
 
 
 # ---- Names at the ends of lines ------------------------------------------------------------------
 
 #: Points between the end of a line and its name, and characters in a line of a name.
-BESIDE, NAME = 9.0, 20
+NAME_DISTANCE, NAME_CHARACTERS = 9.0, 20
 #: Height of a line of text, as a multiple of the font size.
-LEADING = 1.15
+LINE_HEIGHT = 1.15
 
 
-def fit(texts: Sequence[str], size: float, height: float) -> bool:
+def texts_fit(texts: Sequence[str], size: float, height: float) -> bool:
     """Return True if texts of font size ``size`` fit above each other into ``height``."""
-    return LEADING * size * sum(text.count("\n") + 1 for text in texts) <= height
+    return LINE_HEIGHT * size * sum(text.count("\n") + 1 for text in texts) <= height
 
 
 def end_text(end: End) -> str:
     """Return the name at the end of a line, wrapped into lines of text."""
-    return "\n".join(wrapped([end.name.replace(" = ", "\u00a0=\u00a0")], NAME))
+    return "\n".join(wrapped([end.name.replace(" = ", "\u00a0=\u00a0")], NAME_CHARACTERS))
 
 
-def apart(heights: Sequence[float], sizes: Sequence[float], top: float) -> list[float]:
+def move_apart(heights: Sequence[float], sizes: Sequence[float], top: float) -> list[float]:
     """Move names vertically so that they do not overlap.
 
     Parameters

@@ -34,10 +34,10 @@ from fastfed.results.results import Results
 
 KINDS = ("below", "near", "power", "spread")
 #: Keys that a kind requires, and that no other kind allows.
-WITH = {"near": ("within",), "power": ("of", "exponent")}
-KEYS = ("says", "tag", *KINDS, *(key for keys in WITH.values() for key in keys), "why")
+REQUIRED_KEYS = {"near": ("within",), "power": ("of", "exponent")}
+KEYS = ("says", "tag", *KINDS, *(key for keys in REQUIRED_KEYS.values() for key in keys), "why")
 #: The margin of a verdict in standard errors, for many replicates.
-BEYOND = 2.0
+STANDARD_ERRORS = 2.0
 
 #: Tags, which say where a claim comes from. PAPER: a printed figure of a paper, simulated as
 #: printed. VARIANT: a theorem of a paper, or a figure simulated in a different way. OURS: no paper.
@@ -194,7 +194,7 @@ def check_claims(value: Any, labels: Sequence[str] | None = None) -> None:
 
 def _check_required_keys(says: str, kind: str, table: dict[str, Any]) -> None:
     """Raise InputError unless a claim has the keys of its kind, and no keys of other kinds."""
-    for owner, keys in WITH.items():
+    for owner, keys in REQUIRED_KEYS.items():
         present = [key for key in keys if key in table]
         if (kind == owner and len(present) < len(keys)) or (kind != owner and present):
             raise InputError(
@@ -301,7 +301,7 @@ def beyond(replicates: int) -> float:
         return math.nan
     from scipy.special import ndtr, stdtrit
 
-    return float(stdtrit(replicates - 1, ndtr(BEYOND)))
+    return float(stdtrit(replicates - 1, ndtr(STANDARD_ERRORS)))
 
 
 def per_silo(results: Results) -> bool:
@@ -355,7 +355,7 @@ def _judge_one(table: dict[str, Any], results: Results) -> Claim:
 
 
 #: Below this number of replicates, their number is given as the reason why a claim is undecided.
-FEW = 10
+FEW_REPLICATES = 10
 
 
 def _too_few_replicates(differences: Sequence[Difference]) -> str:
@@ -363,7 +363,7 @@ def _too_few_replicates(differences: Sequence[Difference]) -> str:
     if any(math.isnan(d.stderr) for d in differences):
         return "every curve needs at least two replicates"
     least = min(d.replicates for d in differences)
-    if least >= FEW:
+    if least >= FEW_REPLICATES:
         return ""
     return (
         f"with {least} replicates only differences beyond {beyond(least):.2g} standard errors count"

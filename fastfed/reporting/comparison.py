@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.reporting.claims import BEYOND
+from fastfed.reporting.claims import STANDARD_ERRORS
 from fastfed.reporting.figure import Source, experiment_folders, read_source
 from fastfed.results.results import CurveResult
 
@@ -56,7 +56,7 @@ class CurvePair:
         """
         if math.isnan(self.stderr):
             return UNKNOWN
-        if abs(self.mean) <= BEYOND * self.stderr:
+        if abs(self.mean) <= STANDARD_ERRORS * self.stderr:
             return NONE
         return LOWER if self.mean < 0.0 else HIGHER
 

@@ -88,6 +88,7 @@ def check_figure(
 
 
 def _check_size(key: str, value: Any) -> None:
+    """Raise InputError unless ``value`` is a valid table of sizes."""
     if not isinstance(value, dict):
         raise InputError(f"figure.{key} must be a table, got {show(value)}")
     for name in value:
@@ -105,7 +106,7 @@ LINE_KEYS = ("label", "curve", "bound")
 #: Prefix of the names of bounds on the number of synchronisations.
 SYNCHRONISATIONS = "synchronisations"
 #: Bounds are drawn up to this multiple of the largest value of any curve with its band.
-ROOM = 3.0
+BOUND_HEIGHT = 3.0
 
 COLOUR = "#777777"
 #: Dashes that distinguish several bounds in one plot.
@@ -175,7 +176,7 @@ def bound_curves(source: Source) -> list[BoundCurve]:
     return lines
 
 
-def not_stored(source: Source) -> list[str]:
+def missing_bounds(source: Source) -> list[str]:
     """Return a sentence for each bound that the figure asks for and the store does not have."""
     return [
         f'not drawn: {table["label"]}, since there is no bound "{table["bound"]}" of curve '
@@ -199,7 +200,7 @@ def ceiling(source: Source) -> float:
     for curve in source.results.curves:
         mean, spread = regret(source, curve)
         tallest = max(tallest, float((mean + np.nan_to_num(spread)).max()))
-    return ROOM * tallest
+    return BOUND_HEIGHT * tallest
 
 
 def visible_bounds(source: Source, top: float | None = None) -> list[BoundCurve]:
@@ -208,11 +209,11 @@ def visible_bounds(source: Source, top: float | None = None) -> list[BoundCurve]
     return [line for line in bound_curves(source) if (line.values <= top).any()]
 
 
-def off_picture(source: Source) -> list[str]:
+def bounds_above_plot(source: Source) -> list[str]:
     """Return a sentence with the last value of each bound that is above the plot at the end."""
     top = ceiling(source)
     return [
-        f"off the picture: {line.label} = {amount(line.values[-1])} at the last round"
+        f"above the plot: {line.label} = {amount(line.values[-1])} at the last round"
         for line in bound_curves(source)
         if not line.values[-1] <= top
     ]

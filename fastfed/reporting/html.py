@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastfed.reporting.figure import COLOUR as BOUND
-from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, OTHERS
+from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, RANGE_COLOUR
 
 # ---- The style sheet of reports: system fonts, light and dark, narrow screens, print -------------
 
@@ -315,7 +315,7 @@ KEY = (28, 8, 2.5)
 VARIABLES = {
     NOT_PRIVATE: "var(--text)",
     BOUND: "var(--bound)",
-    OTHERS: "var(--range)",
+    RANGE_COLOUR: "var(--range)",
     **{colour: f"var(--c{i + 1})" for i, colour in enumerate(COLOURS)},
 }
 

@@ -28,7 +28,7 @@ FILE = ".pictures"
 TIMES = ("agent_rounds_per_second", "made")
 
 
-class _Kept(msgspec.Struct):
+class _Record(msgspec.Struct):
     """Content of the file ``.pictures``."""
 
     made_from: str  # digest of everything that plots depend on
@@ -73,11 +73,11 @@ def pictures(
     other_digests = {name: d for name, d in stored.digests.items() if _kind(name) not in to_draw}
     new_digests = {name: hashlib.sha256(data).hexdigest() for name, data in drawn.items()}
     digests = dict(sorted({**other_digests, **new_digests}.items()))
-    kept = _Kept(made_from, sorted({*stored.kinds, *to_draw}), digests)
+    record = _Record(made_from, sorted({*stored.kinds, *to_draw}), digests)
     # If the folder cannot be written, writing the report raises the error.
     with suppress(InputError, OSError):
         replace_file(
-            folder / FILE, msgspec.msgpack.encode(kept), private=bool(source.about_records)
+            folder / FILE, msgspec.msgpack.encode(record), private=bool(source.about_records)
         )
     return {**reused, **drawn}
 
@@ -145,16 +145,16 @@ def _kind(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _read(path: Path, made_from: str) -> _Kept:
+def _read(path: Path, made_from: str) -> _Record:
     """Read the file ``.pictures``.
 
     Return an empty record if it is missing or damaged, or if ``made_from`` has changed.
     """
     try:
-        stored = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
+        stored = msgspec.msgpack.decode(path.read_bytes(), type=_Record)
     except (OSError, ValueError, RecursionError):
-        return _Kept(made_from, [], {})
-    return stored if stored.made_from == made_from else _Kept(made_from, [], {})
+        return _Record(made_from, [], {})
+    return stored if stored.made_from == made_from else _Record(made_from, [], {})
 
 
 def _data(path: Path, digest: str) -> bytes | None:

@@ -1,8 +1,8 @@
 """Divide the curves of a figure into panels, and choose their colours, dashes and names.
 
 ``facet``, ``colour`` and ``dash`` of a [figure] name keys of curves whose values determine panel,
-colour and dashes. Without them, up to ``MOST`` curves are one panel. More curves are divided by the
-key that gives the fewest panels.
+colour and dashes. Without them, up to ``MAX_CURVES`` curves are one panel. More curves are divided
+by the key that gives the fewest panels.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NOT_PRIVATE_DASHES = (
 )
 
 #: Largest numbers of curves in a panel and of panels. Of more curves only the best are drawn.
-MOST, MOST_PANELS = 8, 8
-MOST_DRAWN = MOST * MOST_PANELS
-BEST = 7
+MAX_CURVES, MAX_PANELS = 8, 8
+MAX_DRAWN = MAX_CURVES * MAX_PANELS
+N_BEST = 7
 
 #: Symbols of keys in plots.
 SYMBOLS = {
@@ -45,9 +45,9 @@ SYMBOLS = {
     "experts": "N",
 }
 #: Keys that every curve has, in addition to the keys of its table in the spec.
-OF_ALL = ("label", "algorithm", "protocol", "silos", "dimension")
+COMMON_KEYS = ("label", "algorithm", "protocol", "silos", "dimension")
 #: Key for the names of the keys that a sweep has added to a label, separated by commas.
-SWEPT = " swept"
+SWEPT_KEYS = " swept"
 _PAIR = re.compile(r"(.+), ([A-Za-z_][A-Za-z_0-9]*) = ([^,=]+)")
 
 
@@ -79,12 +79,12 @@ def keys_of(source: Source) -> list[dict[str, str]]:
     for curve in source.results.curves:
         base, pairs = split_label(curve.label)
         stored = {k: str(v) for k, v in tables.get(curve.label, {}).items() if v is not None}
-        common = {key: str(getattr(curve, key)) for key in OF_ALL}
-        keys.append({**stored, **common, **pairs, "label": base, SWEPT: ", ".join(pairs)})
+        common = {key: str(getattr(curve, key)) for key in COMMON_KEYS}
+        keys.append({**stored, **common, **pairs, "label": base, SWEPT_KEYS: ", ".join(pairs)})
     return keys
 
 
-def asked(source: Source, name: str) -> tuple[str, ...]:
+def figure_keys(source: Source, name: str) -> tuple[str, ...]:
     """Return the keys of curves that ``figure.colour``, ``figure.dash`` or ``figure.facet`` lists.
 
     ``name`` is "colour", "dash" or "facet".
@@ -98,7 +98,7 @@ def check_grammar(figure: dict[str, Any], curves: Iterable[dict[str, Any]]) -> N
 
     ``curves`` are the tables of the curves in the spec.
     """
-    known = {*OF_ALL}
+    known = {*COMMON_KEYS}
     for table in curves:
         known |= {*table, *split_label(str(table.get("label", "")))[1]}
     for name in ("colour", "dash", "facet"):
@@ -115,15 +115,17 @@ def check_grammar(figure: dict[str, Any], curves: Iterable[dict[str, Any]]) -> N
 
 
 def panels(source: Source) -> list[Panel]:
-    """Return the panels of a figure; without ``facet`` each has at most ``MOST`` curves."""
+    """Return the panels of a figure; without ``facet`` each has at most ``MAX_CURVES`` curves."""
     curves = source.results.curves
     keys = keys_of(source)
     facet = _facet(source, keys)
-    if len(curves) > MOST_DRAWN and not asked(source, "facet"):
+    if len(curves) > MAX_DRAWN and not figure_keys(source, "facet"):
         return [_overview(source)]
     styles = _styles(source, keys, facet)
     if facet is None:
-        chunks = [range(i, min(i + MOST, len(curves))) for i in range(0, len(curves), MOST)]
+        chunks = [
+            range(i, min(i + MAX_CURVES, len(curves))) for i in range(0, len(curves), MAX_CURVES)
+        ]
         titles = [f"curves {c[0] + 1} to {c[-1] + 1}" if len(chunks) > 1 else "" for c in chunks]
         groups: list[tuple[str, Sequence[int]]] = list(zip(titles, chunks, strict=True))
     else:
@@ -143,16 +145,16 @@ def panels(source: Source) -> list[Panel]:
 def curve_styles(source: Source) -> list[dict[str, Any]]:
     """Return colour and dashes of every curve, as they are in its panel."""
     keys = keys_of(source)
-    if len(keys) > MOST_DRAWN and not asked(source, "facet"):
+    if len(keys) > MAX_DRAWN and not figure_keys(source, "facet"):
         (panel,) = panels(source)
         styles = dict(zip((c.label for c in panel.curves), panel.styles, strict=True))
-        grey = {"color": OTHERS, "linestyle": "-"}
+        grey = {"color": RANGE_COLOUR, "linestyle": "-"}
         return [styles.get(c.label, grey) for c in source.results.curves]
     return _styles(source, keys, _facet(source, keys))
 
 
 #: Colour of the range of curves that are not drawn as lines.
-OTHERS = "#999999"
+RANGE_COLOUR = "#999999"
 
 
 def _overview(source: Source) -> Panel:
@@ -165,19 +167,19 @@ def _overview(source: Source) -> Panel:
 
 
 def least_regret(curves: Sequence[CurveResult]) -> tuple[CurveResult, ...]:
-    """Return the ``BEST`` curves of least final regret, in the order of ``curves``."""
-    best = sorted(range(len(curves)), key=lambda i: (float(curves[i].mean[-1]), i))[:BEST]
+    """Return the ``N_BEST`` curves of least final regret, in the order of ``curves``."""
+    best = sorted(range(len(curves)), key=lambda i: (float(curves[i].mean[-1]), i))[:N_BEST]
     return tuple(curves[i] for i in sorted(best))
 
 
 def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | None:
     """Return the keys that divide the curves into panels.
 
-    None means one panel, or panels of ``MOST`` consecutive curves if there are more curves.
+    None means one panel, or panels of ``MAX_CURVES`` consecutive curves if there are more curves.
     """
-    if chosen := asked(source, "facet"):
+    if chosen := figure_keys(source, "facet"):
         return chosen
-    if len(keys) <= MOST:
+    if len(keys) <= MAX_CURVES:
         return None
     candidates: dict[str, None] = {}
     for curve in source.results.curves:
@@ -185,7 +187,7 @@ def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | 
     fitting = []
     for key in (*candidates, "label"):
         groups = _groups(keys, (key,))
-        if 1 < len(groups) <= MOST_PANELS and max(len(m) for _, m in groups) <= MOST:
+        if 1 < len(groups) <= MAX_PANELS and max(len(m) for _, m in groups) <= MAX_CURVES:
             fitting.append((len(groups), key))
     return (min(fitting, key=lambda each: each[0])[1],) if fitting else None
 
@@ -201,16 +203,16 @@ def _groups(
     by_values: dict[tuple[str, ...], list[int]] = {}
     without_keys = []
     # If a sweep varies a key, only the curves of sweeps over this key count as having it.
-    by_sweep = {k for k in facet if any(k in table[SWEPT].split(", ") for table in keys)}
+    by_sweep = {k for k in facet if any(k in table[SWEPT_KEYS].split(", ") for table in keys)}
     for i, table in enumerate(keys):
-        swept = table[SWEPT].split(", ")
+        swept = table[SWEPT_KEYS].split(", ")
         has_keys = all(k in table and (k not in by_sweep or k in swept) for k in facet)
-        if has_keys and (facet != ("label",) or table[SWEPT]):
+        if has_keys and (facet != ("label",) or table[SWEPT_KEYS]):
             by_values.setdefault(tuple(table[k] for k in facet), []).append(i)
         else:
             without_keys.append(i)
     largest = max((len(members) for members in by_values.values()), default=0)
-    everywhere = without_keys if by_values and largest + len(without_keys) <= MOST else []
+    everywhere = without_keys if by_values and largest + len(without_keys) <= MAX_CURVES else []
     groups: list[tuple[str, Sequence[int]]] = [
         (
             ", ".join(_key_text(k, v) for k, v in zip(facet, values, strict=True)),
@@ -231,7 +233,7 @@ def _styles(
     Curves that differ only in the keys of the facet, and so are in different panels, look the same.
     """
     curves = source.results.curves
-    colour, dash = asked(source, "colour"), asked(source, "dash")
+    colour, dash = figure_keys(source, "colour"), figure_keys(source, "dash")
     if not colour and not dash and facet is None:
         return line_styles(curves)
     hidden = facet or ()
@@ -308,6 +310,7 @@ def _key_text(key: str, value: str) -> str:
 
 
 def _is_number(text: str) -> bool:
+    """Return True if a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:

@@ -23,14 +23,14 @@ from fastfed.reporting.charts import (
 from fastfed.reporting.figure import (
     SYNCHRONISATIONS,
     Source,
+    bounds_above_plot,
     ceiling,
     in_memory,
-    off_picture,
     regret,
     spaced,
     y_axis,
 )
-from fastfed.reporting.panels import BEST, COLOURS, NOT_PRIVATE, least_regret, line_styles
+from fastfed.reporting.panels import COLOURS, N_BEST, NOT_PRIVATE, least_regret, line_styles
 from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult, Results, standard_error
 
@@ -47,7 +47,7 @@ LEGEND_SENT = "curve: sent in one replicate, on average"
 
 def draw(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
     """Draw regret against rounds; return the content of the plot file of each kind."""
-    notes = [*small_print(source), *off_picture(source)]
+    notes = [*small_print(source), *bounds_above_plot(source)]
     return plotting.render(source, regret_charts(source), notes, LEGEND, kinds)
 
 
@@ -93,7 +93,7 @@ def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
     """
     curves, selection = source.results.curves, ""
     if len(curves) > len(MARKS):
-        selection = f", the {BEST} curves of least regret among {spaced(len(curves))}"
+        selection = f", the {N_BEST} curves of least regret among {spaced(len(curves))}"
         curves = least_regret(curves)
     if not curves:
         return ""
@@ -151,7 +151,7 @@ COUNTS: dict[str, tuple[str, Callable[[CurveResult], np.ndarray]]] = {
 METRICS = (*REGRETS, *COUNTS)
 LOGS = ("", "x", "y", "xy")
 #: Characters in a line of a legend inside the axes.
-INSIDE = 48
+INSIDE_CHARACTERS = 48
 
 
 def plot(
@@ -259,7 +259,7 @@ def _draw(
     else:
         entries = _draw_regret(axes, source, styles)
         invisible = Line2D([], [], linestyle="none")
-        entries += [(invisible, note) for note in off_picture(source)]
+        entries += [(invisible, note) for note in bounds_above_plot(source)]
     if axes.get_xscale() == "linear":
         axes.set_xlim(0, reach)
     for axis in (axes.xaxis, axes.yaxis):
@@ -329,7 +329,7 @@ def _legend(axes: Axes, entries: list[tuple[Artist, str]]) -> int:
     below = isinstance(axes.figure.get_layout_engine(), ConstrainedLayoutEngine)
     existing = axes.get_legend_handles_labels()
     for artist, text in entries:
-        wrapped = plotting.fitted([text], plotting.ALONE.entry if below else INSIDE)
+        wrapped = plotting.fitted([text], plotting.ALONE.entry if below else INSIDE_CHARACTERS)
         # matplotlib gives no entry to labels that begin with "_".
         artist.set_label(f" {wrapped}" if wrapped.startswith("_") else wrapped)
     texts = [*existing[1], *(str(artist.get_label()) for artist, _ in entries)]

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.reporting.charts import BESIDE, LEADING, Chart, Dot, Line, apart, end_text, fit
+from fastfed.reporting.charts import (
+    LINE_HEIGHT,
+    NAME_DISTANCE,
+    Chart,
+    Dot,
+    Line,
+    end_text,
+    move_apart,
+    texts_fit,
+)
 from fastfed.reporting.figure import Source
-from fastfed.reporting.panels import OTHERS
+from fastfed.reporting.panels import RANGE_COLOUR
 from fastfed.reporting.text import wrapped
 
 if TYPE_CHECKING:
@@ -217,7 +226,7 @@ def _names_fit(chart: Chart, form: Format) -> bool:
     """Return True if the names at the ends of lines fit into the height of the plot."""
     # The x axis takes some of the height.
     size = 0.833 * form.style.get("font.size", STYLE["font.size"])
-    return fit([end_text(end) for end in chart.ends], size, 72.0 * form.height - 5.0 * size)
+    return texts_fit([end_text(end) for end in chart.ends], size, 72.0 * form.height - 5.0 * size)
 
 
 def fitted(texts: Iterable[str], width: int) -> str:
@@ -239,8 +248,8 @@ def draw_chart(axes: Axes, chart: Chart) -> list[Entry]:
 
     axes.set(xscale="log" if chart.x.log else "linear", yscale="log" if chart.y.log else "linear")
     areas = [
-        (axes.fill_between(area.x, area.low, area.high, color=OTHERS, alpha=0.25, linewidth=0),
-         area.text)
+        (axes.fill_between(area.x, area.low, area.high,
+                           color=RANGE_COLOUR, alpha=0.25, linewidth=0), area.text)
         for area in chart.areas
     ]  # fmt: skip
     entries: list[Entry] = [(draw_line(axes, line), line.text) for line in chart.lines]
@@ -336,7 +345,7 @@ def _write_ends(axes: Axes, chart: Chart) -> list[tuple[Any, float]]:
         note = axes.annotate(
             _escaped(end_text(end)),
             xy=(end.x, y),
-            xytext=(BESIDE, 0.0),
+            xytext=(NAME_DISTANCE, 0.0),
             textcoords="offset points",
             va="center",
             fontsize="small",
@@ -358,12 +367,12 @@ def _spread_ends(axes: Axes, notes: Sequence[tuple[Any, float]]) -> None:
     per_point = axes.figure.dpi / 72.0
     heights = [float(axes.transData.transform((note.xy[0], y))[1]) for note, y in notes]
     sizes = [
-        note.get_fontsize() * (note.get_text().count("\n") + 1) * LEADING * per_point
+        note.get_fontsize() * (note.get_text().count("\n") + 1) * LINE_HEIGHT * per_point
         for note, _ in notes
     ]
-    moved = apart(heights, sizes, axes.get_window_extent().y1)
+    moved = move_apart(heights, sizes, axes.get_window_extent().y1)
     for (note, _), old, new in zip(notes, heights, moved, strict=True):
-        note.set_position((BESIDE, (new - old) / per_point))
+        note.set_position((NAME_DISTANCE, (new - old) / per_point))
 
 
 # ---- Files ---------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, judge, per_sil
 from fastfed.reporting.figure import (
     Source,
     amount,
-    not_stored,
-    off_picture,
+    bounds_above_plot,
+    missing_bounds,
     spaced,
     synchronisation_bounds,
     visible_bounds,
@@ -97,20 +97,20 @@ def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], le
             )
         )
     groups = _by_certificate(curves)
-    for members in groups[:MOST_CERTIFICATES]:
+    for members in groups[:MAX_CERTIFICATES]:
         certificate = curves[members[0]].certificate
         full = full_certificate(certificate, level)
-        shown = [join(names[i], " ") for i in members[:MOST_NAMES]]
-        more = f"and {len(members) - MOST_NAMES} more " if len(members) > MOST_NAMES else ""
+        shown = [join(names[i], " ") for i in members[:MAX_NAMES]]
+        more = f"and {len(members) - MAX_NAMES} more " if len(members) > MAX_NAMES else ""
         parts.append(details(join(shown, more, _hint(certificate)), *full))
-    if (left_out := len(groups) - MOST_CERTIFICATES) > 0:
+    if (left_out := len(groups) - MAX_CERTIFICATES) > 0:
         text = f"{spaced(left_out)} more certificates are in certificates.txt."
         parts.append(element("p", text, class_="quiet"))
     return join(parts)
 
 
 #: Largest number of certificates in full, and of curves that are named for a shared certificate.
-MOST_CERTIFICATES, MOST_NAMES = 40, 6
+MAX_CERTIFICATES, MAX_NAMES = 40, 6
 
 
 def _by_certificate(curves: Sequence[CurveResult]) -> list[list[int]]:
@@ -130,11 +130,11 @@ def _condition_row(text: str, curves: Sequence[CurveResult]) -> list[str | Html]
                 sides[bool(condition["holds"])].append(curve.label)
     cells: list[str | Html] = [text]
     for holds, labels in sides.items():
-        names = "; ".join(labels[:MOST_NAMES])
+        names = "; ".join(labels[:MAX_NAMES])
         if len(labels) == len(curves):
             names = "all that have conditions"
-        elif len(labels) > MOST_NAMES:
-            names += f"; and {len(labels) - MOST_NAMES} more"
+        elif len(labels) > MAX_NAMES:
+            names += f"; and {len(labels) - MAX_NAMES} more"
         cells.append(
             element("span", names, class_="holding" if holds else "failing") if names else "–"
         )
@@ -304,7 +304,7 @@ def _plots(source: Source) -> Html:
     if any(panel.others for panel in shown):
         count = spaced(len(source.results.curves))
         caption += f" Of {count} curves those of least regret, and in grey the range of all."
-    notes = [*off_picture(source), *not_stored(source)]
+    notes = [*bounds_above_plot(source), *missing_bounds(source)]
     caption += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
     sent = sent_charts(source)
     blocks = [

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from fastfed.reporting.charts import (
-    BESIDE,
-    LEADING,
+    LINE_HEIGHT,
+    NAME_DISTANCE,
     Area,
     Axis,
     Chart,
     Dot,
     Line,
-    apart,
     end_text,
-    fit,
+    move_apart,
+    texts_fit,
 )
 from fastfed.reporting.html import VARIABLES, Html, element, join, stroke
 from fastfed.reporting.text import wrapped
@@ -32,32 +32,32 @@ from fastfed.reporting.text import wrapped
 #: Size of a chart with its texts. The height of a chart with rows depends on their number.
 WIDTH, HEIGHT = 346.0, 223.0
 #: Font sizes of axes and ticks, and of names at the ends of lines.
-TYPE, NAMES = 10.0, 8.3
+FONT_SIZE, NAME_SIZE = 10.0, 8.3
 #: Characters in a line of the title of a panel.
 TITLE = 44
 #: Largest fractions of the width for texts left of the axes, and for names beside lines.
-MOST_LEFT, MOST_NAMES = 0.6, 0.5
+MAX_LEFT, MAX_NAMES = 0.6, 0.5
 #: Largest numbers of ticks of an x axis, a y axis and a logarithmic x axis.
-MOST_X, MOST_Y, MOST_LOG = 6, 7, 8
+MAX_TICKS_X, MAX_TICKS_Y, MAX_TICKS_LOG = 6, 7, 8
 #: Coordinates are clipped to this range, so that numbers in the file stay short.
-FAR = 1e5
+MAX_COORDINATE = 1e5
 #: Radius of a dot.
-DOT = 2.6
+DOT_RADIUS = 2.6
 
 
 def chart_svg(chart: Chart, label: str) -> Html:
     """Draw a chart as an SVG element; ``label`` is its name for screen readers."""
     height = _height(chart)
     title = wrapped([chart.title], TITLE)
-    y_ticks = ticks(chart.y, MOST_Y)
-    left = 8.0 + max((_width(text, TYPE) for _, text in y_ticks), default=0.0)
-    left = min(left + (1.6 * TYPE if chart.y.label else 0.0), MOST_LEFT * WIDTH)
-    top = 8.0 + 1.3 * TYPE * len(title)
-    bottom = height - 3.2 * TYPE
+    y_ticks = ticks(chart.y, MAX_TICKS_Y)
+    left = 8.0 + max((_width(text, FONT_SIZE) for _, text in y_ticks), default=0.0)
+    left = min(left + (1.6 * FONT_SIZE if chart.y.label else 0.0), MAX_LEFT * WIDTH)
+    top = 8.0 + 1.3 * FONT_SIZE * len(title)
+    bottom = height - 3.2 * FONT_SIZE
     names = [end_text(end) for end in chart.ends] if names_fit(chart) else []
-    beside = max((_width(name, NAMES) for name in names), default=0.0) + BESIDE + 4.0
+    beside = max((_width(name, NAME_SIZE) for name in names), default=0.0) + NAME_DISTANCE + 4.0
     # Half of the text of the last tick may extend beyond the axis.
-    last = _width(ticks(chart.x, MOST_X)[-1][1], TYPE) / 2.0
+    last = _width(ticks(chart.x, MAX_TICKS_X)[-1][1], FONT_SIZE) / 2.0
     right = WIDTH - max(beside if names else 0.0, last + 2.0, 14.0)
     x, y = _Scale(chart.x, left, right), _Scale(chart.y, bottom, top)
     inside = element(
@@ -72,7 +72,8 @@ def chart_svg(chart: Chart, label: str) -> Html:
     return element(
         "svg",
         _axes(chart, x, y, y_ticks),
-        [_text(line, left, 4.0 + TYPE * (0.6 + 1.2 * i), "start") for i, line in enumerate(title)],
+        [_text(line, left, 4.0 + FONT_SIZE * (0.6 + 1.2 * i), "start")
+         for i, line in enumerate(title)],
         inside,
         [_dot_at(x(line.x)[i], y.inside(line.y)[i], line.style["color"])
          for line in chart.lines for i in _dots(line)],
@@ -81,15 +82,15 @@ def chart_svg(chart: Chart, label: str) -> Html:
         role="img",
         aria_label=label,
         viewBox=f"0 0 {_n(WIDTH)} {_n(height)}",
-        font_size=_n(TYPE),
+        font_size=_n(FONT_SIZE),
     )  # fmt: skip
 
 
 def names_fit(chart: Chart) -> bool:
     """Return True if the names of lines fit beside their ends; else the chart needs a legend."""
     names = [end_text(end) for end in chart.ends]
-    room = max((_width(name, NAMES) for name in names), default=math.inf) <= MOST_NAMES * WIDTH
-    return room and fit(names, NAMES, _height(chart) - 5.0 * TYPE)
+    room = max((_width(name, NAME_SIZE) for name in names), default=math.inf) <= MAX_NAMES * WIDTH
+    return room and texts_fit(names, NAME_SIZE, _height(chart) - 5.0 * FONT_SIZE)
 
 
 def _height(chart: Chart) -> float:
@@ -97,7 +98,9 @@ def _height(chart: Chart) -> float:
     if not chart.y.rows:
         return HEIGHT
     most_lines = max(name.count("\n") + 1 for name in chart.y.rows)
-    return 4.0 * TYPE + (0.6 * TYPE + LEADING * TYPE * most_lines) * len(chart.y.rows)
+    return 4.0 * FONT_SIZE + (0.6 * FONT_SIZE + LINE_HEIGHT * FONT_SIZE * most_lines) * len(
+        chart.y.rows
+    )
 
 
 # ---- Coordinates ---------------------------------------------------------------------------------
@@ -111,12 +114,14 @@ class _Scale:
         self.first, self.last = (math.log10(v) if axis.log else v for v in (axis.low, axis.high))
 
     def __call__(self, values: Any) -> np.ndarray:
-        """Return the coordinates of values, clipped to [-FAR, FAR]; NaN stays NaN."""
+        """Return the coordinates of values, clipped to +-MAX_COORDINATE; NaN stays NaN."""
         values = np.asarray(values, np.float64)
         if self.axis.log:
             values = np.log10(np.maximum(values, np.finfo(np.float64).tiny))
         fraction = (values - self.first) / (self.last - self.first)
-        return np.asarray(np.clip(self.low + fraction * (self.high - self.low), -FAR, FAR))
+        return np.asarray(
+            np.clip(self.low + fraction * (self.high - self.low), -MAX_COORDINATE, MAX_COORDINATE)
+        )
 
     def inside(self, values: Any) -> np.ndarray:
         """Return the coordinates of values, clipped to the axis."""
@@ -202,10 +207,11 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 def _fitting_ticks(axis: Axis, scale: _Scale) -> list[tuple[float, str]]:
     """Return ticks of an x axis, as many as possible without overlapping texts."""
     chosen: list[tuple[float, str]] = []
-    for most in range(MOST_LOG if axis.log else MOST_X, 1, -1):
+    for most in range(MAX_TICKS_LOG if axis.log else MAX_TICKS_X, 1, -1):
         chosen = ticks(axis, most)
         extents = [
-            (float(scale(value)), _width(text, TYPE) / 2.0 + 0.3 * TYPE) for value, text in chosen
+            (float(scale(value)), _width(text, FONT_SIZE) / 2.0 + 0.3 * FONT_SIZE)
+            for value, text in chosen
         ]
         if all(a + half_a <= b - half_b for (a, half_a), (b, half_b) in pairwise(extents)):
             return chosen
@@ -215,18 +221,20 @@ def _fitting_ticks(axis: Axis, scale: _Scale) -> list[tuple[float, str]]:
 # ---- Elements ------------------------------------------------------------------------------------
 
 
-def _text(lines: str, x: float, y: float, anchor: str, size: float = TYPE, **more: str) -> Html:
+def _text(
+    lines: str, x: float, y: float, anchor: str, size: float = FONT_SIZE, **more: str
+) -> Html:
     """Return a text element whose lines are centred around the height ``y``."""
     split = lines.split("\n")
-    first = y + 0.35 * size - LEADING * size * (len(split) - 1) / 2.0
+    first = y + 0.35 * size - LINE_HEIGHT * size * (len(split) - 1) / 2.0
     if len(split) == 1:
         content: list[Html] = [join(lines)]
     else:
         content = [
-            element("tspan", line, x=_n(x), y=_n(first + LEADING * size * i))
+            element("tspan", line, x=_n(x), y=_n(first + LINE_HEIGHT * size * i))
             for i, line in enumerate(split)
         ]
-    style = None if size == TYPE else f"font-size: {_n(size)}px"
+    style = None if size == FONT_SIZE else f"font-size: {_n(size)}px"
     return element("text", content, x=_n(x), y=_n(first), text_anchor=anchor, style=style, **more)
 
 
@@ -238,7 +246,7 @@ def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str
         at = float(x(value))
         grid.append(f"M{_n(at)},{_n(bottom)}V{_n(top)}")
         marks.append(f"M{_n(at)},{_n(bottom)}v3.5")
-        texts.append(_text(text, at, bottom + 1.05 * TYPE, "middle"))
+        texts.append(_text(text, at, bottom + 1.05 * FONT_SIZE, "middle"))
     for value, text in y_ticks:
         at = float(y(value))
         if not chart.y.rows:
@@ -246,11 +254,11 @@ def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str
         marks.append(f"M{_n(left)},{_n(at)}h-3.5")
         texts.append(_text(text, left - 6.0, at, "end"))
     frame = f"M{_n(left)},{_n(top)}V{_n(bottom)}H{_n(right)}"
-    half = _width(chart.x.label, TYPE) / 2.0
+    half = _width(chart.x.label, FONT_SIZE) / 2.0
     middle = max(min((left + right) / 2.0, WIDTH - 2.0 - half), half + 2.0)
-    texts.append(_text(chart.x.label, middle, bottom + 2.4 * TYPE, "middle"))
+    texts.append(_text(chart.x.label, middle, bottom + 2.4 * FONT_SIZE, "middle"))
     if chart.y.label:
-        at, middle = 0.9 * TYPE, (bottom + top) / 2.0
+        at, middle = 0.9 * FONT_SIZE, (bottom + top) / 2.0
         rotation = f"rotate(-90 {_n(at)} {_n(middle)})"
         texts.append(_text(chart.y.label, at, middle, "middle", transform=rotation))
     return join(
@@ -321,7 +329,11 @@ def _dots(line: Line) -> list[int]:
 def _dot_at(x: float, y: float, colour: str) -> Html:
     """Return a filled circle at these coordinates."""
     return element(
-        "circle", cx=_n(float(x)), cy=_n(float(y)), r=_n(DOT), style=f"fill: {VARIABLES[colour]}"
+        "circle",
+        cx=_n(float(x)),
+        cy=_n(float(y)),
+        r=_n(DOT_RADIUS),
+        style=f"fill: {VARIABLES[colour]}",
     )
 
 
@@ -334,7 +346,7 @@ def _final(dot: Dot, x: _Scale, y: _Scale) -> Html:
         low, high = x.inside([dot.x - dot.spread, dot.x + dot.spread]).tolist()
         parts.append(element("path", d=f"M{_n(low)},{_n(row)}H{_n(high)}"))
     if dot.filled:
-        parts.append(element("circle", cx=_n(at), cy=_n(row), r=_n(DOT)))
+        parts.append(element("circle", cx=_n(at), cy=_n(row), r=_n(DOT_RADIUS)))
     else:
         parts.append(element("path", d=f"M{_n(at - 3.2)},{_n(row)}l3.2,-3.2 3.2,3.2 -3.2,3.2z"))
     return element("g", parts, style=style)
@@ -344,14 +356,17 @@ def _ends(chart: Chart, names: Sequence[str], x: _Scale, y: _Scale) -> Html:
     """Return the names beside the ends of lines, moved apart if they would overlap."""
     if not names:
         return Html("")
-    # `apart` takes heights from the bottom. A line that leaves the chart has its name at the edge.
+    # `move_apart` takes heights from the bottom. A line that leaves the chart has its name at the
+    # edge.
     wanted = [y.low - float(y.inside(end.y)) for end in chart.ends]
-    sizes = [LEADING * NAMES * (name.count("\n") + 1) for name in names]
-    heights = apart(wanted, sizes, y.low - y.high)
+    sizes = [LINE_HEIGHT * NAME_SIZE * (name.count("\n") + 1) for name in names]
+    heights = move_apart(wanted, sizes, y.low - y.high)
     parts = []
     for end, name, new, old in zip(chart.ends, names, heights, wanted, strict=True):
         start, height = float(x(end.x)), y.low - new
-        leader = f"M{_n(start + 1.0)},{_n(y.low - old)}L{_n(start + BESIDE - 2.0)},{_n(height)}"
+        leader = (
+            f"M{_n(start + 1.0)},{_n(y.low - old)}L{_n(start + NAME_DISTANCE - 2.0)},{_n(height)}"
+        )
         parts.append(_path(leader, VARIABLES[end.colour], 0.9))
-        parts.append(_text(name, start + BESIDE, height, "start", NAMES))
+        parts.append(_text(name, start + NAME_DISTANCE, height, "start", NAME_SIZE))
     return join(parts)

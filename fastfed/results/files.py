@@ -24,6 +24,9 @@ from fastfed._validate import InputError, check_plain, is_line, show
 BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
+# The four classes below describe the JSON of a stored certificate, for the check of its types.
+
+
 class _Condition(msgspec.Struct):
     text: str
     holds: bool

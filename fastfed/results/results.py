@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # ---- Counts over replicates ----------------------------------------------------------------------
 
 #: float64 represents all whole numbers up to this one.
-COUNTED = 2.0**53
+MAX_EXACT = 2.0**53
 
 
 def whole_bytes(bits: np.ndarray) -> np.ndarray:
@@ -36,7 +36,7 @@ def means(counts: np.ndarray) -> list[float]:
     agree = (counts == first).all(axis=0)
     # Take an equal count itself, as the floating-point mean of equal counts may be rounded.
     return [
-        (int(count) if count <= COUNTED else float(count)) if equal else float(average)
+        (int(count) if count <= MAX_EXACT else float(count)) if equal else float(average)
         for count, average, equal in zip(first, mean, agree, strict=True)
     ]
 

@@ -216,7 +216,7 @@ class TestPlot:
     def test_a_bound_off_the_picture_is_named(self, results, pyplot):
         axes = bounded(results, height=1000.0).plot(bounds=True)
         assert len(axes.get_lines()) == 5
-        assert axes.get_legend().get_texts()[-1].get_text().startswith("off the picture: open: b =")
+        assert axes.get_legend().get_texts()[-1].get_text().startswith("above the plot: open: b =")
 
     @pytest.mark.parametrize(
         "log", [*(pytest.param(axes, marks=pytest.mark.slow) for axes in ("", "x", "y")), "xy"]
