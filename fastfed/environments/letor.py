@@ -249,7 +249,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
             "makes every coefficient 0, so all actions would have the same mean reward"
         )
 
-    def _compute(storage: PoolStorage) -> _Model:
+    def compute_into(storage: PoolStorage) -> _Model:
         if options["scaling"] == "column":
             span = options["reward_range"]
             model = _by_column(letor, columns, theta, largest, span, path, storage)
@@ -262,7 +262,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
         try:
             with fresh_folder(folder) as temporary:
                 with closing(FileStorage(temporary)) as storage:
-                    model = _compute(storage)
+                    model = compute_into(storage)
                     storage.finish()
                 save_array(temporary / "theta.npy", model.theta)
                 meta = {"format": FORMAT, **options, "notes": model.notes, "linear": model.linear}
@@ -281,7 +281,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
     if warning:
         warnings.warn(warning, stacklevel=4)
     in_memory = ArrayStorage(rows, len(columns))
-    model = _compute(in_memory)
+    model = compute_into(in_memory)
     return _Derived(in_memory.values, in_memory.means, model.theta, model.notes, model.linear)
 
 

@@ -417,8 +417,8 @@ class Rotated:
             replicate,
             self.thetas(seed, replicate, silos),
             self.actions,
-            0,
-            False,
+            0,  # no basis actions
+            False,  # contexts differ between replicates
             self.reward.c,
             math.sqrt(0.5 / self.intercept),
         )
