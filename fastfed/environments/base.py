@@ -234,8 +234,8 @@ def described(environment: Any) -> dict[str, Any]:
 
 #: Caveat for losses that are the same at all clients.
 COMMON = (
-    "all clients meet the same loss in a round: who stands behind it is a user at every client, "
-    "and the account is of all of these together"
+    "all clients receive the same loss in a round: the person behind it is a user of every client, "
+    "and the account covers all clients together"
 )
 
 #: A larger number of experts is a typing error, and would fill the memory.

@@ -182,8 +182,9 @@ def _randhie() -> tuple[Any, ...]:
         columns.append(to_low + (to_high - to_low) * fraction)
     classes = (table["mdvis"].to_numpy() >= 2).astype(np.int64)
     note = (
-        "randhie has no column of people: rows in a row with the same health are taken as one "
-        "person, of whom the first year is kept; people are dealt out at random, families too"
+        "randhie has no column that identifies people: consecutive rows with the same health count "
+        "as one person, of whom the first year is used; people of one family may be in different "
+        "silos"
     )
     order = np.flatnonzero(is_new_person)
     np.random.Generator(np.random.PCG64(0)).shuffle(order)

@@ -214,7 +214,7 @@ def _features(
     mostly_numbers = [name for name in coded_as_text if table.mixed(name)]
     if mostly_numbers:
         notes.append(
-            "columns that are numbers but for some cells are coded as texts: "
+            "columns with numbers in most cells and texts in others are coded as texts: "
             f"{', '.join(mostly_numbers)}"
         )
     if empty:

@@ -292,8 +292,8 @@ class GradientLosses:
             iid=True,
             multiplicity=self.multiplicity,
             notes=(
-                "losses are their user's own: that they are convex and of one law is taken on "
-                "trust",
+                "a user wrote the losses: that they are convex and drawn from one distribution is "
+                "taken on trust",
             ),
         )
 
@@ -441,7 +441,7 @@ class ObliviousLosses:
                 optimal_loss=None if self.optimal_loss is None else float(self.optimal_loss),
                 multiplicity=self.multiplicity * (silos if self.common else 1),
                 notes=(
-                    "losses are made by a user's function: taken on trust",
+                    "a user's function computes the losses: its properties are taken on trust",
                     *((COMMON,) if self.common and silos > 1 else ()),
                 ),
             )

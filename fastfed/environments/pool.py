@@ -289,15 +289,15 @@ SAMPLING = {"with-replacement": 0, "without-replacement": 1, "in-order": 2}
 
 #: Caveats for all real records, which no accounting of messages covers.
 ABOUT_RECORDS = (
-    "that every record is another person's is taken on trust",
-    "that the numbers of records, silos and actions are known to all is taken on trust",
+    "that every record belongs to a different person is taken on trust",
+    "that the numbers of records, silos and actions are public is taken on trust",
     "regret, figures and clip counts of a run are computed from the raw records: they are not "
     "covered",
 )
 
 #: Caveat for data that are given as arrays.
 MADE_BEFORE = (
-    "features were made before they came here: that scales and categories in them are known "
+    "features were computed outside of fastfed: that their scales and categories are known "
     "without the data is taken on trust"
 )
 

@@ -139,7 +139,7 @@ class Python:
             linear=self.linear,
             features_bounded=self.bounded,
             multiplicity=self.multiplicity,
-            notes=("the environment is its user's own: its properties are taken on trust",),
+            notes=("a user wrote the environment: its properties are taken on trust",),
             conditions=(
                 (
                     f"{INDEPENDENT} (taken on trust)",

@@ -169,7 +169,7 @@ def records_pool(
     public = (
         "rows are divided by the largest norm in the data, which is taken as public"
         if records.norm is None
-        else f"records are shrunk one by one to norm {records.norm:g}, a limit that is known "
+        else f"each record is scaled down to norm at most {records.norm:g}, a limit that is known "
         "without the data"
     )
     return Pool.from_rows(

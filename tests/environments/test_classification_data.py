@@ -241,7 +241,9 @@ def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
     assert not any("but for" in note for note in classification_pool(path, 2, 3, label="y").notes)
     path.write_text(path.read_text().replace("\n3,", "\n3 mg,"))
     notes = classification_pool(path, 2, 3, label="y").notes
-    assert "columns that are numbers but for some cells are coded as texts: dose" in notes
+    assert (
+        "columns with numbers in most cells and texts in others are coded as texts: dose" in notes
+    )
     assert not any("3 mg" in note for note in notes)
 
 
