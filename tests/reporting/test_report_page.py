@@ -224,7 +224,7 @@ def test_bounds_stand_in_the_page(source: Source, tmp_path: Path) -> None:
         "Regret per silo against rounds. Lines are means; bands are two standard errors. "
         "Thin dashed lines in grey are bounds.",
         "Judged on final regret per silo over 3 replicates",
-        "Off the picture: Theorem 2 = 250 000 at the last round.",
+        "Above the plot: Theorem 2 = 250 000 at the last round.",
         f'Not drawn: Theorem 3, since there is no bound "absent" of curve "{nasty}" in the store.',
         f"{nasty}: synchronisations 3, at most (Proposition 1) 41.25.",
     ):
