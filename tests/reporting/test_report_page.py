@@ -234,7 +234,7 @@ def test_bounds_stand_in_the_page(source: Source, tmp_path: Path) -> None:
 
     write_report(source, tmp_path)
     plain = Page((tmp_path / "report.html").read_text()).words
-    for words in ("Thin dashed", "ff the picture", "ot drawn", ": synchronisations"):
+    for words in ("Thin dashed", "bove the plot", "ot drawn", ": synchronisations"):
         assert words not in plain
 
 
