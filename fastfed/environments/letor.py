@@ -389,6 +389,7 @@ def _by_column(
             f"features must distinguish the actions of {path}, but all actions have the same mean "
             "reward: choose more columns or a smaller theta_penalty"
         )
+    # Map mean rewards from [least, most] to the range `span`.
     slope = (span[1] - span[0]) / (most - least)
     shift = span[0] - slope * least
     storage.change_means(lambda means: np.clip(slope * means + shift, span[0], span[1]))

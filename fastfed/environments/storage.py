@@ -92,10 +92,12 @@ class GrowableArray:
             and len(header) == self._header_bytes
             and len({w for _, w in self._runs}) == 1
         ):
+            # The header fits into the reserved bytes, and no block needs padding.
             self._file.seek(0)
             self._file.write(header)
             self._file.close()
             return
+        # Otherwise copy all blocks, padded to the same width, behind a header of the right length.
         self._file.close()
         wide = self.path.with_suffix(".wide")
         with open(wide, "wb", opener=_open_private) as file:

@@ -36,7 +36,7 @@ class _Record(msgspec.Struct):
     digests: dict[str, str]  # by file name
 
 
-def pictures(
+def cached_plots(
     source: Source,
     folder: Path,
     kinds: Collection[str],

@@ -254,7 +254,7 @@ def write_report(source: Source, folder: str | Path, formats: Collection[str] = 
 
     # Write report.html before the plots, so that it exists even if drawing fails.
     *others, last = write(files)
-    return [*others, *write(pictures_of(source, folder, formats)), last]
+    return [*others, *write(plots_of(source, folder, formats)), last]
 
 
 def check_formats(formats: Collection[str]) -> None:
@@ -333,14 +333,14 @@ def _write(path: Path, data: bytes, private: bool) -> Path:
     return path if unchanged else replace_file(path, data, private)
 
 
-def pictures_of(source: Source, folder: str | Path, kinds: Collection[str]) -> dict[str, bytes]:
+def plots_of(source: Source, folder: str | Path, kinds: Collection[str]) -> dict[str, bytes]:
     """Return the plots of an experiment by file name, as `draw_all` draws them.
 
     Plot files in the folder are reused if nothing that they show has changed.
     """
     if not kinds or not source.results.curves:
         return {}
-    return kept.pictures(source, Path(folder), kinds, lambda missing: draw_all(source, missing))
+    return kept.cached_plots(source, Path(folder), kinds, lambda missing: draw_all(source, missing))
 
 
 def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:

@@ -154,12 +154,12 @@ def claim_lines(source: Source) -> list[str]:
 
 
 #: Text of the verdict on the plot and of the verdict on the guarantee.
-PICTURES = {
+PLOT_VERDICTS = {
     HOLDS: "the plot is reproduced",
     FAILS: "the plot is not reproduced",
     UNDECIDED: "whether the plot is reproduced is undecided",
 }
-GUARANTEES = {
+GUARANTEE_VERDICTS = {
     HOLDS: "the guarantee holds",
     FAILS: "the guarantee does not hold",
     NOT_CLAIMED: "no privacy is claimed",
@@ -171,9 +171,9 @@ def two_verdicts(claim: Claim) -> str:
 
     Return "" for other claims and for claims that are not judged.
     """
-    if claim.tag != PAPER or claim.picture not in PICTURES:
+    if claim.tag != PAPER or claim.picture not in PLOT_VERDICTS:
         return ""
-    return f"{PICTURES[claim.picture]}, {GUARANTEES[claim.guarantee]}"
+    return f"{PLOT_VERDICTS[claim.picture]}, {GUARANTEE_VERDICTS[claim.guarantee]}"
 
 
 def difference_texts(claim: Claim) -> list[str]:
@@ -376,7 +376,7 @@ def counts(rows: Sequence[Row]) -> str:
     unexpected = sum(row.statement.unexpected for row in rows)
     text = f"claims: {', '.join(parts)}" + (f"; {unexpected} not as expected" if unexpected else "")
     printed = [row.statement for row in rows if row.statement.tag == PAPER]
-    judged = [claim for claim in printed if claim.picture in PICTURES]
+    judged = [claim for claim in printed if claim.picture in PLOT_VERDICTS]
     if judged:
         reproduced = sum(claim.picture == HOLDS for claim in judged)
         private = sum(claim.picture == HOLDS and claim.guarantee == HOLDS for claim in judged)
@@ -436,7 +436,7 @@ def _printed(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
     verdicts = (HOLDS, FAILS, UNDECIDED, NOT_JUDGED, NOT_PLAYED)
     return {
         "picture": {verdict: pictures[verdict] for verdict in verdicts},
-        "guarantee_where_the_picture_holds": {g: guarantees[g] for g in GUARANTEES},
+        "guarantee_where_the_picture_holds": {g: guarantees[g] for g in GUARANTEE_VERDICTS},
     }
 
 

@@ -180,7 +180,7 @@ def _name_damaged(path: Path) -> Iterator[None]:
         if getattr(error, "sqlite_errorcode", None) in (*WAITING, *FAILING):
             raise
         reason = " ".join(str(error).split())
-        # The texts of TypeError and AttributeError would not help a user.
+        # Texts of TypeError and AttributeError speak of Python's objects, not of the store.
         if not reason or isinstance(error, (TypeError, AttributeError)):
             reason = "a row cannot be read"
         raise InputError(f"{path} is damaged, or no store of fastfed ({reason})") from None

@@ -238,7 +238,9 @@ def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
     """The column is coded as texts, which few want: the certificate names it, and no cell."""
     path = tmp_path / "a.csv"
     path.write_text("dose,site,y\n" + "".join(f"{i},n{i % 2},{i % 2}\n" for i in range(9)))
-    assert not any("texts in others" in note for note in classification_pool(path, 2, 3, label="y").notes)
+    assert not any(
+        "texts in others" in note for note in classification_pool(path, 2, 3, label="y").notes
+    )
     path.write_text(path.read_text().replace("\n3,", "\n3 mg,"))
     notes = classification_pool(path, 2, 3, label="y").notes
     assert (
