@@ -468,7 +468,7 @@ COMMANDS = [
     Mistake(
         "another seed into the same folder",
         stored("run", "s.toml", "-o", "kept", "--seed", "7"),
-        ("kept", "another experiment", "seed", "another output folder"),
+        ("kept", "a different experiment", "seed", "another output folder"),
     ),
     Mistake("compare with no folder", stored("compare", "kept", "lost"), ("lost", "folder")),
     Mistake(

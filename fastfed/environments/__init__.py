@@ -1,7 +1,7 @@
 """Environments of bandits, which produce contexts and rewards, and adversaries of experts.
 
-All are behind one C interface. A new environment is one class with its ``kind``, and one line in
-``BANDIT_ENVIRONMENTS`` or ``ADVERSARIES``.
+All of them are called through one C interface. To add an environment, write a class with a
+``kind`` and add a line to ``BANDIT_ENVIRONMENTS`` or ``ADVERSARIES``.
 """
 
 from __future__ import annotations
@@ -36,59 +36,62 @@ from fastfed.environments.python import Python, environment_signature
 from fastfed.environments.replay import Replay
 from fastfed.environments.synthetic import FixedSet, Gap, Rotated, Sphere
 
-#: Environments of bandits by kind: the class and a summary.
+#: Maps the kind of each bandit environment to its class and a summary.
 BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "sphere": (Sphere, "fresh actions on a sphere every round, linear rewards in [0, 1]"),
     "gap": (Gap, "one best action every round, a gap above all others, linear rewards"),
     "fixed-set": (FixedSet, "one set of actions in all rounds of a replicate, linear rewards"),
     "hard-instance": (HardInstance, "blocks of two coordinates, one a round: for lower bounds"),
     "no-diversity": (NoDiversity, "two fixed actions, a coordinate that only the first silo sees"),
-    "rotated": (Rotated, "the sphere, theta* turned by an angle at each silo"),
+    "rotated": (Rotated, "the sphere, with theta* rotated by an angle at each silo"),
     "letor": (Letor, "learning-to-rank files (MSLR-WEB10K, WEB30K, LETOR): queries and documents"),
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
     "replay": (Replay, "recorded rounds from NumPy arrays"),
-    "python": (Python, "your own: a numba.cfunc or a plain Python function"),
+    "python": (Python, "an environment that you write: a numba.cfunc or a Python function"),
 }
 
-#: Adversaries of experts by kind: the class and a summary.
+#: Maps the kind of each adversary of experts to its class and a summary.
 ADVERSARIES: dict[str, tuple[type, str]] = {
     "stochastic-losses": (StochasticLosses, "experts' losses, iid, linear or quadratic"),
-    "oblivious-losses": (ObliviousLosses, "experts' losses of your own: an array or a function"),
-    "realizable-losses": (RealizableLosses, "experts' losses, one of whom never loses"),
-    "near-realizable-losses": (NearRealizableLosses, "experts' losses, one of whom loses L* times"),
-    "lower-bound-losses": (LowerBoundLosses, "experts' losses behind the lower bounds"),
+    "oblivious-losses": (ObliviousLosses, "experts' losses that you supply: array or function"),
+    "realizable-losses": (RealizableLosses, "experts' losses where one expert never loses"),
+    "near-realizable-losses": (NearRealizableLosses, "experts' losses, the best loses L* times"),
+    "lower-bound-losses": (LowerBoundLosses, "experts' losses that prove the lower bounds"),
     "gradient-losses": (GradientLosses, "any convex smooth loss of the weights, by its gradient"),
 }
 
-#: Methods that an environment must have, see `fastfed.environments.base.Environment`.
+#: Methods that an environment must have; `fastfed.environments.base.Environment` describes them.
 PARTS = ("natural_silos", "facts", "open", "describe")
 
 
-def check_environment(kind: str, found: Any) -> tuple[type, str]:
-    """Return the class that an entry point names and its summary; InputError if it does not fit."""
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise must_be("a dataclass", found)
-    if getattr(found, "kind", None) != kind:
-        raise must_be(f'a class whose kind is "{kind}"', getattr(found, "kind", None))
-    missing = [part for part in PARTS if not callable(getattr(found, part, None))]
+def check_environment(kind: str, entry: Any) -> tuple[type, str]:
+    """Return the class that a plug-in's entry point names, and its summary.
+
+    Raises InputError if that class is no environment of this kind.
+    """
+    if not (isinstance(entry, type) and dataclasses.is_dataclass(entry)):
+        raise must_be("a dataclass", entry)
+    if getattr(entry, "kind", None) != kind:
+        raise must_be(f'a class whose kind is "{kind}"', getattr(entry, "kind", None))
+    missing = [part for part in PARTS if not callable(getattr(entry, part, None))]
     if missing:
         raise InputError(f"must have the method {missing[0]}")
-    return found, first_line(found)
+    return entry, first_line(entry)
 
 
-#: All environments by kind, with those of installed packages: the class and a summary.
+#: Maps the kind of every environment, including plug-ins, to its class and a summary.
 ENVIRONMENTS: Registry[tuple[type, str]] = Registry(
     "fastfed.environments", "environment", {**BANDIT_ENVIRONMENTS, **ADVERSARIES}, check_environment
 )
 
 
 def environment_from_spec(spec: Any) -> Environment:
-    """Make the environment of a spec's table.
+    """Return the environment that a table of a spec describes.
 
     Parameters
     ----------
     spec : dict
-        A table with ``kind`` and the fields of that environment's class.
+        A table with ``kind`` and fields of the class of that kind.
 
     Returns
     -------
@@ -98,7 +101,7 @@ def environment_from_spec(spec: Any) -> Environment:
     Raises
     ------
     InputError
-        For an unknown kind, an unknown or missing key, and bad values.
+        For an unknown kind, an unknown or missing key, and values out of range.
     """
     if not isinstance(spec, dict):
         raise InputError(f"environment must be a table with a kind, got {show(spec)}")
@@ -115,8 +118,8 @@ def environment_from_spec(spec: Any) -> Environment:
         numbers = fields[key].type in ("int", "float", int, float)
         if numbers and isinstance(keys[key], list):
             raise InputError(
-                f"{key} must be one number, got {show(keys[key])}: a list of values stands in a "
-                "[[curve]], which then is one curve for each"
+                f"{key} must be one number, got {show(keys[key])}: a list of values belongs in a "
+                "[[curve]] table, which then is one curve for each value"
             )
     for name, field in fields.items():
         missing = dataclasses.MISSING
@@ -124,12 +127,12 @@ def environment_from_spec(spec: Any) -> Environment:
             raise InputError(f'environment.{name} is required for kind = "{kind}"')
     if "reward" in keys:
         factory: Any = fields["reward"].default_factory
-        default, given = factory(), keys["reward"]
-        # An environment whose default distribution is Gaussian has its own default std too.
-        same = isinstance(given, dict) and given.get("kind", default.kind) == default.kind
-        if same and default.kind == "gaussian":
-            given = {"std": default.std, **given}
-        keys["reward"] = RewardDistribution.from_spec(given, default.kind)
+        default, reward = factory(), keys["reward"]
+        # If the environment's default distribution is Gaussian, its std is the default std.
+        same_kind = isinstance(reward, dict) and reward.get("kind", default.kind) == default.kind
+        if same_kind and default.kind == "gaussian":
+            reward = {"std": default.std, **reward}
+        keys["reward"] = RewardDistribution.from_spec(reward, default.kind)
     with ENVIRONMENTS.guard(kind):
         environment: Environment = cls(**keys)
     return environment

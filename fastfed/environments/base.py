@@ -1,4 +1,7 @@
-"""Interfaces of bandit environments and adversaries, and the distribution of rewards."""
+"""Interfaces that bandit environments and adversaries implement, and the distribution of rewards.
+
+An adversary is a source of losses for prediction with expert advice.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ from fastfed._validate import InputError, choice, integer, number, show
 #: Kinds of reward distributions; the same numbers are in src/ff_environment.h.
 REWARD_KINDS = {"none": 0, "bernoulli": 1, "gaussian": 2}
 
-#: Beyond this a number is a typing error, and would fill the memory, as beyond MAX_DIMENSION.
+#: A larger number of actions is a typing error, and would fill the memory (so would MAX_DIMENSION).
 MAX_ACTIONS = 2**31 - 1
 
-#: Condition of a user-level guarantee on the environment, which is outside the mechanism.
+#: Condition of a user-level guarantee that concerns the environment, not the mechanism.
 INDEPENDENT = "contexts and rewards of a user do not depend on other users' raw data"
-#: Condition on real records: with a maximum over all of them, one record moves all features.
+#: Condition on real records. If features were scaled by the maximum of the data, changing one
+#: record could change the features of all records.
 SCALED = "features are scaled by declared ranges, not by ranges of these data"
 
 
@@ -34,14 +38,14 @@ class RewardDistribution:
     Parameters
     ----------
     kind : {"bernoulli", "gaussian", "none"}
-        Bernoulli, Gaussian around the mean, or the mean itself.
+        A Bernoulli reward, a Gaussian reward around the mean, or ("none") always the mean.
     std : float
         Standard deviation of Gaussian rewards, in units of the reward.
 
     Raises
     ------
     InputError
-        For another kind, or a Gaussian without std > 0.
+        For an unknown kind, for a negative std, and for a Gaussian with std = 0.
     """
 
     kind: str = "bernoulli"
@@ -56,19 +60,24 @@ class RewardDistribution:
 
     @classmethod
     def from_spec(cls, spec: Any, default: str = "bernoulli") -> RewardDistribution:
-        """Make the distribution of a spec's ``reward`` table.
+        """Return the distribution that the ``reward`` table of a spec describes.
 
         Parameters
         ----------
         spec : dict or None
-            A table such as {kind = "gaussian", std = 0.5}; std is 0.5 by default.
+            A table such as {kind = "gaussian", std = 0.5}. A Gaussian without ``std`` has 0.5.
         default : str
-            Kind if the table names none.
+            The kind if the table has no ``kind``, or if ``spec`` is None.
+
+        Returns
+        -------
+        RewardDistribution
+            The distribution.
 
         Raises
         ------
         InputError
-            For anything but such a table.
+            If ``spec`` is not such a table.
         """
         if spec is None:
             return cls(default)
@@ -88,12 +97,12 @@ class RewardDistribution:
 
     @property
     def c(self) -> tuple[int, float]:
-        """Kind and std as the C code takes them."""
+        """The pair (number of the kind, std) that the C code takes."""
         return REWARD_KINDS[self.kind], self.std
 
 
 def check_reward(reward: object) -> None:
-    """Raise InputError unless the field ``reward`` of an environment is a distribution."""
+    """Raise InputError unless ``reward``, a field of an environment, is a RewardDistribution."""
     if not isinstance(reward, RewardDistribution):
         raise InputError(
             'reward must be a RewardDistribution, such as RewardDistribution("gaussian", 0.5), '
@@ -103,40 +112,41 @@ def check_reward(reward: object) -> None:
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """Promises of a bandit environment, on which theory and certificates rest.
+    """Properties that a bandit environment guarantees; theory and certificates rely on them.
 
     Parameters
     ----------
     dimension : int
         d, the number of features.
     actions : int
-        K, the most actions of any round.
+        K, the largest number of actions in any round.
     reward : RewardDistribution
         Distribution of a reward given its mean.
     reward_range : (float, float) or None
-        Interval that contains every reward, by construction or by declaration, never read from
-        data; None where there is none.
+        Interval that contains every reward, by construction or by declaration. It is never
+        computed from the data. None if rewards are unbounded.
     linear : bool
-        The expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
+        True if the expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
     linear_by_silo : bool
-        At silo i it is <x, theta_i>, ||theta_i|| <= 1 and ||x|| <= 1, also where silos have no
-        theta* in common: enough for a silo that learns alone. ``linear`` implies it, so it says
-        something where ``linear`` is False.
+        True if the expected reward at silo i is <x, theta_i> with ||theta_i|| <= 1 and
+        ||x|| <= 1, where theta_i may differ between silos. This is enough for a silo that learns
+        from its data only. It matters only where ``linear`` is False, since ``linear`` implies it.
     features_bounded : bool
-        ||x|| <= 1 holds by construction, not by the word of a user.
+        True if ||x|| <= 1 holds by construction; False if a user merely declares it.
     multiplicity : int
-        Rounds that one record can be served in: 1 if every round is a new user.
+        Largest number of rounds that one record can appear in: 1 if every round is a new user.
     contexts_made : bool
-        Contexts are computed each round, so that curves save time by sharing them.
+        True if contexts are computed in each round, so that curves that share them save time.
     notes : tuple of str
         Caveats about the data, for the certificate.
     conditions : tuple of (str, bool)
-        Further conditions of a guarantee: sentences, and True for each that holds.
+        Further conditions of a guarantee: pairs of a sentence and whether it holds.
     real_records : bool
-        Records are real, so that output of a run is about their owners.
+        True if records are real data, so that the output of a run reveals something about their
+        owners.
     intercept : float or None
-        kappa, where the last feature of every action is the constant 1 / sqrt(2 kappa) and the
-        others have a norm of at most 1 / sqrt 2; for linear rewards their mean then lies in
+        kappa, if the last feature of every action is the constant 1 / sqrt(2 kappa) and the
+        other features have norm at most 1 / sqrt 2. Expected linear rewards then lie in
         reward_range for all such features.
     """
 
@@ -156,96 +166,116 @@ class EnvironmentSpec:
 
 
 class Environment(Protocol):
-    """Interface of an environment: its promises, and one compiled instance per replicate.
+    """Interface of an environment: its properties, and one compiled instance per replicate.
 
-    Environments of bandits produce contexts and rewards, those of experts (adversaries) losses.
+    Environments of bandits produce contexts and rewards. Environments of experts (adversaries)
+    produce losses.
+
+    Two methods are optional. ``theta(seed, replicate)`` returns the parameter theta* (d,) of a
+    replicate, if rewards are linear. ``memory(silos, horizon, curves)`` returns the bytes that one
+    replicate needs when it serves this number of curves.
     """
 
     kind: str
 
     def natural_silos(self) -> int | None:
-        """Return the number of silos that the data name; None if any number will do."""
+        """Return the number of silos that the data define; None if any number is allowed."""
         ...
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec | LossSpec:
-        """Return the promises for M silos and T rounds; InputError if it cannot serve them."""
+        """Return the properties for M silos and T rounds.
+
+        Raises
+        ------
+        InputError
+            If the environment has not enough data for M silos and T rounds.
+        """
         ...
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment | Adversary:
-        """Return the compiled environment of one replicate, a function of seed and replicate."""
+        """Return the compiled environment of one replicate.
+
+        The seed and the replicate determine all its draws.
+        """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment, for the identity of stored results."""
+        """Return plain data that identify the environment.
+
+        Stored results are found by them, so equal data must mean equal contexts and rewards.
+        """
         ...
 
 
 def described(environment: Any) -> dict[str, Any]:
-    """Describe an environment that is a dataclass of plain data, for its `describe` method.
+    """Return the fields of an environment as plain data, for its `describe` method.
 
     Parameters
     ----------
     environment : dataclass instance
-        With a ``kind``.
+        An environment whose fields are plain data, with an attribute ``kind``.
 
     Returns
     -------
     dict
-        "kind" and every field by name; nested dataclasses are dicts. An ``intercept`` of 1 is left
-        out, which says nothing.
+        "kind" and every field by name; nested dataclasses are dicts. An ``intercept`` of 1, the
+        default, is left out.
     """
     plain = {"kind": environment.kind, **asdict(environment)}
-    # A key that came later and says nothing is left out: stores of earlier versions stay valid.
+    # `intercept` was added later. Leaving out its default keeps earlier stores valid.
     if plain.get("intercept") == 1.0:
         del plain["intercept"]
     return plain
 
 
 # ---- Adversaries ---------------------------------------------------------------------------------
-# An adversary is a distribution, or a sequence, of losses of d experts, opened once per replicate.
+# An adversary is a distribution or a sequence of losses of d experts. It is opened once for each
+# replicate.
 
-#: Caveat where all clients meet the same loss.
+#: Caveat for losses that are the same at all clients.
 COMMON = (
-    "all clients meet the same loss in a round: who stands behind it is a user at every client, "
-    "and the account is of all of these together"
+    "all clients receive the same loss in a round: the person behind it is a user of every client, "
+    "and the account covers all clients together"
 )
 
-#: Beyond this a number of experts is a typing error, and would fill the memory.
+#: A larger number of experts is a typing error, and would fill the memory.
 MAX_EXPERTS = 2**24
 
-#: float64 holds sums of losses exactly up to here.
-COUNTED = 2.0**53
+#: float64 represents all integers up to this one, so sums of losses up to it are exact.
+MAX_EXACT = 2.0**53
 
 
 @dataclass(frozen=True)
 class LossSpec:
-    """Promises of an adversary: theory rests on them, and clients clip to them.
+    """Properties that an adversary guarantees: theory relies on them, and clients clip to them.
 
     Parameters
     ----------
     dimension : int
         d, the number of experts.
     lipschitz : float
-        alpha: no coordinate of a gradient is larger.
+        alpha, an upper bound of every coordinate of a gradient.
     spread : float
         Every coordinate of every gradient lies in [alpha - spread, alpha].
     smoothness : float
         beta: gradients are beta-Lipschitz from the L1 to the maximum norm.
     loss_range : float
-        Upper bound of a loss minus its least value on the simplex.
+        Upper bound of the difference between a loss and its minimum on the simplex.
     linear : bool
-        A loss is <l, x> with l in [0, 1]^d.
+        True if a loss is <l, x> with l in [0, 1]^d.
     iid : bool
-        Losses are drawn independently from one distribution.
+        True if losses are drawn independently from one distribution.
     optimal_loss : float or None
-        The most that the best expert loses at any client, if that is guaranteed.
+        Upper bound of the total loss of the best expert at any client; None without such a bound.
     multiplicity : int
-        Losses, of any clients in any rounds, that one record can be behind: 1 if every loss is of
-        another record. Declared, or known by how losses are made; never found by comparing them.
+        Largest number of losses, over all clients and rounds, that one record can influence: 1
+        if every loss comes from a different record. It is declared or follows from how losses are
+        generated. It is never computed from the losses.
     real_records : bool
-        Losses are of real records, so that output of a run is about their owners.
+        True if losses come from real records, so that the output of a run reveals something about
+        their owners.
     contexts_made : bool
-        Losses are computed each round.
+        True if losses are computed in each round.
     notes : tuple of str
         Caveats about the losses, for the certificate.
 
@@ -284,19 +314,20 @@ class LossSpec:
 
 @dataclass(frozen=True)
 class Adversary:
-    """One replicate of an adversary: its losses, and the comparator of regret.
+    """One replicate of an adversary: its losses, and what regret compares them with.
 
-    With neither ``suboptimality`` nor ``optimum``, regret is against the best expert in hindsight.
+    If neither ``suboptimality`` nor ``optimum`` is given, regret compares with the best expert in
+    hindsight.
 
     Parameters
     ----------
     losses : Losses
         Compiled losses, a function of seed, replicate, silo and round.
     suboptimality : callable, optional
-        ``suboptimality(x)`` is the expected loss of x minus that of the best point, per client and
-        round, where losses are drawn from one distribution; regret is then pseudo-regret.
+        ``suboptimality(x)`` is the expected loss of x minus the expected loss of the best point,
+        per client and round, for losses drawn from one distribution. Regret is then pseudo-regret.
     optimum : ndarray, shape (d,), optional
-        The point that losses given as gradients are compared with.
+        The point that regret compares with, for losses given by their gradients.
     """
 
     losses: loss_kernels.Losses
@@ -315,12 +346,12 @@ class Adversary:
 
 
 def check_experts(experts: object) -> int:
-    """Return the number of experts (d); InputError if it is out of range."""
+    """Return the number of experts (d) as an int; raise InputError if it is out of range."""
     return integer("experts", experts, at_least=2, at_most=MAX_EXPERTS)
 
 
 def check_multiplicity(multiplicity: object) -> None:
-    """Raise InputError unless multiplicity is a number of uses of one record."""
+    """Raise InputError unless multiplicity is a whole number from 1 to 2^53."""
     integer("multiplicity", multiplicity, at_least=1, at_most=2**53)
 
 
@@ -333,19 +364,22 @@ def check_means(mean: float, gap: float) -> None:
 
 
 def check_exact_sums(silos: int, horizon: int, unit: float) -> None:
-    """Raise InputError if sums of multiples of unit over all silos and rounds would be rounded."""
-    if silos * horizon > COUNTED * unit:
+    """Raise InputError if sums of losses over all silos and rounds could be rounded.
+
+    Each loss is at most 1 and a whole multiple of ``unit``.
+    """
+    if silos * horizon > MAX_EXACT * unit:
         raise InputError(
-            f"silos times horizon must be at most {COUNTED * unit:.3g} for these losses, "
+            f"silos times horizon must be at most {MAX_EXACT * unit:.3g} for these losses, "
             f"got {silos * horizon:.3g}"
         )
 
 
 def chances(means: np.ndarray) -> np.ndarray:
-    """Return probabilities in [0, 1] as whole multiples of 2^-31."""
+    """Return probabilities (d,) in [0, 1] rounded to multiples of 2^-31, as uint32 counts."""
     return np.rint(np.asarray(means) * loss_kernels.CHANCES).astype(np.uint32)
 
 
 def best_expert(seed: int, replicate: int, experts: int) -> int:
-    """Draw the best expert of a replicate, so that no rule for ties favours it."""
+    """Draw the best expert of a replicate uniformly, so that no rule for ties favours it."""
     return rng.uniform_int(seed, INSTANCE, replicate, 0, 0, experts)

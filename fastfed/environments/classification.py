@@ -1,7 +1,8 @@
-"""Classification as a bandit: an action for each class, reward 1 for the right one.
+"""Classification as a bandit: one action for each class, and reward 1 for the right class.
 
-Records of a table (one silo per hospital, bank or campaign, if a column or the files say so), or
-the digits of scikit-learn, become queries that offer one feature vector for each class.
+Every record becomes a query that offers one feature vector for each class. Records come from
+tables, where a column or separate files may define the silos (hospitals, banks or campaigns), or
+from data sets of scikit-learn and statsmodels.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ def classification_pool(
     ranges: Mapping[str, Any] | None = None,
     norm: float | None = None,
 ) -> Pool:
-    """Make a pool with one query per record and one action per class.
+    """Return a pool with one query per record and one action per class.
 
-    A declared column is scaled or coded by its range, and gets one more column that marks missing
-    cells. Of the others a numeric column is scaled to [0, 1] by its least and largest value, any
-    other is one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column gets one
-    more that marks them. ``records_pool`` says how features and rewards of an action follow.
+    A column in ``ranges`` is scaled or one-hot coded by its range, and gets a further column that
+    marks missing cells. Any other numeric column is scaled to [0, 1] by its least and largest
+    value, and any other text column is one-hot coded. In these columns "?", "NA", "NaN" and empty
+    cells become 0, and a further column marks them. ``records_pool`` defines the features and
+    rewards of actions.
 
     Parameters
     ----------
@@ -56,29 +58,29 @@ def classification_pool(
         "digits" (scikit-learn's 1 797 images of 64 pixels), "randhie" (4 902 people of the RAND
         health insurance experiment, from statsmodels) or a table, see `tables.read_table`.
     silos : int or None
-        M. Without a silo column the records are split into M equal contiguous blocks; with one,
-        silos may be None or must be the number of its values.
+        M. Without a silo column, the records are split into M equal contiguous blocks. With a silo
+        column, M must be None or the number of distinct values of that column.
     dimension : int
         d of the features phi(c, a) that the learner sees.
     label : str, optional
-        The column of the classes (tables only, required there).
+        The column of the classes. Required for tables, not allowed for other data.
     silo : str, optional
-        The column that names each record's silo; silos are its values in order of first
-        appearance. Neither label nor silo enters the features.
+        The column with the silo of each record. Silos are numbered in order of first appearance.
+        Label and silo are not features.
     seed : int
         Seed of the projections. A public constant, not the seed of an experiment.
     columns : sequence of str, optional
-        The feature columns; all but label and silo by default. Columns without a name (the
-        leftovers of spreadsheets, row numbers) are never features.
+        The feature columns; by default all columns except label and silo. Columns without a name
+        (spreadsheets write such columns, for example row numbers) are never features.
     coding : {"projection", "blocks"}
-        Coding of an action's features; with "blocks" dimension is not used.
+        Coding of the features of an action. With "blocks", dimension is not used.
     ranges : mapping, optional
-        Knowledge of columns that does not come from the data: [low, high], to which values are
-        clipped, or a list of categories; any other text counts as missing.
+        Ranges of columns that are known without the data: [low, high], to which values are clipped,
+        or a list of categories; any other text counts as missing.
     norm : float, optional
-        Bound on the norm of a record's features and a constant 1, see ``records_pool``. With
-        ranges of all columns it is sqrt(columns + 1), since at most one number of each column is
-        not 0.
+        Bound on the norm of the features of a record and a constant 1, see ``records_pool``. If
+        all columns have ranges, the default is sqrt(columns + 1), since each column contributes
+        at most one feature that is not 0.
 
     Returns
     -------
@@ -88,8 +90,8 @@ def classification_pool(
     Raises
     ------
     InputError
-        For unreadable files, unknown columns, records without label or silo, labels with one
-        class, silos that do not fit, and text columns of more than 50 values.
+        For unreadable files, unknown columns, records without label or silo, a single class, a
+        number of silos that does not agree with the data, and text columns of more than 50 values.
     """
     dimension = integer("dimension", dimension, at_least=1)
     seed = integer("seed", seed, at_least=0)
@@ -97,11 +99,11 @@ def classification_pool(
         silos = integer("silos", silos, at_least=1)
     if isinstance(data, str) and data in SHIPPED:
         check_left_out(data, label=label, silo=silo, columns=columns, ranges=ranges)
-        features, classes, usual, *told = SHIPPED[str(data)]()
-        norm = usual if norm is None else norm
+        features, classes, default_norm, *data_notes = SHIPPED[str(data)]()
+        norm = default_norm if norm is None else norm
         owner = None
-        notes: tuple[str, ...] = tuple(told)
-        declared = True  # by limits that are known without the records
+        notes: tuple[str, ...] = tuple(data_notes)
+        declared = True  # limits of all columns are known without the records
     else:
         if not is_table(data):
             raise _no_data(data)
@@ -117,17 +119,17 @@ def classification_pool(
         if silos is not None and silos > len(features):
             raise InputError(f"silos must be at most the {len(features)} records, got {silos}")
     else:
-        found = int(owner.max()) + 1
-        if silos not in (None, found):
+        n_silos = int(owner.max()) + 1
+        if silos not in (None, n_silos):
             raise InputError(
-                f"silos must be the {found} values of the silo column {show(silo)}, got {silos}"
+                f"silos must be the {n_silos} values of the silo column {show(silo)}, got {silos}"
             )
     records = Records(features, classes, owner, norm)
     return records_pool(records, silos, dimension, seed, coding, notes, declared)
 
 
 def _digits() -> tuple[Any, ...]:
-    """Return features (1797, 64) in [0, 1] and classes 0 .. 9 of scikit-learn's digits."""
+    """Return features (1797, 64) in [0, 1] and classes 0 .. 9 of the digits of scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -135,11 +137,12 @@ def _digits() -> tuple[Any, ...]:
             'data "digits" needs scikit-learn, which is not installed: pip install fastfed[data]'
         ) from None
     loaded = load_digits()
-    # Divided by the largest value that a pixel can have.
+    # 16 is the largest value that a pixel can have, in any image.
     return np.asarray(loaded.data) / 16.0, np.asarray(loaded.target, dtype=np.int64), None
 
 
-#: Columns of the RAND experiment: (least, largest) by the code book, and their place in a row.
+#: Columns of the RAND experiment: the least and largest value by the code book, and the interval
+#: to which they are mapped.
 _RANDHIE = {
     "lncoins": (0.0, 4.62, -1.0, 1.0),
     "idp": (0.0, 1.0, 0.0, 1.0),
@@ -151,17 +154,18 @@ _RANDHIE = {
     "hlthf": (0.0, 1.0, 0.0, 1.0),
     "hlthp": (0.0, 1.0, 0.0, 1.0),
 }
-#: What tells people apart: health as it was at the start, the same in all rows of a person.
+#: Columns that distinguish people: health at the start, which is the same in all rows of a person.
 _PERSON = ("disea", "physlm", "hlthg", "hlthf", "hlthp")
 
 
 def _randhie() -> tuple[Any, ...]:
     """Return the RAND health insurance experiment: who sees a doctor twice a year or more.
 
-    Features (people, 9) are terms of the insurance and health, by limits of the code book; the
-    first year of each person, as far as the rows tell people apart. Classes: fewer than two visits,
-    or more. People stand in a fixed random order, so that families, who stand together in the file,
-    are dealt out to all silos. Deb and Trivedi 2002; the file comes with statsmodels.
+    Features (people, 9) are terms of the insurance and health, scaled by limits of the code book.
+    There is one record for the first year of each person; consecutive rows with the same health
+    count as one person. Class 1 means at least two visits, class 0 fewer. People are in a fixed
+    random order, so that families, whose rows are adjacent in the file, are spread over all silos.
+    Source: Deb and Trivedi 2002; the file comes with statsmodels.
     """
     try:
         from statsmodels.datasets import randhie  # type: ignore[import-untyped]
@@ -171,26 +175,28 @@ def _randhie() -> tuple[Any, ...]:
         ) from None
     table = randhie.load_pandas().data
     health = table[list(_PERSON)].to_numpy()
-    first = np.append(True, (health[1:] != health[:-1]).any(axis=1))
+    is_new_person = np.append(True, (health[1:] != health[:-1]).any(axis=1))
     columns = []
     for name, (low, high, to_low, to_high) in _RANDHIE.items():
-        share = (np.clip(table[name].to_numpy(dtype=np.float64), low, high) - low) / (high - low)
-        columns.append(to_low + (to_high - to_low) * share)
+        fraction = (np.clip(table[name].to_numpy(dtype=np.float64), low, high) - low) / (high - low)
+        columns.append(to_low + (to_high - to_low) * fraction)
     classes = (table["mdvis"].to_numpy() >= 2).astype(np.int64)
     note = (
-        "randhie has no column of people: rows in a row with the same health are taken as one "
-        "person, of whom the first year is kept; people are dealt out at random, families too"
+        "randhie has no column that identifies people: consecutive rows with the same health count "
+        "as one person, of whom the first year is used; people of one family may be in different "
+        "silos"
     )
-    order = np.flatnonzero(first)
+    order = np.flatnonzero(is_new_person)
     np.random.Generator(np.random.PCG64(0)).shuffle(order)
     return np.column_stack(columns)[order], classes[order], 2.2, note
 
 
-#: Data that ship inside a package: features, classes, the usual norm, and notes.
+#: Data sets that packages contain: functions that return features, classes, default norm and notes.
 SHIPPED: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie": _randhie}
 
 
 def _no_data(data: object) -> InputError:
+    """Return the error for a value of ``data`` that is no data set."""
     known = " or ".join(f'"{name}"' for name in SHIPPED)
     hint = nearest(data, list(SHIPPED)) if isinstance(data, str) else ""
     if isinstance(data, np.ndarray):
@@ -207,9 +213,9 @@ def _no_data(data: object) -> InputError:
 # ---- The environment -----------------------------------------------------------------------------
 
 
-def check_left_out(data: object, **given: object) -> None:
-    """Raise InputError for options of tables, where the data are shipped ones."""
-    for name, value in given.items():
+def check_left_out(data: object, **options: object) -> None:
+    """Raise InputError if options of tables are given with a data set of ``SHIPPED``."""
+    for name, value in options.items():
         if value is not None:
             raise InputError(f'{name} must be left out with data "{data}", got {show(value)}')
 
@@ -218,41 +224,41 @@ def check_left_out(data: object, **given: object) -> None:
 class Classification(PoolEnvironment):
     """Classification as a bandit: a record is a user, reward 1 for its class and 0 for others.
 
-    Records are met without replacement by default, so each round is a new user. Scales that are
-    not declared are read from the data, and then the certificate is "conditional": one record may
-    move the features of all others.
+    By default records are drawn without replacement, so each round is a new user. If a column has
+    no range, its scale is computed from the data, and one record may change the features of all
+    other records. The certificate is then "conditional".
 
     Parameters
     ----------
     data : str, path, list of paths, frame or mapping
-        "digits" (scikit-learn's, ten classes), "randhie" (the RAND health insurance experiment,
-        from statsmodels: two classes, 4 902 people); a CSV file; a folder or list of CSV files, or
-        a mapping of names to tables, one for each silo; or a data frame (pandas, polars, Arrow),
-        see `tables.read_table`. ``from_arrays`` takes arrays.
+        "digits" (from scikit-learn, ten classes), "randhie" (the RAND health insurance experiment,
+        from statsmodels: two classes, 4 902 people); a CSV file or a data frame (pandas, polars,
+        Arrow); or, with one table for each silo, a folder or list of CSV files or a mapping of
+        names to tables. See `tables.read_table`. For arrays use ``from_arrays``.
     dimension : int
         d of the projection.
     label : str, optional
         The column of the classes, required for a table.
     silo : str, optional
-        The column that names each record's silo; "silo" where each has a table of its own.
+        The column with the silo of each record; "silo" if there is one table for each silo.
     columns : list of str, optional
-        The feature columns; all others by default.
+        The feature columns; by default all columns except label and silo.
     projection_seed : int
         Seed of the public projection.
     coding : {"projection", "blocks"}
         Features of an action: a fixed public random projection of the record to ``dimension``
-        numbers, or the record in the action's own block, see ``records_pool``.
+        numbers, or the record in a block for this action and 0 elsewhere, see ``records_pool``.
     ranges : dict, optional
-        Knowledge of columns that does not come from the data: [low, high] or a list of categories.
+        Ranges of columns that are known without the data: [low, high] or a list of categories.
     norm : float, optional
-        Bound on the norm of a scaled record and its constant 1, to which records are shrunk.
+        Bound on the norm of a scaled record and a constant 1. Longer records are scaled down to it.
     sampling, reward, intercept
         See ``PoolEnvironment``.
 
     Raises
     ------
     InputError
-        For bad options and missing files.
+        For invalid options and missing files.
     """
 
     data: Any
@@ -283,25 +289,26 @@ class Classification(PoolEnvironment):
         if isinstance(self.data, Records):
             for name in ("ranges", "norm"):
                 if getattr(self, name) is not None:
-                    raise InputError(f"{name} goes with a table; arrays come by from_arrays")
+                    raise InputError(f"{name} goes with a table; for arrays use from_arrays")
             return
-        named = {name: getattr(self, name) for name in ("label", "silo", "columns", "ranges")}
+        options = {name: getattr(self, name) for name in ("label", "silo", "columns", "ranges")}
         if self._shipped:
-            check_left_out(self.data, **named)
+            check_left_out(self.data, **options)
             return
         for name in ("label", "silo"):
-            if not isinstance(named[name], str | None):
-                raise InputError(f"{name} must name a column, got {show(named[name])}")
+            if not isinstance(options[name], str | None):
+                raise InputError(f"{name} must name a column, got {show(options[name])}")
         if not is_table(self.data):
             raise _no_data(self.data)
-        several = isinstance(self.data, (list, tuple, Mapping)) or (
+        many_tables = isinstance(self.data, (list, tuple, Mapping)) or (
             isinstance(self.data, (str, Path)) and os.path.isdir(self.data)
         )
-        if several and self.silo is None:
+        if many_tables and self.silo is None:
             self.silo = SILO
 
     @property
     def _shipped(self) -> bool:
+        """True if the data are a data set that a package contains."""
         return isinstance(self.data, str) and self.data in SHIPPED
 
     @classmethod
@@ -318,26 +325,27 @@ class Classification(PoolEnvironment):
         sampling: str = "without-replacement",
         intercept: float | None = None,
     ) -> Classification:
-        """Make the environment of records in arrays.
+        """Return the environment with the records of arrays.
 
         Parameters
         ----------
         features : array_like, shape (n, p)
             Records.
         classes : array_like, shape (n,)
-            Classes: integers 0 to K - 1, or texts, whose classes are in alphabetical order.
+            Classes: integers 0 to K - 1, or texts, which are numbered in alphabetical order.
         silo : array_like, shape (n,), optional
-            Silo of each record, by any values; silos are numbered in order of first appearance.
+            Silo of each record, as any values. Silos are numbered in order of first appearance.
         norm : float, optional
-            Bound on the norm of a record and its constant 1, known without the data: longer
-            records are shrunk to it, each by itself. With None the largest norm in the data is
-            taken as public.
+            Bound on the norm of a record and a constant 1, known without the data. Longer records
+            are scaled down to it, one by one. If None, the largest norm in the data is used and
+            counts as public.
         coding, dimension, projection_seed, sampling, intercept
-            See the class.
+            As in `Classification`.
 
         Returns
         -------
         Classification
+            The environment.
 
         Raises
         ------
@@ -355,15 +363,17 @@ class Classification(PoolEnvironment):
         )
 
     def load(self, silos: int | None) -> Pool:
-        """Make the pool, its queries divided among M silos."""
+        """Return the pool, with its queries divided among M silos."""
         if silos is None and self.silo is None:
             raise InputError("silos is required: the data have no silo column")
         if isinstance(self.data, Records):
-            known = self.data.silos
-            if silos is not None and known not in (None, silos):
-                raise InputError(f"silos must be {known}, those that silo names, got {silos}")
-            given = (silos, self.dimension, self.projection_seed, self.coding)
-            return records_pool(self.data, *given, notes=(MADE_BEFORE,))
+            silos_in_data = self.data.silos
+            if silos is not None and silos_in_data not in (None, silos):
+                raise InputError(
+                    f"silos must be {silos_in_data}, the number of values of silo, got {silos}"
+                )
+            options = (silos, self.dimension, self.projection_seed, self.coding)
+            return records_pool(self.data, *options, notes=(MADE_BEFORE,))
         return classification_pool(
             self.data,
             silos,
@@ -378,15 +388,15 @@ class Classification(PoolEnvironment):
         )
 
     def declared_rewards(self) -> tuple[float, float]:
-        """Return [0, 1]: 1 for the record's class and 0 for any other."""
+        """Return (0, 1): the reward is 1 for the class of the record and 0 for any other class."""
         return 0.0, 1.0
 
     def natural_silos(self) -> int | None:
-        """Return the number of silos that the data name, or None."""
+        """Return the number of silos that the data define, or None."""
         return self.pool(None).silos if self.silo is not None else None
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         name, digest = "arrays", None
         if isinstance(self.data, Records):
             digest = self.data.digest()
@@ -394,7 +404,7 @@ class Classification(PoolEnvironment):
             name = Path(self.data).name if isinstance(self.data, (str, Path)) else "tables"
             if not self._shipped:
                 digest = digest_of(self.data)
-        # The default coding is left out, so that results of earlier versions keep their identity.
+        # Leaving out the default coding keeps the identity of results of earlier versions.
         coding: dict[str, Any] = {} if self.coding == "projection" else {"coding": self.coding}
         for name in ("ranges", "norm"):
             if getattr(self, name) is not None:

@@ -1,7 +1,7 @@
-"""Columns of a table as the features, classes and silos of records.
+"""Turn the columns of a table into features, classes and silos of records.
 
-Features are in [0, 1]: numbers scaled by a range, texts as one column for each category, and a
-column that marks missing cells.
+Features are in [0, 1]: numbers are scaled by a range, texts become one 0/1 column for each
+category, and a column that has missing cells gets a further 0/1 column that marks them.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from fastfed.environments.tables import MISSING, NUMBER, Table
 MAX_CATEGORIES = 50  # distinct texts that a one-hot coded column may have
 
 
-def column_ranges(table: Table, given: Any) -> dict[str, tuple[float, float] | list[str]]:
-    """Return the declared interval or categories of each column."""
-    if given is None:
+def column_ranges(table: Table, declared: Any) -> dict[str, tuple[float, float] | list[str]]:
+    """Return the checked ``ranges`` of a spec: an interval or the categories of each column."""
+    if declared is None:
         return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(declared, Mapping):
         raise InputError(
-            f"ranges must be a table of columns, such as {{ age = [20, 80] }}, got {show(given)}"
+            f"ranges must be a table of columns, such as {{ age = [20, 80] }}, got {show(declared)}"
         )
-    found: dict[str, tuple[float, float] | list[str]] = {}
-    for name, value in given.items():
+    ranges: dict[str, tuple[float, float] | list[str]] = {}
+    for name, value in declared.items():
         table.check_name("ranges", name)
         where = f"ranges.{name}"
         entries = list(value) if isinstance(value, (list, tuple)) else []
         if entries and all(isinstance(entry, str) for entry in entries):
             if len(set(entries)) < len(entries) or MISSING & set(entries):
                 raise InputError(f"{where} must name each category once, got {show(value)}")
-            found[name] = entries
+            ranges[name] = entries
         elif len(entries) == 2:
             low = number(where, entries[0])
             high = number(where, entries[1], above=low)
             if not math.isfinite(high - low):
                 raise InputError(f"{where} spans more than a float64 can hold")
-            found[name] = low, high
+            ranges[name] = low, high
         else:
             raise InputError(f"{where} must be [low, high] or a list of texts, got {show(value)}")
-    return found
+    return ranges
 
 
 def from_table(
@@ -56,7 +56,11 @@ def from_table(
     columns: Sequence[str] | None,
     known: Mapping[str, Any] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """Return features (n, p - 1), classes (n,), silo of each record (n,) or None, and notes."""
+    """Return the features, classes and silos of the records of a table, and notes.
+
+    Features have shape (n, p - 1), classes and silos (n,); silos are None if ``silo`` is None.
+    ``known`` are the declared ranges of columns, as `column_ranges` returns them.
+    """
     if label is None:
         raise InputError(
             f"label must name the column of the classes in {table.path}: one of "
@@ -66,29 +70,29 @@ def from_table(
     if silo is not None:
         table.check_name("silo", silo)
         if silo == label:
-            raise InputError(f"silo must be another column than label, got {show(silo)} for both")
+            raise InputError(f"silo and label must be different columns, got {show(silo)} for both")
     classes = _classes(table, label)
-    owner = None
+    silos = None
     if silo is not None:
         names = table.complete("silo", silo)
-        first = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        owner = np.array([first[name] for name in names])
-    chosen = feature_columns(table, label, silo, columns)
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        silos = np.array([numbers[name] for name in names])
+    feature_names = feature_columns(table, label, silo, columns)
     for name in known or ():
-        if name not in chosen:
+        if name not in feature_names:
             raise InputError(f"ranges must be of feature columns, got {show(name)}")
-    features, notes = _features(table, chosen, known or {})
-    return features, classes, owner, notes
+    features, notes = _features(table, feature_names, known or {})
+    return features, classes, silos, notes
 
 
 def feature_columns(
     table: Table, label: str, silo: str | None, columns: Sequence[str] | None
 ) -> list[str]:
-    """Return the names of the feature columns."""
+    """Return the names of the feature columns: ``columns``, or all except label and silo."""
     if columns is None:
         chosen = [name for name in table.names if name and name not in (label, silo)]
         if not chosen:
-            raise InputError(f"{table.path} must have a column beside label and silo, found none")
+            raise InputError(f"{table.path} must have columns besides label and silo, found none")
         return chosen
     if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
         raise InputError(f"columns must be a list of column names, got {show(columns)}")
@@ -97,39 +101,43 @@ def feature_columns(
         if name in (label, silo):
             role = "label" if name == label else "silo"
             raise InputError(f"columns must not list the {role} column, got {show(name)}")
-    for name, many in Counter(columns).items():
-        if many > 1:
+    for name, count in Counter(columns).items():
+        if count > 1:
             raise InputError(f"columns must name each column once, got {show(name)} twice")
     return list(columns)
 
 
-def _places(cells: list[str], known: list[str]) -> list[int]:
-    """Position of each cell among the texts of a range, len(known) for others: 4.0 is "4"."""
-    at = {value: i for i, value in enumerate(known)}
-    numbers = {float(value): i for value, i in at.items() if NUMBER.fullmatch(value)}
-    found = {}
+def _positions(cells: list[str], known: list[str]) -> list[int]:
+    """Return the position of each cell in the list ``known`` of categories.
+
+    A cell that is no category gets len(known). Numbers match by value: 4.0 matches "4".
+    """
+    by_text = {value: i for i, value in enumerate(known)}
+    by_number = {float(value): i for value, i in by_text.items() if NUMBER.fullmatch(value)}
+    positions = {}
     for cell in set(cells):
-        number = numbers.get(float(cell)) if NUMBER.fullmatch(cell) else None
-        found[cell] = at.get(cell, len(known) if number is None else number)
-    return [found[cell] for cell in cells]
+        position = by_number.get(float(cell)) if NUMBER.fullmatch(cell) else None
+        positions[cell] = by_text.get(cell, len(known) if position is None else position)
+    return [positions[cell] for cell in cells]
 
 
-def _declared(table: Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
-    """Code a column by its declared range, with a mark of missing cells: (n, 2 or categories + 1).
+def _code_declared(table: Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
+    """Return the features of a column with a declared range, shape (n, 2 or categories + 1).
 
-    The width does not depend on the data, and at most one number of a row is not 0.
+    The last feature marks missing cells. The width does not depend on the data, and at most one
+    feature of a row is not 0.
     """
     cells = table.column(name)
     if isinstance(known, list):
-        places = _places(cells, known)
+        positions = _positions(cells, known)
         present = [cell for cell in cells if cell not in MISSING]
-        if present and min(places) == len(known):
+        if present and min(positions) == len(known):
             raise InputError(
                 f"{table.path}: column {show(name)} must hold one of the texts of ranges.{name} in "
                 f"some cell, got {show(present[0])} and none of {show(known)}"
             )
         coded = np.zeros((len(cells), len(known) + 1))
-        coded[np.arange(len(cells)), places] = 1.0
+        coded[np.arange(len(cells)), positions] = 1.0
         return coded
     low, high = known
     scaled = np.zeros((len(cells), 2))
@@ -140,8 +148,8 @@ def _declared(table: Table, name: str, known: tuple[float, float] | list[str]) -
             scaled[row, 0] = (min(max(float(cell), low), high) - low) / (high - low)
         else:
             raise InputError(
-                f"{table.where[row]}: column {show(name)}, which ranges has as "
-                f"numbers, must hold one, got {show(cell)}"
+                f"{table.where[row]}: column {show(name)} must hold numbers, as its entry in "
+                f"ranges is an interval, got {show(cell)}"
             )
     return scaled
 
@@ -149,15 +157,15 @@ def _declared(table: Table, name: str, known: tuple[float, float] | list[str]) -
 def _features(
     table: Table, names: list[str], known: Mapping[str, Any]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the scaled, one-hot and missing-marker columns (n, p - 1) of the named columns."""
+    """Return the features (n, p - 1) of the named columns, and notes for the certificate."""
     parts: list[np.ndarray] = []
     empty: list[str] = []
-    broad: list[str] = []
+    too_broad: list[str] = []
     coded_as_text: list[str] = []
     missing = False
     for name in names:
         if name in known:
-            parts.append(_declared(table, name, known[name]))
+            parts.append(_code_declared(table, name, known[name]))
             continue
         cells = table.column(name)
         absent = np.array([cell in MISSING for cell in cells])
@@ -170,25 +178,25 @@ def _features(
         else:
             values = sorted(set(present))
             if len(values) > MAX_CATEGORIES:
-                broad.append(name)
+                too_broad.append(name)
                 continue
             coded_as_text.append(name)
-            at = {value: i for i, value in enumerate(values)}
+            position = {value: i for i, value in enumerate(values)}
             coded = np.zeros((len(cells), len(values)))
             rows = np.flatnonzero(~absent)
-            coded[rows, [at[cell] for cell in present]] = 1.0
+            coded[rows, [position[cell] for cell in present]] = 1.0
             parts.append(coded)
         if absent.any():
             missing = True
             parts.append(absent[:, None].astype(np.float64))
-    if broad:
-        odd = {name: table.mixed(name) for name in broad}
+    if too_broad:
+        text_cells = {name: table.mixed(name) for name in too_broad}
         each = [
             f"{len(set(table.column(name)) - MISSING)} in {show(name)}"
-            + (f" (no number: {odd[name]})" if odd[name] else "")
-            for name in broad
+            + (f" (no number: {text_cells[name]})" if text_cells[name] else "")
+            for name in too_broad
         ]
-        listed = ", ".join(each[:10]) + (", ..." if broad[10:] else "")
+        listed = ", ".join(each[:10]) + (", ..." if too_broad[10:] else "")
         raise InputError(
             f"{table.path}: text columns must have at most {MAX_CATEGORIES} distinct values, got "
             f"{listed}: correct them, or leave them out by listing the others in columns"
@@ -202,11 +210,12 @@ def _features(
     what += ", the categories" if coded_as_text else ""
     what += " and which columns have missing values" if missing else ""
     notes = [f"features are scaled and coded from the data: {what} are taken as public"]
-    # Names alone: a certificate holds no cell.
-    slips = [name for name in coded_as_text if table.mixed(name)]
-    if slips:
+    # Notes name columns only: a certificate must not contain cells.
+    mostly_numbers = [name for name in coded_as_text if table.mixed(name)]
+    if mostly_numbers:
         notes.append(
-            f"columns that are numbers but for some cells are coded as texts: {', '.join(slips)}"
+            "columns with numbers in most cells and texts in others are coded as texts: "
+            f"{', '.join(mostly_numbers)}"
         )
     if empty:
         notes.append(f"columns without any value are left out: {', '.join(empty)}")
@@ -214,9 +223,12 @@ def _features(
 
 
 def _scaled(table: Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:
-    """Scale a numeric column to [0, 1], (n, 1); 0 where it is absent or constant."""
+    """Return a numeric column scaled to [0, 1], shape (n, 1); 0 where it is absent or constant."""
     values = np.array(
-        [0.0 if gone else float(cell) for cell, gone in zip(cells, absent.tolist(), strict=True)]
+        [
+            0.0 if missing else float(cell)
+            for cell, missing in zip(cells, absent.tolist(), strict=True)
+        ]
     )
     infinite = np.flatnonzero(~np.isfinite(values))
     if len(infinite):
@@ -230,14 +242,14 @@ def _scaled(table: Table, name: str, cells: list[str], absent: np.ndarray) -> np
 
 
 def _classes(table: Table, label: str) -> np.ndarray:
-    """Return the class of each record, int64 (n,); numeric labels are sorted by size."""
+    """Return the class of each record, int64 (n,). Numeric labels are sorted by value."""
     cells = table.complete("label", label)
     numeric = all(NUMBER.fullmatch(cell) for cell in cells)
-    # Exact numbers: as floats, identifiers of many digits would become one class.
-    keys: list[Any] = _exact(table, label, cells) if numeric else cells
+    # Decimal is exact. As floats, long identifiers could be rounded to the same class.
+    keys: list[Any] = _decimals(table, label, cells) if numeric else cells
     values = sorted(set(keys))
-    at = {value: i for i, value in enumerate(values)}
-    classes = np.array([at[key] for key in keys], dtype=np.int64)
+    position = {value: i for i, value in enumerate(values)}
+    classes = np.array([position[key] for key in keys], dtype=np.int64)
     if len(values) < 2:
         raise InputError(
             f"{table.path}: label {show(label)} must have at least 2 classes, got only "
@@ -245,20 +257,20 @@ def _classes(table: Table, label: str) -> np.ndarray:
         )
     if len(values) > MAX_CLASSES or (len(values) == len(cells) > 2):
         raise InputError(
-            f"{table.path}: label {show(label)} must be a class (at most {MAX_CLASSES} of them, "
-            f"some met twice), got {len(values)} distinct values in {len(cells)} records"
+            f"{table.path}: label {show(label)} must be a class (at most {MAX_CLASSES} classes, "
+            f"some in two records), got {len(values)} distinct values in {len(cells)} records"
         )
     return classes
 
 
-def _exact(table: Table, label: str, cells: list[str]) -> list[Decimal]:
+def _decimals(table: Table, label: str, cells: list[str]) -> list[Decimal]:
     """Return numeric labels as exact decimals."""
-    found = []
+    decimals = []
     for cell, line in zip(cells, table.where, strict=True):
         try:
-            found.append(Decimal(cell))
+            decimals.append(Decimal(cell))
         except InvalidOperation:
             raise InputError(
-                f"{line}: label {show(label)} must have an exponent within reach, got {show(cell)}"
+                f"{line}: label {show(label)} must have an exponent in range, got {show(cell)}"
             ) from None
-    return found
+    return decimals

@@ -1,4 +1,4 @@
-"""Constructed instances: for lower bounds, without diversity, and estimates of diversity."""
+"""Instances that proofs of lower bounds use, and estimates of the diversity of contexts."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from fastfed.environments.base import (
 from fastfed.environments.pool import SAMPLING
 
 # ---- The instance of the lower bounds ------------------------------------------------------------
-# Rewards of one block say nothing about the others.
+# A reward depends on one block of theta*, so it carries no information about other blocks.
 
 
 @dataclass(frozen=True)
 class HardInstance:
-    """Two actions: the second is 0, the first has z in one block of two coordinates, else 0.
+    """Two actions per round: one is zero outside a block of two coordinates, the other is zero.
 
-    The block is uniform over d/2, and z ~ N(0, I_2) truncated to the unit disc, fresh for every
-    (round, silo). theta* has in every block an independent uniform point of the circle of
-    ``radius``, so its norm is radius sqrt(d/2), at most sqrt(1/2). The expected reward
-    <z, theta*_block> lies in [-radius, radius], so Bernoulli rewards are refused. Clipping rewards
-    to [0, 1] would hide the negative ones: curves need ``clip = false``.
+    The first action has z in one block of two coordinates and 0 elsewhere. For every (round, silo)
+    the block is drawn uniformly from the d/2 blocks, and z from N(0, I_2) truncated to the unit
+    disc. Every block of theta* is an independent uniform point on the circle of ``radius``, so the
+    norm of theta* is radius sqrt(d/2), at most sqrt(1/2). The expected reward <z, theta*_block>
+    lies in [-radius, radius], so Bernoulli rewards are refused. Clipping rewards to [0, 1] would
+    hide negative rewards, so curves need ``clip = false``.
     Source: huang-2023, Appendix E.1.
 
-    Features are float32 with norms below 1: z is shortened by 1.2e-7 of its length.
+    Features are float32. z is shortened by 1.2e-7 of its length, so that norms stay below 1.
 
     Parameters
     ----------
     dimension : int
         d, even.
     radius : float, optional
-        Radius of the circles, at most 1/sqrt d, the default.
+        Radius of the circles; by default 1/sqrt d, the largest value allowed.
     reward : RewardDistribution
-        Gaussian or none; the paper's, the default, is Gaussian of std 1.
+        Gaussian or none. The default, as in the paper, is Gaussian with std 1.
 
     Raises
     ------
@@ -67,24 +68,25 @@ class HardInstance:
         check_signed_rewards(self.reward)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds."""
-        largest = self._radius()
+        """Return the properties of this environment for M silos and T rounds."""
+        largest_mean = self._radius()
         return EnvironmentSpec(
             dimension=self.dimension,
             actions=2,
             reward=self.reward,
-            reward_range=(-largest, largest) if self.reward.kind == "none" else None,
+            reward_range=(-largest_mean, largest_mean) if self.reward.kind == "none" else None,
         )
 
     def _radius(self) -> float:
+        """Return the radius of the circles, with its default."""
         return 1.0 / math.sqrt(self.dimension) if self.radius is None else self.radius
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
-        """theta* of one replicate, (d,)."""
+        """Return theta* of one replicate, shape (d,)."""
         blocks = instance_normals(seed, replicate, self.dimension).reshape(-1, 2)
         norms = np.sqrt(blocks[:, :1] * blocks[:, :1] + blocks[:, 1:] * blocks[:, 1:])
         return np.ravel(blocks * (self._radius() / norms))
@@ -95,12 +97,12 @@ class HardInstance:
         return environments.HardInstance(seed, replicate, theta, self.reward.c)
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)
 
 
 def check_signed_rewards(reward: RewardDistribution) -> None:
-    """Raise InputError for a distribution that cannot have negative means."""
+    """Raise InputError if rewards of this distribution cannot have negative means."""
     check_reward(reward)
     if reward.kind == "bernoulli":
         raise InputError(
@@ -110,29 +112,31 @@ def check_signed_rewards(reward: RewardDistribution) -> None:
 
 
 # ---- Estimates of diversity and margin -----------------------------------------------------------
-# Learning without exploration (huang-2023) needs diverse contexts, and a margin.
+# Learning without exploration (huang-2023) assumes that contexts are diverse (lambda_0 > 0) and
+# that small gaps between the two best actions are rare (the margin condition, C_0).
 
-#: Batches of rounds for the standard error of lambda_0.
+#: Number of batches of rounds, from which the standard error of lambda_0 is computed.
 BATCHES = 20
-#: Rounds that must have at most a gap before the ratio of the margin is computed there.
-LEAST = 100
-#: Number of gaps at which the ratio of the margin is computed.
-LEVELS = 60
+#: P(gap <= e)/e is computed only for e such that at least this number of rounds have gap <= e.
+MIN_ROUNDS = 100
+#: Number of values of e at which P(gap <= e)/e is computed.
+GAP_LEVELS = 60
 
 
 @dataclass(frozen=True)
 class Diversity:
-    """Estimates of lambda_0 and C_0 for one replicate's theta*, each with a standard error.
+    """Estimates of lambda_0 and C_0 for theta* of one replicate, with standard errors.
 
-    Both err on the safe side: see ``diversity``.
+    On average lambda_0 is underestimated and C_0 overestimated; see ``diversity``.
 
     Attributes
     ----------
     lambda_0, lambda_0_error : float
-        Least eigenvalue of E[x x'], with x the best action's features, in the silo where it is
-        least.
+        Least eigenvalue of E[x x'], where x are the features of the best action, and its standard
+        error, in the silo with the least estimate.
     margin, margin_error : float
-        C_0, the least C with P(gap <= e) <= C e for all e > 0, in the silo where it is largest.
+        C_0, the least C with P(gap <= e) <= C e for all e > 0, and its standard error, in the silo
+        with the largest estimate.
     """
 
     lambda_0: float
@@ -158,10 +162,10 @@ def diversity(
     silos : int
         Number of silos (M).
     rounds : int
-        Rounds 1 to ``rounds`` of every silo are used, at least 100. They count as draws of one
-        distribution: where a silo's context is fixed, all are the same.
+        Rounds 1 to ``rounds`` of every silo are used, at least 100. The estimates treat them as
+        independent draws from one distribution.
     seed, replicate : int
-        These fix theta*, on which both constants depend.
+        They determine theta*, on which lambda_0 and C_0 depend.
 
     Returns
     -------
@@ -171,46 +175,46 @@ def diversity(
     Raises
     ------
     InputError
-        If the environment has no contexts, or cannot serve so many rounds.
+        If the environment has no contexts, or has fewer than ``rounds`` rounds.
 
     Notes
     -----
-    Source: huang-2023, Assumptions 3.1 and 3.2. The best action is the one of largest expected
-    reward, the first if there are several; the gap is to the second best (the paper prints "for
-    all" other actions and uses "for one").
+    Source: huang-2023, Assumptions 3.1 and 3.2. The best action is the action with the largest
+    expected reward, the first if there are several. The gap is the difference to the second best
+    action (the paper prints "for all" other actions and uses "for one").
 
-    lambda_0 is the least eigenvalue of the mean over all rounds. Its standard error is that of
-    20 batches of rounds, each with an eigenvalue of its own. By concavity the estimate is low on
-    average: by 1/rounds where the eigenvalue is simple, by some standard errors where many are
-    equal.
+    lambda_0 is estimated by the least eigenvalue of the mean of x x' over all rounds. Its standard
+    error is computed from the least eigenvalues of 20 batches of rounds. The least eigenvalue is
+    concave, so the estimate is too low on average: by about 1/rounds if the eigenvalue is simple,
+    by a few standard errors if many eigenvalues are equal.
 
-    C_0 = sup of P(gap <= e)/e is the largest such ratio at 60 of the observed gaps: those of
-    ranks 100 to ``rounds``, in geometric steps. Choosing the largest overestimates by about its
-    standard error, the binomial one of that ratio; a peak held by fewer than 100 rounds is not
-    seen. C_0 is infinite as soon as two best actions are equal in one round, as then
-    P(gap <= 0) > 0, and 0 with a single action.
+    C_0 = sup of P(gap <= e)/e is estimated by the largest of these ratios at 60 of the observed
+    gaps, with ranks from 100 to ``rounds`` in geometric steps. Taking the maximum overestimates C_0
+    by about one standard error, which is the binomial standard error of the largest ratio. A peak
+    that fewer than 100 rounds cause is not seen. C_0 is infinite if the two best actions are equal
+    in some round, since then P(gap <= 0) > 0. It is 0 if there is a single action.
     """
     if not hasattr(environment, "facts"):
         raise InputError(
             f"environment must be an environment such as Sphere(), got {show(environment)}"
         )
     silos = integer("silos", silos, at_least=1, at_most=2**31)
-    rounds = integer("rounds", rounds, at_least=LEAST, at_most=2**31)
+    rounds = integer("rounds", rounds, at_least=MIN_ROUNDS, at_most=2**31)
     replicate = integer("replicate", replicate, at_least=0, at_most=2**32 - 1)
     dimension = environment.facts(silos, rounds).dimension
-    opened = environment.open(check_seed(seed), replicate, silos)
-    if isinstance(opened, Adversary):
-        raise InputError(f'environment "{environment.kind}" has losses, and no contexts')
+    instance = environment.open(check_seed(seed), replicate, silos)
+    if isinstance(instance, Adversary):
+        raise InputError(f'environment "{environment.kind}" has losses but no contexts')
     eigenvalues, margins = [], []
     for silo in range(silos):
-        best, gaps = np.empty((rounds, dimension)), np.full(rounds, math.inf)
+        x_best, gaps = np.empty((rounds, dimension)), np.full(rounds, math.inf)
         for t in range(rounds):
-            x, mean = opened.round(silo, t + 1)
-            best[t] = x[mean.argmax()]
+            x, mean = instance.round(silo, t + 1)
+            x_best[t] = x[mean.argmax()]
             if len(mean) > 1:
                 second, first = np.partition(mean, -2)[-2:]
                 gaps[t] = first - second
-        eigenvalues.append(least_eigenvalue(best))
+        eigenvalues.append(least_eigenvalue(x_best))
         margins.append(margin(gaps))
     return Diversity(*min(eigenvalues), *max(margins))
 
@@ -219,7 +223,7 @@ def least_eigenvalue(rows: np.ndarray) -> tuple[float, float]:
     """Return the least eigenvalue of the mean of x x' over rows (n, d), and its standard error."""
 
     def least(part: np.ndarray) -> float:
-        # The mean of x x' is positive semidefinite: a negative value is rounding.
+        # The mean of x x' is positive semidefinite: a negative eigenvalue is a rounding error.
         return max(float(np.linalg.eigvalsh(part.T @ part / len(part))[0]), 0.0)
 
     batches = [least(part) for part in np.array_split(rows, BATCHES)]
@@ -232,33 +236,33 @@ def margin(gaps: np.ndarray) -> tuple[float, float]:
     n = len(ordered)
     if ordered[0] <= 0.0:
         return math.inf, 0.0
-    ranks = np.unique(np.geomspace(LEAST, n, LEVELS).astype(np.int64))
-    at = ordered[ranks - 1]
-    # All equal gaps count, not only those up to the rank.
-    share = np.searchsorted(ordered, at, side="right") / n
-    ratio = share / at
+    ranks = np.unique(np.geomspace(MIN_ROUNDS, n, GAP_LEVELS).astype(np.int64))
+    levels = ordered[ranks - 1]
+    # side="right" counts all gaps equal to the level, also those of higher rank.
+    share = np.searchsorted(ordered, levels, side="right") / n
+    ratio = share / levels
     k = int(ratio.argmax())
     return float(ratio[k]), float(ratio[k] * math.sqrt((1.0 - share[k]) / (share[k] * n)))
 
 
 # ---- The instance without diversity --------------------------------------------------------------
-# Only the first silo ever sees the first coordinate.
+# Only the first silo sees actions in the first coordinate.
 
 
 @dataclass(frozen=True)
 class NoDiversity:
     """d = 2, two actions, the same in every round: (+-1, 0) in silo 0, (0, +-1) in all others.
 
-    theta* is uniform on {-1/2, 1/2}^2, one for each replicate, so that one action of every silo
-    has expected reward 1/2 and the other -1/2: a wrong one costs exactly 1. Clipping rewards to
-    [0, 1] would hide the negative ones: curves need ``clip = false``.
-    Source: huang-2023, Proposition D.1, whose features are half as long and whose theta*, twice
-    as long, has norm sqrt 2: the same rewards, here with ||x|| = 1 and ||theta*|| = sqrt(1/2).
+    theta* is uniform on {-1/2, 1/2}^2 and drawn once for each replicate. At every silo one action
+    has expected reward 1/2 and the other -1/2, so a wrong choice costs a regret of 1. Clipping
+    rewards to [0, 1] would hide negative rewards, so curves need ``clip = false``.
+    Source: huang-2023, Proposition D.1. There features are half as long and theta* is twice as
+    long, with norm sqrt 2. Here ||x|| = 1 and ||theta*|| = sqrt(1/2), with the same rewards.
 
     Parameters
     ----------
     reward : RewardDistribution
-        Gaussian or none; the paper's, the default, is Gaussian of std 1.
+        Gaussian or none. The default, as in the paper, is Gaussian with std 1.
 
     Raises
     ------
@@ -273,11 +277,11 @@ class NoDiversity:
         check_signed_rewards(self.reward)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         return EnvironmentSpec(
             dimension=2,
             actions=2,
@@ -287,12 +291,12 @@ class NoDiversity:
         )
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
-        """theta* of one replicate, (2,)."""
+        """Return theta* of one replicate, shape (2,)."""
         return np.copysign(0.5, instance_normals(seed, replicate, 2))
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
-        # (silo, action, coordinate)
+        # The axes of x are silo, action and coordinate.
         x = np.zeros((silos, 2, 2), np.float32)
         x[0, :, 0] = x[1:, :, 1] = 1.0, -1.0
         means = x.astype(np.float64) @ self.theta(seed, replicate)
@@ -312,5 +316,5 @@ class NoDiversity:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)

@@ -1,11 +1,11 @@
 """Learning to rank as a bandit: LETOR files (MSLR-WEB10K, WEB30K, LETOR 3 and 4) and their pool.
 
-A query is a context and its documents are the actions. A document's mean reward is linear in its
-chosen features, with a lasso fit theta* to the relevance labels (zhou-chowdhury-2024, Section 6,
-and its published code).
+A query is a context, and its documents are the actions. The mean reward of a document is linear in
+the selected features. theta* is a lasso fit to the relevance labels (zhou-chowdhury-2024, Section
+6, and its published code).
 
-Deviation: the paper names its feature sets "title" and "body". By the columns that its code takes
-they are anchor + URL and body + title + whole document, so here they are anchor-url and text.
+Deviation: the paper calls its feature sets "title" and "body". The columns that its code selects
+are anchor + URL, and body + title + whole document. So here they are called anchor-url and text.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ INTERCEPT = 0.01  # value of column 0, as in the published code
 _ANCHOR_URL = (0, *(5 * i + j for i in range(25) for j in (2, 4)), *range(126, 132))
 _TEXT = (0, *(5 * i + j for i in range(25) for j in (1, 3, 5)), 132, 133)
 FEATURE_SETS = {"anchor-url": _ANCHOR_URL, "text": _TEXT, "both": _ANCHOR_URL + _TEXT}
-_CHUNK = 8192  # rows held in float64 at a time,
-_NUMBERS = 2**25  # and at most so many numbers, where rows are very long
-_DERIVED = 1  # version of the pool's making; a new number invalidates all cached pools
+_CHUNK = 8192  # largest number of rows held in float64 at a time
+_NUMBERS = 2**25  # largest number of entries of such rows
+_DERIVED = 1  # version of this computation; a new number invalidates all cached pools
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class _Derived:
 
 @dataclass(frozen=True, eq=False)
 class _Model:
-    """The parts of a pool beside its values and means."""
+    """theta*, notes and linearity of a pool."""
 
     theta: np.ndarray
     notes: tuple[str, ...]
@@ -82,33 +82,33 @@ def letor_pool(
     theta_penalty: float = 1.0,
     reward_range: tuple[float, float] | None = None,
 ) -> Pool:
-    """Make the pool of a LETOR file or folder, its queries in equal contiguous blocks by silo.
+    """Return the pool of a LETOR file or folder, with equal contiguous blocks of queries as silos.
 
-    Every row has norm at most 1, also when it is computed in float32. The first call needs
-    scikit-learn; the result is cached beside the parsed file as memory-mapped arrays.
+    Every row has norm at most 1, also if the norm is computed in float32. The first call needs
+    scikit-learn. The result is cached next to the parsed file as memory-mapped arrays.
 
     Parameters
     ----------
     path : path-like
         A file (.txt, .gz) or a folder, see ``read_letor``.
     silos : int
-        M; the first queries % M silos own one query more.
+        M. The first ``queries % M`` silos have one query more than the others.
     features : str or sequence of int
         "anchor-url" (57 columns), "text" (78), "both" (135, the intercept twice), "all" (the
         intercept and every feature of the file) or a list of column numbers. Column 0 is an
         intercept of value 0.01, column j is feature j of the file.
     scaling : {"column", "row"}
-        "column" divides each column by its largest absolute value and then all rows by the
-        largest row norm, and rescales theta* inversely, so that the model stays linear; mean
-        rewards are then moved to reward_range by an affine map, which the coordinate of theta* at
-        a constant column (the intercept) absorbs. "row" is that of the published code: each row
-        gets norm 1, mean rewards stay <raw row, theta*>, and no theta* is linear in what the
-        learner sees.
+        "column" divides each column by its largest absolute value, then all rows by the largest
+        row norm, and rescales theta* inversely, so that the model stays linear. An affine map then
+        moves mean rewards to reward_range. The coordinate of theta* at a constant column (the
+        intercept) absorbs the shift. "row" is the scaling of the published code: each row is
+        divided by its norm, and mean rewards stay <raw row, theta*>. They are then not linear in
+        the features that the learner sees.
     theta_penalty : float
-        Penalty of the lasso of relevance on the raw columns, without intercept and with at most
-        10 000 iterations.
+        Penalty of the lasso fit of relevance on the raw columns, without intercept and with at
+        most 10 000 iterations.
     reward_range : (float, float), optional
-        Least and largest mean reward under "column", (0, 1) by default; must be None under "row".
+        Least and largest mean reward for "column", (0, 1) by default. Must be None for "row".
 
     Returns
     -------
@@ -118,20 +118,20 @@ def letor_pool(
     Raises
     ------
     InputError
-        For bad files and options, columns that the file does not have, fewer queries than silos,
-        and if the lasso leaves nothing to learn (theta* = 0).
+        For invalid files and options, for columns that the file does not have, for fewer queries
+        than silos, and if the lasso gives theta* = 0.
     """
     silos = integer("silos", silos, at_least=1)
     scaling = choice("scaling", scaling, ("column", "row"))
     penalty = number("theta_penalty", theta_penalty, above=0)
-    wanted = _columns(features)
-    span = _reward_range(reward_range, scaling)
+    selected = _columns(features)
+    checked_range = _reward_range(reward_range, scaling)
     letor = read_letor(path)
     width = letor.features.shape[1]
     queries = len(letor.starts) - 1
     if queries < silos:
         raise InputError(f"silos must be at most the {queries} queries of {path}, got {silos}")
-    columns = tuple(range(width + 1)) if wanted is None else wanted
+    columns = tuple(range(width + 1)) if selected is None else selected
     if max(columns) > width:
         raise InputError(
             f"features {show(features)} must be columns 0 to {width}, the largest in {path}, "
@@ -142,7 +142,7 @@ def letor_pool(
         "columns": columns,
         "scaling": scaling,
         "theta_penalty": penalty,
-        "reward_range": span,
+        "reward_range": checked_range,
     }
     derived = _cached(letor, options, str(path))
     pool = Pool(
@@ -156,7 +156,7 @@ def letor_pool(
         linear=derived.linear,
         conditions=(
             (SCALED, scaling == "row"),
-            # theta*, which makes the rewards, is a fit to the relevance of all records.
+            # Rewards depend on theta*, which is fitted to the relevance of all records.
             (INDEPENDENT, False),
         ),
     )
@@ -165,7 +165,7 @@ def letor_pool(
 
 
 def _columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
-    """Return the column numbers of a feature set; None for all."""
+    """Return the column numbers of the option ``features``; None for "all"."""
     if isinstance(features, str):
         if features == "all":
             return None
@@ -181,16 +181,16 @@ def _columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
     columns = tuple(
         integer("features", column, at_least=0, at_most=MAX_FEATURES) for column in features
     )
-    twice = [column for column in columns if columns.count(column) > 1]
-    if twice:
-        raise InputError(f"features must name each column once, got column {twice[0]} twice")
+    repeated = [column for column in columns if columns.count(column) > 1]
+    if repeated:
+        raise InputError(f"features must name each column once, got column {repeated[0]} twice")
     return columns
 
 
 def _reward_range(
     reward_range: tuple[float, float] | None, scaling: str
 ) -> tuple[float, float] | None:
-    """Return the checked range of mean rewards; None where they stay as they are."""
+    """Return the checked range of mean rewards; None for "row", which does not map them."""
     if scaling == "row":
         if reward_range is not None:
             raise InputError(
@@ -206,14 +206,14 @@ def _reward_range(
 
 
 def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
-    """Return the derived pool, from the cache beside the parsed rows if it is there."""
+    """Return the pool that ``options`` describe, from the cache if it is there."""
     if letor.folder is None:
         return _derive(letor, options, path, None)
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32]
     folder = letor.folder / "pools" / key
-    found = _load(letor, options, folder)
-    if found is not None:
-        return found
+    cached = _load(letor, options, folder)
+    if cached is not None:
+        return cached
     if not keep_if_whole(letor.folder, "features"):
         if letor.folder.exists():
             raise InputError(f"{letor.folder} is damaged and cannot be removed: remove it")
@@ -222,7 +222,7 @@ def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
 
 
 def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived | None:
-    """Return a cached pool, or None if the folder does not hold all of it."""
+    """Return a cached pool, or None if the folder is incomplete or damaged."""
     meta = load_meta(folder)
     if meta is None or not keep_if_whole(folder, "values", "means", "theta"):
         return None
@@ -231,13 +231,16 @@ def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived |
     means = load_array(folder, "means", (rows,))
     theta = load_array(folder, "theta", (dimension,))
     if values is None or means is None or theta is None:
-        shutil.rmtree(folder, ignore_errors=True)  # damaged: made anew by the caller
+        shutil.rmtree(folder, ignore_errors=True)  # damaged; the caller computes the pool again
         return None
     return _Derived(values, means, theta, tuple(meta["notes"]), meta["linear"])
 
 
 def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path | None) -> _Derived:
-    """Make features, means and model, in the cache folder, or in memory where there is none."""
+    """Compute features, means and model, and store them in the cache folder.
+
+    They stay in memory if ``folder`` is None or cannot be written.
+    """
     columns = np.array(options["columns"])
     theta, largest, notes = _fit(letor, columns, options["theta_penalty"])
     if not theta.any():
@@ -246,54 +249,54 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
             "makes every coefficient 0, so all actions would have the same mean reward"
         )
 
-    def make(storage: PoolStorage) -> _Model:
+    def compute_into(storage: PoolStorage) -> _Model:
         if options["scaling"] == "column":
             span = options["reward_range"]
-            made = _by_column(letor, columns, theta, largest, span, path, storage)
+            model = _by_column(letor, columns, theta, largest, span, path, storage)
         else:
-            made = _by_row(letor, columns, theta, storage)
-        return replace(made, notes=(*notes, *made.notes))
+            model = _by_row(letor, columns, theta, storage)
+        return replace(model, notes=(*notes, *model.notes))
 
-    too_large, stays = f"the pool of {path} is larger than memory", ""
+    too_large, warning = f"the pool of {path} is larger than memory", ""
     if folder is not None:
         try:
             with fresh_folder(folder) as temporary:
                 with closing(FileStorage(temporary)) as storage:
-                    made = make(storage)
+                    model = compute_into(storage)
                     storage.finish()
-                save_array(temporary / "theta.npy", made.theta)
-                meta = {"format": FORMAT, **options, "notes": made.notes, "linear": made.linear}
+                save_array(temporary / "theta.npy", model.theta)
+                meta = {"format": FORMAT, **options, "notes": model.notes, "linear": model.linear}
                 write_meta(temporary, meta)
         except OSError as error:
             why = f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
             too_large = f"{too_large}, and {why}"
-            stays = f"{why}: the pool of {path} stays in memory"
+            warning = f"{why}: the pool of {path} stays in memory"
         else:
             stored = _load(letor, options, folder)
             if stored is not None:
                 return stored
-    rows, most = len(letor.relevance), available()
-    if most is not None and rows * (4 * len(columns) + 8) > most:
+    rows, free_bytes = len(letor.relevance), available()
+    if free_bytes is not None and rows * (4 * len(columns) + 8) > free_bytes:
         raise InputError(too_large)
-    if stays:
-        warnings.warn(stays, stacklevel=4)
-    held = ArrayStorage(rows, len(columns))
-    made = make(held)
-    return _Derived(held.values, held.means, made.theta, made.notes, made.linear)
+    if warning:
+        warnings.warn(warning, stacklevel=4)
+    in_memory = ArrayStorage(rows, len(columns))
+    model = compute_into(in_memory)
+    return _Derived(in_memory.values, in_memory.means, model.theta, model.notes, model.linear)
 
 
 def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield (first query, last query + 1, raw rows in float64) in chunks of whole queries."""
+    """Yield (first query, last query + 1, raw rows in float64) of chunks of whole queries."""
     starts = np.asarray(letor.starts)
     position = np.flatnonzero(columns)
     queries = len(starts) - 1
-    most = max(1, min(_CHUNK, _NUMBERS // len(columns)))
+    max_rows = max(1, min(_CHUNK, _NUMBERS // len(columns)))
     first = 0
-    with _reader(letor) as part:
+    with _reader(letor) as read_rows:
         while first < queries:
-            last = int(np.searchsorted(starts, starts[first] + most, side="right")) - 1
+            last = int(np.searchsorted(starts, starts[first] + max_rows, side="right")) - 1
             last = max(last, first + 1)
-            rows = part(int(starts[first]), int(starts[last]))
+            rows = read_rows(int(starts[first]), int(starts[last]))
             raw = np.full((len(rows), len(columns)), INTERCEPT)
             raw[:, position] = rows[:, columns[position] - 1]
             yield first, last, raw
@@ -302,7 +305,10 @@ def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, n
 
 @contextmanager
 def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
-    """Give a function that reads rows first .. last - 1, into new memory if they are in a file."""
+    """Yield a function that returns rows first .. last - 1 as an array.
+
+    Rows of a file are read into new memory, not memory-mapped.
+    """
     if letor.folder is None:
         yield lambda first, last: letor.features[first:last]
         return
@@ -316,12 +322,14 @@ def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
 def _fit(
     letor: LetorRows, columns: np.ndarray, penalty: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Fit theta* on the raw columns; return it, each column's largest absolute value, and notes.
+    """Fit theta* on the raw columns.
 
-    The lasso sees X and y only through inner products, and an orthogonal map keeps those. So it is
-    solved on the triangular factor R of [X | y] = Q R, found chunk by chunk: d + 1 rows in place of
-    n, the same iterates and the same stopping rule. (A Gram matrix would do as well, but squares
-    the condition number, and raw columns span nine decades.)
+    Return theta* (d,), the largest absolute value of each column (d,), and notes.
+
+    The lasso depends on X and y only through inner products, which an orthogonal map preserves. So
+    it is solved on the triangular factor R of [X | y] = Q R, which is computed chunk by chunk and
+    has d + 1 rows instead of n. The iterates and the stopping rule are the same. (A Gram matrix
+    would also work, but squares the condition number; raw columns span nine orders of magnitude.)
     """
     try:
         from sklearn.exceptions import ConvergenceWarning
@@ -338,14 +346,18 @@ def _fit(
         relevance = letor.relevance[letor.starts[first] : letor.starts[last], None]
         stacked = np.vstack([factor, np.hstack([raw, relevance])])
         factor = np.asarray(np.linalg.qr(stacked, mode="r"))
-    # scikit-learn divides the squared loss by the number of rows it sees.
-    share = len(letor.relevance) / len(factor)
-    lasso = Lasso(alpha=penalty * share, fit_intercept=False, max_iter=10_000)
+    # scikit-learn divides the squared loss by the number of rows, which is that of R, not of X.
+    row_ratio = len(letor.relevance) / len(factor)
+    lasso = Lasso(alpha=penalty * row_ratio, fit_intercept=False, max_iter=10_000)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         lasso.fit(factor[:, :dimension], factor[:, dimension])
-    stopped = any(issubclass(w.category, ConvergenceWarning) for w in caught)
-    notes = ("the lasso for theta* stopped at 10 000 iterations, not converged",) if stopped else ()
+    not_converged = any(issubclass(w.category, ConvergenceWarning) for w in caught)
+    notes = (
+        ("the lasso for theta* stopped at 10 000 iterations, not converged",)
+        if not_converged
+        else ()
+    )
     return np.asarray(lasso.coef_, dtype=np.float64), largest, notes
 
 
@@ -358,7 +370,7 @@ def _by_column(
     path: str,
     storage: PoolStorage,
 ) -> _Model:
-    """Scale columns by their largest value and rows by the largest norm: the model stays linear."""
+    """Add rows to ``storage`` with scaling "column", which keeps the model linear."""
     scale = np.where(largest > 0, largest, 1.0)
     norm = max(float(_norms(raw / scale).max()) for _, _, raw in _chunks(letor, columns))
     scale *= norm / _below_one(len(columns))
@@ -369,14 +381,15 @@ def _by_column(
         rows = (raw / scale).astype(np.float32)
         np.minimum(low, rows.min(axis=0), out=low)
         np.maximum(high, rows.max(axis=0), out=high)
-        # From the rounded rows, so that the model is linear in what the learner sees.
+        # Means are computed from the rounded rows, which are what the learner sees.
         storage.add(_flat(rows, letor, first, last), rows.astype(np.float64) @ model)
     least, most = storage.min_mean, storage.max_mean
     if not most > least:
         raise InputError(
-            f"features must tell the actions of {path} apart, but all of them have the same mean "
+            f"features must distinguish the actions of {path}, but all actions have the same mean "
             "reward: choose more columns or a smaller theta_penalty"
         )
+    # Map mean rewards from [least, most] to the range `span`.
     slope = (span[1] - span[0]) / (most - least)
     shift = span[0] - slope * least
     storage.change_means(lambda means: np.clip(slope * means + shift, span[0], span[1]))
@@ -384,7 +397,7 @@ def _by_column(
     constant = np.where(low == high, low, np.float32(0)).astype(np.float64)
     absorbed = bool(constant.any())
     if absorbed:
-        # Spread over the constant columns in proportion: the shortest theta that does it.
+        # Among all theta that absorb the shift, this one has the least norm.
         model += shift * constant / (constant @ constant)
     where = (
         "absorbed by theta* at a constant column"
@@ -406,7 +419,7 @@ def _by_column(
 def _by_row(
     letor: LetorRows, columns: np.ndarray, theta: np.ndarray, storage: PoolStorage
 ) -> _Model:
-    """Scale as the published code does: unit rows, rewards from the raw rows."""
+    """Add rows to ``storage`` with scaling "row": unit rows, and rewards from the raw rows."""
     for first, last, raw in _chunks(letor, columns):
         norms = _norms(raw)
         norms[norms == 0] = 1.0
@@ -422,17 +435,18 @@ def _by_row(
 
 
 def _flat(rows: np.ndarray, letor: LetorRows, first: int, last: int) -> np.ndarray:
-    """Return the feature-major blocks of queries first .. last, one after the other."""
+    """Return the features of queries first .. last - 1 as flat feature-major blocks."""
     starts = np.asarray(letor.starts[first : last + 1])
     return np.concatenate(list(feature_major(rows, starts - starts[0])))
 
 
 def _norms(rows: np.ndarray) -> np.ndarray:
+    """Return the Euclidean norm of each row, (n,)."""
     return np.asarray(np.linalg.norm(rows, axis=1))
 
 
 def _below_one(dimension: int) -> float:
-    """Return a norm just below 1: rounded to float32, a sum of d squares then stays at most 1."""
+    """Return a norm below 1, such that float32 sums of the d squares of a row are at most 1."""
     return 1.0 - (dimension + 4) * 2.0**-24
 
 
@@ -441,9 +455,10 @@ def _below_one(dimension: int) -> float:
 
 @dataclass(kw_only=True)
 class Letor(PoolEnvironment):
-    """LETOR files (MSLR-WEB10K, WEB30K, LETOR 4.0), queries in equal contiguous blocks by silo.
+    """LETOR files (MSLR-WEB10K, WEB30K, LETOR 4.0), with contiguous blocks of queries as silos.
 
-    theta* is the lasso of relevance on the chosen columns. Source: zhou-chowdhury-2024, Section 6.
+    theta* is a lasso fit of relevance on the selected columns. Source: zhou-chowdhury-2024,
+    Section 6.
 
     Parameters
     ----------
@@ -452,14 +467,15 @@ class Letor(PoolEnvironment):
     features : str or sequence of int
         "anchor-url" (57 columns), "text" (78), "both" (135), "all", or a list of column numbers.
     scaling : {"column", "row"}
-        "column" keeps the model exactly linear; "row" is that of the published code.
+        "column" keeps the model exactly linear. "row" is the scaling of the published code. See
+        ``letor_pool``.
     sampling, reward
         See ``PoolEnvironment``.
 
     Raises
     ------
     InputError
-        For bad options and missing files.
+        For invalid options and missing files.
     """
 
     path: str
@@ -476,31 +492,34 @@ class Letor(PoolEnvironment):
             raise InputError(f"path must be an existing file or folder, got {self.path!r}")
 
     def load(self, silos: int | None) -> Pool:
-        """Make the pool, its queries divided among M silos."""
+        """Return the pool, with its queries divided among M silos."""
         if silos is None:
             raise InputError('silos is required for the environment "letor"')
         return letor_pool(self.path, silos, self.features, self.scaling)
 
     def declared_rewards(self) -> tuple[float, float] | None:
-        """Return [0, 1] for scaled columns; the rewards of raw rows have no bound."""
+        """Return (0, 1) for scaling "column". With "row", rewards have no bound: return None."""
         return (0.0, 1.0) if self.scaling == "column" else None
 
     def record_multiplicity(self) -> int:
-        """Return the most runs of rows that share a query identifier: they may be one query."""
+        """Return the largest number of queries with the same identifier.
+
+        Separate runs of rows with one identifier are separate queries, but may be one record.
+        """
         _, counts = np.unique(read_letor(self.path).qids, return_counts=True)
         return int(counts.max())
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return {
             "kind": self.kind,
-            # Checksums, not paths: a moved folder is still the same data.
+            # Checksums, not paths, so that moving a folder does not change the identity.
             "sources": list(read_letor(self.path).checksums),
             "features": self.features,
             "scaling": self.scaling,
             "sampling": self.sampling,
-            # Older versions read the range of the rewards of rows from the data, and so the radius:
-            # this key tells their results apart.
+            # Older versions computed the reward range, and so the radius, from the data. This key
+            # distinguishes their results.
             **({"reward_range": None} if self.scaling == "row" else {}),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
             **self.later_keys,

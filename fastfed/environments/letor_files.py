@@ -1,7 +1,8 @@
-"""LETOR files as arrays, parsed once (`letor_parser`): sources and their cache.
+"""Read LETOR files as arrays, and cache the parsed arrays.
 
-Parsed files are stored as memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in
-the user's cache folder of the platform), under path, size and time stamp of the sources.
+`letor_parser` parses each file once. The arrays are stored in a cache folder ($FASTFED_CACHE, or
+fastfed/ in the user's cache folder of the platform) and memory-mapped. The key of a cache entry is
+the path, size and time stamp of its source files.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class CachedEntry:
 
 @dataclass(frozen=True)
 class _Stamp:
-    """Name, size and time stamp of a source, which tell its versions apart without reading it."""
+    """Name, size and time stamp of a source file, which identify its version without reading it."""
 
     name: str
     size: int
@@ -94,13 +95,13 @@ class _Stamp:
 
 
 def read_letor(path: str | os.PathLike[str], features: int | None = None) -> LetorRows:
-    """Read a LETOR file (.txt, .gz) or a folder of them, from the cache if it has them.
+    """Read a LETOR file (.txt, .gz) or a folder of such files, from the cache if possible.
 
     Parameters
     ----------
     path : path-like
-        A file, or a folder: its train, vali and test files (.txt or .txt.gz), or if it has none of
-        these all its .txt and .txt.gz files, sorted by name.
+        A file or a folder. In a folder, the train, vali and test files (.txt or .txt.gz) are read.
+        If there are none, all its .txt and .txt.gz files are read, sorted by name.
     features : int, optional
         Largest feature index allowed.
 
@@ -112,7 +113,7 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
     Raises
     ------
     InputError
-        Naming file and line for what is not LETOR text, and for missing files.
+        For missing files, and for text that is not LETOR; the message names file and line.
     """
     if features is not None:
         features = integer("features", features, at_least=1, at_most=MAX_FEATURES)
@@ -139,12 +140,15 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
 
 @cache
 def _warn(text: str) -> None:
-    """Warn, once of each text: an environment reads its files more than once."""
+    """Warn once for each text, since an environment reads its files more than once."""
     warnings.warn(text, stacklevel=3)
 
 
 def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], limit: int) -> None:
-    """Parse sources into a cache folder, block by block; OSError where it cannot be written."""
+    """Parse source files into a cache folder, block by block.
+
+    Raises OSError if the folder cannot be written.
+    """
     with fresh_folder(folder) as temporary, ExitStack() as stack:
 
         def growable(name: str, dtype: Any, table: bool = False) -> GrowableArray:
@@ -176,19 +180,22 @@ def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], l
 
 
 def _in_memory(sources: list[Path], stamps: list[_Stamp], limit: int, too_large: str) -> LetorRows:
-    """Parse sources in memory; InputError with the text ``too_large`` where it is too small."""
-    most = available()
-    blocks = _BoundedBlocks(most, too_large)
+    """Parse source files into memory.
+
+    Raises InputError with the text ``too_large`` if there is not enough memory.
+    """
+    free_bytes = available()
+    blocks = _BoundedBlocks(free_bytes, too_large)
     parts = Parts(blocks, [], [], [])
     digests = parse(sources, limit, parts)
     _check_unchanged(sources, stamps)
     relevance, starts, qids = map(np.concatenate, (parts.relevance, parts.starts, parts.qids))
     width = max(block.shape[1] for block in blocks)
-    if most is not None and 4 * len(relevance) * width > most:
+    if free_bytes is not None and 4 * len(relevance) * width > free_bytes:
         raise InputError(too_large)
     table = np.zeros((len(relevance), width), dtype=np.float32)
     filled = 0
-    while blocks:  # freed one by one: the peak is one copy, not two
+    while blocks:  # free each block once it is copied, so that memory never holds two copies
         block = blocks.pop(0)
         table[filled : filled + len(block), : block.shape[1]] = block
         filled += len(block)
@@ -197,48 +204,48 @@ def _in_memory(sources: list[Path], stamps: list[_Stamp], limit: int, too_large:
 
 
 class _BoundedBlocks(list[np.ndarray]):
-    """A list of arrays that raises InputError beyond a number of bytes."""
+    """A list of arrays that raises InputError if they have more than a number of bytes in total."""
 
-    def __init__(self, most: int | None, too_large: str) -> None:
+    def __init__(self, max_bytes: int | None, too_large: str) -> None:
         super().__init__()
-        self._most, self._too_large, self._bytes = most, too_large, 0
+        self._max_bytes, self._too_large, self._bytes = max_bytes, too_large, 0
 
     def append(self, block: np.ndarray) -> None:
-        """Append a block; InputError if all together take more memory than there is."""
+        """Append a block; raise InputError if all blocks together take too much memory."""
         super().append(block)
         self._bytes += block.nbytes
-        if self._most is not None and self._bytes > self._most:
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
             raise InputError(self._too_large)
 
 
 def _check_unchanged(sources: list[Path], stamps: list[_Stamp]) -> None:
-    """Raise InputError if a source changed while it was read."""
+    """Raise InputError if a source file changed while it was read."""
     for source, stamp in zip(sources, stamps, strict=True):
         if _stamp(source) != stamp:
             raise InputError(f"{source} changed while it was being read: start again")
 
 
 def source_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files that ``read_letor`` reads for path, in order; InputError if none."""
+    """Return the files that ``read_letor`` reads for a path, in order; raise InputError if none."""
     root = Path(path)
     if os.path.isfile(root):
         return [root]
     if not os.path.isdir(root):
         raise InputError(f"{root} must be a LETOR file (.txt, .gz) or a folder of them: not found")
-    found = sorted(
+    files = sorted(
         p
         for p in root.iterdir()
         if p.name.endswith(_ENDINGS) and not p.name.startswith(".") and p.is_file()
     )
-    if not found:
+    if not files:
         folders = sorted(p.name for p in root.iterdir() if p.is_dir())
         hint = f"; it holds the folders {', '.join(folders[:5])}: name one" if folders else ""
         raise InputError(f"{root} must hold .txt or .txt.gz files, found none{hint}")
     splits = {stem + ending for stem in _SPLITS for ending in _ENDINGS}
-    chosen = [p for p in found if p.name in splits] or found
-    for one in chosen:
-        if one.with_name(one.name + ".gz") in chosen:
-            raise InputError(f"{root} holds both {one.name} and {one.name}.gz: keep one of them")
+    chosen = [p for p in files if p.name in splits] or files
+    for file in chosen:
+        if file.with_name(file.name + ".gz") in chosen:
+            raise InputError(f"{root} holds both {file.name} and {file.name}.gz: keep one of them")
     return chosen
 
 
@@ -246,7 +253,7 @@ def source_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def cached_sources() -> list[CachedEntry]:
-    """Return the entries of the cache, sorted by path; damaged ones are left out."""
+    """Return the entries of the cache, sorted by path; damaged entries are left out."""
     entries = []
     for folder, meta in _entries():
         size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
@@ -265,51 +272,56 @@ def cached_sources() -> list[CachedEntry]:
 
 
 def verify(path: str | os.PathLike[str]) -> list[tuple[str, bool, str]]:
-    """Compare the sources of a path with the checksums in the cache, by reading them.
+    """Read the source files of a path, and compare them with the checksums in the cache.
+
+    Parameters
+    ----------
+    path : path-like
+        A file or folder, as for ``read_letor``.
 
     Returns
     -------
     list of (str, bool, str)
-        For each source its name, ok and a message. ok is False if its bytes are not those that the
-        cache was made from, even where its time stamp is the same, or if the source is missing. A
-        source that was never cached is ok, as there is nothing to compare it with.
+        The name of each source file, ok, and a message. ok is False if the bytes of the file differ
+        from the bytes that were cached, even if its time stamp is the same, or if the file is
+        missing. A file that was never cached is ok, since there is nothing to compare it with.
     """
     resolved = str(Path(path).resolve())
-    known: dict[str, list[dict[str, Any]]] = {}
+    cached: dict[str, list[dict[str, Any]]] = {}
     for folder, meta in _entries():
         for source in meta["sources"]:
             entry = {**source, "path": meta["path"], "folder": str(folder)}
-            known.setdefault(source["name"], []).append(entry)
-    names = {n for n, all_of in known.items() if any(s["path"] == resolved for s in all_of)}
+            cached.setdefault(source["name"], []).append(entry)
+    names = {n for n, entries in cached.items() if any(s["path"] == resolved for s in entries)}
     if os.path.exists(path):
         names |= {str(source.resolve()) for source in source_files(path)}
     if not names:
         return [(str(path), False, "no such file or folder")]
-    return [(name, *_verify_source(name, known.get(name, []))) for name in sorted(names)]
+    return [(name, *_verify_source(name, cached.get(name, []))) for name in sorted(names)]
 
 
 def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
-    """Return (ok, message) for one source against its cached checksums."""
+    """Compare one source file with its cached checksums; return (ok, message)."""
     try:
         with open(name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         stamp = _stamp(Path(name))
     except FileNotFoundError:
         folders = " and ".join(sorted({entry["folder"] for entry in cached}))
-        return False, f"the file is gone: put it back, or delete its cache, {folders}"
+        return False, f"the file is gone: restore it, or delete its cache, {folders}"
     except OSError as error:
         return False, f"cannot be read: {error.strerror or error}"
     except InputError as error:
         return False, str(error)
     if not cached:
         return True, "not in the cache: nothing to compare with"
-    same = [s for s in cached if (s["size"], s["mtime_ns"]) == (stamp.size, stamp.mtime_ns)]
-    if any(s["sha256"] != digest for s in same):
+    same_stamp = [s for s in cached if (s["size"], s["mtime_ns"]) == (stamp.size, stamp.mtime_ns)]
+    if any(s["sha256"] != digest for s in same_stamp):
         return False, (
             "the bytes differ from those in the cache although size and time stamp agree: "
             "restore the file, or touch it to have it parsed again"
         )
-    if same:
+    if same_stamp:
         return True, "matches its checksum"
     if any(s["sha256"] == digest for s in cached):
         return True, "matches its checksum under a new time stamp: the next start parses it again"
@@ -317,7 +329,7 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
 
 
 def _load(folder: Path) -> LetorRows | None:
-    """Return the parsed rows in a cache folder, or None if it does not hold all of them."""
+    """Return the parsed rows in a cache folder, or None if it is incomplete or damaged."""
     meta = load_meta(folder)
     if meta is None or not keep_if_whole(folder, "relevance", "starts", "qids"):
         return None
@@ -327,7 +339,7 @@ def _load(folder: Path) -> LetorRows | None:
     starts = load_array(folder, "starts", (queries + 1,))
     qids = load_array(folder, "qids", (queries,))
     if features is None or relevance is None or starts is None or qids is None:
-        shutil.rmtree(folder, ignore_errors=True)  # damaged: parsed anew by the caller
+        shutil.rmtree(folder, ignore_errors=True)  # damaged; the caller parses the files again
         return None
     names = tuple(source["name"] for source in meta["sources"])
     checksums = tuple(source["sha256"] for source in meta["sources"])
@@ -335,7 +347,7 @@ def _load(folder: Path) -> LetorRows | None:
 
 
 def _entry_folder(stamps: list[_Stamp]) -> Path:
-    """Return the cache folder of these versions of these sources."""
+    """Return the cache folder for source files with these stamps."""
     text = json.dumps([FORMAT, [[s.name, s.size, s.mtime_ns] for s in stamps]])
     return cache_folder() / "letor" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -351,16 +363,16 @@ def _entries() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _drop_older(folder: Path, names: list[str]) -> None:
-    """Remove entries of earlier versions of the same sources, which are never found again."""
-    for other, meta in _entries():
-        if other != folder and [source["name"] for source in meta["sources"]] == names:
-            shutil.rmtree(other, ignore_errors=True)
+    """Remove entries of earlier versions of the same source files, which are never read again."""
+    for entry_folder, meta in _entries():
+        if entry_folder != folder and [source["name"] for source in meta["sources"]] == names:
+            shutil.rmtree(entry_folder, ignore_errors=True)
 
 
 def _stamp(source: Path) -> _Stamp:
-    """Return the stamp of a source; InputError if it cannot be read."""
+    """Return the stamp of a source file; raise InputError if it cannot be read."""
     try:
-        found = source.stat()
+        status = source.stat()
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
-    return _Stamp(str(source.resolve()), found.st_size, found.st_mtime_ns)
+    return _Stamp(str(source.resolve()), status.st_size, status.st_mtime_ns)

@@ -1,9 +1,10 @@
-"""Rows of LETOR text, block by block: ``relevance qid:N 1:v 2:v ... [# comment]``, one a line.
+"""Parse LETOR text, block by block. A line is ``relevance qid:N 1:v 2:v ... [# comment]``.
 
 A compiled parser (`ff_letor.c`) reads plain lines, a whole block of bytes at a time. A block with
-anything unusual (unordered features, signs of whole numbers, an error) goes to an exact
-line-by-line parser, which reads it or names file and line. Both give the numbers of Python's
-float: the compiled one leaves values to it whose product or quotient could be rounded twice.
+anything unusual (unordered features, signs of whole numbers, an error) goes to a line-by-line
+parser in Python, which reads it or raises an error that names file and line. Both parsers round
+values as Python's float does. The compiled parser calls that conversion for values whose product
+or quotient could be rounded twice.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from fastfed._validate import InputError, show
 
 MAX_FEATURES = 65_536  # a larger index is a typing error, and would fill the memory
 
-#: Entries that the table of one block may have, unless it is a single line: a few wide lines among
-#: many short ones would make it huge.
+#: Largest number of entries in the table of a block of several lines. A few wide lines among many
+#: short lines would otherwise make the table huge.
 MAX_ENTRIES = 2**24
 
 _WHOLE = re.compile(rb"[+-]?[0-9]+(\.0*)?")
@@ -42,7 +43,7 @@ _LINE_END = np.uint8(ord("\n"))
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one block: relevance (n,), qid (n,), values float32 (n, largest index)."""
+    """Rows of one block: relevance (n,), qid (n,), float32 values (n, largest index)."""
 
     relevance: np.ndarray
     qid: np.ndarray
@@ -50,14 +51,14 @@ class Rows:
 
 
 class TooWide(Exception):
-    """Raised for a block whose table would be too large: parse fewer of its lines at once."""
+    """Raised for a block whose table would be too large. The caller then splits the block."""
 
 
 def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
-    """Parse whole lines at once; None if a line is anything but plain LETOR text.
+    """Parse a block of whole lines; return None if a line is not plain LETOR text.
 
     In plain text every line is digits, a blank, ``qid:`` and digits, then pairs ``index:decimal``
-    with growing indices, and perhaps a comment.
+    with increasing indices, and optionally a comment.
     """
     lines = count_lines(block)
     width = _first_width(block, limit)
@@ -66,10 +67,10 @@ def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
             raise TooWide
         values = np.zeros((lines, width), np.float32)
         relevance, qid = np.empty(lines, np.int32), np.empty(lines, np.int64)
-        found = environments.parse_letor(block, limit, values, relevance, qid)
-        if found is None:
+        result = environments.parse_letor(block, limit, values, relevance, qid)
+        if result is None:
             return None
-        rows, largest = found
+        rows, largest = result
         if rows is not None:
             table = np.ascontiguousarray(values[:rows, : max(largest, 1)])
             return Rows(relevance[:rows], qid[:rows], table)
@@ -77,19 +78,22 @@ def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
 
 
 def count_lines(block: bytes) -> int:
-    """Return the number of line ends, some ten times as fast as ``bytes.count``."""
+    """Return the number of line ends, about ten times as fast as ``bytes.count``."""
     return int(np.count_nonzero(np.frombuffer(block, np.uint8) == _LINE_END))
 
 
 def _first_width(block: bytes, limit: int) -> int:
-    """Largest index of the first line, as that of the others mostly is."""
+    """Return the largest feature index of the first line, which most other lines share."""
     line = block[: block.find(b"\n") + 1].partition(b"#")[0]
     index = line.rpartition(b":")[0].rpartition(b" ")[2]
     return min(int(index), limit) if index.isdigit() and 0 < len(index) < 6 and int(index) else 1
 
 
 def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURES) -> Rows:
-    """Parse whole lines one by one, exactly; InputError says ``name:line`` and the fault."""
+    """Parse whole lines one by one.
+
+    ``line`` is the number of the first line. Raises InputError with ``name:line`` and the fault.
+    """
     relevance: list[int] = []
     qids: list[int] = []
     pairs: list[dict[int, float]] = []
@@ -100,22 +104,22 @@ def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURE
         where = f"{name}:{number}"
         relevance.append(_whole(tokens[0], where, "relevance", 31))
         if len(tokens) < 2 or not tokens[1].startswith(b"qid:"):
-            found = _text(tokens[1]) if len(tokens) > 1 else "the end of the line"
-            raise InputError(f"{where}: qid:N must follow the relevance, got {found}")
+            token = _text(tokens[1]) if len(tokens) > 1 else "the end of the line"
+            raise InputError(f"{where}: qid:N must follow the relevance, got {token}")
         qids.append(_whole(tokens[1][4:], where, "qid", 63))
         pairs.append(_pairs(tokens[2:], where, limit))
     width = max((max(row, default=0) for row in pairs), default=0)
     if len(pairs) > 1 and len(pairs) * width > MAX_ENTRIES:
         raise TooWide
     values = np.zeros((len(pairs), max(width, 1)), dtype=np.float32)
-    for row, found_pairs in enumerate(pairs):
-        for index, value in found_pairs.items():
+    for row, row_pairs in enumerate(pairs):
+        for index, value in row_pairs.items():
             values[row, index - 1] = value
     return Rows(np.array(relevance, dtype=np.int32), np.array(qids, dtype=np.int64), values)
 
 
 def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
-    """Return the pairs index:value of one line."""
+    """Parse the pairs index:value of one line; return the values by index."""
     result: dict[int, float] = {}
     for token in tokens:
         left, colon, right = token.partition(b":")
@@ -150,14 +154,14 @@ def _whole(token: bytes, where: str, name: str, bits: int) -> int:
 
 
 def _text(token: bytes) -> str:
-    """Return bytes of a file as text for a message."""
+    """Return bytes of a file as text for an error message."""
     return show(token.decode("utf-8", errors="replace"), 40)
 
 
 # ---- Parsing files, block by block ---------------------------------------------------------------
 
-_BLOCK = 1 << 18  # bytes; text and table of a block then fit the cache
-_LONGEST = 1 << 24  # bytes of a line; a file without line ends would fill the memory
+_BLOCK = 1 << 18  # bytes of a block; its text and its table fit the processor's cache
+_LONGEST = 1 << 24  # largest length of a line, as a file without line ends would fill the memory
 
 
 @dataclass(frozen=True)
@@ -171,31 +175,34 @@ class Parts:
 
 
 def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
-    """Append the rows of all sources to ``parts``, and return the SHA-256 of each source.
+    """Append the rows of all source files to ``parts``, and return the SHA-256 of each file.
 
     ``limit`` is the largest feature index allowed. Memory holds one block of a file at a time.
     """
     digests: list[str] = []
     count = 0
-    # glibc keeps freed memory up to twice the largest block it ever unmapped. Without this the
-    # arrays of every block are given back and faulted in again, which halves the speed.
+    # glibc reuses freed memory up to twice the size of the largest block that was ever freed.
+    # Without this allocation, the arrays of every block are returned to the system and requested
+    # again, which halves the speed.
     np.empty(30 << 20, dtype=np.uint8)
     for source in sources:
         digest = hashlib.sha256()
-        before, last = count, 0
+        first_row, last_qid = count, 0
         for block, line in _blocks(source, digest):
             for rows in _rows(block, str(source), line, limit):
                 if not len(rows.qid):
                     continue
                 parts.features.append(rows.values)
                 parts.relevance.append(rows.relevance)
-                new = np.concatenate([[rows.qid[0] != last], rows.qid[1:] != rows.qid[:-1]])
-                new[0] |= count == before  # a query ends with its file
-                first = np.flatnonzero(new)
-                parts.starts.append(first + count)
-                parts.qids.append(rows.qid[first])
-                count, last = count + len(rows.qid), int(rows.qid[-1])
-        if count == before:
+                starts_query = np.concatenate(
+                    [[rows.qid[0] != last_qid], rows.qid[1:] != rows.qid[:-1]]
+                )
+                starts_query[0] |= count == first_row  # a query ends with its file
+                first_rows = np.flatnonzero(starts_query)
+                parts.starts.append(first_rows + count)
+                parts.qids.append(rows.qid[first_rows])
+                count, last_qid = count + len(rows.qid), int(rows.qid[-1])
+        if count == first_row:
             raise InputError(f"{source} must hold LETOR rows, found none")
         digests.append(digest.hexdigest())
     parts.starts.append(np.array([count], np.int64))
@@ -203,7 +210,7 @@ def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
 
 
 def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
-    """Yield the rows of whole lines, in as many parts as keep each table small."""
+    """Parse a block of whole lines; split the block as long as its table would be too large."""
     try:
         rows = parse_block(block, limit)
         if rows is None:
@@ -219,7 +226,7 @@ def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
 
 
 class _HashingFile(io.RawIOBase):
-    """A file that feeds every byte read from it to a digest, in a second thread."""
+    """A file that adds all bytes that are read to a digest, in a second thread."""
 
     def __init__(self, file: BinaryIO, digest: Any, thread: ThreadPoolExecutor) -> None:
         self._file = file
@@ -232,22 +239,22 @@ class _HashingFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer, while the thread hashes the block before."""
+        """Read into a buffer, while the thread hashes the previous block."""
         data = self._file.read(len(buffer))
         if self._last is not None:
-            self._last.result()  # one block ahead at most, whatever the size of the file
+            self._last.result()  # at most one block waits to be hashed, so memory is bounded
         self._last = self._thread.submit(self._digest.update, data)
         buffer[: len(data)] = data
         return len(data)
 
 
 def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
-    """Yield whole lines, about _BLOCK bytes at a time, with the number of their first line.
+    """Yield blocks of whole lines, of about _BLOCK bytes, and the number of their first line.
 
-    After the last block, digest has seen every byte of the file.
+    After the last block, ``digest`` has hashed all bytes of the file.
     """
     try:
-        # Leaving the outer context waits for the digest.
+        # Leaving the context of the thread waits for the digest.
         with ThreadPoolExecutor(1) as thread, source.open("rb") as file:
             stream: Any = io.BufferedReader(_HashingFile(file, digest, thread), _BLOCK)
             if source.name.endswith(".gz") or stream.peek(2)[:2] == b"\x1f\x8b":

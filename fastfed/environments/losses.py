@@ -1,4 +1,8 @@
-"""Adversaries: losses of experts, stochastic, by gradient, oblivious, realizable, worst-case."""
+"""Adversaries: sources of losses for prediction with expert advice.
+
+Losses are stochastic, given by their gradients, oblivious (supplied by users), realizable (one
+expert never loses), or the worst cases of lower bounds.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 # ---- Stochastic losses ---------------------------------------------------------------------------
 
-#: A row g in {0, 1}^d is the loss <g, x>, or <g, x>^2 / 2.
+#: For g in {0, 1}^d, the linear loss is <g, x> and the quadratic loss is <g, x>^2 / 2.
 SHAPES = ("linear", "quadratic")
 
 
@@ -40,16 +44,18 @@ SHAPES = ("linear", "quadratic")
 class StochasticLosses:
     """The stochastic adversary (gao-2024, Section 2.2): independent losses of one distribution.
 
-    Every client meets in every round g in {0, 1}^d, independent coins of probability ``mean``, but
-    ``mean - gap`` for one expert, another one in each replicate. Regret is pseudo-regret, against
-    the best point of the simplex in expectation.
+    In every round every client draws g in {0, 1}^d with independent entries. An entry is 1 with
+    probability ``mean``, and with probability ``mean - gap`` for the best expert, which is drawn
+    anew for each replicate. Regret is pseudo-regret: it compares with the point of the simplex
+    that has the least expected loss.
 
     Parameters
     ----------
     experts : int
         d.
     mean, gap : float
-        Probabilities of the coins; 0 <= gap <= mean <= 1.
+        Probability that an entry of g is 1, and its reduction for the best expert;
+        0 <= gap <= mean <= 1.
     loss : {"linear", "quadratic"}
         <g, x>, or <g, x>^2 / 2, which is convex, 1-Lipschitz and 1-smooth in the L1 norm.
 
@@ -71,11 +77,11 @@ class StochasticLosses:
         choice("loss", self.loss, SHAPES)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         check_exact_sums(silos, horizon, 1.0)
         linear = self.loss == "linear"
         return LossSpec(
@@ -91,78 +97,86 @@ class StochasticLosses:
         means = np.full(self.experts, self.mean)
         means[best_expert(seed, replicate, self.experts)] -= self.gap
         coins = chances(means)
-        drawn = coins / loss_kernels.CHANCES
+        means_exact = coins / loss_kernels.CHANCES
         quadratic = self.loss == "quadratic"
-        best = square_minimum(drawn) if quadratic else float(drawn.min())
+        best = square_minimum(means_exact) if quadratic else float(means_exact.min())
         suboptimality: Callable[[np.ndarray], float] = (
-            partial(square_suboptimality, drawn, best)
+            partial(square_suboptimality, means_exact, best)
             if quadratic
-            else LinearSuboptimality(drawn, best)
+            else LinearSuboptimality(means_exact, best)
         )
         losses = loss_kernels.Coins(seed, replicate, silos, coins, quadratic=quadratic)
         return Adversary(losses, suboptimality)
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)
 
 
 def linear_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
-    """Return <mu, x> - min_n mu_n."""
+    """Return <mu, x> - ``best``, where ``best`` is min_n mu_n."""
     return max(0.0, float(means @ x) - best)
 
 
 @dataclass(frozen=True)
 class LinearSuboptimality:
-    """`linear_suboptimality` of one point, or of rows of them.
+    """The function `linear_suboptimality` with fixed means, for one point or many points.
 
     Parameters
     ----------
     means : ndarray, shape (d,)
-        mu.
+        mu, the expected loss of each expert.
     best : float
-        Their minimum.
+        The minimum of mu.
     """
 
     means: np.ndarray
     best: float
 
     def __call__(self, x: np.ndarray) -> float:
-        """Return that of x (d,)."""
+        """Return the suboptimality of the point x (d,)."""
         return linear_suboptimality(self.means, self.best, x)
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return that of rows (n, d), with the bits of one: a matrix times a vector has others."""
+        """Return the suboptimality (n,) of each row of ``rows`` (n, d), as `__call__` computes it.
+
+        The stacked products have the same bits as n calls. One product of a matrix and a vector
+        would be rounded differently.
+        """
         products = (rows[:, None, :] @ self.means[:, None])[:, 0, 0]
-        found: np.ndarray = np.maximum(0.0, products - self.best)
-        return found
+        suboptimality: np.ndarray = np.maximum(0.0, products - self.best)
+        return suboptimality
 
 
 def square_loss(means: np.ndarray, x: np.ndarray) -> float:
-    """Return E <g, x>^2 / 2 = (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2 of independent coins."""
+    """Return E <g, x>^2 / 2 = (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2.
+
+    The entries of g are independent, and 1 with the probabilities mu.
+    """
     return 0.5 * (float(means @ x) ** 2 + float(x * x @ (means * (1.0 - means))))
 
 
 def square_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
-    """Return ``square_loss`` minus its minimum over the simplex."""
+    """Return ``square_loss`` minus ``best``, its minimum over the simplex."""
     return max(0.0, square_loss(means, x) - best)
 
 
 def square_minimum(means: np.ndarray) -> float:
     """Return the least value of ``square_loss`` over the simplex.
 
-    At the minimum <mu, x> mu_n + x_n mu_n (1 - mu_n) = lambda where x_n > 0, and it is at least
-    lambda elsewhere. With s = <mu, x>: x_n = (lambda - s mu_n)_+ / (mu_n (1 - mu_n)), so the
-    support is the experts of least mean, and for k of them s and lambda solve two linear equations.
+    At the minimum, <mu, x> mu_n + x_n mu_n (1 - mu_n) equals lambda where x_n > 0, and is at least
+    lambda elsewhere. With s = <mu, x> this is x_n = (lambda - s mu_n)_+ / (mu_n (1 - mu_n)). So the
+    support consists of the k experts with the least means, for some k. For each k, s and lambda
+    solve two linear equations.
     """
     if means.min() == 0.0:
         return 0.0
     order = np.sort(means)
-    found = [square_loss(order, np.eye(1, len(order))[0])]
-    spread = order * (1.0 - order)
-    # An expert that always loses has no variance; it is never better than the others.
-    usable = int((spread > 0.0).sum())
-    inverse = 1.0 / spread[:usable]
+    candidates = [square_loss(order, np.eye(1, len(order))[0])]
+    variances = order * (1.0 - order)
+    # An expert that always loses has no variance. It is never better than the others.
+    usable = int((variances > 0.0).sum())
+    inverse = 1.0 / variances[:usable]
     ones, firsts, squares = (np.cumsum(order[:usable] ** p * inverse) for p in (0, 1, 2))
     for k in range(1, usable + 1):
         # sum x = lambda A - s B = 1; <mu, x> = lambda B - s C = s.
@@ -172,8 +186,8 @@ def square_minimum(means: np.ndarray) -> float:
         x = np.zeros(len(order))
         x[:k] = (lam - s * order[:k]) * inverse[:k]
         if x.min() >= 0.0:
-            found.append(square_loss(order, x / x.sum()))
-    return min(found)
+            candidates.append(square_loss(order, x / x.sum()))
+    return min(candidates)
 
 
 # ---- Losses given by their gradients -------------------------------------------------------------
@@ -183,9 +197,9 @@ def gradient_signature() -> Signature:
     """Return the numba signature of a compiled loss, for ``@numba.cfunc(...)``.
 
     The function is ``function(state, seed, replicate, silo, round, x, gradient) -> loss``. It
-    returns the loss of that round at x (float64, d) and writes its gradient into gradient (float64,
-    d); NaN reports a failure. ``state`` points at the float64 array given as ``state``. All
-    randomness must come from (seed, replicate, silo, round).
+    returns the loss of that round at x (float64, d) and writes the gradient into ``gradient``
+    (float64, d). A loss of NaN reports a failure. ``state`` points to the float64 array given as
+    ``state``. All randomness must be a function of (seed, replicate, silo, round).
 
     Returns
     -------
@@ -202,33 +216,35 @@ def gradient_signature() -> Signature:
 
 @dataclass(kw_only=True, eq=False)
 class GradientLosses:
-    """Losses of one distribution, convex in x, alpha-Lipschitz and beta-smooth in the L1 norm.
+    """Losses drawn from one distribution, each convex, alpha-Lipschitz and beta-smooth in L1 norm.
 
-    Clients clip gradients to [alpha - spread, alpha], and differences of gradients to the change
-    that beta allows, so noise that is scaled by these is enough.
+    Clients clip gradients to [alpha - spread, alpha], and differences of gradients to the largest
+    change that beta allows. So the noise, which is scaled to these bounds, protects users even if a
+    loss violates them.
 
     Parameters
     ----------
     function : numba.cfunc, callable or str
         A ``numba.cfunc`` of ``gradient_signature()``, a plain callable
-        ``(seed, replicate, silo, round, x) -> (loss, gradient (d,))``, or in a spec "module:name".
+        ``(seed, replicate, silo, round, x) -> (loss, gradient (d,))``, or the text "module:name",
+        which is imported.
     experts : int
         d.
     optimum : array_like, shape (d,)
-        The point of the simplex that regret is measured against.
+        The point of the simplex that regret compares with.
     lipschitz, smoothness : float
         alpha and beta.
     spread : float, optional
         Coordinates of gradients lie in [alpha - spread, alpha]; 2 alpha by default.
     state : array_like, optional
-        Data of a ``numba.cfunc``, passed as float64.
+        Data for a ``numba.cfunc``, passed as float64.
     multiplicity : int
-        Losses, of any clients in any rounds, that one record can be behind.
+        Largest number of losses, over all clients and rounds, that one record can influence.
 
     Raises
     ------
     InputError
-        For values out of range, and for a function that is none or has another signature.
+        For values out of range, and if ``function`` is no function or has a different signature.
     """
 
     function: Any
@@ -261,11 +277,11 @@ class GradientLosses:
         return hasattr(self.function, "address")
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         return LossSpec(
             dimension=self.experts,
             lipschitz=self.lipschitz,
@@ -276,29 +292,29 @@ class GradientLosses:
             iid=True,
             multiplicity=self.multiplicity,
             notes=(
-                "losses are their user's own: that they are convex and of one law is taken on "
-                "trust",
+                "a user wrote the losses: that they are convex and drawn from one distribution is "
+                "taken on trust",
             ),
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         """Return the adversary of one replicate."""
-        key = seed, replicate, silos, self.experts, self.function
-        made: loss_kernels.Losses
+        arguments = seed, replicate, silos, self.experts, self.function
+        losses: loss_kernels.Losses
         if self.compiled:
-            made = loss_kernels.Compiled(*key, self.state, gradient=True)
+            losses = loss_kernels.Compiled(*arguments, self.state, gradient=True)
         else:
-            made = loss_kernels.Called(*key, self._check, gradient=True)
-        return Adversary(made, optimum=self.optimum)
+            losses = loss_kernels.Called(*arguments, self._check, gradient=True)
+        return Adversary(losses, optimum=self.optimum)
 
     def _check(self, result: Any) -> tuple[float, np.ndarray]:
-        """Check the result of the user's callable, at every call."""
+        """Check what the user's function returned in one call, and return (loss, gradient)."""
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("function must return (loss, gradient)")
         return number("loss", result[0]), array("gradient", result[1], shape=(self.experts,))
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return {
             "kind": self.kind,
             "function": fingerprint(self.function, self.state),
@@ -313,7 +329,7 @@ class GradientLosses:
 
 # ---- Oblivious losses ----------------------------------------------------------------------------
 
-#: Losses are whole multiples of this.
+#: Losses are rounded to whole multiples of this number.
 UNIT = 2.0**-24
 
 
@@ -321,9 +337,9 @@ def losses_signature() -> Signature:
     """Return the numba signature of compiled losses, for ``@numba.cfunc(...)``.
 
     The function is ``function(state, seed, replicate, silo, round, loss) -> status``. It writes d
-    losses in [0, 1] into loss (float64, d) and returns 0; a negative number reports a failure.
-    ``state`` points at the float64 array given as ``state``. All randomness must come from (seed,
-    replicate, silo, round).
+    losses in [0, 1] into ``loss`` (float64, d) and returns 0, or a negative number to report a
+    failure. ``state`` points to the float64 array given as ``state``. All randomness must be a
+    function of (seed, replicate, silo, round).
 
     Returns
     -------
@@ -341,33 +357,37 @@ class ObliviousLosses:
     """The oblivious adversary (gao-2024, Section 2.1): losses that do not depend on decisions.
 
     Give either ``losses``, or ``function`` with ``experts``. Losses are in [0, 1] and rounded to
-    whole multiples of 2^-24, so that their sums are exact. Regret is against the best expert in
+    whole multiples of 2^-24, so that their sums are exact. Regret compares with the best expert in
     hindsight.
 
     Parameters
     ----------
     losses : array_like, shape (T, d) or (m, T, d), or path
-        Losses that all clients meet, or those of each client; or a .npy file of such an array.
+        Losses with shape (T, d) if all clients receive the same losses, or with shape (m, T, d) if
+        each of m clients has its own. A path is a .npy file of such an array.
     function : numba.cfunc, callable or str
         A ``numba.cfunc`` of ``losses_signature()``, a plain callable
-        ``(seed, replicate, silo, round) -> losses (d,)``, or in a spec the text "module:name".
+        ``(seed, replicate, silo, round) -> losses (d,)``, or the text "module:name", which is
+        imported.
     experts : int
-        d, with ``function``.
+        d. Required with ``function``, not allowed with ``losses``.
     state : array_like, optional
-        Data of a ``numba.cfunc``, passed as float64.
+        Data for a ``numba.cfunc``, passed as float64.
     common : bool
-        All clients meet the losses of silo 0; with ``function``.
+        True if all clients receive the losses of silo 0. Only with ``function``.
     optimal_loss : int, optional
-        L*, if the best expert is known to lose at most so much at every client; with ``function``.
-        For an array the curve must declare it, since reading it from the data is not private.
+        L*, an upper bound of the total loss of the best expert at every client. Only with
+        ``function``. For an array, declare L* in the curve: reading it from the data is not
+        private.
     multiplicity : int
-        Losses of one client that one record can be behind; where all clients meet the same losses
-        each of them counts.
+        Largest number of losses of one client that one record can influence. If all clients
+        receive the same losses, it is multiplied by the number of clients.
 
     Raises
     ------
     InputError
-        For values out of range, arguments that exclude each other, and files that cannot be read.
+        For values out of range, for arguments that cannot be combined, and for files that cannot
+        be read.
     """
 
     losses: Any = None
@@ -408,11 +428,11 @@ class ObliviousLosses:
         return hasattr(self.function, "address")
 
     def natural_silos(self) -> int | None:
-        """Return the number of clients of an array (m, T, d), else None."""
+        """Return m if losses have shape (m, T, d) with m > 1, else None."""
         return len(self._table) if self.losses is not None and len(self._table) > 1 else None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         check_exact_sums(silos, horizon, UNIT)
         if self.losses is None:
             assert self.experts is not None
@@ -421,7 +441,7 @@ class ObliviousLosses:
                 optimal_loss=None if self.optimal_loss is None else float(self.optimal_loss),
                 multiplicity=self.multiplicity * (silos if self.common else 1),
                 notes=(
-                    "losses are made by a user's function: taken on trust",
+                    "a user's function computes the losses: its properties are taken on trust",
                     *((COMMON,) if self.common and silos > 1 else ()),
                 ),
             )
@@ -443,20 +463,20 @@ class ObliviousLosses:
         if self.losses is not None:
             return Adversary(loss_kernels.Table(seed, replicate, silos, self._table))
         assert self.experts is not None
-        key = seed, replicate, silos, self.experts, self.function
+        arguments = seed, replicate, silos, self.experts, self.function
         if self.compiled:
-            return Adversary(loss_kernels.Compiled(*key, self.state, common=self.common))
-        return Adversary(loss_kernels.Called(*key, self._check, common=self.common))
+            return Adversary(loss_kernels.Compiled(*arguments, self.state, common=self.common))
+        return Adversary(loss_kernels.Called(*arguments, self._check, common=self.common))
 
     def _check(self, result: Any) -> np.ndarray:
-        """Check the result of the user's callable, in every round."""
+        """Check what the user's function returned in one round, and return it as arrays."""
         loss = array("losses", result, shape=(self.experts,))
         if not ((loss >= 0.0) & (loss <= 1.0)).all():
             raise InputError(f"losses must be in [0, 1], got {loss.min():g} to {loss.max():g}")
         return loss
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         if self.losses is not None:
             digest = hashlib.sha256(self._table.data).hexdigest()
             shape = list(self._table.shape)
@@ -472,16 +492,17 @@ class ObliviousLosses:
 
     @property
     def _declared(self) -> dict[str, int]:
-        # The default is left out, so that results of earlier versions keep their identity.
+        """Keys of `describe` that were added later."""
+        # Leaving out the default keeps the identity of results of earlier versions.
         return {} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}
 
 
 def quantise_losses(losses: Any) -> np.ndarray:
-    """Return an array or .npy file of losses as multiples of 2^-24, uint32 (1 or m, T, d)."""
+    """Return losses from an array or a .npy file as multiples of 2^-24, uint32 (1 or m, T, d)."""
     if isinstance(losses, (str, Path)):
         try:
             loaded = np.load(losses, allow_pickle=False)
-        except Exception as error:  # a damaged file makes NumPy raise a dozen kinds of errors
+        except Exception as error:  # NumPy raises many kinds of errors for a damaged file
             raise InputError(f"losses {str(losses)!r} cannot be read: {error}") from None
         if not isinstance(loaded, np.ndarray):
             raise InputError(f"losses {str(losses)!r} must be a .npy file of one array")
@@ -505,15 +526,15 @@ def quantise_losses(losses: Any) -> np.ndarray:
 class RealizableLosses:
     """One expert never loses; others lose 1 with probability ``mean`` in each round at each client.
 
-    An oblivious adversary: the coins do not depend on decisions. The best expert is another one in
-    each replicate. Regret is the loss minus that of the best expert.
+    The adversary is oblivious: losses do not depend on decisions. The best expert is drawn anew for
+    each replicate. Regret is the total loss minus the total loss of the best expert.
 
     Parameters
     ----------
     experts : int
         d.
     mean : float
-        Probability that another expert loses, in [0, 1].
+        Probability that an expert other than the best one loses, in [0, 1].
 
     Raises
     ------
@@ -524,7 +545,7 @@ class RealizableLosses:
     experts: int
     mean: float = 0.5
     kind: ClassVar[str] = "realizable-losses"
-    #: L*: the best expert loses 1 at every client in rounds 2, 4, ..., 2 L*.
+    #: L*. The best expert loses 1 at every client in rounds 2, 4, ..., 2 L*.
     lost: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -532,11 +553,11 @@ class RealizableLosses:
         number("mean", self.mean, at_least=0.0, at_most=1.0)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         check_exact_sums(silos, horizon, 1.0)
         return LossSpec(dimension=self.experts, optimal_loss=float(self.lost))
 
@@ -548,15 +569,15 @@ class RealizableLosses:
         return Adversary(losses)
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)
 
 
 @dataclass(kw_only=True)
 class NearRealizableLosses(RealizableLosses):
-    """Realizable losses, but the best expert loses 1 at every client in L* early rounds.
+    """Realizable losses, except that the best expert loses 1 at every client in L* early rounds.
 
-    These are the rounds 2, 4, ..., 2 L*, when little is known yet.
+    It loses in rounds 2, 4, ..., 2 L*, when clients know little about the experts.
 
     Parameters
     ----------
@@ -580,7 +601,7 @@ class NearRealizableLosses(RealizableLosses):
 
     @property
     def lost(self) -> int:  # type: ignore[override]
-        """Rounds in which the best expert loses (L*)."""
+        """Number of rounds in which the best expert loses (L*)."""
         return self.optimal_loss
 
 
@@ -591,14 +612,16 @@ THEOREMS = ("2.4", "2.7")
 
 @dataclass(kw_only=True)
 class LowerBoundLosses:
-    """Adversaries of the lower bounds of gao-2024, Theorems 2.4 and 2.7.
+    """Adversaries that prove the lower bounds of gao-2024, Theorems 2.4 and 2.7.
 
-    "2.4": every expert's loss is a fair coin in each round, the same at all clients (Theorem C.1,
-    after Cesa-Bianchi and Lugosi 2006, Theorem 3.7). Every policy loses T/2 in expectation, and
-    the best expert in hindsight less: regret per client does not fall with the number of clients.
+    "2.4": in each round the loss of every expert is 0 or 1 with probability 1/2, the same at all
+    clients (Theorem C.1, after Cesa-Bianchi and Lugosi 2006, Theorem 3.7). Every policy loses T/2
+    in expectation, and the best expert in hindsight loses less. So the regret per client does not
+    decrease with the number of clients.
 
-    "2.7": in the first ``burst`` rounds all experts but a hidden one lose 1 at every client; after
-    them nobody loses. Finding the hidden one at once would cost nothing, but privacy forbids it.
+    "2.7": in the first ``burst`` rounds all experts except the best one, drawn at random, lose 1 at
+    every client. After these rounds no expert loses. Without privacy one round would reveal the
+    best expert; with privacy it takes more rounds.
 
     Parameters
     ----------
@@ -607,7 +630,7 @@ class LowerBoundLosses:
     theorem : {"2.4", "2.7"}
         The theorem.
     burst : int
-        Rounds with losses, for "2.7" only.
+        Number of rounds with losses. Required for "2.7", not allowed for "2.4".
 
     Raises
     ------
@@ -629,11 +652,11 @@ class LowerBoundLosses:
             integer("burst", self.burst, at_least=1, at_most=2**32)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         check_exact_sums(silos, horizon, 1.0)
         return LossSpec(
             dimension=self.experts,
@@ -652,5 +675,5 @@ class LowerBoundLosses:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)

@@ -1,6 +1,7 @@
-"""Pools: finite action sets read from data, and the environments that draw from them.
+"""Pools, which are finite action sets read from data, and the environments that draw from them.
 
-A query is one decision: it offers a few rows of features, and each row has a known mean reward.
+A query is one decision. It offers a few actions; each action is a row of features with a known
+mean reward.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from fastfed.environments.base import EnvironmentSpec, RewardDistribution, check
 
 # ---- The pool ------------------------------------------------------------------------------------
 
-#: Most bytes of int16 features that are stored for a pool; a larger one goes without.
+#: Largest number of bytes of int16 features for a pool; a larger pool stores none.
 MAX_QUANTISED = 2**30
-#: Dimensions from which on principal directions save more than they take.
-ALONG = 50
-#: Queries whose rows tell the principal directions of a pool.
-SAMPLED = 32
-#: What these may leave of the sum of squared features, for them to tell enough.
-LEFT = 0.0025
+#: Least dimension in which principal directions save more time than they cost.
+MIN_DIRECTIONS_DIMENSION = 50
+#: Number of queries from whose rows the principal directions of a pool are computed.
+DIRECTION_QUERIES = 32
+#: Largest share of the sum of squared features that the principal directions may leave out.
+MAX_SHARE_LEFT_OUT = 0.0025
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +53,12 @@ class Pool:
     notes : tuple of str
         Caveats for the certificate, one sentence each.
     theta : ndarray, shape (d,), or None
-        The linear model behind the means, if there is one.
+        Parameter of the linear model from which means were computed, if there is one.
     linear : bool
-        means equals rows @ theta up to rounding.
+        True if means equals rows @ theta up to rounding.
     conditions : tuple of (str, bool)
-        Conditions of a guarantee by how the pool was made: sentences, and True for each that
-        holds.
+        Conditions of a guarantee that depend on how the pool was computed: pairs of a sentence and
+        whether it holds.
     """
 
     values: np.ndarray
@@ -83,19 +84,24 @@ class Pool:
         linear: bool = False,
         conditions: tuple[tuple[str, bool], ...] = (),
     ) -> Pool:
-        """Make a checked pool from row-major features.
+        """Return a checked pool with these row-major features.
 
         Parameters
         ----------
         rows : array_like, shape (n, d)
             Features of all rows.
         means, starts, silo_starts, notes, theta, linear, conditions
-            See the class.
+            As in `Pool`.
+
+        Returns
+        -------
+        Pool
+            The pool.
 
         Raises
         ------
         InputError
-            If a value is not finite, a shape does not fit or an offset is out of order.
+            If a value is not finite, shapes do not agree, or offsets do not increase.
         """
         rows = array("rows", rows, ndim=2, dtype=np.float32)
         count, dimension = rows.shape
@@ -126,7 +132,7 @@ class Pool:
 
     @cached_property
     def max_actions(self) -> int:
-        """Largest number of rows any query offers (K)."""
+        """Largest number of actions that any query offers (K)."""
         return int(np.diff(self.starts).max())
 
     @cached_property
@@ -136,30 +142,42 @@ class Pool:
 
     @cached_property
     def quantised(self) -> environments.QuantisedActions | None:
-        """Memory for the features in int16, which screening reads; None if it is too much."""
-        made = environments.QuantisedActions(self.starts, self.dimension)
-        return made if 0 < made.size <= MAX_QUANTISED else None
+        """Buffer for the features in int16, which screening reads; None if it would be too large.
+
+        Screening computes cheap upper bounds of scores, and skips actions that cannot be best.
+        """
+        buffer = environments.QuantisedActions(self.starts, self.dimension)
+        return buffer if 0 < buffer.size <= MAX_QUANTISED else None
 
     @cached_property
     def directions(self) -> environments.Directions | None:
-        """Principal directions of the rows, which bounds read; None if no use.
+        """Principal directions of the rows, which bounds of scores use, or None.
 
-        They are those of the second moments of SAMPLED queries, where these tell nearly all.
+        They are eigenvectors of the second moments of DIRECTION_QUERIES queries. None if the
+        dimension is small, or if few eigenvectors do not capture almost all of the second moments.
         """
-        if self.queries < SAMPLED or self.dimension < ALONG or not linalg.has_screen_i16():
+        if (
+            self.queries < DIRECTION_QUERIES
+            or self.dimension < MIN_DIRECTIONS_DIMENSION
+            or not linalg.has_screen_i16()
+        ):
             return None
         moments = np.zeros((self.dimension, self.dimension))
-        for query in np.linspace(0, self.queries - 1, SAMPLED).astype(int).tolist():
+        for query in np.linspace(0, self.queries - 1, DIRECTION_QUERIES).astype(int).tolist():
             rows = self.rows(query).astype(np.float64)
             moments += rows.T @ rows
         if not np.isfinite(moments).all():
             return None
         sizes, directions = np.linalg.eigh(moments)
-        left = 1.0 - np.cumsum(sizes[::-1]) / max(sizes.sum(), np.finfo(float).tiny)
-        enough = [r for r in range(6, min(61, self.dimension // 2), 6) if left[r - 1] <= LEFT]
-        if not enough:
+        share_left = 1.0 - np.cumsum(sizes[::-1]) / max(sizes.sum(), np.finfo(float).tiny)
+        counts = [
+            r
+            for r in range(6, min(61, self.dimension // 2), 6)
+            if share_left[r - 1] <= MAX_SHARE_LEFT_OUT
+        ]
+        if not counts:
             return None
-        return environments.Directions(directions[:, ::-1][:, : enough[0]].T)
+        return environments.Directions(directions[:, ::-1][:, : counts[0]].T)
 
     def rows(self, query: int) -> np.ndarray:
         """Return the rows of a query, a view (n_q, d)."""
@@ -169,9 +187,10 @@ class Pool:
         return self.values[first * d : last * d].reshape(d, last - first).T
 
     def with_intercept(self, kappa: float) -> Pool:
-        """Return the pool with one more feature: (x / sqrt 2, 1 / sqrt(2 kappa)), d + 1 numbers.
+        """Return the pool with a constant as last feature.
 
-        Means stay; that no theta* with rewards in range is promised, ``linear`` says.
+        x becomes (x / sqrt 2, 1 / sqrt(2 kappa)), of dimension d + 1. Means do not change.
+        ``linear`` becomes False, since theta* for the new features could have a norm above 1.
         """
         d, count = self.dimension, len(self.means)
         values = np.empty(count * (d + 1), dtype=np.float32)
@@ -188,15 +207,15 @@ class Pool:
     def check(self) -> None:
         """Raise InputError unless shapes, dtypes and offsets fit together.
 
-        The feature values themselves are not read: they may be gigabytes on disk.
+        The feature values are not read, since they may be gigabytes on disk.
         """
         integer("dimension", self.dimension, at_least=1)
-        for name, want in (("values", np.float32), ("means", np.float64)):
-            have = getattr(self, name)
-            if have.dtype != want or have.ndim != 1:
+        for name, dtype in (("values", np.float32), ("means", np.float64)):
+            flat = getattr(self, name)
+            if flat.dtype != dtype or flat.ndim != 1:
                 raise InputError(
-                    f"{name} must be a flat {np.dtype(want).name} array, "
-                    f"got {have.dtype} of shape {have.shape}"
+                    f"{name} must be a flat {np.dtype(dtype).name} array, "
+                    f"got {flat.dtype} of shape {flat.shape}"
                 )
         _offsets("starts", self.starts, len(self.means))
         _offsets("silo_starts", self.silo_starts, len(self.starts) - 1)
@@ -214,7 +233,7 @@ class Pool:
 
 
 def is_mapped(values: np.ndarray) -> bool:
-    """Return True for a memory-mapped array, whose pages the system reclaims when it must."""
+    """Return True for a memory-mapped array, whose memory the system can reclaim at any time."""
     base: object = values
     while isinstance(base, np.ndarray):
         if isinstance(base, np.memmap):
@@ -226,7 +245,7 @@ def is_mapped(values: np.ndarray) -> bool:
 def equal_blocks(count: int, blocks: int) -> np.ndarray:
     """Return the offsets, int64 (blocks + 1,), of contiguous blocks of nearly equal sizes.
 
-    Sizes differ by at most one, and the first count % blocks blocks are the larger ones, as in
+    Sizes differ by at most one. The first ``count % blocks`` blocks have one element more, as in
     numpy.array_split.
     """
     small, larger = divmod(count, blocks)
@@ -247,7 +266,7 @@ def feature_major(rows: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _offsets(name: str, value: np.ndarray, last: int) -> np.ndarray:
-    """Return value as int64 offsets that start at 0, end at last and strictly grow."""
+    """Return ``value`` as int64, if it is offsets that start at 0, end at ``last`` and increase."""
     result = np.ascontiguousarray(value)
     if result.dtype.kind not in "iu" or result.ndim != 1 or len(result) < 2:
         raise InputError(
@@ -265,37 +284,40 @@ def _offsets(name: str, value: np.ndarray, last: int) -> np.ndarray:
 
 # ---- Environments over a pool --------------------------------------------------------------------
 
-#: Orders in which a silo meets its queries; the same numbers are in src/ff_environment.h.
+#: Orders in which a silo receives its queries; the same numbers are in src/ff_environment.h.
 SAMPLING = {"with-replacement": 0, "without-replacement": 1, "in-order": 2}
 
-#: Caveats of all real records: no accounting of messages covers them.
+#: Caveats for all real records, which no accounting of messages covers.
 ABOUT_RECORDS = (
-    "that every record is another person's is taken on trust",
-    "that the numbers of records, silos and actions are known to all is taken on trust",
+    "that every record belongs to a different person is taken on trust",
+    "that the numbers of records, silos and actions are public is taken on trust",
     "regret, figures and clip counts of a run are computed from the raw records: they are not "
     "covered",
 )
 
-#: Caveat of data that come as arrays.
+#: Caveat for data that are given as arrays.
 MADE_BEFORE = (
-    "features were made before they came here: that scales and categories in them are known "
+    "features were computed outside of fastfed: that their scales and categories are known "
     "without the data is taken on trust"
 )
 
 
 @dataclass(kw_only=True)
 class PoolEnvironment(ABC):
-    """Base of environments over a pool: each round a silo meets one query of its own block.
+    """Base class of environments over a pool.
+
+    In each round every silo receives one query from its block of the pool.
 
     Parameters
     ----------
     sampling : {"with-replacement", "without-replacement", "in-order"}
-        A uniform query each round; a fresh random order per replicate; or the order of the file.
-        The last two serve no query twice, so a horizon beyond the smallest silo is refused.
+        A uniformly drawn query in each round; a random order, drawn anew for each replicate; or the
+        order of the file. With the last two no query appears twice, so the horizon is at most the
+        number of queries of the smallest silo.
     reward : RewardDistribution
         Noise of the rewards; none by default.
     intercept : float, optional
-        kappa >= 1: features are divided by sqrt 2 and get one more, the constant 1/sqrt(2 kappa),
+        kappa >= 1: features are divided by sqrt 2, and a constant feature 1/sqrt(2 kappa) is added,
         which `reward_centre` of a curve needs (docs/centred.md).
     """
 
@@ -305,7 +327,7 @@ class PoolEnvironment(ABC):
     _pools: dict[int | None, Pool] = field(default_factory=dict, init=False, repr=False)
 
     kind = ""
-    #: Name of one round's data in messages.
+    #: What error messages call the data of one round.
     records = "queries"
 
     def __post_init__(self) -> None:
@@ -316,44 +338,47 @@ class PoolEnvironment(ABC):
 
     @abstractmethod
     def load(self, silos: int | None) -> Pool:
-        """Make the pool, its queries divided among M silos (None: as the data name them)."""
+        """Read the data and return the pool, with queries divided among M silos.
+
+        If ``silos`` is None, the data define the silos.
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
 
     def pool(self, silos: int | None) -> Pool:
-        """Return the pool, loaded once for each number of silos."""
+        """Return the pool for M silos, which is loaded at the first call."""
         if silos not in self._pools:
-            made = self.load(silos)
+            pool = self.load(silos)
             self._pools[silos] = (
-                made if self.intercept is None else made.with_intercept(self.intercept)
+                pool if self.intercept is None else pool.with_intercept(self.intercept)
             )
         return self._pools[silos]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the pools: another process loads its own from the same files."""
+        """Return the state without the pools: other processes load them from the same files."""
         return {**self.__dict__, "_pools": {}}
 
     @property
     def later_keys(self) -> dict[str, Any]:
-        """Keys for `describe` that came later: left out where they say nothing."""
+        """Keys of `describe` that were added later; defaults are left out."""
         return {} if self.intercept is None else {"intercept": self.intercept}
 
     def natural_silos(self) -> int | None:
-        """Return the number of silos that the data name, or None if any number will do."""
+        """Return the number of silos that the data define, or None if any number is allowed."""
         return None
 
     def declared_rewards(self) -> tuple[float, float] | None:
-        """Return the interval of expected rewards that is known without the data, or None."""
+        """Return the interval of expected rewards if it is known without the data, else None."""
         return None
 
     def record_multiplicity(self) -> int:
-        """Return the most queries of the pool that may be one record."""
+        """Return the largest number of queries of the pool that may belong to one record."""
         return 1
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         pool = self.pool(silos)
         blocks = np.diff(pool.silo_starts)
         if self.sampling != "with-replacement" and horizon > blocks.min():
@@ -362,20 +387,20 @@ class PoolEnvironment(ABC):
                 f'(sampling = "{self.sampling}"), got {horizon}'
             )
         low, high = float(pool.means.min()), float(pool.means.max())
-        # The least and largest reward of these data are no bound: another record may exceed them.
+        # The least and largest reward of these data are no bound: a different record may exceed it.
         bounds = {"none": self.declared_rewards(), "bernoulli": (0.0, 1.0), "gaussian": None}
         if self.reward.kind == "bernoulli" and not (low >= 0.0 and high <= 1.0):
             raise InputError(
                 'reward.kind = "bernoulli" needs expected rewards in [0, 1], '
                 f"these lie in [{low:g}, {high:g}]"
             )
-        small = pool.theta is None or float(np.linalg.norm(pool.theta)) <= 1.0
+        norm_at_most_1 = pool.theta is None or float(np.linalg.norm(pool.theta)) <= 1.0
         return EnvironmentSpec(
             dimension=pool.dimension,
             actions=pool.max_actions,
             reward=self.reward,
             reward_range=bounds[self.reward.kind],
-            linear=pool.linear and small,
+            linear=pool.linear and norm_at_most_1,
             multiplicity=self.record_multiplicity()
             * (horizon if self.sampling == "with-replacement" else 1),
             contexts_made=False,
@@ -386,40 +411,46 @@ class PoolEnvironment(ABC):
         )
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
-        """Return the bytes that a replicate takes beside the pool.
+        """Return the bytes that a replicate takes in addition to the pool.
 
-        These are the order of its queries, bonus bounds of the actions that are met, choices, and
-        the candidate sets of silos.
+        The replicate stores the order of its queries. Every curve stores bonus bounds of the
+        actions that appear, choices, and the candidate set of each silo.
         """
         pool = self.pool(silos)
         if self.sampling != "with-replacement":
             return 16 * pool.queries * (self.sampling == "without-replacement")
-        bounds = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 16 * pool.queries
+        bounds = (
+            int(4 * len(pool.means) * self._fraction_drawn(pool, silos, horizon))
+            + 16 * pool.queries
+        )
         return curves * (bounds + silos * driver.CANDIDATES_SIZE)
 
     def shared_memory(self, silos: int, horizon: int) -> int:
-        """Return the bytes that replicates of a process share: int16 features of met queries."""
+        """Return the bytes that replicates of one process share.
+
+        These are the int16 features of the queries that appear.
+        """
         pool = self.pool(silos)
         if self.sampling != "with-replacement" or pool.quantised is None:
             return 0
-        return int(pool.quantised.size * self._met(pool, silos, horizon))
+        return int(pool.quantised.size * self._fraction_drawn(pool, silos, horizon))
 
     def own_memory(self, silos: int) -> int:
-        """Return the bytes of the pool itself, without memory-mapped files."""
+        """Return the bytes of the pool in memory, without memory-mapped files."""
         pool = self.pool(silos)
         arrays = (pool.values, pool.means, pool.starts, pool.best)
         return sum(a.nbytes for a in arrays if not is_mapped(a))
 
     @staticmethod
-    def _met(pool: Pool, silos: int, horizon: int) -> float:
-        """Return the expected share of queries that so many draws meet."""
+    def _fraction_drawn(pool: Pool, silos: int, horizon: int) -> float:
+        """Return the expected fraction of queries that M T uniform draws hit at least once."""
         return -math.expm1(-silos * horizon / pool.queries)
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         pool = self.pool(silos)
-        # Rows that come only once are not worth storing.
-        again = self.sampling == "with-replacement"
+        # Caching a quantised row pays off only if its query can appear again.
+        queries_repeat = self.sampling == "with-replacement"
         order = None
         if self.sampling == "without-replacement":
             starts = pool.silo_starts
@@ -442,6 +473,6 @@ class PoolEnvironment(ABC):
             SAMPLING[self.sampling],
             order,
             self.reward.c,
-            pool.quantised if again else None,
+            pool.quantised if queries_repeat else None,
             pool.directions,
         )

@@ -32,10 +32,10 @@ def environment_signature() -> Signature:
     """Return the numba signature of a compiled environment, for ``@numba.cfunc(...)``.
 
     The function is ``function(state, seed, replicate, silo, round, x, mean) -> actions``. It writes
-    the features row by row into x (float64, K x d) and the expected rewards into mean (float64, K),
-    and returns the number of actions of this round, at least 1; a negative number reports a
-    failure. ``state`` points at the float64 array given as ``state``. All randomness must come from
-    (seed, replicate, silo, round), so that results do not depend on threads or order.
+    the features row by row into x (float64, K x d) and the expected rewards into mean (float64, K).
+    It returns the number of actions of this round, at least 1, or a negative number to report a
+    failure. ``state`` points to the float64 array given as ``state``. All randomness must be a
+    function of (seed, replicate, silo, round), so that results do not depend on threads or order.
 
     Returns
     -------
@@ -52,41 +52,43 @@ def environment_signature() -> Signature:
 
 @dataclass(kw_only=True)
 class Python:
-    """An environment written by its user.
+    """An environment that you write as a function.
 
-    The certificate rests on the user's word for ``linear``, ``bounded``, ``multiplicity`` and
-    ``independent``. An environment is outside the mechanism and may keep state, but then a user
-    who is replaced changes other users too, which no guarantee covers. So where it has something
-    to keep state in (``state``, a closure, an object's attributes), independence must be declared;
-    elsewhere it is taken on trust, as the function promises to depend on its arguments only.
+    The certificate takes ``linear``, ``bounded``, ``multiplicity`` and ``independent`` on trust.
+
+    The privacy guarantee compares runs in which one user is replaced. If the environment stores
+    something about one user and uses it for the next, then replacing the first user changes the
+    next one too, which no guarantee covers. So a function that could store something (in
+    ``state``, a closure or attributes of an object) counts as independent only if you declare
+    ``independent``. Any other function is trusted to depend on its arguments only.
 
     Parameters
     ----------
     function : numba.cfunc, callable or str
         A ``numba.cfunc`` of ``environment_signature()``, a plain callable
-        ``(seed, replicate, silo, round) -> (features (K, d), expected rewards (K,))``, or in a
-        spec the text "module:name" of either.
+        ``(seed, replicate, silo, round) -> (features (K, d), expected rewards (K,))``, or the text
+        "module:name", which is imported.
     dimension : int
         d.
     actions : int
-        K, the most actions of any round.
+        K, the largest number of actions in any round.
     state : array_like, optional
-        Data of a ``numba.cfunc``, passed as float64.
+        Data for a ``numba.cfunc``, passed as float64.
     reward : RewardDistribution
         Distribution of rewards, Bernoulli by default.
     linear : bool
-        Expected rewards are <x, theta*> with ||theta*|| <= 1.
+        True if expected rewards are <x, theta*> with ||theta*|| <= 1.
     bounded : bool
-        ||x|| <= 1 always; clipping enforces it in any case.
+        True if ||x|| <= 1 always. Features are clipped in any case.
     multiplicity : int
-        Rounds that one record can be served in.
+        Largest number of rounds that one record can appear in.
     independent : bool, optional
-        No user's contexts and rewards depend on other users' raw data.
+        True if no user's contexts and rewards depend on other users' raw data.
 
     Raises
     ------
     InputError
-        For values out of range, and for a function that is none or has another signature.
+        For values out of range, and if ``function`` is no function or has a different signature.
     """
 
     function: Any
@@ -120,15 +122,15 @@ class Python:
 
     @property
     def stateful(self) -> bool:
-        """True if the function has something to keep state in."""
+        """True if the function could store something between calls."""
         return self.state is not None or may_keep_state(self.function)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         return EnvironmentSpec(
             dimension=self.dimension,
             actions=self.actions,
@@ -137,7 +139,7 @@ class Python:
             linear=self.linear,
             features_bounded=self.bounded,
             multiplicity=self.multiplicity,
-            notes=("the environment is its user's own: its properties are taken on trust",),
+            notes=("a user wrote the environment: its properties are taken on trust",),
             conditions=(
                 (
                     f"{INDEPENDENT} (taken on trust)",
@@ -163,7 +165,7 @@ class Python:
         )
 
     def _check(self, result: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Check the result of the user's callable, in every round."""
+        """Check what the user's function returned in one round, and return it as arrays."""
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("function must return (features, expected rewards)")
         features = array("features", result[0], shape=(None, self.dimension))
@@ -178,7 +180,7 @@ class Python:
         return features, means
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return {
             "kind": self.kind,
             "function": fingerprint(self.function, self.state),
@@ -195,10 +197,11 @@ class Python:
 def user_function(
     function: Any, state: Any, signature: Callable[[], Signature], name: str
 ) -> tuple[Any, np.ndarray | None]:
-    """Return a user's function, imported if it is "module:name", and its state.
+    """Return a user's function, imported if it is "module:name", and its state as float64 or None.
 
-    Raises InputError for anything else, and for a numba.cfunc of another signature: calling that
-    would read foreign memory. ``name`` is the name of the signature's function, for messages.
+    ``name`` is the public function that returns the signature, for error messages. Raises
+    InputError if ``function`` is no function, or a numba.cfunc with a different signature, which
+    would access memory out of bounds.
     """
     if isinstance(function, str):
         function = import_function(function)
@@ -207,9 +210,11 @@ def user_function(
         raise InputError(
             f'function must be a numba.cfunc, a callable or "module:name", got {show(function)}'
         )
-    given = getattr(function, "_sig", None)
-    if given is not None and given != signature():
-        raise InputError(f"function must be a numba.cfunc of {name}(), got one of {given}")
+    function_signature = getattr(function, "_sig", None)
+    if function_signature is not None and function_signature != signature():
+        raise InputError(
+            f"function must be a numba.cfunc of {name}(), got one of {function_signature}"
+        )
     if state is None:
         return function, None
     if not compiled:
@@ -218,18 +223,24 @@ def user_function(
 
 
 def may_keep_state(function: Any) -> bool:
-    """Return True for a closure, and for anything but a plain function: it may keep state."""
+    """Return True if a function could store something between calls.
+
+    Closures and all callables that are not plain functions could.
+    """
     plain = getattr(function, "__wrapped__", function)
     return not inspect.isfunction(plain) or bool(plain.__closure__)
 
 
 def fingerprint(function: Any, state: np.ndarray | None) -> str:
-    """Return a digest of a function's visible parts: source, closure, defaults, state."""
+    """Return a digest of a function's source, closure, defaults, attributes and state."""
     return _fingerprint(function, state, frozenset())
 
 
 def _fingerprint(function: Any, state: np.ndarray | None, within: frozenset[int]) -> str:
-    """Return the digest of `fingerprint`; ``within``: ids of what the function is part of."""
+    """Return the digest for `fingerprint`.
+
+    ``within`` holds the ids of the objects that contain the function, to stop at cycles.
+    """
     if isinstance(function, partial):
         return hashlib.sha256(_content(function, within).encode()).hexdigest()
     plain = getattr(function, "__wrapped__", function)
@@ -245,10 +256,11 @@ def _fingerprint(function: Any, state: np.ndarray | None, within: frozenset[int]
 
 
 def _content(value: Any, within: frozenset[int]) -> str:
-    """Return text that tells values apart: the repr, unless that leaves out what they hold.
+    """Return text that differs between different values and is the same in every process.
 
-    An array's repr leaves out digits and rows, an object's may leave out all; that of a function,
-    or of an object without a repr of its own, is its address, which no other process shares.
+    This is the repr of a value if the repr is complete. The repr of an array leaves out digits and
+    rows, and the repr of an object may leave out its attributes. The repr of a function, and the
+    default repr of an object, contain an address, which differs between processes.
     """
     if id(value) in within:
         return "itself"
@@ -256,8 +268,8 @@ def _content(value: Any, within: frozenset[int]) -> str:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             return f"array {value.shape} {_content(value.tolist(), within)}"
-        made = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        return f"array {value.dtype.str} {value.shape} {made}"
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return f"array {value.dtype.str} {value.shape} {digest}"
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, partial):  # which Python 3.14 calls a routine
         return f"{kind} {_content([value.func, value.args, value.keywords], within)}"
@@ -266,12 +278,12 @@ def _content(value: Any, within: frozenset[int]) -> str:
         bound = "" if owner is None or inspect.ismodule(owner) else _content(owner, within)
         return f"function {_fingerprint(value, None, within)} {bound}"
     if isinstance(value, (list, tuple, set, frozenset, dict)):
-        parts = value.items() if isinstance(value, dict) else [(part,) for part in value]
-        held = [part for several in parts for part in several]
-        texts = [_content(part, within) for part in held]
+        groups = value.items() if isinstance(value, dict) else [(part,) for part in value]
+        items = [part for group in groups for part in group]
+        texts = [_content(part, within) for part in items]
         if isinstance(value, (set, frozenset)):
-            texts.sort()  # the order of text is another one in every process
-        elif texts == [repr(part) for part in held]:
+            texts.sort()  # the iteration order of sets of text differs between processes
+        elif texts == [repr(part) for part in items]:
             return repr(value)
         return f"{kind} [{', '.join(texts)}]"
     if isinstance(value, (type, ModuleType)) or not hasattr(value, "__dict__"):
@@ -280,7 +292,7 @@ def _content(value: Any, within: frozenset[int]) -> str:
 
 
 def import_function(text: str) -> Any:
-    """Import the function that "module:name" names; InputError if that fails."""
+    """Import the function that "module:name" names; raise InputError if that fails."""
     module, _, name = text.partition(":")
     if not module or not name:
         raise InputError(f'function must be "module:name", got "{text}"')
@@ -288,5 +300,5 @@ def import_function(text: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except AttributeError:
         raise InputError(f'module "{module}" has no "{name}"') from None
-    except Exception as error:  # the user's module may raise anything while it is imported
+    except Exception as error:  # importing a user's module may raise any exception
         raise InputError(f'function "{text}" cannot be imported: {error}') from None

@@ -1,4 +1,4 @@
-"""Pools made of arrays: classified records, and the replay of recorded rounds."""
+"""Pools of data in arrays: classified records, and the replay of recorded rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_
 
 # ---- Classified records --------------------------------------------------------------------------
 
-#: Codings of an action's features.
+#: Codings of the features of an action.
 CODINGS = ("projection", "blocks")
 #: Default d of a projection.
 DIMENSION = 20
@@ -39,8 +39,8 @@ class Records:
     owner : ndarray of int64, shape (n,), optional
         Silo of each record.
     norm : float, optional
-        Bound on the norm of a record with its constant 1, known without the data; if None, the
-        largest norm is read from the data.
+        Bound on the norm of a record with a constant 1, known without the data. If None, the
+        largest norm is computed from the data.
     """
 
     features: np.ndarray
@@ -52,20 +52,27 @@ class Records:
     def of(
         cls, features: ArrayLike, classes: ArrayLike, silo: ArrayLike | None, norm: float | None
     ) -> Records:
-        """Check arrays of records; silos are numbered in order of first appearance."""
+        """Return the records of these arrays, after checking them.
+
+        Silos are numbered in order of first appearance.
+        """
         features = array("features", features, ndim=2)
         count = len(features)
         if count == 0:
             raise InputError("features must hold at least one record, got none")
-        given = np.asarray(classes)
-        if given.dtype.kind in "UO" and all(isinstance(one, str) for one in given.flat):
-            classes = np.unique(given, return_inverse=True)[1].reshape(given.shape)
+        classes_array = np.asarray(classes)
+        if classes_array.dtype.kind in "UO" and all(
+            isinstance(value, str) for value in classes_array.flat
+        ):
+            classes = np.unique(classes_array, return_inverse=True)[1].reshape(classes_array.shape)
         labels = array("classes", classes, shape=(count,))
         numbers = labels.astype(np.int64)
-        fits = (numbers == labels).all() and numbers.min() >= 0 and numbers.max() < MAX_CLASSES
-        if not fits:
-            odd = labels[(numbers != labels) | (numbers < 0) | (numbers >= MAX_CLASSES)][0]
-            raise InputError(f"classes must be integers from 0 to {MAX_CLASSES - 1}, got {odd:g}")
+        valid = (numbers == labels).all() and numbers.min() >= 0 and numbers.max() < MAX_CLASSES
+        if not valid:
+            invalid = labels[(numbers != labels) | (numbers < 0) | (numbers >= MAX_CLASSES)][0]
+            raise InputError(
+                f"classes must be integers from 0 to {MAX_CLASSES - 1}, got {invalid:g}"
+            )
         if numbers.max() < 1:
             raise InputError("classes must hold at least 2 classes, got only 0")
         if norm is not None:
@@ -79,7 +86,7 @@ class Records:
 
     @property
     def silos(self) -> int | None:
-        """Number of silos that the records name, or None."""
+        """Number of silos that the records define, or None."""
         return None if self.owner is None else int(self.owner.max()) + 1
 
     def digest(self) -> str:
@@ -100,33 +107,34 @@ def records_pool(
     notes: tuple[str, ...] = (),
     declared: bool = True,
 ) -> Pool:
-    """Make a pool with one query per record and one action per class.
+    """Return a pool with one query per record and one action per class.
 
-    With z the p + 1 numbers of a record and a constant 1, divided by the largest norm of any
-    record (or shrunk to ``norm`` and divided by it), an action's features phi(c, a) are
+    Let z (p + 1,) be the features of a record and a constant 1, divided by the largest norm of all
+    records (or, with ``norm``, scaled down to norm at most ``norm`` and divided by ``norm``). The
+    features phi(c, a) of action a are
 
-    - "projection": P_a z, where the P_a (dimension, p + 1) are public: orthonormal columns
-      (dimension >= p + 1) or rows from the QR factorisation of a Gaussian matrix of ``seed``, so
-      that ||phi|| <= ||z|| <= 1;
-    - "blocks": z in the block of action a and 0 elsewhere, d = K (p + 1): a linear model for each
-      action, nothing lost.
+    - "projection": P_a z. The public matrices P_a (dimension, p + 1) have orthonormal columns (if
+      dimension >= p + 1) or rows, from the QR factorisation of a Gaussian matrix drawn with
+      ``seed``, so that ||phi|| <= ||z|| <= 1;
+    - "blocks": z in the block of action a and 0 elsewhere, with d = K (p + 1). This is a separate
+      linear model for each action.
 
-    The mean reward is 1 if a is the record's class and 0 if not.
+    The mean reward is 1 if a is the class of the record, and 0 otherwise.
 
     Parameters
     ----------
     records : Records
         The records.
     silos : int or None
-        M, required unless the records name their silos: equal contiguous blocks.
+        M. If the records define no silos, M is required and silos are equal contiguous blocks.
     dimension, seed : int
-        Rows of the projections, and their public seed.
+        Number of rows of the projections, and their public seed.
     coding : {"projection", "blocks"}
-        Coding of an action's features.
+        Coding of the features of an action.
     notes : tuple of str
         Caveats for the certificate.
     declared : bool
-        True if the features were made without a look at other records.
+        True if the features of a record do not depend on other records.
 
     Returns
     -------
@@ -136,7 +144,7 @@ def records_pool(
     Raises
     ------
     InputError
-        For silos that do not fit, and for too many features.
+        For a missing or too large number of silos, and for too many features.
     """
     features, classes, owner = records.features, records.classes, records.owner
     count, actions = len(features), records.actions
@@ -161,7 +169,7 @@ def records_pool(
     public = (
         "rows are divided by the largest norm in the data, which is taken as public"
         if records.norm is None
-        else f"records are shrunk one by one to norm {records.norm:g}, a limit that is known "
+        else f"each record is scaled down to norm at most {records.norm:g}, a limit that is known "
         "without the data"
     )
     return Pool.from_rows(
@@ -185,42 +193,42 @@ def _owners(silo: ArrayLike, count: int) -> np.ndarray:
     if not isinstance(names, list) or len(names) != count:
         raise InputError(f"silo must name one silo for each of {count} records, got {show(silo)}")
     try:
-        at = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
     except TypeError:
         raise InputError(f"silo must be a flat list of names, got {show(silo)}") from None
-    if any(name is None or name != name for name in at):
+    if any(name is None or name != name for name in numbers):
         raise InputError("silo must be given for every record, got None or NaN")
-    return np.array([at[name] for name in names], dtype=np.int64)
+    return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
 def _scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
-    """Return records with a constant 1, (n, p + 1), scaled to norms of at most 1."""
+    """Return the records with a constant 1, shape (n, p + 1), scaled to norms of at most 1."""
     z = np.hstack([features, np.ones((len(features), 1))])
     norms = np.linalg.norm(z, axis=1)
-    # A little under 1, so that float32 rounding and summing d squares stays at most 1.
-    below = 1.0 - (width + 4) * 2.0**-24
+    # A norm a little below 1, such that a float32 sum of d squares is at most 1.
+    below_one = 1.0 - (width + 4) * 2.0**-24
     if norm is None:
-        z *= below / norms.max()
+        z *= below_one / norms.max()
     else:
-        z *= (below / np.maximum(norms, norm))[:, None]
+        z *= (below_one / np.maximum(norms, norm))[:, None]
     return z
 
 
 def _project(z: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
-    """Return P_a z of each record and action, float32 (n * actions, dimension), by record."""
+    """Return P_a z for each record and action, float32 (n * actions, dimension)."""
     rng = np.random.default_rng(seed)
     rows = np.empty((len(z), actions, dimension), dtype=np.float32)
     for action in range(actions):
         normal = rng.standard_normal((dimension, z.shape[1]))
         tall = dimension >= z.shape[1]
         q, r = np.linalg.qr(normal if tall else normal.T)
-        q = q * np.where(np.diag(r) < 0, -1.0, 1.0)  # unique: the diagonal of R positive
+        q = q * np.where(np.diag(r) < 0, -1.0, 1.0)  # a positive diagonal of R makes Q unique
         rows[:, action] = z @ (q.T if tall else q)
     return rows.reshape(-1, dimension)
 
 
 def _blocks(z: np.ndarray, actions: int) -> np.ndarray:
-    """Return z in the action's own block, float32 (n * actions, actions * p), by record."""
+    """Return z in the block of each action, float32 (n * actions, actions * p)."""
     count, p = z.shape
     rows = np.zeros((count, actions, actions, p), dtype=np.float32)
     for action in range(actions):
@@ -235,7 +243,7 @@ def _blocks(z: np.ndarray, actions: int) -> np.ndarray:
 class Replay(PoolEnvironment):
     """Recorded rounds, with the features and the reward of every action.
 
-    Regret is against the given rewards.
+    Regret compares with the best of the recorded rewards.
 
     Parameters
     ----------
@@ -244,13 +252,13 @@ class Replay(PoolEnvironment):
     rewards : array_like, shape (M, T, K)
         Reward of every action.
     path : str, optional
-        In place of the arrays, an .npz file with both, as in a spec.
+        An .npz file with the arrays contexts and rewards, instead of the arrays. Specs need it.
     reward_range : (float, float), optional
-        Limits [low, high] that are known without the data; all rewards must lie in them. Without
-        them rewards have no bound, and where they are not clipped nothing is proven.
+        Limits [low, high] that are known without the data and contain all rewards. Without them
+        rewards have no bound, and theory covers only curves that clip rewards.
     sampling : str
-        "without-replacement": a fresh random order of a silo's rounds in every replicate;
-        "in-order": the recorded one; see ``PoolEnvironment``.
+        "without-replacement": a new random order of the rounds of a silo in every replicate.
+        "in-order": the recorded order. See ``PoolEnvironment``.
     reward : RewardDistribution
         Noise of the rewards, none by default.
 
@@ -272,10 +280,10 @@ class Replay(PoolEnvironment):
         super().__post_init__()
         if self.path is not None:
             if self.contexts is not None or self.rewards is not None:
-                raise InputError("path and the arrays contexts, rewards exclude each other")
+                raise InputError("give either path or the arrays contexts and rewards, not both")
             self.contexts, self.rewards = _read(self.path)
         if self.contexts is None or self.rewards is None:
-            raise InputError("replay needs contexts and rewards, or path to an .npz with both")
+            raise InputError("replay needs contexts and rewards, or path to an .npz file with them")
         if np.ndim(self.contexts) != 4:
             raise InputError(
                 f"contexts must have the axes (M, T, K, d), got shape {np.shape(self.contexts)}"
@@ -305,20 +313,21 @@ class Replay(PoolEnvironment):
         sampling: str = "without-replacement",
         reward_range: Sequence[float] | None = None,
     ) -> Replay:
-        """Make the environment of two arrays; rewards are observed as they are, without noise.
+        """Return the environment with these arrays. Rewards are observed without noise.
 
         Parameters
         ----------
         contexts : array_like, shape (M, T, K, d)
-            Features, with norms of at most 1; kept as float32.
+            Features, with norms of at most 1; stored as float32.
         rewards : array_like, shape (M, T, K)
             Reward of every action.
         sampling, reward_range
-            See the class.
+            As in `Replay`.
 
         Returns
         -------
         Replay
+            The environment.
 
         Raises
         ------
@@ -341,7 +350,7 @@ class Replay(PoolEnvironment):
         return low, high
 
     def load(self, silos: int | None) -> Pool:
-        """Make the pool, its queries divided among M silos."""
+        """Return the pool of the recorded rounds; ``silos`` must be None or M."""
         contexts, rewards = np.asarray(self.contexts), np.asarray(self.rewards)
         m, t, k, d = contexts.shape
         if silos not in (None, m):
@@ -359,36 +368,37 @@ class Replay(PoolEnvironment):
         return len(np.asarray(self.contexts))
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
-        digest = hashlib.sha256(np.asarray(self.contexts).data)  # no copy: it may be gigabytes
+        """Return plain data that identify this environment."""
+        digest = hashlib.sha256(np.asarray(self.contexts).data)  # without a copy of gigabytes
         digest.update(np.asarray(self.rewards).data)
         return {
             "kind": self.kind,
             "sha256": digest.hexdigest(),
             "sampling": self.sampling,
-            # Present even if None: older versions read the range, and so the radius, from the data.
+            # This key is present even if None, to distinguish results of older versions, which
+            # computed the reward range, and so the radius, from the data.
             "reward_range": None if self.reward_range is None else list(self.reward_range),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
             **self.later_keys,
         }
 
 
-def declared_range(given: Any) -> tuple[float, float]:
-    """Check limits [low, high], low < high."""
-    if not isinstance(given, (list, tuple)) or len(given) != 2:
-        raise InputError(f"reward_range must be two numbers, [low, high], got {show(given)}")
-    low = number("reward_range", given[0])
-    return low, number("reward_range", given[1], above=low)
+def declared_range(reward_range: Any) -> tuple[float, float]:
+    """Return the checked option ``reward_range``, limits (low, high) with low < high."""
+    if not isinstance(reward_range, (list, tuple)) or len(reward_range) != 2:
+        raise InputError(f"reward_range must be two numbers, [low, high], got {show(reward_range)}")
+    low = number("reward_range", reward_range[0])
+    return low, number("reward_range", reward_range[1], above=low)
 
 
 def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read contexts and rewards of an .npz file."""
+    """Return the arrays contexts and rewards of an .npz file."""
     if not isinstance(path, (str, Path)) or not os.path.isfile(path):
         raise InputError(f"path must be an existing .npz file, got {path!r}")
     try:
         with np.load(path, allow_pickle=False) as file:
             return file["contexts"], file["rewards"]
-    except Exception:  # a damaged file makes NumPy and zipfile raise a dozen kinds of errors
+    except Exception:  # NumPy and zipfile raise many kinds of errors for a damaged file
         raise InputError(
             f"{path} must be an .npz file with the arrays contexts and rewards"
         ) from None

@@ -1,4 +1,4 @@
-"""Arrays on disk: growable .npy files, atomic cache folders, and the storage of a pool."""
+"""Store arrays on disk: growable .npy files, atomic cache folders, and pools under construction."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from typing import Any
 import numpy as np
 
 # ---- Growable arrays -----------------------------------------------------------------------------
-# They are written and read block by block, so that memory never holds them whole. A finished file
-# is byte for byte what numpy.save writes of the same array.
+# Arrays are written and read block by block, so that memory never holds a whole array. A finished
+# file equals, byte for byte, what numpy.save writes for the same array.
 
-#: Bytes held at a time where a file is copied or read.
+#: Number of bytes of a file that are copied or read at a time.
 PIECE = 1 << 23
 
 
 class GrowableArray:
     """A .npy file under construction: a flat array, or a table whose width may still grow.
 
-    Narrower blocks of a table are padded with zeros to the widest. The file must not be read before
-    ``finish``. It is written, not mapped, so that a full disk raises OSError instead of a signal.
+    Narrow blocks of a table are padded with zeros to the width of the widest block. The file must
+    not be read before ``finish``. It is written, not memory-mapped, so that a full disk raises
+    OSError instead of a signal.
 
     Parameters
     ----------
     path : Path
         The file.
     dtype : dtype
-        Type of the values, stored in little-endian order.
+        Type of the values, which are stored in little-endian order.
     table : bool
-        Blocks are (rows, columns); otherwise they are flat.
+        True if blocks have shape (rows, columns), False if they are flat.
 
     Raises
     ------
@@ -53,14 +54,14 @@ class GrowableArray:
     def __init__(self, path: Path, dtype: Any, *, table: bool = False) -> None:
         self.path, self.dtype, self.table = path, np.dtype(dtype).newbyteorder("<"), table
         self.rows = 0
-        #: (rows, width) of each run of blocks of one width, in order.
+        #: (rows, width) for each run of consecutive blocks with the same width.
         self._runs: list[tuple[int, int]] = []
-        self._room = 0  # bytes reserved for the header
-        self._file = open(path, "wb", opener=_private)  # noqa: SIM115
+        self._header_bytes = 0  # bytes reserved for the header
+        self._file = open(path, "wb", opener=_open_private)  # noqa: SIM115
 
     @property
     def width(self) -> int:
-        """Columns of the widest block so far; 1 of a flat array."""
+        """Number of columns of the widest block so far; 1 for a flat array."""
         return max((width for _, width in self._runs), default=1)
 
     @property
@@ -72,11 +73,11 @@ class GrowableArray:
         """Add rows of a table, or values of a flat array."""
         width = block.shape[1] if self.table else 1
         if not self._runs:
-            # Headers are padded, so that one of more rows mostly has the same length.
-            self._room = len(_header(self.dtype, (len(block), width)[: 1 + self.table]))
-            self._file.write(bytes(self._room))
-        rows, last = self._runs[-1] if self._runs else (0, width)
-        if last == width:
+            # NumPy pads headers, so the header of the finished array mostly has the same length.
+            self._header_bytes = len(_header(self.dtype, (len(block), width)[: 1 + self.table]))
+            self._file.write(bytes(self._header_bytes))
+        rows, last_width = self._runs[-1] if self._runs else (0, width)
+        if last_width == width:
             self._runs[-1:] = [(rows + len(block), width)]
         else:
             self._runs.append((len(block), width))
@@ -84,29 +85,35 @@ class GrowableArray:
         self._file.write(np.ascontiguousarray(block, dtype=self.dtype).data)
 
     def finish(self) -> None:
-        """Complete the .npy file."""
+        """Write the header, and pad blocks if their widths differ, to complete the .npy file."""
         header = _header(self.dtype, self.shape)
-        if self._runs and len(header) == self._room and len({w for _, w in self._runs}) == 1:
+        if (
+            self._runs
+            and len(header) == self._header_bytes
+            and len({w for _, w in self._runs}) == 1
+        ):
+            # The header fits into the reserved bytes, and no block needs padding.
             self._file.seek(0)
             self._file.write(header)
             self._file.close()
             return
+        # Otherwise copy all blocks, padded to the same width, behind a header of the right length.
         self._file.close()
         wide = self.path.with_suffix(".wide")
-        with open(wide, "wb", opener=_private) as file:
+        with open(wide, "wb", opener=_open_private) as file:
             file.write(header)
             for block in self._blocks():
-                file.write(_widened(block, self.width).data)
+                file.write(_pad_columns(block, self.width).data)
         wide.replace(self.path)
 
     def _blocks(self) -> Iterator[np.ndarray]:
-        """Yield what was added as (rows, width), a bounded number of rows at a time."""
+        """Yield all rows in blocks (rows, width) of at most about PIECE bytes."""
         with self.path.open("rb") as file:
-            file.seek(self._room)
+            file.seek(self._header_bytes)
             for rows, width in self._runs:
-                most = max(1, PIECE // (self.dtype.itemsize * self.width))
-                for first in range(0, rows, most):
-                    count = min(most, rows - first)
+                max_rows = max(1, PIECE // (self.dtype.itemsize * self.width))
+                for first in range(0, rows, max_rows):
+                    count = min(max_rows, rows - first)
                     yield np.fromfile(file, self.dtype, count * width).reshape(count, width)
 
     def close(self) -> None:
@@ -115,26 +122,26 @@ class GrowableArray:
 
 
 class StoredArray:
-    """A .npy file that is read part by part into memory of its own.
+    """A .npy file that is read part by part, without a memory map.
 
-    Pages of a memory map count as memory of the process until the system reclaims them; parts that
-    are read are freed with their arrays.
+    Pages of a memory map count as memory of the process until the system reclaims them. Parts that
+    are read are freed together with their arrays.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
         version = np.lib.format.read_magic(self._file)
-        read = np.lib.format.read_array_header_1_0
+        read_header = np.lib.format.read_array_header_1_0
         if version != (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        self.shape, _, self.dtype = read(self._file)
+            read_header = np.lib.format.read_array_header_2_0
+        self.shape, _, self.dtype = read_header(self._file)
         self._start = self._file.tell()
 
     def part(self, first: int, last: int) -> np.ndarray:
         """Read rows first .. last - 1."""
-        each = int(np.prod(self.shape[1:], dtype=np.int64))
-        self._file.seek(self._start + first * each * self.dtype.itemsize)
-        flat = np.fromfile(self._file, self.dtype, (last - first) * each)
+        row_size = int(np.prod(self.shape[1:], dtype=np.int64))
+        self._file.seek(self._start + first * row_size * self.dtype.itemsize)
+        flat = np.fromfile(self._file, self.dtype, (last - first) * row_size)
         return flat.reshape(last - first, *self.shape[1:])
 
     def close(self) -> None:
@@ -142,8 +149,8 @@ class StoredArray:
         self._file.close()
 
 
-def _private(path: str, flags: int) -> int:
-    """Opener of files that hold real records: only their owner may read them."""
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read, since it may hold real records."""
     return os.open(path, flags, 0o600)
 
 
@@ -157,8 +164,8 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return text.getvalue()
 
 
-def _widened(block: np.ndarray, width: int) -> np.ndarray:
-    """Return rows padded with zero columns up to width."""
+def _pad_columns(block: np.ndarray, width: int) -> np.ndarray:
+    """Return a block padded with zero columns to ``width`` columns."""
     if block.shape[1] == width:
         return block
     return np.pad(block, ((0, 0), (0, width - block.shape[1])))
@@ -171,7 +178,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 1  # of cache folders; a new number invalidates all old ones
+FORMAT = 1  # format of cache folders; a new number invalidates all existing folders
 
 
 def cache_folder() -> Path:
@@ -191,20 +198,21 @@ def cache_folder() -> Path:
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder that is renamed to ``folder`` at the end.
+    """Yield a temporary folder that is renamed to ``folder`` at the end.
 
-    Readers see all of it or nothing: an exception inside, or a killed process, leaves no
-    ``folder``. The next writer removes what a killed process left. Raises OSError when the folder
-    cannot be written.
+    Readers see the complete folder or none: after an exception inside the context, or if the
+    process is killed, there is no ``folder``. The next writer removes temporary folders of killed
+    processes. Raises OSError if the folder cannot be written.
     """
-    made = [each for each in (folder.parent, *folder.parent.parents) if not each.exists()]
+    parents = [each for each in (folder.parent, *folder.parent.parents) if not each.exists()]
     try:
-        for each in reversed(made):  # `parents=True` would give all but the last the usual mode
+        # `parents=True` would apply the mode only to the last folder.
+        for each in reversed(parents):
             each.mkdir(exist_ok=True, mode=0o700)
         _sweep(folder.parent)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
     except OSError:
-        _unmake(made)
+        _remove_empty(parents)
         raise
     try:
         with _locked(temporary):
@@ -212,100 +220,102 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
             _write_sums(temporary)
             if folder.exists() and load_meta(folder) is None:
                 shutil.rmtree(folder, ignore_errors=True)
-            # Another process may have been first; its folder has the same content.
+            # If another process was faster, its folder has the same content.
             with contextlib.suppress(FileExistsError):
                 _rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        _unmake(made)
+        _remove_empty(parents)
 
 
-def _unmake(made: list[Path]) -> None:
-    """Remove the folders that are empty, innermost first: what is refused leaves nothing."""
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove those folders, innermost first, that are empty because nothing was written."""
     with contextlib.suppress(OSError):
-        for each in made:
+        for each in folders:
             each.rmdir()
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    """Write meta.json."""
-    with open(folder / "meta.json", "w", encoding="utf-8", opener=_private) as file:
+    """Write ``meta`` to the file meta.json in a cache folder."""
+    with open(folder / "meta.json", "w", encoding="utf-8", opener=_open_private) as file:
         json.dump(meta, file, indent=1)
 
 
-#: File of the sums of a cache folder's arrays.
+#: File with the checksums of all arrays of a cache folder.
 SUMS = "sums.json"
 
 
-def _sum_of(path: Path) -> int:
-    """Return the CRC-32 of a file's bytes."""
-    found = 0
+def _checksum(path: Path) -> int:
+    """Return the CRC-32 of the bytes of a file."""
+    checksum = 0
     with path.open("rb") as file:
         while piece := file.read(PIECE):
-            found = zlib.crc32(piece, found)
-    return found
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 def _write_sums(folder: Path) -> None:
-    """Write the sums of all arrays in a folder."""
-    sums = {path.name: _sum_of(path) for path in sorted(folder.glob("*.npy"))}
-    with open(folder / SUMS, "w", encoding="utf-8", opener=_private) as file:
+    """Write the checksums of all arrays in a folder."""
+    sums = {path.name: _checksum(path) for path in sorted(folder.glob("*.npy"))}
+    with open(folder / SUMS, "w", encoding="utf-8", opener=_open_private) as file:
         json.dump(sums, file, indent=1)
 
 
 def _damaged(folder: Path, names: Collection[str] | None = None) -> list[Path]:
-    """Return the arrays of a folder, all or those of these names, that are not what was written."""
-    found = folder / SUMS
+    """Return the arrays of a folder whose bytes differ from the bytes that were written.
+
+    Check only the arrays ``names``, or all arrays if ``names`` is None.
+    """
+    sums_path = folder / SUMS
     try:
-        sums = json.loads(found.read_bytes())
-    except FileNotFoundError:  # of an earlier version
+        sums = json.loads(sums_path.read_bytes())
+    except FileNotFoundError:  # an earlier version wrote this folder
         return []
     except (OSError, ValueError):
-        return [found]
+        return [sums_path]
     if not isinstance(sums, dict):
-        return [found]
+        return [sums_path]
     damaged = []
     for name in sums if names is None else [f"{name}.npy" for name in names]:
         try:
-            same = _sum_of(folder / name) == sums.get(name)
+            intact = _checksum(folder / name) == sums.get(name)
         except OSError:
-            same = False
-        if not same:
+            intact = False
+        if not intact:
             damaged.append(folder / name)
     return damaged
 
 
 def damaged_arrays() -> list[Path]:
-    """Return the arrays of the cache whose bytes are not those that were written.
+    """Return the arrays of the cache whose bytes differ from the bytes that were written.
 
-    All are read. Folders that an earlier version made have no sums, and are not looked at.
+    All arrays are read. Folders of earlier versions have no checksums, and are not checked.
     """
-    folders = sorted(found.parent for found in cache_folder().rglob(SUMS))
+    folders = sorted(sums_path.parent for sums_path in cache_folder().rglob(SUMS))
     return [path for folder in folders for path in _damaged(folder)]
 
 
-#: Arrays whose bytes this process has compared: path, size and time stamp.
-_compared: set[tuple[str, int, int]] = set()
+#: Arrays that this process has already checked: path, size and time stamp.
+_checked: set[tuple[str, int, int]] = set()
 
 
 def keep_if_whole(folder: Path, *names: str) -> bool:
-    """Return True if arrays of a cache folder are what was written; else remove the folder.
+    """Return True if arrays of a cache folder are intact; otherwise remove the folder and warn.
 
-    They are read once in a process. A folder that is removed is warned of, and made anew by who
-    asked.
+    Each array is read once per process. The caller computes the content of a removed folder again.
     """
     try:
         stats = {name: (folder / f"{name}.npy").stat() for name in names}
-        seen = {(str(folder / n), s.st_size, s.st_mtime_ns) for n, s in stats.items()}
+        stamps = {(str(folder / n), s.st_size, s.st_mtime_ns) for n, s in stats.items()}
     except OSError:
-        return True  # what is not there is found missing when it is loaded
-    damaged = [] if seen <= _compared else _damaged(folder, names)
+        return True  # the caller notices missing arrays when it loads them
+    damaged = [] if stamps <= _checked else _damaged(folder, names)
     if not damaged:
-        _compared.update(seen)
+        _checked.update(stamps)
         return True
     shutil.rmtree(folder, ignore_errors=True)
     warnings.warn(
-        f"{damaged[0]} of the cache was not what had been written, and is made anew: "
+        f"{damaged[0]} of the cache has changed since it was written, and is computed again: "
         "the disk may be failing",
         stacklevel=2,
     )
@@ -313,13 +323,13 @@ def keep_if_whole(folder: Path, *names: str) -> bool:
 
 
 def save_array(path: Path, values: np.ndarray) -> None:
-    """Write a small .npy file, for its owner alone."""
-    with open(path, "wb", opener=_private) as file:
+    """Write a small .npy file that only its owner may read."""
+    with open(path, "wb", opener=_open_private) as file:
         np.save(file, values)
 
 
 def load_meta(folder: Path) -> dict[str, Any] | None:
-    """Return meta.json of a cache folder, or None if absent, damaged or of another format."""
+    """Return meta.json of a cache folder, or None if it is absent, damaged or of another format."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -328,7 +338,10 @@ def load_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def load_array(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return a read-only memory map of an array in a cache folder, or None unless of that shape."""
+    """Return a read-only memory map of an array in a cache folder.
+
+    Return None if the array cannot be read or has a different shape.
+    """
     try:
         values = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):
@@ -337,7 +350,7 @@ def load_array(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray | 
 
 
 def _rename(temporary: Path, folder: Path) -> None:
-    """Rename a folder; FileExistsError on every platform where the target is there."""
+    """Rename a folder; raise FileExistsError, on every platform, if the target exists."""
     try:
         os.rename(temporary, folder)
     except OSError:
@@ -348,7 +361,7 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 @contextmanager
 def _locked(temporary: Path) -> Iterator[None]:
-    """Mark a temporary folder as in use, by a lock that ends with the process."""
+    """Mark a temporary folder as in use, with a lock that ends with the process."""
     lock = None
     if fcntl is not None:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -362,7 +375,7 @@ def _locked(temporary: Path) -> Iterator[None]:
 
 
 def _sweep(parent: Path, age: float = 60.0) -> None:
-    """Remove temporary folders that no process holds and that are older than a minute."""
+    """Remove temporary folders older than ``age`` seconds that no process uses."""
     for part in parent.glob(".part-*"):
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime > age and not _in_use(part):
@@ -370,9 +383,9 @@ def _sweep(parent: Path, age: float = 60.0) -> None:
 
 
 def _in_use(part: Path) -> bool:
-    """Return True if a process holds a temporary folder.
+    """Return True if a process uses a temporary folder.
 
-    Where there are no locks, a folder of the last day counts as held.
+    Without file locks, a folder that changed during the last day counts as in use.
     """
     if fcntl is None:
         return time.time() - part.stat().st_mtime < 86_400.0
@@ -388,13 +401,13 @@ def _in_use(part: Path) -> bool:
     return False
 
 
-# ---- Storage of a pool while it is made ----------------------------------------------------------
+# ---- Storage of a pool under construction --------------------------------------------------------
 
 Change = Callable[[np.ndarray], np.ndarray]
 
 
 class PoolStorage(ABC):
-    """Values and mean rewards of a pool under construction, added chunk by chunk of its rows."""
+    """Values and mean rewards of a pool under construction, to which chunks of rows are added."""
 
     def __init__(self) -> None:
         self.min_mean, self.max_mean = math.inf, -math.inf
@@ -410,7 +423,7 @@ class PoolStorage(ABC):
 
     @abstractmethod
     def change_means(self, change: Change) -> None:
-        """Apply an elementwise map to all means, once all chunks are there."""
+        """Apply an elementwise map to all means, after all chunks were added."""
 
 
 class ArrayStorage(PoolStorage):
@@ -432,7 +445,10 @@ class ArrayStorage(PoolStorage):
 
 
 class FileStorage(PoolStorage):
-    """Storage in values.npy and means.npy of a folder; OSError where they cannot be written."""
+    """Storage in the files values.npy and means.npy of a folder.
+
+    Methods raise OSError if the files cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -451,15 +467,15 @@ class FileStorage(PoolStorage):
         """Apply an elementwise map to all means, a part of the file at a time."""
         self._means.finish()
         path = self._means.path
-        before = path.rename(path.with_suffix(".raw"))
+        old_path = path.rename(path.with_suffix(".raw"))
         self._means = GrowableArray(path, np.float64)
-        stored, most = StoredArray(before), PIECE // 8
+        old, max_rows = StoredArray(old_path), PIECE // 8
         try:
-            for first in range(0, stored.shape[0], most):
-                self._means.append(change(stored.part(first, min(first + most, stored.shape[0]))))
+            for first in range(0, old.shape[0], max_rows):
+                self._means.append(change(old.part(first, min(first + max_rows, old.shape[0]))))
         finally:
-            stored.close()
-        before.unlink()
+            old.close()
+        old_path.unlink()
 
     def finish(self) -> None:
         """Complete both files."""

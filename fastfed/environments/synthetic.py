@@ -1,4 +1,8 @@
-"""Linear rewards on random features: spheres (alike or turned at each silo), gap, one fixed set."""
+"""Bandit environments with random features and linear rewards.
+
+`Sphere` draws fresh actions on a sphere, `Gap` separates the best action from all others,
+`FixedSet` offers the same actions in every round, and `Rotated` gives every silo a different theta.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,8 @@ from fastfed.environments.pool import SAMPLING
 class Sphere:
     """x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere.
 
-    Actions are fresh for every (round, silo); the expected reward (1 + <u, v>)/2 lies in [0, 1].
+    Actions are drawn anew for every (round, silo). The expected reward (1 + <u, v>)/2 lies in
+    [0, 1].
     Source: zhou-chowdhury-2024, Section 6.
 
     Parameters
@@ -39,18 +44,18 @@ class Sphere:
     reward : RewardDistribution
         Distribution of rewards, Bernoulli by default.
     basis_actions : bool
-        Fix the first d actions as the published code does: (e_j, 1)/sqrt 2, then (0, 1).
+        Fix the first d actions as in the published code: (e_j, 1)/sqrt 2 for j < d, then (0, 1).
     contexts : {"per-replicate", "shared"}
-        "shared" gives every replicate the same contexts, as that code does too.
+        "shared" gives every replicate the same contexts, as in the published code.
     intercept : float
-        kappa >= 1: the constant feature is 1/sqrt(2 kappa), and theta*'s entry sqrt(kappa/2), so
-        that the rewards are the same. The paper has 1.
+        kappa >= 1: the constant feature is 1/sqrt(2 kappa) and the last entry of theta* is
+        sqrt(kappa/2), so expected rewards do not depend on kappa. The paper has kappa = 1.
 
     Raises
     ------
     InputError
         For values out of range, for basis_actions with fewer than d actions, and for basis_actions
-        with another intercept than 1.
+        with an intercept other than 1.
     """
 
     dimension: int = 10
@@ -69,7 +74,7 @@ class Sphere:
         choice("contexts", self.contexts, ["per-replicate", "shared"])
         number("intercept", self.intercept, at_least=1.0, at_most=1e6)
         if self.basis_actions and self.intercept != 1.0:
-            raise InputError("basis_actions are those of intercept 1")
+            raise InputError("basis_actions needs intercept = 1")
         if self.basis_actions and self.actions < self.dimension:
             raise InputError(
                 f"basis_actions needs actions >= dimension, got actions = {self.actions}, "
@@ -77,24 +82,24 @@ class Sphere:
             )
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         bounded = self.reward.kind != "gaussian"
         return EnvironmentSpec(
             dimension=self.dimension,
             actions=self.actions,
             reward=self.reward,
             reward_range=(0.0, 1.0) if bounded else None,
-            # Norms are 1 up to the rounding of float32, which only clipping removes.
+            # Norms are 1 up to rounding to float32, so they can exceed 1 unless they are clipped.
             features_bounded=False,
             intercept=None if self.basis_actions else self.intercept,
         )
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
-        """theta* of one replicate, (d,)."""
+        """Return theta* of one replicate, shape (d,)."""
         d = self.dimension
         theta = np.full(d, math.sqrt(0.5 * self.intercept))
         if d > 1:
@@ -116,32 +121,34 @@ class Sphere:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)
 
 
 # ---- One best action above a gap -----------------------------------------------------------------
 
-#: The best action's expected reward lies in [BEST, BEST + WIDTH].
-BEST, WIDTH = 0.7, 0.1
-#: No m is below this, which is far above the rounding of float32.
-LEAST = 1e-6
+#: The expected reward of the best action lies in [BEST_MEAN, BEST_MEAN + MEAN_WIDTH].
+BEST_MEAN, MEAN_WIDTH = 0.7, 0.1
+#: Least expected reward of any action; it is far above rounding errors of float32.
+MIN_MEAN = 1e-6
 
 
 @dataclass(frozen=True)
 class Gap:
     """x = m theta* + sqrt(1 - m^2) b, b uniform in the unit ball orthogonal to theta*.
 
-    theta* is uniform on the unit sphere, one for each replicate. The expected reward m of one
-    action, the best, is uniform in [0.7, 0.8]; m of each of the other K - 1 is uniform in
-    [0.6 - gap, 0.7 - gap]. Fresh for every (round, silo). With d = 1 there is no b.
+    theta* is uniform on the unit sphere and drawn once for each replicate. The expected reward m
+    of the best action is uniform in [0.7, 0.8]. The expected rewards m of the other K - 1 actions
+    are uniform in [0.6 - gap, 0.7 - gap]. Actions are drawn anew for every (round, silo). With
+    d = 1 there is no b.
 
     Source: dubey-pentland-2020, Section 4.4, with ``gap`` = 0.1 (Figure 2 varies it). The paper
-    gives the two intervals only: the distributions inside them, b and the position of the best
-    action, here uniform over all K, are ours. The paper has K <= d^2; any K >= 1 will do.
+    gives only the two intervals. We chose the distributions inside them, the distribution of b and
+    the position of the best action, which is uniform over all K. The paper has K <= d^2; here any
+    K >= 1 is allowed.
 
-    Features are float32, so m is exact within 1e-6; expected rewards are those of the rounded
-    features, and no feature has a norm above 1.
+    Features are rounded to float32, which changes m by at most 1e-6. Expected rewards are computed
+    from the rounded features, and no feature vector has a norm above 1.
 
     Parameters
     ----------
@@ -170,14 +177,14 @@ class Gap:
         check_reward(self.reward)
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
-        number("gap", self.gap, above=0.0, at_most=BEST - WIDTH)
+        number("gap", self.gap, above=0.0, at_most=BEST_MEAN - MEAN_WIDTH)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds."""
         bounded = self.reward.kind != "gaussian"
         return EnvironmentSpec(
             dimension=self.dimension,
@@ -187,20 +194,22 @@ class Gap:
         )
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
-        """theta* of one replicate, (d,)."""
+        """Return theta* of one replicate, shape (d,)."""
         v = instance_normals(seed, replicate, self.dimension)
         return v / math.sqrt(math.fsum(v * v))
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
-        # At the largest gap, rounding must not make an expected reward negative.
-        inferior = max(BEST - WIDTH - self.gap, LEAST)
+        # Without MIN_MEAN, rounding could make an expected reward negative at the largest gap.
+        inferior = max(BEST_MEAN - MEAN_WIDTH - self.gap, MIN_MEAN)
         theta = self.theta(seed, replicate)
         reward = self.reward.c
-        return environments.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
+        return environments.Gap(
+            seed, replicate, theta, self.actions, inferior, BEST_MEAN, MEAN_WIDTH, reward
+        )
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)
 
 
@@ -213,8 +222,8 @@ class FixedSet:
 
     x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere, so that
     the expected reward (1 + <u, v>)/2 lies in [0, 1]. All silos of a replicate share the set.
-    Source: chowdhury-zhou-2022, Section 5, whose code has (u, 1) and (v, 1)/2: the same rewards,
-    features longer by sqrt 2.
+    Source: chowdhury-zhou-2022, Section 5. Its code has x = (u, 1) and theta* = (v, 1)/2, which
+    gives the same rewards with features that are longer by a factor sqrt 2.
 
     Parameters
     ----------
@@ -225,8 +234,8 @@ class FixedSet:
     reward : RewardDistribution
         Distribution of rewards, Bernoulli by default.
     basis_actions : bool
-        Fix the first d actions as that code does: (e_j, 1)/sqrt 2, then (0, 1)/sqrt 2, which
-        unlike the sphere's is not scaled to norm 1.
+        Fix the first d actions as in the published code: (e_j, 1)/sqrt 2 for j < d, then
+        (0, 1)/sqrt 2. The last of them has norm 1/sqrt 2; in `Sphere` it has norm 1.
 
     Raises
     ------
@@ -248,37 +257,37 @@ class FixedSet:
         return Sphere(self.dimension, self.actions, self.reward, self.basis_actions)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds."""
-        made = self._sphere().facts(silos, horizon)
+        """Return the properties of this environment for M silos and T rounds."""
+        sphere_spec = self._sphere().facts(silos, horizon)
         return EnvironmentSpec(
-            dimension=made.dimension,
-            actions=made.actions,
-            reward=made.reward,
-            reward_range=made.reward_range,
-            features_bounded=made.features_bounded,
-            # The set is fixed for all rounds, so curves save nothing by sharing its making.
+            dimension=sphere_spec.dimension,
+            actions=sphere_spec.actions,
+            reward=sphere_spec.reward,
+            reward_range=sphere_spec.reward_range,
+            features_bounded=sphere_spec.features_bounded,
+            # The set is drawn once per replicate, so sharing contexts saves curves no time.
             contexts_made=False,
         )
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
-        """theta* of one replicate, (d,)."""
+        """Return theta* of one replicate, shape (d,)."""
         return self._sphere().theta(seed, replicate)
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
         """Return the bytes of a replicate.
 
-        Every silo has a copy of the actions and their means; where its V changes with every data
-        point a curve tracks five numbers of each action.
+        Every silo has a copy of the actions and their means. In addition every curve may store five
+        float64 numbers for each action, if V changes in every round.
         """
         return silos * (self.actions * (4 * self.dimension + 8 + 40 * curves) + 24)
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
-        # Round 0 of the sphere: no other round has its draws.
+        # Rounds are numbered from 1, so the draws of round 0 are used nowhere else.
         rows, means = self._sphere().open(seed, replicate, silos).round(0, 0)
         if self.basis_actions:
             last = self.dimension - 1
@@ -301,42 +310,42 @@ class FixedSet:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)
 
 
-# ---- Silos that differ: theta* turned by an angle at each silo -----------------------------------
+# ---- Silos that differ: theta* rotated by an angle at each silo ----------------------------------
 
-#: Index of a silo's draws in the stream of instances, where that of theta* is 0.
+#: Index of the draws of w_i in the random stream of instances; theta* has index 0.
 _DIRECTION = 1
 
 
 @dataclass(frozen=True)
 class Rotated:
-    """The sphere, theta* = (v, 1)/sqrt 2 turned by ``rotation`` at every silo.
+    """The sphere, with theta* = (v, 1)/sqrt 2 rotated by an angle ``rotation`` at every silo.
 
-    Silo i has theta_i = (cos(rotation) v + sin(rotation) w_i, 1)/sqrt 2 with w_i uniform on the
-    unit sphere orthogonal to v, drawn once for each replicate and silo. Actions are the sphere's,
-    x = (u, 1)/sqrt 2, so that expected rewards (1 + <u, v_i>)/2 stay in [0, 1]. Every silo is as
-    far from the common theta*, sqrt(2) sin(rotation / 2), and two silos stand on different sides of
-    it. With ``rotation`` = 0 this is the sphere, bit for bit. Regret is against the best action of
-    the silo's own theta_i.
+    Silo i has theta_i = (v_i, 1)/sqrt 2 with v_i = cos(rotation) v + sin(rotation) w_i, and w_i
+    uniform on the unit sphere orthogonal to v, drawn once for each replicate and silo. Actions
+    x = (u, 1)/sqrt 2 are drawn as in `Sphere`, so expected rewards (1 + <u, v_i>)/2 stay in [0, 1].
+    The distance of every theta_i from theta* is sqrt(2) sin(rotation / 2), in independent
+    directions. With ``rotation`` = 0 this environment equals the sphere, bit for bit. Regret at
+    silo i compares with the best action under theta_i.
 
-    The instance is ours: in the papers silos differ only by which actions they see
+    This instance comes from no paper. In the papers, silos differ only in which actions they see
     (`no-diversity`).
 
     Parameters
     ----------
     dimension : int
-        d; at least 3 if ``rotation`` > 0, for v to have directions orthogonal to it.
+        d; at least 3 if ``rotation`` > 0, since w_i must be orthogonal to v.
     actions : int
         K.
     rotation : float
-        Angle between each silo's v_i and v, in radians, in [0, pi].
+        Angle between v_i and v at every silo, in radians, in [0, pi].
     reward : RewardDistribution
         Distribution of rewards, Bernoulli by default.
     intercept : float
-        kappa, as of `Sphere`.
+        kappa, as in `Sphere`.
 
     Raises
     ------
@@ -362,43 +371,43 @@ class Rotated:
         return Sphere(self.dimension, self.actions, self.reward, intercept=self.intercept)
 
     def natural_silos(self) -> int | None:
-        """Return None: any number of silos will do."""
+        """Return None: any number of silos is allowed."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the promises for M silos and T rounds: linear at each silo, not in common."""
-        made = self._sphere().facts(silos, horizon)
+        """Return the properties; rewards are linear at each silo, with theta_i per silo."""
+        sphere_spec = self._sphere().facts(silos, horizon)
         return EnvironmentSpec(
-            dimension=made.dimension,
-            actions=made.actions,
-            reward=made.reward,
-            reward_range=made.reward_range,
+            dimension=sphere_spec.dimension,
+            actions=sphere_spec.actions,
+            reward=sphere_spec.reward,
+            reward_range=sphere_spec.reward_range,
             linear=self.rotation == 0.0 or silos == 1,
             linear_by_silo=True,
-            features_bounded=made.features_bounded,
-            intercept=made.intercept,
+            features_bounded=sphere_spec.features_bounded,
+            intercept=sphere_spec.intercept,
         )
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
-        """The common theta* of one replicate, (d,), which is the sphere's."""
+        """Return the common theta* of one replicate, shape (d,), as `Sphere` draws it."""
         return self._sphere().theta(seed, replicate)
 
     def thetas(self, seed: int, replicate: int, silos: int) -> np.ndarray:
-        """theta_i of every silo, (M, d); those of the first silos do not depend on M."""
+        """Return theta_i of every silo, shape (M, d). theta_i does not depend on M."""
         common = self.theta(seed, replicate)
-        found = np.tile(common, (silos, 1))
+        thetas = np.tile(common, (silos, 1))
         if self.rotation:
             v = common[:-1] / math.sqrt(math.fsum(common[:-1] ** 2))
             for silo in range(silos):
                 w = rng.normals_f64(seed, INSTANCE, replicate, silo, _DIRECTION, len(v))
                 w -= math.fsum(w * v) * v
                 w /= math.sqrt(math.fsum(w * w))
-                turned = math.cos(self.rotation) * v + math.sin(self.rotation) * w
-                found[silo, :-1] = math.sqrt(0.5) * turned
-        return found
+                v_rotated = math.cos(self.rotation) * v + math.sin(self.rotation) * w
+                thetas[silo, :-1] = math.sqrt(0.5) * v_rotated
+        return thetas
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
-        """Return the bytes of a replicate: theta_i of every silo."""
+        """Return the bytes of a replicate, which stores theta_i of every silo."""
         return 8 * self.dimension * silos
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
@@ -408,12 +417,12 @@ class Rotated:
             replicate,
             self.thetas(seed, replicate, silos),
             self.actions,
-            0,
-            False,
+            0,  # no basis actions
+            False,  # contexts differ between replicates
             self.reward.c,
             math.sqrt(0.5 / self.intercept),
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data that identify the environment."""
+        """Return plain data that identify this environment."""
         return described(self)

@@ -1,9 +1,8 @@
-"""Tables of records as text: CSV files of any dialect, one file or one per silo, and data frames.
+"""Read tables of records as text: from CSV files, one file or one per silo, and from data frames.
 
-A CSV file is in UTF-8, with or without a byte order mark. Cells are separated by commas if its
-header has one, else by semicolons, tabs or bars, whichever the header has most of; where they are
-not separated by commas a column of numbers such as 1,5 has decimal commas. Frames (pandas, polars,
-Arrow and others) are read by narwhals.
+A CSV file is in UTF-8, with or without a byte order mark. If the header contains a comma, commas
+separate cells. Otherwise semicolons, tabs or bars do, whichever the header has most of; a number
+such as 1,5 then has a decimal comma. Narwhals reads frames (pandas, polars, Arrow and others).
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ from fastfed._validate import InputError, nearest, show
 
 #: Cells that mean a missing value.
 MISSING = frozenset({"", "?", "NA", "nan", "NaN", "NAN"})
-#: A number as cells have it; also with a decimal comma.
+#: A number in a cell, with a decimal point (NUMBER) or a decimal comma (_WITH_COMMA).
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _WITH_COMMA = re.compile(r"[+-]?([0-9]+,?[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _INFINITE = re.compile(r"[+-]?inf(inity)?", re.ASCII | re.IGNORECASE)
-#: Other separators than commas, and what they are called.
+#: Separators other than commas, and their names in messages.
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-#: Endings of files that are tables.
+#: Endings of the files in a folder that are read as tables.
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
-#: The column of a table made of several files or frames: which of them a record is of.
+#: Name of the column that is added to a table of several files or frames: the name of the file or
+#: frame of each record.
 SILO = "silo"
 
 
@@ -46,15 +46,15 @@ class Table:
     Parameters
     ----------
     path : str
-        Its file, or what it is called in messages.
+        The file of the table, or what messages call the table.
     names : list of str
-        Names of columns; "" for those without one.
+        Names of columns; "" for a column without a name.
     cells : list of list of str
         Cells of each record.
     where : list of str
         File and line of each record, for messages.
     notes : tuple of str
-        How it was read, where not as usual.
+        Sentences for the certificate, if the table has an unusual separator or decimal commas.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Table:
         return [row[at] for row in self.cells]
 
     def complete(self, role: str, name: str) -> list[str]:
-        """Return the cells of a column; InputError if one is missing."""
+        """Return the cells of a column; raise InputError if a cell is missing."""
         cells = self.column(name)
         for cell, where in zip(cells, self.where, strict=True):
             if cell in MISSING:
@@ -84,32 +84,34 @@ class Table:
         return cells
 
     def check_name(self, key: str, name: object) -> None:
-        """Raise InputError unless name is a column."""
+        """Raise InputError unless ``name``, the value of the option ``key``, is a column."""
         if not isinstance(name, str) or name not in self.positions:
-            named = list(self.positions)
-            hint = nearest(str(name), named) or "; it has " + ", ".join(named[:20])
-            if named and all(NUMBER.fullmatch(one) or one in MISSING for one in named[:2]):
+            columns = list(self.positions)
+            hint = nearest(str(name), columns) or "; it has " + ", ".join(columns[:20])
+            if columns and all(NUMBER.fullmatch(cell) or cell in MISSING for cell in columns[:2]):
                 hint += ": the first line must be a header"
             raise InputError(f"{key} must be a column of {self.path}, got {show(name)}{hint}")
 
     def numbers(self, name: str) -> bool:
-        """Return True if a column holds numbers alone, and some.
+        """Return True if all cells of a column are numbers or missing, and some are numbers.
 
         Raises
         ------
         InputError
-            If but for infinite ones it does.
+            If all cells are numbers or missing, but some are infinite.
         """
         cells = self.column(name)
-        odd = [at for at, c in enumerate(cells) if c not in MISSING and not NUMBER.fullmatch(c)]
-        if not odd:
+        text_rows = [
+            row for row, c in enumerate(cells) if c not in MISSING and not NUMBER.fullmatch(c)
+        ]
+        if not text_rows:
             return any(cell not in MISSING for cell in cells)
-        if all(_INFINITE.fullmatch(cells[at]) for at in odd):
-            self.refuse_infinite(name, odd[0])
+        if all(_INFINITE.fullmatch(cells[row]) for row in text_rows):
+            self.refuse_infinite(name, text_rows[0])
         return False
 
     def refuse_infinite(self, name: str, row: int) -> None:
-        """Raise InputError for a number that is not finite."""
+        """Raise InputError for the cell of a column in a row, which is not finite."""
         raise InputError(
             f"{self.where[row]}: column {show(name)} must be finite, "
             f"got {show(self.column(name)[row])}: correct the cell, or leave it empty if the value "
@@ -117,21 +119,33 @@ class Table:
         )
 
     def mixed(self, name: str) -> str:
-        """Return where a column that is mostly numbers has a text; "" for other columns."""
+        """Return the first text cell of a column of mostly numbers, as "file:line 'cell'".
+
+        Return "" for other columns.
+        """
         cells = self.column(name)
-        odd = [at for at, c in enumerate(cells) if c not in MISSING and not NUMBER.fullmatch(c)]
-        return f"{self.where[odd[0]]} {show(cells[odd[0]])}" if 2 * len(odd) < len(cells) else ""
+        text_rows = [
+            row for row, c in enumerate(cells) if c not in MISSING and not NUMBER.fullmatch(c)
+        ]
+        return (
+            f"{self.where[text_rows[0]]} {show(cells[text_rows[0]])}"
+            if 2 * len(text_rows) < len(cells)
+            else ""
+        )
 
 
 # ---- Reading -------------------------------------------------------------------------------------
 
 
 def is_table(data: object) -> bool:
-    """Return True if `read_table` takes it: files, a folder, frames; it may still be refused."""
+    """Return True if ``data`` is of a kind that `read_table` reads: files, a folder, or frames.
+
+    `read_table` may still refuse the content.
+    """
     if isinstance(data, (str, Path)):
         return os.path.exists(data)
     if isinstance(data, (list, tuple)):
-        return bool(data) and all(isinstance(one, (str, Path)) for one in data)
+        return bool(data) and all(isinstance(path, (str, Path)) for path in data)
     return isinstance(data, Mapping) or _is_frame(data)
 
 
@@ -141,38 +155,38 @@ def read_table(data: Any) -> Table:
     Parameters
     ----------
     data : path, list of paths, frame or mapping
-        A CSV file (.csv or .tsv, also .gz); a folder, a list of files, or a mapping of names to
-        frames or files, one for each silo, to which a column "silo" with their names is added; or
-        a frame that narwhals knows, such as one of pandas, polars or Arrow.
+        A CSV file (.csv or .tsv, also .gz), or a frame that narwhals supports, such as one of
+        pandas, polars or Arrow. For several silos, a folder of CSV files, a list of files, or a
+        mapping of names to frames or files. A column "silo" with these names is then added.
 
     Returns
     -------
     Table
-        Its cells, stripped; blank lines are skipped.
+        The cells without surrounding blanks. Blank lines are skipped.
 
     Raises
     ------
     InputError
-        For files that cannot be read or are no tables, and frames without narwhals.
+        For files that cannot be read or are no tables, and for frames if narwhals is missing.
     """
     if isinstance(data, Mapping):
-        named = {str(name): read_table(one) for name, one in data.items()}
-        return _one_of(named, "the tables of data")
+        tables = {str(name): read_table(part) for name, part in data.items()}
+        return _combine(tables, "the tables of data")
     if isinstance(data, (list, tuple)):
-        return _one_of(_by_stem([Path(one) for one in data]), "the files of data")
+        return _combine(_by_stem([Path(part) for part in data]), "the files of data")
     if not isinstance(data, (str, Path)):
-        return _of_frame(data)
+        return _read_frame(data)
     path = Path(data)
     if not os.path.isdir(path):
-        return _of_file(path)
+        return _read_file(path)
     files = sorted(p for p in path.iterdir() if p.name.lower().endswith(ENDINGS))
     if not files:
         raise InputError(f"{path} must hold a table for each silo ({', '.join(ENDINGS)}), has none")
-    return _one_of(_by_stem(files), str(path))
+    return _combine(_by_stem(files), str(path))
 
 
 def digest_of(data: Any) -> str:
-    """Return the SHA-256 of what a table is made of: its file's bytes, or names and cells."""
+    """Return the SHA-256 of the bytes of a file, or of the names and cells of any other table."""
     if isinstance(data, (str, Path)) and os.path.isfile(data):
         return hashlib.sha256(Path(data).read_bytes()).hexdigest()
     table = read_table(data)
@@ -180,32 +194,32 @@ def digest_of(data: Any) -> str:
 
 
 def _by_stem(files: Sequence[Path]) -> dict[str, Table]:
-    """Return the tables of files, by their names without endings."""
-    found: dict[str, Table] = {}
+    """Read files; return the tables, keyed by file names without endings."""
+    tables: dict[str, Table] = {}
     for file in files:
         name = file.name.split(".")[0]
-        if name in found:
+        if name in tables:
             raise InputError(f"files must differ in their names without endings, got {name} twice")
-        found[name] = _of_file(file)
-    return found
+        tables[name] = _read_file(file)
+    return tables
 
 
-def _one_of(parts: Mapping[str, Table], path: str) -> Table:
-    """Return one table of those of all silos, with a column of their names."""
+def _combine(parts: Mapping[str, Table], path: str) -> Table:
+    """Return one table with the records of the tables of all silos, and a column of their names."""
     if not parts:
         raise InputError("data must hold a table for each silo, got none")
     first = next(iter(parts.values()))
     for name, part in parts.items():
         if set(part.names) != set(first.names):
-            odd = sorted(set(part.names) ^ set(first.names))
+            differing = sorted(set(part.names) ^ set(first.names))
             raise InputError(
-                f"tables must have the same columns, got {show(odd[0])} in one of {first.path} "
-                f"and {part.path} alone"
+                f"tables must have the same columns, got {show(differing[0])} in only one of "
+                f"{first.path} and {part.path}"
             )
         if SILO in part.positions:
             raise InputError(
-                f'{part.path}: a column "{SILO}" is added with the names of the tables: '
-                "rename the one that is there"
+                f'{part.path}: a column "{SILO}" with the names of the tables is added: '
+                "rename the column of this name"
             )
         if not name:
             raise InputError("tables of silos must have names, got an empty one")
@@ -226,37 +240,38 @@ def _one_of(parts: Mapping[str, Table], path: str) -> Table:
 # ---- CSV files -----------------------------------------------------------------------------------
 
 
-def _of_file(path: Path) -> Table:
+def _read_file(path: Path) -> Table:
+    """Read a CSV file."""
     if not os.path.isfile(path):
         raise InputError(f"{path} must be a table ({', '.join(ENDINGS)}), there is no such file")
     text = _text(path)
-    used = _separator(text)
-    rows = list(_rows(path, text, used))
+    separator = _separator(text)
+    rows = list(_rows(path, text, separator))
     if len(rows) < 2:
-        found = "a header alone" if rows else "an empty file"
-        raise InputError(f"{path} must hold a header and at least one record, got {found}")
+        content = "only a header" if rows else "an empty file"
+        raise InputError(f"{path} must hold a header and at least one record, got {content}")
     (line, names), records = rows[0], rows[1:]
     _check_names(f"{path}:{line}", names)
     for line, row in records:
         if len(row) != len(names):
             raise InputError(
                 f"{path}:{line}: expected {len(names)} cells as in the header, got {len(row)}: "
-                + _remedy(used, row)
+                + _remedy(separator, row)
             )
     table = Table(
         str(path), names, [row for _, row in records], [f"{path}:{n}" for n, _ in records]
     )
-    if used == ",":
+    if separator == ",":
         return table
-    note = f"{path.name} is read with {_SEPARATORS[used]} between cells"
+    note = f"{path.name} is read with {_SEPARATORS[separator]} between cells"
     for name in table.positions:
-        _refuse_both_marks(table, name)
+        _refuse_mixed_decimals(table, name)
     commas = [name for name in table.positions if _decimal_commas(table.column(name))]
     if commas:
         note += f" and decimal commas in {', '.join(commas[:10])}{', ...' if commas[10:] else ''}"
-        at = {table.positions[name] for name in commas}
+        positions = {table.positions[name] for name in commas}
         cells = [
-            [c.replace(",", ".") if i in at else c for i, c in enumerate(row)]
+            [c.replace(",", ".") if i in positions else c for i, c in enumerate(row)]
             for row in table.cells
         ]
         table = replace(table, cells=cells)
@@ -264,42 +279,46 @@ def _of_file(path: Path) -> Table:
 
 
 def _remedy(separator: str, row: list[str]) -> str:
-    """What to do about a record with more or fewer cells than the header."""
+    """Return advice on a record that has more or fewer cells than the header."""
     if len(row) == 1:
-        other = max([",", *_SEPARATORS], key=row[0].count)
-        if other in row[0]:
-            named = {",": "commas", **_SEPARATORS}
-            return f"the header has {named[separator]} between cells, this line {named[other]}"
+        row_separator = max([",", *_SEPARATORS], key=row[0].count)
+        if row_separator in row[0]:
+            names = {",": "commas", **_SEPARATORS}
+            return (
+                f"the header has {names[separator]} between cells, this line {names[row_separator]}"
+            )
     semicolons = " (decimal commas need semicolons between cells)" if separator == "," else ""
     return f"put a cell that holds the separator in double quotes{semicolons}"
 
 
 def _check_names(where: str, names: Sequence[str]) -> None:
-    twice = [name for name, many in Counter(names).items() if name and many > 1]
-    if twice:
-        raise InputError(f"{where}: column names must differ, got {show(twice[0])} twice")
+    """Raise InputError if two columns have the same name."""
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
+    if repeated:
+        raise InputError(f"{where}: column names must differ, got {show(repeated[0])} twice")
 
 
-def _refuse_both_marks(table: Table, name: str) -> None:
-    """Raise InputError for a column of numbers with decimal commas and decimal points."""
+def _refuse_mixed_decimals(table: Table, name: str) -> None:
+    """Raise InputError for a column of numbers that has decimal commas and decimal points."""
     cells = table.column(name)
-    with_comma = [at for at, c in enumerate(cells) if "," in c and _WITH_COMMA.fullmatch(c)]
+    with_comma = [row for row, c in enumerate(cells) if "," in c and _WITH_COMMA.fullmatch(c)]
     others = [c for c in cells if c not in MISSING and "," not in c]
     points = sum("." in c for c in others)
     if with_comma and points and all(NUMBER.fullmatch(c) for c in others):
-        at = with_comma[0]
+        row = with_comma[0]
         raise InputError(
-            f"{table.where[at]}: column {show(name)} must have decimal points or decimal commas, "
-            f"got {show(cells[at])} among {points} with points"
+            f"{table.where[row]}: column {show(name)} must have decimal points or decimal commas, "
+            f"got {show(cells[row])} among {points} with points"
         )
 
 
 def _decimal_commas(cells: list[str]) -> bool:
+    """Return True if all present cells are numbers with decimal commas, and some have a comma."""
     present = [cell for cell in cells if cell not in MISSING]
     return any("," in c for c in present) and all(_WITH_COMMA.fullmatch(c) for c in present)
 
 
-#: How files begin that are no text, and what to do with them.
+#: First bytes of files that are no text in UTF-8: what such a file is, and what to do with it.
 _BINARY = {
     b"PK\x03\x04": "an Excel file or another archive: save the table as CSV (UTF-8)",
     b"\xd0\xcf\x11\xe0": "an old Excel file: save the table as CSV (UTF-8)",
@@ -310,7 +329,7 @@ _BINARY = {
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file."""
+    """Return the text of a CSV file, decompressed and decoded."""
     try:
         data = path.read_bytes()
         for start, kind in _BINARY.items():
@@ -331,7 +350,7 @@ def _text(path: Path) -> str:
 
 
 def _separator(text: str) -> str:
-    """Return what is between the cells of a file, by its header without what is in quotes."""
+    """Return the separator of the cells of a CSV file, from the unquoted parts of its header."""
     lines = (line for line in io.StringIO(text, newline=None) if line.strip(' \t\n,;|"'))
     header = "".join(next(lines, "").split('"')[::2])
     if "," in header:
@@ -341,7 +360,7 @@ def _separator(text: str) -> str:
 
 
 def _rows(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, stripped cells) of every record that is not blank."""
+    """Yield the line number and the stripped cells of every record that is not blank."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         for row in reader:
@@ -351,30 +370,30 @@ def _rows(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str
                 yield reader.line_num, [cell.strip() for cell in row]
     except csv.Error as error:
         raise InputError(
-            f"{path}:{reader.line_num}: must be CSV, got damage: {error} (is a quotation mark "
-            "left open?)"
+            f"{path}:{reader.line_num}: must be CSV, got damage: {error} (is a closing quotation "
+            "mark missing?)"
         ) from None
 
 
-#: What to do with tables that are not in memory.
+#: What to do with objects that are not tables in memory, by the name of their class.
 _IN_MEMORY = {
     "LazyFrame": ": collect() it first",
     "RecordBatchReader": ": read_all() it first",
-    "Series": ": a column alone is no frame, to_frame() makes it one",
+    "Series": ": a single column is no frame, to_frame() makes it a frame",
 }
 
 # ---- Frames --------------------------------------------------------------------------------------
 
 
 def _is_frame(data: object) -> bool:
-    """Return True for what has columns by name, as all frames have; narwhals decides later."""
-    # Of the class: to ask a polars LazyFrame for its columns warns, and may take long.
+    """Return True if an object has named columns, as all frames have; narwhals checks it later."""
+    # Look at the class first: reading `columns` of a polars LazyFrame warns and may take long.
     names = "__dataframe__", "__arrow_c_stream__", "columns"
     return any(hasattr(type(data), name) for name in names) or hasattr(data, "columns")
 
 
-def _of_frame(frame: Any) -> Table:
-    """Return the cells of a frame as text: numbers in full, missing values empty."""
+def _read_frame(frame: Any) -> Table:
+    """Return a frame as a table of text: numbers with all digits, "" for missing values."""
     try:
         import narwhals
     except ImportError:
@@ -382,48 +401,50 @@ def _of_frame(frame: Any) -> Table:
             "data frames need narwhals, which is not installed: pip install fastfed[data]"
         ) from None
     try:
-        known = narwhals.from_native(frame, eager_only=True)
-        odd = [name for name in known.columns if not isinstance(name, (str, int))]
+        wrapped = narwhals.from_native(frame, eager_only=True)
+        invalid = [name for name in wrapped.columns if not isinstance(name, (str, int))]
     except TypeError:
         kind = f"{type(frame).__module__}.{type(frame).__name__}"
         raise InputError(
             f"data must be a table in memory, such as one of pandas, polars or Arrow, got {kind}"
             f"{_IN_MEMORY.get(type(frame).__name__, '')}"
         ) from None
-    except ValueError as error:  # names that are not unique, by narwhals' own check
+    except ValueError as error:  # narwhals found names that are not unique
         raise InputError(
             f"data must have columns of different names: {' '.join(str(error).split())}"
         ) from None
-    if odd:
+    if invalid:
         raise InputError(
-            f"data must have columns of one level, with a text as name, got {show(odd[0])}: make "
-            "the names flat"
+            f"data must have columns of one level, with a text as name, got {show(invalid[0])}: "
+            "make the names flat"
         )
-    names = [str(name).strip() for name in known.columns]
+    names = [str(name).strip() for name in wrapped.columns]
     _check_names("data", names)
-    if not len(known):
+    if not len(wrapped):
         raise InputError("data must hold at least one record, got a table without rows")
     columns = []
-    for name in known.columns:
-        if known[name].dtype.is_nested():
-            kind = str(known[name].dtype).split("(")[0].lower()
+    for name in wrapped.columns:
+        if wrapped[name].dtype.is_nested():
+            kind = str(wrapped[name].dtype).split("(")[0].lower()
             raise InputError(
                 f"data: column {show(name)} must hold numbers or texts, got a {kind} in each cell: "
                 "make a column of each part, or leave it out"
             )
-        absent = known[name].is_null().to_list()
-        values = known[name].to_list()
-        columns.append(["" if gone else _cell(v) for v, gone in zip(values, absent, strict=True)])
+        absent = wrapped[name].is_null().to_list()
+        values = wrapped[name].to_list()
+        columns.append(
+            ["" if missing else _cell(v) for v, missing in zip(values, absent, strict=True)]
+        )
     return Table(
         "the table",
         names,
         [list(row) for row in zip(*columns, strict=True)],
-        [f"the table's row {row}" for row in range(len(known))],
+        [f"the table's row {row}" for row in range(len(wrapped))],
     )
 
 
 def _cell(value: Any) -> str:
-    """Return a value as text, numbers in full; "" for NaN."""
+    """Return the value of a cell as text, numbers with all digits; "" for NaN."""
     if isinstance(value, float):
         if math.isnan(value):
             return ""

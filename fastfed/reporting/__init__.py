@@ -1,1 +1,1 @@
-"""Reports of output folders: tables, pictures, claims, certificates, pages and comparisons."""
+"""Reports of output folders: tables, plots, claims, certificates, HTML and comparisons."""

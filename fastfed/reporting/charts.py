@@ -1,6 +1,6 @@
-"""Charts of an experiment as data: what each picture shows, whoever draws it.
+"""Charts of an experiment as data: the lines, axes and texts of each plot.
 
-`fastfed.reporting.svg` draws them into a page, `fastfed.reporting.plotting` into files.
+`fastfed.reporting.svg` draws them into a report, `fastfed.reporting.plotting` into files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastfed.reporting.figure import (
     y_axis,
 )
 from fastfed.reporting.panels import (
-    MOST_DRAWN,
+    MAX_DRAWN,
     Panel,
     curve_styles,
     panels,
@@ -43,16 +43,16 @@ Y_LABELS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis between two ends.
+    """An axis from ``low`` to ``high``.
 
-    ``rows`` are names at 0, 1, ... from above, in place of ticks; the lower end is then the larger
-    number. ``whole``: between whole numbers there is nothing.
+    If ``rows`` are given, they are names at 0, 1, ... from the top, instead of ticks; ``low`` is
+    then larger than ``high``. If ``whole``, the axis has ticks only at whole numbers.
     """
 
     label: str
     low: float
     high: float
-    text: Callable[[float], str]  # of a tick
+    text: Callable[[float], str]  # formats the value of a tick
     log: bool = False
     whole: bool = False
     rows: tuple[str, ...] = ()
@@ -60,24 +60,24 @@ class Axis:
     def __post_init__(self) -> None:
         ascending = self.low < self.high and (self.low > 0.0 or not self.log)
         if not (ascending or self.rows) or not math.isfinite(self.high - self.low):
-            raise ValueError(f"no axis goes from {self.low!r} to {self.high!r}")
+            raise ValueError(f"an axis cannot go from {self.low!r} to {self.high!r}")
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line through points, NaN where there is none; without points it has a legend alone."""
+    """A line through points; NaN interrupts it. A line without points has only a legend entry."""
 
-    text: str  # in a legend
+    text: str  # in the legend
     x: np.ndarray  # (C,)
     y: np.ndarray  # (C,)
-    style: dict[str, Any]  # color and linestyle, as matplotlib has them
-    spread: np.ndarray | None = None  # (C,), of the band to either side
-    dot: bool = False  # at the last point
-    bound: bool = False  # thin, behind the curves
+    style: dict[str, Any]  # color and linestyle, as in matplotlib
+    spread: np.ndarray | None = None  # (C,), half of the width of the band
+    dot: bool = False  # draw a dot at the last point
+    bound: bool = False  # a bound: draw it thin, behind the curves
 
     @property
     def top(self) -> np.ndarray:
-        """The upper edge of the band, or the line where the spread is unknown, (C,)."""
+        """The upper edge of the band, (C,); the line if the spread is unknown."""
         return self.y if self.spread is None else self.y + np.nan_to_num(self.spread)
 
 
@@ -93,7 +93,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Dot:
-    """A value in a row of its own, with ``spread`` to either side if that is finite."""
+    """A value in a row, with an error bar of ``spread`` on each side if it is finite."""
 
     x: float
     row: int
@@ -104,7 +104,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class End:
-    """A name to write at the right end of a line."""
+    """A name to write beside the right end of a line."""
 
     name: str
     x: float
@@ -114,7 +114,7 @@ class End:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """What one pair of axes shows."""
+    """The content of one pair of axes."""
 
     title: str
     x: Axis
@@ -126,42 +126,46 @@ class Chart:
 
 
 def amount_text(value: float) -> str:
-    """Text of a tick on an axis of amounts."""
+    """Format a tick on an axis of regret or counts."""
     return spaced(value) if 1e4 <= value < 1e12 else f"{value:g}"
 
 
 def sent_text(value: float) -> str:
-    """Text of a tick on an axis of bytes: 1.25 kB, where `sent` rounds to 1.2 kB."""
+    """Format a tick on an axis of bytes with all digits: 1.25 kB (`sent` would round to 1.2 kB)."""
     for size, unit in SIZES:
         if value >= size:
             return f"{value / size:g} {unit}"
     return f"{value:g} B"
 
 
-# ---- Regret against rounds: a line for each curve, bounds beside them ----------------------------
+# ---- Regret against rounds: a line for each curve, and bounds ------------------------------------
 
 
 def regret_charts(source: Source) -> list[Chart]:
-    """Regret against rounds, a chart for each panel; lines are means, bands two standard errors."""
+    """Return charts of regret against rounds, one for each panel.
+
+    Lines are means, and bands are two standard errors.
+    """
     shown = panels(source)
     log = str(source.results.figure.get("log", ""))
     limit = ceiling(source)
     texts = legend_texts(shown)
-    return _with_one_y([_regret_chart(source, panel, log, limit, texts) for panel in shown])
+    return _share_y([_regret_chart(source, panel, log, limit, texts) for panel in shown])
 
 
 def _regret_chart(
     source: Source, panel: Panel, log: str, limit: float, texts: dict[str, str]
 ) -> Chart:
-    own = replace(source, results=replace(source.results, curves=panel.curves))
+    """Return the chart of one panel."""
+    panel_source = replace(source, results=replace(source.results, curves=panel.curves))
     lines = [
         replace(line, text=texts.get(line.text, line.text))
-        for line in regret_lines(own, panel.styles, limit)
+        for line in regret_lines(panel_source, panel.styles, limit)
     ]
     areas = [_range(source, panel.others)] if panel.others else []
     last = source.results.horizon
     first = min(float(curve.rounds[0]) for curve in panel.curves) if "x" in log else 0.0
-    if first == last:  # one checkpoint, which stands at the right
+    if first == last:  # a single checkpoint, which is at the right end
         first = last / 2.0
     x_axis = Axis("round", first, last, spaced, log="x" in log, whole=True)
     bounds = [line for line in lines if line.bound]
@@ -176,7 +180,7 @@ def _regret_chart(
     return Chart(
         panel.title,
         x_axis,
-        regret_axis(own, lines, areas, log="y" in log, limit=limit),
+        regret_axis(panel_source, lines, areas, log="y" in log, limit=limit),
         tuple(lines),
         tuple(areas),
         ends=tuple(ends),
@@ -184,7 +188,7 @@ def _regret_chart(
 
 
 def regret_lines(source: Source, styles: Sequence[dict[str, Any]], limit: float) -> list[Line]:
-    """Curves and then bounds that come below ``limit``, against rounds."""
+    """Return the lines of curves, then those of bounds that are somewhere below ``limit``."""
     lines = []
     for curve, style in zip(source.results.curves, styles, strict=True):
         mean, spread = regret(source, curve)
@@ -199,10 +203,10 @@ def regret_lines(source: Source, styles: Sequence[dict[str, Any]], limit: float)
 def regret_axis(
     source: Source, lines: Sequence[Line], areas: Sequence[Area], *, log: bool, limit: float
 ) -> Axis:
-    """The y axis of regret, with room for curves and their bands, and for bounds up to ``limit``.
+    """Return the y axis of regret.
 
-    It begins at 0, below that only for means that do; where it is logarithmic, below the least mean
-    above 0.
+    It has room for curves and their bands, and for bounds up to ``limit``. A linear axis begins at
+    0, or lower if a mean is negative. A logarithmic axis begins below the least positive mean.
     """
     curves = [line for line in lines if not line.bound and len(line.y)]
     tops = [line.top for line in curves]
@@ -218,53 +222,56 @@ def regret_axis(
 
 
 def _padded(low: float, values: Iterable[np.ndarray], log: bool) -> float:
-    """The upper end of an axis from ``low``, a twentieth of its length above the values."""
+    """Return the upper end of an axis from ``low``, 5 % of its length above the largest value."""
     top = max((float(v.max()) for v in values), default=0.0)
     if top <= low:
         return low * 10.0 if log else low + 1.0
     return float(top * (top / low) ** 0.05) if log else top + 0.05 * (top - low)
 
 
-def _with_one_y(charts: list[Chart]) -> list[Chart]:
-    """Charts with one y axis, which has room for all."""
+def _share_y(charts: list[Chart]) -> list[Chart]:
+    """Give all charts the same y axis, which has room for all of them."""
     low, high = min(c.y.low for c in charts), max(c.y.high for c in charts)
     return [replace(chart, y=replace(chart.y, low=low, high=high)) for chart in charts]
 
 
 def _range(source: Source, curves: Sequence[CurveResult]) -> Area:
-    """The range from the least to the largest mean of curves."""
+    """Return the area from the least to the largest mean of curves."""
     means = np.array([regret(source, curve)[0] for curve in curves])
     text = f"all {spaced(len(curves))} curves, from the least to the largest mean"
     return Area(text, curves[0].rounds, means.min(axis=0), means.max(axis=0))
 
 
 def least(source: Source) -> float:
-    """Least mean above 0 at any checkpoint: a band may reach below it, and to 0."""
+    """Return the least positive mean of any curve at any checkpoint; 1 if there is none."""
     means = np.concatenate([regret(source, curve)[0] for curve in source.results.curves])
-    above = means[means > 0.0]
-    return float(above.min()) if len(above) else 1.0
+    positive = means[means > 0.0]
+    return float(positive.min()) if len(positive) else 1.0
 
 
 def legend_entry(curve: CurveResult) -> str:
-    """Text of a curve in the legend: label and privacy."""
+    """Return the text of a curve in the legend: label and privacy."""
     return f"{symbols(curve.label)}:  {privacy_text(curve.certificate).short}"
 
 
 def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
-    """Entries of a legend over several panels, by those of the curves: what looks alike is one."""
+    """Merge the legend entries of curves that look the same in different panels.
+
+    Return the merged text by the entry of each curve; empty for a single panel.
+    """
     if len(shown) == 1:
         return {}
-    alike: dict[tuple[str, str], list[tuple[CurveResult, str]]] = {}
+    by_look: dict[tuple[str, str], list[tuple[CurveResult, str]]] = {}
     for panel in shown:
         for curve, style, look in zip(panel.curves, panel.styles, panel.looks, strict=True):
-            alike.setdefault((look, str(style)), []).append((curve, panel.title))
+            by_look.setdefault((look, str(style)), []).append((curve, panel.title))
     texts = {}
-    for (look, _), members in alike.items():
+    for (look, _), members in by_look.items():
         titles: dict[str, list[str]] = {}
         for curve, title in members:
             titles.setdefault(privacy_text(curve.certificate).short, []).append(title)
         parts = list(titles)
-        if len(parts) > 1:  # which panel has which
+        if len(parts) > 1:  # privacy differs between panels, so name the panels
             parts = [f"{', '.join(of)} {short}" for short, of in titles.items()]
         text = f"{look}:  {' | '.join(parts)}"
         texts.update({legend_entry(curve): text for curve, _ in members})
@@ -274,37 +281,37 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
 # ---- Regret against the bytes sent so far --------------------------------------------------------
 
 
-def sends(source: Source) -> bool:
-    """Return True if any curve sends anything."""
+def any_sends(source: Source) -> bool:
+    """Return True if silos send messages in any curve."""
     return any(curve.bytes_sent > 0 for curve in source.results.curves)
 
 
 def sent_charts(source: Source) -> list[Chart]:
-    """Regret against bytes sent, a chart for each panel; none where no curve sends anything.
+    """Return charts of regret against bytes sent, one for each panel; none if no curve sends.
 
-    A line begins with its curve's first synchronisation in any replicate; between two of them
-    regret grows while nothing is sent. Both are means over replicates. Curves that send nothing
-    stand in the legend only.
+    Regret and bytes are means over replicates. A line begins at the first synchronisation of its
+    curve in any replicate. Curves that send nothing appear only in the legend.
     """
-    if not sends(source):
+    if not any_sends(source):
         return []
     log = "y" in str(source.results.figure.get("log", ""))
-    return _with_one_y([_sent_chart(source, panel, log) for panel in panels(source)])
+    return _share_y([_sent_chart(source, panel, log) for panel in panels(source)])
 
 
 def _sent_chart(source: Source, panel: Panel, log: bool) -> Chart:
-    own = replace(source, results=replace(source.results, curves=panel.curves))
+    """Return the chart of one panel."""
+    panel_source = replace(source, results=replace(source.results, curves=panel.curves))
     lines = []
     for curve, style in zip(panel.curves, panel.styles, strict=True):
-        by = np.array(curve.bytes_curve, np.float64)
-        begun = by > 0
+        bytes_sent = np.array(curve.bytes_curve, np.float64)
+        begun = bytes_sent > 0
         mean, spread = regret(source, curve)
         amount = sent(curve.bytes_sent) if begun.any() else "sends nothing"
         text = f"{symbols(curve.label)}:  {amount}"
-        lines.append(Line(text, by[begun], mean[begun], style, spread[begun], dot=True))
-    every = np.concatenate([line.x for line in lines])
-    low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
-    # Amounts that hardly differ stand in the middle.
+        lines.append(Line(text, bytes_sent[begun], mean[begun], style, spread[begun], dot=True))
+    all_x = np.concatenate([line.x for line in lines])
+    low, high = (float(all_x.min()), float(all_x.max())) if len(all_x) else (1.0, 10.0)
+    # If all amounts are almost equal, a wider axis puts them in the middle.
     room = (high / low) ** 0.05 if high > 1.2 * low else 3.0
     x_axis = Axis(
         "sent so far, up and down, all silos together",
@@ -313,24 +320,27 @@ def _sent_chart(source: Source, panel: Panel, log: bool) -> Chart:
         sent_text,
         log=True,
     )
-    y = regret_axis(own, lines, (), log=log, limit=np.inf)
+    y = regret_axis(panel_source, lines, (), log=log, limit=np.inf)
     return Chart(panel.title, x_axis, y, tuple(lines))
 
 
 # ---- Regret at the last round: a dot for each curve ----------------------------------------------
 
-#: Curves from which on a picture of dots says more than the ends of lines, and most that it holds.
-DOTS = (6, MOST_DRAWN)
-#: Characters in a line beside a dot.
-ROW = 30
-#: Largest over smallest regret from which on its axis is logarithmic.
-WIDE = 20.0
+#: Least and largest number of curves for which there is a plot of dots.
+DOT_CURVES = (6, MAX_DRAWN)
+#: Largest number of characters in a line of the name of a row.
+ROW_CHARACTERS = 30
+#: The axis is logarithmic if the ratio of the largest to the smallest regret is above this.
+LOG_RATIO = 20.0
 
 
 def final_charts(source: Source) -> list[Chart]:
-    """Regret at the last round, with two standard errors; none where curves are few or many."""
+    """Return a chart of regret at the last round with two standard errors, as a list.
+
+    The list is empty if the number of curves is outside ``DOT_CURVES``.
+    """
     curves = source.results.curves
-    if not DOTS[0] <= len(curves) <= DOTS[1]:
+    if not DOT_CURVES[0] <= len(curves) <= DOT_CURVES[1]:
         return []
     finals = [tuple(float(v[-1]) for v in regret(source, curve)) for curve in curves]
     dots = [
@@ -341,7 +351,7 @@ def final_charts(source: Source) -> list[Chart]:
     ]
     means = np.array([mean for mean, _ in finals])
     spreads = np.nan_to_num(np.array([spread for _, spread in finals]))
-    log = bool(means.min() > 0.0 and means.max() / means.min() > WIDE)
+    log = bool(means.min() > 0.0 and means.max() / means.min() > LOG_RATIO)
     low = 1.05 * min(0.0, float(means.min()))
     if log:
         lows = means - spreads
@@ -349,43 +359,55 @@ def final_charts(source: Source) -> list[Chart]:
     label = f"{Y_LABELS[y_axis(source)]}, last round"
     x_axis = Axis(label, low, _padded(low, [means + spreads], log), amount_text, log)
     names = [symbols(curve.label).replace(" = ", "\u00a0=\u00a0") for curve in curves]
-    rows = tuple("\n".join(wrapped([name], ROW)) for name in names)
+    rows = tuple("\n".join(wrapped([name], ROW_CHARACTERS)) for name in names)
     return [Chart("", x_axis, Axis("", len(curves) - 0.4, -0.6, str, rows=rows), dots=tuple(dots))]
 
 
 # ---- Names at the ends of lines ------------------------------------------------------------------
 
 #: Points between the end of a line and its name, and characters in a line of a name.
-BESIDE, NAME = 9.0, 20
-#: Height of a line of text, in its type.
-LEADING = 1.15
+NAME_DISTANCE, NAME_CHARACTERS = 9.0, 20
+#: Height of a line of text, as a multiple of the font size.
+LINE_HEIGHT = 1.15
 
 
-def fit(texts: Sequence[str], size: float, height: float) -> bool:
-    """Return True if names of this type have room above each other."""
-    return LEADING * size * sum(text.count("\n") + 1 for text in texts) <= height
+def texts_fit(texts: Sequence[str], size: float, height: float) -> bool:
+    """Return True if texts of font size ``size`` fit above each other into ``height``."""
+    return LINE_HEIGHT * size * sum(text.count("\n") + 1 for text in texts) <= height
 
 
 def end_text(end: End) -> str:
-    """A name at the end of a line, in lines."""
-    return "\n".join(wrapped([end.name.replace(" = ", "\u00a0=\u00a0")], NAME))
+    """Return the name at the end of a line, wrapped into lines of text."""
+    return "\n".join(wrapped([end.name.replace(" = ", "\u00a0=\u00a0")], NAME_CHARACTERS))
 
 
-def apart(heights: Sequence[float], sizes: Sequence[float], top: float) -> list[float]:
-    """Heights of names that would overlap, each moved as little as the others allow.
+def move_apart(heights: Sequence[float], sizes: Sequence[float], top: float) -> list[float]:
+    """Move names vertically so that they do not overlap.
 
-    ``heights`` are their middles, ``sizes`` their own heights; none reaches above ``top``, or above
-    the highest of them.
+    Parameters
+    ----------
+    heights : sequence of float
+        The middle of each name where it should be.
+    sizes : sequence of float
+        The height of each name.
+    top : float
+        No name may reach above this, or above the highest of ``heights`` if that is larger.
+
+    Returns
+    -------
+    list of float
+        The middle of each name, moved no more than necessary.
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
+    # First push names up from the lowest, then down from the highest.
     places = {i: heights[i] for i in order}
     for below, above in pairwise(order):
         places[above] = max(places[above], places[below] + (sizes[below] + sizes[above]) / 2.0)
     ceiling = np.inf
-    for at in reversed(range(len(order))):
-        i = order[at]
-        if at == len(order) - 1:
+    for rank in reversed(range(len(order))):
+        i = order[rank]
+        if rank == len(order) - 1:
             ceiling = max(top, heights[i]) - sizes[i] / 2.0
         places[i] = min(places[i], ceiling)
-        ceiling = places[i] - (sizes[i] + (sizes[order[at - 1]] if at else 0.0)) / 2.0
+        ceiling = places[i] - (sizes[i] + (sizes[order[rank - 1]] if rank else 0.0)) / 2.0
     return [float(places[i]) for i in range(len(heights))]

@@ -1,17 +1,20 @@
-"""Claims about a figure, judged on the results: the tables [[figure.statement]].
+"""Judge claims about a figure on its results: the tables [[figure.statement]] of a spec.
 
-A claim orders curves by final regret (``below``), holds two of them equal (``near``), says how
-regret grows with a number (``power``), or orders groups of curves by how far they are apart
-(``spread``). It holds when every one of its differences lies beyond the limit on the right side,
-fails when some difference lies beyond it on the wrong side, and is undecided otherwise. The limit
-is Student's quantile, two standard errors where there are many replicates. Differences are paired,
-replicate by replicate, since curves of an experiment share their contexts. Compared is regret per
-silo where the figure draws it, else group regret.
+A claim has one of four kinds. ``below`` orders curves by final regret, ``near`` says that two
+curves have about equal regret, ``power`` says how regret grows with a number, and ``spread`` orders
+groups of curves by how much regret differs within the group. A claim is judged on differences, such
+as the regret of one curve minus that of the next. It holds if every difference is on the right side
+of zero (or within its bounds) by more than a margin. It fails if a difference is on the wrong side
+by more than this margin. Otherwise it is undecided. The margin is two standard errors, or more if
+there are few replicates (Student's quantile). Differences are paired, replicate by replicate, since
+curves of an experiment share their contexts. Regret is regret per silo if the figure draws regret
+per silo, and group regret otherwise.
 
-A claim of a paper is two claims: that the picture comes back, which is the verdict on the
-differences, and that the guarantee holds, which is that every curve in it has the privacy that it
-claims. The one verdict of both is that of the picture, but "unproven" where the picture comes back
-without the guarantee. Nothing is judged in fewer rounds than a figure has.
+A claim of a paper consists of two claims: that the plot is reproduced, which is judged on the
+differences, and that the guarantee holds, which means that every curve of the claim has the
+privacy that it claims. The verdict on the claim is the verdict on the plot, except that it is
+"unproven" if the plot is reproduced and the guarantee does not hold. A run with fewer rounds than
+the figure is not judged.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ from fastfed.reporting.text import shortfall
 from fastfed.results.results import Results
 
 KINDS = ("below", "near", "power", "spread")
-#: Keys that go with a kind.
-WITH = {"near": ("within",), "power": ("of", "exponent")}
-KEYS = ("says", "tag", *KINDS, *(key for keys in WITH.values() for key in keys), "why")
-#: In standard errors of many replicates: how far a difference must be from where it says nothing.
-BEYOND = 2.0
+#: Keys that a kind requires, and that no other kind allows.
+REQUIRED_KEYS = {"near": ("within",), "power": ("of", "exponent")}
+KEYS = ("says", "tag", *KINDS, *(key for keys in REQUIRED_KEYS.values() for key in keys), "why")
+#: The margin of a verdict in standard errors, for many replicates.
+STANDARD_ERRORS = 2.0
 
-#: Whose claim it is: a paper's, of a figure played as printed; a paper's, played otherwise or of no
-#: printed figure; or nobody's but ours.
+#: Tags, which say where a claim comes from. PAPER: a printed figure of a paper, simulated as
+#: printed. VARIANT: a theorem of a paper, or a figure simulated in a different way. OURS: no paper.
 PAPER, VARIANT, OURS = "paper", "variant", "ours"
 TAGS = (PAPER, VARIANT, OURS)
 
@@ -45,21 +48,22 @@ HOLDS, FAILS, UNDECIDED, UNPROVEN = "holds", "fails", "undecided", "unproven"
 #: Verdicts that a spec may expect of a claim, with a reason.
 JUDGED = (HOLDS, FAILS, UNDECIDED, UNPROVEN)
 NOT_JUDGED = "not judged"
-#: Of a guarantee: no curve of the claim asks for privacy.
+#: Verdict on the guarantee if no curve of the claim claims privacy.
 NOT_CLAIMED = "none claimed"
 
 QUICK = "--quick: few rounds and replicates, a first look that says nothing about the paper"
 
-#: What a difference is a difference of.
+#: Values of ``Difference.of``: the quantity that is compared.
 REGRET, SPREAD, EXPONENT = "regret", "spread", "exponent"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference ``first`` - ``second`` as it is judged; NaN where unknown.
+    """The difference ``first`` - ``second`` that a claim is judged on; NaN if it is unknown.
 
-    Of final regret; or of the logarithms of the spread (largest over smallest regret) of two
-    groups; or the exponent itself, with ``first`` its name and ``second`` empty.
+    It is a difference of final regrets, or of the logarithms of the spreads of two groups (spread:
+    largest over smallest regret). For a claim of kind ``power`` it is the exponent; ``first`` is
+    then "exponent" and ``second`` is empty.
     """
 
     first: str
@@ -73,11 +77,11 @@ class Difference:
 
     @property
     def reach(self) -> float:
-        """Half the length of the interval around ``mean``; NaN for fewer than two replicates."""
+        """The margin: ``mean`` is known up to this. NaN for fewer than two replicates."""
         return beyond(self.replicates) * self.stderr
 
     def to_builtins(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return the difference as plain data, for JSON."""
         return {
             "first": self.first,
             "second": self.second,
@@ -97,34 +101,34 @@ class Claim:
     says: str
     verdict: str  # one of JUDGED, or NOT_JUDGED
     differences: tuple[Difference, ...]
-    within: float | None = None  # of a "near": fraction of the second curve's regret
-    order: str = ""  # "holds", "fails" or "undecided": of the curves' regret alone
-    why: str = ""  # a sentence; empty where the differences say all
-    expected: tuple[str, ...] = ()  # verdicts that the figure's spec has a reason for
+    within: float | None = None  # for "near": allowed fraction of the second curve's regret
+    order: str = ""  # HOLDS, FAILS or UNDECIDED: verdict on the differences
+    why: str = ""  # reason for the verdict; empty if the differences explain it
+    expected: tuple[str, ...] = ()  # verdicts for which the spec gives a reason
     tag: str = OURS
     guarantee: str = NOT_CLAIMED  # HOLDS, FAILS or NOT_CLAIMED
-    exponent: tuple[float, float] | None = None  # of a "power": from, to
+    exponent: tuple[float, float] | None = None  # for "power": least and largest exponent
 
     @property
     def picture(self) -> str:
-        """Verdict on the differences alone; NOT_JUDGED where the run is too short for one."""
+        """Verdict on the plot, which depends only on the differences; NOT_JUDGED for short runs."""
         return self.order if self.verdict in JUDGED else self.verdict
 
     @property
     def unexpected(self) -> bool:
-        """True if the verdict is one that the spec has no reason for."""
+        """True if the spec expects verdicts, and this verdict is not one of them."""
         return bool(self.expected) and self.verdict in JUDGED and self.verdict not in self.expected
 
     @property
     def reason(self) -> str:
-        """Reason for the verdict; empty where the differences say all."""
+        """Reason for the verdict; empty if the differences explain it."""
         if not self.unexpected:
             return self.why
         expected = f"not as expected ({' or '.join(self.expected)})"
         return f"{expected}; {self.why}" if self.why else expected
 
     def to_builtins(self) -> dict[str, Any]:
-        """Plain data, as in the JSON of ``fastfed results``."""
+        """Return the claim as plain data, as in the JSON of ``fastfed results``."""
         return {
             "says": self.says,
             "tag": self.tag,
@@ -144,9 +148,19 @@ class Claim:
 
 
 def check_claims(value: Any, labels: Sequence[str] | None = None) -> None:
-    """Raise InputError unless ``value`` is what [[figure.statement]] may hold.
+    """Check the tables [[figure.statement]] of a spec.
 
-    Its curves must be among ``labels`` (None: not known yet).
+    Parameters
+    ----------
+    value : Any
+        The list of tables.
+    labels : sequence of str, optional
+        Labels of the curves, which claims may name; None if they are not known yet.
+
+    Raises
+    ------
+    InputError
+        For unknown keys and curves, and invalid values.
     """
     if not isinstance(value, list):
         raise InputError(
@@ -166,9 +180,9 @@ def check_claims(value: Any, labels: Sequence[str] | None = None) -> None:
         kinds = [kind for kind in KINDS if kind in table]
         if len(kinds) != 1:
             raise InputError(
-                f'figure.statement "{says}" must have either below or near, or power or spread'
+                f'figure.statement "{says}" must have one of below, near, power and spread'
             )
-        _check_company(says, kinds[0], table)
+        _check_required_keys(says, kinds[0], table)
         _check_why(table.get("why", {}))
         if kinds[0] == "spread":
             _check_spread(table["spread"], labels)
@@ -178,10 +192,11 @@ def check_claims(value: Any, labels: Sequence[str] | None = None) -> None:
             _check_power(table)
 
 
-def _check_company(says: str, kind: str, table: dict[str, Any]) -> None:
-    for owner, keys in WITH.items():
-        there = [key for key in keys if key in table]
-        if (kind == owner and len(there) < len(keys)) or (kind != owner and there):
+def _check_required_keys(says: str, kind: str, table: dict[str, Any]) -> None:
+    """Raise InputError unless a claim has the keys of its kind, and no keys of other kinds."""
+    for owner, keys in REQUIRED_KEYS.items():
+        present = [key for key in keys if key in table]
+        if (kind == owner and len(present) < len(keys)) or (kind != owner and present):
             raise InputError(
                 f'figure.statement "{says}": {owner}, {" and ".join(keys)} belong together'
                 if len(keys) > 1
@@ -192,6 +207,7 @@ def _check_company(says: str, kind: str, table: dict[str, Any]) -> None:
 
 
 def _check_why(value: Any) -> None:
+    """Raise InputError unless ``value`` maps verdicts to sentences."""
     if not isinstance(value, dict):
         raise InputError(f"figure.statement.why must be a table of verdicts, got {show(value)}")
     for verdict, reason in value.items():
@@ -206,7 +222,8 @@ def _check_why(value: Any) -> None:
 
 
 def _check_curves(key: str, curves: Any, labels: Sequence[str] | None) -> None:
-    wanted = {
+    """Raise InputError unless ``curves`` is a list of labels as the key needs."""
+    expected = {
         "near": "two labels",
         "below": "two labels or more, the least regret first",
     }.get(key, "two labels or more")
@@ -216,7 +233,7 @@ def _check_curves(key: str, curves: Any, labels: Sequence[str] | None) -> None:
         or len(set(curves)) < len(curves)
         or (len(curves) != 2 if key == "near" else len(curves) < 2)
     ):
-        raise InputError(f"figure.statement.{key} must be {wanted}, got {show(curves)}")
+        raise InputError(f"figure.statement.{key} must be {expected}, got {show(curves)}")
     if labels is None:
         return
     for label in curves:
@@ -227,13 +244,14 @@ def _check_curves(key: str, curves: Any, labels: Sequence[str] | None) -> None:
 
 
 def _check_power(table: dict[str, Any]) -> None:
+    """Raise InputError unless ``of`` and ``exponent`` of a "power" claim are valid."""
     curves, of, exponent = table["power"], table["of"], table["exponent"]
     if not isinstance(of, list) or len(of) != len(curves):
         raise InputError(f"figure.statement.of must be a number for each curve, got {show(of)}")
     for value in of:
         number("figure.statement.of", value, above=0)
     if len(set(of)) < len(of):
-        raise InputError(f"figure.statement.of must be numbers that differ, got {show(of)}")
+        raise InputError(f"figure.statement.of must be distinct numbers, got {show(of)}")
     if not isinstance(exponent, list) or len(exponent) != 2:
         raise InputError(
             f"figure.statement.exponent must be a list of two numbers, got {show(exponent)}"
@@ -244,6 +262,7 @@ def _check_power(table: dict[str, Any]) -> None:
 
 
 def _check_spread(groups: Any, labels: Sequence[str] | None) -> None:
+    """Raise InputError unless ``groups`` is a list of two or more lists of labels."""
     if not isinstance(groups, list) or len(groups) < 2:
         raise InputError(
             "figure.statement.spread must be two lists of labels or more, the least spread first, "
@@ -254,14 +273,14 @@ def _check_spread(groups: Any, labels: Sequence[str] | None) -> None:
 
 
 def _common(labels: Sequence[str]) -> str:
-    """What the labels of a group have in common: "FedUCB, gap = 0.1"."""
+    """Return the part that all labels of a group share, such as "FedUCB, gap = 0.1"."""
     parts = [label.split(", ") for label in labels]
-    shared = [part for part in parts[0] if all(part in other for other in parts)]
+    shared = [part for part in parts[0] if all(part in each for each in parts)]
     return ", ".join(shared) or labels[0]
 
 
 def labels_of(table: dict[str, Any]) -> list[str]:
-    """Labels of the curves that a claim is about."""
+    """Return the labels of the curves that a claim is about."""
     if "spread" in table:
         return [label for curves in table["spread"] for label in curves]
     (found,) = (table[kind] for kind in KINDS if kind in table)
@@ -273,31 +292,43 @@ def labels_of(table: dict[str, Any]) -> list[str]:
 
 @cache
 def beyond(replicates: int) -> float:
-    """Standard errors to either side that a mean of so many replicates is not told apart from.
+    """Return the margin of a verdict in standard errors, for a number of replicates.
 
-    Student's quantile at the level of two standard errors of a normal mean: 14 for two replicates,
-    4.5 for three, 2.9 for five, 2.1 for 25.
+    This is Student's quantile at the level of two standard errors of a normal mean: 14 for two
+    replicates, 4.5 for three, 2.9 for five, 2.1 for 25. It is NaN for fewer than two.
     """
     if replicates < 2:
         return math.nan
     from scipy.special import ndtr, stdtrit
 
-    return float(stdtrit(replicates - 1, ndtr(BEYOND)))
+    return float(stdtrit(replicates - 1, ndtr(STANDARD_ERRORS)))
 
 
 def per_silo(results: Results) -> bool:
-    """Return True if each curve's regret is divided by its own silos before it is compared."""
+    """Return True if claims compare regret divided by the number of silos of the curve."""
     return results.figure.get("y") == "per-silo"
 
 
 def judge(results: Results) -> tuple[Claim, ...]:
-    """Judge every claim of the figure on the replicates that are finished."""
-    return tuple(_judged(table, results) for table in results.figure.get("statement", ()))
+    """Judge every claim of a figure.
+
+    Parameters
+    ----------
+    results : Results
+        Results with a figure; replicates that are not finished are ignored.
+
+    Returns
+    -------
+    tuple of Claim
+        The claims with their verdicts, in the order of the spec.
+    """
+    return tuple(_judge_one(table, results) for table in results.figure.get("statement", ()))
 
 
-def _judged(table: dict[str, Any], results: Results) -> Claim:
-    differences, verdicts = _measured(table, results)
-    order = _together(verdicts)
+def _judge_one(table: dict[str, Any], results: Results) -> Claim:
+    """Judge the claim of one table [[figure.statement]]."""
+    differences, verdicts = _differences(table, results)
+    order = _combined(verdicts)
     labels = labels_of(table)
     guarantee, missing = _guarantee(results, labels)
     reasons: dict[str, str] = table.get("why", {})
@@ -307,7 +338,7 @@ def _judged(table: dict[str, Any], results: Results) -> Claim:
     elif order == HOLDS and missing:
         verdict, why = UNPROVEN, missing
     elif order == UNDECIDED:
-        why = _few(differences)
+        why = _too_few_replicates(differences)
     exponent = table.get("exponent")
     return Claim(
         table["says"],
@@ -323,40 +354,40 @@ def _judged(table: dict[str, Any], results: Results) -> Claim:
     )
 
 
-#: Replicates below which their number is said to be why nothing is decided.
-FEW = 10
+#: Below this number of replicates, their number is given as the reason why a claim is undecided.
+FEW_REPLICATES = 10
 
 
-def _few(differences: Sequence[Difference]) -> str:
-    """Reason why so few replicates decide nothing; empty where they are not few."""
+def _too_few_replicates(differences: Sequence[Difference]) -> str:
+    """Return a sentence if a claim may be undecided for lack of replicates, else ""."""
     if any(math.isnan(d.stderr) for d in differences):
-        return "it takes two replicates of every curve"
+        return "every curve needs at least two replicates"
     least = min(d.replicates for d in differences)
-    if least >= FEW:
+    if least >= FEW_REPLICATES:
         return ""
     return (
-        f"of {least} replicates only differences beyond {beyond(least):.2g} standard errors count"
+        f"with {least} replicates only differences beyond {beyond(least):.2g} standard errors count"
     )
 
 
 def too_short(results: Results) -> str:
-    """Reason why a run says nothing about the claims of its figure; empty where it does."""
+    """Return the reason why claims are not judged on these results; "" if they are judged."""
     figure = results.figure
     if changed := figure.get("changed"):
         return f"--set {', '.join(changed)}: not the experiment that the claims are about"
     if figure.get("size") == "quick":
         return QUICK
-    wanted = figure.get("judged_from", 0)
-    if results.horizon < wanted:
-        rounds = f"{wanted:,}".replace(",", " ")
-        return f"judged from {rounds} rounds on, the figure's own"
+    least_rounds = figure.get("judged_from", 0)
+    if results.horizon < least_rounds:
+        rounds = f"{least_rounds:,}".replace(",", " ")
+        return f"judged only with at least {rounds} rounds, as in the figure"
     return ""
 
 
 def _guarantee(results: Results, labels: Sequence[str]) -> tuple[str, str]:
-    """Whether curves that claim privacy have it; and the shortfall of the first that has not."""
-    there = {curve.label: curve.certificate for curve in results.curves}
-    certificates = {label: there[label] for label in labels if label in there}
+    """Return the verdict on the guarantee, and a clause about the first curve that fails it."""
+    finished = {curve.label: curve.certificate for curve in results.curves}
+    certificates = {label: finished[label] for label in labels if label in finished}
     claiming = {k: c for k, c in certificates.items() if c.get("claimed") is not None}
     if not claiming:
         return NOT_CLAIMED, ""
@@ -366,11 +397,13 @@ def _guarantee(results: Results, labels: Sequence[str]) -> tuple[str, str]:
     return HOLDS, ""
 
 
-def _measured(table: dict[str, Any], results: Results) -> tuple[tuple[Difference, ...], list[str]]:
-    """The differences behind a claim, and the verdict on each."""
+def _differences(
+    table: dict[str, Any], results: Results
+) -> tuple[tuple[Difference, ...], list[str]]:
+    """Return the differences on which a claim is judged, and the verdict on each."""
     if "near" in table:
-        only = _difference(results, *table["near"])
-        return (only,), [_within(only, table["within"] * only.second_regret)]
+        single = _difference(results, *table["near"])
+        return (single,), [_within(single, table["within"] * single.second_regret)]
     if "power" in table:
         slope = _exponent(results, table["power"], table["of"])
         low, high = table["exponent"]
@@ -380,26 +413,27 @@ def _measured(table: dict[str, Any], results: Results) -> tuple[tuple[Difference
         return (slope,), [FAILS if outside else UNDECIDED]
     if "spread" in table:
         pairs = pairwise(table["spread"])
-        found = tuple(_spreads(results, first, second) for first, second in pairs)
+        differences = tuple(_spreads(results, first, second) for first, second in pairs)
     else:
-        found = tuple(_difference(results, *pair) for pair in pairwise(table["below"]))
-    return found, [_below(d) for d in found]
+        differences = tuple(_difference(results, *pair) for pair in pairwise(table["below"]))
+    return differences, [_below(d) for d in differences]
 
 
-def _together(verdicts: Sequence[str]) -> str:
+def _combined(verdicts: Sequence[str]) -> str:
+    """Return FAILS if any verdict is FAILS, HOLDS if all are HOLDS, and UNDECIDED otherwise."""
     if FAILS in verdicts:
         return FAILS
     return HOLDS if set(verdicts) == {HOLDS} else UNDECIDED
 
 
 def _shared(results: Results, labels: Sequence[str]) -> list[int]:
-    """Replicates that all curves have; none where a curve has not been run yet."""
+    """Return the replicates that all these curves have finished."""
     finished = {c.label: set(c.replicates) for c in results.curves}
     return sorted(set.intersection(*(finished.get(label, set()) for label in labels)))
 
 
 def _finals(results: Results, label: str, replicates: Sequence[int]) -> np.ndarray:
-    """Final regret of a curve, as it is judged, in each of these replicates."""
+    """Return the final regret of a curve in each of these replicates, per silo if `per_silo`."""
     curve = results[label]
     rows = [curve.replicates.index(r) for r in replicates]
     final: np.ndarray = curve.group_regret[rows, -1]
@@ -407,11 +441,13 @@ def _finals(results: Results, label: str, replicates: Sequence[int]) -> np.ndarr
 
 
 def _mean(values: np.ndarray) -> tuple[float, float]:
-    spread = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(values.mean()), float(spread)
+    """Return the mean and its standard error, which is NaN for a single value."""
+    stderr = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(values.mean()), float(stderr)
 
 
 def _difference(results: Results, first: str, second: str) -> Difference:
+    """Return the difference of the final regrets of two curves."""
     shared = _shared(results, (first, second))
     if not shared:
         return Difference(first, second, math.nan, math.nan)
@@ -420,7 +456,7 @@ def _difference(results: Results, first: str, second: str) -> Difference:
 
 
 def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> Difference:
-    """Slope of ln(regret) against ln(of), by least squares in each replicate."""
+    """Return the slope of ln(regret) against ln(of), fitted by least squares in each replicate."""
     shared = _shared(results, labels)
     if not shared:
         return Difference(EXPONENT, "", math.nan, math.nan, of=EXPONENT)
@@ -433,7 +469,7 @@ def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> D
 
 
 def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> Difference:
-    """Difference of the logarithms of two groups' spreads, each largest over smallest regret."""
+    """Return the difference of the logarithms of the spreads of two groups of curves."""
     names = _common(first), _common(second)
     shared = _shared(results, [*first, *second])
     if not shared:
@@ -449,13 +485,15 @@ def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> D
 
 
 def _below(difference: Difference) -> str:
-    # NaN compares false: an unknown difference stays undecided.
+    """Return the verdict on the claim that the difference is negative."""
+    # Comparisons with NaN are false, so an unknown difference is undecided.
     if difference.mean + difference.reach < 0.0:
         return HOLDS
     return FAILS if difference.mean - difference.reach > 0.0 else UNDECIDED
 
 
 def _within(difference: Difference, limit: float) -> str:
+    """Return the verdict on the claim that the difference is at most ``limit`` in size."""
     size = abs(difference.mean)
     if size + difference.reach <= limit:
         return HOLDS

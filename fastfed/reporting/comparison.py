@@ -1,7 +1,8 @@
-"""Comparison of two output folders: regret, privacy and communication of their curves.
+"""Compare two output folders: regret, privacy and communication of their curves.
 
-Where both simulated the same rounds (environment, seed, silos, horizon) differences are taken
-replicate by replicate; otherwise the two means are independent, and their variances add (Welch).
+If two experiments simulated the same rounds (environment, seed, silos, horizon), differences are
+computed replicate by replicate. Otherwise the two means are independent, and their variances add
+(Welch).
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.reporting.claims import BEYOND
+from fastfed.reporting.claims import STANDARD_ERRORS
 from fastfed.reporting.figure import Source, experiment_folders, read_source
 from fastfed.results.results import CurveResult
 
-#: Keys of an identity that must agree for two runs to have met the same users and rewards.
+#: Keys of an identity that must be equal for two runs to have the same users and rewards.
 SAME_ROUNDS = ("semantics", "environment", "seed", "silos", "horizon")
 
-#: Keys of a certificate that must agree for two guarantees to be the same.
+#: Keys of a certificate that must be equal for two guarantees to be the same.
 PRIVACY = ("claimed", "exact", "status", "unit", "relation", "model")
 
 LOWER, HIGHER, NONE, UNKNOWN = (
@@ -35,7 +36,7 @@ LOWER, HIGHER, NONE, UNKNOWN = (
 
 @dataclass(frozen=True)
 class CurvePair:
-    """A curve that both have, by its label; the difference is B - A in final group regret."""
+    """A curve that A and B have; mean and standard error are of B - A in final group regret."""
 
     a: CurveResult
     b: CurveResult
@@ -44,15 +45,18 @@ class CurvePair:
 
     @property
     def label(self) -> str:
-        """Label of the curve, the same in both."""
+        """Label of the curve."""
         return self.a.label
 
     @property
     def verdict(self) -> str:
-        """LOWER or HIGHER if B's regret is so beyond two standard errors, else NONE or UNKNOWN."""
+        """LOWER or HIGHER if the regret of B is, by more than two standard errors.
+
+        Otherwise NONE, or UNKNOWN without a standard error.
+        """
         if math.isnan(self.stderr):
             return UNKNOWN
-        if abs(self.mean) <= BEYOND * self.stderr:
+        if abs(self.mean) <= STANDARD_ERRORS * self.stderr:
             return NONE
         return LOWER if self.mean < 0.0 else HIGHER
 
@@ -62,7 +66,7 @@ class CurvePair:
         return _privacy(self.a) == _privacy(self.b)
 
     def to_builtins(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return the pair as plain data, for JSON."""
         return {
             "label": self.label,
             "a": _side(self.a),
@@ -75,14 +79,14 @@ class CurvePair:
 
 @dataclass(frozen=True)
 class SpecDifference:
-    """A key whose value is ``a`` in A and ``b`` in B; None where there is none."""
+    """A key with different values ``a`` in A and ``b`` in B; None if the key is missing."""
 
     key: str
     a: Any
     b: Any
 
     def to_builtins(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return the difference as plain data, for JSON."""
         return {"key": self.key, "a": self.a, "b": self.b}
 
 
@@ -90,14 +94,13 @@ class SpecDifference:
 class Comparison:
     """Comparison of two experiments, curve by curve.
 
-    ``unequal`` are the keys of SAME_ROUNDS that differ: where there are none, differences are
-    paired.
+    ``unequal`` are the keys of SAME_ROUNDS that differ. If there are none, differences are paired.
     """
 
     name: str
     a: Source
     b: Source
-    unequal: tuple[str, ...]  # of SAME_ROUNDS
+    unequal: tuple[str, ...]
     curves: tuple[CurvePair, ...]
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
@@ -105,11 +108,11 @@ class Comparison:
 
     @property
     def paired(self) -> bool:
-        """True if differences are taken replicate by replicate."""
+        """True if differences are computed replicate by replicate."""
         return not self.unequal
 
     def to_builtins(self) -> dict[str, Any]:
-        """Plain data, as in the JSON of ``fastfed compare``."""
+        """Return the comparison as plain data, as in the JSON of ``fastfed compare``."""
         return {
             "name": self.name,
             "paired": self.paired,
@@ -123,14 +126,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class FolderComparison:
-    """All comparisons of two folders, and the experiments that only one of them holds."""
+    """All comparisons of two folders, and the names of experiments that only one folder holds."""
 
     comparisons: tuple[Comparison, ...]
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
 
     def to_builtins(self) -> dict[str, Any]:
-        """Plain data: the JSON of ``fastfed compare``."""
+        """Return the comparisons as plain data, which is the JSON of ``fastfed compare``."""
         return {
             "experiments": [c.to_builtins() for c in self.comparisons],
             "only_in_a": list(self.only_in_a),
@@ -141,9 +144,10 @@ class FolderComparison:
 def compare(a: str | Path, b: str | Path) -> FolderComparison:
     """Compare the experiments of two output folders.
 
-    Two folders that hold one experiment each are compared whatever it is called; otherwise
-    experiments of equal name are, and curves of equal label. Where both met the same rounds
-    (environment, seed, silos, horizon) differences are paired, replicate by replicate.
+    Experiments with the same name are compared. If each folder holds a single experiment, these
+    two are compared, whatever their names. Within them, curves with the same label are compared.
+    Differences are paired, replicate by replicate, if both experiments simulated the same rounds
+    (environment, seed, silos, horizon).
 
     Parameters
     ----------
@@ -153,13 +157,13 @@ def compare(a: str | Path, b: str | Path) -> FolderComparison:
     Returns
     -------
     FolderComparison
-        Per experiment and curve: B - A in final group regret with its standard error, the two
-        guarantees, and the keys of the spec that differ.
+        For each experiment and curve: B - A in final group regret with its standard error, and
+        both guarantees. For each experiment also the keys of the spec that differ.
 
     Raises
     ------
     InputError
-        Where a folder holds no results, or there is nothing to compare.
+        If a folder holds no results, or there is nothing to compare.
     """
     left, right = _experiments(a), _experiments(b)
     if len(left) == len(right) == 1:
@@ -168,7 +172,8 @@ def compare(a: str | Path, b: str | Path) -> FolderComparison:
     shared = [name for name in left if name in right]
     if not shared:
         raise InputError(
-            f"{a} and {b} hold no experiment of the same name: {_named(left)} and {_named(right)}"
+            f"{a} and {b} hold no experiment of the same name: "
+            f"{_quoted_names(left)} and {_quoted_names(right)}"
         )
     return FolderComparison(
         tuple(compare_experiments(left[name], right[name]) for name in shared),
@@ -178,22 +183,24 @@ def compare(a: str | Path, b: str | Path) -> FolderComparison:
 
 
 def _experiments(folder: str | Path) -> dict[str, Source]:
-    found: dict[str, Source] = {}
+    """Return the sources of the experiments of a folder, by name."""
+    experiments: dict[str, Source] = {}
     for path in experiment_folders(folder):
         source = read_source(path)
         name = source.results.experiment
-        if name in found:
+        if name in experiments:
             raise InputError(f'{folder} holds "{name}" twice; name the folder of one of them')
-        found[name] = source
-    return found
+        experiments[name] = source
+    return experiments
 
 
-def _named(experiments: dict[str, Source]) -> str:
+def _quoted_names(experiments: dict[str, Source]) -> str:
+    """Return the names of experiments for an error message."""
     return ", ".join(f'"{name}"' for name in experiments)
 
 
 def compare_experiments(a: Source, b: Source) -> Comparison:
-    """Compare two experiments that were read, curve by curve."""
+    """Compare two experiments, curve by curve."""
     unequal = tuple(k for k in SAME_ROUNDS if a.identity.get(k) != b.identity.get(k))
     left = {c.label: c for c in a.results.curves}
     right = {c.label: c for c in b.results.curves}
@@ -218,12 +225,16 @@ def compare_experiments(a: Source, b: Source) -> Comparison:
 
 
 def _sizes(identity: dict[str, Any], label: str) -> dict[str, Any]:
-    """Keys of silos and environment that a curve changes: only equal ones meet the same users."""
+    """Return the keys of silos and environment that a curve changes.
+
+    Two curves have the same users only if these keys are equal.
+    """
     (curve,) = (c for c in identity["curves"] if c["label"] == label)
     return {k: curve[k] for k in ("silos", *identity["environment"]) if k in curve}
 
 
 def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
+    """Return the difference of two curves, replicate by replicate if ``paired``."""
     if not paired:
         first, second = a.final(), b.final()
         stderr = math.hypot(first["stderr"], second["stderr"])
@@ -237,15 +248,17 @@ def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
             for r in shared
         ]
     )
-    spread = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
-    return CurvePair(a, b, float(difference.mean()), float(spread))
+    stderr_paired = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
+    return CurvePair(a, b, float(difference.mean()), float(stderr_paired))
 
 
 def _privacy(curve: CurveResult) -> dict[str, Any]:
+    """Return the fields of a certificate that describe its guarantee."""
     return {key: curve.certificate[key] for key in PRIVACY}
 
 
 def _side(curve: CurveResult) -> dict[str, Any]:
+    """Return one curve of a pair as plain data."""
     return {
         "group_regret": curve.final(),
         "replicates": len(curve.replicates),
@@ -257,27 +270,28 @@ def _side(curve: CurveResult) -> dict[str, Any]:
 
 
 def _spec_differences(a: dict[str, Any], b: dict[str, Any]) -> list[SpecDifference]:
-    """Keys with different values; of curves, those that both have."""
-    before, now = _flat(a), _flat(b)
+    """Return the keys with different values; curves that only one has are left out."""
+    values_a, values_b = _flat(a), _flat(b)
     shared = {c["label"] for c in a["curves"]} & {c["label"] for c in b["curves"]}
-    found = []
-    for (label, key), first in before.items():
+    differences = []
+    for (label, key), first in values_a.items():
         if label is None or label in shared:
-            second = now.get((label, key))
+            second = values_b.get((label, key))
             if first != second:
-                found.append(SpecDifference(_name(label, key), first, second))
-    for (label, key), second in now.items():
-        if (label, key) not in before and (label is None or label in shared):
-            found.append(SpecDifference(_name(label, key), None, second))
-    return found
+                differences.append(SpecDifference(_name(label, key), first, second))
+    for (label, key), second in values_b.items():
+        if (label, key) not in values_a and (label is None or label in shared):
+            differences.append(SpecDifference(_name(label, key), None, second))
+    return differences
 
 
 def _name(label: str | None, key: str) -> str:
+    """Return the name of a key, with the label of its curve if there is one."""
     return key if label is None else f'curve "{label}".{key}'
 
 
 def _flat(identity: dict[str, Any]) -> dict[tuple[str | None, str], Any]:
-    """Every value by (label of its curve, dotted key)."""
+    """Return all values of an identity by (label of the curve or None, dotted key)."""
     flat: dict[tuple[str | None, str], Any] = {}
 
     def add(label: str | None, prefix: str, table: dict[str, Any]) -> None:
@@ -294,5 +308,5 @@ def _flat(identity: dict[str, Any]) -> dict[tuple[str | None, str], Any]:
 
 
 def shown(value: Any) -> str:
-    """A value of a spec in a table."""
+    """Format a value of a spec for a table."""
     return "-" if value is None else msgspec.json.encode(value).decode()

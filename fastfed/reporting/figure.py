@@ -1,4 +1,7 @@
-"""The [figure] table of a spec, its bound curves, and sources read from output folders."""
+"""The [figure] table of a spec, its bounds, and the sources of reports.
+
+A source is what a report is written from: the results and settings that an output folder holds.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from fastfed.results.store import FILE, Effort, Store
 
 # ---- The keys of a spec's [figure] table ---------------------------------------------------------
 
-#: Cumulative group regret, or the same divided by the round or by the curve's number of silos.
+#: Values of ``y``: group regret, or group regret divided by the round or by the number of silos.
 AXES = ("cumulative", "time-average", "per-silo")
 
-#: Axes that are logarithmic.
+#: Values of ``log``: the axes that are logarithmic.
 LOGS = ("", "x", "y", "xy")
 
-#: Tables of sizes, and the values of ``size``.
+#: Names of tables that set the size of the experiment, and values of ``size``.
 SIZES = ("quick", "all", "full")
 
 KEYS = (
@@ -42,10 +45,21 @@ def check_figure(
     labels: Sequence[str] | None = None,
     bounds: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """Raise InputError unless ``figure`` is a table that a report can be drawn from.
+    """Check the [figure] table of a spec.
 
-    ``labels``: of the curves, which claims and bounds may name. ``bounds``: names of the bounds of
-    each curve. None: not known yet.
+    Parameters
+    ----------
+    figure : Any
+        The table.
+    labels : sequence of str, optional
+        Labels of the curves, which claims and bounds may name; None if they are not known yet.
+    bounds : mapping, optional
+        Names of the bounds of each curve, by label; None if they are not known yet.
+
+    Raises
+    ------
+    InputError
+        For unknown keys and invalid values.
     """
     if not isinstance(figure, dict):
         raise InputError(f"figure must be a table, got {show(figure)}")
@@ -64,16 +78,17 @@ def check_figure(
         if key == "judged_from":
             integer("figure.judged_from", value, at_least=1)
             continue
-        listed = key in _LISTS and isinstance(value, list)
-        if not all(isinstance(v, str) for v in (value if listed else [value])):
-            wanted = "a text or a list of texts" if key in _LISTS else "a text"
-            raise InputError(f"figure.{key} must be {wanted}, got {show(value)}")
+        is_list = key in _LISTS and isinstance(value, list)
+        if not all(isinstance(v, str) for v in (value if is_list else [value])):
+            expected = "a text or a list of texts" if key in _LISTS else "a text"
+            raise InputError(f"figure.{key} must be {expected}, got {show(value)}")
     choice("figure.y", figure.get("y", AXES[0]), AXES)
     choice("figure.size", figure.get("size", SIZES[0]), SIZES)
     choice("figure.log", figure.get("log", LOGS[0]), LOGS)
 
 
 def _check_size(key: str, value: Any) -> None:
+    """Raise InputError unless ``value`` is a valid table of sizes."""
     if not isinstance(value, dict):
         raise InputError(f"figure.{key} must be a table, got {show(value)}")
     for name in value:
@@ -83,18 +98,18 @@ def _check_size(key: str, value: Any) -> None:
 
 
 # ---- Bound curves: the tables [[figure.line]], and bounds on how often silos synchronise ---------
-# A bound was stored with a curve, of its own system, at the checkpoints. Bounds of group regret are
-# drawn, divided as the y axis divides the curve; the others are listed.
+# Bounds are stored with the curve of the system that they hold for, at the checkpoints. Bounds of
+# group regret are drawn, with the same divisor as the curve. Bounds of synchronisations are listed.
 
 
 LINE_KEYS = ("label", "curve", "bound")
 #: Prefix of the names of bounds on the number of synchronisations.
 SYNCHRONISATIONS = "synchronisations"
-#: Bounds are drawn up to this multiple of the height of the tallest curve with its band.
-ROOM = 3.0
+#: Bounds are drawn up to this multiple of the largest value of any curve with its band.
+BOUND_HEIGHT = 3.0
 
 COLOUR = "#777777"
-#: Dashes tell several bounds in one picture apart.
+#: Dashes that distinguish several bounds in one plot.
 DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (8, 5)))
 
 
@@ -103,10 +118,9 @@ def check_bound_lines(
     labels: Sequence[str] | None = None,
     bounds: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """Raise InputError unless ``value`` is what [[figure.line]] may hold.
+    """Raise InputError unless ``value`` is a valid [[figure.line]].
 
-    Its curves must be among ``labels``, and its bounds among those that ``bounds`` has for the
-    curve (None: not known yet).
+    Curves must be in ``labels``, and bounds in ``bounds[curve]``. None means not known yet.
     """
     if not isinstance(value, list):
         raise InputError(
@@ -131,8 +145,8 @@ def check_bound_lines(
         if labels is not None and curve not in labels:
             raise InputError(f'unknown curve "{curve}" in figure.line{nearest(curve, labels)}')
         if bounds is not None and bound not in (known := bounds.get(curve, ())):
-            listed = ", ".join(f'"{name}"' for name in known)
-            has = f"it has {listed}" if listed else "as it is set up it has no bounds"
+            names = ", ".join(f'"{name}"' for name in known)
+            has = f"it has {names}" if names else "as it is set up it has no bounds"
             raise InputError(
                 f'unknown bound "{bound}" of curve "{curve}" in figure.line'
                 f"{nearest(bound, known) or f'; {has}'}"
@@ -141,7 +155,7 @@ def check_bound_lines(
 
 @dataclass(frozen=True)
 class BoundCurve:
-    """A bound at the checkpoints in the units of the y axis; infinite where there is none."""
+    """A bound at the checkpoints, in the units of the y axis; infinite without a finite bound."""
 
     label: str
     rounds: np.ndarray  # (C,)
@@ -149,23 +163,23 @@ class BoundCurve:
 
 
 def bound_curves(source: Source) -> list[BoundCurve]:
-    """The bound curves that the figure asks for, without those that are not stored."""
-    found = []
+    """Return the bounds that the figure asks for and that are stored."""
+    lines = []
     for table in source.results.figure.get("line", ()):
         values = _stored(source.results, table)
         if values is not None:
             curve = source.results[table["curve"]]
-            by = divisor(source, curve)
-            found.append(
-                BoundCurve(table["label"], curve.rounds, np.array(values, np.float64) / by)
+            scale = divisor(source, curve)
+            lines.append(
+                BoundCurve(table["label"], curve.rounds, np.array(values, np.float64) / scale)
             )
-    return found
+    return lines
 
 
-def not_stored(source: Source) -> list[str]:
-    """Sentences about bounds that the figure asks for and the store does not have."""
+def missing_bounds(source: Source) -> list[str]:
+    """Return a sentence for each bound that the figure asks for and the store does not have."""
     return [
-        f'not drawn: {table["label"]}, for there is no bound "{table["bound"]}" of curve '
+        f'not drawn: {table["label"]}, since there is no bound "{table["bound"]}" of curve '
         f'"{table["curve"]}" in the store'
         for table in source.results.figure.get("line", ())
         if _stored(source.results, table) is None
@@ -173,6 +187,7 @@ def not_stored(source: Source) -> list[str]:
 
 
 def _stored(results: Results, table: dict[str, str]) -> list[float] | None:
+    """Return the values of the bound that a [[figure.line]] names; None if it is not stored."""
     for curve in results.curves:
         if curve.label == table["curve"] and not table["bound"].startswith(SYNCHRONISATIONS):
             return curve.bounds.get(table["bound"])
@@ -180,32 +195,36 @@ def _stored(results: Results, table: dict[str, str]) -> list[float] | None:
 
 
 def ceiling(source: Source) -> float:
-    """Height up to which bounds are drawn, in the units of the y axis."""
+    """Return the height up to which bounds are drawn, in the units of the y axis."""
     tallest = 0.0
     for curve in source.results.curves:
         mean, spread = regret(source, curve)
         tallest = max(tallest, float((mean + np.nan_to_num(spread)).max()))
-    return ROOM * tallest
+    return BOUND_HEIGHT * tallest
 
 
 def visible_bounds(source: Source, top: float | None = None) -> list[BoundCurve]:
-    """Bound curves with a part below the ceiling ``top``, by default that of these curves."""
+    """Return the bounds that are below ``top`` at some checkpoint; ``ceiling`` by default."""
     top = ceiling(source) if top is None else top
     return [line for line in bound_curves(source) if (line.values <= top).any()]
 
 
-def off_picture(source: Source) -> list[str]:
-    """Sentences with the last value of bounds that leave the picture or never enter it."""
+def bounds_above_plot(source: Source) -> list[str]:
+    """Return a sentence with the last value of each bound that is above the plot at the end."""
     top = ceiling(source)
     return [
-        f"off the picture: {line.label} = {amount(line.values[-1])} at the last round"
+        f"above the plot: {line.label} = {amount(line.values[-1])} at the last round"
         for line in bound_curves(source)
         if not line.values[-1] <= top
     ]
 
 
 def synchronisation_bounds(results: Results) -> list[tuple[str, float, str, float]]:
-    """(curve, mean synchronisations of a replicate, whose bound, that bound) at the last round."""
+    """Return all bounds on the number of synchronisations, with their values at the last round.
+
+    Each is (label of the curve, mean number of synchronisations of a replicate, source of the
+    bound, bound).
+    """
     return [
         (curve.label, curve.synchronisations, _source_of(name), values[-1])
         for curve in results.curves
@@ -215,21 +234,24 @@ def synchronisation_bounds(results: Results) -> list[tuple[str, float, str, floa
 
 
 def _source_of(name: str) -> str:
-    """The source in a bound's name: "Proposition 1" of synchronisations-proposition-1."""
+    """Return the source of a bound from its name.
+
+    For example "synchronisations-proposition-1" has the source "Proposition 1".
+    """
     text = name.removeprefix(SYNCHRONISATIONS).replace("-", " ").strip()
     return text[:1].upper() + text[1:]
 
 
 def amount(value: float) -> str:
-    """A bound's value in small print."""
+    """Format the value of a bound."""
     if not math.isfinite(value):
         return "infinite"
     return spaced(value) if value >= 1e4 else f"{value:.4g}"
 
 
-# ---- Sources of reports: results of an output folder, and the problem that they hold for ---------
+# ---- Sources of reports: results of an output folder, and their problem --------------------------
 
-#: Environments of real records, whose older stores have no notes on them.
+#: Environments of real records. Stores of earlier versions have no notes on records.
 REAL_KINDS = ("letor", "classification", "replay")
 OLDER = (
     "Made of real records: regret, curves, tables and counts here are computed from the raw "
@@ -240,22 +262,22 @@ OLDER = (
 
 @dataclass(frozen=True)
 class Source:
-    """Results, and what figure and table say about the problem behind them."""
+    """Results, and the settings of their problem, from which a report is written."""
 
     results: Results
-    batch_sizes: tuple[int | str, ...]  # those of curves that synchronise, each once
-    radius_multipliers: tuple[float, ...]  # each once; not 1 must be seen by whoever looks
-    identity: dict[str, Any]  # all that decides the results, every key with its value
+    batch_sizes: tuple[int | str, ...]  # distinct batch sizes of the curves that have one
+    radius_multipliers: tuple[float, ...]  # distinct; the report shows them unless all are 1
+    identity: dict[str, Any]  # all keys that determine the results, with their values
     effort: Effort
 
     @property
     def title(self) -> str:
-        """The figure's title, or the experiment's name."""
+        """The title of the figure, or the name of the experiment."""
         return str(self.results.figure.get("title", self.results.experiment))
 
     @property
     def setting(self) -> str:
-        """M, T, d and B in one line."""
+        """One line with M, T, d and B."""
         curves = self.results.curves
         parts = [
             f"M = {_either(c.silos for c in curves) or spaced(self.results.silos)} silos",
@@ -272,20 +294,20 @@ class Source:
 
     @property
     def replicates(self) -> str:
-        """Replicates of the curves: "25 replicates", or "3 to 5 replicates" while it runs."""
+        """Number of replicates: "25 replicates", or "3 to 5 replicates" in an unfinished run."""
         counts = sorted({len(c.replicates) for c in self.results.curves}) or [0]
-        few, many = counts[0], counts[-1]
-        span = str(few) if few == many else f"{few} to {many}"
-        return f"{span} replicate{'s' if many != 1 else ''}"
+        fewest, most = counts[0], counts[-1]
+        span = str(fewest) if fewest == most else f"{fewest} to {most}"
+        return f"{span} replicate{'s' if most != 1 else ''}"
 
     @property
     def size(self) -> str:
-        """Replicates and rounds that a verdict rests on."""
+        """Numbers of replicates and rounds from which verdicts are computed."""
         return f"{self.replicates}, {spaced(self.results.horizon)} rounds"
 
     @property
     def about_records(self) -> tuple[str, ...]:
-        """Notes on what no certificate covers, where some curve is simulated on real records."""
+        """Notes on what no certificate covers, if a curve was simulated on real records."""
         noted = dict.fromkeys(note for c in self.results.curves for note in c.about_records)
         if not noted and self.identity.get("environment", {}).get("kind") in REAL_KINDS:
             return (OLDER,)
@@ -293,56 +315,74 @@ class Source:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes of the spec, to stand under the title."""
+        """Notes of the spec, which reports print below the title."""
         note = self.results.figure.get("note", ())
         return (note,) if isinstance(note, str) else tuple(note)
 
 
 def in_memory(results: Results) -> Source:
-    """The source of results without a folder: of the problem it has what they know."""
+    """Return a source for results without an output folder, whose settings are not known."""
     return Source(results, (), (), {}, Effort(0.0, 0, ()))
 
 
 def _either(values: Iterable[int]) -> str:
-    """The values, each once: "10 | 50 | 100"."""
+    """Join distinct values: "10 | 50 | 100"."""
     return " | ".join(spaced(v) for v in dict.fromkeys(values))
 
 
 def spaced(value: float) -> str:
-    """Format a whole number with its thousands apart: 10 000."""
+    """Format a whole number with spaces between thousands: 10 000."""
     return f"{value:,.0f}".replace(",", " ")
 
 
 def y_axis(source: Source) -> str:
-    """Scale of the y axis that [figure] asks for: a key of ``Y_LABELS``."""
+    """Return the scale of the y axis that [figure] asks for: a key of ``Y_LABELS``."""
     return str(source.results.figure.get("y", "cumulative"))
 
 
 def divisor(source: Source, curve: CurveResult) -> np.ndarray:
-    """Divisor of group regret at the checkpoints, (C,), by the scale of the y axis."""
+    """Return the divisor (C,) of group regret at the checkpoints, for the scale of the y axis."""
     if y_axis(source) == "time-average":
         return curve.rounds
     return np.full(len(curve.rounds), curve.silos if y_axis(source) == "per-silo" else 1)
 
 
 def regret(source: Source, curve: CurveResult) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and two standard errors at the checkpoints, each (C,), on the scale of the y axis."""
-    by = divisor(source, curve)
-    return curve.mean / by, 2.0 * curve.stderr / by
+    """Return the mean regret and two standard errors, each (C,), on the scale of the y axis."""
+    scale = divisor(source, curve)
+    return curve.mean / scale, 2.0 * curve.stderr / scale
 
 
 # ---- Sources of output folders -------------------------------------------------------------------
 
 
 def read_source(folder: str | Path, replicates: int | None = None) -> Source:
-    """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
+    """Read the source of an output folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The output folder.
+    replicates : int, optional
+        Use only the first replicates, this number of them; all by default.
+
+    Returns
+    -------
+    Source
+        The source.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no results, or they are damaged.
+    """
     path = _output(folder)
     with Store.open_existing(path) as store:
         meta, results, effort = store.meta(), store.results(replicates), store.effort()
     try:
-        # Of the spec's curves, for some may have no finished replicate yet.
+        # Use the labels of the spec, as some curves may have no finished replicate yet.
         check_figure(results.figure, [str(c["label"]) for c in meta["identity"]["curves"]])
-    except InputError as error:  # it was checked when it was run: somebody changed it since
+    except InputError as error:  # the run checked the table, so it was changed since then
         raise InputError(f"{path / FILE} is damaged: {error}") from None
     curves = meta["identity"]["curves"]
     return Source(
@@ -355,6 +395,7 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
 
 
 def _output(folder: str | Path) -> Path:
+    """Return the path of an output folder; raise InputError if it is no folder."""
     path = path_of(folder)
     if not os.path.isdir(path):
         raise InputError(f"{path} is not a folder, such as fastfed run writes")
@@ -362,23 +403,33 @@ def _output(folder: str | Path) -> Path:
 
 
 def experiment_folders(folder: str | Path) -> list[Path]:
-    """The folder itself if it holds results, else its subfolders that do, sorted by name."""
+    """Return the folders with results: ``folder``, or else its subfolders, sorted by name."""
     path = _output(folder)
     if os.path.isfile(path / FILE):
         return [path]
-    found = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
-    if not found:
+    folders = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
+    if not folders:
         raise InputError(
-            f"{path} holds no results ({FILE} is missing, in its subfolders too): fastfed run "
+            f"{path} holds no results ({FILE} is missing, also in its subfolders): fastfed run "
             "writes them"
         )
-    return found
+    return folders
 
 
 def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
-    """The sources of a folder's experiments by folder, and the reasons why some cannot be read.
+    """Read the sources of all experiments of a folder.
 
-    InputError when none can.
+    Returns
+    -------
+    sources : dict of Path to Source
+        The source of each folder with results.
+    left_out : list of str
+        A reason for each folder that cannot be read.
+
+    Raises
+    ------
+    InputError
+        If no folder can be read.
     """
     path = path_of(folder)
     folders = experiment_folders(path)
@@ -397,5 +448,5 @@ def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
 
 
 def _distinct(values: Any) -> tuple[Any, ...]:
-    """The values in their order, each once, without None."""
+    """Return the distinct values other than None, in order."""
     return tuple(dict.fromkeys(v for v in values if v is not None))

@@ -1,4 +1,4 @@
-"""HTML elements, the style sheet of the page, and samples of lines."""
+"""HTML elements, the style sheet of reports, and samples of lines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastfed.reporting.figure import COLOUR as BOUND
-from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, OTHERS
+from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, RANGE_COLOUR
 
-# ---- The style sheet of a page: system fonts, light and dark, narrow screens, paper --------------
+# ---- The style sheet of reports: system fonts, light and dark, narrow screens, print -------------
 
 CSS = """
 :root {
@@ -200,42 +200,43 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line);
 """
 
 
-# ---- Elements of a page: plain text is escaped when it enters one --------------------------------
+# ---- Elements. Plain text is escaped when it becomes part of an element --------------------------
 
 #: Elements without content, which have no end tag.
 VOID = ("hr", "link", "meta")
 
 
 class Html(str):
-    """Text that is HTML already; every other text is escaped."""
+    """Text that is already HTML. Functions of this module escape any other text."""
 
 
 def element(tag: str, /, *content: str | Iterable[str], **attributes: str | None) -> Html:
-    """Build <tag>content</tag>, with texts escaped and lists flattened.
+    """Return <tag>content</tag>, with text escaped and lists flattened.
 
-    ``class_`` stands for class, ``aria_label`` for aria-label; an attribute of None is left out,
-    one of "" stands alone.
+    Write ``class_`` for the attribute class and ``aria_label`` for aria-label. An attribute whose
+    value is None is left out; an attribute whose value is "" is written without a value.
     """
-    written = "".join(
+    attribute_text = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + (f'="{_escaped(value)}"' if value else "")
         for key, value in attributes.items()
         if value is not None
     )
     if tag in VOID:
-        return Html(f"<{tag}{written}>")
-    return Html(f"<{tag}{written}>{join(*content)}</{tag}>")
+        return Html(f"<{tag}{attribute_text}>")
+    return Html(f"<{tag}{attribute_text}>{join(*content)}</{tag}>")
 
 
-#: Characters that no document may hold.
+#: Characters that HTML does not allow, each with its replacement.
 _CONTROLS = {code: "\ufffd" for code in (*range(32), 0xFFFE, 0xFFFF) if chr(code) not in "\t\n\r"}
 
 
 def _escaped(text: str) -> str:
+    """Return text with special characters escaped, and characters replaced that HTML forbids."""
     return html.escape(text.translate(_CONTROLS))
 
 
 def join(*content: str | Iterable[str]) -> Html:
-    """Join texts and elements, in order."""
+    """Return texts and elements as one piece of HTML, in order; lists are flattened."""
     parts: list[str] = []
     for part in content:
         if isinstance(part, Html):
@@ -255,10 +256,10 @@ def table(
     numbers: Iterable[int] = (),
     class_: str | None = None,
 ) -> Html:
-    """A table in a box; the first cell of each row names the row.
+    """Return a table in a box that scrolls; the first cell of each row is the heading of the row.
 
-    On narrow screens a row is a block, with a heading before each of its cells. ``numbers`` are the
-    columns set flush right; ``label`` is what a screen reader calls it.
+    On narrow screens a row becomes a block, with the heading of the column before each cell.
+    Columns ``numbers`` are aligned to the right. ``label`` is the name for screen readers.
     """
     right, names = set(numbers), list(headings)
 
@@ -268,7 +269,7 @@ def table(
             return element("th", content, scope="col", class_=side)
         if position == 0:
             return element("th", content, scope="row", class_=side)
-        # One element, so that the grid of a narrow screen has two columns.
+        # Wrap the content in one element, so that the grid of a narrow screen has two columns.
         return element("td", element("div", content), class_=side, data_label=str(names[position]))
 
     head = element("tr", [cell(i, h, True) for i, h in enumerate(names)])
@@ -284,44 +285,45 @@ def table(
 
 
 def definitions(pairs: Iterable[tuple[str, str | Iterable[str]]]) -> Html:
-    """A list of names with their texts; several texts of one name stand below each other."""
+    """Return a list of names with their texts; names without texts are left out."""
     rows: list[str] = []
     for name, texts in pairs:
-        found = [texts] if isinstance(texts, str) else list(texts)
-        if found:
+        entries = [texts] if isinstance(texts, str) else list(texts)
+        if entries:
             rows.append(element("dt", name))
-            rows += [element("dd", text) for text in found]
+            rows += [element("dd", text) for text in entries]
     return element("dl", rows)
 
 
 def details(summary: str | Html, *content: str | Iterable[str], open_: bool = False) -> Html:
-    """A fold, which is open on paper."""
+    """Return content that can be unfolded, and that is unfolded in print."""
     return element("details", element("summary", summary), *content, open_="" if open_ else None)
 
 
 def _lines(elements: Iterable[Html]) -> list[Html]:
+    """Return elements with a line break after each."""
     return [Html(f"{e}\n") for e in elements]
 
 
-# ---- Colours of charts in a page, and samples of lines -------------------------------------------
+# ---- Colours of charts in a report, and samples of lines -----------------------------------------
 
-#: Length, height and thickness of a line in a table, in CSS pixels.
+#: Width and height of the sample of a line, and thickness of the line, in CSS pixels.
 KEY = (28, 8, 2.5)
 
 
-#: Colours of curves and bounds, by the variable that stands for each in a page, light or dark.
+#: Maps the colour of a curve or bound to its CSS variable, which suits light and dark themes.
 VARIABLES = {
     NOT_PRIVATE: "var(--text)",
     BOUND: "var(--bound)",
-    OTHERS: "var(--range)",
+    RANGE_COLOUR: "var(--range)",
     **{colour: f"var(--c{i + 1})" for i, colour in enumerate(COLOURS)},
 }
 
 
 def stroke(style: dict[str, Any], width: float, dashes: float | None = None) -> str:
-    """The style of a line with the colour and dashes that ``style`` gives a curve.
+    """Return the CSS of a line with the colour and the dashes of ``style``.
 
-    Dashes are multiples of ``dashes``, by default of the width.
+    Lengths of dashes are multiples of ``dashes``, by default of the width.
     """
     text = f"fill: none; stroke: {VARIABLES[style['color']]}; stroke-width: {width:g}"
     if style["linestyle"] == "-":
@@ -331,11 +333,11 @@ def stroke(style: dict[str, Any], width: float, dashes: float | None = None) -> 
 
 
 def key(style: dict[str, Any]) -> Html:
-    """A sample of a curve's line, to stand before its label."""
-    width, height, thick = KEY
+    """Return a sample of the line of a curve, to be put before its label."""
+    width, height, thickness = KEY
     middle = f"{height / 2:g}"
     line = element(
-        "line", x1="0", y1=middle, x2=f"{width}", y2=middle, style=stroke(style, thick, 1.8)
+        "line", x1="0", y1=middle, x2=f"{width}", y2=middle, style=stroke(style, thickness, 1.8)
     )
     return element(
         "svg",

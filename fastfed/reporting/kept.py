@@ -1,8 +1,8 @@
-"""Pictures that were drawn before of the same curves, and are not drawn again.
+"""Reuse plot files that were drawn earlier from the same results.
 
-``.pictures`` in an output folder holds digests: of what all pictures were made from, and of each
-file. A picture is taken from its file only where both are right; a file that somebody changed or
-removed is drawn again.
+The file ``.pictures`` in an output folder holds a digest of everything that plots depend on, and a
+digest of each plot file. A plot file is reused only if both digests are right. A file that was
+changed or removed is drawn again.
 """
 
 from __future__ import annotations
@@ -24,58 +24,72 @@ from fastfed.reporting.figure import Source
 from fastfed.results.files import replace_file
 
 FILE = ".pictures"
-#: Fields that say how long something took, or when it was made: no picture shows them.
+#: Fields with durations and dates, which no plot shows.
 TIMES = ("agent_rounds_per_second", "made")
 
 
-class _Kept(msgspec.Struct):
-    made_from: str
-    kinds: list[str]
+class _Record(msgspec.Struct):
+    """Content of the file ``.pictures``."""
+
+    made_from: str  # digest of everything that plots depend on
+    kinds: list[str]  # kinds of plot files (png, svg, ...) that were drawn
     digests: dict[str, str]  # by file name
 
 
-def pictures(
+def cached_plots(
     source: Source,
     folder: Path,
     kinds: Collection[str],
     draw: Callable[[Collection[str]], dict[str, bytes]],
 ) -> dict[str, bytes]:
-    """Every picture of ``kinds`` by name: as its file has it, or as ``draw`` draws its kind."""
+    """Return the content of every plot file of these kinds, by file name.
+
+    Parameters
+    ----------
+    source : Source
+        The results.
+    folder : Path
+        The output folder.
+    kinds : collection of str
+        Kinds of plot files, such as "png".
+    draw : callable
+        ``draw(kinds)`` returns new plot files by name, for the kinds that cannot be reused.
+    """
     made_from = made_from_digest(source)
-    before = _read(folder / FILE, made_from)
-    found = {name: _data(folder / name, digest) for name, digest in before.digests.items()}
-    damaged = {_kind(name) for name, data in found.items() if data is None}
-    wanted = [kind for kind in kinds if kind not in before.kinds or kind in damaged]
-    whole = {
+    stored = _read(folder / FILE, made_from)
+    contents = {name: _data(folder / name, digest) for name, digest in stored.digests.items()}
+    damaged = {_kind(name) for name, data in contents.items() if data is None}
+    to_draw = [kind for kind in kinds if kind not in stored.kinds or kind in damaged]
+    reused = {
         name: data
-        for name, data in found.items()
-        if data is not None and _kind(name) in kinds and _kind(name) not in wanted
+        for name, data in contents.items()
+        if data is not None and _kind(name) in kinds and _kind(name) not in to_draw
     }
-    if not wanted:
-        return whole
-    drawn = draw(wanted)
+    if not to_draw:
+        return reused
+    drawn = draw(to_draw)
     if not drawn:
-        return whole
-    others = {name: d for name, d in before.digests.items() if _kind(name) not in wanted}
-    fresh = {name: hashlib.sha256(data).hexdigest() for name, data in drawn.items()}
-    digests = dict(sorted({**others, **fresh}.items()))
-    kept = _Kept(made_from, sorted({*before.kinds, *wanted}), digests)
-    # Where it cannot be written, the report itself will say so.
+        return reused
+    other_digests = {name: d for name, d in stored.digests.items() if _kind(name) not in to_draw}
+    new_digests = {name: hashlib.sha256(data).hexdigest() for name, data in drawn.items()}
+    digests = dict(sorted({**other_digests, **new_digests}.items()))
+    record = _Record(made_from, sorted({*stored.kinds, *to_draw}), digests)
+    # If the folder cannot be written, writing the report raises the error.
     with suppress(InputError, OSError):
         replace_file(
-            folder / FILE, msgspec.msgpack.encode(kept), private=bool(source.about_records)
+            folder / FILE, msgspec.msgpack.encode(record), private=bool(source.about_records)
         )
-    return {**whole, **drawn}
+    return {**reused, **drawn}
 
 
 def current(source: Source, folder: Path) -> set[str]:
-    """Names of the picture files in a folder that show these results."""
-    before = _read(folder / FILE, made_from_digest(source))
-    return {name for name, d in before.digests.items() if _data(folder / name, d) is not None}
+    """Return the names of the plot files in a folder that show these results."""
+    stored = _read(folder / FILE, made_from_digest(source))
+    return {name for name, d in stored.digests.items() if _data(folder / name, d) is not None}
 
 
 def made_from_digest(source: Source) -> str:
-    """SHA-256 of all that pictures are made from: results, the code that draws, its libraries."""
+    """Return the SHA-256 of everything that plots depend on: results, code and libraries."""
     parts = (
         *(fastfed.__version__, _code(), _matplotlib(), np.__version__),
         *(source.title, source.setting, source.replicates, source.notes),
@@ -94,6 +108,7 @@ def made_from_digest(source: Source) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Convert a value for msgpack; the hook for arrays and subclasses of dict."""
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value)
         return [data.dtype.str, list(data.shape), hashlib.sha256(data.tobytes()).digest()]
@@ -101,12 +116,15 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, dict):
         return dict(value)
-    raise TypeError(f"a picture cannot depend on a {type(value).__name__}")
+    raise TypeError(f"a plot cannot depend on a {type(value).__name__}")
 
 
 @cache
 def _code() -> str:
-    """SHA-256 of the code that draws, for a version that is being worked on stays the same."""
+    """Return the SHA-256 of the code of fastfed.reporting.
+
+    During development it changes without a new version number.
+    """
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -115,7 +133,7 @@ def _code() -> str:
 
 @cache
 def _matplotlib() -> str:
-    """Its version, without importing it."""
+    """Return the version of matplotlib without importing it; "" if it is missing."""
     try:
         return version("matplotlib")
     except PackageNotFoundError:
@@ -123,20 +141,24 @@ def _matplotlib() -> str:
 
 
 def _kind(name: str) -> str:
+    """Return the kind of a file, such as "png"."""
     return name.rpartition(".")[2]
 
 
-def _read(path: Path, made_from: str) -> _Kept:
-    """What was drawn from the same; nothing where nothing was, or the file is damaged."""
+def _read(path: Path, made_from: str) -> _Record:
+    """Read the file ``.pictures``.
+
+    Return an empty record if it is missing or damaged, or if ``made_from`` has changed.
+    """
     try:
-        found = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
+        stored = msgspec.msgpack.decode(path.read_bytes(), type=_Record)
     except (OSError, ValueError, RecursionError):
-        return _Kept(made_from, [], {})
-    return found if found.made_from == made_from else _Kept(made_from, [], {})
+        return _Record(made_from, [], {})
+    return stored if stored.made_from == made_from else _Record(made_from, [], {})
 
 
 def _data(path: Path, digest: str) -> bytes | None:
-    """A picture as it was drawn; None where it is not there, or another."""
+    """Return the content of a plot file; None if it is missing or its digest differs."""
     try:
         data = path.read_bytes()
     except OSError:

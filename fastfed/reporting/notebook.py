@@ -1,4 +1,4 @@
-"""Display of results, certificates, audits and calibrations in notebooks and by rich.
+"""Display results, certificates, audits and calibrations in notebooks and in terminals (rich).
 
 The package registers this module as the renderer of `fastfed._display`.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_html", "as_rich", "as_text", "plot"]
 
-#: Scoped style of tables, marks and lists; it suits light and dark pages.
+#: Style of tables, marks and lists, for elements with class "fastfed"; suits light and dark themes.
 CSS = """
 .fastfed table { font-size: 0.9em; }
 .fastfed th, .fastfed td { text-align: left; }
@@ -39,13 +39,13 @@ CSS = """
 .fastfed dt { grid-column: 1; font-weight: 400; opacity: 0.75; }
 .fastfed dd { grid-column: 2; margin: 0; }
 """
-#: Columns of the table in terminals: speed and messages stand in the report.
+#: Columns of the table in terminals, which leaves out speed and messages.
 COLUMNS = range(text_table.HEADINGS.index("status") + 1)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A value as sentences under a title, with a verdict, and details behind a fold."""
+    """A value as sentences below a title with a verdict, and details that can be unfolded."""
 
     title: str
     verdict: str
@@ -54,18 +54,20 @@ class Summary:
 
 
 def as_html(value: Any) -> Html:
-    """Render a value as HTML for a notebook; texts of the user are escaped."""
+    """Return HTML that shows a value in a notebook; texts of the user are escaped."""
     if isinstance(value, Results):
         body = _results(value)
     elif isinstance(value, CurveResult):
-        body = join(_table(_alone(value)), _summary(_of_certificate(value.certificate)))
+        body = join(
+            _table(_as_results(value)), _summary_html(_summarise_certificate(value.certificate))
+        )
     else:
-        body = _summary(_of(value))
+        body = _summary_html(_summarise(value))
     return element("div", element("style", Html(CSS)), body, class_="fastfed")
 
 
 def as_rich(value: Any) -> RenderableType:
-    """Render a value for rich."""
+    """Return a renderable of rich that shows a value in a terminal."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -73,17 +75,19 @@ def as_rich(value: Any) -> RenderableType:
     if isinstance(value, Results):
         return _ruled(in_memory(value))
     if isinstance(value, CurveResult):
-        return Group(_ruled(in_memory(_alone(value))), as_rich(value.certificate))
-    summary = _of(value)
+        return Group(_ruled(in_memory(_as_results(value))), as_rich(value.certificate))
+    summary = _summarise(value)
     title = Text.assemble((summary.title, "bold"), f"  {summary.verdict}")
     return Group(title, *(Padding(Text(s), (0, 0, 0, 2)) for s in summary.sentences))
 
 
-def _alone(curve: CurveResult) -> Results:
+def _as_results(curve: CurveResult) -> Results:
+    """Return results with one curve."""
     return Results(curve.label, curve.horizon, curve.silos, (curve,), {})
 
 
 def _results(results: Results) -> Html:
+    """Return the title and the table of results as HTML."""
     title = element("p", element("strong", in_memory(results).title))
     if not results.curves:
         return join(title, element("p", "No replicate has run to its end yet."))
@@ -91,21 +95,24 @@ def _results(results: Results) -> Html:
 
 
 def _table(results: Results) -> Html:
+    """Return the setting, the notes and the table of results as HTML."""
     source = in_memory(results)
     setting = element("p", f"{source.setting}, {source.replicates}", class_="quiet")
     notes = [element("p", note, role="note") for note in source.about_records]
-    # Before each label stands its line in the plot.
+    # `legend_labels` puts a sample of the curve's line before each label.
     return join(setting, notes, results_table(source, legend_labels(source)))
 
 
-def _summary(summary: Summary) -> Html:
-    judged = (" ", mark(summary.verdict)) if summary.verdict else ()
-    head = element("p", element("strong", summary.title), judged)
+def _summary_html(summary: Summary) -> Html:
+    """Return a summary as HTML."""
+    verdict = (" ", mark(summary.verdict)) if summary.verdict else ()
+    head = element("p", element("strong", summary.title), verdict)
     items = element("ul", [element("li", sentence) for sentence in summary.sentences])
     return join(head, items, details("In full", *summary.full) if summary.full else "")
 
 
 def _ruled(source: Source) -> RenderableType:
+    """Return the table of results for a terminal."""
     from fastfed.reporting.text import ruled
 
     return ruled(
@@ -117,7 +124,8 @@ def _ruled(source: Source) -> RenderableType:
     )
 
 
-def _of(value: Any) -> Summary:
+def _summarise(value: Any) -> Summary:
+    """Return the summary of an audit, a calibration, a system or a certificate."""
     if isinstance(value, AuditResult):
         return Summary(f"Audit of {value.name}", value.verdict, audit_sentences(value))
     if isinstance(value, Calibrated):
@@ -126,17 +134,18 @@ def _of(value: Any) -> Summary:
         plan = value.plan
         problem = (
             f"{value.algorithm}, {plan.protocol.id}: M = {plan.silos} silos, "
-            f"T = {plan.horizon} rounds. What follows holds for a deployment, whose parties draw "
+            f"T = {plan.horizon} rounds. This certificate is for a deployment, whose parties draw "
             "their noise from the operating system."
         )
-        found = _of_certificate(value.deployed_certificate.to_builtins())
-        return Summary(found.title, found.verdict, [problem, *found.sentences], found.full)
+        summary = _summarise_certificate(value.deployed_certificate.to_builtins())
+        return Summary(summary.title, summary.verdict, [problem, *summary.sentences], summary.full)
     if isinstance(value, SideCertificate):
-        return _of_certificate(value.to_builtins())
-    return _of_certificate(value)
+        return _summarise_certificate(value.to_builtins())
+    return _summarise_certificate(value)
 
 
-def _of_certificate(stored: dict[str, Any]) -> Summary:
+def _summarise_certificate(stored: dict[str, Any]) -> Summary:
+    """Return the summary of a stored certificate."""
     return Summary(
         "Privacy certificate",
         stored["status"],

@@ -1,4 +1,4 @@
-"""The report page: its HTML, and all files of a report."""
+"""Write reports: the HTML of report.html, and all other files of a report."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fastfed.reporting.sections import (
 from fastfed.reporting.table import Row, counts, ordered, rows_of
 from fastfed.results.files import replace_file
 
-# ---- report.html: one page that needs nothing beside itself, no scripts and no network -----------
+# ---- report.html: a single file without scripts, which needs no network --------------------------
 
 
 def page(source: Source) -> str:
-    """Build the page of one experiment."""
+    """Return the HTML of the report of one experiment."""
     return _document(
         source.title,
         element("header", title_block(source, element("h1", source.title))),
@@ -43,23 +43,34 @@ def overview(
     rows: Sequence[Row],
     left_out: Sequence[str] = (),
 ) -> str:
-    """Build the page over several experiments by name: all claims first, then one section each.
+    """Return the HTML of the report of several experiments.
 
-    ``left_out``: reasons for folders that could not be read.
+    It begins with a table of all claims, followed by a section for each experiment.
+
+    Parameters
+    ----------
+    folder : str
+        Name of the folder of the experiments.
+    experiments : mapping of str to Source
+        The source of each experiment, by the name of its folder.
+    rows : sequence of Row
+        The rows of the table of claims.
+    left_out : sequence of str
+        A reason for each folder that could not be read.
     """
-    many = f"{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}"
+    count = f"{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}"
     return _document(
         f"{folder}: all experiments",
         element(
             "header",
             element("p", folder, class_="above"),
             element("h1", "All experiments"),
-            element("p", f"{many}; {counts(rows)}.", class_="quiet"),
+            element("p", f"{count}; {counts(rows)}.", class_="quiet"),
             [element("p", f"Left out: {reason}.", class_="quiet") for reason in left_out],
         ),
         element(
             "main",
-            element("h2", "Statements"),
+            element("h2", "Claims"),
             element("p", VERDICTS, class_="quiet"),
             _claims(rows, experiments),
             [_section(name, source) for name, source in experiments.items()],
@@ -68,11 +79,12 @@ def overview(
 
 
 def anchor(name: str) -> str:
-    """Turn a folder's name into an id."""
+    """Return the id of the HTML element of an experiment, from the name of its folder."""
     return "e-" + re.sub(r"[^A-Za-z0-9-]", lambda m: f"_{ord(m[0]):x}", name)
 
 
 def _section(name: str, source: Source) -> Html:
+    """Return the section of one of several experiments."""
     target = anchor(name)
     title = element("h2", source.title, class_="title", id=f"{target}-title")
     return element(
@@ -87,13 +99,14 @@ def _section(name: str, source: Source) -> Html:
 
 VERDICTS = (
     "Differences are paired, mean ± standard error, and count beyond two standard errors, more "
-    "where replicates are few. Unproven: the order holds, but a curve in it has not the privacy "
-    "that it claims. A paper's claim is about a printed figure, played as printed; a variant's "
-    "about another way to play it, or a theorem."
+    "if replicates are few. Unproven: the order of the curves holds, but a curve does not have the "
+    "privacy that it claims. Tags: paper is a claim about a printed figure that is simulated as "
+    "printed; variant is a claim about a theorem, or about a figure simulated in a different way."
 )
 
 
 def _claims(rows: Sequence[Row], linked: Collection[str]) -> Html:
+    """Return the table of claims; names of figures in ``linked`` link to their sections."""
     cells: list[list[str]] = []
     for row in rows:
         name: Html | str = row.figure
@@ -109,14 +122,15 @@ def _claims(rows: Sequence[Row], linked: Collection[str]) -> Html:
             ]
         )
     return table(
-        ("experiment", "verdict", "statement", "judged on"),
+        ("experiment", "verdict", "claim", "judged on"),
         cells,
-        label="Statements of all experiments",
+        label="Claims of all experiments",
         class_="wide",
     )
 
 
 def _document(title: str, *body: Html) -> str:
+    """Return a complete HTML document."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -135,7 +149,7 @@ def _document(title: str, *body: Html) -> str:
         "footer",
         element(
             "p",
-            "Made by fastfed from results.sqlite. Verdicts and certificates are computed.",
+            "Written by fastfed from results.sqlite. Verdicts and certificates are computed.",
             class_="quiet",
         ),
     )
@@ -147,7 +161,7 @@ def _document(title: str, *body: Html) -> str:
 # ---- Writing the report files of an output folder ------------------------------------------------
 
 PAGE = "report.html"
-#: Picture files, their kinds unless others are asked for, and all kinds.
+#: Names of plot files, their formats by default, and all formats.
 NAMES = ("figure", "final", "communication")
 FORMATS = KINDS
 ALL_FORMATS = (*KINDS, *PAPER)
@@ -159,32 +173,32 @@ def report(
     formats: str | Sequence[str] = FORMATS,
     on_left_out: Callable[[str], None] | None = None,
 ) -> list[Path]:
-    """Write page, pictures and tables of an output folder again.
+    """Write the report of an output folder: HTML, plots and tables.
 
-    Nothing is simulated: everything comes from ``results.sqlite``. Where the folder holds several
-    experiments in folders of their own, as `fastfed.reproduce` leaves them, each gets its report,
-    and ``folder/report.html`` is one page over all of them.
+    Nothing is simulated: everything is read from ``results.sqlite``. If the folder has several
+    experiments in subfolders, as `fastfed.reproduce` writes them, each subfolder gets a report, and
+    ``folder/report.html`` is a report of all experiments.
 
     Parameters
     ----------
     folder : str or Path
         Output folder.
     formats : str or sequence of str
-        "png", "svg", "pdf" or "pgf", of the picture files. PDF and PGF are for papers: one
-        column (8 cm) wide, without title; PGF needs a LaTeX that is installed.
+        Formats of the plot files: "png", "svg", "pdf" or "pgf". PDF and PGF are for papers: one
+        column (8 cm) wide, without title. PGF needs LaTeX.
     on_left_out : callable, optional
         Called with the reason for each experiment that cannot be read and is left out.
 
     Returns
     -------
     list of Path
-        The files, in the order in which they were written. Without matplotlib there are no
-        pictures among them.
+        The files, in the order in which they were written. Without matplotlib there are no plot
+        files.
 
     Raises
     ------
     InputError
-        Where the folder holds no results that can be read, or cannot be written.
+        If the folder holds no results that can be read, or cannot be written.
     """
     formats = [formats] if isinstance(formats, str) else formats
     check_formats(formats)
@@ -195,16 +209,34 @@ def report(
     if on_left_out is not None:
         for reason in left_out:
             on_left_out(reason)
-    found = write_overview(folder)
-    return written if found is None else [*written, found[0]]
+    overview_files = write_overview(folder)
+    return written if overview_files is None else [*written, overview_files[0]]
 
 
 def write_report(source: Source, folder: str | Path, formats: Collection[str] = ()) -> list[Path]:
-    """Write the tables, the certificates, the page and pictures of an experiment.
+    """Write the report of one experiment: tables, certificates, HTML and plots.
 
-    Returns what was written, the page last: without matplotlib, or before the first replicate,
-    no pictures. Those of real records are for their owner alone (mode 0600). Raises InputError
-    where the folder cannot be written.
+    If records are real, only the owner may read the files (mode 0600).
+
+    Parameters
+    ----------
+    source : Source
+        Results and settings.
+    folder : str or Path
+        The output folder.
+    formats : collection of str
+        Formats of the plot files.
+
+    Returns
+    -------
+    list of Path
+        The files, report.html last. Without matplotlib, or before the first replicate is finished,
+        there are no plot files.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be written.
     """
     curves = source.results.curves
     files = {
@@ -217,46 +249,63 @@ def write_report(source: Source, folder: str | Path, formats: Collection[str] = 
     }
     private = bool(source.about_records)
 
-    def write(of: Mapping[str, bytes]) -> list[Path]:
-        return [_write(Path(folder) / name, data, private) for name, data in of.items()]
+    def write(contents: Mapping[str, bytes]) -> list[Path]:
+        return [_write(Path(folder) / name, data, private) for name, data in contents.items()]
 
+    # Write report.html before the plots, so that it exists even if drawing fails.
     *others, last = write(files)
-    # The page is there whatever becomes of the pictures.
-    return [*others, *write(pictures_of(source, folder, formats)), last]
+    return [*others, *write(plots_of(source, folder, formats)), last]
 
 
 def check_formats(formats: Collection[str]) -> None:
-    """Raise InputError, before hours of work, where a format is unknown or needs LaTeX in vain."""
+    """Raise InputError if a format is unknown, or needs LaTeX and LaTeX is missing.
+
+    Callers check this before a long simulation.
+    """
     for each in formats:
         choice("formats", each, ALL_FORMATS)
     if TEX in formats and shutil.which("xelatex") is None:
-        raise InputError(f"format {TEX} needs LaTeX: install TeX Live with xelatex, or take pdf")
+        raise InputError(f"format {TEX} needs LaTeX: install TeX Live with xelatex, or use pdf")
 
 
 def formats_in(folder: str | Path) -> list[str]:
-    """Formats in which a folder has pictures, and which a run draws again."""
-    again = (kind for kind in ALL_FORMATS if kind != TEX)
-    return [k for k in again if any((Path(folder) / f"{name}.{k}").exists() for name in NAMES)]
+    """Return the formats of the plot files of a folder, without PGF, which is not redrawn."""
+    formats = (kind for kind in ALL_FORMATS if kind != TEX)
+    return [k for k in formats if any((Path(folder) / f"{name}.{k}").exists() for name in NAMES)]
 
 
 def out_of_date(source: Source, folder: str | Path) -> list[str]:
-    """Names of picture files in a folder that are not of these results."""
+    """Return the names of plot files in a folder that do not show these results."""
     files = (f"{name}.{kind}" for name in NAMES for kind in ALL_FORMATS)
-    there = [name for name in files if (Path(folder) / name).exists()]
-    current = kept.current(source, Path(folder)) if there else set()
-    return [name for name in there if name not in current]
+    existing = [name for name in files if (Path(folder) / name).exists()]
+    current = kept.current(source, Path(folder)) if existing else set()
+    return [name for name in existing if name not in current]
 
 
 def write_overview(
     folder: str | Path, not_played: Sequence[tables.Row] | None = None
 ) -> tuple[Path, list[tables.Row]] | None:
-    """Write one page over all experiments in the subfolders of ``folder``, and their claims.
+    """Write a report of all experiments in the subfolders of a folder, and ``statements.json``.
 
-    Returns the page and the rows of its table of claims, which ``statements.json`` holds, too.
-    ``not_played``: rows of figures that were left out; None keeps those of the file.
-    None, and nothing is written, where the folder holds an experiment of its own: the page there
-    is that experiment's. A subfolder that cannot be read is named in the page; when all are,
-    InputError says so.
+    Nothing is written if the folder itself holds an experiment, whose report is there.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder.
+    not_played : sequence of Row, optional
+        The claims of figures that were not simulated. By default they are read from an existing
+        ``statements.json``.
+
+    Returns
+    -------
+    (Path, list of Row) or None
+        The path of the report, and the rows of its table of claims. None if nothing is written.
+
+    Raises
+    ------
+    InputError
+        If no subfolder can be read. If only some cannot be read, the report names them.
     """
     path = Path(folder)
     sources, left_out = read_all(path)
@@ -276,38 +325,42 @@ def write_overview(
 
 
 def _write(path: Path, data: bytes, private: bool) -> Path:
-    """Write a file; one that holds the same already is left alone."""
+    """Write a file, unless it already has this content; return its path."""
     try:
-        same = path.read_bytes() == data
+        unchanged = path.read_bytes() == data
     except OSError:
-        same = False
-    return path if same else replace_file(path, data, private)
+        unchanged = False
+    return path if unchanged else replace_file(path, data, private)
 
 
-def pictures_of(source: Source, folder: str | Path, kinds: Collection[str]) -> dict[str, bytes]:
-    """Pictures of an experiment as `draw_all` draws them; those in its folder where nothing that
-    they show has changed.
+def plots_of(source: Source, folder: str | Path, kinds: Collection[str]) -> dict[str, bytes]:
+    """Return the plots of an experiment by file name, as `draw_all` draws them.
+
+    Plot files in the folder are reused if nothing that they show has changed.
     """
     if not kinds or not source.results.curves:
         return {}
-    return kept.pictures(source, Path(folder), kinds, lambda of: draw_all(source, of))
+    return kept.cached_plots(source, Path(folder), kinds, lambda missing: draw_all(source, missing))
 
 
 def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
-    """Draw every picture, by name and kind; none without matplotlib or before any replicate."""
+    """Draw all plots; return them by file name.
+
+    Return an empty dict without matplotlib, or before the first replicate is finished.
+    """
     if not source.results.curves or not has_matplotlib():
         return {}
-    drawn = zip(NAMES, (of(source, kinds) for of in (draw, draw_final, draw_sent)), strict=True)
-    return {f"{name}.{kind}": data for name, of in drawn for kind, data in of.items()}
+    drawn = zip(NAMES, (f(source, kinds) for f in (draw, draw_final, draw_sent)), strict=True)
+    return {f"{name}.{kind}": data for name, plots in drawn for kind, data in plots.items()}
 
 
 def has_pictures(written: Iterable[Path]) -> bool:
-    """Return True if there are picture files among those that were written."""
+    """Return True if there are plot files among these files."""
     return any(path.suffix[1:] in ALL_FORMATS for path in written)
 
 
 def has_matplotlib() -> bool:
-    """Import matplotlib; return False where it is not there, or does not load."""
+    """Return True if matplotlib can be imported."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,7 +1,8 @@
-"""The grammar of figures: which curves share axes, and what tells them apart there.
+"""Divide the curves of a figure into panels, and choose their colours, dashes and names.
 
-``facet``, ``colour`` and ``dash`` of a [figure] name keys of curves. Without them a figure of up to
-``MOST`` curves is one panel, and one of more is divided by the key that gives the fewest panels.
+``facet``, ``colour`` and ``dash`` of a [figure] name keys of curves whose values determine panel,
+colour and dashes. Without them, up to ``MAX_CURVES`` curves are one panel. More curves are divided
+by the key that gives the fewest panels.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from fastfed.reporting.figure import Source
 from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult
 
-#: Paul Tol's "bright" scheme, for any colour vision, the pale ones last.
+#: Paul Tol's "bright" scheme, which suits any colour vision, with pale colours last.
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44", "#BBBBBB")
-#: Dashes of the curves beyond the number of colours.
+#: Dashes. The first len(COLOURS) curves have the first, the next curves the second, and so on.
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 NOT_PRIVATE = "#000000"
 NOT_PRIVATE_DASHES = (
@@ -27,12 +28,12 @@ NOT_PRIVATE_DASHES = (
     *((0, (12, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)), (0, (12, 2, 3, 2))),
 )
 
-#: Curves in one panel, and panels in a figure; of more curves the best are drawn.
-MOST, MOST_PANELS = 8, 8
-MOST_DRAWN = MOST * MOST_PANELS
-BEST = 7
+#: Largest numbers of curves in a panel and of panels. Of more curves only the best are drawn.
+MAX_CURVES, MAX_PANELS = 8, 8
+MAX_DRAWN = MAX_CURVES * MAX_PANELS
+N_BEST = 7
 
-#: What a key is called in a picture.
+#: Symbols of keys in plots.
 SYMBOLS = {
     "epsilon": "ε",
     "delta": "δ",
@@ -43,58 +44,61 @@ SYMBOLS = {
     "batch_size": "B",
     "experts": "N",
 }
-#: Keys of every curve that a figure may name beside those of its table.
-OF_ALL = ("label", "algorithm", "protocol", "silos", "dimension")
-#: Which keys a sweep has added to a label.
-SWEPT = " swept"
+#: Keys that every curve has, in addition to the keys of its table in the spec.
+COMMON_KEYS = ("label", "algorithm", "protocol", "silos", "dimension")
+#: Key for the names of the keys that a sweep has added to a label, separated by commas.
+SWEPT_KEYS = " swept"
 _PAIR = re.compile(r"(.+), ([A-Za-z_][A-Za-z_0-9]*) = ([^,=]+)")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves in one axes, with style and short name of each."""
+    """The curves of one pair of axes, with the style and the short name of each."""
 
-    title: str  # what its curves have in common; empty where it is the only panel
+    title: str  # what its curves have in common; empty if it is the only panel
     curves: tuple[CurveResult, ...]
     styles: tuple[dict[str, Any], ...]
-    names: tuple[str, ...]  # without what all of the panel have in common
-    looks: tuple[str, ...]  # labels without what the panel is named after
-    others: tuple[CurveResult, ...] = ()  # curves that only their range is drawn of
+    names: tuple[str, ...]  # labels without the parts that all curves of the panel share
+    looks: tuple[str, ...]  # labels without the keys of the facet
+    others: tuple[CurveResult, ...] = ()  # curves of which only the range is drawn
 
 
 def split_label(label: str) -> tuple[str, dict[str, str]]:
-    """The label of a table, and the values that a sweep has added to it, by key."""
+    """Split a label into the label of the table, and the values that a sweep has added, by key."""
     pairs: dict[str, str] = {}
-    while found := _PAIR.fullmatch(label):
-        label, key, value = found.groups()
+    while match := _PAIR.fullmatch(label):
+        label, key, value = match.groups()
         pairs = {key: value, **pairs}
     return label, pairs
 
 
 def keys_of(source: Source) -> list[dict[str, str]]:
-    """Every key of every curve with its value as text; "label" is that of its table."""
+    """Return all keys of every curve with their values as text; "label" is that of its table."""
     tables = {c["label"]: c for c in source.identity.get("curves", ())}
-    found = []
+    keys = []
     for curve in source.results.curves:
         base, pairs = split_label(curve.label)
         stored = {k: str(v) for k, v in tables.get(curve.label, {}).items() if v is not None}
-        whole = {key: str(getattr(curve, key)) for key in OF_ALL}
-        found.append({**stored, **whole, **pairs, "label": base, SWEPT: ", ".join(pairs)})
-    return found
+        common = {key: str(getattr(curve, key)) for key in COMMON_KEYS}
+        keys.append({**stored, **common, **pairs, "label": base, SWEPT_KEYS: ", ".join(pairs)})
+    return keys
 
 
-def asked(source: Source, name: str) -> tuple[str, ...]:
-    """Keys of curves that ``figure.colour``, ``figure.dash`` or ``figure.facet`` names."""
+def figure_keys(source: Source, name: str) -> tuple[str, ...]:
+    """Return the keys of curves that ``figure.colour``, ``figure.dash`` or ``figure.facet`` lists.
+
+    ``name`` is "colour", "dash" or "facet".
+    """
     value = source.results.figure.get(name, ())
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def check_grammar(figure: dict[str, Any], curves: Iterable[dict[str, Any]]) -> None:
-    """Raise InputError unless the grammar names keys that curves have.
+    """Raise InputError unless ``colour``, ``dash`` and ``facet`` name keys that curves have.
 
-    ``curves``: tables of keys, with "label".
+    ``curves`` are the tables of the curves in the spec.
     """
-    known = {*OF_ALL}
+    known = {*COMMON_KEYS}
     for table in curves:
         known |= {*table, *split_label(str(table.get("label", "")))[1]}
     for name in ("colour", "dash", "facet"):
@@ -111,15 +115,17 @@ def check_grammar(figure: dict[str, Any], curves: Iterable[dict[str, Any]]) -> N
 
 
 def panels(source: Source) -> list[Panel]:
-    """The panels of a figure, each of at most ``MOST`` curves unless ``facet`` asks for more."""
+    """Return the panels of a figure; without ``facet`` each has at most ``MAX_CURVES`` curves."""
     curves = source.results.curves
     keys = keys_of(source)
     facet = _facet(source, keys)
-    if len(curves) > MOST_DRAWN and not asked(source, "facet"):
+    if len(curves) > MAX_DRAWN and not figure_keys(source, "facet"):
         return [_overview(source)]
     styles = _styles(source, keys, facet)
     if facet is None:
-        chunks = [range(i, min(i + MOST, len(curves))) for i in range(0, len(curves), MOST)]
+        chunks = [
+            range(i, min(i + MAX_CURVES, len(curves))) for i in range(0, len(curves), MAX_CURVES)
+        ]
         titles = [f"curves {c[0] + 1} to {c[-1] + 1}" if len(chunks) > 1 else "" for c in chunks]
         groups: list[tuple[str, Sequence[int]]] = list(zip(titles, chunks, strict=True))
     else:
@@ -137,22 +143,22 @@ def panels(source: Source) -> list[Panel]:
 
 
 def curve_styles(source: Source) -> list[dict[str, Any]]:
-    """Colour and dashes of every curve, as its panel draws it."""
+    """Return colour and dashes of every curve, as they are in its panel."""
     keys = keys_of(source)
-    if len(keys) > MOST_DRAWN and not asked(source, "facet"):
+    if len(keys) > MAX_DRAWN and not figure_keys(source, "facet"):
         (panel,) = panels(source)
-        known = dict(zip((c.label for c in panel.curves), panel.styles, strict=True))
-        grey = {"color": OTHERS, "linestyle": "-"}
-        return [known.get(c.label, grey) for c in source.results.curves]
+        styles = dict(zip((c.label for c in panel.curves), panel.styles, strict=True))
+        grey = {"color": RANGE_COLOUR, "linestyle": "-"}
+        return [styles.get(c.label, grey) for c in source.results.curves]
     return _styles(source, keys, _facet(source, keys))
 
 
-#: Colour of curves that only their range is drawn of.
-OTHERS = "#999999"
+#: Colour of the range of curves that are not drawn as lines.
+RANGE_COLOUR = "#999999"
 
 
 def _overview(source: Source) -> Panel:
-    """The curves of least final regret, before the range of all."""
+    """Return a panel with the curves of least final regret, in front of the range of all curves."""
     curves = source.results.curves
     chosen = least_regret(curves)
     styles = line_styles(chosen)
@@ -161,16 +167,19 @@ def _overview(source: Source) -> Panel:
 
 
 def least_regret(curves: Sequence[CurveResult]) -> tuple[CurveResult, ...]:
-    """The ``BEST`` curves of least final regret, in their order."""
-    best = sorted(range(len(curves)), key=lambda i: (float(curves[i].mean[-1]), i))[:BEST]
+    """Return the ``N_BEST`` curves of least final regret, in the order of ``curves``."""
+    best = sorted(range(len(curves)), key=lambda i: (float(curves[i].mean[-1]), i))[:N_BEST]
     return tuple(curves[i] for i in sorted(best))
 
 
 def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | None:
-    """Keys that divide the curves into panels; None for one panel, or as many as it takes."""
-    if chosen := asked(source, "facet"):
+    """Return the keys that divide the curves into panels.
+
+    None means one panel, or panels of ``MAX_CURVES`` consecutive curves if there are more curves.
+    """
+    if chosen := figure_keys(source, "facet"):
         return chosen
-    if len(keys) <= MOST:
+    if len(keys) <= MAX_CURVES:
         return None
     candidates: dict[str, None] = {}
     for curve in source.results.curves:
@@ -178,7 +187,7 @@ def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | 
     fitting = []
     for key in (*candidates, "label"):
         groups = _groups(keys, (key,))
-        if 1 < len(groups) <= MOST_PANELS and max(len(m) for _, m in groups) <= MOST:
+        if 1 < len(groups) <= MAX_PANELS and max(len(m) for _, m in groups) <= MAX_CURVES:
             fitting.append((len(groups), key))
     return (min(fitting, key=lambda each: each[0])[1],) if fitting else None
 
@@ -186,47 +195,54 @@ def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | 
 def _groups(
     keys: Sequence[dict[str, str]], facet: Sequence[str]
 ) -> list[tuple[str, Sequence[int]]]:
-    """Title and curves of each panel. Curves without the keys are in every panel, if they fit."""
-    found: dict[tuple[str, ...], list[int]] = {}
-    without = []
-    # A key that a sweep varies is one of the curves of that sweep.
-    by_sweep = {k for k in facet if any(k in table[SWEPT].split(", ") for table in keys)}
+    """Return the title and the positions of the curves of each panel.
+
+    Curves without the keys of the facet are in every panel if there is room, otherwise in a panel
+    of their own.
+    """
+    by_values: dict[tuple[str, ...], list[int]] = {}
+    without_keys = []
+    # If a sweep varies a key, only the curves of sweeps over this key count as having it.
+    by_sweep = {k for k in facet if any(k in table[SWEPT_KEYS].split(", ") for table in keys)}
     for i, table in enumerate(keys):
-        swept = table[SWEPT].split(", ")
-        has = all(k in table and (k not in by_sweep or k in swept) for k in facet)
-        if has and (facet != ("label",) or table[SWEPT]):
-            found.setdefault(tuple(table[k] for k in facet), []).append(i)
+        swept = table[SWEPT_KEYS].split(", ")
+        has_keys = all(k in table and (k not in by_sweep or k in swept) for k in facet)
+        if has_keys and (facet != ("label",) or table[SWEPT_KEYS]):
+            by_values.setdefault(tuple(table[k] for k in facet), []).append(i)
         else:
-            without.append(i)
-    largest = max((len(members) for members in found.values()), default=0)
-    everywhere = without if found and largest + len(without) <= MOST else []
+            without_keys.append(i)
+    largest = max((len(members) for members in by_values.values()), default=0)
+    everywhere = without_keys if by_values and largest + len(without_keys) <= MAX_CURVES else []
     groups: list[tuple[str, Sequence[int]]] = [
         (
-            ", ".join(_said(k, v) for k, v in zip(facet, values, strict=True)),
+            ", ".join(_key_text(k, v) for k, v in zip(facet, values, strict=True)),
             sorted([*members, *everywhere]),
         )
-        for values, members in found.items()
+        for values, members in by_values.items()
     ]
-    if without and not everywhere:
-        groups.append(("others" if found else "", without))
+    if without_keys and not everywhere:
+        groups.append(("others" if by_values else "", without_keys))
     return groups
 
 
 def _styles(
     source: Source, keys: Sequence[dict[str, str]], facet: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    """Colour and dashes of every curve: what differs by the facet alone looks alike."""
+    """Return colour and dashes of every curve.
+
+    Curves that differ only in the keys of the facet, and so are in different panels, look the same.
+    """
     curves = source.results.curves
-    colour, dash = asked(source, "colour"), asked(source, "dash")
+    colour, dash = figure_keys(source, "colour"), figure_keys(source, "dash")
     if not colour and not dash and facet is None:
         return line_styles(curves)
     hidden = facet or ()
     looks: list[tuple[Any, ...]] = []
     for curve in curves:
         base, pairs = split_label(curve.label)
-        own = [p for p in pairs.items() if p[0] not in hidden]
-        named = "" if "label" in hidden and own else base
-        looks.append((named, is_private(curve.certificate), *own))
+        visible = [p for p in pairs.items() if p[0] not in hidden]
+        name = "" if "label" in hidden and visible else base
+        looks.append((name, is_private(curve.certificate), *visible))
     if not colour and not dash:
         first = {look: i for i, look in reversed(list(enumerate(looks)))}
         chosen = sorted(set(first.values()))
@@ -238,7 +254,7 @@ def _styles(
         by_colour = [(look[0], *(str(p) for p in look[2:] if p[0] not in dash)) for look in looks]
     private = [is_private(c.certificate) for c in curves]
     coloured = list(
-        dict.fromkeys(v for v, own in zip(by_colour, private, strict=True) if own or colour)
+        dict.fromkeys(v for v, is_priv in zip(by_colour, private, strict=True) if is_priv or colour)
     )
     dashed = list(dict.fromkeys(by_dash))
     styles = []
@@ -247,26 +263,27 @@ def _styles(
         black = not colour and not private[i]
         shade = NOT_PRIVATE if black else COLOURS[coloured.index(by_colour[i]) % len(COLOURS)]
         if dash and not (black and by_dash[i] == ("",) * len(dash)):
-            at = dashed.index(by_dash[i])
+            position = dashed.index(by_dash[i])
         else:
-            before = seen.setdefault(shade, [])
-            if look not in before:
-                before.append(look)
-            at = before.index(look)
+            # Different curves of one colour get different dashes.
+            earlier = seen.setdefault(shade, [])
+            if look not in earlier:
+                earlier.append(look)
+            position = earlier.index(look)
         dashes = NOT_PRIVATE_DASHES if black else DASHES
-        styles.append({"color": shade, "linestyle": dashes[at % len(dashes)]})
+        styles.append({"color": shade, "linestyle": dashes[position % len(dashes)]})
     return styles
 
 
 def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
-    """Colour and dashes of every curve; curves without privacy are black."""
+    """Return colour and dashes of every curve; curves without privacy are black."""
     styles = []
-    private = other = 0
+    private = not_private = 0
     for curve in curves:
         if not is_private(curve.certificate):
-            dashes: Any = NOT_PRIVATE_DASHES[other % len(NOT_PRIVATE_DASHES)]
+            dashes: Any = NOT_PRIVATE_DASHES[not_private % len(NOT_PRIVATE_DASHES)]
             styles.append({"color": NOT_PRIVATE, "linestyle": dashes})
-            other += 1
+            not_private += 1
         else:
             dashes = DASHES[private // len(COLOURS) % len(DASHES)]
             styles.append({"color": COLOURS[private % len(COLOURS)], "linestyle": dashes})
@@ -278,21 +295,22 @@ def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
 
 
 def symbols(text: str) -> str:
-    """A label with the papers' symbols: "LDP, epsilon = 1.0" becomes "LDP, ε = 1"."""
+    """Replace keys in a label by symbols: "LDP, epsilon = 1.0" becomes "LDP, ε = 1"."""
     base, pairs = split_label(text)
-    said = [f"{SYMBOLS.get(k, k)} = {_value(v)}" for k, v in pairs.items()]
+    texts = [f"{SYMBOLS.get(k, k)} = {_value(v)}" for k, v in pairs.items()]
     base = re.sub(r"\bepsilon\b", "ε", re.sub(r"\bdelta\b", "δ", base))
-    return ", ".join([base, *said])
+    return ", ".join([base, *texts])
 
 
-def _said(key: str, value: str) -> str:
-    """A key with its value in a panel: "M = 10", "direct"."""
+def _key_text(key: str, value: str) -> str:
+    """Format a key and its value for a plot: "M = 10", or only "direct" for a text."""
     if key == "label" or (key not in SYMBOLS and not _is_number(value)):
         return symbols(value)
     return f"{SYMBOLS.get(key, key)} = {_value(value)}"
 
 
 def _is_number(text: str) -> bool:
+    """Return True if a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -300,7 +318,7 @@ def _is_number(text: str) -> bool:
 
 
 def _value(text: str) -> str:
-    """A number as people write it: 1 for 1.0, 3 200 for 3200."""
+    """Format a number for reading: 1 for 1.0, 32 000 for 32000; other text stays as it is."""
     if not _is_number(text):
         return text
     number = float(text)
@@ -310,18 +328,22 @@ def _value(text: str) -> str:
 
 
 def _look(label: str, facet: Sequence[str]) -> str:
+    """Return a label without the keys of the facet."""
     base, pairs = split_label(label)
-    own = [_said(k, v) for k, v in pairs.items() if k not in facet]
-    return ", ".join([*([] if "label" in facet and own else [symbols(base)]), *own])
+    visible = [_key_text(k, v) for k, v in pairs.items() if k not in facet]
+    return ", ".join([*([] if "label" in facet and visible else [symbols(base)]), *visible])
 
 
 def _names(labels: Sequence[str], facet: Sequence[str]) -> list[str]:
-    """Short names of the curves of a panel, which say nothing that all have in common."""
+    """Return short names of the curves of a panel, without what all labels have in common.
+
+    Return the full labels if the short names would not be distinct.
+    """
     split = [split_label(label) for label in labels]
-    common = len({base for base, _ in split}) == 1 and len(split) > 1
+    same_base = len({base for base, _ in split}) == 1 and len(split) > 1
     names = []
     for base, pairs in split:
-        own = [_said(k, v) for k, v in pairs.items() if k not in facet]
-        keep = "label" not in facet and not (common and own)
-        names.append(", ".join([symbols(base), *own] if keep or not own else own))
+        visible = [_key_text(k, v) for k, v in pairs.items() if k not in facet]
+        with_base = "label" not in facet and not (same_base and visible)
+        names.append(", ".join([symbols(base), *visible] if with_base or not visible else visible))
     return names if len(set(names)) == len(names) else [symbols(label) for label in labels]

@@ -1,4 +1,4 @@
-"""Pictures of an experiment: files, plots in a user's axes, and plain text."""
+"""Plots of an experiment: in files, in axes of matplotlib, and as plain text."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fastfed.reporting.charts import (
 from fastfed.reporting.figure import (
     SYNCHRONISATIONS,
     Source,
+    bounds_above_plot,
     ceiling,
     in_memory,
-    off_picture,
     regret,
     spaced,
     y_axis,
 )
-from fastfed.reporting.panels import BEST, COLOURS, NOT_PRIVATE, least_regret, line_styles
+from fastfed.reporting.panels import COLOURS, N_BEST, NOT_PRIVATE, least_regret, line_styles
 from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult, Results, standard_error
 
@@ -46,26 +46,26 @@ LEGEND_SENT = "curve: sent in one replicate, on average"
 
 
 def draw(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret against rounds; the picture by kind, as `plotting.render` returns it."""
-    small = [*small_print(source), *off_picture(source)]
-    return plotting.render(source, regret_charts(source), small, LEGEND, kinds)
+    """Draw regret against rounds; return the content of the plot file of each kind."""
+    notes = [*small_print(source), *bounds_above_plot(source)]
+    return plotting.render(source, regret_charts(source), notes, LEGEND, kinds)
 
 
 def draw_sent(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret against bytes sent, by kind; nothing where no curve sends anything."""
-    shown = sent_charts(source)
-    small = [*small_print(source), "a dot is the last round"]
-    return plotting.render(source, shown, small, LEGEND_SENT, kinds) if shown else {}
+    """Draw regret against bytes sent, as `draw`; return {} if no curve sends anything."""
+    charts = sent_charts(source)
+    notes = [*small_print(source), "a dot is the last round"]
+    return plotting.render(source, charts, notes, LEGEND_SENT, kinds) if charts else {}
 
 
 def draw_final(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret at the last round, by kind; nothing where curves are few or many."""
-    shown = final_charts(source)
-    return plotting.render(source, shown, small_print(source), None, kinds) if shown else {}
+    """Draw regret at the last round, as `draw`; return {} for too few or too many curves."""
+    charts = final_charts(source)
+    return plotting.render(source, charts, small_print(source), None, kinds) if charts else {}
 
 
 def small_print(source: Source) -> list[str]:
-    """Lines under the title: problem size, replicates, bands and notes."""
+    """Return the lines below the title: problem size, replicates, bands and notes."""
     band = "" if source.replicates == "1 replicate" else ", band: ± 2 standard errors"
     return [source.setting, f"{source.replicates}{band}", *source.notes]
 
@@ -76,10 +76,24 @@ MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
-    """Plot the mean regret of every curve against rounds in characters; each curve is a letter."""
-    curves, few = source.results.curves, ""
+    """Plot the mean regret of every curve against rounds as text.
+
+    Parameters
+    ----------
+    source : Source
+        The results.
+    width, height : int
+        Size of the plot in characters.
+
+    Returns
+    -------
+    str
+        The plot, in which each curve is drawn with a letter, and a list of the letters. "" if no
+        replicate is finished.
+    """
+    curves, selection = source.results.curves, ""
     if len(curves) > len(MARKS):
-        few = f", the {BEST} curves of least regret among {spaced(len(curves))}"
+        selection = f", the {N_BEST} curves of least regret among {spaced(len(curves))}"
         curves = least_regret(curves)
     if not curves:
         return ""
@@ -91,7 +105,7 @@ def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
         heights = np.interp(columns, [0, *curve.rounds], [0.0, *mean]) / top
         for column, level in enumerate(heights):
             row = grid[height - 1 - min(height - 1, int(level * height))]
-            # Where curves meet, the one drawn first stays.
+            # If curves overlap, the letter of the first curve stays.
             row[column] = mark if row[column] == " " else row[column]
     axis = f"{top:.4g}"
     lines = [f"{axis if i == 0 else '':>10} |{''.join(row)}" for i, row in enumerate(grid)]
@@ -99,14 +113,14 @@ def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
     lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
     names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
     lines.append(f"{'':12}{names}")
-    title = f"{Y_LABELS[y_axis(source)]}{few}"
+    title = f"{Y_LABELS[y_axis(source)]}{selection}"
     return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
 
 
-# ---- Plots in a user's axes, as ``Results.plot`` draws them --------------------------------------
+# ---- Plots in axes of matplotlib, for ``Results.plot`` -------------------------------------------
 
 NO_MATPLOTLIB = 'plot needs matplotlib, which is not installed: pip install "fastfed[figures]"'
-#: What the report calls an axis of regret.
+#: Metrics of regret, each with the scale of the y axis in a spec's figure.
 REGRETS = {
     "group_regret": "cumulative",
     "per_silo_regret": "per-silo",
@@ -114,28 +128,30 @@ REGRETS = {
 }
 
 
-def _counted(name: str) -> Callable[[CurveResult], np.ndarray]:
+def _count(name: str) -> Callable[[CurveResult], np.ndarray]:
+    """Return a function that returns a count of a curve, (R, C)."""
     return lambda curve: curve.counts[name]
 
 
-def _both_ways(unit: str) -> Callable[[CurveResult], np.ndarray]:
+def _up_and_down(unit: str) -> Callable[[CurveResult], np.ndarray]:
+    """Return a function that returns the sum of the counts up and down of a curve, (R, C)."""
     return lambda curve: curve.counts[f"{unit}_up"] + curve.counts[f"{unit}_down"]
 
 
-#: What was counted so far, (R, C), and what the y axis calls it.
+#: Metrics of counts: the label of the y axis, and a function that returns the count, (R, C).
 COUNTS: dict[str, tuple[str, Callable[[CurveResult], np.ndarray]]] = {
-    "synchronisations": ("synchronisations so far", _counted("synchronisations")),
-    "bits": ("bits sent so far, up and down", _both_ways("bits")),
-    "bits_up": ("bits sent so far, up", _counted("bits_up")),
-    "bits_down": ("bits sent so far, down", _counted("bits_down")),
-    "bytes": ("sent so far, up and down", _both_ways("bytes")),
-    "bytes_up": ("sent so far, up", _counted("bytes_up")),
-    "bytes_down": ("sent so far, down", _counted("bytes_down")),
+    "synchronisations": ("synchronisations so far", _count("synchronisations")),
+    "bits": ("bits sent so far, up and down", _up_and_down("bits")),
+    "bits_up": ("bits sent so far, up", _count("bits_up")),
+    "bits_down": ("bits sent so far, down", _count("bits_down")),
+    "bytes": ("sent so far, up and down", _up_and_down("bytes")),
+    "bytes_up": ("sent so far, up", _count("bytes_up")),
+    "bytes_down": ("sent so far, down", _count("bytes_down")),
 }
 METRICS = (*REGRETS, *COUNTS)
 LOGS = ("", "x", "y", "xy")
-#: Characters in a line of a legend that stands among the curves.
-INSIDE = 48
+#: Characters in a line of a legend inside the axes.
+INSIDE_CHARACTERS = 48
 
 
 def plot(
@@ -152,32 +168,33 @@ def plot(
         choice("metric", metric, METRICS)
     choice("log", log, LOGS)
     if boolean("bounds", bounds) and metric in COUNTS:
-        raise InputError(f'bounds are of regret: metric must be one of regret, got "{metric}"')
+        raise InputError(f'bounds need a metric of regret, got metric "{metric}"')
     if ax is not None and not hasattr(ax, "get_lines"):
         raise InputError(
             f"ax must be axes of matplotlib, got {show(ax)}; to save a plot: "
             "results.plot().figure.savefig(path)"
         )
     labels = _labels(results, curves)
-    source = in_memory(_asked(results, labels, metric, bounds))
+    source = in_memory(_selected(results, labels, metric, bounds))
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise InputError(NO_MATPLOTLIB) from None
     figure, axes = _new_axes() if ax is None else (None, ax)
     styles = dict(zip((c.label for c in results.curves), _styles(axes, results), strict=True))
-    lines = _draw(axes, source, metric, log, [styles[label] for label in labels])
+    legend_lines = _draw(axes, source, metric, log, [styles[label] for label in labels])
     if figure is not None:
         form = plotting.ALONE
-        figure.set_size_inches(form.width, form.height + 0.2 * lines)
+        figure.set_size_inches(form.width, form.height + 0.2 * legend_lines)
         axes.set_title(plotting.fitted([source.title], form.title or 0), loc="left")
     return axes
 
 
 def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
+    """Return the labels of the curves to draw, in the order of the results."""
     known = [c.label for c in results.curves]
     if not known:
-        raise InputError("results must hold a curve to draw one, got none")
+        raise InputError("results must have a curve to draw, got none")
     if curves is None:
         return known
     if isinstance(curves, str):
@@ -187,12 +204,12 @@ def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
         if label not in known:
             raise InputError(f"unknown curve {show(label)} in curves{nearest(str(label), known)}")
     if not wanted:
-        raise InputError("curves must hold a label, got none")
+        raise InputError("curves must have at least one label, got none")
     return [label for label in known if label in wanted]
 
 
-def _asked(results: Results, labels: list[str], metric: str | None, bounds: bool) -> Results:
-    """The results with what is to be drawn, as a figure of a spec would ask for it."""
+def _selected(results: Results, labels: list[str], metric: str | None, bounds: bool) -> Results:
+    """Return results with only these curves, and with a figure that asks for metric and bounds."""
     chosen = tuple(c for c in results.curves if c.label in labels)
     figure = {k: v for k, v in results.figure.items() if k != "line"}
     if metric in REGRETS:
@@ -208,6 +225,7 @@ def _asked(results: Results, labels: list[str], metric: str | None, bounds: bool
 
 
 def _new_axes() -> tuple[Figure, Axes]:
+    """Return a new figure of pyplot and its axes."""
     import matplotlib
     from matplotlib import pyplot
 
@@ -217,22 +235,22 @@ def _new_axes() -> tuple[Figure, Axes]:
 
 
 def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
-    """Those of the report, after as many as there are lines of each kind in the axes."""
+    """Return colours and dashes as in the report, continuing after the lines in the axes."""
     colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
     private = [c for c in results.curves if is_private(c.certificate)][:1]
-    other = [c for c in results.curves if not is_private(c.certificate)][:1]
-    before = [*private * sum(c in COLOURS for c in colours),
-              *other * colours.count(NOT_PRIVATE)]  # fmt: skip
-    return line_styles((*before, *results.curves))[len(before) :]
+    not_private = [c for c in results.curves if not is_private(c.certificate)][:1]
+    drawn = [*private * sum(c in COLOURS for c in colours),
+              *not_private * colours.count(NOT_PRIVATE)]  # fmt: skip
+    return line_styles((*drawn, *results.curves))[len(drawn) :]
 
 
 def _draw(
     axes: Axes, source: Source, metric: str | None, log: str, styles: list[dict[str, Any]]
 ) -> int:
-    """Draw into axes; the lines of text of their legend."""
+    """Draw into axes; return the number of lines of text in the legend."""
     from matplotlib.lines import Line2D
 
-    # What was drawn before keeps its place.
+    # Keep everything visible that was drawn before.
     reach = max([source.results.horizon, *(axes.get_xlim()[1:] if axes.has_data() else ())])
     axes.set_autoscaley_on(True)
     axes.set(**{f"{axis}scale": "log" for axis in log})
@@ -240,8 +258,8 @@ def _draw(
         entries = _draw_counts(axes, source, metric, styles)
     else:
         entries = _draw_regret(axes, source, styles)
-        nothing = Line2D([], [], linestyle="none")
-        entries += [(nothing, note) for note in off_picture(source)]
+        invisible = Line2D([], [], linestyle="none")
+        entries += [(invisible, note) for note in bounds_above_plot(source)]
     if axes.get_xscale() == "linear":
         axes.set_xlim(0, reach)
     for axis in (axes.xaxis, axes.yaxis):
@@ -253,7 +271,7 @@ def _draw(
 def _draw_regret(
     axes: Axes, source: Source, styles: Sequence[dict[str, Any]]
 ) -> list[tuple[Artist, str]]:
-    """Draw regret, and bounds up to the ceiling, to which the y axis grows."""
+    """Draw regret, and bounds up to the ceiling; return the legend entries."""
     limit = ceiling(source)
     lines = regret_lines(source, styles, limit)
     entries = [(plotting.draw_line(axes, line), line.text) for line in lines if not line.bound]
@@ -270,6 +288,7 @@ def _draw_regret(
 def _draw_counts(
     axes: Axes, source: Source, metric: str, styles: Sequence[dict[str, Any]]
 ) -> list[tuple[Artist, str]]:
+    """Draw a count; return the legend entries."""
     from matplotlib.ticker import EngFormatter
 
     name, counts = COUNTS[metric]
@@ -287,7 +306,10 @@ def _draw_counts(
 
 
 def _format_axes(axes: Axes, label: str, least: float = 0.0) -> None:
-    """Name the axes of amounts against rounds; a linear y axis begins at 0, or below ``least``."""
+    """Set labels, limits and tick formats of axes of amounts against rounds.
+
+    A linear y axis begins at 0, or below ``least`` if that is negative.
+    """
     axes.set(xlabel="round", ylabel=label)
     if axes.get_xscale() == "linear":
         axes.locator_params(axis="x", nbins=5)
@@ -298,24 +320,24 @@ def _format_axes(axes: Axes, label: str, least: float = 0.0) -> None:
 
 
 def _legend(axes: Axes, entries: list[tuple[Artist, str]]) -> int:
-    """One legend over these entries and whatever had a label before; the lines of its text.
+    """Draw one legend with the existing and the new entries; return its number of lines of text.
 
-    Below the axes, as in the report, where a layout makes room for it.
+    The legend is below the axes, as in the report, if the layout makes room for it.
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     below = isinstance(axes.figure.get_layout_engine(), ConstrainedLayoutEngine)
-    old = axes.get_legend_handles_labels()
+    existing = axes.get_legend_handles_labels()
     for artist, text in entries:
-        wrapped = plotting.fitted([text], plotting.ALONE.entry if below else INSIDE)
-        # What begins with "_" gets no entry.
+        wrapped = plotting.fitted([text], plotting.ALONE.entry if below else INSIDE_CHARACTERS)
+        # matplotlib gives no entry to labels that begin with "_".
         artist.set_label(f" {wrapped}" if wrapped.startswith("_") else wrapped)
-    texts = [*old[1], *(str(artist.get_label()) for artist, _ in entries)]
+    texts = [*existing[1], *(str(artist.get_label()) for artist, _ in entries)]
     place: dict[str, Any] = {"loc": "best"}
     if below:
         place = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.17), "frameon": False}
     axes.legend(
-        [*old[0], *(artist for artist, _ in entries)],
+        [*existing[0], *(artist for artist, _ in entries)],
         texts,
         title=LEGEND,
         alignment="left",

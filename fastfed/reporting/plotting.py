@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib: picture files, and a user's axes."""
+"""Draw charts with matplotlib, into files and into axes of users."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.reporting.charts import BESIDE, LEADING, Chart, Dot, Line, apart, end_text, fit
+from fastfed.reporting.charts import (
+    LINE_HEIGHT,
+    NAME_DISTANCE,
+    Chart,
+    Dot,
+    Line,
+    end_text,
+    move_apart,
+    texts_fit,
+)
 from fastfed.reporting.figure import Source
-from fastfed.reporting.panels import OTHERS
+from fastfed.reporting.panels import RANGE_COLOUR
 from fastfed.reporting.text import wrapped
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-#: Style of axes alone; a notebook keeps its own type and size.
+#: Style of axes. It does not set fonts and sizes, which a notebook chooses.
 AXES_STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -38,32 +47,32 @@ STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10.0,
     "legend.fontsize": 8.5,
-    # Text stays text, and the type is embedded where a format can hold it.
+    # Write text as text, not as paths, and embed fonts if the format allows it.
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     "pgf.rcfonts": False,
-    # Ids in the SVG are derived from this, so equal results give equal bytes.
+    # A fixed salt for ids in the SVG, so that equal results give equal bytes.
     "svg.hashsalt": "fastfed",
 }
-#: Type of a picture in a column of a paper.
+#: Style of a plot in a column of a paper.
 SMALL: dict[Any, Any] = {"font.size": 8.0, "legend.fontsize": 7.0, "axes.linewidth": 0.6}
 
-#: A logarithmic axis shorter than this, in powers of ten, has ticks between the powers too.
+#: A logarithmic axis over fewer powers of ten than this also has ticks between the powers.
 SHORT = 2.0
-#: An entry of a legend: what is drawn, and its text.
+#: An entry of a legend: the drawn artist and its text.
 Entry = tuple["Artist", str]
 
 
 @dataclass(frozen=True)
 class Format:
-    """Size of a picture, and the characters that fit into its lines."""
+    """Size of a plot, and the numbers of characters that fit into its lines of text."""
 
     width: float  # inches
-    height: float  # inches of one row of axes, beside the lines of the legend
-    title: int | None  # None: no title, the page or the paper names the picture
-    small: int
-    entry: int
-    legend: Any  # place, as matplotlib names it
+    height: float  # inches of one row of axes, without the legend
+    title: int | None  # characters in a line of the title; None for no title
+    small: int  # characters in a line of small print
+    entry: int  # characters in a line of the legend
+    legend: Any  # location of the legend, as in matplotlib
     columns: int = 1
     style: Mapping[Any, Any] = field(default_factory=dict)
 
@@ -83,30 +92,48 @@ def render(
     legend_title: str | None,
     kinds: Collection[str],
 ) -> dict[str, bytes]:
-    """Draw charts side by side into a picture of each of ``kinds``: "png", "svg", "pdf", "pgf".
+    """Draw charts side by side; return the content of the plot file of each kind.
 
-    A picture has title, small print, axes, and a legend below; one for a paper has axes alone, and
-    a legend only where lines have no names at their ends. Global state is left alone: no pyplot,
-    no backend, and the style is set only while drawing.
+    Plots have title, small print, axes, and a legend below. Plots for papers have only axes, and a
+    legend only if there are no names at the ends of lines. Global state of matplotlib does not
+    change: no pyplot, no backend, and the style is set only while drawing.
+
+    Parameters
+    ----------
+    source : Source
+        The results.
+    shown : sequence of Chart
+        The charts.
+    small : iterable of str
+        Lines of small print.
+    legend_title : str or None
+        Title of the legend; None for no legend.
+    kinds : collection of str
+        "png", "svg", "pdf" or "pgf".
+
+    Returns
+    -------
+    dict of str to bytes
+        The content of the file of each kind.
     """
     import matplotlib
 
     small = list(small)
-    named = all(chart.ends and _names_fit(chart, COLUMN) for chart in shown)
-    pictures: dict[str, bytes] = {}
-    for form, wanted in ((ALONE, KINDS), (COLUMN, PAPER)):
-        chosen = [kind for kind in wanted if kind in kinds]
+    names_at_ends = all(chart.ends and _names_fit(chart, COLUMN) for chart in shown)
+    contents: dict[str, bytes] = {}
+    for form, form_kinds in ((ALONE, KINDS), (COLUMN, PAPER)):
+        chosen = [kind for kind in form_kinds if kind in kinds]
         if not chosen:
             continue
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update({**STYLE, **form.style})
-            title = legend_title if form is ALONE or not named else None
+            title = legend_title if form is ALONE or not names_at_ends else None
             for tex in (False, True):
-                if of := [kind for kind in chosen if (kind == TEX) == tex]:
+                if figure_kinds := [kind for kind in chosen if (kind == TEX) == tex]:
                     figure = _figure(source, shown, small, title, form, tex=tex)
-                    pictures.update({kind: _saved(figure, kind) for kind in of})
-    return pictures
+                    contents.update({kind: _saved(figure, kind) for kind in figure_kinds})
+    return contents
 
 
 def _figure(
@@ -118,20 +145,21 @@ def _figure(
     *,
     tex: bool,
 ) -> Figure:
+    """Return a figure with charts, title, small print and legend, laid out for a format."""
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
     columns = min(form.columns, len(shown))
     rows = math.ceil(len(shown) / columns)
-    every = [figure.add_subplot(rows, columns, i + 1) for i in range(len(shown))]
+    all_axes = [figure.add_subplot(rows, columns, i + 1) for i in range(len(shown))]
     entries: dict[str, Artist] = {}
-    for i, (axes, chart) in enumerate(zip(every, shown, strict=True)):
+    for i, (axes, chart) in enumerate(zip(all_axes, shown, strict=True)):
         for handle, text in draw_chart(axes, chart):
             entries.setdefault(text, handle)
-        # Panels name an axis once.
+        # Label only the outer axes.
         if i % columns:
             axes.set_ylabel("")
-        if i + columns < len(every):
+        if i + columns < len(all_axes):
             axes.set_xlabel("")
         elif columns > 1:
             axes.set_xlabel(fitted([chart.x.label], 30))
@@ -164,48 +192,50 @@ def _figure(
     if form.title is not None:
         if len(shown) == 1:
             text = fitted(small, form.small)
-            every[0].set_title(text, loc="left", fontsize=8, color="#444444", linespacing=1.35)
+            all_axes[0].set_title(text, loc="left", fontsize=8, color="#444444", linespacing=1.35)
         title = figure.suptitle(fitted([source.title], form.title), fontsize=12, ha="left")
-    # In several panels with a legend below there is no room for names beside lines.
+    # Several panels with a legend leave no room for names beside lines.
     crowded = len(shown) > 1 and legend_title is not None
     names = [
         _write_ends(axes, chart) if not crowded and _names_fit(chart, form) else []
-        for axes, chart in zip(every, shown, strict=True)
+        for axes, chart in zip(all_axes, shown, strict=True)
     ]
-    for axes in every:
+    for axes in all_axes:
         if columns > 1 and axes.get_xscale() == "linear":
             axes.locator_params(axis="x", nbins=4)
     figure.draw_without_rendering()
     if title is not None:
-        # The title begins where the axes do, which only the layout knows.
-        title.set_x(every[0].get_position().x0)
-    # Laid out once, for all kinds.
+        # Align the title with the axes, whose position is known only after the layout.
+        title.set_x(all_axes[0].get_position().x0)
+    # Keep this layout for all kinds.
     figure.set_layout_engine("none")
-    for axes, written in zip(every, names, strict=True):
-        _spread_ends(axes, written)
+    for axes, notes in zip(all_axes, names, strict=True):
+        _spread_ends(axes, notes)
     if tex:
-        # Only now: the layout measures texts as they are read, in a wider type than TeX's.
+        # Convert after the layout, which would measure TeX commands instead of the text.
         _to_tex(figure)
     return figure
 
 
 def _row_height(rows: Sequence[str]) -> float:
-    """Inches of a picture of rows."""
+    """Return the height in inches of a plot with these names of rows."""
     return 0.6 + (0.08 + 0.14 * max(row.count("\n") + 1 for row in rows)) * len(rows)
 
 
 def _names_fit(chart: Chart, form: Format) -> bool:
-    # Some of the height is below the axes.
+    """Return True if the names at the ends of lines fit into the height of the plot."""
+    # The x axis takes some of the height.
     size = 0.833 * form.style.get("font.size", STYLE["font.size"])
-    return fit([end_text(end) for end in chart.ends], size, 72.0 * form.height - 5.0 * size)
+    return texts_fit([end_text(end) for end in chart.ends], size, 72.0 * form.height - 5.0 * size)
 
 
 def fitted(texts: Iterable[str], width: int) -> str:
-    """Texts in lines of at most ``width`` characters, in which matplotlib finds no formulas."""
+    """Return texts in lines of at most ``width`` characters, escaped for matplotlib."""
     return _escaped("\n".join(wrapped(texts, width)))
 
 
 def _escaped(text: str) -> str:
+    """Escape "$", which would begin a formula."""
     return text.replace("$", r"\$")
 
 
@@ -213,13 +243,13 @@ def _escaped(text: str) -> str:
 
 
 def draw_chart(axes: Axes, chart: Chart) -> list[Entry]:
-    """Draw a chart into axes of its own; what stands in a legend."""
+    """Draw a chart into empty axes; return the legend entries."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set(xscale="log" if chart.x.log else "linear", yscale="log" if chart.y.log else "linear")
     areas = [
-        (axes.fill_between(area.x, area.low, area.high, color=OTHERS, alpha=0.25, linewidth=0),
-         area.text)
+        (axes.fill_between(area.x, area.low, area.high,
+                           color=RANGE_COLOUR, alpha=0.25, linewidth=0), area.text)
         for area in chart.areas
     ]  # fmt: skip
     entries: list[Entry] = [(draw_line(axes, line), line.text) for line in chart.lines]
@@ -227,24 +257,26 @@ def draw_chart(axes: Axes, chart: Chart) -> list[Entry]:
         _draw_dot(axes, dot)
     axes.set_xlim(chart.x.low, chart.x.high)
     axes.set_ylim(chart.y.low, chart.y.high)
-    for axis, of in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
-        axis.set_label_text(of.label)
-        if of.rows:
-            _name_rows(axes, of.rows)
+    for axis, settings in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
+        axis.set_label_text(settings.label)
+        if settings.rows:
+            _name_rows(axes, settings.rows)
             continue
-        if of.log:
-            log_axis(axis, whole=of.whole)
-        axis.set_major_formatter(FuncFormatter(partial(_tick, of.text)))
+        if settings.log:
+            log_axis(axis, whole=settings.whole)
+        axis.set_major_formatter(FuncFormatter(partial(_tick, settings.text)))
     if not chart.x.log:
         axes.locator_params(axis="x", nbins=5, integer=chart.x.whole)
     return [*entries, *areas]
 
 
 def _tick(text: Callable[[float], str], value: float, _: int | None) -> str:
+    """Format a tick for FuncFormatter, which also passes a position."""
     return text(value)
 
 
 def _name_rows(axes: Axes, rows: Sequence[str]) -> None:
+    """Use the names of rows as ticks of the y axis."""
     from matplotlib.ticker import FixedFormatter
 
     axes.set_yticks(range(len(rows)))
@@ -253,16 +285,16 @@ def _name_rows(axes: Axes, rows: Sequence[str]) -> None:
 
 
 def draw_line(axes: Axes, line: Line) -> Artist:
-    """Draw a line with its band; without a band where the spread is unknown."""
-    look: dict[str, Any] = {"linewidth": 1.8}
+    """Draw a line, and its band if the spread is known; return the artist of the line."""
+    options: dict[str, Any] = {"linewidth": 1.8}
     if line.bound:
-        look = {"linewidth": 1.0, "zorder": 1.5}  # below every curve
-    (drawn,) = axes.plot(line.x, line.y, **look, **line.style)
+        options = {"linewidth": 1.0, "zorder": 1.5}  # below every curve
+    (drawn,) = axes.plot(line.x, line.y, **options, **line.style)
     colour = line.style["color"]
     if line.spread is not None and len(line.x) and np.isfinite(line.spread).all():
         low, high = line.y - line.spread, line.y + line.spread
         axes.fill_between(line.x, low, high, color=colour, alpha=0.2, linewidth=0)
-    single = np.isfinite(line.y).sum() == 1  # which no line shows
+    single = np.isfinite(line.y).sum() == 1  # a line would not show a single point
     if len(line.x) and (line.dot or single):
         last = np.flatnonzero(np.isfinite(line.y))[-1:]
         axes.plot(line.x[last], line.y[last], marker="o", markersize=4, color=colour, clip_on=False)
@@ -271,6 +303,7 @@ def draw_line(axes: Axes, line: Line) -> Artist:
 
 
 def _draw_dot(axes: Axes, dot: Dot) -> None:
+    """Draw a dot with its error bar."""
     axes.errorbar(
         dot.x,
         dot.row,
@@ -284,7 +317,10 @@ def _draw_dot(axes: Axes, dot: Dot) -> None:
 
 
 def log_axis(axis: Axis, *, whole: bool = False) -> None:
-    """Set the ticks of a logarithmic axis, once everything is drawn; ``whole``: whole numbers."""
+    """Set the ticks of a logarithmic axis, after everything is drawn.
+
+    ``whole`` allows ticks only at whole numbers.
+    """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
@@ -302,14 +338,14 @@ def log_axis(axis: Axis, *, whole: bool = False) -> None:
 
 
 def _write_ends(axes: Axes, chart: Chart) -> list[tuple[Any, float]]:
-    """Write names beside the ends of lines, each with its place on the y axis in pixels."""
-    written = []
+    """Write names beside the ends of lines; return each annotation and its height on the y axis."""
+    notes = []
     for end in chart.ends:
         y = max(min(end.y, chart.y.high), chart.y.low)
         note = axes.annotate(
             _escaped(end_text(end)),
             xy=(end.x, y),
-            xytext=(BESIDE, 0.0),
+            xytext=(NAME_DISTANCE, 0.0),
             textcoords="offset points",
             va="center",
             fontsize="small",
@@ -320,28 +356,28 @@ def _write_ends(axes: Axes, chart: Chart) -> list[tuple[Any, float]]:
                 **{"shrinkA": 0.0, "shrinkB": 0.0, "relpos": (0.0, 0.5)},
             },
         )
-        written.append((note, y))
-    return written
+        notes.append((note, y))
+    return notes
 
 
-def _spread_ends(axes: Axes, written: Sequence[tuple[Any, float]]) -> None:
-    """Move names apart that would overlap, once the axes have their place."""
-    if not written:
+def _spread_ends(axes: Axes, notes: Sequence[tuple[Any, float]]) -> None:
+    """Move names apart that would overlap, after the layout of the axes."""
+    if not notes:
         return
     per_point = axes.figure.dpi / 72.0
-    heights = [float(axes.transData.transform((note.xy[0], y))[1]) for note, y in written]
+    heights = [float(axes.transData.transform((note.xy[0], y))[1]) for note, y in notes]
     sizes = [
-        note.get_fontsize() * (note.get_text().count("\n") + 1) * LEADING * per_point
-        for note, _ in written
+        note.get_fontsize() * (note.get_text().count("\n") + 1) * LINE_HEIGHT * per_point
+        for note, _ in notes
     ]
-    places = apart(heights, sizes, axes.get_window_extent().y1)
-    for (note, _), at, now in zip(written, heights, places, strict=True):
-        note.set_position((BESIDE, (now - at) / per_point))
+    moved = move_apart(heights, sizes, axes.get_window_extent().y1)
+    for (note, _), old, new in zip(notes, heights, moved, strict=True):
+        note.set_position((NAME_DISTANCE, (new - old) / per_point))
 
 
 # ---- Files ---------------------------------------------------------------------------------------
 
-#: What TeX reads as a command, or has in no text font. "^" and "%" are matplotlib's to escape.
+#: Characters that TeX reads as commands or lacks in text fonts. matplotlib escapes "^" and "%".
 _TEX = {
     "\\$": r"\$", "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "#": r"\#", "&": r"\&",
     "_": r"\_", "~": r"\textasciitilde{}", "ε": r"$\varepsilon$", "δ": r"$\delta$",
@@ -351,12 +387,12 @@ _IN_TEX = re.compile(r"\\\$|[\\{}#&_~εδαρ]")
 
 
 def _to_tex(figure: Figure) -> None:
-    """Turn every text of a figure into TeX; "$" is escaped already."""
+    """Convert all texts of a figure to TeX; "$" is already escaped."""
     from matplotlib.text import Text
     from matplotlib.ticker import FixedFormatter
 
     def in_tex(text: str) -> str:
-        return _IN_TEX.sub(lambda found: _TEX[found[0]], text)
+        return _IN_TEX.sub(lambda match: _TEX[match[0]], text)
 
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
@@ -368,6 +404,7 @@ def _to_tex(figure: Figure) -> None:
 
 
 def _saved(figure: Figure, kind: str) -> bytes:
+    """Return the content of the plot file of a kind, without dates."""
     file = io.BytesIO()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}
     keys: dict[str, Any] = {"metadata": undated[kind]} if kind in undated else {}
@@ -376,8 +413,8 @@ def _saved(figure: Figure, kind: str) -> bytes:
     except (OSError, RuntimeError) as error:
         if kind != "pgf":
             raise
-        what = str(error).split(";")[0].split("\n")[0]
+        reason = str(error).split(";")[0].split("\n")[0]
         raise InputError(
-            f"format pgf needs LaTeX ({what}): install TeX Live with xelatex, or take pdf"
+            f"format pgf needs LaTeX ({reason}): install TeX Live with xelatex, or use pdf"
         ) from None
     return file.getvalue()

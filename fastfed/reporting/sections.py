@@ -1,4 +1,4 @@
-"""Sections of the report page: certificates, claims, pictures, results and the run."""
+"""Sections of the HTML report: certificates, claims, plots, results and the run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, judge, per_sil
 from fastfed.reporting.figure import (
     Source,
     amount,
-    not_stored,
-    off_picture,
+    bounds_above_plot,
+    missing_bounds,
     spaced,
     synchronisation_bounds,
     visible_bounds,
@@ -33,32 +33,48 @@ from fastfed.results.results import CurveResult
 def certificates_text(
     certificates: Iterable[tuple[str, dict[str, Any]]], about_records: Sequence[str] = ()
 ) -> str:
-    """The text of all (label, stored certificate), after the notes on what none of them covers."""
+    """Return the text of certificates.txt.
+
+    Parameters
+    ----------
+    certificates : iterable of (str, dict)
+        The label of each curve, and its stored certificate.
+    about_records : sequence of str
+        Notes on what no certificate covers, which come first.
+
+    Returns
+    -------
+    str
+        The text.
+    """
     blocks = [f"{label}\n{'=' * len(label)}\n{as_text(stored)}" for label, stored in certificates]
     if about_records:
         blocks.insert(0, "\n".join(fill(note, WIDTH) for note in about_records) + "\n")
     return "\n".join(blocks)
 
 
-# ---- Certificates in a page: side by side, and each in full behind a fold ------------------------
+# ---- Certificates: a table to compare them, and each in full, which can be unfolded --------------
 
 HEADINGS = ("curve", "claimed", "exact", "status", "unit", "relation", "conditions")
 MARKS = {True: "✓ holds", False: "✗ fails", None: "–"}
 
 
 def mark(word: str) -> Html:
-    """A status or verdict: the word says it, the colour repeats it."""
+    """Return a status or verdict as a coloured word."""
     return element("span", word, class_=f"mark {word.replace(' ', '-')}")
 
 
 def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], level: int) -> Html:
-    """Certificates side by side and in full; ``names`` are the curves' labels as elements."""
+    """Return all certificates in a table and in full.
+
+    ``names`` are the labels of the curves as elements; ``level`` is the level of headings.
+    """
     conditions = _conditions(curves)
     parts: list[Html] = [
         element(
             "p",
-            "Privacy as (epsilon, delta). Claimed is what was asked for; exact is what the noise "
-            "that was added gives; without a proof there is no number for the claim.",
+            "Privacy as (epsilon, delta). Claimed is the guarantee that was requested. Exact is "
+            "the guarantee of the noise that was added. Without a proof there is no number.",
             class_="quiet",
         ),
         table(
@@ -68,45 +84,45 @@ def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], le
         ),
     ]
     if conditions:
-        asked = [c for c in curves if c.certificate["conditions"]]
+        with_conditions = [c for c in curves if c.certificate["conditions"]]
         parts.append(
             details(
                 "Conditions side by side",
                 table(
                     ["condition", MARKS[True], MARKS[False]],
-                    [_condition_row(text, asked) for text in conditions],
+                    [_condition_row(text, with_conditions) for text in conditions],
                     label="Conditions",
                     class_="wide conditions",
                 ),
             )
         )
-    alike = _alike(curves)
-    for members in alike[:MOST_CERTIFICATES]:
+    groups = _by_certificate(curves)
+    for members in groups[:MAX_CERTIFICATES]:
         certificate = curves[members[0]].certificate
         full = full_certificate(certificate, level)
-        shown = [join(names[i], " ") for i in members[:MOST_NAMES]]
-        more = f"and {len(members) - MOST_NAMES} more " if len(members) > MOST_NAMES else ""
+        shown = [join(names[i], " ") for i in members[:MAX_NAMES]]
+        more = f"and {len(members) - MAX_NAMES} more " if len(members) > MAX_NAMES else ""
         parts.append(details(join(shown, more, _hint(certificate)), *full))
-    if (left := len(alike) - MOST_CERTIFICATES) > 0:
-        text = f"{spaced(left)} more certificates stand in certificates.txt."
+    if (left_out := len(groups) - MAX_CERTIFICATES) > 0:
+        text = f"{spaced(left_out)} more certificates are in certificates.txt."
         parts.append(element("p", text, class_="quiet"))
     return join(parts)
 
 
-#: Certificates that a page has in full, and curves that are named where they share one.
-MOST_CERTIFICATES, MOST_NAMES = 40, 6
+#: Largest number of certificates in full, and of curves that are named for a shared certificate.
+MAX_CERTIFICATES, MAX_NAMES = 40, 6
 
 
-def _alike(curves: Sequence[CurveResult]) -> list[list[int]]:
-    """Positions of curves with equal certificates, together."""
-    found: dict[str, list[int]] = {}
+def _by_certificate(curves: Sequence[CurveResult]) -> list[list[int]]:
+    """Group curves with equal certificates; return the positions of the curves of each group."""
+    groups: dict[str, list[int]] = {}
     for i, curve in enumerate(curves):
-        found.setdefault(repr(curve.certificate), []).append(i)
-    return list(found.values())
+        groups.setdefault(repr(curve.certificate), []).append(i)
+    return list(groups.values())
 
 
 def _condition_row(text: str, curves: Sequence[CurveResult]) -> list[str | Html]:
-    """A condition, and the curves for which it holds and fails."""
+    """Return the cells of a row: a condition, and the curves for which it holds and fails."""
     sides: dict[bool, list[str]] = {True: [], False: []}
     for curve in curves:
         for condition in curve.certificate["conditions"]:
@@ -114,18 +130,19 @@ def _condition_row(text: str, curves: Sequence[CurveResult]) -> list[str | Html]
                 sides[bool(condition["holds"])].append(curve.label)
     cells: list[str | Html] = [text]
     for holds, labels in sides.items():
-        named = "; ".join(labels[:MOST_NAMES])
+        names = "; ".join(labels[:MAX_NAMES])
         if len(labels) == len(curves):
-            named = "all that have conditions"
-        elif len(labels) > MOST_NAMES:
-            named += f"; and {len(labels) - MOST_NAMES} more"
+            names = "all that have conditions"
+        elif len(labels) > MAX_NAMES:
+            names += f"; and {len(labels) - MAX_NAMES} more"
         cells.append(
-            element("span", named, class_="holding" if holds else "failing") if named else "–"
+            element("span", names, class_="holding" if holds else "failing") if names else "–"
         )
     return cells
 
 
 def _summary(certificate: dict[str, Any], name: Html) -> list[str]:
+    """Return the cells of a certificate, with the columns of HEADINGS."""
     text = privacy_text(certificate)
     return [
         name,
@@ -139,6 +156,7 @@ def _summary(certificate: dict[str, Any], name: Html) -> list[str]:
 
 
 def _count(conditions: Sequence[dict[str, Any]]) -> str:
+    """Return how many conditions hold, as text."""
     if not conditions:
         return "-"
     held = sum(c["holds"] for c in conditions)
@@ -146,30 +164,33 @@ def _count(conditions: Sequence[dict[str, Any]]) -> str:
 
 
 def _hint(certificate: dict[str, Any]) -> Html:
+    """Return the privacy of a curve in short, which follows its label."""
     return element("span", f" {privacy_text(certificate).short}", class_="quiet")
 
 
 def _conditions(curves: Sequence[CurveResult]) -> list[str]:
-    """Every condition that some curve has, in order, each once."""
+    """Return the distinct conditions of all curves, in order."""
     texts = (c["text"] for curve in curves for c in curve.certificate["conditions"])
     return list(dict.fromkeys(texts))
 
 
 def _condition_cell(text: str, certificate: dict[str, Any]) -> Html:
+    """Return whether a condition of a certificate holds, as an element."""
     holds = {c["text"]: bool(c["holds"]) for c in certificate["conditions"]}.get(text)
     kind = {True: "mark holds", False: "mark fails", None: "quiet"}[holds]
     return element("span", MARKS[holds], class_=kind)
 
 
 def full_certificate(certificate: dict[str, Any], level: int) -> list[Html]:
-    """Everything in a certificate; side guarantees stand under headings of ``level``."""
-    parts = [_one(certificate)]
+    """Return all fields of a certificate; side guarantees have headings of ``level``."""
+    parts = [_fields(certificate)]
     for side in certificate.get("also", ()):
-        parts += [element(f"h{level}", f"Also, per {side['unit']}"), _one(side)]
+        parts += [element(f"h{level}", f"Also, per {side['unit']}"), _fields(side)]
     return parts
 
 
-def _one(certificate: dict[str, Any]) -> Html:
+def _fields(certificate: dict[str, Any]) -> Html:
+    """Return all fields of a certificate or a side guarantee."""
     stds = [f"{name} {std:.6g}" for name, std in certificate["noise_std"].items()]
     conditions = [
         join(_condition_cell(c["text"], certificate), f" {c['text']}")
@@ -192,16 +213,17 @@ def _one(certificate: dict[str, Any]) -> Html:
 
 
 def _pair(guarantee: dict[str, float] | None) -> str:
+    """Format epsilon and delta, rounded up."""
     if guarantee is None:
         return "none"
     return f"epsilon {rounded_up(guarantee['epsilon'])}, delta {rounded_up(guarantee['delta'])}"
 
 
-# ---- An experiment in a page: claims, pictures, table, certificates, time, spec ------------------
+# ---- An experiment: claims, plots, table, certificates, time, spec -------------------------------
 
 
 def experiment_section(source: Source, level: int) -> Html:
-    """The body of an experiment below its title, under headings of ``level``."""
+    """Return the body of an experiment, without its title, with headings of ``level``."""
     heading = f"h{level}"
     curves = source.results.curves
     if not curves:
@@ -209,8 +231,8 @@ def experiment_section(source: Source, level: int) -> Html:
     names = legend_labels(source)
     parts: list[Html] = []
     if judge(source.results):
-        parts += [element(heading, "Statements"), _claims(source)]
-    parts += [element(heading, "Regret"), _pictures(source)]
+        parts += [element(heading, "Claims"), _claims(source)]
+    parts += [element(heading, "Regret"), _plots(source)]
     parts += [element(heading, "Results"), results_table(source, names)]
     parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
     parts += [element(heading, "Run"), _run(source)]
@@ -218,7 +240,7 @@ def experiment_section(source: Source, level: int) -> Html:
 
 
 def title_block(source: Source, tag: Html) -> Html:
-    """The title, with the paper above and problem size and notes below."""
+    """Return the title ``tag``, with the paper above it, and the setting and notes below it."""
     paper = source.results.figure.get("paper")
     above = " · ".join(t for t in (paper, source.results.experiment) if t)
     return join(
@@ -231,6 +253,7 @@ def title_block(source: Source, tag: Html) -> Html:
 
 
 def _claims(source: Source) -> Html:
+    """Return the list of claims with their verdicts."""
     items = [
         element(
             "li",
@@ -242,35 +265,36 @@ def _claims(source: Source) -> Html:
     regret = "regret per silo" if per_silo(source.results) else "regret"
     how = (
         f"Judged on final {regret} over {source.size}: paired differences, mean ± standard error, "
-        "count beyond two standard errors, more where replicates are few."
+        "count beyond two standard errors, more if replicates are few."
     )
     return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
 
 
-#: What the tag of a claim says.
+#: What the tag of a claim means.
 TAGS = {
-    PAPER: "a printed figure, played as printed",
-    VARIANT: "a paper's, played otherwise than printed",
-    OURS: "of no paper",
+    PAPER: "a printed figure, simulated as printed",
+    VARIANT: "a theorem of a paper, or a figure simulated differently than printed",
+    OURS: "from no paper",
 }
 
 
 def tag(claim: Claim) -> Html:
-    """Whose claim it is."""
+    """Return the tag of a claim, which says where it comes from."""
     return element("span", claim.tag, class_="tag", title=TAGS[claim.tag])
 
 
 def differences(claim: Claim) -> Html:
-    """The differences behind a verdict, and its reason."""
-    both = text_table.two_verdicts(claim)
-    texts = [f"{both[0].upper()}{both[1:]}."] if both else []
+    """Return the differences on which a claim is judged, and the reason of its verdict."""
+    verdicts = text_table.two_verdicts(claim)
+    texts = [f"{verdicts[0].upper()}{verdicts[1:]}."] if verdicts else []
     texts += text_table.difference_texts(claim)
     if claim.reason:
         texts.append(f"Why: {claim.reason}")
     return element("ul", [element("li", text) for text in texts], class_="pairs")
 
 
-def _pictures(source: Source) -> Html:
+def _plots(source: Source) -> Html:
+    """Return all plots with their captions."""
     what = Y_LABELS[y_axis(source)].capitalize()
     shown = panels(source)
     band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
@@ -278,9 +302,9 @@ def _pictures(source: Source) -> Html:
     if visible_bounds(source):
         caption += " Thin dashed lines in grey are bounds."
     if any(panel.others for panel in shown):
-        many = spaced(len(source.results.curves))
-        caption += f" Of {many} curves those of least regret, and in grey the range of all."
-    notes = [*off_picture(source), *not_stored(source)]
+        count = spaced(len(source.results.curves))
+        caption += f" Of {count} curves those of least regret, and in grey the range of all."
+    notes = [*bounds_above_plot(source), *missing_bounds(source)]
     caption += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
     sent = sent_charts(source)
     blocks = [
@@ -288,10 +312,10 @@ def _pictures(source: Source) -> Html:
         (_cards(final_charts(source), f"{what} at the last round", ()),
          f"{what} at the last round, with two standard errors."),
         (_cards(sent, f"{what} against bytes sent", shown),
-         f"{what} against everything sent so far, up and down, on a logarithmic axis. A dot is the "
-         "last round; beside each curve stands what one replicate sends on average."),
+         f"{what} against bytes sent so far, up and down, on a logarithmic axis. A dot is the last "
+         "round. The legend says what one replicate sends on average."),
     ]  # fmt: skip
-    # Several panels have their caption below all of them; single pictures stand side by side.
+    # Several panels share a caption below them. Plots of a single panel are side by side.
     several = [
         join(
             element("div", [element("figure", card) for card in cards], class_="pictures"),
@@ -313,8 +337,8 @@ def _pictures(source: Source) -> Html:
 
 
 def _cards(charts: Sequence[Chart], what: str, shown: Sequence[Panel]) -> list[Html]:
-    """Charts as cards, each with a label that names its panel and curves."""
-    found = []
+    """Return each chart with its legend, and a label for screen readers with panel and curves."""
+    cards = []
     for number, chart in enumerate(charts):
         label = what
         if shown:
@@ -322,12 +346,12 @@ def _cards(charts: Sequence[Chart], what: str, shown: Sequence[Panel]) -> list[H
             title = f" ({panel.title})" if panel.title else ""
             bounds = [f"bound {line.text}" for line in chart.lines if line.bound]
             label = f"{what}{title}: {', '.join([*(c.label for c in panel.curves), *bounds])}"
-        found.append(element("div", chart_svg(chart, label), legend(chart), class_="card"))
-    return found
+        cards.append(element("div", chart_svg(chart, label), legend(chart), class_="card"))
+    return cards
 
 
 def legend(chart: Chart) -> Html:
-    """Lines with their texts; none where names stand at the ends of lines."""
+    """Return the legend of a chart; empty if names are beside the ends of lines."""
     if names_fit(chart) or not chart.lines:
         return Html("")
     return element(
@@ -338,7 +362,7 @@ def legend(chart: Chart) -> Html:
 
 
 def legend_labels(source: Source) -> list[Html]:
-    """The label of every curve, after a sample of its line."""
+    """Return the label of every curve, after a sample of its line."""
     curves = source.results.curves
     return [
         element("span", key(style), curve.label)
@@ -347,18 +371,18 @@ def legend_labels(source: Source) -> list[Html]:
 
 
 def results_table(source: Source, names: Sequence[Html]) -> Html:
-    """One row per curve, and the remarks below."""
-    # The speed stands under "Run".
+    """Return the table of results, with one row per curve, and the remarks below it."""
+    # The section "Run" has the speed.
     columns = range(1, len(text_table.HEADINGS) - 1)
     rows = [
         [name, *(row[i] for i in columns)]
         for name, row in zip(names, text_table.table_rows(source), strict=True)
     ]
     remarks = text_table.remarks(source, speed=False)
-    for label, count, whose, most in synchronisation_bounds(source.results):
-        named = f" ({whose})" if whose else ""
+    for label, count, theorem, bound in synchronisation_bounds(source.results):
+        by = f" ({theorem})" if theorem else ""
         remarks.append(
-            f"{label}: synchronisations {text_table.times(count)}, at most{named} {amount(most)}"
+            f"{label}: synchronisations {text_table.times(count)}, at most{by} {amount(bound)}"
         )
     return join(
         table(text_table.HEADINGS[:-1], rows, label="Results", numbers=text_table.RIGHT),
@@ -367,9 +391,10 @@ def results_table(source: Source, names: Sequence[Html]) -> Html:
 
 
 def _run(source: Source) -> Html:
+    """Return times, speed, seed, versions and spec of the run."""
     effort = source.effort
     wall = sum(run.seconds for run in effort.runs)
-    threads = _each(str(run.threads) for run in effort.runs)
+    threads = _distinct(str(run.threads) for run in effort.runs)
     took = f"{span(wall)} on {threads} thread{'' if threads == '1' else 's'}"
     if len(effort.runs) > 1:
         took += f", in {len(effort.runs)} runs"
@@ -377,40 +402,41 @@ def _run(source: Source) -> Html:
     facts = [
         ("time", took),
         ("thread time", span(effort.thread_seconds)),
-        ("played", f"{spaced(effort.agent_rounds)} agent-rounds"),
+        ("simulated", f"{spaced(effort.agent_rounds)} agent-rounds"),
         ("speed", f"{text_table.rate(_per(effort.agent_rounds, wall))} agent-rounds per second"),
         ("seed", f"{source.identity['seed']}, replicates {_ranges(replicates)}"),
-        ("fastfed", _each(run.fastfed for run in effort.runs)),
-        ("Python", _each(run.python for run in effort.runs)),
-        ("NumPy", _each(run.numpy for run in effort.runs)),
-        ("platform", _each(run.platform for run in effort.runs)),
+        ("fastfed", _distinct(run.fastfed for run in effort.runs)),
+        ("Python", _distinct(run.python for run in effort.runs)),
+        ("NumPy", _distinct(run.numpy for run in effort.runs)),
+        ("platform", _distinct(run.platform for run in effort.runs)),
     ]
-    many = max(len(c.replicates) for c in source.results.curves)
-    text = spec_text(source.identity, many, source.results.figure)
+    n_replicates = max(len(c.replicates) for c in source.results.curves)
+    text = spec_text(source.identity, n_replicates, source.results.figure)
     return join(
         definitions(facts),
         details("Spec, every key with its value", element("pre", element("code", text))),
     )
 
 
-def _each(values: Iterable[str]) -> str:
-    """The distinct values in their order."""
+def _distinct(values: Iterable[str]) -> str:
+    """Return the distinct values in order, separated by commas; "-" if there are none."""
     return ", ".join(dict.fromkeys(values)) or "-"
 
 
 def _per(count: float, seconds: float) -> float | None:
+    """Return the rate per second; None if no time was measured."""
     return count / seconds if seconds > 0 else None
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Format replicates as "0 to 24", or as a list where some are missing."""
+    """Format sorted numbers as "0 to 24" if they are consecutive, and as a list otherwise."""
     if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
 
 
 def span(seconds: float) -> str:
-    """Format seconds for reading: 0.42 s, 2 min 5 s, 3 h 12 min."""
+    """Format a duration in seconds for reading: 0.42 s, 2 min 5 s, 3 h 12 min."""
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
     whole = math.floor(seconds + 0.5)

@@ -1,7 +1,7 @@
-"""Charts as SVG elements of a page, in its colours and its type; no library draws them.
+"""Draw charts as SVG elements of an HTML report, with its colours and fonts and without a library.
 
-Lengths are points of a drawing that scales with the page. Nothing has an id, so a page can hold as
-many charts as it likes.
+Lengths are in units of a drawing that scales with the report. Elements have no ids, so a report can
+contain any number of charts.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from typing import Any
 import numpy as np
 
 from fastfed.reporting.charts import (
-    BESIDE,
-    LEADING,
+    LINE_HEIGHT,
+    NAME_DISTANCE,
     Area,
     Axis,
     Chart,
     Dot,
     Line,
-    apart,
     end_text,
-    fit,
+    move_apart,
+    texts_fit,
 )
 from fastfed.reporting.html import VARIABLES, Html, element, join, stroke
 from fastfed.reporting.text import wrapped
 
-#: Of a chart with its texts; one of rows has a height of its own.
+#: Size of a chart with its texts. The height of a chart with rows depends on their number.
 WIDTH, HEIGHT = 346.0, 223.0
-#: Type of axes and ticks, and of names at the ends of lines.
-TYPE, NAMES = 10.0, 8.3
-#: Characters in a line of a panel's title.
+#: Font sizes of axes and ticks, and of names at the ends of lines.
+FONT_SIZE, NAME_SIZE = 10.0, 8.3
+#: Characters in a line of the title of a panel.
 TITLE = 44
-#: Parts of the width that texts left of the axes may take, and names of lines beside them.
-MOST_LEFT, MOST_NAMES = 0.6, 0.5
-#: Most ticks of an axis, and of a logarithmic one.
-MOST_X, MOST_Y, MOST_LOG = 6, 7, 8
-#: Places are cut off this far outside: lines go on straight, and no number is too long.
-FAR = 1e5
+#: Largest fractions of the width for texts left of the axes, and for names beside lines.
+MAX_LEFT, MAX_NAMES = 0.6, 0.5
+#: Largest numbers of ticks of an x axis, a y axis and a logarithmic x axis.
+MAX_TICKS_X, MAX_TICKS_Y, MAX_TICKS_LOG = 6, 7, 8
+#: Coordinates are clipped to this range, so that numbers in the file stay short.
+MAX_COORDINATE = 1e5
 #: Radius of a dot.
-DOT = 2.6
+DOT_RADIUS = 2.6
 
 
 def chart_svg(chart: Chart, label: str) -> Html:
-    """Draw a chart; screen readers call it ``label``."""
-    whole = _height(chart)
+    """Draw a chart as an SVG element; ``label`` is its name for screen readers."""
+    height = _height(chart)
     title = wrapped([chart.title], TITLE)
-    y_ticks = ticks(chart.y, MOST_Y)
-    left = 8.0 + max((_width(text, TYPE) for _, text in y_ticks), default=0.0)
-    left = min(left + (1.6 * TYPE if chart.y.label else 0.0), MOST_LEFT * WIDTH)
-    top = 8.0 + 1.3 * TYPE * len(title)
-    bottom = whole - 3.2 * TYPE
+    y_ticks = ticks(chart.y, MAX_TICKS_Y)
+    left = 8.0 + max((_width(text, FONT_SIZE) for _, text in y_ticks), default=0.0)
+    left = min(left + (1.6 * FONT_SIZE if chart.y.label else 0.0), MAX_LEFT * WIDTH)
+    top = 8.0 + 1.3 * FONT_SIZE * len(title)
+    bottom = height - 3.2 * FONT_SIZE
     names = [end_text(end) for end in chart.ends] if names_fit(chart) else []
-    beside = max((_width(name, NAMES) for name in names), default=0.0) + BESIDE + 4.0
-    # Half of the last tick may stand beside the axis.
-    last = _width(ticks(chart.x, MOST_X)[-1][1], TYPE) / 2.0
+    beside = max((_width(name, NAME_SIZE) for name in names), default=0.0) + NAME_DISTANCE + 4.0
+    # Half of the text of the last tick may extend beyond the axis.
+    last = _width(ticks(chart.x, MAX_TICKS_X)[-1][1], FONT_SIZE) / 2.0
     right = WIDTH - max(beside if names else 0.0, last + 2.0, 14.0)
     x, y = _Scale(chart.x, left, right), _Scale(chart.y, bottom, top)
     inside = element(
@@ -72,7 +72,8 @@ def chart_svg(chart: Chart, label: str) -> Html:
     return element(
         "svg",
         _axes(chart, x, y, y_ticks),
-        [_text(line, left, 4.0 + TYPE * (0.6 + 1.2 * i), "start") for i, line in enumerate(title)],
+        [_text(line, left, 4.0 + FONT_SIZE * (0.6 + 1.2 * i), "start")
+         for i, line in enumerate(title)],
         inside,
         [_dot_at(x(line.x)[i], y.inside(line.y)[i], line.style["color"])
          for line in chart.lines for i in _dots(line)],
@@ -80,66 +81,72 @@ def chart_svg(chart: Chart, label: str) -> Html:
         _ends(chart, names, x, y),
         role="img",
         aria_label=label,
-        viewBox=f"0 0 {_n(WIDTH)} {_n(whole)}",
-        font_size=_n(TYPE),
+        viewBox=f"0 0 {_n(WIDTH)} {_n(height)}",
+        font_size=_n(FONT_SIZE),
     )  # fmt: skip
 
 
 def names_fit(chart: Chart) -> bool:
-    """Return True if the ends of lines have names that fit beside them; else it needs a legend."""
+    """Return True if the names of lines fit beside their ends; else the chart needs a legend."""
     names = [end_text(end) for end in chart.ends]
-    room = max((_width(name, NAMES) for name in names), default=math.inf) <= MOST_NAMES * WIDTH
-    return room and fit(names, NAMES, _height(chart) - 5.0 * TYPE)
+    room = max((_width(name, NAME_SIZE) for name in names), default=math.inf) <= MAX_NAMES * WIDTH
+    return room and texts_fit(names, NAME_SIZE, _height(chart) - 5.0 * FONT_SIZE)
 
 
 def _height(chart: Chart) -> float:
+    """Return the height of a chart with its texts."""
     if not chart.y.rows:
         return HEIGHT
-    most = max(name.count("\n") + 1 for name in chart.y.rows)
-    return 4.0 * TYPE + (0.6 * TYPE + LEADING * TYPE * most) * len(chart.y.rows)
+    most_lines = max(name.count("\n") + 1 for name in chart.y.rows)
+    return 4.0 * FONT_SIZE + (0.6 * FONT_SIZE + LINE_HEIGHT * FONT_SIZE * most_lines) * len(
+        chart.y.rows
+    )
 
 
-# ---- Places --------------------------------------------------------------------------------------
+# ---- Coordinates ---------------------------------------------------------------------------------
 
 
 class _Scale:
-    """Places of an axis's values between two ends of the drawing."""
+    """Map from values of an axis to coordinates between ``low`` and ``high`` of the drawing."""
 
     def __init__(self, axis: Axis, low: float, high: float) -> None:
         self.axis, self.low, self.high = axis, low, high
         self.first, self.last = (math.log10(v) if axis.log else v for v in (axis.low, axis.high))
 
     def __call__(self, values: Any) -> np.ndarray:
-        """Place values; NaN stays NaN, and what is far outside comes nearer."""
+        """Return the coordinates of values, clipped to +-MAX_COORDINATE; NaN stays NaN."""
         values = np.asarray(values, np.float64)
         if self.axis.log:
             values = np.log10(np.maximum(values, np.finfo(np.float64).tiny))
-        share = (values - self.first) / (self.last - self.first)
-        return np.asarray(np.clip(self.low + share * (self.high - self.low), -FAR, FAR))
+        fraction = (values - self.first) / (self.last - self.first)
+        return np.asarray(
+            np.clip(self.low + fraction * (self.high - self.low), -MAX_COORDINATE, MAX_COORDINATE)
+        )
 
     def inside(self, values: Any) -> np.ndarray:
-        """Place values; what is outside stands at the end of the axis."""
+        """Return the coordinates of values, clipped to the axis."""
         low, high = min(self.low, self.high), max(self.low, self.high)
         return np.asarray(np.clip(self(values), low, high))
 
 
 def _n(value: float) -> str:
-    """A length with one decimal at most."""
+    """Format a length with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def _points(x: np.ndarray, y: np.ndarray) -> str:
+    """Format coordinates as points of a polyline or polygon."""
     return " ".join(f"{_n(a)},{_n(b)}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
 
 
-#: Widths of characters in their type: those of DejaVu Sans, a wide one.
+#: Narrow and broad characters of DejaVu Sans, a wide font.
 _NARROW, _BROAD = frozenset("iljtfrI.,:;'|!()[] \u00a0"), frozenset("mwMW@%&—QOG≤≥±")
 
 
 def _width(text: str, size: float) -> float:
-    """About the width of the longest line of a text, whatever the page's type is."""
+    """Estimate the width of the longest line of a text, for any font that a browser may use."""
 
-    def of(character: str) -> float:
+    def character_width(character: str) -> float:
         if unicodedata.combining(character):
             return 0.0
         if unicodedata.east_asian_width(character) in "WF":
@@ -148,95 +155,98 @@ def _width(text: str, size: float) -> float:
             return 0.4
         return 1.0 if character in _BROAD else 0.74 if character.isupper() else 0.64
 
-    return size * max(sum(map(of, line)) for line in text.split("\n"))
+    return size * max(sum(map(character_width, line)) for line in text.split("\n"))
 
 
 # ---- Ticks ---------------------------------------------------------------------------------------
 
 
 def ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
-    """Round values of an axis with their texts, at most ``most``, from the least; or its rows."""
+    """Return the ticks of an axis, at most ``most`` round values with their texts, or its rows."""
     if axis.rows:
         return [(float(row), name) for row, name in enumerate(axis.rows)]
     low, high = axis.low, axis.high
     if axis.log and math.log10(high / low) >= 1.0:
-        found = _log_ticks(low, high, most)
+        values = _log_ticks(low, high, most)
     else:
-        found = _round_values(low, high, most, axis.whole)
-    return [(value, axis.text(value)) for value in found]
+        values = _round_values(low, high, most, axis.whole)
+    return [(value, axis.text(value)) for value in values]
 
 
 def _round_values(low: float, high: float, most: int, whole: bool) -> list[float]:
-    """Multiples of 1, 2, 2.5 or 5 times a power of ten."""
+    """Return multiples of 1, 2, 2.5 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10((high - low) / most))
-    for of in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0):
-        step = power * of
+    for factor in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0):
+        step = power * factor
         if whole and step != round(step):
             continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first < most:
-            # Twelve digits: 0.3 in place of 0.30000000000000004.
+            # Round to twelve digits: 0.3 instead of 0.30000000000000004.
             return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
     return [low, high]
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten, of many every few; on a short axis 2 and 5, or 3, times these too."""
+    """Return powers of ten, or every n-th; on a short axis also 2 and 5, or 3, times these."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
     def inside(factors: Iterable[float], stride: int = 1) -> list[float]:
-        every = (of * 10.0**k for k in decades if k % stride == 0 for of in factors)
-        return [value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        candidates = (f * 10.0**k for k in decades if k % stride == 0 for f in factors)
+        return [value for value in candidates if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
 
     for factors in ((1.0, 2.0, 5.0), (1.0, 3.0)):
-        if high / low < 1e3 and len(found := inside(factors)) <= most:
-            return found
+        if high / low < 1e3 and len(values := inside(factors)) <= most:
+            return values
     stride = 1
-    while len(found := inside((1.0,), stride)) > most:
+    while len(values := inside((1.0,), stride)) > most:
         stride += 1
-    return found
+    return values
 
 
 def _fitting_ticks(axis: Axis, scale: _Scale) -> list[tuple[float, str]]:
-    """Ticks whose texts stand apart below the axis."""
-    found: list[tuple[float, str]] = []
-    for most in range(MOST_LOG if axis.log else MOST_X, 1, -1):
-        found = ticks(axis, most)
-        sides = [
-            (float(scale(value)), _width(text, TYPE) / 2.0 + 0.3 * TYPE) for value, text in found
+    """Return ticks of an x axis, as many as possible without overlapping texts."""
+    chosen: list[tuple[float, str]] = []
+    for most in range(MAX_TICKS_LOG if axis.log else MAX_TICKS_X, 1, -1):
+        chosen = ticks(axis, most)
+        extents = [
+            (float(scale(value)), _width(text, FONT_SIZE) / 2.0 + 0.3 * FONT_SIZE)
+            for value, text in chosen
         ]
-        if all(a + half <= b - other for (a, half), (b, other) in pairwise(sides)):
-            return found
-    return found[:1] + found[-1:] if len(found) > 1 else found
+        if all(a + half_a <= b - half_b for (a, half_a), (b, half_b) in pairwise(extents)):
+            return chosen
+    return chosen[:1] + chosen[-1:] if len(chosen) > 1 else chosen
 
 
 # ---- Elements ------------------------------------------------------------------------------------
 
 
-def _text(lines: str, x: float, y: float, anchor: str, size: float = TYPE, **more: str) -> Html:
-    """A text whose lines stand around the middle height ``y``."""
-    each = lines.split("\n")
-    first = y + 0.35 * size - LEADING * size * (len(each) - 1) / 2.0
-    if len(each) == 1:
+def _text(
+    lines: str, x: float, y: float, anchor: str, size: float = FONT_SIZE, **more: str
+) -> Html:
+    """Return a text element whose lines are centred around the height ``y``."""
+    split = lines.split("\n")
+    first = y + 0.35 * size - LINE_HEIGHT * size * (len(split) - 1) / 2.0
+    if len(split) == 1:
         content: list[Html] = [join(lines)]
     else:
         content = [
-            element("tspan", line, x=_n(x), y=_n(first + LEADING * size * i))
-            for i, line in enumerate(each)
+            element("tspan", line, x=_n(x), y=_n(first + LINE_HEIGHT * size * i))
+            for i, line in enumerate(split)
         ]
-    style = None if size == TYPE else f"font-size: {_n(size)}px"
+    style = None if size == FONT_SIZE else f"font-size: {_n(size)}px"
     return element("text", content, x=_n(x), y=_n(first), text_anchor=anchor, style=style, **more)
 
 
 def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str]]) -> Html:
-    """Grid, ticks with their texts, and names of the axes."""
+    """Return the grid, the ticks with their texts, and the labels of the axes."""
     left, right, bottom, top = x.low, x.high, y.low, y.high
     grid, marks, texts = [], [], []
     for value, text in _fitting_ticks(chart.x, x):
         at = float(x(value))
         grid.append(f"M{_n(at)},{_n(bottom)}V{_n(top)}")
         marks.append(f"M{_n(at)},{_n(bottom)}v3.5")
-        texts.append(_text(text, at, bottom + 1.05 * TYPE, "middle"))
+        texts.append(_text(text, at, bottom + 1.05 * FONT_SIZE, "middle"))
     for value, text in y_ticks:
         at = float(y(value))
         if not chart.y.rows:
@@ -244,13 +254,13 @@ def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str
         marks.append(f"M{_n(left)},{_n(at)}h-3.5")
         texts.append(_text(text, left - 6.0, at, "end"))
     frame = f"M{_n(left)},{_n(top)}V{_n(bottom)}H{_n(right)}"
-    half = _width(chart.x.label, TYPE) / 2.0
+    half = _width(chart.x.label, FONT_SIZE) / 2.0
     middle = max(min((left + right) / 2.0, WIDTH - 2.0 - half), half + 2.0)
-    texts.append(_text(chart.x.label, middle, bottom + 2.4 * TYPE, "middle"))
+    texts.append(_text(chart.x.label, middle, bottom + 2.4 * FONT_SIZE, "middle"))
     if chart.y.label:
-        at, middle = 0.9 * TYPE, (bottom + top) / 2.0
-        turned = f"rotate(-90 {_n(at)} {_n(middle)})"
-        texts.append(_text(chart.y.label, at, middle, "middle", transform=turned))
+        at, middle = 0.9 * FONT_SIZE, (bottom + top) / 2.0
+        rotation = f"rotate(-90 {_n(at)} {_n(middle)})"
+        texts.append(_text(chart.y.label, at, middle, "middle", transform=rotation))
     return join(
         _path("".join(grid), "var(--grid)", 0.6),
         _path(frame + "".join(marks), "var(--text)", 0.8),
@@ -258,66 +268,77 @@ def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str
     )
 
 
-def _path(places: str, colour: str, width: float) -> Html:
+def _path(d: str, colour: str, width: float) -> Html:
+    """Return a path element that is not filled; ``d`` are its SVG path commands."""
     style = f"fill: none; stroke: {colour}; stroke-width: {width:g}"
-    return element("path", d=places, style=style)
+    return element("path", d=d, style=style)
 
 
 def _area(area: Area, x: _Scale, y: _Scale) -> Html:
+    """Return an area, whose text appears as a tooltip."""
     drawn = _filled(x(area.x), y(area.low), y(area.high), "var(--range)", 0.25)
     return element("g", element("title", area.text), drawn)
 
 
 def _band(line: Line, x: _Scale, y: _Scale) -> Html:
-    """The band of a line; none where the spread is unknown, as with one replicate."""
+    """Return the band of a line; empty if the spread is unknown, as for a single replicate."""
     if line.spread is None or not len(line.x) or not np.isfinite(line.spread).all():
         return Html("")
     low, high = y(line.y - line.spread), y(line.y + line.spread)
     return _filled(x(line.x), low, high, VARIABLES[line.style["color"]], 0.2)
 
 
-def _filled(x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, share: float) -> Html:
-    there_and_back = np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]])
+def _filled(x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, opacity: float) -> Html:
+    """Return the polygon between two lines."""
+    outline = np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]])
     return element(
-        "polygon", points=_points(*there_and_back), style=f"fill: {colour}; fill-opacity: {share}"
+        "polygon", points=_points(*outline), style=f"fill: {colour}; fill-opacity: {opacity}"
     )
 
 
 def _line(line: Line, x: _Scale, y: _Scale) -> Html:
-    """Every stretch of a line between places where it is not; its text where a mouse rests."""
-    stretches = [
-        element("polyline", points=_points(x(line.x[of]), y(line.y[of])))
-        for of in _stretches(line)
-        if of.stop - of.start > 1
+    """Return the segments of a line between missing values, with its text as a tooltip."""
+    segments = [
+        element("polyline", points=_points(x(line.x[part]), y(line.y[part])))
+        for part in _segments(line)
+        if part.stop - part.start > 1
     ]
-    if not stretches:
+    if not segments:
         return Html("")
     style = stroke(line.style, 1.0 if line.bound else 1.8)
-    return element("g", element("title", line.text), stretches, style=style)
+    return element("g", element("title", line.text), segments, style=style)
 
 
-def _stretches(line: Line) -> list[slice]:
-    """The runs of points where a line is."""
-    there = np.concatenate([[False], np.isfinite(line.y), [False]])
-    edges = np.flatnonzero(np.diff(there.astype(np.int8))).tolist()
+def _segments(line: Line) -> list[slice]:
+    """Return the runs of consecutive points whose values are finite."""
+    finite = np.concatenate([[False], np.isfinite(line.y), [False]])
+    edges = np.flatnonzero(np.diff(finite.astype(np.int8))).tolist()
     return [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _dots(line: Line) -> list[int]:
-    """Positions of points to draw as dots: those without a line, and the last where it is asked."""
-    alone = [of.start for of in _stretches(line) if of.stop - of.start == 1]
+    """Return the positions of points to draw as dots.
+
+    These are single points between missing values, and the last point if the line has a dot.
+    """
+    single = [part.start for part in _segments(line) if part.stop - part.start == 1]
     last = [len(line.x) - 1] if line.dot and len(line.x) else []
-    return sorted({*alone, *last})
+    return sorted({*single, *last})
 
 
 def _dot_at(x: float, y: float, colour: str) -> Html:
+    """Return a filled circle at these coordinates."""
     return element(
-        "circle", cx=_n(float(x)), cy=_n(float(y)), r=_n(DOT), style=f"fill: {VARIABLES[colour]}"
+        "circle",
+        cx=_n(float(x)),
+        cy=_n(float(y)),
+        r=_n(DOT_RADIUS),
+        style=f"fill: {VARIABLES[colour]}",
     )
 
 
 def _final(dot: Dot, x: _Scale, y: _Scale) -> Html:
-    """A value in its row: a disc, or a diamond, with its spread to either side."""
+    """Return a value in its row, as a disc or an open diamond, with an error bar."""
     at, row, colour = float(x.inside(dot.x)), float(y(dot.row)), VARIABLES[dot.colour]
     style = f"stroke: {colour}; stroke-width: 1.4; fill: {colour if dot.filled else 'none'}"
     parts = []
@@ -325,24 +346,27 @@ def _final(dot: Dot, x: _Scale, y: _Scale) -> Html:
         low, high = x.inside([dot.x - dot.spread, dot.x + dot.spread]).tolist()
         parts.append(element("path", d=f"M{_n(low)},{_n(row)}H{_n(high)}"))
     if dot.filled:
-        parts.append(element("circle", cx=_n(at), cy=_n(row), r=_n(DOT)))
+        parts.append(element("circle", cx=_n(at), cy=_n(row), r=_n(DOT_RADIUS)))
     else:
         parts.append(element("path", d=f"M{_n(at - 3.2)},{_n(row)}l3.2,-3.2 3.2,3.2 -3.2,3.2z"))
     return element("g", parts, style=style)
 
 
 def _ends(chart: Chart, names: Sequence[str], x: _Scale, y: _Scale) -> Html:
-    """Names beside the ends of lines, moved apart where they would overlap."""
+    """Return the names beside the ends of lines, moved apart if they would overlap."""
     if not names:
         return Html("")
-    # From below, as `apart` has them; a line that leaves the chart ends at its edge.
+    # `move_apart` takes heights from the bottom. A line that leaves the chart has its name at the
+    # edge.
     wanted = [y.low - float(y.inside(end.y)) for end in chart.ends]
-    sizes = [LEADING * NAMES * (name.count("\n") + 1) for name in names]
-    heights = apart(wanted, sizes, y.low - y.high)
+    sizes = [LINE_HEIGHT * NAME_SIZE * (name.count("\n") + 1) for name in names]
+    heights = move_apart(wanted, sizes, y.low - y.high)
     parts = []
-    for end, name, now, at in zip(chart.ends, names, heights, wanted, strict=True):
-        start, height = float(x(end.x)), y.low - now
-        places = f"M{_n(start + 1.0)},{_n(y.low - at)}L{_n(start + BESIDE - 2.0)},{_n(height)}"
-        parts.append(_path(places, VARIABLES[end.colour], 0.9))
-        parts.append(_text(name, start + BESIDE, height, "start", NAMES))
+    for end, name, new, old in zip(chart.ends, names, heights, wanted, strict=True):
+        start, height = float(x(end.x)), y.low - new
+        leader = (
+            f"M{_n(start + 1.0)},{_n(y.low - old)}L{_n(start + NAME_DISTANCE - 2.0)},{_n(height)}"
+        )
+        parts.append(_path(leader, VARIABLES[end.colour], 0.9))
+        parts.append(_text(name, start + NAME_DISTANCE, height, "start", NAME_SIZE))
     return join(parts)

@@ -1,4 +1,4 @@
-"""Tables of results as text and CSV, and of the claims of several figures as text and JSON."""
+"""Tables of results as text and CSV, and tables of claims of several figures as text and JSON."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ HEADINGS = (
     SENT,
     "agent-rounds/s",
 )
-#: Columns of numbers, set flush right.
+#: Columns of numbers, which are aligned to the right.
 RIGHT = (1, 2, 6, 7, 8)
 
 #: Units of bytes, the largest first.
 SIZES = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
-#: Replicates that differ by less than this fraction differ by rounding alone.
+#: Relative standard errors below this are rounding errors of equal replicates.
 SAME = 1e-12
 
 EVENTS = {
@@ -70,7 +70,7 @@ EVENTS = {
 
 
 def table_rows(source: Source) -> list[tuple[str, ...]]:
-    """The row of every curve, in the order of HEADINGS."""
+    """Return the row of every curve, with the columns of HEADINGS."""
     rows: list[tuple[str, ...]] = []
     for curve in source.results.curves:
         privacy = privacy_text(curve.certificate)
@@ -91,10 +91,10 @@ def table_rows(source: Source) -> list[tuple[str, ...]]:
 
 
 def remarks(source: Source, *, speed: bool = True) -> list[str]:
-    """Lines under the table: how to read it, and events that occurred."""
+    """Return the lines below the table: how to read it, and events that occurred."""
     lines = [
         "group regret at the last round, summed over silos: mean ± standard error; "
-        "privacy as (epsilon, delta); times synchronised and bytes sent up and down in one "
+        "privacy as (epsilon, delta); synchronisations and bytes sent up and down in one "
         "replicate, on average" + ("; speed of one thread" if speed else "")
     ]
     counts = {len(curve.replicates) for curve in source.results.curves}
@@ -112,51 +112,54 @@ def remarks(source: Source, *, speed: bool = True) -> list[str]:
 
 
 def as_text(source: Source) -> str:
-    """Format the table as text, with title and problem size above and remarks below."""
+    """Return the table as text, with title and problem size above it, and remarks and claims below.
+
+    This is the file ``table.txt``.
+    """
     rows = [HEADINGS, *table_rows(source)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
     lines = [source.title, f"{source.setting}, {source.replicates}", ""]
     if source.about_records:
         lines += [*source.about_records, ""]
-    above = len(lines)
+    heading_line = len(lines)
     for row in rows:
         cells = [
             cell.rjust(width) if i in RIGHT else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    lines.insert(above + 1, "  ".join("-" * width for width in widths))
+    lines.insert(heading_line + 1, "  ".join("-" * width for width in widths))
     return "\n".join([*lines, "", *remarks(source), *claim_lines(source)]) + "\n"
 
 
 def claim_lines(source: Source) -> list[str]:
-    """Lines with the figure's claims and their verdicts; none where there are no claims."""
-    statements = judge(source.results)
-    if not statements:
+    """Return lines with the claims of the figure and their verdicts; none without claims."""
+    claims = judge(source.results)
+    if not claims:
         return []
     what = " in regret per silo" if per_silo(source.results) else ""
-    judged = (
-        f"statements, judged on paired differences{what} beyond two standard errors, more where "
+    heading = (
+        f"claims, judged on paired differences{what} beyond two standard errors, more if "
         f"replicates are few ({source.size})"
     )
-    lines = ["", judged]
-    for statement in statements:
-        lines.append(f"{statement.verdict:<10} {statement.says}")
-        if both := two_verdicts(statement):
-            lines.append(f"{'':10} {both}")
-        lines += [f"{'':10} {text}" for text in difference_texts(statement)]
-        if statement.reason:
-            lines.append(f"{'':10} why: {statement.reason}")
+    lines = ["", heading]
+    for claim in claims:
+        lines.append(f"{claim.verdict:<10} {claim.says}")
+        if verdicts := two_verdicts(claim):
+            lines.append(f"{'':10} {verdicts}")
+        lines += [f"{'':10} {text}" for text in difference_texts(claim)]
+        if claim.reason:
+            lines.append(f"{'':10} why: {claim.reason}")
     return lines
 
 
-#: What is said of a picture and of a guarantee, by verdict.
-PICTURES = {
-    HOLDS: "the picture comes back",
-    FAILS: "the picture does not come back",
-    UNDECIDED: "whether the picture comes back is undecided",
+#: Text of the verdict on the plot and of the verdict on the guarantee.
+PLOT_VERDICTS = {
+    HOLDS: "the plot is reproduced",
+    FAILS: "the plot is not reproduced",
+    UNDECIDED: "whether the plot is reproduced is undecided",
 }
-GUARANTEES = {
+GUARANTEE_VERDICTS = {
     HOLDS: "the guarantee holds",
     FAILS: "the guarantee does not hold",
     NOT_CLAIMED: "no privacy is claimed",
@@ -164,14 +167,17 @@ GUARANTEES = {
 
 
 def two_verdicts(claim: Claim) -> str:
-    """Text of both verdicts on a claim of a paper's figure; empty for other claims."""
-    if claim.tag != PAPER or claim.picture not in PICTURES:
+    """Return the verdicts on plot and guarantee as text, for a claim about a printed figure.
+
+    Return "" for other claims and for claims that are not judged.
+    """
+    if claim.tag != PAPER or claim.picture not in PLOT_VERDICTS:
         return ""
-    return f"{PICTURES[claim.picture]}, {GUARANTEES[claim.guarantee]}"
+    return f"{PLOT_VERDICTS[claim.picture]}, {GUARANTEE_VERDICTS[claim.guarantee]}"
 
 
 def difference_texts(claim: Claim) -> list[str]:
-    """Text of each difference behind a claim."""
+    """Return a text for each difference on which a claim is judged."""
     return [difference_text(d, claim.within, claim.exponent) for d in claim.differences]
 
 
@@ -180,12 +186,15 @@ def difference_text(
     within: float | None = None,
     exponent: tuple[float, float] | None = None,
 ) -> str:
-    """Text of A - B: mean, standard error, and the limit where the claim has one."""
+    """Return the text of a difference: names, mean, standard error and limit.
+
+    ``within`` and ``exponent`` are the limits of claims of kind "near" and "power".
+    """
     known = math.isfinite(difference.mean)
     measured = plus_minus(difference.mean, difference.stderr) if known else "not run yet"
     if difference.of == EXPONENT:
-        wanted = f"wanted: {exponent[0]:g} to {exponent[1]:g}" if exponent else ""
-        return ", ".join(text for text in (f"exponent: {measured}", wanted) if text)
+        limit = f"wanted: {exponent[0]:g} to {exponent[1]:g}" if exponent else ""
+        return ", ".join(text for text in (f"exponent: {measured}", limit) if text)
     names = f"{difference.first} - {difference.second}"
     if not known:
         return f"{names}: {measured}"
@@ -200,14 +209,14 @@ def difference_text(
     return text
 
 
-#: A cell that begins with one of these is a formula to a spreadsheet.
+#: Spreadsheets take a cell that begins with one of these characters for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def as_csv(source: Source) -> str:
-    """Format the table as CSV, one row per curve, every number in full.
+    """Return the table as CSV, one row per curve, with all digits of every number.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe in front.
+    Text that a spreadsheet would take for a formula begins with an apostrophe.
     """
     file = io.StringIO()
     records = [
@@ -222,28 +231,33 @@ def as_csv(source: Source) -> str:
 
 
 def curves_csv(source: Source) -> str:
-    """Format the curves as CSV, one row per curve and checkpoint, every number in full."""
+    """Return the curves as CSV, one row per curve and checkpoint, with all digits."""
     file = io.StringIO()
-    found = columns(source.results.curves, "curves")
+    table = columns(source.results.curves, "curves")
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(found)
-    lists = [c if isinstance(c, list) else c.tolist() for c in found.values()]
+    writer.writerow(table)
+    lists = [c if isinstance(c, list) else c.tolist() for c in table.values()]
     for row in zip(*lists, strict=True):
         writer.writerow([_no_formula(None if value != value else value) for value in row])
     return file.getvalue()
 
 
 def _no_formula(value: object) -> object:
+    """Put an apostrophe before text that a spreadsheet would take for a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _regret(curve: CurveResult, divisor: int) -> str:
+    """Format the final group regret of a curve, divided by ``divisor``."""
     final = curve.final(divisor)
     return plus_minus(final["mean"], final["stderr"] if len(curve.replicates) > 1 else None)
 
 
 def plus_minus(mean: float, stderr: float | None) -> str:
-    """Format mean and standard error to two digits of the error; five digits without one."""
+    """Format a mean and its standard error, with two digits of the error.
+
+    Without an error the mean has five digits.
+    """
     if not stderr or not math.isfinite(stderr):
         return _fixed(mean, 4 - _magnitude(mean))
     if stderr < SAME * abs(mean):
@@ -263,14 +277,14 @@ def rate(per_second: float | None) -> str:
 
 
 def times(count: float) -> str:
-    """Format a mean count: whole where all replicates agree, else 12.4 or 0.043."""
+    """Format a mean count: a whole number if all replicates agree, else such as 12.4 or 0.043."""
     return str(count) if isinstance(count, int) else _fixed(count, max(1, 1 - _magnitude(count)))
 
 
 def sent(count: float) -> str:
-    """Format bytes to two or three digits, in units of a thousand: 2.6 GB."""
+    """Format a number of bytes with two or three digits and a decimal unit: 2.6 GB."""
     for size, unit in SIZES:
-        # 999.6 kB would be written as 1000 kB.
+        # From 999.5 kB on write 1 MB, not 1000 kB.
         if count >= 0.9995 * size:
             value = count / size
             return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.2g} {unit}"
@@ -278,20 +292,21 @@ def sent(count: float) -> str:
 
 
 def _magnitude(value: float) -> int:
-    """Power of ten of the leading digit."""
+    """Return the power of ten of the leading digit; 0 for 0."""
     return math.floor(math.log10(abs(value))) if value else 0
 
 
 def _fixed(value: float, decimals: int) -> str:
+    """Format a number with 0 to 8 decimals."""
     return f"{value:.{min(max(decimals, 0), 8)}f}"
 
 
-# ---- Claims of several figures, with those of figures that were left out -------------------------
+# ---- Claims of several figures, including figures that were left out -----------------------------
 
 FILE = "statements.json"
 
 NOT_PLAYED = "not played"
-#: The word for each verdict after its count.
+#: The word for each verdict in a count, such as "3 hold".
 WORDS = {
     HOLDS: "hold",
     FAILS: "fail",
@@ -300,7 +315,7 @@ WORDS = {
     NOT_JUDGED: NOT_JUDGED,
     NOT_PLAYED: NOT_PLAYED,
 }
-NOTHING = "nothing is said of it"
+NOTHING = "there is no claim about it"
 NOTHING_COMPARED = "no [[figure.statement]] compares curves"
 
 
@@ -311,11 +326,11 @@ class Row:
     figure: str  # the name of its folder
     paper: str
     title: str
-    size: str  # how large the run is that the verdict rests on
+    size: str  # numbers of replicates and rounds on which the claim is judged
     statement: Claim
 
     def to_builtins(self) -> dict[str, Any]:
-        """Plain data, as in ``statements.json``."""
+        """Return the row as plain data, as in ``statements.json``."""
         about = {
             "figure": self.figure,
             "paper": self.paper,
@@ -326,77 +341,79 @@ class Row:
 
 
 def rows_of(name: str, source: Source) -> list[Row]:
-    """The claims of an experiment; one row that says so where there are none."""
-    statements = judge(source.results)
-    if not statements:
+    """Return the rows with the claims of an experiment; without claims, one row that says so."""
+    claims = judge(source.results)
+    if not claims:
         says = str(source.results.figure.get("says", NOTHING))
-        statements = (Claim(says, NOT_JUDGED, (), why=NOTHING_COMPARED),)
+        claims = (Claim(says, NOT_JUDGED, (), why=NOTHING_COMPARED),)
     paper = str(source.results.figure.get("paper", ""))
-    return [Row(name, paper, source.title, source.size, s) for s in statements]
+    return [Row(name, paper, source.title, source.size, claim) for claim in claims]
 
 
 def rows_left_out(name: str, figure: Mapping[str, Any], reason: str) -> list[Row]:
-    """The claims of a spec's [figure] that was left out, with the reason."""
-    found = [(s["says"], s.get("tag", OURS)) for s in figure.get("statement", ())]
+    """Return the rows with the claims of a [figure] table that was left out, with the reason."""
+    claims = [(s["says"], s.get("tag", OURS)) for s in figure.get("statement", ())]
     paper, title = str(figure.get("paper", "")), str(figure.get("title", name))
     return [
         Row(name, paper, title, "", Claim(says, NOT_PLAYED, (), why=reason, tag=tag))
-        for says, tag in found or [(str(figure.get("says", NOTHING)), OURS)]
+        for says, tag in claims or [(str(figure.get("says", NOTHING)), OURS)]
     ]
 
 
 def ordered(rows: Iterable[Row]) -> list[Row]:
-    """Sort rows by paper and figure; claims of a figure keep their order."""
+    """Return rows sorted by paper and figure; claims of one figure keep their order."""
     return sorted(rows, key=lambda row: (row.paper, row.figure))
 
 
 def counts(rows: Sequence[Row]) -> str:
-    """Count verdicts in a line: holds, fails, ..., and those that their specs do not expect."""
-    found = Counter(row.statement.verdict for row in rows)
-    parts = [f"{found[verdict]} {word}" for verdict, word in WORDS.items() if found[verdict]]
+    """Return a line with the counts of verdicts, unexpected verdicts and reproduced plots."""
+    by_verdict = Counter(row.statement.verdict for row in rows)
+    parts = [
+        f"{by_verdict[verdict]} {word}" for verdict, word in WORDS.items() if by_verdict[verdict]
+    ]
     if not parts:
-        return "no statements"
-    other = sum(row.statement.unexpected for row in rows)
-    text = f"statements: {', '.join(parts)}" + (f"; {other} not as expected" if other else "")
+        return "no claims"
+    unexpected = sum(row.statement.unexpected for row in rows)
+    text = f"claims: {', '.join(parts)}" + (f"; {unexpected} not as expected" if unexpected else "")
     printed = [row.statement for row in rows if row.statement.tag == PAPER]
-    judged = [claim for claim in printed if claim.picture in PICTURES]
+    judged = [claim for claim in printed if claim.picture in PLOT_VERDICTS]
     if judged:
-        back = sum(claim.picture == HOLDS for claim in judged)
-        kept = sum(claim.picture == HOLDS and claim.guarantee == HOLDS for claim in judged)
+        reproduced = sum(claim.picture == HOLDS for claim in judged)
+        private = sum(claim.picture == HOLDS and claim.guarantee == HOLDS for claim in judged)
         text += (
-            f"; of {len(judged)} about printed figures that are judged, the picture comes back in "
-            f"{back}, and the guarantee holds in {kept} of these"
+            f"; of {len(judged)} judged claims about printed figures, the plot is reproduced in "
+            f"{reproduced}, and the guarantee holds in {private} of these"
         )
     return text
 
 
 def table_lines(rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """Format all rows as lines, each with the depth of its indent, 0 to 2."""
-    found: list[tuple[int, str]] = []
+    """Return all rows as lines of text, each with the depth of its indent, 0 to 2."""
+    lines: list[tuple[int, str]] = []
     paper = figure = None
     for row in rows:
         if row.paper != paper:
-            found += [(0, ""), (0, row.paper or "of no paper")]
+            lines += [(0, ""), (0, row.paper or "of no paper")]
             paper, figure = row.paper, None
         if row.figure != figure:
             about = f"{row.title} ({row.size})" if row.size else row.title
-            found += [(0, ""), (0, f"{row.figure}: {about}")]
+            lines += [(0, ""), (0, f"{row.figure}: {about}")]
             figure = row.figure
-        statement = row.statement
-        found.append((1, f"{statement.verdict:<10}  {statement.says}"))
-        if both := two_verdicts(statement):
-            found.append((2, both))
-        found += [(2, text) for text in difference_texts(statement)]
-        if statement.reason:
-            found.append((2, f"why: {statement.reason}"))
-    return [*found, (0, ""), (0, counts(rows))]
+        claim = row.statement
+        lines.append((1, f"{claim.verdict:<10}  {claim.says}"))
+        if verdicts := two_verdicts(claim):
+            lines.append((2, verdicts))
+        lines += [(2, text) for text in difference_texts(claim)]
+        if claim.reason:
+            lines.append((2, f"why: {claim.reason}"))
+    return [*lines, (0, ""), (0, counts(rows))]
 
 
 def as_json(rows: Sequence[Row]) -> bytes:
-    """The content of ``statements.json``; a number that is not finite is null."""
-    found = Counter(row.statement.verdict for row in rows)
+    """Return the content of ``statements.json``; numbers that are not finite are null."""
+    by_verdict = Counter(row.statement.verdict for row in rows)
     value = {
-        "counts": {verdict: found[verdict] for verdict in WORDS},
+        "counts": {verdict: by_verdict[verdict] for verdict in WORDS},
         "by_tag": {tag: _counted(row for row in rows if row.statement.tag == tag) for tag in TAGS},
         "printed_figures": _printed(rows),
         "unexpected": sum(row.statement.unexpected for row in rows),
@@ -406,24 +423,25 @@ def as_json(rows: Sequence[Row]) -> bytes:
 
 
 def _counted(rows: Iterable[Row]) -> dict[str, int]:
-    found = Counter(row.statement.verdict for row in rows)
-    return {verdict: found[verdict] for verdict in WORDS}
+    """Return the number of rows with each verdict."""
+    by_verdict = Counter(row.statement.verdict for row in rows)
+    return {verdict: by_verdict[verdict] for verdict in WORDS}
 
 
 def _printed(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
-    """Both verdicts on the claims about printed figures, counted."""
+    """Return counts of the verdicts on plot and guarantee, for claims about printed figures."""
     claims = [row.statement for row in rows if row.statement.tag == PAPER]
     pictures = Counter(claim.picture for claim in claims)
     guarantees = Counter(claim.guarantee for claim in claims if claim.picture == HOLDS)
-    wanted = (HOLDS, FAILS, UNDECIDED, NOT_JUDGED, NOT_PLAYED)
+    verdicts = (HOLDS, FAILS, UNDECIDED, NOT_JUDGED, NOT_PLAYED)
     return {
-        "picture": {verdict: pictures[verdict] for verdict in wanted},
-        "guarantee_where_the_picture_holds": {g: guarantees[g] for g in GUARANTEES},
+        "picture": {verdict: pictures[verdict] for verdict in verdicts},
+        "guarantee_where_the_picture_holds": {g: guarantees[g] for g in GUARANTEE_VERDICTS},
     }
 
 
 def stored_left_out(folder: Path) -> list[Row]:
-    """The rows of figures left out when ``statements.json`` was last written."""
+    """Return the rows of figures that were left out when ``statements.json`` was last written."""
     try:
         stored = json.loads((folder / FILE).read_bytes())["statements"]
         return [
@@ -438,5 +456,5 @@ def stored_left_out(folder: Path) -> list[Row]:
             if s["verdict"] == NOT_PLAYED
         ]
     except (OSError, ValueError, KeyError, TypeError):
-        # Missing, or no longer ours: nothing is known of figures that were left out.
+        # The file is missing or was changed, so figures that were left out are not known.
         return []

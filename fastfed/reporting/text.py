@@ -1,4 +1,4 @@
-"""Guarantees, audits, calibrations and specs as text, and tables for terminals."""
+"""Format guarantees, audits, calibrations and specs as text, and tables for terminals."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fastfed.privacy.mechanisms.catalogue import Calibrated
 # ---- Sentences about certificates, audits and calibrations, as notebooks show them ---------------
 
 RELATIONS = {"replace": "replaced by any other", "zero-out": "whose contribution becomes zero"}
-#: First word of a caveat that names an assumption of a side guarantee, in older stores.
+#: First word of a caveat that names an assumption of a side guarantee (earlier versions wrote it).
 ASSUMES = "assumes"
 NOTHING = "Nothing is claimed, and no privacy holds."
 
 
 def certificate_sentences(certificate: dict[str, Any]) -> list[str]:
-    """Sentences of a stored certificate, the most important first.
+    """Return sentences about a stored certificate, the most important first.
 
-    A number is given only where the certificate proves it.
+    Sentences give a number only if the certificate proves it.
     """
     sentences = _guarantee(certificate)
     conditions = certificate["conditions"]
@@ -36,30 +36,32 @@ def certificate_sentences(certificate: dict[str, Any]) -> list[str]:
     if failed:
         sentences += [f"Fails: {text}." for text in failed]
     elif conditions:
-        many = len(conditions)
+        count = len(conditions)
         sentences.append(
-            f"All {many} conditions hold." if many > 1 else f"Holds: {conditions[0]['text']}."
+            f"All {count} conditions hold." if count > 1 else f"Holds: {conditions[0]['text']}."
         )
     sentences += [f"Caveat: {text}." for text in certificate["caveats"]]
     return sentences + [_side(side) for side in certificate.get("also", ())]
 
 
 def _guarantee(certificate: dict[str, Any]) -> list[str]:
+    """Return sentences about the status, the claim and who is protected."""
     claimed, exact, status = (certificate[key] for key in ("claimed", "exact", "status"))
     if claimed is None and status == "none":
         return [NOTHING]
     who = f"Protected: {_protected(certificate)}. Trust: {certificate['model']}."
-    asked = f"Claimed: {_pair_text(claimed)}." if claimed else "Nothing is claimed."
-    held = {
+    claim = f"Claimed: {_pair_text(claimed)}." if claimed else "Nothing is claimed."
+    finding = {
         "proven": f"Proven: {_pair_text(exact)}, for everything that is released.",
-        "conditional": f"Conditional: {_pair_text(exact)} would hold, were it not for what fails.",
+        "conditional": f"Conditional: {_pair_text(exact)} would hold if all conditions held.",
         "unproven": "Unproven: no proof covers this run, so the claim has no number.",
         "none": "None: no finite epsilon holds.",
     }[status]
-    return [held, asked, who]
+    return [finding, claim, who]
 
 
 def _side(side: dict[str, Any]) -> str:
+    """Return a sentence about a side guarantee."""
     assumes = any(text.startswith(ASSUMES) for text in side["caveats"])
     holds = "only under assumptions" if assumes else side["status"]
     value = f"{_pair_text(side['exact'])}, " if side["exact"] else ""
@@ -71,49 +73,55 @@ def _side(side: dict[str, Any]) -> str:
 
 
 def _protected(certificate: dict[str, Any]) -> str:
+    """Return who is protected: the unit and the relation of neighbouring data sets."""
     return f"one {certificate['unit']}, {RELATIONS[certificate['relation']]}"
 
 
 def _pair_text(guarantee: dict[str, float] | None) -> str:
+    """Format epsilon and delta, rounded up."""
     if guarantee is None:
         return "none"
     return f"epsilon {rounded_up(guarantee['epsilon'])}, delta {rounded_up(guarantee['delta'])}"
 
 
 def audit_sentences(result: AuditResult) -> list[str]:
-    """Sentences about the finding of an audit and what it means."""
-    found = (
+    """Return sentences about the finding of an audit and what it means."""
+    finding = (
         f"{result.trials} runs on each of two neighbouring datasets: epsilon is at least "
         f"{rounded_down(result.epsilon_lower_bound)} at delta {result.delta:g}, with "
         f"{100 * result.confidence:g} % confidence; claimed is {result.claimed_epsilon:g}."
     )
     if result.verdict == "caught":
-        return ["Caught: the claim is refuted.", found]
-    return ["Pass: these runs did not refute the claim, which proves no privacy.", found]
+        return ["Caught: the claim is refuted.", finding]
+    return ["Pass: these runs did not refute the claim, which proves no privacy.", finding]
 
 
-def calibration_sentences(found: Calibrated) -> list[str]:
-    """Sentences about the noise, its guarantee and the source."""
-    many = "1 release" if found.releases == 1 else f"{found.releases} releases"
+def calibration_sentences(calibrated: Calibrated) -> list[str]:
+    """Return sentences about calibrated noise, its guarantee and the source."""
+    releases = "1 release" if calibrated.releases == 1 else f"{calibrated.releases} releases"
     return [
-        f"Noise of standard deviation {found.noise_std:.6g} for epsilon {found.epsilon:g}, "
-        f"delta {found.delta:g}, relation {found.relation}, {many}.",
-        f"It is {found.mu:.6g}-GDP (mu of Gaussian differential privacy).",
-        f"Source: {found.source}.",
+        f"Noise of standard deviation {calibrated.noise_std:.6g} for "
+        f"epsilon {calibrated.epsilon:g}, delta {calibrated.delta:g}, "
+        f"relation {calibrated.relation}, {releases}.",
+        f"It is {calibrated.mu:.6g}-GDP (mu of Gaussian differential privacy).",
+        f"Source: {calibrated.source}.",
     ]
 
 
 # ---- A certificate in a cell of a table or an entry of a legend ----------------------------------
 
-#: Exact and claimed epsilon that differ by less than this fraction are taken as equal.
+#: Exact and claimed epsilon count as equal if they differ by less than this fraction.
 SAME = 1e-6
-#: The short text of a curve that claims nothing since it sends nothing.
+#: The short text for a curve that claims nothing and sends nothing.
 SENDS_NOTHING = "sends nothing: epsilon 0"
 
 
 @dataclass(frozen=True)
 class PrivacyText:
-    """Texts of ``claimed`` and ``exact`` as pairs; a weaker guarantee is named in ``exact``."""
+    """Texts of a certificate for a table: claimed and exact guarantee, and status.
+
+    Guarantees are pairs (epsilon, delta), or "-". ``exact`` names the unit of a weaker guarantee.
+    """
 
     claimed: str
     exact: str
@@ -121,7 +129,7 @@ class PrivacyText:
 
     @property
     def short(self) -> str:
-        """The claim, and the exact guarantee where it differs."""
+        """The claim, and the exact guarantee if it differs."""
         if self.claimed == "-":
             if self.status != "proven":
                 return "not private"
@@ -130,44 +138,46 @@ class PrivacyText:
             return self.claimed
         if self.status == "proven":
             return f"claimed {self.claimed}, exact {self.exact}"
-        what = f", only {self.exact}" if self.exact != "-" else ""
-        return f"claimed {self.claimed}, {self.status}{what}"
+        exact_text = f", only {self.exact}" if self.exact != "-" else ""
+        return f"claimed {self.claimed}, {self.status}{exact_text}"
 
 
 def privacy_text(certificate: dict[str, Any]) -> PrivacyText:
-    """Text of a stored certificate for a table.
+    """Return the texts of a stored certificate for a table.
 
-    Where the user-level claim is unproven, ``exact`` is the first side guarantee: for another unit,
-    or conditional on something that this run does not meet.
+    If the user-level claim is unproven, ``exact`` is the first side guarantee. It is for a
+    different unit, or conditional on something that does not hold in this run.
     """
     claimed, exact = certificate["claimed"], certificate["exact"]
     text = _pair(exact, claimed, rounded_up)
     if exact is None and certificate["also"]:
         side = certificate["also"][0]
-        same = side["unit"] == certificate["unit"]
-        what = [] if same else [f"per {side['unit']}"]
-        # Stores from before there was this status say "proven" of the same unit.
-        if same or side.get("status") == "conditional":
-            what.append("conditional")
-        text = f"{', '.join(what)} {_pair(side['exact'], claimed, rounded_up)}"
+        same_unit = side["unit"] == certificate["unit"]
+        qualifiers = [] if same_unit else [f"per {side['unit']}"]
+        # Earlier versions had no status "conditional" and stored "proven" for the same unit.
+        if same_unit or side.get("status") == "conditional":
+            qualifiers.append("conditional")
+        text = f"{', '.join(qualifiers)} {_pair(side['exact'], claimed, rounded_up)}"
     return PrivacyText(_pair(claimed, None, "{:g}".format), text, certificate["status"])
 
 
 def _pair(
     guarantee: dict[str, float] | None,
     claimed: dict[str, float] | None,
-    shown: Callable[[float], str],
+    format_epsilon: Callable[[float], str],
 ) -> str:
+    """Format (epsilon, delta), with epsilon as claimed if it is equal up to SAME."""
     if guarantee is None:
         return "-"
     epsilon = guarantee["epsilon"]
     if claimed is not None and abs(epsilon - claimed["epsilon"]) <= SAME * claimed["epsilon"]:
         return _pair(claimed, None, "{:g}".format)
-    return f"({shown(epsilon)}, {guarantee['delta']:g})"
+    return f"({format_epsilon(epsilon)}, {guarantee['delta']:g})"
 
 
-# ---- A spec as text, its keys in the order in which people write them ----------------------------
+# ---- A spec as text ------------------------------------------------------------------------------
 
+#: Keys that come first in each table, in this order. Other keys follow alphabetically.
 FIRST = {
     "": ("name", "horizon", "silos", "replicates", "seed", "checkpoints", "checkpoint_spacing"),
     "environment": ("kind",),
@@ -175,20 +185,20 @@ FIRST = {
     "curve": ("label", "algorithm", "protocol", "epsilon", "delta", "batch_size", "lazy"),
 }
 
-#: Keys of an identity that are tables of their own, or in no spec.
+#: Keys of an identity that are separate tables in a spec, or do not appear in a spec.
 NOT_TOP = ("environment", "curves", "semantics", "accounts")
 
-#: Keys of [figure] that are tables of their own, or sizes that were not simulated.
+#: Keys of [figure] that are separate tables, or sizes that were not simulated.
 NOT_OF_SPEC = (
     *("statement", "line", "size", "long", "quick", "all", "full", "judged_from", "changed"),
 )
 
 
 def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any]) -> str:
-    """Text of a spec: TOML, except for what the environment says of its data.
+    """Return the text of a spec with every key and its value.
 
-    ``identity`` has every key with its value; one whose value is left to the algorithm is a
-    comment.
+    It is TOML, but may contain keys that describe data and that no spec accepts. A key whose value
+    is the default of the algorithm is a comment.
     """
     top = {k: v for k, v in identity.items() if k not in NOT_TOP}
     plain = {k: v for k, v in figure.items() if k not in NOT_OF_SPEC}
@@ -204,6 +214,7 @@ def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any])
 
 
 def _table(kind: str, keys: dict[str, Any], heading: str = "") -> str:
+    """Format one table of a spec; ``kind`` is a key of FIRST."""
     first = FIRST.get(kind, ())
     ordered = [k for k in first if k in keys] + sorted(k for k in keys if k not in first)
     lines = [heading] if heading else []
@@ -226,37 +237,41 @@ def as_toml(value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    """Format a key of an inline table; the name of a column may need quotes."""
+    """Format a key of an inline table, with quotes if needed, as for some names of columns."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
-# ---- Privacy of a curve against its claim, from the stored certificate ---------------------------
+# ---- Does a curve have the privacy that it claims? -----------------------------------------------
 
 
 def is_private(certificate: dict[str, Any]) -> bool:
-    """Return True if it claims privacy, or has it unclaimed, as where nothing is sent."""
+    """Return True if a certificate claims or proves privacy.
+
+    A curve that sends nothing has proven privacy without a claim.
+    """
     return certificate["claimed"] is not None or certificate["status"] == "proven"
 
 
 def shortfall(certificate: dict[str, Any]) -> str:
-    """Privacy that is claimed and lacking, as a clause that follows the curve's label; else empty.
+    """Return a clause, to follow the label of the curve, if a claim of privacy does not hold.
 
-    Nothing is lacking where nothing is claimed (also where nothing is sent), or where the exact
-    guarantee is proven and within the claim.
+    Return "" if nothing is claimed, or if the exact guarantee is proven and within the claim.
     """
     claimed, exact = certificate.get("claimed"), certificate.get("exact")
     if claimed is None:
         return ""
-    text = privacy_text(certificate)
+    privacy = privacy_text(certificate)
     if certificate["status"] == "proven" and exact is not None:
         within = exact["epsilon"] <= claimed["epsilon"] * (1.0 + SAME)
         if within and exact["delta"] <= claimed["delta"] * (1.0 + SAME):
             return ""
-        return f"claims {text.claimed} and has {text.exact}"
-    state = "and no epsilon holds" if certificate["status"] == "none" else "which is unproven"
-    broken = [c["text"] for c in certificate["conditions"] if not c["holds"]]
-    reasons = [f"condition that fails: {broken[0]}"] if broken else certificate["caveats"][:1]
-    return "; ".join([f"claims {text.claimed}, {state}", *reasons])
+        return f"claims {privacy.claimed} and has {privacy.exact}"
+    status_clause = (
+        "and no epsilon holds" if certificate["status"] == "none" else "which is unproven"
+    )
+    failed = [c["text"] for c in certificate["conditions"] if not c["holds"]]
+    reasons = [f"condition that fails: {failed[0]}"] if failed else certificate["caveats"][:1]
+    return "; ".join([f"claims {privacy.claimed}, {status_clause}", *reasons])
 
 
 def wrapped(texts: Iterable[str], width: int) -> list[str]:
@@ -274,8 +289,8 @@ def ruled(
     title: str | None = None,
     caption: str | None = None,
 ) -> Table:
-    """A table with a rule under its headings; the columns ``right`` are set flush right."""
-    # Text, not markup: a label may hold brackets.
+    """Return a table with a rule below its headings; columns ``right`` are aligned to the right."""
+    # Cells are Text, not markup, since labels may contain brackets.
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,

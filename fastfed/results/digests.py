@@ -1,8 +1,8 @@
-"""A digest of every row of a store, so that no bit that a disk loses is taken for a result.
+"""Digests of all rows of a store, which detect damage by the disk.
 
-SQLite checks how its pages hang together, not what they hold. The table ``digests`` has a digest of
-each row of the others, written in the same commit. Stores of earlier versions have no such table:
-they are read as they are, and get it when a run writes into them again.
+SQLite checks the structure of its file, not the values in it. The table ``digests`` has a digest of
+each row of all other tables, written in the same commit. Stores of earlier versions have no such
+table. They are read without this check, and the next run that writes into them adds the table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-#: The keys of each table, in this order.
+#: The columns that form the key of each table.
 KEYS = {
     "meta": ("key",),
     "curves": ("position",),
@@ -32,60 +32,61 @@ CREATE TABLE IF NOT EXISTS digests (
 
 
 def _tables(db: sqlite3.Connection) -> set[str]:
+    """Return the names of all tables of a store."""
     rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     return {name for (name,) in rows}
 
 
 def _rows(db: sqlite3.Connection, name: str, key: tuple[Any, ...] = ()) -> dict[str, bytes]:
-    """Digests of the rows of a table, or of the one with this key, by their keys."""
+    """Return the digests of all rows of a table, or of the row with this key, as {key: digest}."""
     names = KEYS[name]
     where = f" WHERE {' AND '.join(f'{n} = ?' for n in names)}" if key else ""
-    found = {}
+    digests = {}
     for row in db.execute(f"SELECT {', '.join(names)}, * FROM {name}{where}", key):
-        own, values = row[: len(names)], row[len(names) :]
+        row_key, values = row[: len(names)], row[len(names) :]
         body = msgspec.msgpack.encode((name, values))
-        found["/".join(map(str, own))] = hashlib.blake2b(body, digest_size=16).digest()
-    return found
+        digests["/".join(map(str, row_key))] = hashlib.blake2b(body, digest_size=16).digest()
+    return digests
 
 
 def seal(db: sqlite3.Connection, names: Iterable[str] = KEYS) -> None:
-    """Write the digests of all rows of these tables anew."""
+    """Compute and write the digests of all rows of these tables."""
     db.execute(TABLE)
-    there = _tables(db)
+    existing = _tables(db)
     for name in names:
         db.execute("DELETE FROM digests WHERE name = ?", (name,))
-        if name in there:
-            made = [(name, row, digest) for row, digest in _rows(db, name).items()]
-            db.executemany("INSERT INTO digests VALUES (?, ?, ?)", made)
+        if name in existing:
+            rows = [(name, row, digest) for row, digest in _rows(db, name).items()]
+            db.executemany("INSERT INTO digests VALUES (?, ?, ?)", rows)
 
 
 def seal_row(db: sqlite3.Connection, name: str, *key: Any) -> None:
-    """Write the digest of one row anew."""
+    """Compute and write the digest of the row of a table with this key."""
     for row, digest in _rows(db, name, key).items():
         db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (name, row, digest))
 
 
 def sealed(db: sqlite3.Connection) -> bool:
-    """Whether a store has digests."""
+    """Return True if a store has digests."""
     return "digests" in _tables(db)
 
 
 def check(db: sqlite3.Connection) -> None:
-    """Compare all rows with their digests; nothing to compare in stores without them.
+    """Compare all rows with their digests; do nothing if the store has no digests.
 
     Raises
     ------
     ValueError
-        Names the first row that is not what was written, is missing, or was never written.
+        If a row has changed, is missing, or has no digest. The message names the first such row.
     """
-    there = _tables(db)
-    if "digests" not in there:
+    existing = _tables(db)
+    if "digests" not in existing:
         return
-    kept: dict[str, dict[str, bytes]] = {}
+    stored: dict[str, dict[str, bytes]] = {}
     for name, row, digest in db.execute("SELECT name, row, digest FROM digests"):
-        kept.setdefault(name, {})[row] = digest
-    for name in sorted(KEYS.keys() | kept.keys()):
-        found = _rows(db, name) if name in KEYS and name in there else {}
-        for row in sorted(found.keys() | kept.get(name, {}).keys()):
-            if found.get(row) != kept.get(name, {}).get(row):
+        stored.setdefault(name, {})[row] = digest
+    for name in sorted(KEYS.keys() | stored.keys()):
+        computed = _rows(db, name) if name in KEYS and name in existing else {}
+        for row in sorted(computed.keys() | stored.get(name, {}).keys()):
+            if computed.get(row) != stored.get(name, {}).get(row):
                 raise ValueError(f"row {row} of {name} is not what was written")

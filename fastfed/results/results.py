@@ -1,4 +1,4 @@
-"""Results of an experiment in memory: curves over replicates, and tidy tables of them."""
+"""Results of an experiment in memory: curves with all replicates, and tables of their values."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 # ---- Counts over replicates ----------------------------------------------------------------------
 
-#: Largest count that float64 holds exactly.
-COUNTED = 2.0**53
+#: float64 represents all whole numbers up to this one.
+MAX_EXACT = 2.0**53
 
 
 def whole_bytes(bits: np.ndarray) -> np.ndarray:
-    """Return the number of whole bytes that hold so many bits, elementwise."""
+    """Return the number of bytes that hold these numbers of bits, rounded up, elementwise."""
     return np.ceil(bits / 8.0)
 
 
 def means(counts: np.ndarray) -> list[float]:
-    """Return the mean over replicates of counts (R, C), one for each checkpoint.
+    """Return the means (C,) over replicates of counts (R, C).
 
-    A mean is an int where all replicates counted the same, and a float otherwise and beyond 2^53.
+    A mean is an int if all replicates have the same count, at most 2^53. Otherwise it is a float.
     """
     first, mean = counts[0], counts.mean(axis=0)
     agree = (counts == first).all(axis=0)
-    # The mean of equal counts may round.
+    # Take an equal count itself, as the floating-point mean of equal counts may be rounded.
     return [
-        (int(count) if count <= COUNTED else float(count)) if same else float(average)
-        for count, average, same in zip(first, mean, agree, strict=True)
+        (int(count) if count <= MAX_EXACT else float(count)) if equal else float(average)
+        for count, average, equal in zip(first, mean, agree, strict=True)
     ]
 
 
@@ -45,24 +45,24 @@ def means(counts: np.ndarray) -> list[float]:
 
 
 class StoredCertificate(dict[str, Any], Displayed):
-    """A certificate as it is stored: plain data, printed and displayed as text."""
+    """A stored certificate: a dict of plain data that prints as text."""
 
     def __str__(self) -> str:
-        """Format as the certificate that was stored does; ``dict(certificate)`` is the data."""
+        """Return the text of the certificate; ``dict(certificate)`` returns the data."""
         return str(renderer().as_text(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print text where IPython runs in a terminal."""
+        """Print the text if IPython runs in a terminal."""
         printer.text(str(self))
 
 
 @dataclass(frozen=True, repr=False)
 class CurveResult(Displayed):
-    """One curve: every replicate's regret and messages at the checkpoints, and its guarantee.
+    """One curve: regret and messages of every replicate at the checkpoints, and its certificate.
 
-    R is the number of replicates and C that of checkpoints. Properties such as ``bits_up`` are
-    means over replicates: an int where all of them counted the same, and a float otherwise and
-    beyond 2^53.
+    R is the number of replicates and C the number of checkpoints. Properties such as ``bits_up``
+    are means over replicates: an int if all replicates have the same count, at most 2^53, and a
+    float otherwise.
 
     Parameters
     ----------
@@ -75,27 +75,28 @@ class CurveResult(Displayed):
     group_regret : ndarray, shape (R, C)
         Cumulative regret, summed over silos.
     replicates : tuple of int
-        Numbers of the replicates, in the order of the rows.
+        Number of the replicate of each row.
     synchronisation_counts : ndarray of int64, shape (R, C)
-        Synchronisations so far.
+        Synchronisations up to each checkpoint.
     bits_up_counts, bits_down_counts : ndarray, shape (R, C)
-        Bits sent so far by all silos, and to all silos.
+        Bits that all silos sent, and received, up to each checkpoint.
     certificate : dict
         The privacy certificate as plain data.
     events : dict
-        Totals over replicates by name: indefinite V, clipped features, switches of expert, ...
+        Number of events over all replicates, by name: indefinite V, clipped features, switches of
+        expert, ...
     agent_rounds_per_second : float, optional
-        Speed of one thread; None where nothing was timed.
+        Speed of one thread; None if it was not measured.
     bounds : dict
-        Bounds by name, each a list of C numbers: of group regret, or where the name begins with
-        "synchronisations" of the number of synchronisations. Infinite where nothing is promised.
+        Bounds by name, each a list of C numbers. A bound whose name begins with "synchronisations"
+        is on the number of synchronisations, any other on group regret. It is infinite where
+        theory gives no bound.
     packages : dict
-        Packages with versions, by part (algorithm, environment, score), of parts that are not
-        fastfed's own.
+        Package and version of each part (algorithm, environment, score) that a plug-in provides.
     made : dict
-        Provenance of the certificate, if it is stored: "version", "spec_digest" and "date".
+        "version", "spec_digest" and "date" of a stored certificate.
     about_records : tuple of str
-        What no certificate covers where the records are real; empty elsewhere.
+        Caveats that no certificate covers, if records are real; empty otherwise.
     """
 
     label: str
@@ -124,22 +125,22 @@ class CurveResult(Displayed):
 
     def __repr__(self) -> str:
         end = self.final()
-        one = len(self.replicates) == 1
-        error = "" if one else f" ± {end['stderr']:.2g}"
+        single = len(self.replicates) == 1
+        error = "" if single else f" ± {end['stderr']:.2g}"
         return (
             f"<{self.label}: group regret {end['mean']:.6g}{error} after {self.horizon} rounds, "
-            f"{len(self.replicates)} replicate{'' if one else 's'}, "
+            f"{len(self.replicates)} replicate{'' if single else 's'}, "
             f"privacy {self.certificate['status']}>"
         )
 
     @property
     def synchronisations(self) -> float:
-        """Synchronisations of a replicate at the last round."""
+        """Number of synchronisations in a replicate."""
         return means(self.synchronisation_counts[:, -1:])[0]
 
     @property
     def synchronisations_curve(self) -> list[float]:
-        """Synchronisations by each checkpoint, (C,)."""
+        """Number of synchronisations up to each checkpoint, (C,)."""
         return means(self.synchronisation_counts)
 
     @property
@@ -149,27 +150,27 @@ class CurveResult(Displayed):
 
     @property
     def bits_down(self) -> float:
-        """Bits sent to all silos in a replicate."""
+        """Bits that all silos receive in a replicate."""
         return means(self.bits_down_counts[:, -1:])[0]
 
     @property
     def bytes_up(self) -> float:
-        """Bytes that all silos send in a replicate; rounded up in each replicate."""
+        """Bytes that all silos send in a replicate, rounded up in each replicate."""
         return means(whole_bytes(self.bits_up_counts[:, -1:]))[0]
 
     @property
     def bytes_down(self) -> float:
-        """Bytes sent to all silos in a replicate; rounded up in each replicate."""
+        """Bytes that all silos receive in a replicate, rounded up in each replicate."""
         return means(whole_bytes(self.bits_down_counts[:, -1:]))[0]
 
     @property
     def bytes_curve(self) -> list[float]:
-        """Bytes sent up and down by each checkpoint, summed over silos, (C,)."""
+        """Bytes that all silos send and receive up to each checkpoint, (C,)."""
         return means(whole_bytes(self.bits_up_counts) + whole_bytes(self.bits_down_counts))
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes up and down in a replicate, summed over silos."""
+        """Bytes that all silos send and receive in a replicate."""
         up, down = self.bits_up_counts[:, -1:], self.bits_down_counts[:, -1:]
         return means(whole_bytes(up) + whole_bytes(down))[0]
 
@@ -185,7 +186,7 @@ class CurveResult(Displayed):
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
-        """Counts so far by name, each (R, C): synchronisations, and bits and bytes of all silos."""
+        """Counts up to each checkpoint by name, each (R, C): synchronisations, bits and bytes."""
         return {
             "synchronisations": self.synchronisation_counts,
             "bits_up": self.bits_up_counts,
@@ -195,7 +196,23 @@ class CurveResult(Displayed):
         }
 
     def final(self, divisor: float = 1.0) -> dict[str, float]:
-        """Return mean and standard error of final group regret, each over divisor, > 0."""
+        """Return the mean and standard error of the final group regret, divided by ``divisor``.
+
+        Parameters
+        ----------
+        divisor : float
+            For example the number of silos, for regret per silo; above 0.
+
+        Returns
+        -------
+        dict
+            "mean" and "stderr".
+
+        Raises
+        ------
+        InputError
+            If ``divisor`` is not above 0.
+        """
         divisor = number("divisor", divisor, above=0.0)
         return {
             "mean": float(self.mean[-1]) / divisor,
@@ -210,15 +227,18 @@ class CurveResult(Displayed):
         bounds: bool = False,
         log: str = "",
     ) -> Axes:
-        """Draw this curve alone; see `Results.plot` for arguments, errors and the result.
+        """Draw only this curve; see `Results.plot` for arguments, errors and the result.
 
-        On axes that have lines already it takes the next colour.
+        On axes that already have lines, the curve takes the next colour.
         """
-        drawn: Axes = renderer().plot(self._alone(), ax, metric=metric, bounds=bounds, log=log)
+        drawn: Axes = renderer().plot(self._as_results(), ax, metric=metric, bounds=bounds, log=log)
         return drawn
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
-        """Return the rows of `Results.to_records` for this curve, without its experiment."""
+        """Return the rows of `Results.to_records` for this curve.
+
+        They have no columns for the name and the horizon of the experiment.
+        """
         return records(columns([self], level))
 
     def to_frame(self, level: str = "summary") -> DataFrame:
@@ -227,14 +247,15 @@ class CurveResult(Displayed):
 
     @property
     def dated_certificate(self) -> dict[str, Any]:
-        """The certificate with version, spec digest and date of its making, where known."""
+        """The certificate with version, spec digest and date, as far as they are known."""
         return StoredCertificate({**self.certificate, **self.made})
 
-    def _alone(self) -> Results:
+    def _as_results(self) -> Results:
+        """Return results with this curve only."""
         return Results(self.label, self.horizon, self.silos, (self,), {})
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return plain data of the curve, as in the JSON of ``fastfed results``."""
+        """Return the curve as plain data, as in the JSON of ``fastfed results``."""
         return {
             "label": self.label,
             "algorithm": self.algorithm,
@@ -265,9 +286,9 @@ class CurveResult(Displayed):
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Return the standard error, (C,), of the mean over replicates of values (R, C).
+    """Return the standard errors (C,) of the means over replicates of values (R, C).
 
-    NaN for a single replicate.
+    They are NaN for a single replicate.
     """
     n = len(values)
     if n < 2:
@@ -277,13 +298,13 @@ def standard_error(values: np.ndarray) -> np.ndarray:
 
 
 def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Return the counts of events by name, summed over replicates."""
+    """Return the number of events of each name, summed over replicates."""
     names = list(dict.fromkeys(name for events in replicates for name in events))
     return {name: sum(events.get(name, 0) for events in replicates) for name in names}
 
 
 class UnknownCurve(InputError, KeyError):
-    """There is no curve of this label."""
+    """Raised if there is no curve with a label."""
 
     __str__ = Exception.__str__  # KeyError quotes its message
 
@@ -292,7 +313,7 @@ class UnknownCurve(InputError, KeyError):
 class Results(Displayed):
     """All curves of one experiment, as ``simulate`` returns and ``load`` reads them.
 
-    ``results[label]`` is the curve of that label.
+    ``results[label]`` returns the curve with this label.
 
     Parameters
     ----------
@@ -323,34 +344,35 @@ class Results(Displayed):
         labels = [c.label for c in self.curves]
         if isinstance(label, int):
             raise UnknownCurve(
-                f"label must be that of a curve, got {label}: results.curves has them by position"
+                f"label must be the label of a curve, got {label}: for positions use results.curves"
             )
         raise UnknownCurve(f"no curve {show(label)}{listed(str(label), labels, 'there are')}")
 
     def paired_difference(
         self, first: str, second: str, *, per_silo: bool = False
     ) -> tuple[float, float]:
-        """Compare two curves by final group regret, replicate by replicate.
+        """Compare the final group regret of two curves, replicate by replicate.
 
-        Curves of one experiment see the same contexts and reward noise, so the difference is much
-        less noisy than the curves.
+        Curves of one experiment see the same contexts and reward noise. So the difference varies
+        much less between replicates than the regret of each curve.
 
         Parameters
         ----------
         first, second : str
             Labels of the curves.
         per_silo : bool
-            Divide each curve's regret by its own number of silos first.
+            Divide the regret of each curve by the number of silos of that curve.
 
         Returns
         -------
         mean, stderr : float
-            Mean of first - second over shared replicates, and its standard error; NaN for one.
+            Mean of first - second over the replicates that both curves have, and its standard
+            error, which is NaN for a single replicate.
 
         Raises
         ------
         UnknownCurve
-            If there is no curve of a label; a KeyError, and an InputError.
+            If there is no curve with a label. It is a KeyError and an InputError.
         """
         a, b = self[first], self[second]
         shared = sorted(set(a.replicates) & set(b.replicates))
@@ -360,8 +382,8 @@ class Results(Displayed):
             for c in (a, b)
         ]
         difference = finals[0] - finals[1]
-        spread = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
-        return float(difference.mean()), float(spread)
+        stderr = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
+        return float(difference.mean()), float(stderr)
 
     def plot(
         self,
@@ -374,28 +396,28 @@ class Results(Displayed):
     ) -> Axes:
         """Draw the curves into one pair of axes.
 
-        Lines are means over replicates at the checkpoints, bands two standard errors to either
-        side. A curve keeps its colour, whichever curves are drawn, that of the report where it has
-        one panel; on axes that have such lines already, colours continue after theirs. Panels and
-        scales of the spec's figure are left to the report.
+        Lines are means over replicates at the checkpoints. Bands extend by two standard errors on
+        each side. The colour of a curve does not depend on which curves are drawn, and equals its
+        colour in a report with one panel. On axes that already have curves, colours continue after
+        them. Panels and scales that the spec's figure asks for appear only in the report.
 
         Parameters
         ----------
         ax : matplotlib Axes, optional
-            The axes to draw into; None makes a figure with pyplot.
+            The axes to draw into. By default pyplot creates a figure.
         metric : str, optional
-            "group_regret", "per_silo_regret" (divided by the curve's own silos) or
-            "time_average_regret" (divided by the round); or a count so far, the mean over
-            replicates of the sum over silos: "synchronisations", "bits", "bytes" (up and down),
-            "bits_up", "bits_down", "bytes_up", "bytes_down". None: the metric of the spec's
-            figure, else "group_regret".
+            "group_regret", "per_silo_regret" (divided by the number of silos of the curve) or
+            "time_average_regret" (divided by the round). Or a count up to the checkpoint, summed
+            over silos and averaged over replicates: "synchronisations", "bits", "bytes" (sent and
+            received), "bits_up", "bits_down", "bytes_up", "bytes_down". The default is the metric
+            of the spec's figure, or "group_regret" if it has none.
         bounds : bool
-            Draw the regret bounds that the figure asks for (``[[figure.line]]``) too, or all that
-            are stored where it asks for none, up to three times the tallest curve.
+            Also draw the regret bounds that the figure asks for (``[[figure.line]]``). If it asks
+            for none, draw all stored bounds. Bounds are cut at three times the largest curve.
         log : {"", "x", "y", "xy"}
             Logarithmic axes.
         curves : iterable of str, optional
-            Labels of the curves to draw; all by default.
+            Labels of the curves to draw; all curves by default.
 
         Returns
         -------
@@ -405,8 +427,8 @@ class Results(Displayed):
         Raises
         ------
         InputError
-            Without matplotlib, for an unknown label or metric, for results without curves, and
-            for bounds beside a metric that is not regret.
+            If matplotlib is missing, for an unknown label or metric, for results without curves,
+            and for ``bounds`` with a metric that is not regret.
         """
         drawn: Axes = renderer().plot(
             self, ax, metric=metric, bounds=bounds, log=log, curves=curves
@@ -414,18 +436,18 @@ class Results(Displayed):
         return drawn
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
-        """Return tidy rows as plain dicts, which need no other package.
+        """Return tidy rows as plain dicts.
 
-        Names are those of ``fastfed results --json``, as in ``group_regret_mean``; ``round`` is a
-        checkpoint, and counts are up to it. A value is None where nothing is known, such as an
+        Keys are named as in ``fastfed results --json``, such as ``group_regret_mean``. ``round`` is
+        a checkpoint, and counts are up to this checkpoint. An unknown value is None, such as an
         epsilon that is not proven, or the standard error of a single replicate.
 
         Parameters
         ----------
         level : {"summary", "curves", "replicates"}
-            "summary": one row per curve. "curves": one per (label, round), with means and
-            standard errors over replicates, and bounds as ``bound_<name>``. "replicates": one per
-            (label, replicate, round).
+            "summary": one row per curve. "curves": one row per (label, round), with means and
+            standard errors over replicates, and bounds as ``bound_<name>``. "replicates": one row
+            per (label, replicate, round).
 
         Returns
         -------
@@ -435,7 +457,7 @@ class Results(Displayed):
         Raises
         ------
         InputError
-            For another level.
+            For an unknown level.
         """
         return records(self._columns(level))
 
@@ -450,30 +472,31 @@ class Results(Displayed):
         Returns
         -------
         pandas.DataFrame
-            One row per record, with a column per key; a number that is not known is NaN.
+            One row per record, with a column per key. An unknown number is NaN.
 
         Raises
         ------
         InputError
-            For another level, and without pandas.
+            For an unknown level, and if pandas is missing.
         """
         return frame(self._columns(level))
 
     def _columns(self, level: str) -> Columns:
-        found = columns(self.curves, level)
-        rows = len(found.get("label", []))
-        whole: dict[str, Any] = {"experiment": self.experiment, "horizon": self.horizon}
-        return {name: [value] * rows for name, value in whole.items()} | found
+        """Return the columns of all curves, preceded by those of the experiment."""
+        of_curves = columns(self.curves, level)
+        rows = len(of_curves.get("label", []))
+        constants: dict[str, Any] = {"experiment": self.experiment, "horizon": self.horizon}
+        return {name: [value] * rows for name, value in constants.items()} | of_curves
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return plain data of all curves, the JSON of ``fastfed results``.
+        """Return all curves as plain data, which is the JSON of ``fastfed results``.
 
         Returns
         -------
         dict
-            "experiment", "horizon", "silos", and "curves", a dict for each curve: final regrets
-            with standard errors, mean curves at the checkpoints, messages, events, bounds and
-            certificate.
+            "experiment", "horizon", "silos", and "curves", a list with a dict for each curve: final
+            regrets with standard errors, means at the checkpoints, messages, events, bounds and
+            the certificate.
         """
         return {
             "experiment": self.experiment,
@@ -484,11 +507,11 @@ class Results(Displayed):
 
 
 # ---- Tidy tables ---------------------------------------------------------------------------------
-# Column names are those of the JSON of ``fastfed results``; a pair such as {"mean", "stderr"}
-# becomes two columns, ``group_regret_mean`` and ``group_regret_stderr``.
+# Columns are named as in the JSON of ``fastfed results``. A pair such as {"mean", "stderr"} becomes
+# two columns, ``group_regret_mean`` and ``group_regret_stderr``.
 
 LEVELS = ("summary", "curves", "replicates")
-#: Events that have a column; None for a curve that does not count them.
+#: Events that have a column. The value is None for a curve that does not count the event.
 EVENTS = ("indefinite", "clipped_features", "clipped_rewards", "switches", "switches_spent")
 REGRETS = ("group_regret", "per_silo_regret", "time_average_regret")
 NO_PANDAS = (
@@ -496,12 +519,12 @@ NO_PANDAS = (
     "(to_records needs nothing)"
 )
 
-#: Columns by name: a list of plain values, or an array of numbers, NaN where nothing is known.
+#: Columns by name: a list of plain values, or an array of numbers with NaN for unknown numbers.
 Columns = dict[str, list[Any] | np.ndarray]
 
 
 def columns(curves: Iterable[CurveResult], level: str) -> Columns:
-    """Return the columns of all curves, one curve below the other."""
+    """Return the columns of all curves, with the rows of one curve below those of the previous."""
     choice("level", level, LEVELS)
     parts = [_BY_LEVEL[level](curve) for curve in curves]
     names = dict.fromkeys(name for part in parts for name in part)
@@ -509,32 +532,37 @@ def columns(curves: Iterable[CurveResult], level: str) -> Columns:
 
 
 def _column(part: Columns, name: str) -> list[Any] | np.ndarray:
+    """Return a column of one curve; NaN in all rows if the curve does not have it."""
     # Only bounds, which are numbers, are missing in some curves.
     return part[name] if name in part else np.full(len(part["label"]), math.nan)
 
 
 def _concatenated(parts: list[list[Any] | np.ndarray]) -> list[Any] | np.ndarray:
+    """Return one column with the values of all parts."""
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.concatenate(parts)
     return [value for part in parts for value in part]
 
 
 def records(columns: Columns) -> list[dict[str, Any]]:
-    """Return the rows of columns as dicts of plain values, None where nothing is known."""
+    """Return the rows of columns as dicts of plain values, with None for unknown values."""
     plain = [
-        [_known(v) for v in (values.tolist() if isinstance(values, np.ndarray) else values)]
+        [_none_if_nan(v) for v in (values.tolist() if isinstance(values, np.ndarray) else values)]
         for values in columns.values()
     ]
     return [dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True)]
 
 
 def frame(columns: Columns) -> DataFrame:
-    """Return columns as a pandas DataFrame, NaN for unknown; InputError without pandas."""
+    """Return columns as a pandas DataFrame, with NaN for unknown numbers.
+
+    Raises InputError if pandas is missing.
+    """
     try:
         import pandas
     except ImportError:
         raise InputError(NO_PANDAS) from None
-    # Text is always known, so a list with None holds numbers.
+    # Text is never unknown, so a list with None is a list of numbers.
     return pandas.DataFrame(
         {
             name: np.array(values, np.float64)
@@ -575,43 +603,45 @@ def summary(curve: CurveResult) -> dict[str, Any]:
 
 
 def _summary(curve: CurveResult) -> Columns:
+    """Return the columns of the level "summary", which have one row."""
     return {name: [value] for name, value in summary(curve).items()}
 
 
 def _curves(curve: CurveResult) -> Columns:
-    """Return means and standard errors over replicates, at the checkpoints."""
-    found = _names(curve, len(curve.rounds))
-    found["round"] = curve.rounds
+    """Return the columns of the level "curves": means and standard errors at the checkpoints."""
+    table = _names(curve, len(curve.rounds))
+    table["round"] = curve.rounds
     for name, divisor in _divisors(curve).items():
-        found[f"{name}_mean"] = curve.mean / divisor
-        found[f"{name}_stderr"] = curve.stderr / divisor
-    found |= {name: np.array(means(counts)) for name, counts in curve.counts.items()}
-    return found | {f"bound_{name}": np.array(values) for name, values in curve.bounds.items()}
+        table[f"{name}_mean"] = curve.mean / divisor
+        table[f"{name}_stderr"] = curve.stderr / divisor
+    table |= {name: np.array(means(counts)) for name, counts in curve.counts.items()}
+    return table | {f"bound_{name}": np.array(values) for name, values in curve.bounds.items()}
 
 
 def _replicates(curve: CurveResult) -> Columns:
-    """Return the values of every replicate at every checkpoint."""
-    many, each = curve.group_regret.shape
-    found = _names(curve, many * each)
-    found["replicate"] = np.repeat(curve.replicates, each)
-    found["round"] = np.tile(curve.rounds, many)
+    """Return the columns of the level "replicates": values of every replicate and checkpoint."""
+    n_replicates, n_checkpoints = curve.group_regret.shape
+    table = _names(curve, n_replicates * n_checkpoints)
+    table["replicate"] = np.repeat(curve.replicates, n_checkpoints)
+    table["round"] = np.tile(curve.rounds, n_replicates)
     for name, divisor in _divisors(curve).items():
-        found[name] = (curve.group_regret / divisor).ravel()
-    return found | {name: counts.ravel() for name, counts in curve.counts.items()}
+        table[name] = (curve.group_regret / divisor).ravel()
+    return table | {name: counts.ravel() for name, counts in curve.counts.items()}
 
 
 _BY_LEVEL = {"summary": _summary, "curves": _curves, "replicates": _replicates}
 
 
 def _names(curve: CurveResult, rows: int) -> Columns:
+    """Return columns with label, algorithm and protocol of a curve in each row."""
     return {name: [getattr(curve, name)] * rows for name in ("label", "algorithm", "protocol")}
 
 
 def _divisors(curve: CurveResult) -> dict[str, Any]:
-    """Return the divisors of group regret; the time average is over the rounds so far."""
+    """Return the divisor of group regret for each kind of regret; for the time average, rounds."""
     return dict(zip(REGRETS, (1, curve.silos, curve.rounds), strict=True))
 
 
-def _known(value: Any) -> Any:
-    """Return value, or None where it is NaN."""
+def _none_if_nan(value: Any) -> Any:
+    """Return ``value``, or None if it is NaN."""
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,9 +1,9 @@
-"""The store: one SQLite file in an output folder, one committed row per curve and replicate.
+"""The store: one SQLite file in an output folder, with one row per curve and replicate.
 
-The tables ``meta``, ``curves`` and ``cells`` (one row per curve and replicate) hold results, which
-are the same however a run was divided. Times and versions are apart, in ``timings`` and ``runs``;
-``certified`` says when, and by which version, each certificate was made; ``digests`` has a digest
-of every row.
+The tables ``meta``, ``curves`` and ``cells`` (one row per curve and replicate) hold results. They
+do not depend on how the work was divided between runs and processes. ``timings`` and ``runs`` hold
+times and versions. ``certified`` holds the date and the version of fastfed of each certificate.
+``digests`` holds a digest of every row.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from fastfed.results.results import CurveResult, Results, total_events
 
 FILE = "results.sqlite"
 
-#: Lock file of the writing process; removed when that ends.
+#: Lock file of the writing process, which removes it when it ends.
 LOCK = f".{FILE}.lock"
 
-#: SQLite's error codes of a full or failing disk.
+#: SQLite's error codes for a full or failing disk.
 FAILING = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR_WRITE,
@@ -44,9 +44,9 @@ FAILING = (
     sqlite3.SQLITE_IOERR_TRUNCATE,
     sqlite3.SQLITE_IOERR_SHMSIZE,
 )
-#: SQLite's error codes where other processes hold its file for long.
+#: SQLite's error codes if another process holds its file for too long.
 WAITING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-#: Seconds to wait for them.
+#: Seconds to wait for other processes.
 PATIENCE = 30.0
 FORMAT = "4"
 
@@ -68,7 +68,7 @@ CREATE TABLE runs (
     fastfed TEXT NOT NULL, python TEXT NOT NULL, numpy TEXT NOT NULL, platform TEXT NOT NULL);
 """
 
-#: Version and date of each certificate in ``curves``. Older stores do not have this table.
+#: Version and date of each certificate in ``curves``. Stores of earlier versions lack this table.
 CERTIFIED = """
 CREATE TABLE IF NOT EXISTS certified (
     position INTEGER PRIMARY KEY, version TEXT NOT NULL, spec_digest TEXT NOT NULL,
@@ -78,18 +78,18 @@ CREATE TABLE IF NOT EXISTS certified (
 
 @dataclass(frozen=True)
 class CurveRow:
-    """One row of ``curves``: what is stored of a curve beside its replicates."""
+    """One row of ``curves``: the data of a curve that do not depend on replicates."""
 
     label: str
     algorithm: str
     protocol: str
-    facts: dict[str, Any]  # silos, dimension, and bounds where the system has some
+    facts: dict[str, Any]  # silos, dimension, and bounds if the system has any
     certificate: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ReplicateRow:
-    """One row of ``cells``: one replicate of one curve; arrays are by checkpoint, (C,)."""
+    """One row of ``cells``: one replicate of one curve. Arrays have shape (C,), C checkpoints."""
 
     position: int
     replicate: int
@@ -102,9 +102,9 @@ class ReplicateRow:
 
 @dataclass(frozen=True)
 class RunRow:
-    """One row of ``runs``: a call that simulated something, with its time and versions.
+    """One row of ``runs``: a call that simulated replicates, with its time and versions.
 
-    ``seconds`` is the wall-clock time until the last commit.
+    ``seconds`` is the wall-clock time from opening the store to the last commit.
     """
 
     seconds: float
@@ -117,7 +117,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class Effort:
-    """Cost of all committed replicates: thread-seconds, agent-rounds, and the runs."""
+    """Cost of all committed replicates: thread-seconds, agent-rounds, and the list of runs."""
 
     thread_seconds: float
     agent_rounds: int
@@ -125,9 +125,17 @@ class Effort:
 
 
 def made_now(identity: dict[str, Any]) -> dict[str, str]:
-    """Return version, spec digest and date (UTC) for certificates that are made now.
+    """Return version, spec digest and date (UTC) for a certificate that is computed now.
 
-    The digest is the SHA-256 of the identity: all keys of a spec that decide its results.
+    Parameters
+    ----------
+    identity : dict
+        The identity of the experiment: all keys of a spec that determine its results.
+
+    Returns
+    -------
+    dict
+        "version", "spec_digest" (the SHA-256 of the identity) and "date".
     """
     return {
         "version": fastfed.__version__,
@@ -137,16 +145,17 @@ def made_now(identity: dict[str, Any]) -> dict[str, str]:
 
 
 def _json(value: Any) -> str:
+    """Return JSON with sorted keys, so that equal values have equal text."""
     return msgspec.json.encode(value, order="sorted").decode()
 
 
 class StoreLocked(sqlite3.OperationalError):
-    """Another program has held a store for longer than is waited for it."""
+    """Raised if another program has locked a store for more than ``PATIENCE`` seconds."""
 
 
 @contextmanager
-def _holder_named(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors of a locked store into a sentence that names who holds it."""
+def _name_holder(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors for a locked store into a StoreLocked that names the other program."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -155,14 +164,14 @@ def _holder_named(path: Path) -> Iterator[None]:
         holders = files.holders(path)
         who = f"by {' and '.join(holders)}" if holders else "by another program"
         raise StoreLocked(
-            f"{path} has been held {who} for more than {PATIENCE:g} s: close it there and run "
-            "again, which continues from the results that are stored"
+            f"{path} has been locked {who} for more than {PATIENCE:g} s: close it there and run "
+            "again, which continues from the stored results"
         ) from None
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Turn errors of a damaged store into an InputError that names it."""
+def _name_damaged(path: Path) -> Iterator[None]:
+    """Turn errors from reading a damaged store into an InputError that names the store."""
     try:
         yield
     except InputError:
@@ -171,14 +180,14 @@ def _damage_named(path: Path) -> Iterator[None]:
         if getattr(error, "sqlite_errorcode", None) in (*WAITING, *FAILING):
             raise
         reason = " ".join(str(error).split())
-        # What Python says of two values that do not go together tells nobody anything.
+        # Texts of TypeError and AttributeError speak of Python's objects, not of the store.
         if not reason or isinstance(error, (TypeError, AttributeError)):
             reason = "a row cannot be read"
         raise InputError(f"{path} is damaged, or no store of fastfed ({reason})") from None
 
 
 class Store:
-    """An open store: ``create_or_resume`` opens one to write, ``open_existing`` to read."""
+    """An open store. ``create_or_resume`` opens a store to write, ``open_existing`` to read."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, threads: int = 1) -> None:
         self._db = connection
@@ -194,67 +203,84 @@ class Store:
     ) -> Iterator[Store]:
         """Open the store of an experiment for writing, and create it if there is none.
 
-        One that lacks some of the curves gets them, and keeps all that was simulated.
+        If the experiment has more curves than an existing store, they are added. Results of the
+        existing curves are kept.
 
         Parameters
         ----------
         folder : Path
-            The output folder, created if need be. Only one process at a time writes there.
+            The output folder, which is created if it does not exist. Only one process at a time
+            can write into it.
         meta : dict
-            The table ``meta``; must hold ``identity``.
+            Content of the table ``meta``; must have the key ``identity``.
         curves : sequence of CurveRow
             All curves of the experiment, in order.
         threads : int
-            Noted beside the time of the run.
+            Number of threads, stored with the time of the run.
 
         Raises
         ------
         InputError
-            If the folder holds another experiment, another process writes there, or it cannot be
-            written. Nothing is written then.
+            If the folder holds a different experiment, another process writes into it, or it cannot
+            be written. Nothing is written then.
+        StoreLocked
+            If another program has locked the store for too long.
         """
         path = folder / FILE
         _check_identity(folder, path, meta)
-        there = folder.exists()
+        folder_existed = folder.exists()
         with ExitStack() as stack:
-            stack.enter_context(_holder_named(path))
-            # Made of real records, without noise: for whoever ran it.
+            stack.enter_context(_name_holder(path))
+            # Results of real records are computed without noise, so only the user may read them.
             private = any("about_records" in curve.facts for curve in curves)
-            stack.enter_context(_owned(folder, private))
+            stack.enter_context(_hold(folder, private))
             moves = _check_identity(folder, path, meta)
-            made = moves is None
+            is_new = moves is None
             if moves is None:
-                _make(folder, path, meta, curves, private)
+                _create(folder, path, meta, curves, private)
             elif len(moves) < len(curves):
-                with _damage_named(path):
-                    _grow(path, moves, meta, curves)
+                with _name_damaged(path):
+                    _add_curves(path, moves, meta, curves)
             try:
-                with _opened(path, threads, curves, meta) as store:
+                with _open(path, threads, curves, meta) as store:
                     yield store
             except MemoryError:
-                # A run that never fitted into memory leaves nothing that looks like results.
-                if made and not _count_rows(path):
+                # If a run did not fit into memory, remove the new store, which has no results.
+                if is_new and not _count_rows(path):
                     with suppress(OSError):
                         path.unlink()
                         stack.close()
-                        if not there:
+                        if not folder_existed:
                             folder.rmdir()
                 raise
 
     @classmethod
     @contextmanager
     def open_existing(cls, folder: Path) -> Iterator[Store]:
-        """Open the store of a folder for reading; InputError where there is none."""
+        """Open the store of a folder for reading.
+
+        Parameters
+        ----------
+        folder : Path
+            The output folder.
+
+        Raises
+        ------
+        InputError
+            If there is no store, or it is damaged.
+        """
         path = folder / FILE
         if not os.path.isfile(path):
-            inside = sorted(each.parent for each in folder.glob(f"*/{FILE}"))
-            what = f"its subfolder {inside[0]} does" if inside else "fastfed run writes them"
-            raise InputError(f"{folder} holds no results ({FILE} is missing): {what}")
+            subfolders = sorted(each.parent for each in folder.glob(f"*/{FILE}"))
+            hint = (
+                f"its subfolder {subfolders[0]} does" if subfolders else "fastfed run writes them"
+            )
+            raise InputError(f"{folder} holds no results ({FILE} is missing): {hint}")
         _read_meta(path)
         connection = sqlite3.connect(f"{_uri(path)}?mode=ro", uri=True, timeout=PATIENCE)
         try:
-            with _damage_named(path):
-                # One transaction: another process may be writing.
+            with _name_damaged(path):
+                # Check all tables in one transaction, since another process may be writing.
                 connection.execute("BEGIN")
                 digests.check(connection)
                 connection.rollback()
@@ -264,10 +290,25 @@ class Store:
 
     @classmethod
     def done_in(cls, folder: Path, identity: dict[str, Any]) -> set[tuple[int, int]]:
-        """Return (position, replicate) of all that is committed in a folder.
+        """Return (position, replicate) of every committed row in a folder, without writing.
 
-        Positions are those of ``identity``, which may have more curves than the store. Empty where
-        there is no store. Writes nothing; InputError for another experiment's store.
+        Parameters
+        ----------
+        folder : Path
+            The output folder.
+        identity : dict
+            Identity of an experiment, which may have more curves than the store. Positions are
+            those of the curves in this identity.
+
+        Returns
+        -------
+        set of (int, int)
+            The rows; empty if there is no store.
+
+        Raises
+        ------
+        InputError
+            If the store holds a different experiment.
         """
         moves = _check_identity(folder, folder / FILE, {"identity": identity})
         if moves is None:
@@ -276,8 +317,8 @@ class Store:
             return {(moves[position], replicate) for position, replicate in store.done()}
 
     def done(self) -> set[tuple[int, int]]:
-        """Return (curve position, replicate) of every committed row."""
-        with _damage_named(self.path):
+        """Return (position of the curve, replicate) of every committed row."""
+        with _name_damaged(self.path):
             rows = self._db.execute("SELECT position, replicate FROM cells")
             return {
                 (files.check_whole(position), files.check_whole(replicate))
@@ -287,16 +328,17 @@ class Store:
     def commit(
         self, rows: Iterable[ReplicateRow], seconds: float, agent_rounds: int, threads: int
     ) -> None:
-        """Commit the rows of one batch of runs, all or none.
+        """Commit the rows of one batch of replicates in one transaction.
 
         Parameters
         ----------
         rows : iterable of ReplicateRow
             Results, one row per curve and replicate.
         seconds, agent_rounds : float, int
-            Share of each row in the batch's time and work.
+            Time and number of agent-rounds of each row: the values of the batch divided by its
+            number of rows.
         threads : int
-            Threads that the batch ran on.
+            Number of threads of the batch.
         """
         with self._db:
             for c in rows:
@@ -321,7 +363,7 @@ class Store:
             self._note_run()
 
     def _note_run(self) -> None:
-        """Write the row of this run, whose time is that of its last commit."""
+        """Write or update the row of this run; its time ends with the last commit."""
         seconds = time.perf_counter() - self._opened
         if self._run is None:
             versions = (fastfed.__version__, platform.python_version(), np.__version__)
@@ -335,8 +377,8 @@ class Store:
         digests.seal_row(self._db, "runs", self._run)
 
     def effort(self) -> Effort:
-        """Return the cost of all committed rows."""
-        with _damage_named(self.path):
+        """Return the cost of all committed replicates."""
+        with _name_damaged(self.path):
             seconds, agent_rounds = self._db.execute(
                 "SELECT total(seconds * threads), coalesce(sum(agent_rounds), 0) FROM timings"
             ).fetchone()
@@ -346,24 +388,27 @@ class Store:
             return Effort(
                 files.check_finite(seconds),
                 files.check_whole(agent_rounds),
-                tuple(_run_of(row) for row in runs),
+                tuple(_run_row(row) for row in runs),
             )
 
     def meta(self) -> dict[str, Any]:
-        """Return the table ``meta``, decoded and checked."""
-        with _damage_named(self.path):
+        """Return the content of the table ``meta``, decoded and checked."""
+        with _name_damaged(self.path):
             rows = self._db.execute("SELECT key, value FROM meta")
             return files.check_meta({k: msgspec.json.decode(v) for k, v in rows})
 
     def results(self, replicates: int | None = None) -> Results:
-        """Return results over all committed rows, or over the first ``replicates`` replicates."""
-        with _damage_named(self.path):
+        """Return the results of all committed replicates, or of the first ``replicates``."""
+        with _name_damaged(self.path):
             return self._results(replicates)
 
     def _certified(self) -> dict[int, dict[str, str]]:
-        """Return version, digest and date of each certificate, by position; none of old stores."""
-        there = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'certified'"
-        if not self._db.execute(there).fetchone()[0]:
+        """Return version, digest and date of each certificate, by position of the curve.
+
+        Stores of earlier versions do not have them; return an empty dict.
+        """
+        query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'certified'"
+        if not self._db.execute(query).fetchone()[0]:
             return {}
         rows = self._db.execute("SELECT position, version, spec_digest, date FROM certified")
         return {
@@ -376,11 +421,12 @@ class Store:
         }
 
     def _results(self, replicates: int | None) -> Results:
+        """Read the results for `results`, without its handling of damaged stores."""
         meta = self.meta()
         identity = meta["identity"]
         rounds = np.array(meta["rounds"], np.int64)
         limit = replicates if replicates is not None else 2**62
-        made = self._certified()
+        provenance = self._certified()
         curves = []
         for position, label, algorithm, protocol, facts, certificate in self._db.execute(
             "SELECT * FROM curves ORDER BY position"
@@ -420,7 +466,7 @@ class Store:
                     ),
                     **files.decode_facts(facts, len(rounds)),
                     certificate=files.decode_certificate(certificate),
-                    made=made.get(position, {}),
+                    made=provenance.get(position, {}),
                     events=total_events([msgspec.json.decode(r[5]) for r in rows]),
                     agent_rounds_per_second=agent_rounds / files.check_finite(seconds)
                     if seconds
@@ -433,7 +479,7 @@ class Store:
 
 
 def _count_rows(path: Path) -> int:
-    """Return the number of committed rows of a store that is not open."""
+    """Return the number of committed rows of the store at this path."""
     connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
         return int(connection.execute("SELECT count(*) FROM cells").fetchone()[0])
@@ -442,28 +488,28 @@ def _count_rows(path: Path) -> int:
 
 
 @contextmanager
-def _opened(
+def _open(
     path: Path, threads: int, curves: Sequence[CurveRow], meta: dict[str, Any]
 ) -> Iterator[Store]:
-    """Open a store for writing, and bring figure, facts and certificates up to date."""
+    """Open a store for writing, and update the figure settings, facts and certificates in it."""
     connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
-        # The figure and what is known of privacy are no part of the results: the newest wins.
-        with _damage_named(path), connection:
+        # Figure settings and certificates are not part of the identity. Store the newest.
+        with _name_damaged(path), connection:
             digests.check(connection)
-            whole = not digests.sealed(connection)
+            unsealed = not digests.sealed(connection)
             connection.execute(CERTIFIED)
-            made = tuple(made_now(meta["identity"]).values())
+            provenance = tuple(made_now(meta["identity"]).values())
             for position, curve in enumerate(curves):
                 certificate = _json(curve.certificate)
-                # A certificate that stays the same keeps its date.
+                # Keep the date of a certificate that does not change.
                 connection.execute(
                     "DELETE FROM certified WHERE position = ? AND (version != ? OR EXISTS ("
                     "SELECT 1 FROM curves WHERE position = ? AND certificate != ?))",
-                    (position, made[0], position, certificate),
+                    (position, provenance[0], position, certificate),
                 )
                 connection.execute(
-                    "INSERT OR IGNORE INTO certified VALUES (?, ?, ?, ?)", (position, *made)
+                    "INSERT OR IGNORE INTO certified VALUES (?, ?, ?, ?)", (position, *provenance)
                 )
                 facts_and_certificate = _json(curve.facts), certificate
                 connection.execute(
@@ -475,17 +521,17 @@ def _opened(
                 "UPDATE meta SET value = ? WHERE key = 'figure' AND value != ?",
                 (_json(meta.get("figure", {})),) * 2,
             )
-            digests.seal(connection, digests.KEYS if whole else ("meta", "curves", "certified"))
+            digests.seal(connection, digests.KEYS if unsealed else ("meta", "curves", "certified"))
         yield Store(connection, path, threads)
     finally:
         connection.close()
 
 
 @contextmanager
-def _owned(folder: Path, private: bool) -> Iterator[None]:
-    """Hold the output folder, created if need be, so that no other process writes into it.
+def _hold(folder: Path, private: bool) -> Iterator[None]:
+    """Lock the output folder, so that no other process writes into it; create it if needed.
 
-    ``private``: one that is created is for its owner alone.
+    If ``private``, a new folder is readable only for its owner.
     """
     lock = folder / LOCK
     with ExitStack() as stack:
@@ -495,9 +541,9 @@ def _owned(folder: Path, private: bool) -> Iterator[None]:
             folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
             stack.enter_context(exclusive(lock))
         except LockHeld as held:
-            by = f" by process {held.owner}" if held.owner else ""
+            who = f" by process {held.owner}" if held.owner else ""
             raise InputError(
-                f"{folder} is being written{by}: wait for it, or choose another output folder"
+                f"{folder} is being written{who}: wait for it, or choose another output folder"
             ) from None
         except OSError as error:
             raise write_error(folder, error) from None
@@ -505,14 +551,14 @@ def _owned(folder: Path, private: bool) -> Iterator[None]:
 
 
 def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int] | None:
-    """Return the position in this experiment of every curve of a store; None without a store.
+    """Return the position in this experiment of every curve of a store; None if there is no store.
 
-    InputError where the store is another experiment's, and where it has curves that this one lacks.
+    Raises InputError if the store holds a different experiment, or curves that this one lacks.
     """
     if not os.path.exists(path):
         return None
     existing = _read_meta(path)
-    with _damage_named(path):
+    with _name_damaged(path):
         before = msgspec.json.decode(existing["identity"])
         now = msgspec.json.decode(_json(meta["identity"]))
         if before == now:
@@ -520,35 +566,38 @@ def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int]
         moves = moves_of(before, now)
         if moves is not None:
             return moves
-        name, what = before.get("name"), difference(before, now)
+        name, keys = before.get("name"), difference(before, now)
     raise InputError(
-        f'{folder} holds another experiment ("{name}", different {what}); '
+        f'{folder} holds a different experiment ("{name}", different {keys}); '
         "choose another output folder"
     )
 
 
-def _grow(
+def _add_curves(
     path: Path, moves: Sequence[int], meta: dict[str, Any], curves: Sequence[CurveRow]
 ) -> None:
-    """Give a store the curves that it lacks; those that it has move to their new positions."""
+    """Add missing curves to a store, and move its curves to their positions in the experiment.
+
+    ``moves`` has the new position of every curve of the store.
+    """
     connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
-        with _damage_named(path), connection:
+        with _name_damaged(path), connection:
             digests.check(connection)
             if list(moves) != list(range(len(moves))):
                 for table in ("curves", "cells", "timings"):
-                    # First out of the way: positions are keys.
+                    # Positions are keys, so first move all curves to unused (negative) positions.
                     connection.execute(f"UPDATE {table} SET position = -1 - position")
                     connection.executemany(
                         f"UPDATE {table} SET position = ? WHERE position = ?",
-                        [(place, -1 - old) for old, place in enumerate(moves)],
+                        [(new, -1 - old) for old, new in enumerate(moves)],
                     )
-            there = set(moves)
+            existing = set(moves)
             connection.executemany(
                 "INSERT INTO curves VALUES (?, ?, ?, ?, ?, ?)",
-                [_curve_values(i, c) for i, c in enumerate(curves) if i not in there],
+                [_curve_values(i, c) for i, c in enumerate(curves) if i not in existing],
             )
-            # Certificates are then of the spec with all curves.
+            # The spec digest of certificates changes. `_open` writes the new one.
             connection.execute("DROP TABLE IF EXISTS certified")
             connection.execute(
                 "UPDATE meta SET value = ? WHERE key = 'identity'", (_json(meta["identity"]),)
@@ -560,22 +609,23 @@ def _grow(
 
 
 def _curve_values(position: int, curve: CurveRow) -> tuple[Any, ...]:
+    """Return the values of one row of the table ``curves``."""
     facts, certificate = _json(curve.facts), _json(curve.certificate)
     return position, curve.label, curve.algorithm, curve.protocol, facts, certificate
 
 
-def _make(
+def _create(
     folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow], private: bool
 ) -> None:
-    """Create a new store, complete under another name before it gets its own."""
+    """Create a new store: complete it under a temporary name, then rename it."""
     fresh = folder / f".{FILE}.new"
     try:
         fresh.unlink(missing_ok=True)
-        # SQLite gives its journals the mode of the file.
+        # Create the file first, as SQLite gives its journals the mode of the file.
         open(fresh, "xb", opener=files.opener(private)).close()
         connection = sqlite3.connect(fresh)
         try:
-            # A journal on disk would outlive the file, which is deleted if this fails.
+            # If this fails, the file is deleted. A journal on disk would remain.
             connection.execute("PRAGMA journal_mode = MEMORY")
             with connection:
                 connection.executescript(SCHEMA)
@@ -601,19 +651,19 @@ def _make(
 
 
 def _read_meta(path: Path) -> dict[str, str]:
-    """Return the raw table ``meta``; InputError for a file that is no store of this format."""
+    """Return the raw table ``meta``; raise InputError if the file is no store of this format."""
     try:
-        meta = _meta_of(path, "ro")
+        meta = _select_meta(path, "ro")
     except (sqlite3.Error, *files.BROKEN) as error:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
-        # A process died while it was committing: a writer rolls that commit back.
+        # A process died during a commit. Opening the file for writing rolls that commit back.
         try:
-            meta = _meta_of(path, "rw")
-        except sqlite3.Error as other:
+            meta = _select_meta(path, "rw")
+        except sqlite3.Error as second_error:
             raise InputError(
-                f"{path} was being written when its process died, and cannot be put in order "
-                f"here ({other}): open it once where it can be written"
+                f"{path} was being written when its process died, and cannot be repaired here "
+                f"({second_error}): open it once where it can be written"
             ) from None
     if meta.get("format") != _json(FORMAT) or "identity" not in meta:
         raise InputError(f"{path} was written by another version of fastfed, or is damaged")
@@ -621,12 +671,13 @@ def _read_meta(path: Path) -> dict[str, str]:
 
 
 def _uri(path: Path) -> str:
-    """What SQLite takes for a file; `as_uri` would load HTTP and TLS on Python 3.14."""
+    """Return the URI of a file for SQLite; `as_uri` would import HTTP and TLS on Python 3.14."""
     text = quote_from_bytes(os.fsencode(path.resolve().as_posix()), safe="/:")
     return f"file://{'' if text.startswith('/') else '/'}{text}"
 
 
-def _meta_of(path: Path, mode: str) -> dict[str, str]:
+def _select_meta(path: Path, mode: str) -> dict[str, str]:
+    """Return the raw table ``meta`` of the file, opened in the SQLite mode "ro" or "rw"."""
     connection = sqlite3.connect(f"{_uri(path)}?mode={mode}", uri=True, timeout=PATIENCE)
     try:
         return dict(connection.execute("SELECT key, value FROM meta"))
@@ -634,7 +685,8 @@ def _meta_of(path: Path, mode: str) -> dict[str, str]:
         connection.close()
 
 
-def _run_of(row: Sequence[Any]) -> RunRow:
+def _run_row(row: Sequence[Any]) -> RunRow:
+    """Return a row of the table ``runs``, checked."""
     seconds, threads, *versions = row
     texts = map(files.check_text, versions)
     return RunRow(files.check_finite(seconds), files.check_whole(threads), *texts)

@@ -783,8 +783,8 @@ def test_output_folder_of_another_experiment(spec: Path, tmp_path: Path) -> None
     fastfed("run", spec, "-o", out)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
     spec.write_text(SPEC.replace("dimension = 3", "dimension = 4"))
-    complains(fastfed("run", spec, "-o", out), "another experiment", "environment")
-    complains(fastfed("run", spec, "-o", out, "--seed", 1), "another experiment", "seed")
+    complains(fastfed("run", spec, "-o", out), "a different experiment", "environment")
+    complains(fastfed("run", spec, "-o", out, "--seed", 1), "a different experiment", "seed")
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
 
 

@@ -140,7 +140,7 @@ def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
     assert "  fails       Privacy is free.\n" in table and "why: Noise is noise.\n" in table
     words = f"{difference['first']} - {difference['second']}: -"
     assert words in table
-    last = "statements: 1 hold, 1 fail, 1 unproven, 2 not played"
+    last = "claims: 1 hold, 1 fail, 1 unproven, 2 not played"
     assert result.stdout.endswith(f"\n{last}\n")
     page = (figures / "report.html").read_text()
     assert f"2 experiments; {last}." in page and "Why: Noise is noise." in page
@@ -259,7 +259,7 @@ def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.Mon
 def test_a_folder_of_something_else_is_refused_before_anything_is_played(figures: Path) -> None:
     assert fastfed("reproduce", "printed", "-o", figures, "--quick").exit_code == 0
     result = fastfed("reproduce", "all", "-o", figures)
-    assert result.exit_code == 2 and "holds another experiment" in result.stderr
+    assert result.exit_code == 2 and "holds a different experiment" in result.stderr
     assert not (figures / "exact").exists()
 
 

@@ -157,19 +157,19 @@ def test_columns_without_name_or_values_are_left_out(tmp_path):
         ("x,y\n1,1.5\n2,2.5\n3,3.5\n", {}, "got 3 distinct values in 3 records"),
         ("x,y\n1,a\n2\n", {}, r"a\.csv:3: expected 2 cells as in the header, got 1"),
         ("x,x,y\n1,1,a\n", {}, r"a\.csv:1: column names must differ, got 'x' twice"),
-        ("x,y\n", {}, "at least one record, got a header alone"),
+        ("x,y\n", {}, "at least one record, got only a header"),
         ("", {}, "at least one record, got an empty file"),
         ('x,y\n1,"a\n', {}, r"a\.csv:2: must be CSV"),
         ("x,y\n1e999,a\n2,b\n", {}, r"a\.csv:2: column 'x' must be finite, got '1e999'"),
         ("age,y\n1,a\n2,b\n", {"label": "Age"}, 'label must be .* did you mean "age"'),
         ("age,y\n1,a\n2,b\n", {"silo": "zzz"}, "silo must be .*; it has age, y"),
-        ("age,y\n1,a\n2,b\n", {"silo": "y"}, "silo must be another column than label"),
+        ("age,y\n1,a\n2,b\n", {"silo": "y"}, "silo and label must be different columns"),
         ("age,y\n1,a\n2,b\n", {"columns": ["agee"]}, 'columns must be .* did you mean "age"'),
         ("age,y\n1,a\n2,b\n", {"columns": ["y"]}, "columns must not list the label column"),
         ("age,y\n1,a\n2,b\n", {"columns": "age"}, "columns must be a list of column names"),
         ("age,y\n1,a\n2,b\n", {"columns": ["age", "age"]}, "columns must name each column once"),
         ("age,y\n1,a\n2,b\n", {"label": None}, "label must name the column .*: one of age, y"),
-        ("y\na\nb\n", {}, "must have a column beside label and silo"),
+        ("y\na\nb\n", {}, "must have columns besides label and silo"),
         ("x,s,y\n1,p,a\n2,,b\n", {"silo": "s"}, r"a\.csv:3: silo 's' must be given"),
     ],
 )
@@ -238,10 +238,14 @@ def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
     """The column is coded as texts, which few want: the certificate names it, and no cell."""
     path = tmp_path / "a.csv"
     path.write_text("dose,site,y\n" + "".join(f"{i},n{i % 2},{i % 2}\n" for i in range(9)))
-    assert not any("but for" in note for note in classification_pool(path, 2, 3, label="y").notes)
+    assert not any(
+        "texts in others" in note for note in classification_pool(path, 2, 3, label="y").notes
+    )
     path.write_text(path.read_text().replace("\n3,", "\n3 mg,"))
     notes = classification_pool(path, 2, 3, label="y").notes
-    assert "columns that are numbers but for some cells are coded as texts: dose" in notes
+    assert (
+        "columns with numbers in most cells and texts in others are coded as texts: dose" in notes
+    )
     assert not any("3 mg" in note for note in notes)
 
 

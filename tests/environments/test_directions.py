@@ -169,7 +169,9 @@ def test_directions_lose_no_choice(monkeypatch, sampling, lazy, radius):
     e, opened, plans, fast = played(environment, keys, monkeypatch)
     # What is made is made by its first use.
     assert len(vars(environment.pool(2))["directions"].rows)
-    plain, _, _, others = played(Rows(rows, sizes, 2, sampling), keys, monkeypatch, ALONG=d + 1)
+    plain, _, _, others = played(
+        Rows(rows, sizes, 2, sampling), keys, monkeypatch, MIN_DIRECTIONS_DIMENSION=d + 1
+    )
     assert plain.environment.pool(2).directions is None
     same(fast[0], others[0])
     same(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
@@ -189,7 +191,10 @@ def test_a_silos_own_factor_loses_no_choice(monkeypatch):
     environment = Rows(rows, sizes, 1)
     e, opened, plans, fast = played(environment, keys, monkeypatch)
     assert environment.pool(1).directions is not None
-    same(fast[0], played(Rows(rows, sizes, 1), keys, monkeypatch, ALONG=d + 1)[3][0])
+    same(
+        fast[0],
+        played(Rows(rows, sizes, 1), keys, monkeypatch, MIN_DIRECTIONS_DIMENSION=d + 1)[3][0],
+    )
     same(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
 
 

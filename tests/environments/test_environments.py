@@ -417,7 +417,10 @@ class TestDeclared:
             ({"age": [1, 0]}, r"ranges\.age must be > 1, got 0"),
             ({"age": 3}, r"ranges\.age must be \[low, high\] or a list of texts, got 3"),
             ({"sex": ["f", "f"]}, r"ranges\.sex must name each category once"),
-            ({"sex": [0, 1]}, "column 'sex', which ranges has as numbers, must hold one, got '"),
+            (
+                {"sex": [0, 1]},
+                "column 'sex' must hold numbers, as its entry in ranges is an interval, got '",
+            ),
             ({"ill": [0, 1]}, "ranges must be of feature columns, got 'ill'"),
             (3, "ranges must be a table of columns"),
         ):

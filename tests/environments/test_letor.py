@@ -344,7 +344,7 @@ def test_verify_tells_touched_from_changed_from_gone(file):
     assert not ok and "changed since it was cached" in message
     file.unlink()
     ((_, ok, message),) = verify(file)
-    assert not ok and "the file is gone: put it back, or delete its cache" in message
+    assert not ok and "the file is gone: restore it, or delete its cache" in message
     assert verify(file.parent / "never")[0][1] is False
 
 
@@ -374,7 +374,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_done_without(file, tmp_path,
     pool.check()
 
 
-@pytest.mark.filterwarnings("ignore:.*was not what had been written")
+@pytest.mark.filterwarnings("ignore:.*has changed since it was written")
 @pytest.mark.parametrize("name", ["features.npy", "meta.json", "starts.npy"])
 def test_a_damaged_cache_is_made_anew(file, name):
     first = read_letor(file)
@@ -386,7 +386,7 @@ def test_a_damaged_cache_is_made_anew(file, name):
     assert again.folder == first.folder
 
 
-@pytest.mark.filterwarnings("ignore:.*was not what had been written")
+@pytest.mark.filterwarnings("ignore:.*has changed since it was written")
 def test_a_damaged_pool_in_the_cache_is_made_anew(file):
     expected = letor_pool(file, 2).means.copy()
     (values,) = read_letor(file).folder.glob("pools/*/values.npy")
@@ -410,8 +410,8 @@ def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, ca
         data = bytearray(found.read_bytes())
         data[-9] ^= 4
         found.write_bytes(data)
-    storage._compared.clear()
-    with pytest.warns(UserWarning, match="was not what had been written"):
+    storage._checked.clear()
+    with pytest.warns(UserWarning, match="has changed since it was written"):
         again = letor_pool(file, 2)
     np.testing.assert_array_equal(again.values, values)
     np.testing.assert_array_equal(again.means, means)
@@ -420,9 +420,9 @@ def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, ca
 
 def test_what_is_whole_is_compared_once_in_a_process(file, monkeypatch):
     expected = np.array(letor_pool(file, 2).values)
-    storage._compared.clear()
+    storage._checked.clear()
     letor_pool(file, 2)
-    monkeypatch.setattr(storage, "_sum_of", refuse)
+    monkeypatch.setattr(storage, "_checksum", refuse)
     np.testing.assert_array_equal(letor_pool(file, 2).values, expected)
 
 

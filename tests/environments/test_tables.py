@@ -176,7 +176,7 @@ def test_a_number_that_is_none_is_named_where_a_column_has_too_many_texts(tmp_pa
     [
         ("a,y\n1,2,3\n", "expected 2 cells as in the header, got 3: put a cell that holds"),
         ("a,a,y\n1,2,3\n", "column names must differ, got 'a' twice"),
-        ("a,y\n", "must hold a header and at least one record, got a header alone"),
+        ("a,y\n", "must hold a header and at least one record, got only a header"),
     ],
 )
 def test_bad_files_are_one_sentence_that_says_what_to_do(tmp_path, text, said):
@@ -186,9 +186,9 @@ def test_bad_files_are_one_sentence_that_says_what_to_do(tmp_path, text, said):
 def test_tables_of_silos_must_fit_together(tmp_path):
     folder = silo_files(tmp_path / "silos")
     written(folder, "west.csv", "age,weight,y\n1,2,ill\n")
-    assert "tables must have the same columns, got 'height' in one of" in refused(folder)
+    assert "tables must have the same columns, got 'height' in only one of" in refused(folder)
     with_silo = {"a": written(tmp_path, "s.csv", "silo,y\n1,2\n2,3\n")}
-    assert 'a column "silo" is added with the names of the tables' in refused(with_silo)
+    assert 'a column "silo" with the names of the tables is added' in refused(with_silo)
     (tmp_path / "empty").mkdir()
     assert "must hold a table for each silo" in refused(tmp_path / "empty")
     again = written(tmp_path / "empty", "north.tsv", PLAIN)

@@ -89,7 +89,7 @@ def test_results_of_another_version_are_not_mixed(tmp_path):
         plugins.install("environment", folder, version)
         done = plugins.fastfed(folder, "run", tmp_path / "spec.toml", "-o", tmp_path / "out")
     assert done.returncode == 2
-    assert 'holds another experiment ("x", different packages)' in done.stderr
+    assert 'holds a different experiment ("x", different packages)' in done.stderr
     without = tmp_path / "without"
     without.mkdir()
     done = plugins.fastfed(without, "run", tmp_path / "spec.toml", "-o", tmp_path / "out")

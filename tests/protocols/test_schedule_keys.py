@@ -119,7 +119,7 @@ def test_a_centre_needs_an_intercept(environment: Any) -> None:
             name="x", environment=environment, curves=[{"label": "a", **PRIVATE, **CENTRED}],
             horizon=40, silos=2, seed=1, checkpoints=2,
         )  # fmt: skip
-    with pytest.raises(InputError, match="basis_actions are those of intercept 1"):
+    with pytest.raises(InputError, match="basis_actions needs intercept = 1"):
         Sphere(3, 5, basis_actions=True, intercept=2.0)
     with pytest.raises(InputError, match="intercept must be >= 1"):
         Sphere(3, 5, intercept=0.5)

@@ -356,5 +356,5 @@ def test_control_characters_are_replaced() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, 1.0), (0.0, np.inf), (np.nan, 1.0)])
 def test_an_axis_has_a_length(low: float, high: float) -> None:
-    with pytest.raises(ValueError, match="no axis goes from"):
+    with pytest.raises(ValueError, match="an axis cannot go from"):
         Axis("", low, high, str)

@@ -216,7 +216,7 @@ class TestPlot:
     def test_a_bound_off_the_picture_is_named(self, results, pyplot):
         axes = bounded(results, height=1000.0).plot(bounds=True)
         assert len(axes.get_lines()) == 5
-        assert axes.get_legend().get_texts()[-1].get_text().startswith("off the picture: open: b =")
+        assert axes.get_legend().get_texts()[-1].get_text().startswith("above the plot: open: b =")
 
     @pytest.mark.parametrize(
         "log", [*(pytest.param(axes, marks=pytest.mark.slow) for axes in ("", "x", "y")), "xy"]
@@ -244,8 +244,8 @@ class TestPlot:
             ({"bounds": "yes"}, "bounds must be true or false, got 'yes'"),
             ({"curves": ["opne"]}, "unknown curve 'opne' in curves; did you mean \"open\"?"),
             ({"curves": "open"}, "curves must be a list of labels, got 'open'"),
-            ({"curves": []}, "curves must hold a label"),
-            ({"bounds": True, "metric": "bits"}, 'metric must be one of regret, got "bits"'),
+            ({"curves": []}, "curves must have at least one label"),
+            ({"bounds": True, "metric": "bits"}, 'need a metric of regret, got metric "bits"'),
         ],
     )
     def test_bad_input_is_one_sentence(self, results, arguments, words):
@@ -254,7 +254,7 @@ class TestPlot:
         assert words in str(error.value)
 
     def test_nothing_played_cannot_be_drawn(self, results):
-        with pytest.raises(InputError, match="must hold a curve"):
+        with pytest.raises(InputError, match="must have a curve"):
             replace(results, curves=()).plot()
 
     def test_without_matplotlib(self, results, monkeypatch):

@@ -21,7 +21,7 @@ from fastfed.reporting.figure import Source, in_memory
 from fastfed.reporting.html import VARIABLES
 from fastfed.reporting.panels import (
     COLOURS,
-    MOST,
+    MAX_CURVES,
     NOT_PRIVATE,
     check_grammar,
     curve_styles,
@@ -94,19 +94,19 @@ def test_few_curves_are_one_panel() -> None:
 
 def test_more_curves_are_divided_by_the_key_with_the_fewest_panels() -> None:
     found = source(*GRID, *MEANS)
-    assert len(found.results.curves) == MOST + 1
+    assert len(found.results.curves) == MAX_CURVES + 1
     # By epsilon there are two, and the three means, which have none, are in both.
     assert [title for title, _ in shown(found)] == ["ε = 1", "ε = 4"]
     assert shown(found)[0][1] == [
         *(f"ROBIN, M = {m}" for m in (50, 200, 800)),
         *(f"plain mean, M = {m}" for m in (50, 200, 800)),
     ]
-    asked = source(*GRID, *MEANS, facet="silos")
-    assert shown(asked) == [(f"M = {m}", ["ROBIN, ε = 1", "ROBIN, ε = 4", "plain mean"])
+    figure_keys = source(*GRID, *MEANS, facet="silos")
+    assert shown(figure_keys) == [(f"M = {m}", ["ROBIN, ε = 1", "ROBIN, ε = 4", "plain mean"])
                             for m in (50, 200, 800)]  # fmt: skip
     # What differs by the panel alone looks alike, and nothing in a panel does.
-    for panel in panels(asked):
-        assert panel.styles == panels(asked)[0].styles
+    for panel in panels(figure_keys):
+        assert panel.styles == panels(figure_keys)[0].styles
         assert len({str(style) for style in panel.styles}) == 3
         assert panel.styles[2]["color"] == NOT_PRIVATE
 
@@ -158,7 +158,7 @@ def test_every_figure_of_the_package_has_few_curves_in_an_axes(name: str) -> Non
         for table in spec["curve"] for c in expand(table)
     ]  # fmt: skip
     for panel in panels(source(*made, **spec["figure"])):
-        assert len(panel.curves) <= MOST and not panel.others
+        assert len(panel.curves) <= MAX_CURVES and not panel.others
         assert len({str(style) for style in panel.styles}) == len(panel.styles)
         assert len(set(panel.names)) == len(panel.names)
 

@@ -18,15 +18,15 @@ from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
 from fastfed.reporting import table
-from fastfed.reporting.charts import Y_LABELS, Chart, regret_charts, sends, sent_charts
+from fastfed.reporting.charts import Y_LABELS, Chart, any_sends, regret_charts, sent_charts
 from fastfed.reporting.figure import (
     AXES,
     Source,
     bound_curves,
+    bounds_above_plot,
     ceiling,
     check_figure,
-    not_stored,
-    off_picture,
+    missing_bounds,
     read_source,
     regret,
     spaced,
@@ -231,7 +231,7 @@ def test_communication_begins_at_the_first_message_and_ends_at_the_total(source:
 
 def test_no_picture_of_communication_where_nobody_sends(source: Source, tmp_path: Path) -> None:
     alone = replace(source, results=replace(source.results, curves=source.results.curves[-1:]))
-    assert sends(source) and not sends(alone)
+    assert any_sends(source) and not any_sends(alone)
     written = {p.name for p in write_report(alone, tmp_path, FORMATS)}
     assert "figure.png" in written and "communication.png" not in written
     assert "No curve sends anything." in (tmp_path / "report.html").read_text()
@@ -406,7 +406,7 @@ def test_a_bound_is_drawn_as_the_axis_has_it(source: Source, y: str, divisor: li
     assert line.get_zorder() < curves[0].get_zorder()
     # The axis makes room for it, and there is nothing to say in small print.
     assert axes.get_ylim()[1] > 1.5 * tallest(plain) > before.get_ylim()[1]
-    assert off_picture(asked) == not_stored(asked) == []
+    assert bounds_above_plot(asked) == missing_bounds(asked) == []
     assert draw(asked)["png"] == draw(asked)["png"] != draw(plain)["png"]
     assert b">Theorem 1</text>" in draw(asked)["svg"]
 
@@ -432,13 +432,13 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> N
     assert axes.get_ylim() == (0.0, 3.0 * top)
     assert axes.get_lines()[-1].get_clip_on()
     for source_ in (far, leaving):
-        (note,) = off_picture(source_)
+        (note,) = bounds_above_plot(source_)
         value = 5000.0 * top
-        assert note == f"off the picture: Theorem 1 = {spaced(value)} at the last round"
-        assert b"off the picture: Theorem 1" in draw(source_)["svg"]
+        assert note == f"above the plot: Theorem 1 = {spaced(value)} at the last round"
+        assert b"above the plot: Theorem 1" in draw(source_)["svg"]
     # It comes in: what counts is where it ends.
     coming = bounded(plain, np.array([5000.0, 50.0, 4.0, 2.0, 1.5, 1.4]) * top)
-    assert off_picture(coming) == [] and axes_of(coming).get_ylim() == (0.0, 3.0 * top)
+    assert bounds_above_plot(coming) == [] and axes_of(coming).get_ylim() == (0.0, 3.0 * top)
 
 
 def test_a_bound_that_promises_nothing_yet_is_drawn_where_it_does(source: Source) -> None:
@@ -448,9 +448,9 @@ def test_a_bound_that_promises_nothing_yet_is_drawn_where_it_does(source: Source
     np.testing.assert_array_equal(
         axes_of(late).get_lines()[-1].get_ydata(), [math.nan, math.nan, top, *[2 * top] * 3]
     )
-    assert off_picture(late) == []
+    assert bounds_above_plot(late) == []
     never = bounded(plain, [math.inf] * 6)
-    assert off_picture(never) == ["off the picture: Theorem 1 = infinite at the last round"]
+    assert bounds_above_plot(never) == ["above the plot: Theorem 1 = infinite at the last round"]
     assert axes_of(never).get_ylim() == axes_of(plain).get_ylim()
 
 
@@ -471,10 +471,10 @@ def test_bounds_that_are_not_stored_are_skipped(source: Source) -> None:
         ],
     )
     assert [line.label for line in bound_curves(asked)] == ["here"]
-    notes = not_stored(asked)
+    notes = missing_bounds(asked)
     assert len(notes) == 4
     assert notes[0] == (
-        'not drawn: nameless, for there is no bound "c" of curve "open" in the store'
+        'not drawn: nameless, since there is no bound "c" of curve "open" in the store'
     )
     assert len(axes_of(asked).get_lines()) == len(source.results.curves) + 1
 

@@ -224,8 +224,8 @@ def test_bounds_stand_in_the_page(source: Source, tmp_path: Path) -> None:
         "Regret per silo against rounds. Lines are means; bands are two standard errors. "
         "Thin dashed lines in grey are bounds.",
         "Judged on final regret per silo over 3 replicates",
-        "Off the picture: Theorem 2 = 250 000 at the last round.",
-        f'Not drawn: Theorem 3, for there is no bound "absent" of curve "{nasty}" in the store.',
+        "Above the plot: Theorem 2 = 250 000 at the last round.",
+        f'Not drawn: Theorem 3, since there is no bound "absent" of curve "{nasty}" in the store.',
         f"{nasty}: synchronisations 3, at most (Proposition 1) 41.25.",
     ):
         assert words in page.words
@@ -234,7 +234,7 @@ def test_bounds_stand_in_the_page(source: Source, tmp_path: Path) -> None:
 
     write_report(source, tmp_path)
     plain = Page((tmp_path / "report.html").read_text()).words
-    for words in ("Thin dashed", "ff the picture", "ot drawn", ": synchronisations"):
+    for words in ("Thin dashed", "bove the plot", "ot drawn", ": synchronisations"):
         assert words not in plain
 
 
@@ -265,8 +265,8 @@ def test_overview_has_the_statements_first(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     words = Page(text).words
     assert words.startswith("out: all experiments")
-    assert "2 experiments; statements: 2 hold, 2 fail." in words
-    assert text.index("Statements of all experiments") < text.index('class="experiment"')
+    assert "2 experiments; claims: 2 hold, 2 fail." in words
+    assert text.index("Claims of all experiments") < text.index('class="experiment"')
     for name in ("first", "second & last"):
         assert text.count(f'href="#{anchor(name)}"') == 2  # one in each row of the table
     assert "3 replicates, 60 rounds" in words

@@ -152,7 +152,7 @@ def test_a_paper_s_claim_has_two_verdicts() -> None:
     assert (kept.picture, kept.guarantee, kept.verdict) == ("holds", "holds", "holds")
     lost = of_privacy(below, certificate(exact=(1.5, 1e-5)))
     assert (lost.picture, lost.guarantee, lost.verdict) == ("holds", "fails", "unproven")
-    assert two_verdicts(lost) == "the picture comes back, the guarantee does not hold"
+    assert two_verdicts(lost) == "the plot is reproduced, the guarantee does not hold"
     # The guarantee is that of the certificates, whatever the picture.
     turned = of_privacy({**below, "below": ["A", "B"]}, certificate())
     assert (turned.picture, turned.guarantee) == ("fails", "holds")
@@ -169,7 +169,7 @@ def test_nothing_is_judged_in_fewer_rounds_than_the_figure_has() -> None:
     assert of_privacy(statement, certificate(), judged_from=10).verdict == "holds"
     short = of_privacy(statement, certificate(), judged_from=100_000, size="all")
     assert (short.verdict, short.picture, short.order) == ("not judged", "not judged", "holds")
-    assert short.reason == "judged from 100 000 rounds on, the figure's own"
+    assert short.reason == "judged only with at least 100 000 rounds, as in the figure"
     other = of_privacy(statement, certificate(), changed=["horizon=5"])
     assert other.verdict == "not judged" and "--set horizon=5" in other.reason
 
@@ -328,8 +328,11 @@ def test_curves_of_one_size_are_judged_alike_on_every_axis(y: str) -> None:
         ([3], "tables, got 3"),
         ([{"below": ["A", "B"]}], "says"),
         ([{"says": "", "below": ["A", "B"]}], "says"),
-        ([{"says": "s"}], "either below or near"),
-        ([{"says": "s", "below": ["A", "B"], "near": ["A", "B"]}], "either below or near"),
+        ([{"says": "s"}], "one of below, near, power"),
+        (
+            [{"says": "s", "below": ["A", "B"], "near": ["A", "B"]}],
+            "one of below, near, power and spread",
+        ),
         ([{"says": "s", "near": ["A", "B"]}], "within"),
         ([{"says": "s", "below": ["A", "B"], "within": 0.1}], "within"),
         ([{"says": "s", "near": ["A", "B"], "within": 0}], "within must be > 0"),
@@ -462,7 +465,7 @@ def test_statements_stand_under_the_table_and_in_the_json(tmp_path: Path) -> Non
     # A first look is not judged, and says how small it is; one replicate tells nothing.
     quick = run("run", spec, "-o", tmp_path / "quick", "--quick", "--replicates", 1)
     assert "(1 replicate, 10 rounds)\nnot judged Privacy costs." in quick.stdout
-    assert "judged from 80 rounds on" in quick.stdout
+    assert "judged only with at least 80 rounds" in quick.stdout
     alone = json.loads(run("results", tmp_path / "quick", "--json").stdout)["statements"][0]
     assert alone["verdict"] == "not judged" and alone["differences"][0]["stderr"] is None
 

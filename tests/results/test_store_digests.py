@@ -11,7 +11,7 @@ import pytest
 import fastfed
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
-from fastfed.results.store import FILE, _damage_named
+from fastfed.results.store import FILE, _name_damaged
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import load, run
 
@@ -108,6 +108,6 @@ def test_stores_that_grow_keep_digests(tmp_path: Path) -> None:
 def test_what_python_says_of_a_damaged_row_is_not_passed_on(tmp_path: Path) -> None:
     with (
         pytest.raises(InputError, match=r"is damaged, or .* \(a row cannot be read\)"),
-        _damage_named(tmp_path / FILE),
+        _name_damaged(tmp_path / FILE),
     ):
         sorted([None, "a"])

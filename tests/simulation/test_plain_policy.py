@@ -232,7 +232,7 @@ def test_the_spec_of_the_example_runs_and_an_edited_class_is_another_experiment(
     curves = run(code).curves
     assert [c.certificate["status"] for c in curves] == ["none", "none", "proven", "proven"]
     assert run(code).curves[0].final() == curves[0].final()
-    with pytest.raises(InputError, match="holds another experiment"):
+    with pytest.raises(InputError, match="holds a different experiment"):
         run(code.replace("tau: float = 0.05", "tau: float = 0.051"))
 
 

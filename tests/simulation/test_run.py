@@ -282,7 +282,7 @@ def test_another_experiment_in_the_folder_is_refused_and_untouched(tmp_path):
     before = cells(tmp_path)
     other = experiment_from_spec(spec(horizon=50))
     with pytest.raises(
-        fastfed.InputError, match=r'another experiment \("small", different horizon'
+        fastfed.InputError, match=r'a different experiment \("small", different horizon'
     ):
         fastfed.run(other, tmp_path)
     assert cells(tmp_path) == before
@@ -480,7 +480,7 @@ def test_changed_data_of_the_same_size_are_another_experiment(tmp_path):
 
     fastfed.run(table([(i, i % 2) for i in range(8)]), tmp_path / "out")
     changed = table([(i, (i + 1) % 2) for i in range(8)])
-    with pytest.raises(fastfed.InputError, match="another experiment"):
+    with pytest.raises(fastfed.InputError, match="a different experiment"):
         fastfed.run(changed, tmp_path / "out")
 
 
