@@ -544,7 +544,7 @@ def released_only(plan: Plan) -> bool:
 
 @terms.register
 def _terms(plan: Plan) -> tuple[str, ...]:
-    """List the terms that the plan's certificate rests on besides the noise, such as who is trusted."""
+    """List the terms of the plan's certificate besides the noise, such as who is trusted."""
     schedule = "fixed rounds"
     if plan.trigger is not None:
         noisy_trigger = plan.trigger.kind == PRIVATE_DETERMINANT

@@ -437,7 +437,7 @@ def test_vector_sum_at_its_edges():
     tiny = fastfed.parties.VectorSum(bound=1e-100, seed=1, **keys)
     assert np.isfinite(tiny.sum(np.ones((4, 2)))).all()
     seeded = fastfed.parties.VectorSum(seed=1, **keys)
-    with pytest.raises(InputError, match="user must be given where the noise is seeded"):
+    with pytest.raises(InputError, match="user must be given if the noise is seeded"):
         seeded.randomize([1.0, 0.0])
     first = seeded.randomize([1.0, 0.0], user=0)
     assert not np.array_equal(first, seeded.randomize([1.0, 0.0], user=1))
