@@ -118,11 +118,11 @@ class Masks:
         self.silo = integer("silo", silo, at_least=0)
         for other_silo, key in keys.items():
             if integer("silo", other_silo, at_least=0) == silo:
-                raise InputError(f"keys must be shared with other silos, got a key of silo {silo}")
+                raise InputError(f"keys must be of other silos, got a key of silo {silo}")
             if not isinstance(key, bytes) or len(key) != KEY_BYTES:
                 raise InputError(f"the key with silo {other_silo} must be {KEY_BYTES} bytes")
         if len(set(keys.values())) < len(keys):
-            raise InputError("keys must all be different, got one key for two silos")
+            raise InputError("keys must differ, got one key for two silos")
         self._keys = dict(keys)
         self.session = secrets.token_bytes(SESSION_BYTES)
         self._sessions: dict[int, bytes] = {}
@@ -309,7 +309,7 @@ class Encoder(_Rows):
         other_silos = set(range(mechanism.silos)) - {silo}
         if self._masks.others != other_silos:
             raise InputError(
-                f"keys must hold one key for each of the {len(other_silos)} other silos, "
+                f"keys must hold one for each of the {len(other_silos)} other silos, "
                 f"got silos {sorted(self._masks.others)}"
             )
 
