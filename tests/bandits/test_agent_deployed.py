@@ -522,7 +522,7 @@ def test_a_user_of_a_plan_in_which_users_do_not_send(algorithm, keys):
         budget = {}
     system = fastfed.make_system(algorithm, horizon=23, dimension=2, **keys, **budget)
     protocol = system.plan.protocol.id
-    with pytest.raises(InputError, match=f'users send for themselves.*got protocol "{protocol}"'):
+    with pytest.raises(InputError, match=f'senders are users.*got protocol "{protocol}"'):
         fastfed.parties.User(system.plan, 1)
 
 
