@@ -357,7 +357,7 @@ def test_a_scheduler_that_goes_is_one_sentence_and_what_was_played_is_kept(tmp_p
                 ends.append(threading.Thread(target=short_lived.close))
                 ends[0].start()
 
-        with pytest.raises(EngineError, match=r"^the scheduler of the dask cluster has gone$"):
+        with pytest.raises(EngineError, match=r"^the scheduler of the dask cluster has ended$"):
             fastfed.run(
                 e, tmp_path, engine="dask", scheduler=short_lived.scheduler_address, progress=end
             )

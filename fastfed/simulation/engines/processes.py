@@ -110,7 +110,7 @@ def _progress_sender(connection: Connection) -> Callable[[int], None]:
 
 
 def portable(error: Exception) -> Exception:
-    """Add the traceback to an error as a note; return it, or a RuntimeError if it cannot be sent."""
+    """Return an error with its traceback as a note, as a RuntimeError if it cannot be pickled."""
     error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
@@ -140,7 +140,7 @@ def open_engine(
 
 @dataclass(frozen=True)
 class Processes:
-    """Runs each batch in one worker. With fewer batches than threads, workers get several threads."""
+    """Runs each batch in one worker; with fewer batches than threads, workers have several."""
 
     threads: int
     at_once: int | None = None
