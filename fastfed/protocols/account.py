@@ -163,6 +163,7 @@ def check_combination(plan: Plan) -> None:
         check_factor(plan.release, plan.releases, plan.factor)
     if plan.releases > _MOST_RELEASES:
         raise InputError(f"a plan must have at most {_MOST_RELEASES} releases, got {plan.releases}")
+    # Each entry names a requirement that all builders satisfy, and whether the plan does.
     trigger, silos = plan.trigger, plan.silos
     noisy_trigger = trigger is not None and trigger.kind == PRIVATE_DETERMINANT
     rules = {
@@ -314,6 +315,7 @@ def alike(
 def _gaussian_sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
     """Return the event of Gaussian noise, by silos, server or agent, on sums of batches."""
     protocol, (feature, reward) = plan.protocol, bounds(plan)
+    # Mechanisms with a separate account first; all other Gaussian noise is one kind of event.
     if budget.unit == "reward":
         return _reward_release(plan, claim, budget, std)
     if plan.release == "nested":
@@ -376,6 +378,7 @@ def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
     mechanism = plan.secure
     assert mechanism is not None
     centred, (feature, reward) = centred_of(plan.clip), bounds(plan)
+    # Each entry names what must agree between plan and mechanism, and whether it does.
     rules = {
         "trigger": plan.trigger is None,
         "silo_noise": not plan.silo_noise and not claim.by_silo,
@@ -579,12 +582,14 @@ def worst_part(plan: PeerPlan) -> Part:
 
 @released.register
 def _events_of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
+    """Return what a plan without a server releases: the events of its worst part."""
     check_parts(plan)
     return _events_of_plan(worst_part(plan).plan)
 
 
 @released.register
 def _events_of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
+    """Return what a plan in phases releases: the means; the initial phases must release nothing."""
     check_means(plan)
     _events_of_plan(plan.local)
     if plan.protocol not in (PRIVATE_MEAN, PLAIN_MEAN):

@@ -57,7 +57,7 @@ class NoiseStd:
 
     def times(self, factor: float) -> NoiseStd:
         """Return these standard deviations multiplied by ``factor``."""
-        return NoiseStd(*(factor * part for part in self.parts))
+        return NoiseStd(*(factor * std for std in self.parts))
 
 
 class OwnArrays:
@@ -68,15 +68,15 @@ class OwnArrays:
 
     def __post_init__(self) -> None:
         """Replace each array by a read-only copy."""
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
+        for each_field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each_field.name)
             if isinstance(value, np.ndarray):
-                object.__setattr__(self, each.name, frozen(value))
+                object.__setattr__(self, each_field.name, frozen(value))
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore the fields, but no cached property that was computed from them."""
-        for each in fields(self):  # type: ignore[arg-type]
-            object.__setattr__(self, each.name, state[each.name])
+        for each_field in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, each_field.name, state[each_field.name])
         self.__post_init__()
 
 

@@ -424,12 +424,12 @@ class Bits:
     silo: int = 0
 
     def __post_init__(self) -> None:
-        rows = statistic_size(self.dimension)
+        row_count = statistic_size(self.dimension)
         if not isinstance(self.bits, np.ndarray):
             raise InputError(f"bits must be a uint8 array, got {type(self.bits).__name__}")
-        if self.bits.ndim != 2 or self.bits.shape[0] != rows or self.bits.dtype != np.uint8:
+        if self.bits.ndim != 2 or self.bits.shape[0] != row_count or self.bits.dtype != np.uint8:
             raise InputError(
-                f"bits must be a uint8 array of {rows} rows, "
+                f"bits must be a uint8 array of {row_count} rows, "
                 f"got {self.bits.dtype} of shape {self.bits.shape}"
             )
         if self.bits.size and self.bits.max() > 1:

@@ -62,6 +62,7 @@ class HonakerNoise:
         self._estimates = np.zeros((max(1, levels), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
+        """Estimate the noise of the block that ends at k, and add up the blocks of prefix k."""
         level, number = aggregation.node_level(k), aggregation.honaker_number(k)
         estimate, *nodes = (np.array(draw(number + j)) for j in range(level + 1))
         for j, node in enumerate(nodes, start=1):
@@ -70,6 +71,7 @@ class HonakerNoise:
         return aggregation.prefix(self._estimates, k)
 
     def terms(self, k: int) -> dict[int, Fraction]:
+        """Return the coefficients of all nodes below the blocks of prefix k."""
         # A node of level g below a block of level h has coefficient v_h 2^(g - h), with
         # v_h = 2^h / (2^(h+1) - 1). In the code h is `top`.
         coefficients = {}
@@ -117,21 +119,22 @@ class BufferedNoise:
         self._before, self._k = self._after, 0
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
+        """Return the noise of prefix k, and update the buffers."""
         z = np.array(draw(k))
         # A repeated request for prefix k starts from the buffers before prefix k.
-        before = self._after if k > self._k else self._before
-        after = before.copy()
-        noise = aggregation.buffered(z, self._packed, after)
-        self._before, self._after, self._k = before, after, k
+        buffers = self._after if k > self._k else self._before
+        next_buffers = buffers.copy()
+        noise = aggregation.buffered(z, self._packed, next_buffers)
+        self._before, self._after, self._k = buffers, next_buffers, k
         return noise
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        row = buffered_coefficients(self._releases)
-        return {k - j: Fraction(float(row[j])) for j in range(k)}
+        coefficients = buffered_coefficients(self._releases)
+        return {k - j: Fraction(float(coefficients[j])) for j in range(k)}
 
     def size(self, k: int) -> tuple[int, float]:
-        row = buffered_coefficients(self._releases)
-        return k, float(row[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
+        coefficients = buffered_coefficients(self._releases)
+        return k, float(coefficients[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
 
 
 class FactorisedNoise:

@@ -155,8 +155,8 @@ class OwnRounds:
     def rule(self) -> np.ndarray:
         """Public rule: 1 for each round up to ``until`` that is shared, else 0; (until,) uint8."""
         # The small constant covers rounding: 0.29 * 100 is 28.999999999999996.
-        whole = np.floor(np.arange(self.until + 1) * self.fraction + 1e-9)
-        return (whole[1:] > whole[:-1]).astype(np.uint8)
+        shared_counts = np.floor(np.arange(self.until + 1) * self.fraction + 1e-9)
+        return (shared_counts[1:] > shared_counts[:-1]).astype(np.uint8)
 
     @property
     def threshold(self) -> int:

@@ -64,11 +64,20 @@ def score_signature() -> Signature:
     """
     from numba import types
 
-    doubles = types.CPointer(types.float64)
-    whole = types.int64
-    numbers = types.float64, types.float64
-    return whole(
-        doubles, types.uint64, whole, whole, whole, doubles, doubles, doubles, *numbers, doubles
+    double_array = types.CPointer(types.float64)
+    integer = types.int64
+    two_doubles = types.float64, types.float64
+    return integer(
+        double_array,
+        types.uint64,
+        integer,
+        integer,
+        integer,
+        double_array,
+        double_array,
+        double_array,
+        *two_doubles,
+        double_array,
     )
 
 

@@ -143,6 +143,7 @@ class Server(Once):
     ) -> list[Report | Shuffled | Bits]:
         """Check the messages of the next release, and return them in the order of addition."""
         plan, release = self.plan, self.release + 1
+        # First the senders: a shuffler's messages have none, reports must be one of each sender.
         if plan.protocol.shuffled:
             ordered: list[Any] = list(messages)
             expected_type: type = (
@@ -170,6 +171,7 @@ class Server(Once):
                     f"got {plan.sender}s {[getattr(m, 'silo', None) for m in messages]}"
                 )
             ordered = list(reports)
+        # Then each message.
         for message in ordered:
             sender_text = "message"
             if isinstance(message, Report):

@@ -201,6 +201,7 @@ class Graph:
         are at most ``gamma`` hops apart.
         """
         gamma = integer("gamma", gamma, at_least=1)
+        # The input comes from users, so check types, then the partition, then distances.
         last_silo = self.silos - 1
         try:
             sorted_cliques = [
@@ -313,8 +314,8 @@ def _random_edges(silos: int, seed: int, probability: float) -> Edges:
     """Return the edges of the graph "random", see `Graph.named`."""
     # Row i holds the numbers of the pairs (i, j < i). Its key differs from the keys of all other
     # draws with purpose INSTANCE, which have silo 0 or later rounds.
-    rows = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
-    pair_numbers = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
+    numbers_by_silo = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
+    pair_numbers = np.concatenate(numbers_by_silo) if numbers_by_silo else np.zeros(0, np.uint32)
     ends = np.column_stack(np.tril_indices(silos, -1))
     is_edge = pair_numbers < probability * 2.0**32
     # Kruskal's minimum spanning tree.
@@ -526,10 +527,10 @@ class PeerPlan:
     def privacy(self) -> Claim | None:
         """Claim of the part with the largest epsilon; None if a part has no claim."""
         claims = [part.plan.privacy for part in self.parts]
-        known = [claim for claim in claims if claim is not None]
-        if len(known) < len(claims):
+        made_claims = [claim for claim in claims if claim is not None]
+        if len(made_claims) < len(claims):
             return None
-        return max(known, key=lambda claim: claim.exact[:1], default=None)
+        return max(made_claims, key=lambda claim: claim.exact[:1], default=None)
 
     @cached_property
     def of_silo(self) -> tuple[tuple[Part, ...], ...]:
@@ -563,8 +564,8 @@ class PeerPlan:
 
     def uses(self, estimator: int, round: int) -> int:
         """Return how often an estimator was used by the end of a round."""
-        first = estimator or self.gamma
-        return (round - first) // self.gamma + 1 if round >= first else 0
+        first_round = estimator or self.gamma
+        return (round - first_round) // self.gamma + 1 if round >= first_round else 0
 
 
 def check_parts(plan: PeerPlan) -> None:

@@ -113,6 +113,7 @@ class MessageRandomizer(BitRandomizer):
         self._bits: list[list[np.ndarray]] = [[] for _ in range(max(1, plan.levels))]
 
     def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
+        """Make the bits of the point for each node, and store them."""
         size, b, round = len(point), self.encoding.noise_bits, self.round + 1
         encodings = [self._encoding(leaf, level) for level in levels]
         # Draw all noise before storing bits: if the source fails, the state is unchanged.

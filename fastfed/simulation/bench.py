@@ -106,6 +106,7 @@ class LetorPool(PoolEnvironment):
     def __init__(self, dimension: int, queries: int, close: bool = False) -> None:
         super().__init__(sampling="with-replacement", reward=RewardDistribution("bernoulli"))
         generator = np.random.default_rng(0)
+        # Sizes of queries are log-normal; features come from 8 factors plus noise.
         sizes = np.clip(np.rint(generator.lognormal(4.6, 0.55, self.drawn)), 5, 320).astype(int)
         loadings = generator.normal(size=(8, dimension)) / np.sqrt(8.0)
         blocks, noise = [], 0.1 if close else 0.5
@@ -296,10 +297,10 @@ def cases_of(names: Sequence[str]) -> list[Case]:
 
     Raises InputError if a name matches no case.
     """
-    known = [case.name for case in CASES]
+    all_names = [case.name for case in CASES]
     for name in names:
-        if not any(case_name.startswith(name) for case_name in known):
-            raise InputError(f'no bench starts with "{name}"{nearest(name, known)}')
+        if not any(case_name.startswith(name) for case_name in all_names):
+            raise InputError(f'no bench starts with "{name}"{nearest(name, all_names)}')
     return [case for case in CASES if not names or case.name.startswith(tuple(names))]
 
 
@@ -398,7 +399,7 @@ def measure(
     and the share of the limit are None.
     """
     ours_experiment, reference_experiment = experiments_of(case)
-    ours_microseconds(ours_experiment)
+    ours_microseconds(ours_experiment)  # warm up caches and the processor
     driver_times, reference_times, ratios, ratios_without_data = [], [], [], []
     peaks_before = peaks()
     for _ in range(repeats):

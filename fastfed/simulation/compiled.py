@@ -96,6 +96,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
     """Return the fields of a curve's plan and a fresh state, named as ff_curve in src/ff_run.h."""
     levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
+    # If the plan lacks a value, such as bounds without clipping, C gets a number that it ignores.
     return {
         "batch_size": plan.batch_size,
         "releases": plan.releases,

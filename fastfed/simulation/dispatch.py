@@ -268,6 +268,7 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
     rounds, horizon = min(experiment.horizon, 25), experiment.horizon
 
     def timed(rounds: int) -> float:
+        """Return the seconds that the first rounds take."""
         best = math.inf
         # The best of two short runs: a delay by other processes would be multiplied to hours.
         for _ in range(2):
@@ -316,7 +317,7 @@ def of_pass(
     environment that needs further memory states it by a method
     ``memory(silos, horizon, curves) -> bytes``; without this method nothing is counted.
     """
-    first = plans[0]
+    first_plan = plans[0]
     terms: list[Term] = []
     for plan in plans:
         terms += driver_of(plan).memory(plan, checkpoints, steps=steps, record=record)
@@ -324,11 +325,11 @@ def of_pass(
         most_bit_levels = max(getattr(plan, "bit_levels", 0) for plan in plans)
         local_rounds = [getattr(plan, "own", None) for plan in plans]
         grid = max((len(own.spreads) for own in local_rounds if own is not None), default=0)
-        threads_in_batch = 1 if steps else min(threads, first.silos)
+        threads_in_batch = 1 if steps else min(threads, first_plan.silos)
         terms.append(scratch_term(facts, most_bit_levels, len(plans), threads_in_batch, grid))
     own = getattr(environment, "memory", None)
     if own is not None:
-        size = int(own(first.silos, first.horizon, len(plans)))
+        size = int(own(first_plan.silos, first_plan.horizon, len(plans)))
         terms.append(Term("data of a replicate", size, environment.kind))
     return terms
 
@@ -339,8 +340,8 @@ def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
     # Results of all curves; once more those of one curve while they are assembled; the rounds.
     size = 32 * checkpoints * replicates * (curves + 1) + 2 * OBJECT * cells
     size += (24 + 2 * NUMBER) * checkpoints
-    of = f"{spaced(cells)} curve replicates x {spaced(checkpoints)} checkpoints"
-    return Term("results", size, of, "replicates or checkpoints")
+    description = f"{spaced(cells)} curve replicates x {spaced(checkpoints)} checkpoints"
+    return Term("results", size, description, "replicates or checkpoints")
 
 
 def of_passes(passes: int) -> Term:
@@ -435,13 +436,13 @@ def estimate(
 def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]:
     """Return the memory of data that all replicates in a process share; each worker has a copy."""
     environment, silos = problem.environment, problem.silos
-    of = environment.kind
+    kind = environment.kind
     terms = []
     if (shared_memory := getattr(environment, "shared_memory", None)) is not None:
-        terms.append(Term("data in 16 bits", processes * int(shared_memory(silos, horizon)), of))
+        terms.append(Term("data in 16 bits", processes * int(shared_memory(silos, horizon)), kind))
     if processes > 1 and (copied_memory := getattr(environment, "own_memory", None)) is not None:
         terms.append(
-            Term("data of every worker", processes * int(copied_memory(silos)), of, "threads")
+            Term("data of every worker", processes * int(copied_memory(silos)), kind, "threads")
         )
     return terms
 

@@ -155,9 +155,9 @@ def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None
         Term("rounds of checkpoints", 24 * count, spaced(count), "checkpoints"),
         Term("arrays by release", RELEASE * releases, spaced(releases), "releases"),
     )
-    most = available()
-    if most is not None and total(terms) > most:
-        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
+    available_bytes = available()
+    if available_bytes is not None and total(terms) > available_bytes:
+        raise InputError(f"{sentence(terms)}, and {format_size(available_bytes)} are available")
 
 
 def that_fit(terms: list[Term], wanted: int) -> int:
@@ -165,12 +165,12 @@ def that_fit(terms: list[Term], wanted: int) -> int:
 
     Raises InputError if not even one fits.
     """
-    most, needed = available(), total(terms)
-    if most is None or wanted * needed <= most:
+    available_bytes, needed = available(), total(terms)
+    if available_bytes is None or wanted * needed <= available_bytes:
         return wanted
-    if needed > most:
-        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
-    return max(1, most // needed)
+    if needed > available_bytes:
+        raise InputError(f"{sentence(terms)}, and {format_size(available_bytes)} are available")
+    return max(1, available_bytes // needed)
 
 
 def silo_term(name: str, size: int, plan: Plan, less: str = "silos") -> Term:

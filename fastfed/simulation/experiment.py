@@ -105,7 +105,7 @@ class Curve:
         }
         if getattr(self.system.plan, "score", None) is not None:
             origins["score"] = SCORES.origin(self.keys.get("score", ""))
-        return {part: package for part, package in origins.items() if package is not None}
+        return {key: package for key, package in origins.items() if package is not None}
 
     @property
     def account(self) -> int:
@@ -186,6 +186,8 @@ class Experiment:
 
     def identity(self) -> dict[str, Any]:
         """Return as plain data all values that determine the results of a replicate."""
+        # Keys that are new or at their defaults are left out, so that identities of old stores stay
+        # equal.
         packages = {c.label: c.packages for c in self.curves if c.packages}
         accounts = {c.label: c.account for c in self.curves if c.account > 1}
         return {
@@ -386,6 +388,7 @@ def make_experiment(
     base = make_problem(environment, silos, horizon)
     if not curves:
         raise InputError("curve is required: at least one [[curve]] table, or one of curves")
+    # Check every table and its label before curves are built, which takes longer.
     tables: list[dict[str, Any]] = []
     for position, table in enumerate(curves):
         if not isinstance(table, dict):
@@ -583,8 +586,8 @@ def find_beside(environment: Any, path: Path) -> None:
         return
     for key in PATH_KEYS:
         value = environment.get(key)
-        if isinstance(value, list) and all(isinstance(one, str) for one in value):
-            environment[key] = [str(path.parent / one) for one in value]
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            environment[key] = [str(path.parent / name) for name in value]
         if isinstance(value, str) and value != "digits" and not Path(value).is_absolute():
             file = path.parent / value
             environment[key] = str(file if os.path.exists(file) else Path(value))

@@ -187,10 +187,10 @@ def run_steps(
             choice = server.combine([client.report() for client in clients])
             for client in clients:
                 client.receive(choice)
-        rows = [loss_of(adversary.losses, i, round) for i in range(plan.silos)]
-        sums = np.sum(np.array(rows), axis=0) if ledger.needs_sums else None
+        losses = [loss_of(adversary.losses, i, round) for i in range(plan.silos)]
+        sums = np.sum(np.array(losses), axis=0) if ledger.needs_sums else None
         ledger.played(round, round, clients[0].x, sums)
-        for client, loss in zip(clients, rows, strict=True):
+        for client, loss in zip(clients, losses, strict=True):
             client.observe(loss)
         exchanged[checkpoints == round] = server.releases
         if progress is not None:
@@ -202,8 +202,8 @@ def loss_of(losses: loss_kernels.Losses, silo: int, round: int) -> np.ndarray | 
     """Return what one client observes in a round: losses (d,), or a gradient function."""
     if not losses.has_rows:
         return lambda x: losses.value(silo, round, x)[1]
-    row = losses.row(silo, round)
-    return (lambda x: loss_kernels.square_gradient(row, x)) if losses.quadratic else row
+    loss = losses.row(silo, round)
+    return (lambda x: loss_kernels.square_gradient(loss, x)) if losses.quadratic else loss
 
 
 def run(
@@ -237,8 +237,8 @@ def run(
     walks_trees = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     pseudo_regret = adversary.suboptimality is not None and not sums_needed
-    most = plan.horizon if pseudo_regret else rounds_of_call(adversary.losses)
-    edges = stretches_of(plan, checkpoints, until, most)
+    most_rounds = plan.horizon if pseudo_regret else rounds_of_call(adversary.losses)
+    edges = stretches_of(plan, checkpoints, until, most_rounds)
     if adversary.optimum is None and (walks_trees or whole(plan, decider)):
         exchange_flags, start_edge = asks_of(plan, edges), int(np.searchsorted(edges, done))
         if isinstance(clients, Scores):
@@ -285,7 +285,7 @@ def finished(
     exchange_rounds = np.searchsorted(plan.asking_rounds(last), checkpoints, side="right")
     _, first_places, places = np.unique(exchange_rounds, return_index=True, return_inverse=True)
     counts = np.array(
-        [plan.exchanges_before(int(checkpoints[at])) for at in first_places], np.int64
+        [plan.exchanges_before(int(checkpoints[place])) for place in first_places], np.int64
     )
     return outcome(plan, ledger, counts[places] * (checkpoints <= last), x, events)
 
@@ -308,9 +308,9 @@ def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
     exchange_rounds = plan.asking_rounds(last)
     exchange_rounds = exchange_rounds[exchange_rounds > 1]
     if dense(exchange_rounds, last):
-        marks = np.zeros(last + 1, np.uint8)
-        marks[exchange_rounds - 1] = 1
-        edge_marks: np.ndarray = marks[edges]
+        round_marks = np.zeros(last + 1, np.uint8)
+        round_marks[exchange_rounds - 1] = 1
+        edge_marks: np.ndarray = round_marks[edges]
         return edge_marks
     flags[np.searchsorted(edges, exchange_rounds - 1)] = 1
     return flags
@@ -531,6 +531,7 @@ class Scores:
         most_samples = rounds_of_call(self.losses)
         leaves: list[tuple[float, ...]] = []
         samples = 0
+        # As many leaves as one call can take, at least one.
         for leaf in phase.leaves[walk.done : walk.done + last + 1 - release]:
             samples += leaf.stop - leaf.start
             if leaves and samples > most_samples:

@@ -84,7 +84,7 @@ def bound(work: Work, peaks: Peaks) -> Bound:
     for count, footprint in work.reads:
         level = peaks.level(footprint)
         memory[level] = memory.get(level, 0.0) + 1e6 * count / peaks.rates[level]
-    longer = max(arithmetic, memory, key=lambda parts: sum(parts.values()))
-    if not longer:
+    longer_times = max(arithmetic, memory, key=lambda parts: sum(parts.values()))
+    if not longer_times:
         return Bound(0.0, "nothing")
-    return Bound(sum(longer.values()), max(longer, key=longer.__getitem__))
+    return Bound(sum(longer_times.values()), max(longer_times, key=longer_times.__getitem__))

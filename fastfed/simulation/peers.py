@@ -114,10 +114,10 @@ class _StepCounts:
 
     def note(self, round: int, sent: int) -> None:
         """Record the counts after a round, if it is a checkpoint; ``sent`` is in bytes."""
-        at = self.checkpoints == round
-        self.curves[at] = self.regret
-        self.counts[at] = self.synchronisations
-        self.sent[at] = sent
+        at_checkpoint = self.checkpoints == round
+        self.curves[at_checkpoint] = self.regret
+        self.counts[at_checkpoint] = self.synchronisations
+        self.sent[at_checkpoint] = sent
 
     def group(self, plan: PeerPlan) -> np.ndarray:
         """Return the group regret (C,), added up in the compiled driver's order."""
@@ -157,8 +157,8 @@ class _PartSums:
         part, sums = plan.parts[number], self.arrays
         _, last_before = _part_checkpoints(plan, part, checkpoints)
         # cumsum adds silo by silo, as the step driver does; sum could add in a different order.
-        rows = np.vstack([sums["group"], _since_start(state["curve"])[:, last_before]])
-        sums["group"][:] = rows.cumsum(axis=0)[-1]
+        curves = np.vstack([sums["group"], _since_start(state["curve"])[:, last_before]])
+        sums["group"][:] = curves.cumsum(axis=0)[-1]
         sums["counts"] += _since_start(state["synchronised"].cumsum())[last_before]
         sums["sent"] += _sent(plan, part, state, checkpoints)
         sums["clipped"] += state["clipped"].sum(axis=0)
@@ -275,6 +275,7 @@ def run(
     part_sums, agent_rounds = _PartSums.none(plan, len(checkpoints), record), 0
 
     def open_part(number: int) -> tuple[driver.Run, dict[str, Any]]:
+        """Open a run of one part, and return it with its fresh state."""
         part = plan.parts[number]
         part_checkpoints, _ = _part_checkpoints(plan, part, checkpoints)
         state = compiled.state(part.plan, len(part_checkpoints), record)

@@ -47,6 +47,7 @@ def run_steps(
     model = np.zeros(plan.dimension)
 
     def end_round(_: int) -> int:
+        """Average the estimates at the end of a phase, and return the releases so far."""
         nonlocal model
         if clients[0].due:
             average = averager.combine([client.estimate() for client in clients])

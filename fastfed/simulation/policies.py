@@ -142,11 +142,13 @@ def policy_class(name: str) -> Callable[..., Any]:
 def digest(function: Any) -> str:
     """Return the digest of the source code of a function, or of a class and its base classes."""
     sources = []
-    for part in inspect.getmro(function) if inspect.isclass(function) else (function,):
+    for class_or_function in inspect.getmro(function) if inspect.isclass(function) else (function,):
         try:
-            sources.append(inspect.getsource(part))
+            sources.append(inspect.getsource(class_or_function))
         except (OSError, TypeError):  # compiled code, or typed into an interpreter
-            sources.append(f"{part.__module__}:{getattr(part, '__qualname__', '')}")
+            sources.append(
+                f"{class_or_function.__module__}:{getattr(class_or_function, '__qualname__', '')}"
+            )
     return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
 
 
@@ -239,6 +241,7 @@ class _CheckedPolicy:
     policy: Policy
 
     def select(self, actions: np.ndarray) -> int:
+        """Let the policy choose, and check that its choice is the index of an action."""
         index = self.policy.select(np.array(actions, np.float64))
         is_integer = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
         if not is_integer or not 0 <= index < len(actions):

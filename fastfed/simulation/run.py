@@ -166,6 +166,7 @@ def run_by(
     }
     rows = curve_rows(experiment)
     threads = resources.threads
+    # memory_ends is outermost, so that it also covers the engine and the store.
     with (
         memory_ends(layout),
         open_engine(resources.engine, threads, resources.scheduler, layout.at_once) as engine,
@@ -315,6 +316,7 @@ def simulate(
     >>> r.curves[0].certificate["status"]
     'none'
     """
+    # Check the most likely mistakes first, with a remedy in the message.
     if isinstance(environment, dict):
         environment = environment_from_spec(environment)
     if isinstance(environment, type):

@@ -43,13 +43,13 @@ def chosen(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> Chosen:
     choices = [server.start()]
     for client in clients:
         client.receive(choices[0])
-    for rows in losses:
+    for round_losses in losses:
         while clients[0].due:
             choices.append(server.combine([client.report() for client in clients]))
             for client in clients:
                 client.receive(choices[-1])
-        for client, row in zip(clients, rows, strict=True):
-            client.observe(row)
+        for client, loss in zip(clients, round_losses, strict=True):
+            client.observe(loss)
     return tuple(c.expert for c in choices if c.expert is not None)
 
 
@@ -339,9 +339,9 @@ def others(plan: FrankWolfePlan) -> np.ndarray:
 def table_of(plan: FrankWolfePlan, noise: NoiseSource, world: int) -> np.ndarray:
     """Return the losses (T, M, 2) of one run."""
     samples = plan.phases[-1].samples
-    first = int(noise.sample(0, plan.phases[-1].number, len(samples))[0])
+    first_sample = int(noise.sample(0, plan.phases[-1].number, len(samples))[0])
     table = np.tile(others(plan), (plan.horizon, plan.silos, 1))
-    table[samples[first] - 1, 0] = VICTIM[world]
+    table[samples[first_sample] - 1, 0] = VICTIM[world]
     return table
 
 

@@ -306,18 +306,19 @@ def _expert_client(name: str, records: Records) -> Channel:
         noise="local",
         batch="largest",
     ).plan
-    first = plan.phases[0]
-    victim = first.samples[0]
+    first_phase = plan.phases[0]
+    victim = first_phase.samples[0]
 
     def released(index: int) -> np.ndarray:
         client = ExpertClient(plan, 0)
         client.receive(ExpertServer(plan).start())
-        for round in range(1, first.first):
+        for round in range(1, first_phase.first):
             client.observe(losses[index] if round == victim else np.zeros(EXPERTS))
         values: np.ndarray = client.report().values
         return values
 
-    mean = losses / first.leaves[0].stop
+    # A score is a mean over the samples of a leaf. The attacked loss may be one of them.
+    mean = losses / first_phase.leaves[0].stop
     return Channel(
         name,
         np.stack([mean, np.zeros_like(mean)], axis=1),

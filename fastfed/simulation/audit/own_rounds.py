@@ -122,9 +122,9 @@ def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> Aud
     changed = 0
     for trial in range(trials):
         noise, draw = SeededNoise(seed, trial), np.random.default_rng([seed, trial])
-        users, other = Users.drawn(draw), Users.drawn(draw)
+        users, replacements = Users.drawn(draw), Users.drawn(draw)
         round = own_round(plan, noise, draw)
-        views = [seen(kind, plan, noise, u) for u in (users, users.replaced(round, other))]
+        views = [seen(kind, plan, noise, u) for u in (users, users.replaced(round, replacements))]
         changed += views[0] != views[1]
     bound = epsilon_lower_bound(changed, 0, trials, 0.0)
     return judged(name, bound, trials, claimed_epsilon=0.0, delta=0.0)

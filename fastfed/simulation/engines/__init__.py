@@ -198,6 +198,7 @@ class _Pickler(pickle.Pickler):
     """Pickler that stores a user's numba.cfunc by name, because it has no other portable form."""
 
     def reducer_override(self, value: Any) -> Any:
+        """Reduce an object with an ``address``, as a numba.cfunc has, to its module and name."""
         if not hasattr(value, "address"):
             return NotImplemented
         plain = getattr(value, "__wrapped__", value)
@@ -279,9 +280,9 @@ def _dead_message(experiment: Experiment, dead: list[PoisonBatch], untried: int)
         for poison in dead
         for position in poison.work.positions
     ]
-    shown = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
-    rest = f"{untried} more batches were not tried" if untried else "all others are done"
-    return f"{shown}: every worker that ran it ended ({dead[-1].end}), alone too; {rest}"
+    named_cells = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
+    rest_text = f"{untried} more batches were not tried" if untried else "all others are done"
+    return f"{named_cells}: every worker that ran it ended ({dead[-1].end}), alone too; {rest_text}"
 
 
 # ---- Engines by name -----------------------------------------------------------------------------

@@ -78,6 +78,7 @@ class Carried(Snapshot):
         return False
 
     def _put(self, arrays: dict[str, Any]) -> None:
+        """Keep the arrays in memory, and notify the client."""
         if sum(np.asarray(array).nbytes for array in arrays.values()) > MOST_SENT:
             self.too_large = True
             return
@@ -146,11 +147,11 @@ def for_task(
             worker.loop, worker.scheduler.get_metadata, keys=[name], default={},
             callback_timeout=PATIENCE,
         )  # fmt: skip
-        wanted = [key for key in map(key_of, block) if key in client_keys]
-        if wanted:
+        missing_keys = [key for key in map(key_of, block) if key in client_keys]
+        if missing_keys:
             token = uuid.uuid4().hex
             answer_event = desk.asked[token] = threading.Event()
-            worker.log_event(place.topic, (WANTS, worker.address, token, wanted))
+            worker.log_event(place.topic, (WANTS, worker.address, token, missing_keys))
             answer_event.wait(PATIENCE)
             desk.asked.pop(token, None)
     return AtWorker(place, desk, worker)
@@ -216,6 +217,7 @@ def carrier(
         return found.get(address)
 
     def answer(kind: str, address: str, *more: Any) -> None:
+        """Handle a message from a worker: fetch its snapshot, or send it those that it wants."""
         if kind == HOLDS:
             (key,) = more
             data = call(take, address, key)
