@@ -301,7 +301,7 @@ class ExactAdder:
         self.plan, self.noise, self.drawer = plan, noise, drawer
         self.unit, noise_factor = fixed_point(plan, points)
         self._std = spread(std, plan.dimension) * noise_factor
-        # Public entries get no noise. Their std is set to 1 only to avoid a division by zero.
+        # Public entries get no noise: `_keep_public` restores them. exact.noisy needs std > 0.
         self._public_entries = self._std == 0.0
         if plan.public_constant:
             self._public_entries[-1] = True

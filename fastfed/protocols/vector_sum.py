@@ -80,7 +80,7 @@ class BitRandomizer:
             round_statistic(point, steps, clamped, level_words, self._sums[level])
 
     def report(self) -> Counts | Bits:
-        """Return the number of ones in the released node, minus its mean without data.
+        """Return the number of ones in the released node, minus its mean for data points of zero.
 
         The count is exact in float64.
         """

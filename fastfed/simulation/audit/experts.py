@@ -139,10 +139,8 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
 
     @cache
     def law(experts: Chosen) -> float:
-        total, by_last_switch = (
-            0.0,
-            {0: 1.0 / plan.experts},
-        )  # probability by the time of the last switch
+        # Probability of the experts so far, by the time of the last switch.
+        total, by_last_switch = 0.0, {0: 1.0 / plan.experts}
         for switches in range(mechanism.switches + 1):
             next_by_switch: dict[int, float] = {}
             for start, p in by_last_switch.items():
