@@ -263,6 +263,7 @@ class FloatAdder:
         self._release = 0
 
     def _draw(self, number: int) -> np.ndarray:
+        """Return the standard normals (s,) of a numbered node, cached within a release."""
         if number not in self._draw_cache:
             drawn = self.noise.node(self.drawer, number, self.plan.dimension)
             size = self.plan.statistic_size
@@ -311,11 +312,13 @@ class ExactAdder:
         self._largest = 0.0
 
     def _draw(self, number: int) -> Normals:
+        """Return the exact standard normals (s,) of a numbered node, cached."""
         if number not in self._draw_cache:
             self._draw_cache[number] = self.noise.ideal(self.drawer, number, self.plan.dimension)
         return self._draw_cache[number]
 
     def _values(self, number: int) -> np.ndarray:
+        """Return the draws of a node in float64, and track the largest, for the error bound."""
         values = self._draw(number).values
         self._largest = max(self._largest, float(values.max()), -float(values.min()))
         return values

@@ -240,17 +240,18 @@ class Clock:
             std = np.where(rows == columns, diagonal, off_diagonal)
             self._std = std * noise_factor
             self._drawn_nodes: list[Normals | None] = [None] * trigger.levels(horizon)
-        self._wide = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
+        # The factor of S + Q + extra I, if data points update it; else None.
+        self._factor = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
 
     def restart(self, w: np.ndarray, total: np.ndarray, ridge: float) -> None:
         """Start a batch after a synchronisation, with S = total + ridge I and its factor ``w``."""
         self._total, self._ridge, self._rounds = total, ridge + self.trigger.extra, 0
         self._batch = np.zeros(self._size)
-        self._before = linalg.log_det(w)
-        if self._wide is not None:
+        self._synced_log_det = linalg.log_det(w)
+        if self._factor is not None:
             self._growth, factor = self._log_det_growth(total.copy())
             if factor is not None:
-                self._wide[:] = factor
+                self._factor[:] = factor
 
     def observe(self, x: np.ndarray, round: int) -> bool:
         """Add the features of a round, and return whether the silo requests a synchronisation."""
@@ -258,8 +259,8 @@ class Clock:
         # Draw first: if the noise source fails, the state is unchanged.
         noise_draw = self._draw_noise(round) if private else None
         self._rounds += 1
-        if self._wide is not None:
-            self._growth += linalg.log(linalg.observe(self._wide, None, x, 0.0))
+        if self._factor is not None:
+            self._growth += linalg.log(linalg.observe(self._factor, None, x, 0.0))
         else:
             aggregation.add(self._batch, self._point(x))
             self._growth, _ = self._log_det_growth(self._noisy_sum(noise_draw))
@@ -273,7 +274,7 @@ class Clock:
         v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge
         w = linalg.factor(v[d:], d)
         # Noise can make the matrix indefinite; the trigger then must not fire.
-        return (-np.inf, None) if w is None else (linalg.log_det(w) - self._before, w)
+        return (-np.inf, None) if w is None else (linalg.log_det(w) - self._synced_log_det, w)
 
     def _point(self, x: np.ndarray) -> np.ndarray:
         """Return x x' as a statistic (s,), in fixed point if the noise is exact."""

@@ -79,7 +79,7 @@ class Server(Once):
         self.release = 0
         self._nodes = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._total = np.zeros(plan.statistic_size)
-        self._raw = np.zeros(plan.statistic_size)
+        self._raw_prefix = np.zeros(plan.statistic_size)
         # Noise streams have the indices of silos, 0..M-1; the server's stream has index M.
         self._adder = make_adder(plan, self.noise, plan.silos, plan.noise_std)
         self._decoder = Decoder(secure_of(plan)) if masked(plan, self.noise) else None
@@ -127,7 +127,7 @@ class Server(Once):
             )
         broadcast = Broadcast(release, self.plan.dimension, combined)
         # All results are computed; the assignments below cannot fail.
-        self.release, self._total, self._raw = release, combined, raw
+        self.release, self._total, self._raw_prefix = release, combined, raw
         return broadcast
 
     def _combine_masked(self, decoder: Decoder, messages: Sequence[Any]) -> Broadcast:
@@ -218,7 +218,7 @@ class Server(Once):
 
         A tree node is stored at once. If the call fails later, the next try overwrites the node.
         """
-        analyzer, raw, adder = self.plan.protocol.analyzer, self._raw, self._adder
+        analyzer, raw, adder = self.plan.protocol.analyzer, self._raw_prefix, self._adder
         level = self.plan.level(release)
         if self.plan.protocol.bits:
             total = total * self.plan.units[self.plan.encoding_at(release)]

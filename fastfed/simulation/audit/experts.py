@@ -108,6 +108,7 @@ class PrintedPlan(SparseVectorPlan):
     """A planted fault: the query is compared with L, a threshold without noise."""
 
     def decider(self, noise: NoiseSource) -> Decider:
+        """Return the faulty server."""
         return Printed(self, noise)
 
 
@@ -115,6 +116,7 @@ class Printed(SparseVector):
     """The server of `PrintedPlan`."""
 
     def _threshold(self, switches: int) -> float:
+        """Draw the noisy threshold as usual, but return the threshold without noise."""
         super()._threshold(switches)
         return self.plan.threshold
 
@@ -224,6 +226,7 @@ class BarePlan(DartboardPlan):
     """A planted fault: the dartboard without privacy, whose coin depends on the loss only."""
 
     def decider(self, noise: NoiseSource) -> Decider:
+        """Return the faulty server."""
         return Bare(self, noise)
 
 
@@ -231,6 +234,7 @@ class Bare(Dart):
     """The server of `BarePlan`."""
 
     def _keeps(self, lost: float, release: int) -> bool:
+        """Return whether the current expert stays, without the coin of probability p."""
         rate = self.plan.noise.rate
         return bool(self._draw(QUERY, release) < np.exp(-rate * lost))
 

@@ -117,6 +117,7 @@ class Dask:
         progress: Progress | None = None,
         snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
+        """Run the batches on the cluster, see `Engine.play`."""
         packed = pack(experiment)
         if not batches:
             return
@@ -130,6 +131,7 @@ class Dask:
         ):
 
             def run_round(batches: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
+                # About four tasks per worker, so that the last tasks end at similar times.
                 threads_per_batch = threads if alone else max(1, threads // workers)
                 size = 1 if alone else -(-len(batches) // (4 * workers))
                 tasks = {

@@ -53,6 +53,7 @@ class Local:
         progress: Progress | None = None,
         snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
+        """Run the batches in threads, see `Engine.play`."""
         stop = threading.Event()
         workers = max(1, min(self.threads, len(batches), self.at_once or self.threads))
         batch_threads = max(1, self.threads // workers)

@@ -152,6 +152,7 @@ class Processes:
         progress: Progress | None = None,
         snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
+        """Run the batches in worker processes, see `Engine.play`."""
         packed, tally = pack(experiment), Tally(experiment, progress)
 
         def run_round(batches: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
