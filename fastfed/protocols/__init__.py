@@ -1,4 +1,4 @@
-"""Messages, protocols P = (randomizer, shuffler, analyzer), and the plans drivers execute."""
+"""Protocols P = (randomizer, shuffler, analyzer), their messages, and the plans to execute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError
-from fastfed.protocols import account  # noqa: F401 (says what plans release)
+from fastfed.protocols import account  # noqa: F401 (registers what plans release)
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.randomizer import Randomizer, SumRandomizer
 from fastfed.protocols.secure_sum import SecureRandomizer, masked
@@ -16,9 +16,10 @@ from fastfed.protocols.vector_sum import BitRandomizer, MessageRandomizer
 def make_randomizer(
     plan: Plan, silo: int, noise: NoiseSource, keys: Mapping[int, bytes] | None = None
 ) -> Randomizer:
-    """The randomizer R of one silo under a plan; ``keys`` are those of its masks, where it has any.
+    """Return the randomizer R of one silo under a plan.
 
-    Raises InputError for keys that are missing, or of no use.
+    ``keys`` are the keys of the silo's masks; only a secure sum needs them. Raises InputError if
+    keys are missing, or given to a protocol without masks.
     """
     if masked(plan, noise):
         if keys is None and plan.silos > 1:
@@ -28,7 +29,7 @@ def make_randomizer(
             )
         return SecureRandomizer(plan, silo, noise, keys or {})
     if keys is not None:
-        raise InputError(f'keys belong to masked messages, got some for "{plan.protocol.id}"')
+        raise InputError(f'keys are for masked messages only, got keys for "{plan.protocol.id}"')
     if not plan.protocol.bits:
         return SumRandomizer(plan, silo, noise)
     return (MessageRandomizer if plan.individual else BitRandomizer)(plan, silo, noise)

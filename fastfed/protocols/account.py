@@ -1,7 +1,8 @@
-"""Releases of linear systems' plans, in the terms of `fastfed.privacy.account`.
+"""What the plans of linear bandits release, as privacy events for `fastfed.privacy.account`.
 
-Everything is read from what drivers and parties execute: the protocol's randomizer and analyzer,
-batch size and horizon, noise, bits, clipping, trigger. The claim adds what no number says.
+The events are computed from the fields that drivers and parties execute: the protocol's randomizer
+and analyzer, batch size and horizon, noise, bits, clipping and trigger. The plan's claim adds only
+what these fields do not contain, such as how often one user may take part.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ from fastfed.protocols.serverless import (
     check_parts,
 )
 
-#: Randomizers and analyzers whose Gaussian noise `_sums` accounts for. A pair that is not here is
-#: refused: to take it for one of these would be a guarantee of something else.
+#: Pairs of randomizer and analyzer whose Gaussian noise `_gaussian_sums` accounts for. Other pairs
+#: are refused, because their account would describe a different mechanism.
 GAUSSIAN_PAIRS = (
     (SEND_NOISY_NODE, TREE),
     (SEND_NOISY_PREFIX, REPLACE),
@@ -83,10 +84,10 @@ GAUSSIAN_PAIRS = (
 )
 
 
-#: Releases of a plan, at most: arrays of one number for each still fit into memory.
-_MOST = 2**24
+#: Largest number of releases of a plan; arrays with one number per release still fit into memory.
+_MOST_RELEASES = 2**24
 
-#: Releases that each protocol has; of the others "tree" alone.
+#: Continual releases that each protocol allows. Protocols that are not listed allow only "tree".
 _RELEASES = {
     "silo-ldp": RELEASES,
     "central": RELEASES,
@@ -96,20 +97,20 @@ _RELEASES = {
 
 
 def protocol_of(plan: Plan) -> Protocol:
-    """The protocol that the builders give a plan of this protocol's name.
+    """Return the protocol that the plan must have, given its name, release and secure sum.
 
-    A package's own name stands for batches that silos send once, each with noise of its own, under
-    the words of "silo-ldp".
+    A name that is not registered here belongs to another package. Its silos must send each batch
+    once with independent noise, and its model is the one of "silo-ldp".
 
     Raises
     ------
     InputError
-        For a release that the protocol does not have.
+        If the protocol does not allow the plan's continual release.
     """
     protocol = plan.protocol
-    known = {**PROTOCOLS, **AGENT_PROTOCOLS}.get(protocol.id)
-    if known is None:
-        known = replace(
+    expected = {**PROTOCOLS, **AGENT_PROTOCOLS}.get(protocol.id)
+    if expected is None:
+        expected = replace(
             PROTOCOLS["silo-ldp"],
             id=protocol.id,
             summary=protocol.summary,
@@ -123,36 +124,35 @@ def protocol_of(plan: Plan) -> Protocol:
             f'release of protocol "{protocol.id}" must be one of {", ".join(releases)}, got '
             f"{show(plan.release)}"
         )
-    flat = protocol.id == "shuffle-vector" and protocol.flat
-    known = released_as(known, FLAT if flat else plan.release)
-    if known.masked and plan.secure is not None:
-        known = under_masks(known, plan.secure.silos, plan.secure.colluders)
-    return known if plan.own is None else keeping_own_rounds(known)
+    flat_shuffle = protocol.id == "shuffle-vector" and protocol.flat
+    expected = released_as(expected, FLAT if flat_shuffle else plan.release)
+    if expected.masked and plan.secure is not None:
+        expected = under_masks(expected, plan.secure.silos, plan.secure.colluders)
+    return expected if plan.own is None else keeping_own_rounds(expected)
 
 
-def _meets(plan: Plan, claim: Claim) -> bool:
-    """True if the account of a user whom several silos meet is about this plan."""
-    own = plan.protocol.noise_by == "silos" and not plan.protocol.masked
-    one = claim.max_participations == 1 and not claim.by_silo and not plan.silo_noise
+def _supports_silos_met(plan: Plan, claim: Claim) -> bool:
+    """Return whether the plan has an account for a user who takes part in several silos."""
+    by_silos = plan.protocol.noise_by == "silos" and not plan.protocol.masked
+    one_budget = claim.max_participations == 1 and not claim.by_silo and not plan.silo_noise
     return claim.silos_met == 1 or (
-        own and one and not plan.protocol.shuffled and claim.silos_met <= plan.silos
+        by_silos and one_budget and not plan.protocol.shuffled and claim.silos_met <= plan.silos
     )
 
 
 def check_combination(plan: Plan) -> None:
-    """Refuse a plan whose parts no builder puts together: its account would be of another one.
-
-    Raises InputError.
-    """
+    """Raise InputError for a combination of fields that no builder makes and no account covers."""
     protocol = plan.protocol
     if (plan.secure is not None) != protocol.masked:
         raise InputError(
             f'a plan of protocol "{protocol.id}" must have '
             f"{'a' if protocol.masked else 'no'} secure sum"
         )
-    if protocol != (known := protocol_of(plan)):
-        names = [n for n in vars(known) if getattr(known, n) != getattr(protocol, n)]
-        texts = (f"{n} {show(getattr(known, n))}, got {show(getattr(protocol, n))}" for n in names)
+    if protocol != (expected := protocol_of(plan)):
+        names = [n for n in vars(expected) if getattr(expected, n) != getattr(protocol, n)]
+        texts = (
+            f"{n} {show(getattr(expected, n))}, got {show(getattr(protocol, n))}" for n in names
+        )
         raise InputError(
             f'the plan\'s protocol must be "{protocol.id}" as it is registered, with '
             f"{'; '.join(texts)}"
@@ -161,11 +161,12 @@ def check_combination(plan: Plan) -> None:
         check_rounds(plan.release_rounds, plan.horizon)
     if plan.releases and plan.secure is None:
         check_factor(plan.release, plan.releases, plan.factor)
-    if plan.releases > _MOST:
-        raise InputError(f"a plan must have at most {_MOST} releases, got {plan.releases}")
+    if plan.releases > _MOST_RELEASES:
+        raise InputError(f"a plan must have at most {_MOST_RELEASES} releases, got {plan.releases}")
+    # Each entry names a requirement that all builders satisfy, and whether the plan does.
     trigger, silos = plan.trigger, plan.silos
-    private = trigger is not None and trigger.kind == PRIVATE_DETERMINANT
-    wanted = {
+    noisy_trigger = trigger is not None and trigger.kind == PRIVATE_DETERMINANT
+    rules = {
         f'one silo with protocol "{protocol.id}"': protocol.id not in AGENT_PROTOCOLS or silos == 1,
         f"silo_noise of {silos} silos that add noise, or none": (
             not plan.silo_noise or (protocol.noise_by == "silos" and len(plan.silo_noise) == silos)
@@ -184,30 +185,32 @@ def check_combination(plan: Plan) -> None:
             trigger is None or (plan.batch_size == 1 and not plan.release_rounds)
         ),
         "one silo for each user, or silos with noise of one budget that meet a user once each": (
-            plan.privacy is None or _meets(plan, plan.privacy)
+            plan.privacy is None or _supports_silos_met(plan, plan.privacy)
         ),
         'protocol "silo-ldp-prefix" where a trigger reads noisy sums': (
-            not private or protocol.id == "silo-ldp-prefix"
+            not noisy_trigger or protocol.id == "silo-ldp-prefix"
         ),
     }
-    wrong = [what for what, holds in wanted.items() if not holds]
-    if wrong:
-        raise InputError(f"the plan must have {' and '.join(wrong)}: nothing else has an account")
+    broken_rules = [rule for rule, holds in rules.items() if not holds]
+    if broken_rules:
+        raise InputError(
+            f"the plan must have {' and '.join(broken_rules)}; other plans have no account"
+        )
 
 
 def bounds(plan: Plan) -> tuple[float, float]:
-    """L and Y: what features' norms and rewards are held to; 1 where nothing is clipped.
+    """Return (L, Y), the bounds on feature norms and on absolute rewards; (1, 1) without clipping.
 
-    Whether the environment keeps the latter is a condition of the certificate.
+    Without clipping, a condition of the certificate states whether the environment keeps to them.
     """
     return bounds_of(plan.clip)
 
 
 def bounds_of(clip: Clip | None) -> tuple[float, float]:
-    """L and Y of records that are clipped so. Raises InputError for what is no interval."""
+    """Return (L, Y) of records clipped by ``clip``. Raise InputError for invalid bounds."""
     if clip is None:
         return 1.0, 1.0
-    # Not "high <= low", which NaN passes.
+    # Written so that NaN fails: "high <= low" would let NaN pass.
     if not (-math.inf < clip.low < clip.high < math.inf and 0.0 < clip.feature < math.inf):
         raise InputError(
             "clip must have finite bounds low < high and feature > 0, got "
@@ -220,16 +223,17 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
         )
     feature = clip.feature
     if clip.constant:
-        # Of (z, c): 1 at most where z is scaled to make room for the constant.
+        # The norm of (z, c). It is 1 if z was scaled to leave room for the constant c.
         feature = math.hypot(clip.feature, clip.constant)
         feature = 1.0 if abs(feature - 1.0) < 1e-12 else feature
     return feature, max(abs(bound) for bound in clip.centred)
 
 
 @released.register
-def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
+def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
+    """Return what a plan releases; with several budgets one event for each of them."""
     claim = plan.privacy or Claim(source="none")
-    # Plain data that anyone may change: drivers and parties go by them.
+    # A plan is plain data that a caller may have changed, so check it before accounting for it.
     check_combination(plan)
     if plan.policy == "random" or not plan.releases:
         return (NoRelease(),)
@@ -242,89 +246,92 @@ def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     if plan.own is not None and plan.own.secret:
         _check_coin(plan, claim)
     if protocol.masked:
-        return (_secure(plan, claim),)
+        return (_secure_sum(plan, claim),)
     if protocol.bits:
-        return (_bits(plan, claim),)
+        return (_vector_sums(plan, claim),)
     by_server = protocol.analyzer in (NOISY_TREE, NOISY_ADD)
     if protocol.randomizer in (SEND_BATCH, SEND_NODE) and not by_server:
         return (RawData(claim.budget),)
     if protocol.senders == "users":
-        return (_points(plan, claim),)
+        return (_local_noise(plan, claim),)
     budget = claim.asked
-    # Of silos that differ, the one with the least noise.
-    worst = _sums(plan, claim, budget, plan.noise_std.times(min(plan.silo_noise, default=1.0)))
+    # The silo with the least noise has the weakest guarantee.
+    worst = _gaussian_sums(
+        plan, claim, budget, plan.noise_std.times(min(plan.silo_noise, default=1.0))
+    )
     if not claim.by_silo:
         return (worst,)
-    own_deltas = len(claim.delta_by_silo) in (0, plan.silos)
-    if not len(claim.by_silo) == len(plan.noise_scale) == plan.silos or not own_deltas:
+    deltas_fit = len(claim.delta_by_silo) in (0, plan.silos)
+    if not len(claim.by_silo) == len(plan.noise_scale) == plan.silos or not deltas_fit:
         raise InputError(
             f"privacy.by_silo and silo_noise must hold one number for each of {plan.silos} silos, "
             f"got {len(claim.by_silo)}"
         )
     if not isinstance(worst, GaussianSums):
-        raise InputError(f'silos of "{protocol.id}" cannot have budgets of their own')
-    return _by_silo(worst, plan.noise_std.parts, plan.noise_scale, claim.silo_budgets)
+        raise InputError(f'silos of "{protocol.id}" cannot have different budgets')
+    return _events_by_budget(worst, plan.noise_std.parts, plan.noise_scale, claim.silo_budgets)
 
 
 def _check_coin(plan: Plan, claim: Claim) -> None:
-    """Refuse a secret coin where its account is not the one that would be taken."""
+    """Raise InputError if a secret coin has no account under the plan's protocol and unit."""
     unit = claim.budget.unit if claim.budget is not None else "user"
     if plan.protocol.noise_by == "none" or plan.protocol.masked or unit == "reward":
         raise InputError(
-            "a secret coin has an account for Gaussian noise on all sums alone, got protocol "
+            "a secret coin has an account only with Gaussian noise on all sums, got protocol "
             f'"{plan.protocol.id}" and unit "{unit}"'
         )
 
 
 @lru_cache(maxsize=64)
-def _by_silo(
+def _events_by_budget(
     worst: GaussianSums,
     stds: tuple[float, float, float],
     scales: tuple[float, ...],
-    asked: tuple[tuple[float, float], ...],
+    silo_budgets: tuple[tuple[float, float], ...],
 ) -> tuple[PrivacyEvent, ...]:
-    """The worst of all silos, then one for each (epsilon, delta) that some asked for.
+    """Return the event of the silo with the least noise, then one event for each silo budget.
 
-    All of it once for a plan: there may be as many as there are silos, each of which verifies it.
+    The result is cached: each of M silos verifies the plan, and there may be M budgets.
     """
-    found = [worst]
-    for (epsilon, delta), silos in alike(asked).items():
+    events = [worst]
+    for (epsilon, delta), silos in alike(silo_budgets).items():
         scale = min(scales[i] for i in silos)
-        own = NoiseStd(*stds).times(scale).parts
+        group_stds = NoiseStd(*stds).times(scale).parts
         budget = msgspec.structs.replace(worst.budget, epsilon=epsilon, delta=delta)
-        found.append(msgspec.structs.replace(worst, budget=budget, stds=own))
-    return HashedTuple(found)
+        events.append(msgspec.structs.replace(worst, budget=budget, stds=group_stds))
+    return HashedTuple(events)
 
 
 def alike(
     asked: tuple[tuple[float, float], ...],
 ) -> dict[tuple[float, float], tuple[int, ...]]:
-    """Silos that asked for one (epsilon, delta), by budget."""
-    found: dict[tuple[float, float], list[int]] = {}
+    """Group silos by budget: map each (epsilon, delta) to the indices of the silos with it."""
+    silos_by_budget: dict[tuple[float, float], list[int]] = {}
     for silo, budget in enumerate(asked):
-        found.setdefault(budget, []).append(silo)
-    return {budget: tuple(silos) for budget, silos in found.items()}
+        silos_by_budget.setdefault(budget, []).append(silo)
+    return {budget: tuple(silos) for budget, silos in silos_by_budget.items()}
 
 
-def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
-    """Gaussian noise of silos, or of a trusted server or agent, on sums of batches."""
+def _gaussian_sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
+    """Return the event of Gaussian noise, by silos, server or agent, on sums of batches."""
     protocol, (feature, reward) = plan.protocol, bounds(plan)
+    # Mechanisms with a separate account first; all other Gaussian noise is one kind of event.
     if budget.unit == "reward":
-        return _rewards(plan, claim, budget, std)
+        return _reward_release(plan, claim, budget, std)
     if plan.release == "nested":
         return NestedNoise(
             budget=budget, releases=plan.releases, noise_std=std.bias, source=claim.source
         )
     if protocol.shuffled:
-        return _shuffled(plan, claim, budget, std)
+        return _amplified_tree(plan, claim, budget, std)
     if (protocol.randomizer, protocol.analyzer) not in GAUSSIAN_PAIRS:
         raise InputError(
-            f'nothing here says what protocol "{protocol.id}" releases: account for its randomizer '
+            f'protocol "{protocol.id}" has no privacy account: add one for its randomizer '
             f"{protocol.randomizer} with analyzer {protocol.analyzer} in {__name__}"
         )
-    schedule, rounds = (0.0, 0.0), 0
+    trigger_stds, trigger_rounds = (0.0, 0.0), 0
     if plan.trigger is not None and plan.trigger.kind == PRIVATE_DETERMINANT:
-        schedule, rounds = plan.trigger.std, plan.horizon
+        trigger_stds, trigger_rounds = plan.trigger.std, plan.horizon
     flat = protocol.randomizer == SEND_NOISY_BATCH
     return GaussianSums(
         budget=budget,
@@ -334,8 +341,8 @@ def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEve
         feature_bound=feature,
         reward_bound=reward,
         max_participations=claim.max_participations,
-        schedule=schedule,
-        schedule_rounds=rounds,
+        schedule=trigger_stds,
+        schedule_rounds=trigger_rounds,
         remark=claim.remark,
         factor=plan.factor,
         centred=centred_of(plan.clip),
@@ -344,8 +351,8 @@ def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEve
     )
 
 
-def _rewards(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
-    """Gaussian noise on sums of x y alone, where contexts are public."""
+def _reward_release(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
+    """Return the event of Gaussian noise on sums of x y only; the contexts are public."""
     protocol = plan.protocol
     if protocol.shuffled or plan.trigger is not None or protocol.randomizer == SEND_NOISY_BATCH:
         raise InputError(f'protects "reward" has no account for protocol "{protocol.id}"')
@@ -362,35 +369,36 @@ def _rewards(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Privacy
     )
 
 
-def _secure(plan: Plan, claim: Claim) -> SecureSum:
-    """Binomial noise on sums under masks: shares of silos, or in simulations of all together.
+def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
+    """Return the event of binomial noise on masked sums.
 
-    What parties send is the plan's secure sum, what a simulation of all messages together plays is
-    its noise and factor: they must be of one mechanism. Bounds and users are the plan's own.
+    Deployed parties execute ``plan.secure``, a simulation executes the plan's ``noise_std`` and
+    ``factor``; check that both describe one mechanism. Bounds and budget come from the plan.
     """
-    made = plan.secure
-    assert made is not None
+    mechanism = plan.secure
+    assert mechanism is not None
     centred, (feature, reward) = centred_of(plan.clip), bounds(plan)
-    wanted = {
+    # Each entry names what must agree between plan and mechanism, and whether it does.
+    rules = {
         "trigger": plan.trigger is None,
         "silo_noise": not plan.silo_noise and not claim.by_silo,
-        "silos": made.silos == plan.silos,
-        "dimension": made.dimension == plan.dimension,
-        "number of releases": made.releases == plan.releases,
-        "number of records": made.points >= plan.silos * plan.most_records(plan.releases),
-        "noise_std": made.stds == plan.noise_std.parts,
+        "silos": mechanism.silos == plan.silos,
+        "dimension": mechanism.dimension == plan.dimension,
+        "number of releases": mechanism.releases == plan.releases,
+        "number of records": mechanism.points >= plan.silos * plan.most_records(plan.releases),
+        "noise_std": mechanism.stds == plan.noise_std.parts,
         "factor": plan.factor is not None
-        and np.array_equal(plan.factor.matrix, made.prefix_weights),
-        "constant feature": (made.centred is None) == (centred is None),
+        and np.array_equal(plan.factor.matrix, mechanism.prefix_weights),
+        "constant feature": (mechanism.centred is None) == (centred is None),
     }
-    wrong = [name for name, holds in wanted.items() if not holds]
+    wrong = [name for name, holds in rules.items() if not holds]
     if wrong:
         raise InputError(
             f"the plan's {', '.join(wrong)} must be {'that' if len(wrong) == 1 else 'those'} of "
             "its secure sum: the plan is not the one that was certified"
         )
     return msgspec.structs.replace(
-        made,
+        mechanism,
         budget=claim.asked,
         feature_bound=feature,
         reward_bound=reward,
@@ -400,15 +408,15 @@ def _secure(plan: Plan, claim: Claim) -> SecureSum:
 
 
 def centred_of(clip: Clip | None) -> Centred | None:
-    """Bounds of records whose last feature is a constant of the code."""
+    """Return the bounds of records whose last feature is a constant; None for other records."""
     bounds_of(clip)
     if clip is None or not clip.constant:
         return None
     return Centred(clip.kappa, clip.feature, *clip.centred)
 
 
-def _unit(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
-    """(layout, noise_std, covariance_ratio) of the same noise about records of unit bounds."""
+def _unit_noise(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
+    """Return (layout, noise_std, covariance_ratio) of the noise rescaled to bounds L = Y = 1."""
     feature, reward = bounds(plan)
     layout, covariance = recovered_layout(std.off_diagonal, std.diagonal)
     bias = std.bias / (feature * reward)
@@ -417,12 +425,14 @@ def _unit(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
     return layout, bias, covariance / feature**2 / bias
 
 
-def _shuffled(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
-    layout, bias, ratio = _unit(plan, std)
+def _amplified_tree(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
+    """Return the event of shuffled noisy p-sums."""
+    layout, bias, ratio = _unit_noise(plan, std)
     if not bias:
         return RawData(budget)
-    # The lemma is about each stream alone, at the sensitivity of the bias stream: where the
-    # covariance stream has less noise for its own, both are accounted as if they had that.
+    # The amplification lemma treats the two streams separately, at the sensitivity of the bias
+    # stream. If the covariance stream has less noise relative to its sensitivity, account for both
+    # streams with that smaller noise.
     least = min(1.0, ratio * (1.0 if layout == "iid" else math.sqrt(2.0)))
     if least < 1.0 - 1e-12:
         bias, ratio = least * bias, ratio / least
@@ -442,20 +452,23 @@ def _shuffled(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Privac
 
 
 def tree_batch(ends: Sequence[int] | np.ndarray) -> int:
-    """Batch size B with which no node of the tree of these batches has over B 2^level rounds."""
-    n = np.concatenate([[0], np.asarray(ends, np.int64)])
-    k = np.arange(1, len(n))
-    size = k & -k
-    return int((-(-(n[k] - n[k - size]) // size)).max(initial=1))
+    """Return the smallest B for which every tree node has at most B 2^level rounds.
+
+    ``ends`` holds the last round of each batch.
+    """
+    rounds = np.concatenate([[0], np.asarray(ends, np.int64)])
+    k = np.arange(1, len(rounds))
+    leaves = k & -k
+    return int((-(-(rounds[k] - rounds[k - leaves]) // leaves)).max(initial=1))
 
 
-def _points(plan: Plan, claim: Claim) -> PrivacyEvent:
-    """Every user's own Gaussian noise."""
-    layout, bias, ratio = _unit(plan, plan.user_std)
+def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
+    """Return the event of Gaussian noise that each user adds to their data point."""
+    layout, bias, ratio = _unit_noise(plan, plan.user_std)
     if not bias:
         return RawData(claim.asked)
     return LocalGaussian(
-        # The fewer users a shuffler mixes, the less it hides.
+        # The smallest batch is the worst case: a shuffler hides less among fewer users.
         batch_size=int(np.diff(plan.ends, prepend=0).min()),
         returning=claim.max_participations,
         layout=layout,
@@ -468,8 +481,11 @@ def _points(plan: Plan, claim: Claim) -> PrivacyEvent:
     )
 
 
-def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
-    """Every user's own noise bits. A larger record moves as many more levels."""
+def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
+    """Return the event of data points sent as bits, with each user's noise bits.
+
+    The sensitivity in fixed-point steps is g times the largest entry of a record.
+    """
     encoding, (feature, reward) = plan.encoding, bounds(plan)
     if encoding is None:
         raise InputError(f'protocol "{plan.protocol.id}" needs an encoding')
@@ -479,7 +495,7 @@ def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
         for bias, covariance in steps
     ]
     if plan.protocol.flat and centred_of(plan.clip) is not None:
-        g = steps  # its norm is that of the records themselves
+        g = steps  # `Centred` has the norm of the records, so g must not be scaled by it
     if plan.protocol.flat:
         count = plan.releases if plan.encoded_by_release else 1
         if not len(g) == len(encoding.noise_bits) == count:
@@ -489,7 +505,7 @@ def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
             VectorBatches(
                 batch_size=plan.silos * length,
                 dimension=plan.dimension,
-                g=levels,
+                g=steps_of_batch,
                 b=b,
                 returning=claim.max_participations,
                 calibration=claim.calibration,
@@ -500,7 +516,7 @@ def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
                 local=not plan.protocol.shuffled,
                 centred=centred_of(plan.clip),
             )
-            for length, levels, b in zip(lengths, g, encoding.noise_bits, strict=True)
+            for length, steps_of_batch, b in zip(lengths, g, encoding.noise_bits, strict=True)
         ]
         return batches[0] if count == 1 else UnequalBatches(tuple(batches))
     if plan.release_rounds:
@@ -521,19 +537,21 @@ def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
 
 
 def released_only(plan: Plan) -> bool:
-    """True if actions depend on synchronised statistics alone.
+    """Return whether actions depend on synchronised statistics only.
 
-    After every round, in fixed rounds, the local batch is empty whenever an action is chosen.
+    This is so for a lazy plan, and for synchronisation in every round: then the local batch is
+    empty whenever an action is chosen.
     """
     return plan.lazy or (plan.trigger is None and plan.releases == plan.horizon)
 
 
 @terms.register
 def _terms(plan: Plan) -> tuple[str, ...]:
+    """List the terms of the plan's certificate besides the noise, such as who is trusted."""
     schedule = "fixed rounds"
     if plan.trigger is not None:
-        private = plan.trigger.kind == PRIVATE_DETERMINANT
-        schedule = "rounds by noisy sums" if private else "rounds by raw data"
+        noisy_trigger = plan.trigger.kind == PRIVATE_DETERMINANT
+        schedule = "rounds by noisy sums" if noisy_trigger else "rounds by raw data"
     return (
         f'protocol "{plan.protocol.id}"',
         plan.protocol.model,
@@ -546,32 +564,34 @@ def _terms(plan: Plan) -> tuple[str, ...]:
 
 
 def _own_terms(plan: Plan) -> tuple[str, ...]:
-    """What a certificate says of own rounds."""
+    """Return the terms about local rounds."""
     own = plan.own
     if own is None:
         return ()
-    after = f"own rounds after round {own.until}"
+    local_rounds = f"own rounds after round {own.until}"
     if not own.mixed:
-        return (after,)
-    kind = "by a secret coin" if own.secret else "by a public rule"
-    return after, f"a fraction {own.fraction:g} of earlier rounds shared {kind}"
+        return (local_rounds,)
+    coin_or_rule = "by a secret coin" if own.secret else "by a public rule"
+    return local_rounds, f"a fraction {own.fraction:g} of earlier rounds shared {coin_or_rule}"
 
 
 def worst_part(plan: PeerPlan) -> Part:
-    """The part whose release costs most: a user takes part in one of them."""
-    return max(plan.parts, key=lambda part: event_epsilon(_of_plan(part.plan)[0]))
+    """Return the part with the largest epsilon. Each user takes part in one part only."""
+    return max(plan.parts, key=lambda part: event_epsilon(_events_of_plan(part.plan)[0]))
 
 
 @released.register
-def _of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
+def _events_of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
+    """Return what a plan without a server releases: the events of its worst part."""
     check_parts(plan)
-    return _of_plan(worst_part(plan).plan)
+    return _events_of_plan(worst_part(plan).plan)
 
 
 @released.register
-def _of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
+def _events_of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
+    """Return what a plan in phases releases: the means; the initial phases must release nothing."""
     check_means(plan)
-    _of_plan(plan.local)
+    _events_of_plan(plan.local)
     if plan.protocol not in (PRIVATE_MEAN, PLAIN_MEAN):
         raise InputError(
             f'protocol of a plan in phases must be "{PRIVATE_MEAN.id}" or "{PLAIN_MEAN.id}" as it '

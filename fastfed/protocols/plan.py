@@ -1,4 +1,7 @@
-"""Plans with a server: one curve as plain data; those without one are in ``serverless``."""
+"""Plans of federations with a server. A plan is everything that one curve needs, as plain data.
+
+Plans without a server, and in phases, are in ``serverless``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from fastfed.protocols.score import Score
 if TYPE_CHECKING:
     from fastfed.privacy.mechanisms.secure_sum import SecureSum
 
-#: Releases whose noise reappears in later prefixes, so that it is kept.
+#: Continual releases that cache every noise draw, because later prefixes use each draw again.
 KEEPING = ("toeplitz", "factorised")
 
 # ---- Plans: everything a driver needs to run one curve, as plain data ----------------------------
@@ -32,14 +35,15 @@ KEEPING = ("toeplitz", "factorised")
 
 @dataclass(frozen=True)
 class NoiseStd:
-    """Standard deviations of one node's noise, by entry of a statistic.
+    """Standard deviations of the noise that one tree node (or batch) adds to a statistic.
 
     Parameters
     ----------
     bias : float, default 0
-        Of each entry of the sum of x y, in the units of x y.
+        Standard deviation in each entry of the sum of x y, in the units of x y.
     off_diagonal, diagonal : float, default 0
-        Of each entry of the symmetric sum of x x', in the units of x x'.
+        Standard deviation in each entry of the symmetric sum of x x', off and on its diagonal, in
+        the units of x x'.
     """
 
     bias: float = 0.0
@@ -48,43 +52,44 @@ class NoiseStd:
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """The three numbers: bias, off_diagonal, diagonal."""
+        """The tuple (bias, off_diagonal, diagonal)."""
         return self.bias, self.off_diagonal, self.diagonal
 
     def times(self, factor: float) -> NoiseStd:
-        """Return the same noise, ``factor`` times as strong."""
-        return NoiseStd(*(factor * part for part in self.parts))
+        """Return these standard deviations multiplied by ``factor``."""
+        return NoiseStd(*(factor * std for std in self.parts))
 
 
 class OwnArrays:
-    """Base of plain data whose arrays are its own: immutable copies, also after pickling.
+    """Base of dataclasses that hold read-only copies of their arrays, also after pickling.
 
-    A certificate is about the numbers that are executed, so nobody may change them later.
+    A certificate describes the numbers that are executed, so no caller may change them later.
     """
 
     def __post_init__(self) -> None:
-        """Copy the arrays."""
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
+        """Replace each array by a read-only copy."""
+        for each_field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each_field.name)
             if isinstance(value, np.ndarray):
-                object.__setattr__(self, each.name, frozen(value))
+                object.__setattr__(self, each_field.name, frozen(value))
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore the fields, and nothing that was computed from them."""
-        for each in fields(self):  # type: ignore[arg-type]
-            object.__setattr__(self, each.name, state[each.name])
+        """Restore the fields, but no cached property that was computed from them."""
+        for each_field in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, each_field.name, state[each_field.name])
         self.__post_init__()
 
 
 @dataclass(frozen=True)
 class Radius(OwnArrays):
-    """Confidence radii: of the score <x, theta_hat> + beta ||x||_{V^-1} + gamma ||V^-1 x||.
+    """Radii beta and gamma of the score <x, theta_hat> + beta ||x||_{V^-1} + gamma ||V^-1 x||.
 
-    beta_t = multiplier (offset_k + scale sqrt(base + d ln(1 + rows_t / (d lambda_k)))), gamma = 0,
-    where k counts the releases so far, and rows_t the rows of V by round t. With ``determinant``
-    the logarithm is ln det V - d ln anchor. The direct radius, which is one of these, lowers lambda
-    and has gamma = multiplier (tau lambda + error_bound_k), see fastfed/bandits/radius.py. Arrays
-    have an entry for k = 0, 1, ...; the last one stands for all later releases too.
+    beta_t = multiplier (offset_k + scale sqrt(base + d ln(1 + rows_t / (d lambda_k)))) and
+    gamma = 0, where k is the number of releases so far and rows_t the number of feature vectors in
+    V by round t. If ``determinant`` is true, ln det V - d ln anchor replaces d ln(...). The direct
+    radius (``direct``) uses a smaller lambda and gamma = multiplier (tau lambda + error_bound_k),
+    see fastfed/bandits/radius.py. Arrays have one entry for each k = 0, 1, ...; the last entry
+    also applies to all later releases.
     """
 
     multiplier: float
@@ -100,7 +105,7 @@ class Radius(OwnArrays):
     floor: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def at(self, entry: int, rows: float, dimension: int) -> float:
-        """beta at one entry of the arrays, with ``rows`` rows in V."""
+        """Return beta for one entry of the arrays when V holds ``rows`` feature vectors."""
         return linalg.radius_at(
             self.multiplier,
             self.scale,
@@ -112,7 +117,7 @@ class Radius(OwnArrays):
         )
 
     def of(self, entry: int, inflation: float, log_det: float, dimension: int) -> float:
-        """beta at one entry where V has this determinant."""
+        """Return beta for one entry of the arrays, from ln det V (rule ``determinant``)."""
         return linalg.determinant_radius(
             self.multiplier,
             self.scale,
@@ -127,10 +132,10 @@ class Radius(OwnArrays):
 
 @dataclass(frozen=True)
 class Clip:
-    """Bounds the statistics are held to: ||x|| <= feature, reward in [low, high].
+    """Clipping bounds of records: ||x|| <= feature, reward in [low, high].
 
-    Where ``constant`` > 0 it is the last feature, written by the code, and ``feature`` bounds the
-    others. Statistics are of the reward less ``centre``.
+    If ``constant`` > 0, the code sets the last feature to ``constant``, and ``feature`` bounds the
+    norm of the other features. ``centre`` is subtracted from every clipped reward.
     """
 
     feature: float = 1.0
@@ -140,16 +145,19 @@ class Clip:
     centre: float = 0.0
 
     def apply(self, x: np.ndarray, y: float) -> tuple[float, bool, bool]:
-        """Hold x (d,) to the bounds in place: the centred reward, and what was clipped."""
-        outside = linalg.clip_norm(x[:-1] if self.constant else x, self.feature)
+        """Clip x (d,) in place, and return the clipped, centred reward and two flags.
+
+        The flags say whether the features and whether the reward were clipped.
+        """
+        x_clipped = linalg.clip_norm(x[:-1] if self.constant else x, self.feature)
         if self.constant:
             x[-1] = self.constant
-        beyond = not self.low <= y <= self.high
-        return min(max(y, self.low), self.high) - self.centre, outside, beyond
+        y_clipped = not self.low <= y <= self.high
+        return min(max(y, self.low), self.high) - self.centre, x_clipped, y_clipped
 
     @property
     def kappa(self) -> float:
-        """kappa of a constant 1 / sqrt(2 kappa); 0 where no feature is constant."""
+        """kappa such that the constant feature is 1 / sqrt(2 kappa); 0 without such a feature."""
         return 0.5 / self.constant**2 if self.constant else 0.0
 
     @property
@@ -160,40 +168,45 @@ class Clip:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Fixed-point bits of the vector sum, by level of the tree node (Algorithms 6-7)."""
+    """Fixed-point encoding of the vector sum (zhou-chowdhury-2024, Algorithms 6-7).
+
+    Each tuple has one entry for each level of the tree, or for each release
+    (`Plan.encoded_by_release`).
+    """
 
     precision: tuple[int, ...]  # g: steps per unit
-    noise_bits: tuple[int, ...]  # b: bits of noise a data point adds to each entry
-    covariance_precision: tuple[int, ...] = ()  # g of x x', where it is another than that of x y
+    noise_bits: tuple[int, ...]  # b: noise bits that a data point adds to each entry
+    covariance_precision: tuple[int, ...] = ()  # g of x x'; empty: the g of x y
 
     def steps(self, level: int) -> tuple[int, int]:
-        """g of the bias entries and of the covariance entries."""
+        """Return g of the bias entries and g of the covariance entries."""
         g = self.precision[level]
         return g, self.covariance_precision[level] if self.covariance_precision else g
 
     def each(self, level: int, dimension: int) -> np.ndarray:
-        """g of every entry of a statistic, (s,)."""
+        """Return g of every entry of a statistic, (s,)."""
         bias, covariance = self.steps(level)
         sizes = dimension, statistic_size(dimension) - dimension
         return np.repeat([float(bias), float(covariance)], sizes)
 
     def message_bits(self, level: int) -> int:
-        """Bits of one data point and entry, 2 g + b: entries in [-1, 1] take 0..2 g ones.
+        """Return 2 g + b, the number of bits that encode one entry of one data point.
 
-        The paper's text says g + b, which an entry above 0 overflows. All entries have the length
-        of the longest.
+        An entry in [-1, 1] is encoded by 0 to 2 g ones. The paper's text says g + b bits, which is
+        too few for entries above 0. All entries use the larger g of the two streams.
         """
         return 2 * max(self.steps(level)) + self.noise_bits[level]
 
 
 @dataclass(frozen=True)
 class Plan(OwnArrays):
-    """One curve as data: policy, schedule, protocol, noise, regularizer, radius.
+    """One curve as plain data: policy, schedule, protocol, noise, regularizer and radius.
 
-    The step driver interprets it; the compiled driver executes it across synchronisations.
+    Simulation drivers and deployed parties execute the same plan.
     """
 
-    #: Which driver runs it, what it is in a sentence, and which parties take it.
+    #: The driver that runs this kind of plan, and two texts for error messages: an example of such
+    #: a plan, and the parties that accept it.
     driver: ClassVar[str] = "server"
     example: ClassVar[str] = "a Plan, such as system.plan"
     parties: ClassVar[str] = "it is for Silo(plan, index), Shuffler(plan) and Server(plan)"
@@ -201,115 +214,119 @@ class Plan(OwnArrays):
     silos: int
     horizon: int
     dimension: int
-    batch_size: int  # rounds between synchronisations, at most; 0: never, 1 with a trigger
+    batch_size: int  # most rounds between two synchronisations; 0: never; 1 with a trigger
     lazy: bool
     protocol: Protocol
     noise_std: NoiseStd
-    regularizer: np.ndarray  # lambda after k = 0, 1, ... releases; the last for all later ones
+    regularizer: np.ndarray  # lambda after k = 0, 1, ... releases; later ones use the last entry
     radius: Radius
     clip: Clip | None
-    release: str = "tree"  # how the noise of prefixes is made, see protocols/release.py
-    encoding: Encoding | None = None  # where data points travel as bits
-    silo_noise: tuple[float, ...] = ()  # by silo, in units of noise_std; empty: all alike
-    individual: bool = False  # really make and permute every message of a data point, not its sum
+    release: str = "tree"  # how prefix sums get their noise, see protocols/release.py
+    encoding: Encoding | None = None  # set if data points are sent as bits
+    silo_noise: tuple[float, ...] = ()  # noise of each silo in units of noise_std; empty: all 1
+    individual: bool = False  # make every message of a data point, instead of drawing their sum
     policy: str = "ucb"  # or "random": a uniformly random action
-    score: Score | None = None  # what "ucb" plays the largest of, where that is no confidence bound
-    trigger: Trigger | None = None  # when to synchronise, where the data decide
-    privacy: Claim | None = None  # what is declared of it; None: nothing
-    release_rounds: tuple[int, ...] = ()  # where batches differ: the rounds after which they end
-    factor: Factor | None = None  # of release "factorised"
-    bonus: float = 1.0  # m, the factor on both bonuses where the ledger allows it
-    tie_bonus: float = 1.0  # factor on the bonuses between scores that reach ..
-    reward_limit: float = 1.0  # .. the largest mean reward (less its centre), and so tie
-    allowance: tuple[float, ...] = ()  # of the ledger by release, see bandits/radius.py
-    own: OwnRounds | None = None  # rounds of which nothing is sent; None: all are shared
-    secure: SecureSum | None = None  # what silos and server execute where sums are under masks
-    drawn_once: bool = False  # a simulation draws the noise of all silos' sum, see `simulated`
-    room: int = 1  # a silo's sums are exact for `room` records in each of its rounds
+    score: Score | None = None  # score that "ucb" maximises; None: the confidence bound
+    trigger: Trigger | None = None  # data-dependent rule for synchronising; None: fixed rounds
+    privacy: Claim | None = None  # the declared privacy guarantee; None: no claim
+    release_rounds: tuple[int, ...] = ()  # last round of each batch, if batch lengths differ
+    factor: Factor | None = None  # the factor of release "factorised"
+    bonus: float = 1.0  # m: factor on beta and gamma while the regret allowance lasts
+    tie_bonus: float = 1.0  # factor on beta and gamma among actions that tie at ...
+    reward_limit: float = 1.0  # ... the largest possible mean reward (minus its centre)
+    allowance: tuple[float, ...] = ()  # regret allowance of each release, see bandits/radius.py
+    own: OwnRounds | None = None  # local rounds, of which nothing is sent; None: all are shared
+    secure: SecureSum | None = None  # the secure sum that silos and server execute, if masked
+    drawn_once: bool = False  # simulate the noise of all silos' sum by one draw, see `simulated`
+    room: int = 1  # fixed-point sums of a silo hold up to `room` records for each of its rounds
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
-        """Plan whose claim, if it has one, is changed."""
+        """Return the plan with ``change`` applied to its claim, if it has a claim."""
         return self if self.privacy is None else replace(self, privacy=change(self.privacy))
 
     @property
     def bit_levels(self) -> int:
-        """Levels of tree nodes that travel as bits."""
+        """Number of tree levels whose nodes are sent as bits."""
         return self.levels if self.protocol.bits else 0
 
     @property
     def history_numbers(self) -> int:
-        """Numbers of noise that a simulation of all silos keeps: of factorised releases."""
+        """Number of noise values (float64) that a simulation of all silos caches (`KEEPING`)."""
         if self.release not in KEEPING:
             return 0
-        by_silo = self.protocol.noise_by == "silos" and not self.protocol.masked
-        owners = self.silos if by_silo and not self.drawn_once else 1
-        return owners * self.releases * self.statistic_size
+        noise_by_silo = self.protocol.noise_by == "silos" and not self.protocol.masked
+        noise_sources = self.silos if noise_by_silo and not self.drawn_once else 1
+        return noise_sources * self.releases * self.statistic_size
 
     @property
     def simulated(self) -> Plan:
-        """What drivers of simulations execute: this plan, unless it is to be ``drawn_once``.
+        """The plan that simulation drivers execute: this plan, unless ``drawn_once`` is true.
 
-        Then it is the plan whose server adds the noise of all silos' sum. A sum of independent
-        Gaussian noises is one Gaussian noise, releases are linear in them, and nothing in a
-        simulation reads what one silo sends: all that it reads has the same distribution. Messages
-        of single silos have no noise there, so it claims nothing, and it is for drivers alone.
+        If ``drawn_once`` is true, the server of the returned plan adds the noise of all silos. The
+        simulation has the same distribution: a sum of independent Gaussian noises is Gaussian,
+        releases are linear in the noise, and no part of a simulation reads the message of a single
+        silo. These messages have no noise in the returned plan, so it claims no privacy and must
+        not be deployed.
 
         Raises
         ------
         InputError
-            Where silos add no Gaussian noise to their sums, or use their own in own rounds.
+            If silos add no Gaussian noise to their sums, or have local rounds, in which a silo
+            uses its noise.
         """
         if not self.drawn_once:
             return self
         protocol = drawn_once(self.protocol)
         if self.own is not None:
-            raise InputError("drawn_once needs a plan without own rounds: a silo knows its noise")
+            raise InputError(
+                "drawn_once needs a plan without local rounds: there a silo uses its own noise"
+            )
         factor = math.sqrt(math.fsum(scale * scale for scale in self.noise_scale))
         std = self.noise_std.times(factor)
         return replace(self, protocol=protocol, noise_std=std, silo_noise=(), privacy=None)
 
     @property
     def noise_scale(self) -> tuple[float, ...]:
-        """Noise of each silo in units of ``noise_std``, (M,)."""
+        """Noise of each silo in units of ``noise_std``, a tuple of length M."""
         return self.silo_noise or (1.0,) * self.silos
 
     @property
     def releases(self) -> int:
-        """Synchronisations in T rounds, the most of them where a trigger decides.
+        """Number of synchronisations in T rounds; with a trigger the largest possible number.
 
-        A short last batch is never sent (zhou-chowdhury-2024, Alg. 1 line 9).
+        An incomplete last batch is never sent (zhou-chowdhury-2024, Alg. 1 line 9).
         """
         if self.release_rounds:
             return len(self.release_rounds)
         return self.horizon // self.batch_size if self.batch_size else 0
 
     def end(self, release: int) -> int:
-        """Round after which a release is due in fixed rounds; 0 before the first."""
+        """Return the last round of the batch of a release, in fixed rounds; 0 for release 0."""
         if self.release_rounds and release:
             return self.release_rounds[release - 1]
         return release * self.batch_size
 
     @property
     def ends(self) -> np.ndarray:
-        """Rounds after which releases are due in fixed rounds, (K,)."""
+        """The last round of each batch in fixed rounds, (K,)."""
         return Schedule(self.horizon, self.batch_size, self.release_rounds).ends
 
     def due(self, round: int) -> int:
-        """Releases that are due by the end of a round, in fixed rounds."""
+        """Return the number of releases by the end of a round, in fixed rounds."""
         if self.release_rounds:
             return bisect_right(self.release_rounds, round)
         return round // self.batch_size if self.batch_size else 0
 
     def batch_of(self, release: int) -> int:
-        """Rounds of the batch that a release, from 1, ends."""
+        """Return the number of rounds in the batch of a release (counted from 1)."""
         return self.end(release) - self.end(release - 1)
 
     @cached_property
     def release_scale(self) -> np.ndarray:
-        """Noise of each release's batch in units of ``noise_std``, (K,), where users add it.
+        """Noise of each batch in units of ``noise_std``, (K,), if users add the noise.
 
-        ``noise_std`` is that of ``batch_size`` users, and every user adds as much. Empty where all
-        batches are alike.
+        All users add equal noise, and ``noise_std`` is the noise of ``batch_size`` users. Empty if
+        silos or the server add the noise, or if all batches have the same length.
         """
         if self.protocol.noise_by != "users" or not self.release_rounds:
             return np.zeros(0)
@@ -318,21 +335,24 @@ class Plan(OwnArrays):
 
     @property
     def encoded_by_release(self) -> bool:
-        """True if each release has an encoding of its own: batches that differ, without a tree."""
+        """True if ``encoding`` has an entry per release: bits, unequal batches and no tree."""
         return self.protocol.flat and self.encoding is not None and bool(self.release_rounds)
 
     @property
     def levels(self) -> int:
-        """Nodes a leaf can be part of: bit_length of the releases, where there is a tree."""
+        """Number of tree levels, the most nodes that contain one leaf; without a tree 1 or 0."""
         if self.protocol.flat:
             return int(self.protocol.bits and self.releases > 0)
-        kept = self.protocol.tree or self.protocol.noise_by != "none"
-        return self.releases.bit_length() if kept else 0
+        has_tree = self.protocol.tree or self.protocol.noise_by != "none"
+        return self.releases.bit_length() if has_tree else 0
 
     @cached_property
     def coefficients(self) -> np.ndarray:
-        """f of the square-root Toeplitz factor, (K,), rows of a factor, or numbers of buffers; else
-        empty."""
+        """Coefficients that the kernels need for this release; empty if they need none.
+
+        "toeplitz": f of the square-root factor, (K,). "factorised": the matrix of the factor.
+        "buffered": the packed coefficients of the buffers.
+        """
         if self.release == "factorised":
             if self.factor is None or len(self.factor) != self.releases:
                 raise InputError(f'release "factorised" needs a factor of {self.releases} releases')
@@ -343,132 +363,149 @@ class Plan(OwnArrays):
 
     @property
     def buffers(self) -> int:
-        """How many vectors of noise one party keeps, of release "buffered"."""
+        """Number of noise vectors that one party stores with release "buffered"; else 0."""
         return len(self.coefficients) // 2 if self.release == "buffered" else 0
 
     @cached_property
     def statistic_size(self) -> int:
+        """Number of entries s = d + d (d + 1) / 2 of a statistic."""
         return statistic_size(self.dimension)
 
     @property
     def share_until(self) -> int:
-        """The last round that may be shared; 0 where every round is."""
+        """The last round that may be shared; 0 if the plan has no local rounds."""
         return self.own.until if self.own is not None else 0
 
     @property
     def rows_per_round(self) -> int:
-        """Rows of V a round adds: every silo's if they share, the silo's own otherwise."""
+        """Number of feature vectors that one round adds to V: M if silos share, else 1."""
         return self.silos if self.batch_size else 1
 
     def entry(self, release: int) -> int:
-        """Index into the arrays of regularizer and radius after so many releases."""
+        """Return the index into the arrays of regularizer and radius after ``release`` releases."""
         return min(release, len(self.regularizer) - 1)
 
     def rows(self, release: int, round: int) -> float:
-        """Rows that enter the radius in a round: what was released if lazy, else all M t."""
+        """Return the number of feature vectors that the radius of a round counts.
+
+        A lazy plan counts the released rounds only; other plans count all M t.
+        """
         counted = self.end(release) if self.lazy else round
         return float(self.rows_per_round * counted)
 
     @property
     def user_std(self) -> NoiseStd:
-        """Noise of one user's message, where ``noise_std`` is that of a batch of them."""
+        """Noise of one user's message; ``noise_std`` is the noise of ``batch_size`` messages."""
         return self.noise_std.times(1.0 / math.sqrt(max(1, self.batch_size)))
 
     def most_records(self, release: int) -> int:
-        """Records of one silo by a release, at most: sums of more are not exact."""
+        """Return how many records one silo may add by a release before its sums lose exactness."""
         return self.end(release) * self.room
 
     @property
     def public_constant(self) -> bool:
-        """True if the last entry of a statistic is a public number, which gets no noise.
+        """True if the last entry of a statistic is public, so that it gets no noise.
 
-        Where a secret coin decides who is shared it counts them, and is not public.
+        It is the square of a constant feature, summed over rounds: a multiple of the number of
+        rounds. If a secret coin decides which users are shared, that number is not public.
         """
-        constant = self.clip is not None and self.clip.constant > 0.0
-        tossed = self.own is not None and self.own.secret
-        return constant and not self.protocol.bits and not tossed
+        has_constant = self.clip is not None and self.clip.constant > 0.0
+        secret_coin = self.own is not None and self.own.secret
+        return has_constant and not self.protocol.bits and not secret_coin
 
     @property
     def by_users(self) -> bool:
-        """True if users send their own messages, one by one."""
+        """True if every user sends a message, instead of the silo or agent for all its users."""
         return self.protocol.senders == "users" and self.individual
 
     @property
     def sender(self) -> str:
-        """Sender of a message, in a word."""
+        """Who sends a message, for error messages: "user" or "silo"."""
         return "user" if self.by_users else "silo"
 
     def senders(self, release: int) -> int:
-        """Messages of one release: of all silos, or of all users of its batch."""
+        """Return the number of messages in a release: one per silo, or per user of its batch."""
         return self.silos * self.batch_of(release) if self.by_users else self.silos
 
     def level(self, release: int) -> int:
-        """Level of the tree node that a release completes; without a tree all are leaves."""
+        """Return the level of the tree node that a release completes; 0 without a tree."""
         return 0 if self.protocol.flat else aggregation.node_level(release)
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Value of a 1 in a summed message, by level and entry: 1 / g for bits, (levels, s).
+        """Value 1 / g of one bit in each entry of a statistic.
 
-        Empty where messages are statistics.
+        (levels, s), or (K, s) if each release has an encoding. Empty if messages are not bits.
         """
         if self.encoding is None:
             return np.zeros((0, self.statistic_size))
         count = len(self.encoding.precision) if self.encoded_by_release else self.levels
-        each = [1.0 / self.encoding.each(j, self.dimension) for j in range(count)]
-        return frozen(np.array(each).reshape(count, self.statistic_size))
+        unit_rows = [1.0 / self.encoding.each(j, self.dimension) for j in range(count)]
+        return frozen(np.array(unit_rows).reshape(count, self.statistic_size))
 
     def points(self, level: int) -> int:
-        """Data points of one silo under a node of this level, at most: B 2^level."""
+        """Return the largest number of data points of one silo under a node: B 2^level."""
         return self.batch_size << level
 
     def encoding_at(self, release: int) -> int:
-        """Index into the encoding of what a release completes: its level, or its own."""
+        """Return the index into the encoding for the node or batch that a release completes."""
         return release - 1 if self.encoded_by_release else self.level(release)
 
     def points_of(self, release: int) -> int:
-        """Data points of one silo in what a release completes, with bits."""
+        """Return one silo's number of data points in the node or batch that a release completes.
+
+        For protocols whose data points are sent as bits.
+        """
         if self.release_rounds:
             return self.batch_of(release)
         return self.points(self.level(release))
 
     @cached_property
     def _bits_up_by_level(self) -> list[int]:
-        """Bits sent for one node, by level; plain sums count as one level."""
+        """Bits that all senders send for one node of each level; without a tree one entry."""
         if self.protocol.senders == "agent":
             return [0] * max(1, self.levels)
         if self.encoding is None:
             users = self.batch_size if self.protocol.senders == "users" else 1
             return [64 * self.statistic_size * self.silos * users] * max(1, self.levels)
-        return [self._labelled(self.points(level), level) for level in range(self.levels)]
+        return [self._labelled_bits(self.points(level), level) for level in range(self.levels)]
 
-    def _labelled(self, points: int, encoding: int) -> int:
-        """Bits of so many data points of every silo: each travels with the label of its entry."""
+    def _labelled_bits(self, points: int, encoding: int) -> int:
+        """Return the bits sent for ``points`` data points of every silo.
+
+        A shuffler permutes single bits, so each bit is sent with the label of its entry.
+        """
         assert self.encoding is not None
-        label = 1 + (self.statistic_size - 1).bit_length()
-        bits = self.encoding.message_bits(encoding)
-        return self.silos * points * self.statistic_size * bits * label
+        bits_per_labelled_bit = 1 + (self.statistic_size - 1).bit_length()
+        message_bits = self.encoding.message_bits(encoding)
+        return self.silos * points * self.statistic_size * message_bits * bits_per_labelled_bit
 
     def bits_up_of(self, releases: int) -> int:
-        """Bits sent after so many releases: float64 entries, or labelled bits."""
+        """Return the bits that silos or users have sent after ``releases`` releases.
+
+        Statistics count 64 bits an entry; encoded data points count labelled bits.
+        """
         if self.release_rounds and self.protocol.senders != "agent":
             if self.encoding is not None:
                 ends = range(1, releases + 1)
-                return sum(self._labelled(self.points_of(k), self.encoding_at(k)) for k in ends)
+                return sum(
+                    self._labelled_bits(self.points_of(k), self.encoding_at(k)) for k in ends
+                )
             if self.protocol.senders == "users":
                 return self.end(releases) * 64 * self.statistic_size * self.silos
         if self.encoding is None or self.protocol.flat:
             return releases * self._bits_up_by_level[0] if releases else 0
-        # Level j is released at odd multiples of 2^j.
+        # A node of level j is released at each odd multiple of 2^j.
         return sum(
             ((releases >> level) + 1) // 2 * bits
             for level, bits in enumerate(self._bits_up_by_level)
         )
 
     def bits_down_of(self, releases: int) -> int:
-        """Bits the server has sent to all silos after so many: the statistics as float64.
+        """Return the bits that the server has sent to all silos after ``releases`` releases.
 
-        Users are told an action, which is no part of the protocol.
+        Each release is one float64 statistic for every silo. If users are the senders the result is
+        0: the action that a user receives is not part of the protocol.
         """
         if self.protocol.senders != "silos":
             return 0
@@ -476,7 +513,7 @@ class Plan(OwnArrays):
 
 
 class AnyPlan(TypingProtocol):
-    """A plan of any kind: it names its driver and its parties."""
+    """Any kind of plan; see the fields of the same names in `Plan`."""
 
     driver: ClassVar[str]
     example: ClassVar[str]
@@ -487,9 +524,10 @@ P = TypeVar("P", bound=AnyPlan)
 
 
 def of_kind(plan: object, kind: type[P]) -> P:
-    """The plan, if it is of this kind; InputError says what it is otherwise.
+    """Return the plan if it is an instance of ``kind``; raise InputError otherwise.
 
-    A system is the likely mistake, or a plan of another kind, which names its own parties.
+    Callers often pass a system or a different kind of plan. For the latter, the message names the
+    parties that accept it.
     """
     if isinstance(plan, kind):
         return plan
@@ -500,13 +538,23 @@ def of_kind(plan: object, kind: type[P]) -> P:
 
 
 def check_plan(plan: object) -> Plan:
-    """The plan if it is a Plan and its noise is the one that its certificate is about.
+    """Return the plan if it is a Plan whose noise gives the guarantee that it claims.
+
+    Parameters
+    ----------
+    plan : object
+        The value to check.
+
+    Returns
+    -------
+    Plan
+        The same object.
 
     Raises
     ------
     InputError
-        For anything else, with the parties that take it where it is a plan of another kind.
+        If ``plan`` is not a Plan, or its numbers do not give the epsilon of its claim.
     """
-    found = of_kind(plan, Plan)
-    verify(found)
-    return found
+    checked = of_kind(plan, Plan)
+    verify(checked)
+    return checked

@@ -1,4 +1,4 @@
-"""The protocols by name: what a silo sends, what the server does, whom it trusts; messages."""
+"""Protocols by name (what silos send, what the server does, who is trusted), and their messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fastfed._validate import InputError, frozen
 
-# The same numbers stand in src/ff_run.h.
+# Numbers of the randomizers and analyzers; src/ff_run.h has the same.
 SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM = range(6)
 SEND_NOISY_BATCH = 6
 ADD, TREE, NOISY_TREE, REPLACE, NOISY_ADD = range(5)
@@ -22,27 +22,30 @@ class Protocol:
     Parameters
     ----------
     id : str
-        The name that a spec's ``protocol`` key uses.
+        Value of the key ``protocol`` in specs.
     summary : str
         One line for listings.
     model : str
-        Who is protected against whom; stands in the certificate.
+        Who is protected against whom, as the certificate states it.
     randomizer : int
-        R, what a sender sends: SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX,
-        SEND_BITS, SEND_NOISY_SUM or SEND_NOISY_BATCH.
+        R, what a sender sends: SEND_BATCH (the raw sums of a batch), SEND_NODE (the raw sums of a
+        tree node), SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM (a noisy prefix
+        sum without a tree) or SEND_NOISY_BATCH.
     analyzer : int
-        A, what the server makes of it: ADD, TREE, NOISY_TREE, REPLACE or NOISY_ADD.
+        A, what the server does with the sum of the messages: ADD it to its total, take it as a
+        TREE node, add noise to that node (NOISY_TREE), REPLACE its total, or add it and then noise
+        (NOISY_ADD).
     noise_by : {"silos", "server", "users", "none"}
-        Whose noise adds up in one released node.
+        Who adds the noise.
     source : str
         Author-year and algorithm.
     shuffled : bool, default False
-        The messages of all senders reach the server in random order, without senders.
+        True if the server receives the messages in random order, without the senders' names.
     senders : {"silos", "users", "agent"}, default "silos"
-        Who sends: silos, after each batch; users, each their own data point in their round; or
-        nobody, where the agent sees what its users do.
+        "silos": each silo sends after each batch. "users": each user sends one message about one
+        data point. "agent": nothing is sent, because the single agent sees its users' data.
     masked : bool, default False
-        Silos hide their sums under masks, so that the server sees the sum over all alone.
+        True if silos mask their sums, so that the server learns only the sum over all silos.
     """
 
     id: str
@@ -58,17 +61,17 @@ class Protocol:
 
     @property
     def flat(self) -> bool:
-        """True if batches are added up one by one, without a tree."""
+        """True if the server adds up the batches one by one, without a tree."""
         return self.analyzer == ADD
 
     @property
     def tree(self) -> bool:
-        """True if p-sums of the binary tree are kept."""
+        """True if p-sums (sums under the nodes of a binary tree) are stored."""
         return self.randomizer != SEND_BATCH and not self.flat
 
     @property
     def bits(self) -> bool:
-        """True if data points travel as bits."""
+        """True if data points are sent as bits."""
         return self.randomizer == SEND_BITS
 
 
@@ -137,7 +140,7 @@ PROTOCOLS = {
             "each silo adds a share of the noise, masks hide all but the sum over silos",
             "secure sum: the server and the silos counted as colluders, honest but curious, are "
             "not trusted",
-            # What a simulation of all messages together plays: the noise of all shares, once.
+            # How a simulation runs it: plain sums, and the noise of all shares drawn once.
             SEND_BATCH,
             NOISY_ADD,
             "silos",
@@ -147,9 +150,9 @@ PROTOCOLS = {
     )
 }
 
-_ALONE = "chowdhury-zhou-2022, Algorithm 1"
+_AGENT_SOURCE = "chowdhury-zhou-2022, Algorithm 1"
 
-#: Those of a single agent, whose users send for themselves.
+#: Protocols of a single agent in place of silos.
 AGENT_PROTOCOLS = {
     p.id: p
     for p in (
@@ -160,7 +163,7 @@ AGENT_PROTOCOLS = {
             SEND_BATCH,
             ADD,
             "none",
-            _ALONE,
+            _AGENT_SOURCE,
             senders="agent",
         ),
         Protocol(
@@ -219,12 +222,16 @@ AGENT_PROTOCOLS = {
 }
 
 
-#: Release of a shuffle that has no tree: every batch once, added up by the server.
+#: Release of a shuffle protocol without a tree: each batch is released once, and the server adds
+#: the batches up.
 FLAT = "flat"
 
 
 def released_as(protocol: Protocol, release: str) -> Protocol:
-    """The protocol under another release: prefix sums, their noise made of shared parts."""
+    """Return the protocol under the given continual release, such as "toeplitz" or `FLAT`.
+
+    Instead of noisy tree nodes, silos or the server then release noisy prefix sums.
+    """
     if release == "tree" or protocol.masked:
         return protocol
     if release == FLAT:
@@ -238,10 +245,10 @@ def released_as(protocol: Protocol, release: str) -> Protocol:
 
 
 def drawn_once(protocol: Protocol) -> Protocol:
-    """The protocol of a simulation that draws the Gaussian noise of all silos' sum once.
+    """Return the protocol of a simulation that draws the Gaussian noise of all silos in one draw.
 
-    Silos send what they would have added noise to, and the server adds noise to the sum. Raises
-    InputError where silos add no such noise.
+    In it, silos send their sums without noise, and the server adds noise to the total. Raises
+    InputError if the protocol's silos do not add Gaussian noise to their sums.
     """
     if protocol.noise_by == "silos" and not protocol.masked:
         if protocol.randomizer == SEND_NOISY_SUM:
@@ -254,12 +261,12 @@ def drawn_once(protocol: Protocol) -> Protocol:
     )
 
 
-#: Protocols under which a silo may keep rounds to itself: it is trusted with its own data.
+#: Protocols that allow local rounds: under them a silo is trusted with its users' data.
 SHAREABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
 
 
 def keeping_own_rounds(protocol: Protocol) -> Protocol:
-    """The protocol where rounds are own: its model says that the own silo's users are trusted."""
+    """Return the protocol with local rounds: its model adds that a user's own silo is trusted."""
     if protocol.noise_by == "none":
         return protocol
     if protocol.id not in SHAREABLE:
@@ -274,7 +281,7 @@ def keeping_own_rounds(protocol: Protocol) -> Protocol:
 
 
 def under_masks(protocol: Protocol, silos: int, colluders: int) -> Protocol:
-    """The protocol of a secure sum of so many silos: its model says which are not trusted."""
+    """Return the secure-sum protocol whose model names how many silos are not trusted."""
     model = "secure sum: the server, honest but curious, is not trusted"
     if colluders:
         others = f"{colluders} of the {silos} silos"
@@ -282,22 +289,25 @@ def under_masks(protocol: Protocol, silos: int, colluders: int) -> Protocol:
     return replace(protocol, model=model)
 
 
-# ---- Messages between silo, shuffler and server: immutable values with named arrays --------------
+# ---- Messages between silo, shuffler and server: immutable dataclasses ---------------------------
 
 
 def statistic_size(dimension: int) -> int:
-    """Numbers in one statistic: d of the bias sum, d (d + 1) / 2 of the packed covariance."""
+    """Return s = d + d (d + 1) / 2, the number of entries in one statistic.
+
+    The bias sum has d entries, the packed triangle of the covariance sum d (d + 1) / 2.
+    """
     return dimension + dimension * (dimension + 1) // 2
 
 
 def dimension_of(size: int) -> int:
-    """d of a statistic of so many numbers."""
+    """Return the dimension d of a statistic with ``size`` entries."""
     return (math.isqrt(9 + 8 * size) - 3) // 2
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """Bias and covariance sums, raw or noisy, of one sender at one synchronisation.
+    """Bias and covariance sums of one sender at one synchronisation, with or without noise.
 
     Parameters
     ----------
@@ -307,12 +317,12 @@ class Statistic:
         d.
     values : ndarray, shape (s,), s = d + d (d + 1) / 2
         The bias sum (d,), then the packed lower triangle of the covariance sum, row by row: entry
-        (i, j <= i) at d + i (i + 1) / 2 + j. Kept as a read-only copy in float64.
+        (i, j <= i) at d + i (i + 1) / 2 + j. Stored as a read-only copy in float64.
 
     Raises
     ------
     InputError
-        For values that are no array or of another shape.
+        If ``values`` is not an array of shape (s,).
     """
 
     release: int
@@ -342,27 +352,27 @@ class Statistic:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on a wire: float64, packed."""
+        """Number of bytes of ``values``, 8 s."""
         return self.values.nbytes
 
 
 @dataclass(frozen=True)
 class Report(Statistic):
-    """Message of one silo, or user, at one synchronisation.
+    """Message of one silo or user at one synchronisation.
 
     Parameters
     ----------
     release, dimension, values
-        See `Statistic`. ``values`` are sums of x y and x x' in the units of features and rewards,
-        with the sender's noise where the protocol says so: of a batch, of a tree node, or of all
-        batches so far.
+        See `Statistic`. ``values`` are sums of x y and x x' in the units of features and rewards.
+        The protocol decides whether they cover a batch, a tree node or all batches so far, and
+        whether they contain the sender's noise.
     silo : int, default 0
-        Number of the silo, from 0; of a user its place in the batch.
+        Index of the silo, from 0. For a user, the index within the batch.
 
     Raises
     ------
     InputError
-        For values that are no array or of another shape.
+        If ``values`` is not an array of shape (s,).
     """
 
     silo: int = 0
@@ -370,17 +380,20 @@ class Report(Statistic):
 
 @dataclass(frozen=True)
 class Counts(Report):
-    """The ones among a silo's bits, by label and less their mean without data.
+    """Number of ones among a silo's bits in each entry, minus its mean for data points of zero.
 
-    What a silo sends in place of its bits where the shuffler may add up: its noise hides the data
-    only once the counts of all silos are summed, so a server must never see it.
+    A silo sends these counts instead of bits if the shuffler is allowed to add counts up. The noise
+    of one silo alone does not protect its users, so the server must only see the sum of all counts.
     """
 
 
 @dataclass(frozen=True)
 class Shuffled(Statistic):
-    """Message that leaves the shuffler: a report that no longer says who sent it, or the sum of all
-    silos' counts, which is what permuted bits tell."""
+    """Message from the shuffler to the server.
+
+    Either one report without its sender, or the sum of all silos' counts, which carries the same
+    information as the permuted bits.
+    """
 
 
 @dataclass(frozen=True)
@@ -395,14 +408,14 @@ class Bits:
         d.
     bits : ndarray of uint8, shape (s, n (2 g + b)), s = d + d (d + 1) / 2
         Messages of the sender's n data points, 2 g + b bits each (zhou-chowdhury-2024, Algorithm
-        7). The row is the label that a bit travels under. Kept as a read-only copy.
+        7). The row index is the label that each bit is sent with. Stored as a read-only copy.
     silo : int, default 0
-        Number of the silo, from 0; of a user its place in the batch.
+        Index of the silo, from 0. For a user, the index within the batch.
 
     Raises
     ------
     InputError
-        For bits of another type or number of rows, or not 0 or 1.
+        If ``bits`` is not a uint8 array with s rows whose entries are 0 or 1.
     """
 
     release: int
@@ -411,12 +424,12 @@ class Bits:
     silo: int = 0
 
     def __post_init__(self) -> None:
-        rows = statistic_size(self.dimension)
+        row_count = statistic_size(self.dimension)
         if not isinstance(self.bits, np.ndarray):
             raise InputError(f"bits must be a uint8 array, got {type(self.bits).__name__}")
-        if self.bits.ndim != 2 or self.bits.shape[0] != rows or self.bits.dtype != np.uint8:
+        if self.bits.ndim != 2 or self.bits.shape[0] != row_count or self.bits.dtype != np.uint8:
             raise InputError(
-                f"bits must be a uint8 array of {rows} rows, "
+                f"bits must be a uint8 array of {row_count} rows, "
                 f"got {self.bits.dtype} of shape {self.bits.shape}"
             )
         if self.bits.size and self.bits.max() > 1:
@@ -428,7 +441,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class ShuffledBits(Bits):
-    """The bits of all silos, permuted under each label; ``silo`` says nothing here."""
+    """The bits of all silos, permuted within each label. The field ``silo`` is unused."""
 
 
 @dataclass(frozen=True)
@@ -438,11 +451,11 @@ class Broadcast(Statistic):
     Parameters
     ----------
     release, dimension, values
-        See `Statistic`. ``values`` are sums of x y and x x' over all silos and all releases so far,
-        with their noise, in the units of features and rewards.
+        See `Statistic`. ``values`` are noisy sums of x y and x x' over all silos and all releases
+        so far, in the units of features and rewards.
 
     Raises
     ------
     InputError
-        For values that are no array or of another shape.
+        If ``values`` is not an array of shape (s,).
     """

@@ -1,4 +1,4 @@
-"""Randomizers R and the shuffler S: what leaves silos and users in place of their data points."""
+"""Randomizers R, which turn data points into messages, and the shuffler S, which permutes them."""
 
 from __future__ import annotations
 
@@ -31,35 +31,33 @@ from fastfed.protocols.vector_sum import encoding_of, ones_of
 Message = Report | Bits | Encoded
 
 
-# ---- Randomizers R: what leaves a silo, or a user's device, in place of its data points ----------
-
-
-# ---- The randomizer R: what a silo makes of its data points before anything leaves it ------------
+# ---- Randomizers of silos: from the data points of a batch to one message ------------------------
 
 
 class Randomizer(Protocol):
-    """Base of randomizers: they accumulate data points, and make one report of each batch."""
+    """Interface of randomizers: they accumulate data points and make one message per batch."""
 
     @property
     def release(self) -> int:
-        """Messages made so far."""
+        """Number of messages made so far."""
         ...
 
     def observe(self, x: np.ndarray, y: float) -> None:
-        """The next data point: features (d,) and reward."""
+        """Add a data point, features x (d,) and reward y, to the batch."""
         ...
 
     def report(self) -> Message:
-        """The message after the batch that has just ended."""
+        """Return the message for the batch that has just ended."""
         ...
 
 
 class SumRandomizer:
-    """Turns one batch statistic after another into reports (zhou-chowdhury-2024, Alg. 2, 4).
+    """The randomizer of a silo that sends statistics (zhou-chowdhury-2024, Algorithms 2 and 4).
 
-    Keeps the raw p-sums of the tree and, for prefix sums, the noisy nodes already released, so
-    that each node's noise enters once however often the node is used; or, where a release makes
-    the noise of prefixes otherwise, the raw prefix sum. A report that fails leaves all as it was.
+    It stores the raw p-sums of the binary tree. If it sends prefix sums, it also stores the noisy
+    nodes that were already sent, so that each node has one noise however often it is used. For
+    other continual releases it stores the raw prefix sum instead. If `report` fails, the state is
+    unchanged and the call may be repeated.
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
@@ -77,7 +75,7 @@ class SumRandomizer:
         aggregation.add(self._batch, self.point(x, y))
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """The statistic of a data point within the bounds, (s,), as it is added up."""
+        """Return the statistic (s,) that a clipped data point adds to the batch."""
         return self._adder.point(x, y)
 
     def add(self, sums: np.ndarray) -> None:
@@ -85,28 +83,28 @@ class SumRandomizer:
         aggregation.add(self._batch, sums)
 
     def report(self) -> Report:
-        """The batch since the last report, randomized; the batch is then forgotten."""
+        """Return the message for the data points since the last report, and clear the batch."""
         release = self.release + 1
         if release > self.plan.releases:
             raise InputError(f"the plan has {self.plan.releases} releases, got one more report")
         message, total = self._message(release)
         report = Report(release, self.plan.dimension, message, self.silo)
         batch = np.zeros(self.plan.statistic_size)
-        # Everything is computed: from here on nothing can fail.
+        # All results are computed; the assignments below cannot fail.
         self.release, self._batch, self._total = release, batch, total
         return report
 
     def _message(self, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """Message, and the raw prefix sum once it is sent.
+        """Return the values to send, and the raw prefix sum to store after sending.
 
-        Rows of the tree are written at once: a report that is made again writes them again, from
-        rows of lower levels, which it leaves alone.
+        Tree nodes are stored at once. If the call fails later, the next try overwrites them with
+        the same values, which depend only on nodes of lower levels.
         """
-        sends, total = self.plan.protocol.randomizer, self._total
-        if sends == SEND_BATCH:
+        randomizer, total = self.plan.protocol.randomizer, self._total
+        if randomizer == SEND_BATCH:
             return self._batch, total
-        if sends == SEND_NOISY_BATCH:
-            # The sum of what the users of the batch send, each with noise of their own.
+        if randomizer == SEND_NOISY_BATCH:
+            # Equal in distribution to the sum of the users' messages, each with independent noise.
             scales = self.plan.release_scale
             scale = float(scales[release - 1]) if len(scales) else 1.0
             return self._adder.node(self._batch, release, scale), total
@@ -116,52 +114,53 @@ class SumRandomizer:
             return self._adder.prefix(total, release), total
         level = aggregation.node_level(release)
         aggregation.psum(self._sums, self._batch, level)
-        if sends == SEND_NODE:
+        if randomizer == SEND_NODE:
             return self._sums[level], total
         node = self._adder.node(self._sums[level], release)
-        if sends == SEND_NOISY_NODE:
+        if randomizer == SEND_NOISY_NODE:
             return node, total
         self._nodes[level] = node
         return aggregation.prefix(self._nodes, release), total
 
 
-# ---- A user's own device, where users are the parties of a protocol: one message leaves it -------
+# ---- The randomizer on a user's device, for protocols in which each user sends a message ---------
 
 
 class User(Once):
-    """The randomizer R at one user (chowdhury-zhou-2022, Algorithm 1 line 7; Algorithms 2, 5, 6).
+    """The randomizer R of one user (chowdhury-zhou-2022, Algorithm 1 line 7; Algorithms 2, 5, 6).
 
-    ``message(x, reward)`` makes the one message that may leave the device: noisy statistics, or
-    their bits.
+    ``message(x, reward)`` makes the only message that may leave the user's device: noisy
+    statistics, or their encoding as bits.
 
     Parameters
     ----------
     plan : Plan
-        The curve's plan, in which users send for themselves (messages = "individual").
+        The curve's plan, whose senders are users (messages = "individual").
     number : int
         The user's round t, from 1 to the end of the last batch.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+        Source of noise. Default: the operating system's generator; pass ``SeededNoise`` only to
+        simulate.
 
     Attributes
     ----------
     plan, number, noise
-        As above.
+        The parameters.
     clipped_feature, clipped_reward : bool
-        True if the message is of clipped features, or of a clipped reward; False before it.
+        True if the features, or the reward, in the message were clipped. False before the message.
 
     Raises
     ------
     InputError
-        For a plan in which nobody sends for themselves or no batch ends, one whose numbers do not
-        give the epsilon that it was sealed with, and a number out of range.
+        If the plan's senders are not users, the plan has no complete batch, its numbers do not give
+        the epsilon that it claims, or ``number`` is out of range.
 
     Notes
     -----
-    Guarantee: that of the system's certificate, unit user, for this user's context and rewards.
-    Nobody is trusted with protocols "user-ldp" and "user-ldp-vector". With "user-shuffle-amplified"
-    and "user-shuffle-vector" the shuffler is trusted, and in the latter the other users' noise bits
-    that are counted on; the agent is not.
+    Guarantee: the guarantee of the system's certificate for this user's context and rewards, unit
+    user. Protocols "user-ldp" and "user-ldp-vector" trust nobody. Protocols
+    "user-shuffle-amplified" and "user-shuffle-vector" trust the shuffler, but not the agent; the
+    latter also relies on the noise bits of the other users that the certificate counts.
     """
 
     def __init__(
@@ -170,12 +169,12 @@ class User(Once):
         plan = check_plan(plan)
         if not plan.by_users:
             raise InputError(
-                'User needs a plan in which users send for themselves, with messages "individual", '
+                'User needs a plan whose senders are users, with messages = "individual", '
                 f'got protocol "{plan.protocol.id}"'
             )
         last = plan.end(plan.releases)
         if not last:
-            raise InputError("the plan has no batch that ends: its users send nothing")
+            raise InputError("the plan has no complete batch, so its users send nothing")
         self.plan = plan
         self.number = integer("number", number, at_least=1, at_most=last)
         self.noise = noise if noise is not None else SystemNoise()
@@ -184,105 +183,106 @@ class User(Once):
 
     @property
     def release(self) -> int:
-        """The release, from 1, that this user's message is part of."""
+        """The release (counted from 1) that contains this user's message."""
         return self.plan.due(self.number - 1) + 1
 
     @property
     def place(self) -> int:
-        """The user's place in the batch, from 0."""
+        """The user's index within the batch, from 0."""
         return self.number - 1 - self.plan.end(self.release - 1)
 
     @once
     def message(self, x: object, reward: float) -> Report | Bits:
-        """Make the message, once: two would say more.
+        """Make the user's message. Only one call is allowed: two messages would reveal more.
 
         Parameters
         ----------
         x : array_like, shape (d,)
-            Features of the action played; clipped to the plan's bound.
+            Features of the chosen action; clipped to the plan's bound.
         reward : float
-            Its reward; clipped to the plan's range.
+            Reward of the chosen action; clipped to the plan's range.
 
         Returns
         -------
         Report, Counts or Bits
-            Noisy statistics; with bits their counts, or the bits themselves for a shuffler.
+            A Report of noisy statistics. For protocols with bits: the Bits if there is a shuffler,
+            else their Counts.
 
         Raises
         ------
         InputError
-            After the first message, and for values of another shape or not finite.
+            If the message was already made, or a value is not finite or of a wrong shape.
         """
         if self._sent:
-            raise InputError(f"user {self.number} has made a message already")
+            raise InputError(f"user {self.number} has already made a message")
         features = array("x", x, shape=(self.plan.dimension,)).copy()
         y, clip = number("reward", reward), self.plan.clip
-        outside = beyond = False
+        x_clipped = y_clipped = False
         if clip is not None:
-            y, outside, beyond = clip.apply(features, y)
-        made = self._bits(features, y) if self.plan.protocol.bits else self._report(features, y)
-        self.clipped_feature, self.clipped_reward, self._sent = outside, beyond, True
-        return made
+            y, x_clipped, y_clipped = clip.apply(features, y)
+        message = self._bits(features, y) if self.plan.protocol.bits else self._report(features, y)
+        self.clipped_feature, self.clipped_reward, self._sent = x_clipped, y_clipped, True
+        return message
 
     def _report(self, x: np.ndarray, y: float) -> Report:
+        """Return the statistic of the data point with the user's Gaussian noise."""
         adder = make_adder(self.plan, self.noise, 0, self.plan.user_std, points=1)
         values = adder.node(adder.point(x, y), self.number)
         return Report(self.release, self.plan.dimension, values, self.place)
 
     def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
-        """Bits for a shuffler; without one, the number of ones, which is all that they may tell."""
+        """Return the user's bits for a shuffler; without a shuffler, their number of ones."""
         point = np.zeros(self.plan.statistic_size)
         linalg.accumulate(point, x, y)
         encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
-        e = self.plan.encoding_at(self.release)
+        index = self.plan.encoding_at(self.release)
         words = self.noise.random_u32(0, self.number, size)
-        noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[e])
-        count = ones_of(point, encoding, e, words, noise)
+        noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[index])
+        ones = ones_of(point, encoding, index, words, noise)
         if self.plan.protocol.shuffled:
-            bits = aggregation.encode_bits(count, encoding.message_bits(e))
+            bits = aggregation.encode_bits(ones, encoding.message_bits(index))
             return Bits(self.release, d, bits, self.place)
-        centred = count - encoding.each(e, d) - encoding.noise_bits[e] / 4.0
+        centred = ones - encoding.each(index, d) - encoding.noise_bits[index] / 4.0
         return Counts(self.release, d, centred, self.place)
 
 
-# The shuffler S: passes the messages of all silos on in random order, without their senders.
+# ---- The shuffler S: forwards the messages of all silos in random order, without their senders ---
 
 
 class Shuffler(Once):
     """The trusted third party of the shuffle model (zhou-chowdhury-2024, Section 5.2).
 
-    ``shuffle`` takes the reports of all silos for the next release and returns what the server may
-    see. Statistics are permuted as whole messages; bits under each label of their own, so that a
-    bit says which entry it belongs to and nothing else. Counts stand for bits: permuted bits tell
-    their number of ones, so of counts only the sum over silos is passed on. Every release has a
-    fresh uniform permutation.
+    ``shuffle`` takes the messages of all silos for the next release and returns the messages that
+    the server may see. Statistics are permuted as whole messages. Bits are permuted within each
+    label, so that a bit reveals its entry and nothing else. Permuted bits reveal only their number
+    of ones; so if silos send counts instead of bits, their sum is forwarded. Every release uses a
+    new uniform permutation.
 
     Parameters
     ----------
     plan : Plan
         The curve's plan, such as ``system.plan``.
     noise : NoiseSource, optional
-        Where permutations come from. By default the operating system's generator; pass
+        Source of the permutations. Default: the operating system's generator; pass
         ``SeededNoise`` only to simulate.
 
     Attributes
     ----------
     plan, noise
-        As above.
+        The parameters.
     release : int
-        Releases passed on so far.
+        Number of releases shuffled so far.
 
     Raises
     ------
     InputError
-        For a plan of another kind, and one whose numbers do not give the epsilon that it was sealed
-        with.
+        If ``plan`` is not a Plan, or its numbers do not give the epsilon that it claims.
 
     Notes
     -----
-    Guarantee: none by itself. It hides who sent what; what that is worth in (epsilon, delta)
-    depends on the noise in the messages and stands in the system's certificate. It is trusted: it
-    must not be run by the server, nor by anyone who shares with it what it sees.
+    Guarantee: shuffling alone has none. It hides who sent which message; the resulting (epsilon,
+    delta) depends on the noise in the messages and is in the system's certificate. The shuffler is
+    trusted: neither the server nor anyone who shares data with the server may run it.
     """
 
     def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
@@ -293,40 +293,42 @@ class Shuffler(Once):
 
     @once
     def shuffle(self, reports: Sequence[Message]) -> list[Shuffled | ShuffledBits]:
-        """Permute the messages of the next release over all silos; each release is passed on once.
+        """Permute the messages of the next release. Each release can be shuffled once.
 
         Parameters
         ----------
         reports : sequence of Report, Counts or Bits
-            One message of each silo (or user, where users send for themselves), in any order: with
-            fewer there would be less noise than the certificate counts on.
+            One message of each silo, or of each user of the batch if users are the senders, in any
+            order. All are required: with fewer messages there would be less noise than the
+            certificate assumes.
 
         Returns
         -------
         list of Shuffled or ShuffledBits
-            For ``Server.combine``: a permuted message for each report; one of all bits, or one sum
-            of all counts, where data points travel as bits.
+            Messages for ``Server.combine``: the reports in random order, or one message with all
+            permuted bits, or one message with the sum of all counts.
 
         Raises
         ------
         InputError
-            For a message that is missing, there twice, or of another kind, release or dimension.
-            Nothing is passed on then.
+            If a message is missing, duplicate, or of a wrong type, release or dimension. Nothing is
+            released then.
         """
-        release, ordered = self.release + 1, self._checked(reports)
-        passed = self._mixed(release, ordered)
+        release, ordered = self.release + 1, self._checked_reports(reports)
+        shuffled = self._permuted(release, ordered)
         self.release = release
-        return passed
+        return shuffled
 
-    def _checked(self, reports: Sequence[Message]) -> list[Report | Bits]:
+    def _checked_reports(self, reports: Sequence[Message]) -> list[Report | Bits]:
+        """Check the messages of the next release, and return them in the order of their senders."""
         plan, ordered = self.plan, []
-        kind: type[Report | Bits] = Report
+        message_type: type[Report | Bits] = Report
         if plan.protocol.bits:
-            kind = Bits if plan.individual else Counts
+            message_type = Bits if plan.individual else Counts
         for report in reports:
-            if isinstance(report, Encoded) or type(report) is not kind:
+            if isinstance(report, Encoded) or type(report) is not message_type:
                 raise InputError(
-                    f'the shuffler of "{plan.protocol.id}" takes {kind.__name__} messages, '
+                    f'the shuffler of "{plan.protocol.id}" takes {message_type.__name__} messages, '
                     f"got {type(report).__name__}"
                 )
             if report.dimension != plan.dimension:
@@ -341,7 +343,7 @@ class Shuffler(Once):
                 )
             ordered.append(report)
         senders = plan.senders(self.release + 1)
-        # The order of arrival is the network's; permuting an order fixed first hides it.
+        # Sort before permuting, so that the result does not depend on the order of arrival.
         ordered.sort(key=lambda r: r.silo)
         if [r.silo for r in ordered] != list(range(senders)):
             raise InputError(
@@ -350,14 +352,17 @@ class Shuffler(Once):
             )
         return ordered
 
-    def _mixed(self, release: int, ordered: list[Report | Bits]) -> list[Shuffled | ShuffledBits]:
+    def _permuted(
+        self, release: int, ordered: list[Report | Bits]
+    ) -> list[Shuffled | ShuffledBits]:
+        """Return the messages for the server: permuted reports, permuted bits, or summed counts."""
         d = self.plan.dimension
         bits = [r.bits for r in ordered if isinstance(r, Bits)]
         if bits:
-            mixed = np.concatenate(bits, axis=1)
-            for label, row in enumerate(mixed):
+            shuffled_bits = np.concatenate(bits, axis=1)
+            for label, row in enumerate(shuffled_bits):
                 self.noise.shuffle_bits(release, label, row)
-            return [ShuffledBits(release, d, mixed)]
+            return [ShuffledBits(release, d, shuffled_bits)]
         values = [r.values for r in ordered if isinstance(r, Report)]
         if self.plan.protocol.bits:
             total = np.array(values[0])
@@ -367,7 +372,7 @@ class Shuffler(Once):
         order = self.noise.permutation(release, len(values))
         if self.plan.protocol.senders != "users":
             return [Shuffled(release, d, values[i]) for i in order]
-        # Two orders, one for each stream (chowdhury-zhou-2022, Algorithm 3).
+        # The bias and covariance streams get independent orders (chowdhury-zhou-2022, Algorithm 3).
         other = self.noise.permutation(release, len(values), 1)
         return [
             Shuffled(release, d, np.concatenate([values[i][:d], values[j][d:]]))

@@ -1,8 +1,9 @@
-"""Noise that is added to statistics before they are released: of one node, or of a prefix.
+"""Noise of tree nodes and prefix sums, and its addition to statistics.
 
-A release says how the noise of prefix sums comes from independent noises (`PrefixNoise`). Who adds
-it (`Adder`) depends on where noise is drawn: in float64 from seeds, as simulations do and the
-compiled driver too; or exactly from the operating system (`fastfed.privacy.exact`).
+A continual release publishes the sums of batches 1..k for each k ("prefix k"). `PrefixNoise` makes
+the noise of prefix k from independent draws. An `Adder` adds noise to statistics: `FloatAdder` in
+float64 from a seed, as the compiled driver does, or `ExactAdder` exactly, with noise from the
+operating system (`fastfed.privacy.exact`).
 """
 
 from __future__ import annotations
@@ -26,39 +27,42 @@ from fastfed.protocols.account import bounds
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import statistic_size
 
-#: The releases by name, in the order of src/ff_run.h: those accounted for, and a published code's.
+#: Names of the continual releases, in the order of src/ff_run.h. "nested" reproduces published
+#: experiment code; the others have a privacy account.
 RELEASES = (*ACCOUNTED, "nested")
 
-#: Draws the standard normals (s,) of a numbered node; asked for again it gives the same.
+#: Draws the standard normals (s,) of a numbered node. Equal numbers give equal draws.
 Draw = Callable[[int], np.ndarray]
 
 
 class PrefixNoise(Protocol):
-    """Noise of prefix 1, 2, ..., one after the other.
+    """Noise of prefixes 1, 2, ..., requested in this order.
 
-    Asking for a prefix again gives the same: whatever is written is made of earlier prefixes' rows.
+    The last prefix may be requested again and gives the same noise, because stored values depend on
+    earlier prefixes only.
     """
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """The noise of prefix k, (s,), in units of one node's; those before it were asked for."""
+        """Return the noise (s,) of prefix k, in units of the noise of one draw."""
         ...
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """Terms of the sum: coefficients by node, as real numbers."""
+        """Return the exact coefficient of each numbered draw in the noise of prefix k."""
         ...
 
     def size(self, k: int) -> tuple[int, float]:
-        """Most terms of the sum, and the sum of their coefficients, or a little more."""
+        """Return upper bounds on the number of terms and on the sum of absolute coefficients."""
         ...
 
 
 class HonakerNoise:
-    """Honaker's estimates, fed with noise alone (fastfed.privacy.releases.prefix_sums)."""
+    """Noise of release "honaker": Honaker's estimates (privacy/releases/prefix_sums)."""
 
     def __init__(self, levels: int, size: int) -> None:
         self._estimates = np.zeros((max(1, levels), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
+        """Estimate the noise of the block that ends at k, and add up the blocks of prefix k."""
         level, number = aggregation.node_level(k), aggregation.honaker_number(k)
         estimate, *nodes = (np.array(draw(number + j)) for j in range(level + 1))
         for j, node in enumerate(nodes, start=1):
@@ -67,16 +71,18 @@ class HonakerNoise:
         return aggregation.prefix(self._estimates, k)
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        # v_h 2^(g - h) of a node of level g under a block of level h, v_h = 2^h / (2^(h+1) - 1).
-        found = {}
+        """Return the coefficients of all nodes below the blocks of prefix k."""
+        # A node of level g below a block of level h has coefficient v_h 2^(g - h), with
+        # v_h = 2^h / (2^(h+1) - 1). In the code h is `top`.
+        coefficients = {}
         for end in prefix_nodes(k):
             top = aggregation.node_level(end)
             for g in range(top + 1):
-                c = Fraction(1 << g, (2 << top) - 1)
+                coefficient = Fraction(1 << g, (2 << top) - 1)
                 first = end - (1 << top) + (1 << g)
                 for last in range(first, end + 1, 1 << g):
-                    found[node_number(last, g)] = c
-        return found
+                    coefficients[node_number(last, g)] = coefficient
+        return coefficients
 
     def size(self, k: int) -> tuple[int, float]:
         total = 0.0
@@ -87,7 +93,7 @@ class HonakerNoise:
 
 
 class ToeplitzNoise:
-    """Rows of C z, every z drawn once and kept (fastfed.privacy.releases.prefix_sums)."""
+    """Noise of release "toeplitz": rows of C z with a Toeplitz matrix C; all draws z are cached."""
 
     def __init__(self, coefficients: np.ndarray, size: int) -> None:
         self._coefficients, self._sums = coefficients, np.cumsum(coefficients)
@@ -105,7 +111,7 @@ class ToeplitzNoise:
 
 
 class BufferedNoise:
-    """Rows of B z from a few sums that decay (fastfed.privacy.releases.buffered)."""
+    """Noise of release "buffered": rows of B z from decaying sums (privacy/releases/buffered)."""
 
     def __init__(self, plan: Plan) -> None:
         self._packed, self._releases = plan.coefficients, plan.releases
@@ -113,25 +119,26 @@ class BufferedNoise:
         self._before, self._k = self._after, 0
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
+        """Return the noise of prefix k, and update the buffers."""
         z = np.array(draw(k))
-        # Asked for again, it starts from the same buffers.
-        before = self._after if k > self._k else self._before
-        after = before.copy()
-        noise = aggregation.buffered(z, self._packed, after)
-        self._before, self._after, self._k = before, after, k
+        # A repeated request for prefix k starts from the buffers before prefix k.
+        buffers = self._after if k > self._k else self._before
+        next_buffers = buffers.copy()
+        noise = aggregation.buffered(z, self._packed, next_buffers)
+        self._before, self._after, self._k = buffers, next_buffers, k
         return noise
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        row = buffered_coefficients(self._releases)
-        return {k - j: Fraction(float(row[j])) for j in range(k)}
+        coefficients = buffered_coefficients(self._releases)
+        return {k - j: Fraction(float(coefficients[j])) for j in range(k)}
 
     def size(self, k: int) -> tuple[int, float]:
-        row = buffered_coefficients(self._releases)
-        return k, float(row[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
+        coefficients = buffered_coefficients(self._releases)
+        return k, float(coefficients[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
 
 
 class FactorisedNoise:
-    """Rows of B z, every z drawn once and kept (fastfed.privacy.releases.prefix_sums)."""
+    """Noise of release "factorised": rows of B z with any lower triangular B; all z are cached."""
 
     def __init__(self, matrix: np.ndarray, size: int) -> None:
         self._matrix = matrix
@@ -149,8 +156,11 @@ class FactorisedNoise:
 
 
 class NestedNoise:
-    """The sum of the first 1 + floor(ln(k + 1)) draws, as in the experiment code of
-    chowdhury-zhou-2022; prefixes between two draws have one noise, which hides nothing there."""
+    """Noise of release "nested": the sum of the first 1 + floor(ln(k + 1)) draws.
+
+    This reproduces the experiment code of chowdhury-zhou-2022. Consecutive prefixes often have the
+    same noise; their difference then reveals a batch without noise.
+    """
 
     def __init__(self, size: int) -> None:
         self._draws: list[np.ndarray] = []
@@ -158,24 +168,25 @@ class NestedNoise:
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
         drawn, noise = self._draws, np.zeros(self._size)
-        self._draws = drawn + [np.array(draw(n + 1)) for n in range(len(drawn), self._wanted(k))]
-        for each in self._draws:
-            aggregation.add(noise, each)
+        self._draws = drawn + [np.array(draw(n + 1)) for n in range(len(drawn), self._count(k))]
+        for normals in self._draws:
+            aggregation.add(noise, normals)
         return noise
 
     @staticmethod
-    def _wanted(k: int) -> int:
+    def _count(k: int) -> int:
+        """Return the number of draws in the noise of prefix k."""
         return 1 + int(linalg.log(k + 1))
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        return dict.fromkeys(range(1, self._wanted(k) + 1), Fraction(1))
+        return dict.fromkeys(range(1, self._count(k) + 1), Fraction(1))
 
     def size(self, k: int) -> tuple[int, float]:
-        return self._wanted(k), float(self._wanted(k))
+        return self._count(k), float(self._count(k))
 
 
 def prefix_noise(plan: Plan) -> PrefixNoise | None:
-    """The plan's, or None for the p-sum tree, whose nodes are noised one by one."""
+    """Return the prefix noise of a plan. None for release "tree", which adds noise to each node."""
     if plan.release == "honaker":
         return HonakerNoise(plan.levels, plan.statistic_size)
     if plan.release == "toeplitz":
@@ -189,35 +200,35 @@ def prefix_noise(plan: Plan) -> PrefixNoise | None:
     return None
 
 
-# ---- who adds it ---------------------------------------------------------------------------------
+# ---- Addition of noise, in float64 or exactly ----------------------------------------------------
 
 
 class Adder(Protocol):
-    """Adds one party's noise to what it releases, one release after the other.
+    """Adds the noise of one party to its statistics, one release after the other.
 
-    A release that is asked for again, because something failed before it was sent, gets the same
-    noise.
+    If a release fails before it is sent, a second request for it gets the same noise.
     """
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """The statistic of a data point, (s,)."""
+        """Return the statistic (s,) of a data point."""
         ...
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
-        """values (s,) with the noise of a numbered node, ``scale`` times as strong."""
+        """Return values (s,) plus ``scale`` times the noise of a numbered node."""
         ...
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """values (s,) with the noise of prefix k."""
+        """Return values (s,) plus the noise of prefix k."""
         ...
 
 
 def make_adder(
     plan: Plan, noise: NoiseSource, drawer: int, std: NoiseStd, points: int | None = None
 ) -> Adder:
-    """The adder of one party: the silo of index ``drawer``, or the server, one past the last.
+    """Return the adder of one party: exact for the operating system's noise, float64 for a seed.
 
-    points: how many records a statistic may be the sum of; by default all of the plan's.
+    ``drawer`` is the index of the silo, or M for the server. ``points`` is the largest number of
+    records in a statistic; by default all records of the plan.
     """
     if is_exact(noise):
         return ExactAdder(plan, noise, drawer, std, points)
@@ -231,39 +242,43 @@ def noisy(
     std: NoiseStd,
     public_constant: bool = False,
 ) -> np.ndarray:
-    """Statistic plus its node's noise, in float64; a source that gives too little is refused."""
+    """Return a statistic plus the standard normals scaled by ``std``, in float64.
+
+    Raise InputError if ``normals`` is not a finite array of shape (s,).
+    """
     normals = array("noise", normals, shape=(statistic_size(dimension),))
-    made = aggregation.add_noise(values, normals, dimension, *std.parts)
+    released = aggregation.add_noise(values, normals, dimension, *std.parts)
     if public_constant:
-        made[-1] = values[-1]
-    return made
+        released[-1] = values[-1]
+    return released
 
 
 class FloatAdder:
-    """float64 sums and noise, the same bits as the compiled driver's."""
+    """Adder in float64; its results are bit for bit those of the compiled driver."""
 
     def __init__(self, plan: Plan, noise: NoiseSource, drawer: int, std: NoiseStd) -> None:
         self.plan, self.noise, self.drawer, self.std = plan, noise, drawer, std
         self._prefixes = prefix_noise(plan)
-        self._kept: dict[int, np.ndarray] = {}
-        self._at = 0
+        self._draw_cache: dict[int, np.ndarray] = {}
+        self._release = 0
 
     def _draw(self, number: int) -> np.ndarray:
-        if number not in self._kept:
+        """Return the standard normals (s,) of a numbered node, cached within a release."""
+        if number not in self._draw_cache:
             drawn = self.noise.node(self.drawer, number, self.plan.dimension)
             size = self.plan.statistic_size
-            self._kept[number] = array("noise", drawn, shape=(size,))
-        return self._kept[number]
+            self._draw_cache[number] = array("noise", drawn, shape=(size,))
+        return self._draw_cache[number]
 
     def _begin(self, release: int) -> None:
-        """Draws of the release before are not asked for again."""
-        if release != self._at:
-            self._kept, self._at = {}, release
+        """Drop the cached draws when a new release begins."""
+        if release != self._release:
+            self._draw_cache, self._release = {}, release
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        made = np.zeros(self.plan.statistic_size)
-        linalg.accumulate(made, x, y)
-        return made
+        statistic = np.zeros(self.plan.statistic_size)
+        linalg.accumulate(statistic, x, y)
+        return statistic
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
         self._begin(number)
@@ -279,88 +294,92 @@ class FloatAdder:
 
 
 class ExactAdder:
-    """Fixed-point sums and ideal noise, rounded to a grid (fastfed.privacy.exact)."""
+    """Adder of exact Gaussian noise to fixed-point sums, rounded to a grid (privacy/exact.py)."""
 
     def __init__(
         self, plan: Plan, noise: IdealSource, drawer: int, std: NoiseStd, points: int | None
     ) -> None:
         self.plan, self.noise, self.drawer = plan, noise, drawer
-        self.unit, larger = fixed_point(plan, points)
-        self._std = spread(std, plan.dimension) * larger
-        # Entries that are public get no noise.
-        self._bare = self._std == 0.0
+        self.unit, noise_factor = fixed_point(plan, points)
+        self._std = spread(std, plan.dimension) * noise_factor
+        # Public entries get no noise: `_keep_public` restores them. exact.noisy needs std > 0.
+        self._public_entries = self._std == 0.0
         if plan.public_constant:
-            self._bare[-1] = True
-        self._std[self._bare] = 1.0
+            self._public_entries[-1] = True
+        self._std[self._public_entries] = 1.0
         self._prefixes = prefix_noise(plan)
-        self._kept: dict[int, Normals] = {}
+        self._draw_cache: dict[int, Normals] = {}
         self._largest = 0.0
 
     def _draw(self, number: int) -> Normals:
-        if number not in self._kept:
-            self._kept[number] = self.noise.ideal(self.drawer, number, self.plan.dimension)
-        return self._kept[number]
+        """Return the exact standard normals (s,) of a numbered node, cached."""
+        if number not in self._draw_cache:
+            self._draw_cache[number] = self.noise.ideal(self.drawer, number, self.plan.dimension)
+        return self._draw_cache[number]
 
     def _values(self, number: int) -> np.ndarray:
+        """Return the draws of a node in float64, and track the largest, for the error bound."""
         values = self._draw(number).values
         self._largest = max(self._largest, float(values.max()), -float(values.min()))
         return values
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        made = np.zeros(self.plan.statistic_size)
-        linalg.accumulate(made, x, y)
-        return exact.quantise(made, self.unit)
+        statistic = np.zeros(self.plan.statistic_size)
+        linalg.accumulate(statistic, x, y)
+        return exact.quantise(statistic, self.unit)
 
     def check(self, values: np.ndarray, who: str) -> None:
-        """InputError for a sum that is not one of fixed-point records."""
+        """Raise InputError unless ``values`` is a sum of fixed-point records; ``who`` names it."""
         exact.check_fixed(values, self.unit, who)
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
-        if number not in self._kept:
-            self._kept = {}
-        made = exact.add_normals(values, self._std * scale, self._draw(number))
-        return self._public(made, values)
+        if number not in self._draw_cache:
+            self._draw_cache = {}
+        released = exact.add_normals(values, self._std * scale, self._draw(number))
+        return self._keep_public(released, values)
 
-    def _public(self, made: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """What is released, public entries as they are."""
-        made[self._bare] = values[self._bare]
-        return made
+    def _keep_public(self, released: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return the noisy values with public entries replaced by their exact values."""
+        released[self._public_entries] = values[self._public_entries]
+        return released
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
         prefixes = self._prefixes
         assert prefixes is not None
         noise = prefixes.at(k, self._values)
         count, sizes = prefixes.size(k)
-        # Of the draws, and of adding them up: n products and sums, each coefficient with n
-        # roundings of its own at most.
+        # Bound on the error of the float64 noise: the error of the draws, and the rounding of
+        # `count` products and sums, whose coefficients have at most `count` roundings each.
         error = sizes * (ERROR + 4.0 * (count + 4) * 2.0**-53 * self._largest)
 
         def refine(entry: int, bits: int) -> exact.Interval:
             parts = [(self._draw(n).interval, c) for n, c in prefixes.terms(k).items()]
             return exact.combined(parts)(entry, bits)
 
-        return self._public(exact.noisy(values, self._std, noise, error, refine), values)
+        return self._keep_public(exact.noisy(values, self._std, noise, error, refine), values)
 
 
 def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
-    """The unit of records, and the factor on the noise that pays for it.
+    """Return the fixed-point unit of records, and the factor on the noise that covers rounding.
 
-    points: how many records a statistic may be the sum of; by default all of the plan's.
+    Rounding records to multiples of the unit slightly raises their sensitivity; the noise is
+    multiplied by the factor to keep the guarantee. ``points`` is the largest number of records in a
+    statistic; by default all records of the plan.
     """
     feature, reward = bounds(plan)
-    # Of x y and x x', of all features; what is bounded by 0 is 0, and rounded to it.
+    # Bounds on the norms of x y and x x'. A bound of 0 is left out: such entries are exactly 0.
     norms = [norm for norm in (feature * reward, feature * feature) if norm > 0.0] or [1.0]
     unit = exact.quantum(max(1, points or plan.silos * plan.horizon * plan.room), max(norms))
     least, clip = min(norms), plan.clip
     if clip is not None and clip.constant:
-        # Beside a public constant a record moves less (docs/centred.md, "Fixed point").
+        # With a public constant the sensitivity is smaller (docs/centred.md, "Fixed point").
         least = min(least, math.sqrt(2.0) * clip.feature * reward, clip.feature**2) or least
     sizes = plan.statistic_size, plan.dimension
     return unit, exact.inflation(unit, *sizes, least, max(norms))
 
 
 def spread(std: NoiseStd, dimension: int) -> np.ndarray:
-    """Standard deviations of the entries of a statistic, (s,)."""
+    """Return the standard deviation of each entry of a statistic, (s,)."""
     rows, columns = np.tril_indices(dimension)
     covariance = np.where(rows == columns, std.diagonal, std.off_diagonal)
     return np.concatenate([np.full(dimension, std.bias), covariance])

@@ -1,4 +1,4 @@
-"""When silos release: batches of rounds, rounds of which nothing leaves a silo, and triggers."""
+"""When silos synchronise: fixed batches of rounds, local rounds, and data-dependent triggers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from fastfed._validate import InputError, array
 from fastfed.privacy import exact
 from fastfed.protocols.protocol import statistic_size
 
-#: The most batches of a growing schedule.
+#: Largest number of batches of a growing schedule.
 MOST_GROWING = 1 << 20
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Fixed rounds of synchronisation: after every ``batch_size`` rounds, or after ``rounds``.
+    """Synchronisation in fixed rounds: after every ``batch_size`` rounds, or after ``rounds``.
 
     Parameters
     ----------
     horizon : int
-        T.
+        T, the number of rounds.
     batch_size : int
-        Rounds of a batch, of the longest one where they differ; 0 never synchronises.
+        Number of rounds in a batch, or in the longest batch if lengths differ. With 0, silos never
+        synchronise.
     rounds : tuple of int
-        Where batches differ: the rounds after which they end, increasing.
+        The last round of each batch, increasing, if batch lengths differ; else empty.
     """
 
     horizon: int
@@ -39,90 +40,95 @@ class Schedule:
 
     @staticmethod
     def at(rounds: tuple[int, ...], horizon: int) -> Schedule:
-        """Schedule of batches that end after these rounds."""
+        """Return the schedule whose batches end after ``rounds``."""
         check_rounds(rounds, horizon)
         longest = max(b - a for a, b in zip((0, *rounds), rounds, strict=False))
         return Schedule(horizon, longest, rounds)
 
     @staticmethod
     def growing(horizon: int, first: int, ratio: float) -> Schedule:
-        """Batches of ``first`` rounds, then each ``ratio`` times as long as the one before.
+        """Return a schedule of growing batches, each ``ratio`` times as long as the previous one.
 
-        Lengths are rounded to whole rounds. The last batch ends at the horizon at the latest; what
-        would be cut off is never sent.
+        The first batch has ``first`` rounds. Lengths are rounded to whole rounds. Rounds
+        after the last complete batch are never sent.
         """
         rounds, end, length = [], 0, float(first)
         while (end := end + round(length)) <= horizon:
             rounds.append(end)
             if len(rounds) > MOST_GROWING:
                 raise InputError(
-                    f"growing batches must be at most {MOST_GROWING}: batch_ratio {ratio:g} makes "
-                    "more, a larger one makes fewer"
+                    f"a growing schedule must have at most {MOST_GROWING} batches, and batch_ratio "
+                    f"{ratio:g} makes more; choose a larger batch_ratio"
                 )
             length = max(length * ratio, length)
         return Schedule.at(tuple(rounds), horizon) if rounds else Schedule(horizon, horizon + 1)
 
     @property
     def ends(self) -> np.ndarray:
-        """Rounds after which silos synchronise, (K,) int64."""
+        """The rounds after which silos synchronise, (K,) int64."""
         if self.rounds:
             return np.array(self.rounds, np.int64)
         return np.arange(1, self.releases + 1, dtype=np.int64) * self.batch_size
 
     @property
     def releases(self) -> int:
-        """K, the number of synchronisations; a short last batch is never sent."""
+        """K, the number of synchronisations. An incomplete last batch is never sent."""
         if self.rounds:
             return len(self.rounds)
         return self.horizon // self.batch_size if self.batch_size else 0
 
     @property
     def every_round(self) -> bool:
-        """True if silos synchronise after every round, also the last ones."""
+        """True if silos synchronise after every round up to the horizon."""
         return self.releases == self.horizon
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Rounds of each batch, (K,)."""
+        """Number of rounds in each batch, a tuple of length K."""
         return tuple(int(n) for n in np.diff(self.ends, prepend=0))
 
 
 def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
-    """Raise InputError unless rounds increase from 1 to the horizon at most."""
+    """Raise InputError unless rounds are increasing and between 1 and the horizon."""
     if any(b <= a for a, b in zip((0, *rounds), rounds, strict=False)) or rounds[-1:] > (horizon,):
         raise InputError(
-            f"release_rounds must increase from 1 to the horizon ({horizon}) at most, "
+            f"release_rounds must increase and lie between 1 and the horizon ({horizon}), "
             f"got {str(rounds)[:60]}"
         )
 
 
 @dataclass(frozen=True)
 class OwnRounds:
-    """Rounds of which nothing leaves a silo, after and between shared ones (docs/own-rounds.md).
+    """Local rounds, whose data never leave a silo, after and between shared rounds.
+
+    A silo combines its local data with the released sums, by a Bayesian posterior or by taking the
+    smaller of two confidence bounds; see docs/own-rounds.md.
 
     Parameters
     ----------
     until : int
-        The last round that may be shared, after which there is the last release.
+        The last round that may be shared; the last release follows it.
     scale2 : float
-        R^2, the variance of rewards' noise in a silo's posterior.
+        R^2, the variance of reward noise in a silo's posterior.
     prior : float
-        The precision that others' sums have at least.
+        Lower bound on the precision of the other silos' sums.
     spreads : tuple of float
         Delta^2 (1 + 1/(M - 1)) for each deviation Delta of a silo on the grid.
     ridges : tuple of tuple of float
-        By release, from none on: variance of the released noise for each of the deviations, so
-        large that the covariance is definite.
+        Entry k holds, for each deviation, the variance of the noise after k = 0, 1, ... releases.
+        It is large enough to make the covariance positive definite.
     bonus : float
         Factor on ||x||_{V^-1} in the score.
     fraction : float, default 1
-        p, the share of the rounds up to ``until`` that are shared.
+        p, the fraction of the rounds up to ``until`` that are shared.
     secret : bool, default False
-        True where a coin of probability p decides of each user, and nobody outside of the silo
-        learns how it fell; else round t is shared if floor(t p) > floor((t - 1) p).
+        If true, a coin with probability p decides for each user whether the round is shared, and
+        only the silo knows the result. If false, round t is shared if
+        floor(t p) > floor((t - 1) p).
     bound : tuple of float, optional
-        Of rule "min-of-bounds": (m, R, b, S) of the silo's own radius m (R sqrt(b + ln det V) + S).
-        None for a posterior; the numbers of that are then not used.
+        For rule "min-of-bounds": (m, R, b, S) of the silo's local radius
+        m (R sqrt(b + ln det V) + S). The parameters of the posterior are then unused. None means
+        the posterior.
     """
 
     until: int
@@ -137,52 +143,56 @@ class OwnRounds:
 
     @property
     def mixed(self) -> bool:
-        """True if own rounds come between shared ones, not only after them."""
+        """True if there are local rounds up to round ``until``, not only after it."""
         return self.fraction < 1.0
 
     @property
     def coin(self) -> float:
-        """Probability with which a secret coin lets a user enter; 1 where there is none."""
+        """Probability that the secret coin shares a user's round; 1 without a coin."""
         return self.fraction if self.secret else 1.0
 
     @cached_property
     def rule(self) -> np.ndarray:
-        """1 for each round up to ``until`` that is shared for certain, (until,) uint8."""
-        # A sum of p's would drift: 0.1 * 30 is 3.0000000000000004.
-        whole = np.floor(np.arange(self.until + 1) * self.fraction + 1e-9)
-        return (whole[1:] > whole[:-1]).astype(np.uint8)
+        """Public rule: 1 for each round up to ``until`` that is shared, else 0; (until,) uint8."""
+        # The small constant covers rounding: 0.29 * 100 is 28.999999999999996.
+        shared_counts = np.floor(np.arange(self.until + 1) * self.fraction + 1e-9)
+        return (shared_counts[1:] > shared_counts[:-1]).astype(np.uint8)
 
     @property
     def threshold(self) -> int:
-        """A coin's 64 bits are below it with probability p, rounded down."""
+        """p 2^64, rounded down: a uniform 64-bit number is below it with probability p."""
         return int(self.fraction * 2.0**64)
 
     def shares(self, round: int, bits: int = 0) -> bool:
-        """True if a round up to ``until`` is shared; bits: 64 uniform ones, of a secret coin."""
+        """Return whether a round up to ``until`` is shared. A secret coin needs 64 uniform bits."""
         return bits < self.threshold if self.secret else bool(self.rule[round - 1])
 
     def model(self, release: int) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
-        """Numbers of the posterior after so many releases, as the kernels take them."""
+        """Return the posterior's parameters after ``release`` releases, in the kernels' order."""
         return self.scale2, self.prior, self.spreads, self.ridges[release]
 
 
-# ---- Triggers: data decide when to synchronise, by the determinant rule and a private one --------
+# ---- Triggers: synchronise when ln det V has grown enough, from raw or from noisy sums -----------
 
-# The same numbers stand in src/ff_trigger.h.
+# Numbers of the kinds; src/ff_trigger.h has the same.
 DETERMINANT, PRIVATE_DETERMINANT = 1, 2
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """A silo asks for a synchronisation when the determinant of what it knows has grown enough.
+    """A rule by which a silo requests a synchronisation: its determinant has grown enough.
 
-    In a round, n rounds after the last synchronisation and this one counted:
-    kind DETERMINANT: ln det(S + Q + extra I) - ln det S >= threshold / n (dubey-pentland-2020,
-    Algorithm 1, line 12, the matrix inside the determinant). PRIVATE_DETERMINANT: ln det(S + Q + N)
-    - ln det S > threshold / n (zhou-chowdhury-2024, equation (10)), N the noise of prefix n in a
-    tree whose leaves are single rounds and which begins anew after every synchronisation.
-    S: V of what is synchronised; Q: sum of x x' of the silo's batch; ``std``: of N's nodes, off
-    and on the diagonal. ``delay``: rounds still played after the one in which it fires.
+    Let n be the number of rounds since the last synchronisation, the current round included; S the
+    matrix V of the synchronised data; Q the sum of x x' over the silo's batch. The trigger fires if
+
+    - kind DETERMINANT: ln det(S + Q + extra I) - ln det S >= threshold / n (dubey-pentland-2020,
+      Algorithm 1 line 12, with the extra term inside the determinant);
+    - kind PRIVATE_DETERMINANT: ln det(S + Q + N) - ln det S > threshold / n (zhou-chowdhury-2024,
+      equation (10)). N is the noise of prefix n in a tree whose leaves are single rounds; every
+      synchronisation starts a new tree.
+
+    ``std`` holds the noise of N's nodes, off and on the diagonal. ``delay`` is the number of rounds
+    between the round in which the trigger fires and the synchronisation.
     """
 
     kind: int
@@ -192,19 +202,19 @@ class Trigger:
     delay: int = 0
 
     def updates(self, dimension: int) -> bool:
-        """True if data points update a factor, instead of a determinant anew in every round.
+        """Return whether a rank-one update of the factor replaces a new determinant in every round.
 
-        The same number but for rounding, and less work in high dimensions.
+        Both give the same value up to rounding; the update is faster in high dimensions.
         """
         return self.kind == DETERMINANT and dimension > driver.RECOMPUTE_MAX
 
     def levels(self, horizon: int) -> int:
-        """Nodes of N that a round can be part of."""
+        """Return the number of levels in the tree of noise N; 0 for the rule without noise."""
         return horizon.bit_length() if self.kind == PRIVATE_DETERMINANT else 0
 
 
 class Clock:
-    """One silo's view of a trigger, round by round."""
+    """State of one silo's trigger: call `observe` in each round, `restart` after each sync."""
 
     def __init__(
         self,
@@ -215,88 +225,91 @@ class Clock:
         noise: NoiseSource,
         fixed_point: tuple[float, float],
     ) -> None:
-        """fixed_point: the unit of records, and the factor on exact noise that pays for it."""
+        """Create the state; ``fixed_point`` is the result of `protocols.release.fixed_point`."""
         self.trigger, self.dimension, self.silo, self.noise = trigger, dimension, silo, noise
-        #: What the rule compares with the threshold, after the last round that was observed.
+        #: n times the growth of ln det after the last observed round; compared with the threshold.
         self.value = 0.0
         self._size = statistic_size(dimension)
         self._nodes = np.zeros((trigger.levels(horizon), self._size))
         self._ideal: IdealSource | None = None
         if trigger.kind == PRIVATE_DETERMINANT and is_exact(noise):
             self._ideal = noise
-            self._unit, larger = fixed_point
+            self._unit, noise_factor = fixed_point
             off_diagonal, diagonal = trigger.std
             rows, columns = np.tril_indices(dimension)
             std = np.where(rows == columns, diagonal, off_diagonal)
-            self._std = std * larger
+            self._std = std * noise_factor
             self._drawn_nodes: list[Normals | None] = [None] * trigger.levels(horizon)
-        self._wide = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
+        # The factor of S + Q + extra I, if data points update it; else None.
+        self._factor = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
 
     def restart(self, w: np.ndarray, total: np.ndarray, ridge: float) -> None:
-        """A synchronisation has just made S = total + ridge I, of factor ``w``."""
+        """Start a batch after a synchronisation, with S = total + ridge I and its factor ``w``."""
         self._total, self._ridge, self._rounds = total, ridge + self.trigger.extra, 0
         self._batch = np.zeros(self._size)
-        self._before = linalg.log_det(w)
-        if self._wide is not None:
-            self._growth, factor = self._grown(total.copy())
+        self._synced_log_det = linalg.log_det(w)
+        if self._factor is not None:
+            self._growth, factor = self._log_det_growth(total.copy())
             if factor is not None:
-                self._wide[:] = factor
+                self._factor[:] = factor
 
     def observe(self, x: np.ndarray, round: int) -> bool:
-        """Take in the features of a round; whether the silo asks for a synchronisation."""
+        """Add the features of a round, and return whether the silo requests a synchronisation."""
         private = self.trigger.kind == PRIVATE_DETERMINANT
-        # Whatever can fail, a noise source, comes before anything has changed.
-        drawn = self._drawn(round) if private else None
+        # Draw first: if the noise source fails, the state is unchanged.
+        noise_draw = self._draw_noise(round) if private else None
         self._rounds += 1
-        if self._wide is not None:
-            self._growth += linalg.log(linalg.observe(self._wide, None, x, 0.0))
+        if self._factor is not None:
+            self._growth += linalg.log(linalg.observe(self._factor, None, x, 0.0))
         else:
             aggregation.add(self._batch, self._point(x))
-            self._growth, _ = self._grown(self._seen(drawn))
+            self._growth, _ = self._log_det_growth(self._noisy_sum(noise_draw))
         self.value = self._growth * self._rounds
-        bar = self.trigger.threshold / self._rounds
-        return self._growth > bar if private else self._growth >= bar
+        required_growth = self.trigger.threshold / self._rounds
+        return self._growth > required_growth if private else self._growth >= required_growth
 
-    def _grown(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
-        """Growth of ln det of v + ridge I, and its factor."""
+    def _log_det_growth(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
+        """Return ln det(v + ridge I) - ln det S, and the factor of v + ridge I."""
         d = self.dimension
         v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge
         w = linalg.factor(v[d:], d)
-        # A matrix that is not positive definite has not grown.
-        return (-np.inf, None) if w is None else (linalg.log_det(w) - self._before, w)
+        # Noise can make the matrix indefinite; the trigger then must not fire.
+        return (-np.inf, None) if w is None else (linalg.log_det(w) - self._synced_log_det, w)
 
     def _point(self, x: np.ndarray) -> np.ndarray:
-        """x x' as a statistic."""
+        """Return x x' as a statistic (s,), in fixed point if the noise is exact."""
         point = np.zeros(self._size)
         linalg.accumulate(point, x, 0.0)
         return exact.quantise(point, self._unit) if self._ideal is not None else point
 
-    def _drawn(self, round: int) -> np.ndarray | Normals:
+    def _draw_noise(self, round: int) -> np.ndarray | Normals:
+        """Draw the standard normals of this round's tree node."""
         if self._ideal is not None:
             return self._ideal.ideal_trigger(self.silo, round, self.dimension)
-        drawn = self.noise.trigger(self.silo, round, self.dimension)
-        return array("noise", drawn, shape=(self._size - self.dimension,))
+        normals = self.noise.trigger(self.silo, round, self.dimension)
+        return array("noise", normals, shape=(self._size - self.dimension,))
 
-    def _seen(self, drawn: np.ndarray | Normals | None) -> np.ndarray:
-        """S + Q, with the noise of this round's prefix where the rule is private."""
+    def _noisy_sum(self, noise_draw: np.ndarray | Normals | None) -> np.ndarray:
+        """Return S + Q as a statistic (s,), plus this round's noise N if the rule is private."""
         v = self._total.copy()
-        if drawn is None:
+        if noise_draw is None:
             aggregation.add(v, self._batch)
             return v
         d, level = self.dimension, aggregation.node_level(self._rounds)
-        values = drawn.values if isinstance(drawn, Normals) else drawn
+        values = noise_draw.values if isinstance(noise_draw, Normals) else noise_draw
         self._nodes[level, d:] = values
         prefix = aggregation.prefix(self._nodes, self._rounds)
-        if not isinstance(drawn, Normals):
+        if not isinstance(noise_draw, Normals):
             aggregation.add(v, self._batch)
             return aggregation.add_noise(v, prefix, d, 0.0, *self.trigger.std)
-        self._drawn_nodes[level] = drawn
+        self._drawn_nodes[level] = noise_draw
         parts = [
             (node.interval, Fraction(1))
             for j, node in enumerate(self._drawn_nodes)
             if node is not None and self._rounds >> j & 1
         ]
-        # Sums of as many draws, each below 64 unless its uniform begins with 2^11 zeros.
+        # Error of a sum of len(parts) draws. Each draw is below 64, unless its uniform starts with
+        # 2^11 zero bits.
         error = len(parts) * (ERROR + len(parts) * 2.0**-46)
         batch, noise = self._batch[d:].copy(), prefix[d:].copy()
         v[d:] += exact.noisy(batch, self._std, noise, error, exact.combined(parts))

@@ -1,4 +1,4 @@
-"""Scores of actions: upper confidence bounds, or a function that a package adds."""
+"""Scores of actions: upper confidence bounds, or a score function of another package."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SCORES", "UCB", "Score", "score_signature"]
 
-#: The score of LinUCB, which the kernels have.
+#: Name of LinUCB's score, which the kernels compute.
 UCB = "ucb"
 WANTED = "a numba.cfunc of fastfed.protocols.score.score_signature()"
 
-#: What of compiled code cannot carry anything from one call to the next: arithmetic, memory of the
-#: call's own, and how a compiled function raises.
+#: Functions that a score may call, because they pass no data from one call to the next:
+#: arithmetic, memory management within the call, and numba's way of raising an error.
 _HARMLESS = re.compile(
     r"llvm\.|NRT_|Py_(Inc|Dec)Ref$|PyErr_|Py(Unicode|Bytes)_FromString(AndSize)?$|numba_gil_|"
     r"numba_(unpickle|do_raise|runtime_build_excinfo_struct)$|mem(cpy|set|move|cmp)$|(f|l)?(sqrt|cbrt|exp|exp2|expm1|log|log2|log10|log1p|"
@@ -31,7 +31,7 @@ _HARMLESS = re.compile(
     r"trunc|round|rint|fabs|erf|erfc|gamma|lgamma|tgamma|copysign|ldexp|frexp)f?$"
 )
 _DECLARED = re.compile(r'^declare [^@]*@"?([^"(]+)"?\(', re.MULTILINE)
-#: Addresses made of numbers, and globals that may be written to.
+#: Memory that could carry data between calls: addresses made from integers, and writable globals.
 _FOREIGN = re.compile(
     r"\binttoptr\b|^@(?!\S*NumbaEnv)\S+ = (?!.*\bconstant\b)(?!external).*$", re.MULTILINE
 )
@@ -40,52 +40,67 @@ _FOREIGN = re.compile(
 def score_signature() -> Signature:
     """Return the numba signature of a score function, for ``@numba.cfunc(...)``.
 
-    ``function(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores) ->
-    actions``: write a finite score for each of K = ``actions`` actions into scores (float64, K) and
-    return K; anything else reports a failure. The largest score is played, ties to the lowest
-    index. x (float64, K x d) are the features, theta (d) is the estimate, w (d x d, lower
-    triangular) the factor with V^{-1} = w'w, so that w'z with z standard normal has covariance
-    V^{-1}. LinUCB's own score is <x, theta> + beta ||x||_{V^-1} + gamma ||V^-1 x||. All are copies.
-    ``round`` counts from 1, ``state`` points at a copy of the float64 array given to ``Score``, a
-    fresh one for every call, and ``scores`` holds zeros: nothing written lasts. All
-    randomness must come from ``key`` (uint64), which is another one for every silo and round: see
-    `fastfed.counter_rng`.
+    A score is ``function(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores)
+    -> int``. It must write a finite score for each of K = ``actions`` actions into ``scores`` and
+    return K; any other return value reports a failure. The action with the largest score is chosen,
+    in a tie the one with the lowest index. The arguments are:
+
+    - state: the float64 array given to `Score`;
+    - key (uint64): the source of all randomness, different for each silo and round, see
+      `fastfed.counter_rng`;
+    - round (from 1), actions K, dimension d;
+    - x (K, d): the features; theta (d,): the estimate;
+    - w (d, d), lower triangular: the factor with V^{-1} = w'w, so that w'z has covariance V^{-1}
+      for standard normal z;
+    - beta, gamma: LinUCB's score is <x, theta> + beta ||x||_{V^-1} + gamma ||V^-1 x||;
+    - scores (K,): zeros to overwrite.
+
+    All arrays are copies made for one call, so nothing that the function writes outlasts the call.
 
     Returns
     -------
     numba signature
-        The signature.
+        The signature of a score function.
     """
     from numba import types
 
-    doubles = types.CPointer(types.float64)
-    whole = types.int64
-    numbers = types.float64, types.float64
-    return whole(
-        doubles, types.uint64, whole, whole, whole, doubles, doubles, doubles, *numbers, doubles
+    double_array = types.CPointer(types.float64)
+    integer = types.int64
+    two_doubles = types.float64, types.float64
+    return integer(
+        double_array,
+        types.uint64,
+        integer,
+        integer,
+        integer,
+        double_array,
+        double_array,
+        double_array,
+        *two_doubles,
+        double_array,
     )
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score function: a ``numba.cfunc`` of ``score_signature()`` and its state, if it has one.
+    """A score function, compiled as a ``numba.cfunc``, and its optional state.
 
-    It sees this round's features, which are the present user's own, and what a silo chooses from:
-    with lazy play that is released statistics alone. ``state`` is copied here and again for every
-    call, so it carries nothing from one user to the next. Then a score changes nothing of what is
-    private, see ``condition``.
+    The function sees the features of the current user, and the statistics from which a silo chooses
+    actions; under a lazy plan these are released statistics only. ``state`` is copied for every
+    call, so it carries no data from one user to the next. A score that keeps no other state
+    therefore leaves the privacy guarantee unchanged, see ``condition``.
 
     Parameters
     ----------
     function : numba.cfunc
-        Of ``score_signature()``.
+        A function compiled with ``score_signature()``.
     state : array_like, optional
-        Handed to every call as float64; kept as a read-only copy.
+        Parameters of the function, passed to every call as float64; stored as a read-only copy.
 
     Raises
     ------
     InputError
-        For another function, and a state that is not finite numbers.
+        If ``function`` is not compiled with that signature, or ``state`` is not finite.
     """
 
     function: Any
@@ -95,57 +110,60 @@ class Score:
         if not compiled(self.function):
             raise InputError(f"function must be {WANTED}, got {show(self.function)}")
         if self.state is not None:
-            # A copy: what the caller does with the array later is no part of the score.
-            kept = array("state", self.state).copy()
-            kept.flags.writeable = False
-            object.__setattr__(self, "state", kept)
+            # Copied, so that the caller cannot change the score later.
+            state_copy = array("state", self.state).copy()
+            state_copy.flags.writeable = False
+            object.__setattr__(self, "state", state_copy)
 
     @property
     def summary(self) -> str:
-        """The first line of what its function says of itself."""
+        """The first line of the function's docstring."""
         return first_line(getattr(self.function, "__wrapped__", None))
 
     @cached_property
     def keeps_no_state(self) -> bool:
-        """True if nothing that the function writes can be seen by a later call.
+        """True if no call of the function can pass data to a later call.
 
-        Read from the compiled code: it must name no memory but its arguments', by no address made
-        of a number and no global, and call nothing but arithmetic. False where there is no code to
-        read, as of a function that is compiled elsewhere.
+        This is read from the compiled code. The code must access no memory except its arguments (no
+        address made from an integer, no writable global) and call nothing except arithmetic. False
+        if there is no code to read, for example of a function compiled outside numba.
         """
         try:
             code, name = self.function.inspect_llvm(), re.escape(self.function.native_name)
             if not re.search(rf'^define [^@]*@"?{name}"?\(', code, re.MULTILINE):
                 return False
-        except Exception:  # not one of numba's own, or a numba that has no code to show
+        except Exception:  # a function not compiled by numba, or a numba version without its code
             return False
         called = _DECLARED.findall(code)
         return not _FOREIGN.search(code) and all(_HARMLESS.match(name) for name in called)
 
     @property
     def condition(self) -> Condition:
-        """Condition of a certificate about a score, on which guarantees rest."""
+        """The certificate's condition that the score keeps no state."""
         return Condition("the score keeps no state between calls", self.keeps_no_state)
 
 
 def compiled(function: Any) -> bool:
-    """True if it has the signature of a score: with another it would read foreign memory."""
+    """Return whether the function has the signature of a score.
+
+    With a different signature the call would read memory outside its arguments.
+    """
     return hasattr(function, "address") and getattr(function, "_sig", None) == score_signature()
 
 
-def check_score(name: str, found: Any) -> Score:
-    """Check what an entry point names, and wrap it in a Score."""
-    if isinstance(found, Score):
-        return found
-    if not compiled(found):
-        raise must_be(f"{WANTED}, or a Score", found)
-    return Score(found)
+def check_score(name: str, score: Any) -> Score:
+    """Check the object of an entry point, and wrap it in a Score if it is a function."""
+    if isinstance(score, Score):
+        return score
+    if not compiled(score):
+        raise must_be(f"{WANTED}, or a Score", score)
+    return Score(score)
 
 
-#: By the key ``score`` of a curve; None is the kernels' own.
+#: Scores by the value of a curve's key ``score``; None stands for the kernels' UCB.
 SCORES: Registry[Score | None] = Registry("fastfed.scores", "score", {UCB: None}, check_score)
 
 
 def score_named(name: str) -> Score | None:
-    """The score function of a curve; None for upper confidence bounds."""
+    """Return the registered score of this name; None for upper confidence bounds."""
     return SCORES.choose(name)

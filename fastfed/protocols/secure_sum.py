@@ -1,10 +1,10 @@
-"""Secure sums between silos and a server: masked integers modulo 2^64, and their decoding.
+"""Parties of a secure sum: silos send masked integers modulo 2^64, the server decodes their sum.
 
-What is released, and what that costs, is `fastfed.privacy.mechanisms.secure_sum`; here are the
-parties. `Encoder` makes one silo's messages (`SecureRandomizer`: of its records), `Decoder` the
-prefix sums from the messages of all. `Aggregate` stands for all silos at once where nobody looks at
-single messages: it draws the sum, whose noise is one binomial and whose masks have cancelled.
-Proof: docs/secure-sum.md.
+The mechanism and its privacy account are in `fastfed.privacy.mechanisms.secure_sum`. An `Encoder`
+makes the messages of one silo from batch sums, a `SecureRandomizer` from records. A `Decoder` is
+the server: it computes prefix sums from the messages of all silos. An `Aggregate` simulates all
+silos at once: it draws the sum of their messages, in which the masks cancel and the noise is one
+binomial. Proof: docs/secure-sum.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import statistic_size
 
-#: Bytes of a key that two silos share, and of a session.
+#: Number of bytes of a key that two silos share, and of a session.
 KEY_BYTES = SESSION_BYTES = 32
 
 
@@ -40,15 +40,16 @@ class Encoded:
     dimension : int
         d.
     values : ndarray of uint64, shape (s,), s = d + d (d + 1) / 2
-        In the order of a `Statistic`. Alone they are uniform to whoever knows none of the masks;
-        added up over all silos they are the noisy sum of the release. Kept as a read-only copy.
+        Masked values in the order of a `Statistic`. To anyone who knows none of the masks, the
+        values of one silo are uniformly distributed. The sum over all silos is the noisy sum of the
+        release. Stored as a read-only copy.
     silo : int, default 0
-        Number of the silo, from 0.
+        Index of the silo, from 0.
 
     Raises
     ------
     InputError
-        For values of another type or shape.
+        If ``values`` is not a uint64 array of shape (s,).
     """
 
     release: int
@@ -69,7 +70,7 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on a wire: a word of 64 bits for each entry."""
+        """Number of bytes of ``values``, 8 s."""
         return self.values.nbytes
 
 
@@ -77,22 +78,21 @@ class Encoded:
 
 
 class Masks:
-    """One silo's masks: of every other silo one that the two share, added by one, subtracted by
-    the other.
+    """The masks of one silo. Of each pair of silos, one adds their mask, the other subtracts it.
 
-    A mask is SHAKE-256 of the shared key, the release, and the sessions of both silos, read as
-    words of 64 bits. Every object has a session of its own, so after `meet` no object ever has the
-    masks of another one, whatever its keys were used for before. Without `meet` a mask is of key
-    and release alone: such keys are for one federation and one object only, since two sums under
-    one key and release differ by their data and noise alone. Keys are agreed by means that the
-    server does not see through, such as X25519.
+    A mask is the output of SHAKE-256 on the key of the pair, the release and the sessions of both
+    silos, read as 64-bit words. Each object has a new random session, so after `meet` its masks
+    differ from the masks of every other object, even if keys are reused. Without `meet` a mask
+    depends on key and release only. Such keys must be used in one federation and one object only:
+    the difference of two messages under the same key and release would contain no mask. Silos must
+    agree on keys by a method that hides them from the server, such as X25519.
 
     Parameters
     ----------
     silo : int
-        The own index.
+        Index of the silo that holds the object.
     keys : mapping of int to bytes
-        A key of 32 bytes for every other silo, known to that silo alone.
+        For every other silo a key of 32 bytes that only the two silos know.
 
     Attributes
     ----------
@@ -104,112 +104,126 @@ class Masks:
     Raises
     ------
     InputError
-        For keys of another length or of the own silo.
+        If a key has a wrong length or index, or two keys are equal.
 
     Notes
     -----
-    Guarantee: to whoever does not know the key, the masks of a pair that has met are independent of
-    all masks that other objects made of it, as far as SHAKE-256 cannot be told from a random
-    function. A session that the server has replaced leads to masks that do not cancel, and to none
-    that was used before, as the own session is in each.
+    Guarantee: after `meet`, and if SHAKE-256 is indistinguishable from a random function, the masks
+    of a pair are independent of all masks of other objects to anyone who does not know the key. If
+    the server replaces a session, the masks do not cancel; but they are still new, because each
+    mask depends on the session of the silo itself.
     """
 
     def __init__(self, silo: int, keys: Mapping[int, bytes]) -> None:
         self.silo = integer("silo", silo, at_least=0)
-        for other, key in keys.items():
-            if integer("silo", other, at_least=0) == silo:
-                raise InputError(f"keys must be of other silos, got one of silo {silo} itself")
+        for other_silo, key in keys.items():
+            if integer("silo", other_silo, at_least=0) == silo:
+                raise InputError(f"keys must be of other silos, got a key of silo {silo}")
             if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-                raise InputError(f"the key with silo {other} must be {KEY_BYTES} bytes")
+                raise InputError(f"the key with silo {other_silo} must be {KEY_BYTES} bytes")
         if len(set(keys.values())) < len(keys):
-            raise InputError("keys must differ from one another, got one key for two silos")
+            raise InputError("keys must differ, got one key for two silos")
         self._keys = dict(keys)
         self.session = secrets.token_bytes(SESSION_BYTES)
         self._sessions: dict[int, bytes] = {}
 
     @property
     def others(self) -> set[int]:
-        """The silos that share a key with this one."""
+        """Indices of the silos that share a key with this silo."""
         return set(self._keys)
 
     @property
     def met(self) -> bool:
-        """True once the sessions of all other silos are known."""
+        """True if the sessions of all other silos are known."""
         return len(self._sessions) == len(self._keys)
 
     def meet(self, sessions: Mapping[int, bytes]) -> None:
-        """Take the sessions of all other silos; the same ones again change nothing.
+        """Store the sessions of all other silos. Passing the same sessions again changes nothing.
 
         Parameters
         ----------
         sessions : mapping of int to bytes
-            By silo; the own one may be among them.
+            Session by index of the silo. The session of this silo may be included.
 
         Raises
         ------
         InputError
-            Unless there is one of 32 bytes for every other silo, and for others than before.
+            If there is not one session of 32 bytes for every other silo, or a session differs from
+            the one stored before.
         """
-        found = {other: session for other, session in sessions.items() if other != self.silo}
-        if set(found) != self.others:
+        other_sessions = {
+            other_silo: session
+            for other_silo, session in sessions.items()
+            if other_silo != self.silo
+        }
+        if set(other_sessions) != self.others:
             raise InputError(
                 f"sessions must hold one for each of the {len(self._keys)} other silos, got silos "
-                f"{sorted(found)}"
+                f"{sorted(other_sessions)}"
             )
         if sessions.get(self.silo, self.session) != self.session:
-            raise InputError(f"the session of silo {self.silo} itself is another one")
-        for other, session in found.items():
+            raise InputError(f"sessions must hold the session of silo {self.silo} as it is")
+        for other_silo, session in other_sessions.items():
             if not isinstance(session, bytes) or len(session) != SESSION_BYTES:
-                raise InputError(f"the session of silo {other} must be {SESSION_BYTES} bytes")
-        if self._sessions and found != self._sessions:
-            raise InputError(f"silo {self.silo} has met other sessions; start all silos again")
-        self._sessions = found
+                raise InputError(f"the session of silo {other_silo} must be {SESSION_BYTES} bytes")
+        if self._sessions and other_sessions != self._sessions:
+            raise InputError(
+                f"silo {self.silo} already has different sessions; start all silos again"
+            )
+        self._sessions = other_sessions
 
     def at(self, release: int, size: int) -> np.ndarray:
-        """Sum of the masks of one release, modulo 2^64, (size,) of uint64."""
+        """Return the sum of this silo's masks for one release, modulo 2^64, (size,) uint64."""
         total = np.zeros(size, dtype=np.uint64)
         label = release.to_bytes(8, "big")
-        for other, key in self._keys.items():
-            both = self._both(other) if self._sessions else b""
-            # Key, release and sessions have one length each: no two inputs are spelled alike.
-            stream = hashlib.shake_256(key + label + both).digest(8 * size)
+        for other_silo, key in self._keys.items():
+            pair_sessions = self._pair_sessions(other_silo) if self._sessions else b""
+            # Key, release and sessions have fixed lengths, so different inputs never collide.
+            stream = hashlib.shake_256(key + label + pair_sessions).digest(8 * size)
             mask = np.frombuffer(stream, dtype="<u8")
-            if other > self.silo:
+            if other_silo > self.silo:
                 total += mask
             else:
                 total -= mask
         return total
 
-    def _both(self, other: int) -> bytes:
-        """The sessions of a pair, that of the lower index first."""
-        pair = (self.session, self._sessions[other])
-        return b"".join(pair if self.silo < other else pair[::-1])
+    def _pair_sessions(self, other_silo: int) -> bytes:
+        """Return the sessions of this silo and another one, in the order of their indices."""
+        pair = (self.session, self._sessions[other_silo])
+        return b"".join(pair if self.silo < other_silo else pair[::-1])
 
 
 def simulated_keys(seed: int, silo: int, silos: int, replicate: int = 0) -> dict[int, bytes]:
-    """Keys of one silo with every other, for simulations: who knows the seed knows them all."""
+    """Return the keys that one silo shares with each other silo, for simulations.
+
+    The keys are computed from the seed, so anyone who knows the seed knows all keys.
+    """
     seed = check_seed(seed)
     silos = integer("silos", silos, at_least=1)
     silo = integer("silo", silo, at_least=0, at_most=silos - 1)
-    found = {}
-    for other in range(silos):
-        if other != silo:
-            pair = seed, integer("replicate", replicate, at_least=0), *sorted((silo, other))
+    keys = {}
+    for other_silo in range(silos):
+        if other_silo != silo:
+            pair = seed, integer("replicate", replicate, at_least=0), *sorted((silo, other_silo))
             text = b"".join(number.to_bytes(8, "big") for number in pair)
-            found[other] = hashlib.shake_256(b"simulated keys" + text).digest(KEY_BYTES)
-    return found
+            keys[other_silo] = hashlib.shake_256(b"simulated keys" + text).digest(KEY_BYTES)
+    return keys
 
 
 # ---- silos ---------------------------------------------------------------------------------------
 
-_UNMET = (
-    "the masks of silo {} are of its keys alone: never use these keys again, or exchange the "
+_NO_SESSIONS_WARNING = (
+    "the masks of silo {} depend on its keys only: never use these keys again, or exchange the "
     "silos' `session` and call `meet` before the first message"
 )
 
 
 class _Rows(Once):
-    """Leaf sums of one silo, or of all, and the rows that they lead to; state of one sender."""
+    """State of a sender, one silo or all silos: its batch sums and the rows computed from them.
+
+    The row of release k is a combination of the sums of batches 1..k, as the mechanism's factor
+    defines it; silos release rows with noise, and the server combines rows into prefix sums.
+    """
 
     def __init__(self, mechanism: SecureSum, noise: NoiseSource | None, drawer: int) -> None:
         if not isinstance(mechanism, SecureSum):
@@ -222,14 +236,17 @@ class _Rows(Once):
         self._drawn: tuple[int, np.ndarray] = (0, self._leaves[0])
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """The statistic of a data point within the bounds, (s,), in fixed point."""
-        made = np.zeros(self.mechanism.size)
-        linalg.accumulate(made, x, y)
-        return exact.quantise(made, self.mechanism.unit)
+        """Return the fixed-point statistic (s,) of a clipped data point."""
+        statistic = np.zeros(self.mechanism.size)
+        linalg.accumulate(statistic, x, y)
+        return exact.quantise(statistic, self.mechanism.unit)
 
     def _row(self, values: object, silos: int) -> np.ndarray:
-        """The next row plus the noise of so many shares, modulo 2^64, (s,); leaves no trace but
-        the draw, which is kept for another try, and the leaf."""
+        """Return the next row plus the noise shares of ``silos`` silos, modulo 2^64, (s,).
+
+        ``values`` are the sums of the next batch. The draw is cached, so that a second try after a
+        failure uses the same noise.
+        """
         mechanism, release = self.mechanism, self.release + 1
         if release > mechanism.releases:
             raise InputError(
@@ -240,44 +257,43 @@ class _Rows(Once):
             exact.check_fixed(sums, mechanism.unit, "the sums of a batch")
         self._leaves[release - 1] = mechanism.encode(sums)
         if self._drawn[0] != release:
-            bias, off, on = (silos * n for n in mechanism.trials)
-            trials = bias, off, on
+            bias, off_diagonal, diagonal = (silos * n for n in mechanism.trials)
+            trials = bias, off_diagonal, diagonal
             coins = np.array(self.noise.coins(self._drawer, release, mechanism.dimension, trials))
             if mechanism.centred is not None:
-                coins[-1] = 0  # a public count: it needs no noise, and gets none
+                coins[-1] = 0  # the last entry is a public count, which gets no noise
             self._drawn = release, coins
         result: np.ndarray = mechanism.row(self._leaves[:release]) + self._drawn[1]
         return result
 
 
 class Encoder(_Rows):
-    """One silo of a secure sum: turns batch sums into masked messages, one for each release.
+    """One silo of a secure sum: turns the sums of each batch into a masked message.
 
-    A bare ``Encoder(mechanism, silo, keys)`` draws its share of the noise from the operating
-    system, exactly; pass ``SeededNoise`` only to simulate. A message that fails leaves all as it
-    was, and is made again with the same noise. Exchange the encoders' ``session`` and give all of
-    them to each ``meet`` before the first message: one that is started again with the same keys
-    then has other masks.
+    Before the first message, exchange the encoders' ``session`` and pass all of them to ``meet`` of
+    each encoder. An encoder that restarts with the same keys then has different masks. If `message`
+    fails, the state is unchanged, and a second try uses the same noise.
 
     Parameters
     ----------
     mechanism : SecureSum
-        What is executed, the same at all parties.
+        The mechanism, the same at all parties.
     silo : int
-        The own index, from 0.
+        Index of the silo, from 0.
     keys : mapping of int to bytes
         A key shared with each other silo, see `Masks`; empty for a single silo.
     noise : NoiseSource, optional
-        Where the share of the noise comes from.
+        Source of the silo's share of the noise. Default: exact noise from the operating system;
+        pass ``SeededNoise`` only to simulate.
 
     Raises
     ------
     InputError
-        For a silo that the mechanism does not know, and unless every other silo has a key.
+        If ``silo`` is out of range, or ``keys`` does not hold one key for every other silo.
 
     Notes
     -----
-    Guarantee: that of the mechanism, for the users of this silo.
+    Guarantee: the guarantee of the mechanism, for the users of this silo.
     """
 
     def __init__(
@@ -290,26 +306,26 @@ class Encoder(_Rows):
         super().__init__(mechanism, noise, silo)
         self.silo = integer("silo", silo, at_least=0, at_most=mechanism.silos - 1)
         self._masks = Masks(silo, keys)
-        others = set(range(mechanism.silos)) - {silo}
-        if self._masks.others != others:
+        other_silos = set(range(mechanism.silos)) - {silo}
+        if self._masks.others != other_silos:
             raise InputError(
-                f"keys must hold one for each of the {len(others)} other silos, "
+                f"keys must hold one for each of the {len(other_silos)} other silos, "
                 f"got silos {sorted(self._masks.others)}"
             )
 
     @property
     def session(self) -> bytes:
-        """32 random bytes of this object, which the other silos need; not secret."""
+        """32 random bytes of this object that the other silos need for `meet`; not secret."""
         return self._masks.session
 
     @once
     def meet(self, sessions: Mapping[int, bytes]) -> None:
-        """Take the sessions of the other silos before the first message, see `Masks.meet`.
+        """Store the sessions of the other silos, before the first message; see `Masks.meet`.
 
         Raises
         ------
         InputError
-            As `Masks.meet`, and after the first message.
+            As in `Masks.meet`, and after the first message.
         """
         if self.release and not self._masks.met:
             raise InputError("sessions must be exchanged before the first message")
@@ -317,38 +333,38 @@ class Encoder(_Rows):
 
     @once
     def message(self, values: object) -> Encoded:
-        """The message after the next batch, of which ``values`` (s,) are the sums.
+        """Return the masked message for the next batch, whose sums are ``values`` (s,).
 
-        In fixed point, as sums of `point` are: with noise of the operating system other sums are
-        refused; with seeded noise they are rounded.
+        The sums must be in fixed point, as sums of `point` are. Other sums are refused with noise
+        of the operating system, and rounded with seeded noise.
         """
-        made = self.made(values)
-        self.release = made.release
-        return made
+        encoded = self.made(values)
+        self.release = encoded.release
+        return encoded
 
     def made(self, values: object) -> Encoded:
-        """The message of `message`, without a step to the next release."""
+        """Return the result of `message`, but do not move to the next release."""
         release = self.release + 1
         row = self._row(values, 1) + self._masks.at(release, self.mechanism.size)
         if release == 1 and is_exact(self.noise) and not self._masks.met:
-            warnings.warn(_UNMET.format(self.silo), UserWarning, stacklevel=2)
+            warnings.warn(_NO_SESSIONS_WARNING.format(self.silo), UserWarning, stacklevel=2)
         return Encoded(release, self.mechanism.dimension, row, self.silo)
 
 
 class Sharer(_Rows):
-    """One silo of a secure sum whose rows are split into shares, in place of masks.
+    """One silo of a secure sum that splits its rows into secret shares instead of masking them.
 
-    `row` is what no single party may see: the silo's sums with one share of the noise. Whoever
-    calls it hides it at once, such as under a uniform share for each of two parties.
+    The result of `row` contains only this silo's share of the noise, so no other party may see it.
+    The caller must split it into shares at once, for example uniform ones for two parties.
 
     Parameters
     ----------
     mechanism : SecureSum
-        What is executed, the same at all parties.
+        The mechanism, the same at all parties.
     silo : int
-        The own index, from 0.
+        Index of the silo, from 0.
     noise : NoiseSource
-        Where the share of the noise comes from.
+        Source of the silo's share of the noise.
     """
 
     def __init__(self, mechanism: SecureSum, silo: int, noise: NoiseSource) -> None:
@@ -356,7 +372,7 @@ class Sharer(_Rows):
 
     @once
     def row(self, leaves: object) -> np.ndarray:
-        """The row of release k from the sums (k, s) of batches 1..k, (s,) of uint64."""
+        """Return the noisy row (s,) uint64 of release k, from the sums (k, s) of batches 1..k."""
         sums = array("leaves", leaves, shape=(None, self.mechanism.size))
         self.release = integer("leaves", len(sums), at_least=1) - 1
         self._leaves[: self.release] = self.mechanism.encode(sums[:-1])
@@ -366,7 +382,7 @@ class Sharer(_Rows):
 class Aggregate(_Rows):
     """All silos of a secure sum at once, for simulations: draws the sum of their messages.
 
-    Its noise is that of one party of the index M, one past the last silo's.
+    The noise of all silos is one draw from the stream of index M; silos have indices 0..M-1.
     """
 
     def __init__(self, mechanism: SecureSum, noise: NoiseSource) -> None:
@@ -374,7 +390,7 @@ class Aggregate(_Rows):
 
     @once
     def total(self, values: object) -> np.ndarray:
-        """The sum of all messages after the next batch, (s,) of uint64.
+        """Return the sum (s,) uint64 of all silos' messages for the next batch.
 
         ``values`` (s,) are the sums of that batch over all silos.
         """
@@ -384,9 +400,9 @@ class Aggregate(_Rows):
 
 
 class SecureRandomizer:
-    """The randomizer R of one silo: records in fixed point, one masked message of each batch.
+    """The randomizer R of one silo of a secure sum: makes a masked message from each batch.
 
-    A report that fails leaves all as it was.
+    If `report` fails, the state is unchanged and the call may be repeated.
     """
 
     def __init__(
@@ -397,12 +413,12 @@ class SecureRandomizer:
 
     @property
     def release(self) -> int:
-        """Messages made so far."""
+        """Number of messages made so far."""
         return self._encoder.release
 
     @property
     def encoder(self) -> Encoder:
-        """What makes its messages, and has its masks."""
+        """The encoder that makes the messages."""
         return self._encoder
 
     def observe(self, x: np.ndarray, y: float) -> None:
@@ -410,24 +426,24 @@ class SecureRandomizer:
         aggregation.add(self._batch, self._encoder.point(x, y))
 
     def report(self) -> Encoded:
-        """The batch since the last report as a masked message; the batch is then forgotten."""
-        made, batch = self._encoder.made(self._batch), np.zeros_like(self._batch)
-        # Everything is computed: from here on nothing can fail.
-        self._encoder.release, self._batch = made.release, batch
-        return made
+        """Return the masked message for the data points since the last report; clear the batch."""
+        encoded, batch = self._encoder.made(self._batch), np.zeros_like(self._batch)
+        # All results are computed; the assignments below cannot fail.
+        self._encoder.release, self._batch = encoded.release, batch
+        return encoded
 
 
 def secure_of(plan: Plan) -> SecureSum:
-    """The plan's secure sum, which must be there."""
+    """Return the secure sum of a plan that has one."""
     assert plan.secure is not None
     return plan.secure
 
 
 def masked(plan: Plan, noise: NoiseSource) -> bool:
-    """True if silos send masked messages: of a secure sum, whenever they are no simulation's.
+    """Return whether the silos of a plan send masked messages.
 
-    With "aggregate" messages a simulation's silos send plain sums, and its server adds the noise of
-    all shares; to anyone else's server plain sums would tell everything.
+    They do so with a secure sum, except in simulations with "aggregate" messages: there silos send
+    plain sums, and the simulated server adds the noise of all shares.
     """
     simulated = isinstance(noise, SeededNoise) and not plan.individual
     return plan.secure is not None and not simulated
@@ -437,9 +453,9 @@ def masked(plan: Plan, noise: NoiseSource) -> bool:
 
 
 class Decoder(Once):
-    """The server of a secure sum: adds up messages, and makes noisy prefix sums of them.
+    """The server of a secure sum: adds up the silos' messages and computes noisy prefix sums.
 
-    All that it learns of the silos is the sum of the messages of each release.
+    From messages of honest silos it learns only their sum in each release.
     """
 
     def __init__(self, mechanism: SecureSum) -> None:
@@ -452,53 +468,55 @@ class Decoder(Once):
 
     @once
     def combine(self, messages: Sequence[Encoded]) -> np.ndarray:
-        """The prefix sums (s,) over all silos after the next release, with their noise.
+        """Return the noisy prefix sums (s,) over all silos after the next release.
 
-        Raises InputError unless ``messages`` holds one message of each silo for that release;
-        nothing has changed then.
+        Raises InputError unless ``messages`` holds one message of each silo for that release. The
+        state is unchanged then.
         """
         return self.add(self.total(messages))
 
     def total(self, messages: Sequence[Encoded]) -> np.ndarray:
-        """The sum of one message of each silo for the next release, (s,) of uint64."""
-        m, release = self.mechanism, self.release + 1
+        """Return the sum (s,) uint64 of one message of each silo for the next release."""
+        mechanism, release = self.mechanism, self.release + 1
         for message in messages:
             if not isinstance(message, Encoded):
                 raise InputError(f"messages must be Encoded values, got {type(message).__name__}")
-            if (message.release, message.dimension) != (release, m.dimension):
+            if (message.release, message.dimension) != (release, mechanism.dimension):
                 raise InputError(
                     f"message of silo {message.silo} must be of release {release} and dimension "
-                    f"{m.dimension}, got {message.release} and {message.dimension}"
+                    f"{mechanism.dimension}, got {message.release} and {message.dimension}"
                 )
         silos = sorted(message.silo for message in messages)
-        if silos != list(range(m.silos)):
+        if silos != list(range(mechanism.silos)):
             raise InputError(
-                f"messages must hold one of each of the {m.silos} silos, got silos {silos}"
+                f"messages must hold one of each of the {mechanism.silos} silos, got silos {silos}"
             )
-        total = np.zeros(m.size, dtype=np.uint64)
+        total = np.zeros(mechanism.size, dtype=np.uint64)
         for message in messages:
             total += message.values
         return total
 
     @once
     def add(self, total: object) -> np.ndarray:
-        """The prefix sums (s,) after the next release, from the sum of its messages (s,)."""
+        """Return the prefix sums (s,) after the next release, from the sum of its messages (s,)."""
         prefix = self.prefix(total)
         self.release += 1
         return prefix
 
     def prefix(self, total: object) -> np.ndarray:
-        """The prefix sums of `add`, without a step to the next release."""
-        m, release = self.mechanism, self.release + 1
-        if release > m.releases:
-            raise InputError(f"the mechanism has {m.releases} releases, got one more")
+        """Return the result of `add`, but do not move to the next release."""
+        mechanism, release = self.mechanism, self.release + 1
+        if release > mechanism.releases:
+            raise InputError(f"the mechanism has {mechanism.releases} releases, got one more")
         if not isinstance(total, np.ndarray) or total.dtype != np.uint64:
             raise InputError("the sum of messages must be an array of uint64")
-        if total.shape != (m.size,):
-            raise InputError(f"the sum of messages must have shape ({m.size},), got {total.shape}")
-        self._sums[release - 1] = m.value(total)
-        prefix = np.zeros(m.size)
-        # One after the other: the order of additions is the same everywhere.
+        if total.shape != (mechanism.size,):
+            raise InputError(
+                f"the sum of messages must have shape ({mechanism.size},), got {total.shape}"
+            )
+        self._sums[release - 1] = mechanism.value(total)
+        prefix = np.zeros(mechanism.size)
+        # A loop instead of a matrix product fixes the order of additions, and so the result's bits.
         for weight, row in zip(self._weights[release - 1], self._sums[:release], strict=False):
             prefix += weight * row
         return prefix

@@ -1,4 +1,4 @@
-"""Servers (the analyzer A): of federations in batches, and of federations in phases."""
+"""The servers: `Server` for federations in batches, `Averager` for federations in phases."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ Message = Report | Shuffled | Bits | Encoded
 
 
 class Server(Once):
-    """The analyzer A: combines the messages of all silos at each synchronisation.
+    """The server of a protocol (its analyzer A): combines the messages of each synchronisation.
 
-    Sums run over silos in index order, so the result does not depend on the order in which reports
-    arrive; after a shuffler they run in its order.
+    Reports are added in the order of the silos' indices, so the result does not depend on the order
+    in which they arrive. Messages from a shuffler are added in the shuffler's order.
 
     Parameters
     ----------
     plan : Plan
         The curve's plan, such as ``system.plan``.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``SeededNoise`` only to simulate. Unused
-        where silos or users add the noise, but for a simulated "secure-sum".
+        Source of the server's noise. Default: the operating system's generator; pass
+        ``SeededNoise`` only to simulate. If silos or users add the noise, the source is used only
+        by a simulated "secure-sum".
 
     Attributes
     ----------
     plan : Plan
         The plan.
     noise : NoiseSource
-        Where the server's own noise comes from.
+        Source of the server's noise.
     release : int
-        Releases combined so far.
+        Number of releases combined so far.
 
     Raises
     ------
     InputError
-        For a plan of another kind, and one whose numbers do not give the epsilon that it was sealed
-        with.
+        If ``plan`` is not a Plan, or its numbers do not give the epsilon that it claims.
 
     Notes
     -----
-    Guarantee: that of the system's certificate. If the plan's noise is the server's
-    (``plan.protocol.noise_by == "server"``) the server sees raw sums and is trusted: what it
-    broadcasts is private, what it is sent is not. Otherwise it is not trusted: what it is sent is
-    private already, and what it computes is post-processing. Protocols "none" and "agent" have no
+    Guarantee: the guarantee of the system's certificate. If the server adds the noise
+    (``plan.protocol.noise_by == "server"``), it receives raw sums and must be trusted; its
+    broadcasts are private. Otherwise it need not be trusted: the messages that it receives are
+    private already, and its results are post-processing. Protocols "none" and "agent" have no
     privacy.
     """
 
@@ -79,8 +79,8 @@ class Server(Once):
         self.release = 0
         self._nodes = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._total = np.zeros(plan.statistic_size)
-        self._raw = np.zeros(plan.statistic_size)
-        # The server's own noise: its stream stands one past the last silo's.
+        self._raw_prefix = np.zeros(plan.statistic_size)
+        # Noise streams have the indices of silos, 0..M-1; the server's stream has index M.
         self._adder = make_adder(plan, self.noise, plan.silos, plan.noise_std)
         self._decoder = Decoder(secure_of(plan)) if masked(plan, self.noise) else None
 
@@ -91,10 +91,11 @@ class Server(Once):
         Parameters
         ----------
         messages : sequence of Report, Encoded, or a shuffler's messages
-            One report of every silo (or user, where users send for themselves) for this release,
-            in any order, or what ``Shuffler.shuffle`` made of them.
+            One message of every silo for this release, in any order, or the output of
+            ``Shuffler.shuffle``. If users are the senders, one message of every user of the batch.
         silos : sequence of int, optional
-            The silos that count in this release, where they send reports as they are. Default: all.
+            Indices of the silos that take part in this release. Default: all silos. Only for
+            protocols whose server receives each silo's report.
 
         Returns
         -------
@@ -104,60 +105,64 @@ class Server(Once):
         Raises
         ------
         InputError
-            For a message that is missing, there twice, of another kind, release or dimension, or
-            not finite; for sums that overflow or, under a server's exact noise, are not of
-            fixed-point records; and for ``silos`` where messages are shuffled or masked. The
-            release is then not counted, and the call may be made again.
+            If a message is missing, duplicate, not finite, or of a wrong type, release or
+            dimension; if the sums overflow; if ``silos`` is given although messages are shuffled or
+            masked; or if the server adds exact noise and a sum is not in fixed point. The release
+            is then not counted, and the caller may try again.
         """
         if silos is not None and (self._decoder is not None or self.plan.protocol.shuffled):
-            raise InputError("silos belong to protocols whose server sees each silo's report")
+            raise InputError("silos can be given only if the server sees each silo's report")
         if self._decoder is not None:
-            return self._decoded(self._decoder, messages)
-        ordered = self._checked(messages, silos)
-        rows = [self._values(message) for message in ordered]
-        total = np.array(rows[0])
-        for row in rows[1:]:
-            aggregation.add(total, row)
+            return self._combine_masked(self._decoder, messages)
+        ordered = self._checked_messages(messages, silos)
+        statistics = [self._values_of(message) for message in ordered]
+        total = np.array(statistics[0])
+        for values in statistics[1:]:
+            aggregation.add(total, values)
         release = self.release + 1
-        combined, raw = self._combined(total, release)
+        combined, raw = self._combined_prefix(total, release)
         if not np.isfinite(combined).all():
             raise InputError(
                 f"the reports of release {release} must add up to finite numbers, got overflow"
             )
         broadcast = Broadcast(release, self.plan.dimension, combined)
-        # Everything is computed: from here on nothing can fail.
-        self.release, self._total, self._raw = release, combined, raw
+        # All results are computed; the assignments below cannot fail.
+        self.release, self._total, self._raw_prefix = release, combined, raw
         return broadcast
 
-    def _decoded(self, decoder: Decoder, messages: Sequence[Any]) -> Broadcast:
-        """The synchronised statistics, from masked messages."""
+    def _combine_masked(self, decoder: Decoder, messages: Sequence[Any]) -> Broadcast:
+        """Return the synchronised statistics from the masked messages of a secure sum."""
         prefix = decoder.prefix(decoder.total(messages))
         broadcast = Broadcast(self.release + 1, self.plan.dimension, prefix)
-        # Everything is computed: from here on nothing can fail.
+        # All results are computed; the assignments below cannot fail.
         self.release = decoder.release = broadcast.release
         return broadcast
 
-    def _checked(
+    def _checked_messages(
         self, messages: Sequence[Message], silos: Sequence[int] | None
     ) -> list[Report | Shuffled | Bits]:
+        """Check the messages of the next release, and return them in the order of addition."""
         plan, release = self.plan, self.release + 1
+        # First the senders: a shuffler's messages have none, reports must be one of each sender.
         if plan.protocol.shuffled:
             ordered: list[Any] = list(messages)
-            wanted: type = ShuffledBits if plan.protocol.bits and plan.individual else Shuffled
-            if not all(type(m) is wanted for m in ordered):
-                kind = next(type(m).__name__ for m in ordered if type(m) is not wanted)
+            expected_type: type = (
+                ShuffledBits if plan.protocol.bits and plan.individual else Shuffled
+            )
+            if not all(type(m) is expected_type for m in ordered):
+                kind = next(type(m).__name__ for m in ordered if type(m) is not expected_type)
                 raise InputError(
                     f'protocol "{plan.protocol.id}" needs messages from a Shuffler '
-                    f"({wanted.__name__}), got {kind}"
+                    f"({expected_type.__name__}), got {kind}"
                 )
-            expected = 1 if plan.protocol.bits else plan.senders(release)
-            if len(ordered) != expected:
+            message_count = 1 if plan.protocol.bits else plan.senders(release)
+            if len(ordered) != message_count:
                 raise InputError(
-                    f"the shuffler must pass on {expected} messages, got {len(ordered)}"
+                    f"the shuffler must pass on {message_count} messages, got {len(ordered)}"
                 )
         else:
-            sent = Counts if plan.protocol.bits else Report
-            reports = [m for m in messages if isinstance(m, Report) and type(m) is sent]
+            report_type = Counts if plan.protocol.bits else Report
+            reports = [m for m in messages if isinstance(m, Report) and type(m) is report_type]
             reports.sort(key=lambda r: r.silo)
             senders = list(range(plan.senders(release))) if silos is None else sorted(silos)
             if not senders or len(reports) < len(messages) or [r.silo for r in reports] != senders:
@@ -166,106 +171,109 @@ class Server(Once):
                     f"got {plan.sender}s {[getattr(m, 'silo', None) for m in messages]}"
                 )
             ordered = list(reports)
+        # Then each message.
         for message in ordered:
-            who = "message"
+            sender_text = "message"
             if isinstance(message, Report):
-                who = f"report of {plan.sender} {message.silo}"
+                sender_text = f"report of {plan.sender} {message.silo}"
             if message.release != release:
                 raise InputError(
-                    f"{who} must be of release {release}, got release {message.release}"
+                    f"{sender_text} must be of release {release}, got release {message.release}"
                 )
             if message.dimension != plan.dimension:
                 raise InputError(
-                    f"{who} must have dimension {plan.dimension}, got {message.dimension}"
+                    f"{sender_text} must have dimension {plan.dimension}, got {message.dimension}"
                 )
             if isinstance(message, Bits):
                 self._check_bits(message)
             elif not np.isfinite(message.values).all():
-                raise InputError(f"{who} must be finite, got NaN or infinity")
+                raise InputError(f"{sender_text} must be finite, got NaN or infinity")
         return ordered
 
     def _check_bits(self, message: Bits) -> None:
-        e = self.plan.encoding_at(message.release)
-        length = self._points(message.release) * encoding_of(self.plan).message_bits(e)
+        """Check that a message has the number of bits that the encoding of its release gives."""
+        index = self.plan.encoding_at(message.release)
+        length = self._points(message.release) * encoding_of(self.plan).message_bits(index)
         if message.bits.shape[1] != length:
             raise InputError(
                 f"release {message.release} must have {length} bits an entry, "
                 f"got {message.bits.shape[1]}"
             )
 
-    def _values(self, message: Report | Shuffled | Bits) -> np.ndarray:
-        """The message as a statistic of its units: bits are counted (Alg. 7 line 10)."""
+    def _values_of(self, message: Report | Shuffled | Bits) -> np.ndarray:
+        """Return the statistic (s,) of a message; bits are counted (Algorithm 7 line 10)."""
         if not isinstance(message, Bits):
             return message.values
         release, encoding = message.release, encoding_of(self.plan)
-        e = self.plan.encoding_at(release)
-        g = encoding.each(e, message.dimension)
-        return counted(message.bits, self._points(release), g, encoding.noise_bits[e])
+        index = self.plan.encoding_at(release)
+        g = encoding.each(index, message.dimension)
+        return counted(message.bits, self._points(release), g, encoding.noise_bits[index])
 
     def _points(self, release: int) -> int:
-        """Data points behind one message of bits: a shuffler makes one of all."""
+        """Return the number of data points in the shuffler's one message of bits."""
         return self.plan.silos * self.plan.points_of(release)
 
-    def _combined(self, total: np.ndarray, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """Values to broadcast, and the raw prefix sum once they are.
+    def _combined_prefix(self, total: np.ndarray, release: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values to broadcast, and the raw prefix sum to store after the broadcast.
 
-        A row of the tree is written at once: what is made again writes it again, from the reports.
+        A tree node is stored at once. If the call fails later, the next try overwrites the node.
         """
-        makes, raw, adder = self.plan.protocol.analyzer, self._raw, self._adder
+        analyzer, raw, adder = self.plan.protocol.analyzer, self._raw_prefix, self._adder
         level = self.plan.level(release)
         if self.plan.protocol.bits:
             total = total * self.plan.units[self.plan.encoding_at(release)]
-        if makes == ADD:
+        if analyzer == ADD:
             combined = self._total.copy()
             aggregation.add(combined, total)
             return combined, raw
-        if makes == REPLACE:
+        if analyzer == REPLACE:
             return total, raw
-        if makes in (NOISY_ADD, NOISY_TREE) and isinstance(adder, ExactAdder):
+        if analyzer in (NOISY_ADD, NOISY_TREE) and isinstance(adder, ExactAdder):
             adder.check(total, "the sum of the reports")
-        if makes == NOISY_ADD:
+        if analyzer == NOISY_ADD:
             raw = raw.copy()
             aggregation.add(raw, total)
             return adder.prefix(raw, release), raw
-        self._nodes[level] = adder.node(total, release) if makes == NOISY_TREE else total
+        self._nodes[level] = adder.node(total, release) if analyzer == NOISY_TREE else total
         return aggregation.prefix(self._nodes, release), raw
 
 
-# ---- The server of a federation in phases: one model from all local estimates --------------------
+# ---- The server of a federation in phases: averages the silos' local estimates ------------------
 
 
 class Averager(Once):
-    """The server in phases: combines the estimates of all silos at the end of each phase.
+    """The server of a federation in phases: averages the silos' estimates after each phase.
 
-    Estimates that are not finite count as 0 and raise nothing: an exception that depends on data
-    would tell something about them.
+    An estimate that is not finite counts as 0 and raises no error, because an error that depends on
+    the data would reveal something about the data.
 
     Parameters
     ----------
     plan : PhasePlan
         The curve's plan, such as ``system.plan`` of robin.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+        Source of noise for private means. Default: the operating system's generator; pass
+        ``SeededNoise`` only to simulate.
 
     Attributes
     ----------
     plan : PhasePlan
         The plan.
     noise : NoiseSource
-        Where the noise of private means comes from.
+        Source of noise for private means.
     releases : int
-        Models made so far.
+        Number of models released so far.
 
     Raises
     ------
     InputError
-        For a plan of another kind, and one whose private means or claim do not fit its numbers.
+        If ``plan`` is not a PhasePlan, or its private means or claim do not fit its numbers.
 
     Notes
     -----
-    Guarantee: that of the system's certificate, unit silo (all that one silo holds), relation
-    "replace", for all models together. The server is trusted: it sees the estimates as they are,
-    and other silos see its models alone. A plan with plain means has no privacy.
+    Guarantee: the guarantee of the system's certificate for all models together; unit silo (all
+    data of one silo), relation "replace". The server is trusted, because it sees the estimates
+    without noise. Other silos see its models only. A plan with plain means has no privacy.
 
     Source: huang-2023, Algorithm 1 R_0; private means: Algorithms 2-4.
     """
@@ -283,18 +291,18 @@ class Averager(Once):
         Parameters
         ----------
         estimates : sequence of LocalEstimate
-            One of every silo for that phase, in any order.
+            The estimate of every silo for that phase, each of shape (d,), in any order.
 
         Returns
         -------
         Model
-            The model of the phase after it, for every client's ``adopt``.
+            The model that silos use in the following phase, for every client's ``adopt``.
 
         Raises
         ------
         InputError
-            After the plan's last release, and unless ``estimates`` holds one of every silo, of this
-            phase and of shape (d,). Nothing has changed then.
+            If the plan has no further release, or an estimate is missing, duplicate, or of a wrong
+            phase or shape. The object is unchanged then.
         """
         plan = self.plan
         if self.releases == len(plan.releasing):
@@ -332,24 +340,24 @@ class Averager(Once):
         return model
 
     def _mean(self, estimates: np.ndarray) -> np.ndarray:
-        """Of estimates (M, d)."""
-        finite = np.where(np.isfinite(estimates).all(axis=1)[:, None], estimates, 0.0)
+        """Return the mean (d,) of estimates (M, d), with noise if the plan is private."""
+        finite_estimates = np.where(np.isfinite(estimates).all(axis=1)[:, None], estimates, 0.0)
         if self.plan.protocol.noise_by == "server":
             mean, release = self.plan.means[self.releases], self.releases + 1
             sources: dict[int, Callable[[int, int, int], Any]]
             sources = dict.fromkeys((ROTATION, RANGE, LAPLACE), self.noise.uniforms)
-            made_by: Callable[..., np.ndarray] = mean.apply
+            private_mean: Callable[..., np.ndarray] = mean.apply
             if is_exact(self.noise):
                 sources |= {RANGE: self.noise.ideal_uniforms, LAPLACE: self.noise.ideal_draws}
-                made_by = mean.release
-            # What was drawn before a source failed is kept: nothing is drawn twice.
+                private_mean = mean.release
+            # Draws stay cached if a later noise source fails, so a second try does not redraw them.
             for purpose, source in sources.items():
                 if purpose not in self._drawn:
                     self._drawn[purpose] = source(purpose, release, mean.padded)
             signs = np.where(self._drawn[ROTATION] < 0.5, -1.0, 1.0)
-            return made_by(finite, signs, self._drawn[RANGE], self._drawn[LAPLACE])
+            return private_mean(finite_estimates, signs, self._drawn[RANGE], self._drawn[LAPLACE])
         total = np.zeros(self.plan.dimension)
-        for row in finite:
-            aggregation.add(total, row)
-        mean_of_all = total / len(finite)
+        for estimate in finite_estimates:
+            aggregation.add(total, estimate)
+        mean_of_all = total / len(finite_estimates)
         return np.where(np.isfinite(mean_of_all), mean_of_all, 0.0)

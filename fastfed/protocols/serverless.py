@@ -1,4 +1,4 @@
-"""Federations without a server, or in phases: graph, messages along its edges, and plans."""
+"""Federations without a server (graph, network, plans), and plans of federations in phases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol, Report, frozen
 if TYPE_CHECKING:
     from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
 
-# ---- Who is linked with whom in a federation without a server: a connected, undirected graph -----
+# ---- The graph of a federation without a server --------------------------------------------------
 
 
 GRAPHS = ("complete", "star", "ring", "line", "random")
@@ -30,19 +30,20 @@ Edges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Graph:
-    """A connected, undirected graph of M silos, numbered from 0; equal graphs hash alike.
+    """A connected, undirected graph of M silos with indices 0..M-1.
 
     Parameters
     ----------
     silos : int
-        M >= 1.
+        M >= 1, the number of silos.
     edges : iterable of (int, int)
-        In any order and direction; kept as sorted pairs (i, j) with i < j, each once.
+        Pairs of silos in any order and direction. Stored as sorted pairs (i, j) with i < j, without
+        duplicates, so equal graphs compare and hash equal.
 
     Raises
     ------
     InputError
-        For silos out of range, an edge from a silo to itself, and a silo that no path reaches.
+        If a silo is out of range, an edge joins a silo to itself, or the graph is not connected.
     """
 
     silos: int
@@ -57,26 +58,34 @@ class Graph:
 
     @classmethod
     def named(cls, name: str, silos: int, seed: int = 0, probability: float | None = None) -> Graph:
-        """Make one of GRAPHS; silo 0 is the centre of a star, rings and lines follow the numbers.
+        """Return the graph of a name in GRAPHS.
 
-        "random" gives every pair of silos a uniform number of its own, a function of ``seed``, and
-        links the pairs whose number is below ``probability``; to these come the edges of the
-        minimum spanning tree of the numbers. Where the former connect all silos this is the graph
-        of Erdos and Renyi, elsewhere that graph with the fewest edges that connect it.
+        Silo 0 is the centre of a star; rings and lines follow the order of the indices. "random" is
+        an Erdos-Renyi graph, with the fewest additional edges that connect it: each pair of silos
+        has an independent uniform number (a function of ``seed``), and the edges are the pairs
+        whose number is below ``probability`` and the minimum spanning tree of all numbers.
 
         Parameters
         ----------
         name : {"complete", "star", "ring", "line", "random"}
+            Name of the graph.
         silos : int
+            M, the number of silos.
         seed : int, default 0
-            Of "random", in [0, 2^63).
+            Seed of "random", in [0, 2^63).
         probability : float, optional
-            Of "random" alone, in [0, 1]; by default min(1, 2 ln M / M).
+            Edge probability of "random", in [0, 1]. Default: min(1, 2 ln M / M).
+
+        Returns
+        -------
+        Graph
+            The graph.
 
         Raises
         ------
         InputError
-            For another name, values out of range, and a probability of another graph.
+            If the name is unknown, a value is out of range, or ``probability`` is given for a graph
+            other than "random".
         """
         choice("graph", name, GRAPHS)
         silos, seed = integer("silos", silos, at_least=1), check_seed(seed)
@@ -87,45 +96,46 @@ class Graph:
             return cls(silos, _random_edges(silos, seed, probability))
         if probability is not None:
             raise InputError(
-                f'probability is for the graph "random", got {show(probability)} for "{name}"'
+                f'probability is for the graph "random" only, got {show(probability)} for "{name}"'
             )
         line = [(i, i + 1) for i in range(silos - 1)]
         if name == "complete":
             return cls(silos, tuple((i, j) for i in range(silos) for j in range(i + 1, silos)))
         if name == "star":
             return cls(silos, tuple((0, i) for i in range(1, silos)))
-        # Two silos have one edge, not two: their ring is a line.
+        # A ring of two silos has one edge, not two.
         return cls(silos, tuple(line + [(0, silos - 1)] * (name == "ring" and silos > 2)))
 
     @classmethod
     def from_edges(cls, edges: Iterable[Iterable[int]], silos: int) -> Graph:
-        """Make the graph of pairs of silos; raises InputError as the class does."""
+        """Return the graph with these edges (pairs of silos); raises InputError as `Graph` does."""
         return cls(silos, edges)  # type: ignore[arg-type]
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Graph:
         """Convert an undirected networkx graph with the nodes 0..M-1, in any order.
 
-        Parallel edges count once; what else edges and nodes carry is left out. Raises InputError
-        for a directed graph, other nodes, and as the class does.
+        Parallel edges are merged; attributes of nodes and edges are ignored. Raises InputError for
+        a directed graph or different nodes, and as `Graph` does.
         """
         directed = getattr(graph, "is_directed", None)
         if callable(directed) and directed():
             raise InputError("graph must be undirected, got a directed one")
         nodes = list(graph.nodes)
-        # Equal to their numbers is not enough: True and 1.0 are no silos.
+        # Check types too: True and 1.0 equal 1 but are not silos.
         if not nodes or sorted(
             node for node in nodes if type(node) is int or isinstance(node, np.integer)
         ) != list(range(len(nodes))):
             raise InputError(f"nodes of a graph must be the silos 0..M-1, got {show(nodes)}")
-        # Edges of multigraphs have a key behind their ends.
+        # Edges of multigraphs have a key after the two silos.
         return cls.from_edges([tuple(edge)[:2] for edge in graph.edges], len(nodes))
 
     @classmethod
     def of(cls, value: Any, silos: int, seed: int = 0) -> Graph:
-        """Make the graph that a spec means: one of GRAPHS, pairs, a networkx graph, or a Graph.
+        """Convert a spec's value to a Graph.
 
-        Raises InputError unless it is a connected graph of ``silos`` silos.
+        ``value`` is a name in GRAPHS, a list of pairs, a networkx graph or a Graph. Raises
+        InputError unless it gives a connected graph of ``silos`` silos.
         """
         if isinstance(value, str):
             return cls.named(value, silos, seed)
@@ -141,7 +151,7 @@ class Graph:
 
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
-        """The silos that each silo is linked with, ascending."""
+        """For each silo its neighbours, in ascending order."""
         linked: list[list[int]] = [[] for _ in range(self.silos)]
         for i, j in self.edges:
             linked[i].append(j)
@@ -150,63 +160,70 @@ class Graph:
 
     @cached_property
     def distances(self) -> np.ndarray:
-        """Hops between all silos, (M, M) int64, read-only."""
+        """Number of hops between each pair of silos, (M, M) int64, read-only."""
         hops = np.array([self._hops_from(i) for i in range(self.silos)], dtype=np.int64)
         hops.flags.writeable = False
         return hops
 
     @cached_property
     def diameter(self) -> int:
-        """The most hops between two silos; 0 for a single one."""
+        """The largest number of hops between two silos; 0 for a single silo."""
         return int(self.distances.max())
 
     def cliques(self, gamma: int) -> tuple[tuple[int, ...], ...]:
-        """Partition the silos into cliques of the gamma-th power: few, not the fewest.
+        """Partition the silos greedily into few cliques of the graph's gamma-th power.
 
-        Two silos are partners if at most ``gamma`` hops lie between them, on any path. Each clique
-        starts from the silo with the fewest partners among those in no clique yet, and takes in,
-        one by one, the silo that leaves the most further silos to choose from; ties go to fewer
-        partners, then to the lower number. From gamma = diameter on it is one clique. Each is
-        ascending, and they are sorted by their first silo. Raises InputError for gamma < 1.
+        Two silos are partners if they are at most ``gamma`` hops apart. Each clique starts from the
+        unassigned silo with the fewest unassigned partners. It then grows by the silo that leaves
+        the most candidates for further growth; ties go to the silo with fewer partners, then to the
+        lower index. For gamma >= diameter there is one clique. The result need not be the smallest
+        partition. Silos of a clique are ascending; cliques are sorted by their first silo. Raises
+        InputError for gamma < 1.
         """
         near = self.distances <= integer("gamma", gamma, at_least=1)
         free = np.ones(self.silos, dtype=bool)
-        partners = near.sum(axis=1)
-        found = []
+        partner_counts = near.sum(axis=1)
+        cliques = []
         while free.any():
-            first = int(np.where(free, partners, self.silos + 1).argmin())
-            clique = _grown(near, partners, first, free)
-            found.append(tuple(sorted(clique)))
+            first = int(np.where(free, partner_counts, self.silos + 1).argmin())
+            clique = _maximal_clique(near, partner_counts, first, free)
+            cliques.append(tuple(sorted(clique)))
             free[clique] = False
-            partners -= near[:, clique].sum(axis=1)
-        return tuple(sorted(found))
+            partner_counts -= near[:, clique].sum(axis=1)
+        return tuple(sorted(cliques))
 
     def checked_cliques(
         self, cliques: Sequence[Iterable[int]], gamma: int
     ) -> tuple[tuple[int, ...], ...]:
-        """Check a user's own cover, and sort it as ``cliques`` sorts.
+        """Check a partition into cliques that the user supplies, and sort it as `cliques` does.
 
-        Raises InputError unless every silo is in exactly one clique, and any two of a clique are
-        at most ``gamma`` hops apart.
+        Raises InputError unless every silo is in exactly one clique, and any two silos of a clique
+        are at most ``gamma`` hops apart.
         """
         gamma = integer("gamma", gamma, at_least=1)
-        last = self.silos - 1
+        # The input comes from users, so check types, then the partition, then distances.
+        last_silo = self.silos - 1
         try:
-            found = [
-                sorted(integer("a silo of cliques", i, at_least=0, at_most=last) for i in clique)
+            sorted_cliques = [
+                sorted(
+                    integer("a silo of cliques", i, at_least=0, at_most=last_silo) for i in clique
+                )
                 for clique in cliques
             ]
         except TypeError:
             raise InputError(f"cliques must be lists of silos, got {show(cliques)}") from None
-        if [] in found:
+        if [] in sorted_cliques:
             raise InputError(f"cliques must not be empty, got {show(cliques)}")
-        held = np.bincount([i for clique in found for i in clique], minlength=self.silos)
-        if (held != 1).any():
-            silo = int((held != 1).argmax())
+        clique_counts = np.bincount(
+            [i for clique in sorted_cliques for i in clique], minlength=self.silos
+        )
+        if (clique_counts != 1).any():
+            silo = int((clique_counts != 1).argmax())
             raise InputError(
-                f"cliques must hold every silo exactly once, got silo {silo} {held[silo]} times"
+                f"cliques must hold every silo exactly once, got silo {silo} "
+                f"{clique_counts[silo]} times"
             )
-        for clique in found:
+        for clique in sorted_cliques:
             hops = self.distances[np.ix_(clique, clique)]
             if hops.max() > gamma:
                 i, j = np.argwhere(hops > gamma)[0]
@@ -214,15 +231,16 @@ class Graph:
                     f"silos of a clique must be at most {gamma} hops apart, "
                     f"got {hops[i, j]} between silos {clique[i]} and {clique[j]}"
                 )
-        return tuple(sorted(tuple(clique) for clique in found))
+        return tuple(sorted(tuple(clique) for clique in sorted_cliques))
 
     def edges_crossed(self, silo: int, hops: int, ttl: int) -> int:
-        """Count the crossings of edges once a silo's broadcast was handed on ``hops`` times.
+        """Count how often a silo's broadcast crosses an edge while it is forwarded ``hops`` times.
 
-        The broadcast itself is the first time, and ``ttl``, the time to live, the last: what is
-        sent at the end of round t has by the end of round T been handed on
-        min(ttl, T - t + 1) times. Each time, every silo that just heard of it sends it to all its
-        neighbours, also to those it has it from. Raises InputError for values out of range.
+        The broadcast itself is the first forwarding. Each time, every silo that has just received
+        the message sends it to all its neighbours, including those it came from. A message is
+        forwarded at most ``ttl`` (time to live) times; if it is broadcast at the end of round t, it
+        has been forwarded min(ttl, T - t + 1) times by the end of round T. Raises InputError for
+        values out of range.
         """
         silo = integer("silo", silo, at_least=0, at_most=self.silos - 1)
         hops = min(integer("hops", hops, at_least=0), integer("ttl", ttl, at_least=1))
@@ -230,7 +248,10 @@ class Graph:
 
     @cached_property
     def _crossed(self) -> np.ndarray:
-        """Neighbours of all silos less than h hops away, (M, diameter + 2), h = 0 first."""
+        """Entry (i, h): edges crossed by a broadcast of silo i after h forwardings.
+
+        This is the sum of degrees over silos less than h hops from silo i; (M, diameter + 2).
+        """
         degrees = np.array([len(linked) for linked in self.neighbours], dtype=np.int64)
         table = np.zeros((self.silos, self.diameter + 2), dtype=np.int64)
         for i, hops in enumerate(self.distances):
@@ -238,7 +259,7 @@ class Graph:
         return table.cumsum(axis=1)
 
     def _hops_from(self, silo: int) -> list[int]:
-        """Hops from a silo to every silo by breadth-first search, -1 where there is no path."""
+        """Return the hops from a silo to every silo by breadth-first search; -1 without a path."""
         hops = [-1] * self.silos
         hops[silo] = 0
         reached = [silo]
@@ -253,7 +274,10 @@ class Graph:
 
 
 def _unreached(edges: Edges, silos: int) -> int | None:
-    """The first silo that no path reaches from silo 0, in memory of the edges alone."""
+    """Return the first silo that cannot be reached from silo 0, or None.
+
+    Memory is proportional to the number of edges, so a wrong ``silos`` cannot exhaust it.
+    """
     linked: dict[int, list[int]] = {}
     for i, j in edges:
         linked.setdefault(i, []).append(j)
@@ -267,12 +291,13 @@ def _unreached(edges: Edges, silos: int) -> int | None:
 
 
 def _checked_edges(edges: Any, silos: int) -> Edges:
+    """Check a list of edges, and return it as sorted pairs (i, j) with i < j."""
     checked = set()
     try:
-        listed = list(edges)
+        edge_list = list(edges)
     except TypeError:
         raise InputError(f"edges must be a list of pairs of silos, got {show(edges)}") from None
-    for edge in listed:
+    for edge in edge_list:
         try:
             ends = [integer("a silo of edges", k, at_least=0, at_most=silos - 1) for k in edge]
         except TypeError:
@@ -286,11 +311,13 @@ def _checked_edges(edges: Any, silos: int) -> Edges:
 
 
 def _random_edges(silos: int, seed: int, probability: float) -> Edges:
-    # Row i has the pairs (i, j < i). Other instances are drawn from silo 0 or in later rounds.
-    rows = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
-    drawn = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
+    """Return the edges of the graph "random", see `Graph.named`."""
+    # Row i holds the numbers of the pairs (i, j < i). Its key differs from the keys of all other
+    # draws with purpose INSTANCE, which have silo 0 or later rounds.
+    numbers_by_silo = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
+    pair_numbers = np.concatenate(numbers_by_silo) if numbers_by_silo else np.zeros(0, np.uint32)
     ends = np.column_stack(np.tril_indices(silos, -1))
-    kept = drawn < probability * 2.0**32
+    is_edge = pair_numbers < probability * 2.0**32
     # Kruskal's minimum spanning tree.
     root = list(range(silos))
 
@@ -300,43 +327,47 @@ def _random_edges(silos: int, seed: int, probability: float) -> Edges:
             i = root[i]
         return i
 
-    joined = 1
-    for edge in drawn.argsort(kind="stable"):
-        if joined == silos:
+    tree_silos = 1
+    for edge in pair_numbers.argsort(kind="stable"):
+        if tree_silos == silos:
             break
         i, j = (root_of(int(end)) for end in ends[edge])
         if i != j:
             root[i] = j
-            joined += 1
-            kept[edge] = True
-    return tuple((i, j) for i, j in ends[kept].tolist())
+            tree_silos += 1
+            is_edge[edge] = True
+    return tuple((i, j) for i, j in ends[is_edge].tolist())
 
 
-def _grown(near: np.ndarray, partners: np.ndarray, first: int, free: np.ndarray) -> list[int]:
-    """A clique of free silos that holds ``first``, see ``Graph.cliques``."""
+def _maximal_clique(
+    near: np.ndarray, partner_counts: np.ndarray, first: int, free: np.ndarray
+) -> list[int]:
+    """Grow a clique of free silos from ``first``, see `Graph.cliques`."""
     clique = [first]
-    others = free & near[first]
-    others[first] = False
-    silos = np.flatnonzero(others)
-    among = near[np.ix_(silos, silos)]
-    left = among.sum(axis=1)
+    candidates = free & near[first]
+    candidates[first] = False
+    silos = np.flatnonzero(candidates)
+    near_candidates = near[np.ix_(silos, silos)]
+    remaining_partners = near_candidates.sum(axis=1)
     fits = np.ones(len(silos), dtype=bool)
     while fits.any():
-        # Most left first, then fewest partners: partners are at most M.
-        best = np.where(fits, left * (len(near) + 1) - partners[silos], 0).argmax()
+        # One number orders by most remaining candidates, then by fewest partners (at most M).
+        best = np.where(
+            fits, remaining_partners * (len(near) + 1) - partner_counts[silos], 0
+        ).argmax()
         clique.append(int(silos[best]))
-        gone = fits & ~among[best]
-        gone[best] = True
-        left -= among[:, gone].sum(axis=1)
-        fits &= ~gone
+        excluded = fits & ~near_candidates[best]
+        excluded[best] = True
+        remaining_partners -= near_candidates[:, excluded].sum(axis=1)
+        fits &= ~excluded
     return clique
 
 
-# ---- Messages between silos without a server: from neighbour to neighbour, one hop a round -------
+# ---- Messages between silos without a server: one hop per round ----------------------------------
 
 
 class Sized(typing.Protocol):
-    """Whatever can travel: it says how many bytes it has on a wire."""
+    """A message: any object that knows its size in bytes."""
 
     @property
     def nbytes(self) -> int: ...
@@ -347,23 +378,35 @@ M = TypeVar("M", bound=Sized)
 
 @dataclass(eq=False)
 class _Flight(Generic[M]):
-    """One broadcast under way."""
+    """One broadcast that is still being forwarded."""
 
     message: M
     nbytes: int
     hops_left: int
-    heard: set[int]  # silos, the sender among them
-    arriving: list[int] = field(default_factory=list)  # silos, once for each copy
+    heard: set[int]  # silos that have the message, including the sender
+    arriving: list[int] = field(default_factory=list)  # receivers in the next round, one per copy
 
 
 class Network(Generic[M]):
     """Floods messages over a graph (dubey-pentland-2020, Algorithm 3, lines 10-24).
 
-    What a silo broadcasts in round t, or at its end, is with a silo h hops away at the start of
-    round t + h, for h up to ``time_to_live``. Every silo hands each message on once, to all its
-    neighbours, at the end of the round in which it arrives, and drops later copies; the sender
-    does not hear itself. Each broadcast is a message of its own, whatever object it carries.
-    Nothing is remembered of a message that nobody can still hear of.
+    A message that is broadcast in round t reaches a silo h hops away at the start of round t + h,
+    for h up to ``time_to_live``. Every silo forwards each message once, to all its neighbours, at
+    the end of the round in which it arrives, and drops later copies. The sender does not receive
+    its broadcast. Two broadcasts of the same object are two messages. A message is deleted as soon
+    as no further silo can receive it.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph of the silos.
+    time_to_live : int
+        Largest number of hops, >= 1.
+
+    Attributes
+    ----------
+    bytes_sent : int
+        Bytes over all edges so far, including the forwarding that is already scheduled.
     """
 
     def __init__(self, graph: Graph, time_to_live: int) -> None:
@@ -371,35 +414,35 @@ class Network(Generic[M]):
             raise InputError(f"graph must be a Graph, got {type(graph).__name__}")
         self.graph = graph
         self.time_to_live = integer("time_to_live", time_to_live, at_least=1)
-        #: Bytes over all edges so far, those of the coming hand-on included.
         self.bytes_sent = 0
         self._flights: list[_Flight[M]] = []
 
     def broadcast(self, silo: int, message: M) -> None:
-        """Send a silo's message to its neighbours, which hear of it in the next round."""
+        """Send a silo's message to its neighbours, which receive it in the next round."""
         silo = integer("silo", silo, at_least=0, at_most=self.graph.silos - 1)
         if not hasattr(message, "nbytes"):
             raise InputError(f"message must have nbytes, got {type(message).__name__}")
         nbytes = integer("nbytes", message.nbytes, at_least=0)
-        self._hand_on(_Flight(message, nbytes, self.time_to_live, {silo}), [silo])
+        self._forward(_Flight(message, nbytes, self.time_to_live, {silo}), [silo])
 
     def deliver(self) -> list[tuple[int, M]]:
-        """Deliver messages at the start of the next round; call it once a round.
+        """Start the next round, and return the messages that arrive; call it once per round.
 
-        Pairs (silo, message), older broadcasts first. The hand-on at the end of that round is
-        settled at once: it cannot be stopped any more, and ``bytes_sent`` counts it.
+        The result is a list of pairs (receiving silo, message), older broadcasts first. Forwarding
+        at the end of that round is scheduled at once, and already counted in ``bytes_sent``.
         """
         flights, self._flights = self._flights, []
         delivered = []
         for flight in flights:
-            hearing = [i for i in dict.fromkeys(flight.arriving) if i not in flight.heard]
-            flight.heard.update(hearing)
-            delivered += [(i, flight.message) for i in hearing]
+            receivers = [i for i in dict.fromkeys(flight.arriving) if i not in flight.heard]
+            flight.heard.update(receivers)
+            delivered += [(i, flight.message) for i in receivers]
             if flight.hops_left:
-                self._hand_on(flight, hearing)
+                self._forward(flight, receivers)
         return delivered
 
-    def _hand_on(self, flight: _Flight[M], silos: list[int]) -> None:
+    def _forward(self, flight: _Flight[M], silos: list[int]) -> None:
+        """Send a message from each of ``silos`` to all its neighbours."""
         flight.arriving = [j for i in silos for j in self.graph.neighbours[i]]
         flight.hops_left -= 1
         self.bytes_sent += flight.nbytes * len(flight.arriving)
@@ -407,16 +450,16 @@ class Network(Generic[M]):
             self._flights.append(flight)
 
 
-# ---- Plans: what every silo does, and what silos tell each other ---------------------------------
+# ---- Plans without a server, and the messages between silos --------------------------------------
 
-# dubey-pentland-2020, Algorithm 3. Rounds are dealt out to gamma estimators, t mod gamma; the silos
-# of a clique of the graph's gamma-th power share each of them. By the time an estimator is used
-# again, gamma rounds later, whatever a member sent has reached every other one.
+# dubey-pentland-2020, Algorithm 3. There are gamma estimators, and round t uses estimator t mod
+# gamma. The silos of a clique of the graph's gamma-th power share each estimator. An estimator is
+# used again gamma rounds later; by then a member's messages have reached all members of the clique.
 
 
 @dataclass(frozen=True)
 class Request:
-    """A silo's trigger fired in a round: its clique is to report after the estimator's next one."""
+    """Message: a silo's trigger fired; its clique must report after the estimator's next round."""
 
     silo: int
     estimator: int
@@ -424,13 +467,13 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on a wire: three integers."""
+        """Size in bytes: three integers."""
         return 24
 
 
 @dataclass(frozen=True)
 class Sums:
-    """A silo's report on one estimator, on its way to the clique."""
+    """Message: a silo's report about one estimator, for its clique."""
 
     silo: int
     estimator: int
@@ -438,22 +481,22 @@ class Sums:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on a wire: those of the report."""
+        """Size of the report in bytes."""
         return self.report.nbytes
 
 
 @dataclass(frozen=True)
 class Part:
-    """One estimator of one clique: a federation of its own, in every gamma-th round."""
+    """One estimator of one clique: a separate federation, which runs in every gamma-th round."""
 
     clique: tuple[int, ...]
     estimator: int
-    plan: Plan  # of len(clique) silos and of this estimator's rounds
+    plan: Plan  # for len(clique) silos, with this estimator's rounds as horizon
 
 
 @dataclass(frozen=True)
 class PeerPlan:
-    """One decentralised curve as data: who can hear whom, and the plan of every part."""
+    """One decentralised curve as plain data: the graph, and the plan of every part."""
 
     driver: ClassVar[str] = "peers"
     example: ClassVar[str] = "a PeerPlan, such as system.plan of feducb-decentralized"
@@ -466,77 +509,85 @@ class PeerPlan:
     parts: tuple[Part, ...]
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> PeerPlan:
-        """Plan in which the claim of every part is changed."""
+        """Return the plan with ``change`` applied to the claim of every part."""
         parts = (replace(p, plan=p.plan.with_claim(change)) for p in self.parts)
         return replace(self, parts=tuple(parts))
 
     @property
     def silos(self) -> int:
+        """M, the number of silos."""
         return self.graph.silos
 
     @property
     def protocol(self) -> Protocol:
+        """The protocol, which all parts share."""
         return self.parts[0].plan.protocol
 
     @property
     def privacy(self) -> Claim | None:
-        """Claim of the part that costs most; each is sealed with its own account."""
+        """Claim of the part with the largest epsilon; None if a part has no claim."""
         claims = [part.plan.privacy for part in self.parts]
-        known = [claim for claim in claims if claim is not None]
-        if len(known) < len(claims):
+        made_claims = [claim for claim in claims if claim is not None]
+        if len(made_claims) < len(claims):
             return None
-        return max(known, key=lambda claim: claim.exact[:1], default=None)
+        return max(made_claims, key=lambda claim: claim.exact[:1], default=None)
 
     @cached_property
     def of_silo(self) -> tuple[tuple[Part, ...], ...]:
-        """The parts of each silo, by estimator."""
-        found: list[dict[int, Part]] = [{} for _ in range(self.silos)]
+        """The parts of each silo, in the order of estimators."""
+        parts_by_silo: list[dict[int, Part]] = [{} for _ in range(self.silos)]
         for part in self.parts:
             for silo in part.clique:
-                found[silo][part.estimator] = part
-        return tuple(tuple(own[g] for g in range(self.gamma)) for own in found)
+                parts_by_silo[silo][part.estimator] = part
+        return tuple(
+            tuple(silo_parts[g] for g in range(self.gamma)) for silo_parts in parts_by_silo
+        )
 
     @cached_property
     def crossings(self) -> np.ndarray:
-        """Edges crossed by a silo's message after 0, 1, ... gamma hops, (M, gamma + 1)."""
+        """Edges crossed by each silo's message after 0, 1, ... gamma hops, (M, gamma + 1)."""
         hops = np.minimum(np.arange(self.gamma + 1), self.graph.diameter + 1)
         return self.graph._crossed[:, hops]
 
     @cached_property
     def clique_crossings(self) -> dict[tuple[int, ...], np.ndarray]:
-        """By clique: edges crossed by a message of each member after 0, ... gamma hops."""
+        """For each clique, edges crossed by one message of every member, (gamma + 1,).
+
+        Entry h counts the crossings after h hops.
+        """
         cliques = {part.clique for part in self.parts}
         return {clique: self.crossings[list(clique)].sum(axis=0) for clique in cliques}
 
     def rounds(self, estimator: int) -> np.ndarray:
-        """The rounds of an estimator, ascending."""
+        """Return the rounds that use an estimator, ascending."""
         return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
 
     def uses(self, estimator: int, round: int) -> int:
-        """Number of uses of an estimator by the end of a round."""
-        first = estimator or self.gamma
-        return (round - first) // self.gamma + 1 if round >= first else 0
+        """Return how often an estimator was used by the end of a round."""
+        first_round = estimator or self.gamma
+        return (round - first_round) // self.gamma + 1 if round >= first_round else 0
 
 
 def check_parts(plan: PeerPlan) -> None:
-    """Refuse parts that are not those of the plan: a user takes part in one of them.
+    """Check that each user takes part in exactly one part, and that all parts claim one budget.
 
-    For each estimator the cliques hold every silo once, each part is of its silos and rounds, and
-    all claim one budget. Raises InputError.
+    For each estimator the cliques must hold every silo once, and the plan of each part must have
+    the number of silos and rounds of that part. Raises InputError.
     """
     members: dict[int, list[int]] = {}
     for part in plan.parts:
         members.setdefault(part.estimator, []).extend(part.clique)
-        own = (part.plan.silos, part.plan.horizon, part.plan.dimension)
-        wanted = len(part.clique), plan.uses(part.estimator, plan.horizon), plan.dimension
-        if own != wanted:
+        part_sizes = (part.plan.silos, part.plan.horizon, part.plan.dimension)
+        expected_sizes = len(part.clique), plan.uses(part.estimator, plan.horizon), plan.dimension
+        if part_sizes != expected_sizes:
             raise InputError(
                 f"the part of silos {show(part.clique)} and estimator {part.estimator} must be of "
-                f"{wanted[0]} silos, {wanted[1]} rounds and dimension {wanted[2]}, got {own}"
+                f"{expected_sizes[0]} silos, {expected_sizes[1]} rounds and dimension "
+                f"{expected_sizes[2]}, got {part_sizes}"
             )
-    everybody = list(range(plan.silos))
-    estimators = len(members) == plan.gamma and max(members, default=0) < plan.gamma
-    if not estimators or any(sorted(found) != everybody for found in members.values()):
+    all_silos = list(range(plan.silos))
+    complete = len(members) == plan.gamma and max(members, default=0) < plan.gamma
+    if not complete or any(sorted(clique_silos) != all_silos for clique_silos in members.values()):
         raise InputError(
             f"parts must hold each of {plan.silos} silos once for each of {plan.gamma} estimators"
         )
@@ -545,13 +596,15 @@ def check_parts(plan: PeerPlan) -> None:
         raise InputError(f"all parts must claim one budget, got {show(claims)}")
 
 
-# Federations in phases of doubling length: every silo alone at first, then all with one model.
-# huang-2023, Algorithm 1: phase p = 1, 2, ... has 2^p rounds. In the first U of them each client
-# (here: silo) learns for itself; from the end of phase U on it sends a local estimate at the end of
-# each phase and plays the next one greedily on the server's private mean of all estimates.
+# ---- Federations in phases of doubling length ----------------------------------------------------
+
+# huang-2023, Algorithm 1: phase p = 1, 2, ... has 2^p rounds. In the first U phases each client
+# (here: silo) learns from its local data only. At the end of phase U and of each later phase it
+# sends a local estimate; in the next phase it chooses actions greedily by the server's private mean
+# of all estimates.
 
 
-#: The server's part, with a private mean and with a plain one.
+#: Protocols of the server: a private mean of the estimates, or a plain mean.
 PRIVATE_MEAN = Protocol(
     "private-mean",
     "a trusted server adds noise to the mean of local estimates",
@@ -579,16 +632,16 @@ class LocalEstimate:
     Parameters
     ----------
     phase : int
-        The phase that ends, from 1.
+        Number of the phase that ends, from 1.
     values : array_like, shape (d,)
-        The estimate, in rewards per unit of a feature; kept as a read-only float64 copy.
+        The estimate, in rewards per unit of a feature; stored as a read-only float64 copy.
     silo : int
-        Number of the silo, from 0.
+        Index of the silo, from 0.
 
     Raises
     ------
     InputError
-        For values that are no numbers, and a silo that is no integer.
+        If ``values`` is not numeric or ``silo`` is not an integer.
     """
 
     phase: int
@@ -602,18 +655,18 @@ class LocalEstimate:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on a wire: float64."""
+        """Number of bytes of ``values``, 8 d."""
         return self.values.nbytes
 
 
 @dataclass(frozen=True)
 class Model:
-    """Message of the server at the end of a phase: the model of the next one.
+    """Message of the server at the end of a phase: the model for the next phase.
 
     Parameters
     ----------
     phase : int
-        The phase that plays it.
+        The phase that uses the model.
     values : array_like, shape (d,)
         The mean of all estimates, with the server's noise if the plan is private.
     """
@@ -627,82 +680,85 @@ class Model:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One curve in phases, as plain data."""
+    """One curve of a federation in phases, as plain data."""
 
     driver: ClassVar[str] = "phases"
     example: ClassVar[str] = "a PhasePlan, such as system.plan of robin"
     parties: ClassVar[str] = "it is in phases, for Client(plan, index) and Averager(plan)"
 
-    local: Plan  # how a silo plays the initial phases
-    initial: int  # U
+    local: Plan  # plan of a silo in the initial phases
+    initial: int  # U, the number of initial phases
     protocol: Protocol  # PRIVATE_MEAN or PLAIN_MEAN
-    means: tuple[WinsorizedMean, ...] = ()  # private ones, of phases U, U + 1, ... that end
-    privacy: Claim | None = None  # what is declared of it; None: nothing
+    means: tuple[WinsorizedMean, ...] = ()  # private means after phases U, U + 1, ...
+    privacy: Claim | None = None  # the declared privacy guarantee; None: no claim
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> PhasePlan:
-        """Plan whose claim, if it has one, is changed."""
+        """Return the plan with ``change`` applied to its claim, if it has a claim."""
         return self if self.privacy is None else replace(self, privacy=change(self.privacy))
 
     @property
     def silos(self) -> int:
+        """M, the number of silos."""
         return self.local.silos
 
     @property
     def horizon(self) -> int:
+        """T, the number of rounds."""
         return self.local.horizon
 
     @property
     def dimension(self) -> int:
+        """d, the number of features."""
         return self.local.dimension
 
     @property
     def phases(self) -> int:
-        """P: phases that T rounds begin; the last one may be cut short."""
+        """P, the number of phases in T rounds, including an incomplete last phase."""
         return phases_of(self.horizon)
 
     @property
     def initial_rounds(self) -> int:
-        """Rounds that every silo plays alone."""
+        """Number of rounds in which silos use their local data only."""
         return min(last_round(self.initial), self.horizon)
 
     @cached_property
     def releasing(self) -> tuple[int, ...]:
-        """Phases at whose end a model is made: those from U on that another one follows."""
+        """Phases after which a model is released: all from U on except the last phase."""
         return tuple(range(self.initial, self.phases))
 
     @property
     def releases(self) -> int:
-        """Models that are made."""
+        """Number of models that are released."""
         return len(self.releasing)
 
     def phase_of(self, round: int) -> int:
-        """The phase that a round from 1 on belongs to."""
+        """Return the phase of a round (counted from 1)."""
         return (round + 1).bit_length() - 1
 
     def bits(self, releases: int) -> int:
-        """Bits that all silos have sent, or were sent, after so many releases."""
+        """Return the bits that all silos have sent (or received) after ``releases`` releases."""
         return 64 * self.dimension * self.silos * releases
 
 
 def last_round(phase: int) -> int:
-    """The last round of a phase: 2 + 4 + ... + 2^p."""
+    """Return the last round of a phase, 2 + 4 + ... + 2^p."""
     return (2 << phase) - 2
 
 
 def phases_of(horizon: int) -> int:
-    """Phases that so many rounds begin."""
+    """Return the number of phases in ``horizon`` rounds, including an incomplete last phase."""
     return (horizon + 1).bit_length() - 1
 
 
 def check_means(plan: PhasePlan) -> None:
-    """Refuse private means that are not those of the plan's phases: alike, but for the radius.
+    """Check that there is one private mean per release, and that they differ only in their radius.
 
     Raises InputError.
     """
-    wanted = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
-    if len(plan.means) != wanted:
+    mean_count = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
+    if len(plan.means) != mean_count:
         raise InputError(
-            f'a plan of protocol "{plan.protocol.id}" must have {wanted} private means, '
+            f'a plan of protocol "{plan.protocol.id}" must have {mean_count} private means, '
             f"got {len(plan.means)}"
         )
     for mean in plan.means:
@@ -712,11 +768,14 @@ def check_means(plan: PhasePlan) -> None:
                 f"got {mean.silos} and {mean.dimension}"
             )
         if mean.at(plan.means[0].radius) != plan.means[0]:
-            raise InputError("private means must be alike but for their radius, got others")
+            raise InputError("private means must be equal except for their radius")
 
 
 def check_phase_plan(plan: object) -> PhasePlan:
-    """The plan if it is one of phases, and gives what it says that it gives."""
+    """Return the plan if it is a PhasePlan whose private means give the guarantee that it claims.
+
+    Raises InputError otherwise.
+    """
     plan = of_kind(plan, PhasePlan)
     check_means(plan)
     verify(plan)

@@ -25,26 +25,26 @@ from fastfed.privacy.sensitivity import RELATIONS, Budget, sum_sensitivity
 from fastfed.protocols.plan import Encoding, Plan
 from fastfed.protocols.protocol import Bits, Counts, dimension_of
 
-# The randomizer of the vector sum: data points as noisy bits (zhou-chowdhury-2024, Alg. 5-7).
+# ---- Randomizers of silos that send data points as noisy bits (zhou-chowdhury-2024, Alg. 5-7) ----
 
 
-#: Bits that may be held in memory at once when each is made, one byte a bit.
+#: Largest number of bits that may be in memory at once, one byte per bit.
 MOST_BITS = 2**29
 
 
 def encoding_of(plan: Plan) -> Encoding:
-    """The plan's encoding; only plans whose data points travel as bits have one."""
+    """Return the plan's encoding; raise InputError if its data points are not sent as bits."""
     if plan.encoding is None:
         raise InputError(f'protocol "{plan.protocol.id}" needs an encoding')
     return plan.encoding
 
 
 class BitRandomizer:
-    """Encodes every data point anew for each tree node that will hold it (Alg. 5 line 6-7).
+    """Randomizer that sends the number of ones among a silo's bits (``messages = "aggregate"``).
 
-    Which nodes those are is known from the round, so a point is encoded as it comes and then
-    forgotten. The report counts the silo's ones, for the shuffler to add up over silos:
-    ``messages = "aggregate"``.
+    Each data point is encoded separately for each tree node that will contain it (Algorithm 5,
+    lines 6-7). The round determines these nodes, so a point is encoded at once and not stored. The
+    shuffler adds up the counts of all silos.
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
@@ -55,7 +55,7 @@ class BitRandomizer:
         self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
 
     def observe(self, x: np.ndarray, y: float) -> None:
-        """Round a data point for all its nodes."""
+        """Encode a data point, features x (d,) and reward y, for each node that will contain it."""
         plan, round, size = self.plan, self.round + 1, self.plan.statistic_size
         leaf = plan.due(self.round) + 1
         if plan.protocol.flat:
@@ -69,70 +69,82 @@ class BitRandomizer:
         self.round = round
 
     def _encoding(self, leaf: int, level: int) -> int:
-        """Index of the encoding of a node that holds this leaf."""
+        """Return the index into the encoding for the node of this level that contains the leaf."""
         return leaf - 1 if self.plan.encoded_by_release else level
 
     def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
-        for level, drawn in zip(levels, words, strict=True):
+        """Add the rounded point to the sum of each node; ``words`` (levels, s) are random."""
+        for level, level_words in zip(levels, words, strict=True):
             clamped = self.plan.clip is not None
             steps = self.encoding.steps(self._encoding(leaf, level))
-            round_statistic(point, steps, clamped, drawn, self._sums[level])
+            round_statistic(point, steps, clamped, level_words, self._sums[level])
 
     def report(self) -> Counts | Bits:
-        """The ones of the node released now, less their mean without data: exact in float64."""
+        """Return the number of ones in the released node, minus its mean for data points of zero.
+
+        The count is exact in float64.
+        """
         release = self.release + 1
         level = self.plan.level(release)
         bits = self.encoding.noise_bits[self.plan.encoding_at(release)]
         trials = self.plan.points_of(release) * bits
-        # Kept until the report is made: one that is made again has the same noise.
+        # The draw is cached, so that a second try after a failure uses the same noise.
         if self._drawn[0] != release:
             size = self.plan.statistic_size
             self._drawn = release, self.noise.binomials(self.silo, release, size, trials)
         message = self._drawn[1].copy()
         aggregation.add(message, self._sums[level])
         report = Counts(release, self.plan.dimension, message, self.silo)
-        left = self._sums.copy()
-        left[level] = 0.0
-        # At once, so that what was reported is never kept, and what was not is never lost.
-        self._sums, self.release = left, release
+        remaining_sums = self._sums.copy()
+        remaining_sums[level] = 0.0
+        # One assignment: a failure must neither lose unreported data nor keep reported data.
+        self._sums, self.release = remaining_sums, release
         return report
 
 
 class MessageRandomizer(BitRandomizer):
-    """The same, bit by bit: ``messages = "individual"``. Every bit is made and kept until sent."""
+    """Randomizer that makes and sends every bit (``messages = "individual"``).
+
+    It stores all bits of a node until the node is released.
+    """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
         super().__init__(plan, silo, noise)
         self._bits: list[list[np.ndarray]] = [[] for _ in range(max(1, plan.levels))]
 
     def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
+        """Make the bits of the point for each node, and store them."""
         size, b, round = len(point), self.encoding.noise_bits, self.round + 1
-        used = [self._encoding(leaf, level) for level in levels]
-        # Drawn before any bit is kept: a source that fails leaves everything as it was.
+        encodings = [self._encoding(leaf, level) for level in levels]
+        # Draw all noise before storing bits: if the source fails, the state is unchanged.
         noises = [
             self.noise.point_binomials(self.silo, round, level, size, b[e])
-            for level, e in zip(levels, used, strict=True)
+            for level, e in zip(levels, encodings, strict=True)
         ]
-        for level, e, drawn, noise in zip(levels, used, words, noises, strict=True):
-            count = ones_of(point, self.encoding, e, drawn, noise)
-            self._bits[level].append(aggregation.encode_bits(count, self.encoding.message_bits(e)))
+        for level, e, level_words, noise in zip(levels, encodings, words, noises, strict=True):
+            ones = ones_of(point, self.encoding, e, level_words, noise)
+            self._bits[level].append(aggregation.encode_bits(ones, self.encoding.message_bits(e)))
 
     def report(self) -> Bits:
-        """All bits of the node released now."""
+        """Return all bits of the released node."""
         release = self.release + 1
         level = self.plan.level(release)
         bits = np.concatenate(self._bits[level], axis=1)
         report = Bits(release, self.plan.dimension, bits, self.silo)
-        left = self._bits.copy()
-        left[level] = []
-        self._bits, self.release = left, release
+        remaining_bits = self._bits.copy()
+        remaining_bits[level] = []
+        self._bits, self.release = remaining_bits, release
         return report
 
 
 def round_statistic(
     point: np.ndarray, steps: tuple[int, int], clamped: bool, words: np.ndarray, sums: np.ndarray
 ) -> None:
-    """sums <- sums + (fixed point of a data point, less its g), each stream with its own g."""
+    """Add the rounded fixed-point value of each entry of a data point to ``sums`` (s,), in place.
+
+    ``steps`` holds g of the bias entries and g of the covariance entries. The values are centred:
+    the offset g that makes a count of ones nonnegative is left out.
+    """
     d = dimension_of(len(point))
     for g, part in zip(steps, (slice(0, d), slice(d, None)), strict=True):
         aggregation.round_point(point[part], float(g), clamped, words[part], sums[part])
@@ -141,7 +153,10 @@ def round_statistic(
 def ones_of(
     point: np.ndarray, encoding: Encoding, level: int, words: np.ndarray, noise: np.ndarray
 ) -> np.ndarray:
-    """Count the ones in each entry's message, (s,) int64; ``noise`` is centred."""
+    """Return the number of ones in each entry's message, (s,) int64.
+
+    ``noise`` (s,) is the number of ones among the noise bits, minus its mean.
+    """
     ones = np.zeros(len(point))
     round_statistic(point, encoding.steps(level), True, words, ones)
     g = encoding.each(level, dimension_of(len(point)))
@@ -154,13 +169,16 @@ def ones_of(
 def counted(
     bits: np.ndarray, points: int, precision: int | np.ndarray, noise_bits: int
 ) -> np.ndarray:
-    """Ones under each label, centred as reports are: (s,) from (s, points (2 g + b))."""
+    """Return the number of ones under each label, minus its mean for data points of zero, (s,).
+
+    ``bits`` has shape (s, points (2 g + b)); the result is centred as in `Counts`.
+    """
     ones = bits.sum(axis=1, dtype=np.int64).astype(np.float64)
     centred: np.ndarray = ones - points * precision - points * noise_bits / 4.0
     return centred
 
 
-# ---- One private sum of vectors by shuffled bits: the protocol P_Vec as a part of its own --------
+# ---- One private sum of vectors by shuffled bits: the protocol P_Vec, usable without a bandit ----
 
 
 CALIBRATIONS = ("exact", "theorem")
@@ -169,63 +187,64 @@ _SOURCE = "P_Vec (Cheu et al. 2021; zhou-chowdhury-2024, Algorithms 6-7)"
 
 
 class VectorSum(Once):
-    """The sum of one vector from each user, private once the bits of all users are shuffled.
+    """A private sum of one vector from each of n users, computed from shuffled bits.
 
-    Each user sends, under each of d labels, 2 g + b bits: the entry in fixed point with g steps per
-    ``bound``, rounded at random, and b bits of noise that are one with probability 1/4. Whoever
-    reads the shuffled bits learns their number of ones and nothing else. Either epsilon and delta
-    or ``noise_bits`` set the noise.
+    For each of the d entries, a user sends 2 g + b bits: the entry in fixed point with g steps per
+    ``bound``, rounded at random, and b noise bits that are 1 with probability 1/4. The shuffled
+    bits reveal only the number of ones in each entry. The noise is set either by epsilon and delta
+    or by ``noise_bits``.
 
     Parameters
     ----------
     dimension : int
         d >= 1, the length of a vector.
     users : int
-        n, from 1 to 2^31.
+        n, the number of users, from 1 to 2^31.
     epsilon : float, optional
-        Of the budget of one sum, > 0.
+        Epsilon of one sum, > 0.
     delta : float, optional
-        Of the budget, in (0, 1); required with ``epsilon``.
+        Delta of one sum, in (0, 1); required with ``epsilon``.
     noise_bits : int, optional
-        b, from 0 to 2^40, in place of a budget: there is then no certificate.
+        b, from 0 to 2^40, instead of a budget. There is no certificate then.
     precision : int, optional
         g, from 1 to 2^26. Default: max(ceil(2 sqrt(n)), d, 4).
     calibration : {"exact", "theorem"}, default "exact"
-        How epsilon and delta set b: the fewest bits proven to give the budget, or b of
-        chowdhury-zhou-2022, Theorem C.1.
+        How b is computed from epsilon and delta: the fewest bits for which the exact account proves
+        the budget, or b of chowdhury-zhou-2022, Theorem C.1.
     relation : {"replace", "zero-out"}, default "replace"
-        Neighbours differ in one user's vector, which becomes any other one, or zero.
+        Neighbouring data sets differ in one user's vector, which is replaced by any vector, or by
+        zero.
     bound : float, default 1
-        Longer vectors are scaled to this norm; from 1e-100 to 1e100.
+        Largest norm; longer vectors are scaled to it. From 1e-100 to 1e100.
     honest_fraction : float, default 1
-        In (0, 1]: the share of users whose noise bits are counted on.
+        Fraction of users, in (0, 1], whose noise bits the guarantee relies on.
     seed : int, optional
         Seed of simulated noise. Default: noise of the operating system.
 
     Attributes
     ----------
     dimension, users, relation, bound, precision, noise_bits
-        As above, filled in.
+        The parameters, with defaults filled in.
     honest_users : int
         floor(honest_fraction n).
     budget : Budget or None
-        None if ``noise_bits`` set the noise.
+        The budget; None if ``noise_bits`` was given.
     noise : NoiseSource
-        Where roundings, noise bits and permutations come from.
+        Source of roundings, noise bits and permutations.
 
     Raises
     ------
     InputError
-        For values out of range, unless exactly one of ``epsilon`` and ``noise_bits`` is given, and
-        where all users together would send 2^62 bits an entry or more.
+        If a value is out of range, if not exactly one of ``epsilon`` and ``noise_bits`` is given,
+        or if all users together would send 2^62 or more bits per entry.
 
     Notes
     -----
-    Guarantee: unit user, under ``relation``; replacing or zeroing one user's vector is (epsilon,
-    delta)-indistinguishable to whoever sees the shuffled bits of one sum. The shuffler and the
-    noise bits of ``honest_users`` users are trusted, whoever reads the shuffled bits is not. The
-    result is unbiased, with standard deviation ``noise_std`` in each entry from noise and at most
-    bound / 4 from rounding at the default precision.
+    Guarantee: unit user, under ``relation``. To anyone who sees the shuffled bits of one sum, two
+    neighbouring data sets are (epsilon, delta)-indistinguishable. The shuffler and the noise bits
+    of ``honest_users`` users are trusted; the recipient of the shuffled bits is not. The result is
+    unbiased. Each entry has standard deviation ``noise_std`` from noise and, at the default
+    precision, at most bound / 4 from rounding.
 
     Source: Cheu et al. 2021; zhou-chowdhury-2024, Algorithms 6-7.
 
@@ -255,17 +274,17 @@ class VectorSum(Once):
         self.users = integer("users", users, at_least=1, at_most=2**31)
         self.relation = choice("relation", relation, RELATIONS)
         self.bound = number("bound", bound, at_least=1e-100, at_most=1e100)
-        share = number("honest_fraction", honest_fraction, above=0.0, at_most=1.0)
-        self.honest_users = math.floor(share * self.users)
+        fraction = number("honest_fraction", honest_fraction, above=0.0, at_most=1.0)
+        self.honest_users = math.floor(fraction * self.users)
         choice("calibration", calibration, CALIBRATIONS)
         if self.honest_users < 1:
             raise InputError(
-                f"honest_fraction must leave at least one of {users} users, got {share:g}"
+                f"honest_fraction must leave at least one of {users} users, got {fraction:g}"
             )
-        # The protocol's own rule: rounding then adds at most bound / 4 of standard deviation.
-        rule = max(math.isqrt(4 * self.users - 1) + 1, self.dimension, 4)
+        # The paper's choice of g: rounding then adds a standard deviation of at most bound / 4.
+        default_precision = max(math.isqrt(4 * self.users - 1) + 1, self.dimension, 4)
         self.precision = (
-            rule
+            default_precision
             if precision is None
             else integer("precision", precision, at_least=1, at_most=2**26)
         )
@@ -286,13 +305,14 @@ class VectorSum(Once):
         if self.users * self.message_bits >= 2**62:
             raise InputError(
                 f"epsilon or delta is too small: {self.users} users would send "
-                f"{self.users * self.message_bits:.3g} bits an entry, more than 2^62"
+                f"{self.users * self.message_bits:.3g} bits per entry, 2^62 or more"
             )
         self.noise: NoiseSource = SystemNoise() if seed is None else SeededNoise(seed)
         self._seeded = seed is not None
         self._sums = 0
 
     def _calibrated(self, calibration: str, budget: Budget) -> int:
+        """Return the number b of noise bits for the budget."""
         n, g, d = self.users, self.precision, self.dimension
         if calibration == "theorem":
             log = math.log(4.0 * (d * d + 1)) - math.log(budget.delta)
@@ -302,7 +322,7 @@ class VectorSum(Once):
         def enough(bits: int) -> bool:
             return self._account(bits).epsilon(budget.delta) <= budget.epsilon
 
-        # Where the noise is nearly Gaussian this is the answer; the exact account decides.
+        # Start from the Gaussian approximation, then bracket and bisect with the exact account.
         ratio = g * sum_sensitivity(budget.relation) / mu_of(budget.epsilon, budget.delta)
         high = math.ceil(ratio * ratio / 0.1875 / self.honest_users)
         while not enough(high):
@@ -316,12 +336,13 @@ class VectorSum(Once):
         return high
 
     def _account(self, noise_bits: int) -> VectorSumAccount:
+        """Return the exact account of one sum with ``noise_bits`` noise bits per user and entry."""
         norm = self.precision * sum_sensitivity(self.relation)
         return VectorSumAccount([(self.honest_users * noise_bits, norm)], self.dimension)
 
     @property
     def message_bits(self) -> int:
-        """Bits a user sends under each label, 2 g + b."""
+        """Number of bits that a user sends for each entry, 2 g + b."""
         return 2 * self.precision + self.noise_bits
 
     @property
@@ -330,31 +351,32 @@ class VectorSum(Once):
         return self.bound * math.sqrt(0.1875 * self.users * self.noise_bits) / self.precision
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute an epsilon that is proven for this noise.
+        """Compute the epsilon of one sum that the exact account proves for this noise.
 
         Parameters
         ----------
         delta : float, optional
-            Default: the budget's.
+            Default: the delta of the budget.
 
         Returns
         -------
         float
-            epsilon of one sum under ``relation``; infinite where none is proven.
+            epsilon of one sum under ``relation``; infinite if no epsilon is proven.
 
         Raises
         ------
         InputError
-            Without delta, where no budget was given.
+            If ``delta`` is missing and no budget was given.
         """
         if delta is None:
             if self.budget is None:
                 raise InputError("delta must be given: this VectorSum was made from noise_bits")
             delta = self.budget.delta
-        found: float = self._account(self.noise_bits).epsilon(delta)
-        return found
+        epsilon: float = self._account(self.noise_bits).epsilon(delta)
+        return epsilon
 
     def _scaled(self, vectors: object, shape: tuple[int | None, ...]) -> np.ndarray:
+        """Clip vectors to the bound and divide them by it, so that their norms are at most 1."""
         points = np.array(array("vectors", vectors, shape=shape), order="C")
         for point in points:
             linalg.clip_norm(point, self.bound)
@@ -369,21 +391,21 @@ class VectorSum(Once):
         x : array_like, shape (d,)
             The user's vector.
         user : int, optional
-            0..n-1, which tells users apart where the noise is seeded, and is then required.
+            Index of the user, 0..n-1. Required with seeded noise, which differs between users.
 
         Returns
         -------
         ndarray of uint8, shape (d, 2 g + b)
-            Bits, 0 or 1; the row is the label.
+            Bits, 0 or 1. Row i encodes entry i; the row index is the label of its bits.
 
         Raises
         ------
         InputError
-            For a vector of another shape or not finite, a user out of range or missing, and more
-            than 2^29 bits.
+            If ``x`` has a wrong shape or is not finite, ``user`` is out of range or missing, or
+            there would be more than 2^29 bits.
         """
         if user is None and self._seeded:
-            raise InputError("user must be given where the noise is seeded: each has its own")
+            raise InputError("user must be given if the noise is seeded: it differs between users")
         user = integer("user", 0 if user is None else user, at_least=0, at_most=self.users - 1)
         self._check_individual(1)
         (point,) = self._scaled([x], (1, self.dimension))
@@ -391,55 +413,58 @@ class VectorSum(Once):
         ones, release = np.zeros(d), self._sums + 1
         aggregation.round_point(point, g, True, self.noise.random_u32(user, release, d), ones)
         noise = self.noise.point_binomials(user, release, 0, d, b)
-        count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
-        return aggregation.encode_bits(count, self.message_bits)
+        message_ones = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
+        return aggregation.encode_bits(message_ones, self.message_bits)
 
     def _check_individual(self, users: int) -> None:
-        held = users * self.dimension * self.message_bits
-        if held > MOST_BITS:
+        """Raise InputError if the bits of this number of users do not fit into memory."""
+        bits = users * self.dimension * self.message_bits
+        if bits > MOST_BITS:
             raise InputError(
-                f"{held:.3g} bits would be held at once, at most {MOST_BITS:.3g} can be; "
-                'messages = "aggregate" draws their counts, which have the same distribution'
+                f'messages = "individual" would store {bits:.3g} bits at once, more than the limit '
+                f'of {MOST_BITS:.3g}; "aggregate" draws the number of ones, which has the same '
+                "distribution"
             )
 
     @once
     def shuffle(self, bits: object) -> np.ndarray:
-        """Permute the bits of all users, under each label by itself.
+        """Permute the bits of all users, separately within each label.
 
         Parameters
         ----------
         bits : array_like of uint8, shape (n, d, 2 g + b)
-            What `randomize` made for every user.
+            The results of `randomize` for all users.
 
         Returns
         -------
         ndarray of uint8, shape (d, n (2 g + b))
-            For `analyze`.
+            Permuted bits, for `analyze`.
 
         Raises
         ------
         InputError
-            For another shape or type.
+            If ``bits`` has a wrong shape or type.
         """
         shape = (self.users, self.dimension, self.message_bits)
-        given = np.asarray(bits)
-        if given.shape != shape or given.dtype != np.uint8:
+        user_bits = np.asarray(bits)
+        if user_bits.shape != shape or user_bits.dtype != np.uint8:
             raise InputError(
-                f"bits must be uint8 of shape {shape}, got {given.dtype} of shape {given.shape}"
+                f"bits must be uint8 of shape {shape}, got {user_bits.dtype} of shape "
+                f"{user_bits.shape}"
             )
-        mixed = given.transpose(1, 0, 2).copy().reshape(self.dimension, -1)
-        for label, row in enumerate(mixed):
+        shuffled_bits = user_bits.transpose(1, 0, 2).copy().reshape(self.dimension, -1)
+        for label, row in enumerate(shuffled_bits):
             self.noise.shuffle_bits(self._sums + 1, label, row)
-        return mixed
+        return shuffled_bits
 
     @once
     def analyze(self, bits: object) -> np.ndarray:
-        """Estimate the sum from shuffled bits; the next sum then has randomness of its own.
+        """Estimate the sum from shuffled bits. Seeded noise then moves on to the next sum.
 
         Parameters
         ----------
         bits : array_like of uint8, shape (d, n (2 g + b))
-            What `shuffle` returned.
+            The result of `shuffle`.
 
         Returns
         -------
@@ -449,34 +474,34 @@ class VectorSum(Once):
         Raises
         ------
         InputError
-            For another shape or type, and bits that are not 0 or 1.
+            If ``bits`` has a wrong shape or type, or entries other than 0 and 1.
 
         Notes
         -----
         Source: zhou-chowdhury-2024, Algorithm 7 line 10 and Algorithm 6 line 12.
         """
         shape = (self.dimension, self.users * self.message_bits)
-        given = np.asarray(bits)
-        if given.shape != shape:
-            raise InputError(f"bits must have shape {shape}, got {given.shape}")
-        if given.dtype != np.uint8 or (given.size and given.max() > 1):
+        shuffled_bits = np.asarray(bits)
+        if shuffled_bits.shape != shape:
+            raise InputError(f"bits must have shape {shape}, got {shuffled_bits.shape}")
+        if shuffled_bits.dtype != np.uint8 or (shuffled_bits.size and shuffled_bits.max() > 1):
             raise InputError("bits must be 0 or 1, as uint8")
-        centred = counted(given, self.users, self.precision, self.noise_bits)
-        # The next sum has randomness of its own.
+        centred = counted(shuffled_bits, self.users, self.precision, self.noise_bits)
+        # The count of sums is part of the noise key, so the next sum gets independent noise.
         self._sums += 1
         return centred * (self.bound / self.precision)
 
     @once
     def sum(self, vectors: object, messages: str = "aggregate") -> np.ndarray:
-        """Compute a private sum; each call has noise of its own.
+        """Compute a private sum. Each call draws independent noise.
 
         Parameters
         ----------
         vectors : array_like, shape (n, d)
             One vector of each user.
         messages : {"aggregate", "individual"}, default "aggregate"
-            "individual" makes, shuffles and counts every bit; "aggregate" draws their counts, which
-            have the same distribution and cost a million times less.
+            "individual" makes, shuffles and counts every bit. "aggregate" draws the number of ones
+            directly, which has the same distribution and is up to a million times cheaper.
 
         Returns
         -------
@@ -486,8 +511,8 @@ class VectorSum(Once):
         Raises
         ------
         InputError
-            For another shape, values that are not finite, and with "individual" more than 2^29
-            bits.
+            If ``vectors`` has a wrong shape or is not finite, or "individual" would store more than
+            2^29 bits.
         """
         choice("messages", messages, MESSAGES)
         points = self._scaled(vectors, (self.users, self.dimension))
@@ -510,15 +535,15 @@ class VectorSum(Once):
         Raises
         ------
         InputError
-            Where ``noise_bits`` set the noise, so that there is no budget.
+            If ``noise_bits`` was given instead of a budget.
         """
         if self.budget is None:
             raise InputError("epsilon and delta must be given for a certificate, got noise_bits")
         epsilon, budget = self.exact(), self.budget
         proven = math.isfinite(epsilon)
-        shown = rounded_up(epsilon) if proven else "not proven"
+        epsilon_text = rounded_up(epsilon) if proven else "not proven"
         text = (
-            f"the exact epsilon of this noise, {shown} at delta {budget.delta:g} under "
+            f"the exact epsilon of this noise, {epsilon_text} at delta {budget.delta:g} under "
             f"{budget.relation}, is at most {budget.epsilon:g}"
         )
         conditions: list[Condition] = [
@@ -529,7 +554,7 @@ class VectorSum(Once):
             ),
             ClaimCondition(text, epsilon <= budget.epsilon),
         ]
-        shared: dict[str, Any] = {"conditions": tuple(conditions), "source": _SOURCE}
+        common_fields: dict[str, Any] = {"conditions": tuple(conditions), "source": _SOURCE}
         return Certificate(
             unit="user",
             relation=self.relation,
@@ -543,5 +568,5 @@ class VectorSum(Once):
                 *((SIMULATION,) if self._seeded else ()),
                 DRAWS,
             ),
-            **shared,
+            **common_fields,
         )

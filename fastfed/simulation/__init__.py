@@ -1,4 +1,4 @@
-"""Running algorithms in environments: the step driver, the compiled driver, and `simulate`."""
+"""Simulation of experiments: specs, drivers, engines, and `simulate`."""
 
 from __future__ import annotations
 

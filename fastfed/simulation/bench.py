@@ -1,4 +1,4 @@
-"""`fastfed bench`: the compiled driver against the papers' style of code, timed in one run."""
+"""`fastfed bench`: times the compiled driver and reference code in the style of the papers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fastfed.simulation.limits import Peaks, Work, best_of, bound
 
 SILOS = 10
 BATCH = 25
-#: Queries of a synthetic pool.
+#: Number of queries in a synthetic pool.
 QUERIES = 60
-#: Constants of the published experiment codes.
+#: Keys that select the constants of the papers' experiment code.
 PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
-#: zhou-chowdhury-2024 as published: eager play, epsilon = 1, delta = 0.1, B = 25.
+#: zhou-chowdhury-2024 as published: not lazy, epsilon = 1, delta = 0.1, B = 25.
 FEDERATED = {
     "algorithm": "private-fedlinucb",
     "epsilon": 1.0,
@@ -43,20 +43,20 @@ FEDERATED = {
 }
 #: chowdhury-zhou-2022 as in its Figure 1b.
 AGENT = {"epsilon": 1.0, "delta": 0.1, **PUBLISHED}
-#: Above the noise of one agent: the reference plays no indefinite V, and no time hangs on it.
+#: Regularizer larger than an agent's noise, so that V is always definite and costs no extra time.
 RIDGE = 300.0
 #: The keys of each system that is timed.
 CURVES: dict[str, dict[str, Any]] = {
     "silo-ldp": {**FEDERATED, "protocol": "silo-ldp"},
     "shuffle-vector": {**FEDERATED, "protocol": "shuffle-vector", "epsilon": 0.2},
-    # As users run them, by every default.
+    # All keys at their defaults, as users run them.
     "default": {"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-6},
     "default-eager": {
         "algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-6, "lazy": False,
     },
     "default-linucb": {"algorithm": "linucb"},
     "linucb": {"algorithm": "linucb", "radius": "published-code"},
-    # The paper's tree, which its code does not play.
+    # The tree of the paper, which the paper's code does not use.
     "linucb-jdp": {
         **AGENT, "algorithm": "linucb-jdp", "calibration": "exact", "release": "tree",
         "regularizer": RIDGE,
@@ -70,16 +70,16 @@ CURVES: dict[str, dict[str, Any]] = {
 
 
 class SyntheticPool(PoolEnvironment):
-    """Queries of K random unit rows in d dimensions: the sizes of MSLR without its files."""
+    """Queries of K random unit rows in d dimensions, a stand-in for the data files of MSLR."""
 
     kind = "synthetic-pool"
 
     def __init__(self, actions: int, dimension: int, queries: int = QUERIES) -> None:
         super().__init__(sampling="with-replacement", reward=RewardDistribution("none"))
-        draw = np.random.default_rng(0)
-        rows = draw.normal(size=(queries * actions, dimension))
+        generator = np.random.default_rng(0)
+        rows = generator.normal(size=(queries * actions, dimension))
         self.rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        theta = draw.normal(size=dimension)
+        theta = generator.normal(size=dimension)
         self.means = 0.5 + 0.5 * self.rows @ (theta / np.linalg.norm(theta))
         self.starts = np.arange(queries + 1) * actions
         self.silo_starts = equal_blocks(queries, SILOS)
@@ -92,12 +92,12 @@ class SyntheticPool(PoolEnvironment):
 
 
 class LetorPool(PoolEnvironment):
-    """Queries like those of MSLR-WEB10K: 116 documents on average, features that go together.
+    """Queries like those of MSLR-WEB10K: 116 documents on average, with correlated features.
 
-    Features are positive, with a long tail, a third of them 0, and scaled by column as those of
-    `fastfed.environments.Letor` are. A few hundred queries are drawn; the others are copies of
-    these, which lie elsewhere in memory. Those that are `close` have features as real documents
-    do, which fewer directions tell nearly all of, and lengths that differ little.
+    Features are nonnegative with a long tail, a third of them are 0, and columns are scaled as in
+    `fastfed.environments.Letor`. Only ``drawn`` queries are drawn; the others are copies of them at
+    different places in memory. With ``close``, rows resemble real documents: a few directions
+    explain nearly all of their variation, and their norms differ little.
     """
 
     kind = "letor-pool"
@@ -105,29 +105,32 @@ class LetorPool(PoolEnvironment):
 
     def __init__(self, dimension: int, queries: int, close: bool = False) -> None:
         super().__init__(sampling="with-replacement", reward=RewardDistribution("bernoulli"))
-        draw = np.random.default_rng(0)
-        sizes = np.clip(np.rint(draw.lognormal(4.6, 0.55, self.drawn)), 5, 320).astype(int)
-        loadings = draw.normal(size=(8, dimension)) / np.sqrt(8.0)
+        generator = np.random.default_rng(0)
+        # Sizes of queries are log-normal; features come from 8 factors plus noise.
+        sizes = np.clip(np.rint(generator.lognormal(4.6, 0.55, self.drawn)), 5, 320).astype(int)
+        loadings = generator.normal(size=(8, dimension)) / np.sqrt(8.0)
         blocks, noise = [], 0.1 if close else 0.5
         for size in sizes:
-            common = draw.normal(size=8) + draw.normal(size=(size, 8))
-            level = common @ loadings + noise * draw.normal(size=(size, dimension))
+            factors = generator.normal(size=8) + generator.normal(size=(size, 8))
+            log_features = factors @ loadings + noise * generator.normal(size=(size, dimension))
             if close:
-                block = 1.0 / (1.0 + np.exp(-level))
+                block = 1.0 / (1.0 + np.exp(-log_features))
             else:
-                block = np.exp(level) * (draw.random((size, dimension)) > 1.0 / 3.0)
+                block = np.exp(log_features) * (generator.random((size, dimension)) > 1.0 / 3.0)
             block[:, 0] = 1.0
             blocks.append(block)
         rows = np.concatenate(blocks)
         rows /= rows.max(axis=0)
         rows[:, 0] = 0.01
         rows /= 1.000001 * np.linalg.norm(rows, axis=1).max()
-        means = rows @ draw.uniform(size=dimension)
+        means = rows @ generator.uniform(size=dimension)
         means /= means.max()
-        order = draw.integers(0, self.drawn, queries)
-        first = np.concatenate([[0], np.cumsum(sizes)])
-        which = np.concatenate([np.arange(first[q], first[q + 1]) for q in order])
-        self.rows, self.means = rows.astype(np.float32)[which], means[which]
+        order = generator.integers(0, self.drawn, queries)
+        block_starts = np.concatenate([[0], np.cumsum(sizes)])
+        row_indices = np.concatenate(
+            [np.arange(block_starts[q], block_starts[q + 1]) for q in order]
+        )
+        self.rows, self.means = rows.astype(np.float32)[row_indices], means[row_indices]
         self.starts = np.concatenate([[0], np.cumsum(sizes[order])])
         self.silo_starts = equal_blocks(queries, SILOS)
 
@@ -136,40 +139,41 @@ class LetorPool(PoolEnvironment):
 
     @cached_property
     def made(self) -> Pool:
-        """The pool, made once: its features in 16 bits are."""
+        """The pool, cached because converting its features to 16 bits takes time."""
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind}
 
 
-#: What a case's rounds ask for, by its experiment.
+#: Computes the least work of an agent-round in a case's experiment.
 Count = Callable[[Experiment], Work]
 
 
 def entries(dimension: int) -> float:
-    """Numbers of a symmetric or triangular matrix."""
+    """Return the number of entries of a symmetric or triangular matrix."""
     return dimension * (dimension + 1) / 2
 
 
 def upkeep(plan: Plan) -> float:
-    """Operations in 64 bits that keep V and W for one data point.
+    """Return the float64 operations per data point that update V and its factor W.
 
-    Two for each entry of V, five for each of its factor where that follows in every round; the new
-    factor of a release is shared by all rounds and silos of its batch.
+    Each entry of V takes two operations. If the plan is not lazy, the factor is updated in every
+    round, with five operations for each entry. The new factor of a release is shared by all rounds
+    and silos of its batch.
     """
-    each = 2.0 if plan.lazy else 7.0
+    per_entry = 2.0 if plan.lazy else 7.0
     factors = 2.0 / 3.0 * plan.dimension**3 * plan.releases / (plan.horizon * plan.silos)
-    return each * entries(plan.dimension) + factors
+    return per_entry * entries(plan.dimension) + factors
 
 
 def sphere_work(experiment: Experiment) -> Work:
-    """Fresh contexts: their normals and norms, all scores in float32, one data point."""
+    """Count the work with new contexts: their normals and norms, all scores, one data point."""
     plan, k = check_plan(experiment.curves[0].system.plan), 100
     d = plan.dimension
     return Work(
         normals=k * (d - 1),
-        # W x and its square, <x, theta>; the norm of x and its scaling.
+        # W x and its squared norm, <x, theta>; the norm of x and the division by it.
         float32=k * (2 * entries(d) + 2 * d + 2 * d + 3 * d),
         float64=upkeep(plan),
         reads=((4.0 * k * d, 4.0 * k * d), (8.0 * entries(d), 8.0 * entries(d))),
@@ -177,33 +181,39 @@ def sphere_work(experiment: Experiment) -> Work:
 
 
 def pool_work(experiment: Experiment) -> Work:
-    """Queries of a pool: theta times all actions, W times those met first since the last release.
+    """Count the work with the queries of a pool, with 16-bit scores.
 
-    In 16 bits, where bounds of a query are kept until the next release.
+    Each round multiplies theta by all actions of its query. W is multiplied by them only for the
+    first use of a query since the last release, because the bonuses of a query are then cached.
     """
     plan, environment = check_plan(experiment.curves[0].system.plan), experiment.environment
     assert isinstance(environment, SyntheticPool | LetorPool)
     d, queries = plan.dimension, len(environment.starts) - 1
-    k, own = len(environment.rows) / queries, queries / experiment.silos
-    ends = [0, *plan.ends, plan.horizon]
-    lengths = np.diff(ends)
-    met = (own * (1.0 - (1.0 - 1.0 / own) ** lengths)).sum() / plan.horizon
-    row = 2.0 * k * d
+    k, queries_per_silo = len(environment.rows) / queries, queries / experiment.silos
+    release_rounds = [0, *plan.ends, plan.horizon]
+    lengths = np.diff(release_rounds)
+    first_uses = (
+        queries_per_silo * (1.0 - (1.0 - 1.0 / queries_per_silo) ** lengths)
+    ).sum() / plan.horizon
+    query_bytes = 2.0 * k * d
     return Work(
-        int16=2 * k * (met * entries(d) + d),
+        int16=2 * k * (first_uses * entries(d) + d),
         float64=upkeep(plan),
         reads=(
-            # Those met before in this batch are as near as the silo's own queries allow.
-            (row * met, row * queries),
-            (row * (1.0 - met), row * own),
-            (2.0 * met * entries(d), 2.0 * entries(d)),
+            # First uses are spread over all queries, later uses in a batch over the silo's queries.
+            (query_bytes * first_uses, query_bytes * queries),
+            (query_bytes * (1.0 - first_uses), query_bytes * queries_per_silo),
+            (2.0 * first_uses * entries(d), 2.0 * entries(d)),
             (8.0 * entries(d) * (not plan.lazy), 8.0 * entries(d)),
         ),
     )
 
 
 def set_work(experiment: Experiment) -> Work:
-    """A fixed set whose means and both bonuses follow by two products of the rows."""
+    """Count the work with a fixed set of actions, whose means and both bonuses are updated.
+
+    The updates take two products of the rows with vectors, and one product of W with a vector.
+    """
     plan, k = check_plan(experiment.curves[0].system.plan), 100
     d = plan.dimension
     return Work(
@@ -214,33 +224,33 @@ def set_work(experiment: Experiment) -> Work:
 
 @dataclass(frozen=True)
 class Case:
-    """One bench: an environment, the reference over it, and how many rounds each plays."""
+    """One bench: an environment, a system, and the rounds of the driver and of the reference."""
 
     name: str
-    #: What an agent-round asks for at least; None where that is not what costs.
+    #: The least work of an agent-round; None if arithmetic does not determine the time.
     work: Count | None
     environment: Callable[[], Environment]
     rounds: int
     reference_rounds: int
-    protocol: str = "silo-ldp"  # of CURVES: a federation's protocol, or the system of an agent
+    protocol: str = "silo-ldp"  # a key of CURVES
     silos: int = SILOS
     batch_size: int | None = BATCH  # None: the default
-    #: Silos and batch size of the reference, where they are others.
+    #: Silos and batch size of the reference, if they differ.
     reference_sizes: tuple[int, int] | None = None
 
 
 def agent_case(name: str, system: str, batch_size: int = 1) -> Case:
-    """A case of a single agent.
+    """Return a case with a single agent.
 
-    At d = 5 a round is a chain of dependent steps (a 5 x 5 factor, one reward), not flops: there is
-    no honest limit from arithmetic.
+    At d = 5 the time of a round is the latency of dependent steps (a 5 x 5 factor, one reward), not
+    the number of operations. So there is no limit from arithmetic.
     """
     environment = partial(FixedSet, basis_actions=True)
     return Case(name, None, environment, 20_000, 4000, system, 1, batch_size)
 
 
 def letor_case(dimension: int, queries: int, protocol: str, close: bool = False) -> Case:
-    """A case of LETOR-shaped rows by every default, against a competent NumPy float32 loop."""
+    """Return a case with LETOR-like rows and default keys, against a fast NumPy float32 loop."""
     name = f"letor-d{dimension}-q{queries}" + "-close" * close
     name += "-eager" * (protocol == "default-eager")
     environment = partial(LetorPool, dimension, queries, close)
@@ -248,7 +258,7 @@ def letor_case(dimension: int, queries: int, protocol: str, close: bool = False)
 
 
 def wide_case(dimension: int) -> Case:
-    """A case of one agent over a fixed set by every default, against NumPy's O(K d) updates."""
+    """Return a case with one agent, a fixed set and default keys, against O(K d) NumPy updates."""
     environment = partial(FixedSet, dimension=dimension)
     return Case(
         f"set-k100-d{dimension}", set_work, environment, 2000, 1000, "default-linucb", 1, None
@@ -257,8 +267,8 @@ def wide_case(dimension: int) -> Case:
 
 CASES = (
     Case("sphere-k100-d10-ldp", sphere_work, Sphere, 1000, 50),
-    # A data point is encoded for 4.76 nodes on average when T / B = 400. B = 1 gives the
-    # reference the same tree in few rounds, and few silos: its cost is by data point.
+    # With T / B = 400 a data point is encoded for 4.76 nodes on average. The reference gets the
+    # same tree in fewer rounds with B = 1. It has few silos, as its cost is per data point.
     Case(
         "sphere-k100-d10-vector", sphere_work, Sphere, 10_000, 400, "shuffle-vector",
         reference_sizes=(2, 1),
@@ -283,17 +293,21 @@ CASES = (
 
 
 def cases_of(names: Sequence[str]) -> list[Case]:
-    """The cases whose name starts with one of these, all without any; InputError for no match."""
-    known = [case.name for case in CASES]
+    """Return the cases whose names start with one of ``names``; all cases if it is empty.
+
+    Raises InputError if a name matches no case.
+    """
+    all_names = [case.name for case in CASES]
     for name in names:
-        if not any(each.startswith(name) for each in known):
-            raise InputError(f'no bench starts with "{name}"{nearest(name, known)}')
+        if not any(case_name.startswith(name) for case_name in all_names):
+            raise InputError(f'no bench starts with "{name}"{nearest(name, all_names)}')
     return [case for case in CASES if not names or case.name.startswith(tuple(names))]
 
 
 def bench_experiment(
     environment: Environment, rounds: int, protocol: str, silos: int, batch_size: int | None
 ) -> Experiment:
+    """Return the experiment of one case, with a single curve."""
     curve = {"label": protocol, **CURVES[protocol]}
     if batch_size is not None:
         curve["batch_size"] = batch_size
@@ -303,66 +317,66 @@ def bench_experiment(
 
 
 def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
-    """Experiments of our driver and of the reference."""
+    """Return the experiments of the compiled driver and of the reference."""
     environment, sizes = case.environment(), (case.silos, case.batch_size)
-    other = case.reference_sizes or sizes
+    reference_sizes = case.reference_sizes or sizes
     return (
         bench_experiment(environment, case.rounds, case.protocol, *sizes),
-        bench_experiment(environment, case.reference_rounds, case.protocol, *other),
+        bench_experiment(environment, case.reference_rounds, case.protocol, *reference_sizes),
     )
 
 
 def ours_microseconds(experiment: Experiment) -> float:
-    """Microseconds of processor time per agent-round of the compiled driver, one thread.
+    """Measure the compiled driver on one thread, in microseconds of CPU time per agent-round.
 
-    Processor time, for a machine with other work on it takes longer without being slower.
+    CPU time is used because other processes on the machine increase the wall time only.
     """
-    opened = experiment.environment.open(0, 0, experiment.silos)
-    assert isinstance(opened, environments.Environment)
+    environment = experiment.environment.open(0, 0, experiment.silos)
+    assert isinstance(environment, environments.Environment)
     plans = [check_plan(c.system.plan) for c in experiment.curves]
     start = time.process_time()
-    compiled.run(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
+    compiled.run(environment, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
     return 1e6 * (time.process_time() - start) / experiment.agent_rounds([0])
 
 
-#: Microseconds per agent-round of the reference, and its part spent on contexts.
+#: Measures the reference: microseconds per agent-round in all, and for contexts only.
 Reference = Callable[[Experiment], tuple[float, float]]
 
 
 def load_bench(module: str) -> Any:
-    """Load a module of the repository's benches/.
+    """Load a module of the repository's folder benches/.
 
-    None where fastfed is not installed in a checkout, or in an environment inside of one.
+    Returns None unless fastfed is in a checkout, or in an environment inside a checkout.
     """
     package = Path(str(files("fastfed")))
     folders = [folder / "benches" for folder in package.parents]
-    beside = [folder for folder in folders if (folder / f"{module}.py").is_file()]
-    if not beside:
+    bench_folders = [folder for folder in folders if (folder / f"{module}.py").is_file()]
+    if not bench_folders:
         return None
-    if str(beside[0]) not in sys.path:
-        sys.path.append(str(beside[0]))
+    if str(bench_folders[0]) not in sys.path:
+        sys.path.append(str(bench_folders[0]))
     return importlib.import_module(module)
 
 
 def load_reference() -> Reference | None:
-    """Load the papers' style of code; None outside of a checkout."""
+    """Load the function that measures the reference code; None outside a checkout."""
     cases = load_bench("reference_cases")
     return None if cases is None else cases.reference_microseconds
 
 
 def measure_peaks() -> Peaks | None:
-    """What one core can do now; None outside of a checkout, and where there is no C compiler."""
+    """Measure the peak rates of one core; None outside a checkout or without a C compiler."""
     peaks = load_bench("peaks")
-    found: Peaks | None = None if peaks is None else peaks.measure(runs=8)
-    return found
+    measured: Peaks | None = None if peaks is None else peaks.measure(runs=8)
+    return measured
 
 
 def limit_of(
     case: Case, experiment: Experiment, microseconds: float, *measured: Peaks | None
 ) -> dict[str, Any]:
-    """The columns of a row that say what bounds it, by the peaks before and after it."""
-    work, found = case.work and case.work(experiment), [each for each in measured if each]
-    least = bound(work, best_of(*found)) if work and found else None
+    """Return the columns of a row about its lower bound, from peak rates before and after it."""
+    work, peaks = case.work and case.work(experiment), [rates for rates in measured if rates]
+    least = bound(work, best_of(*peaks)) if work and peaks else None
     return {
         "operations": work and work.operations,
         "normals": work and work.normals,
@@ -379,29 +393,34 @@ def measure(
     repeats: int = 5,
     peaks: Callable[[], Peaks | None] = lambda: None,
 ) -> dict[str, Any]:
-    """One case: ours and the reference in turn, medians of the figures and of the ratios.
+    """Measure one case: the driver and the reference in turn, with medians of times and ratios.
 
-    Without a reference its figures and the ratios are None, without peaks limit, bound and share.
+    Without a reference, its time and the ratios are None. Without peak rates, the limit, its kind
+    and the share of the limit are None.
     """
     ours_experiment, reference_experiment = experiments_of(case)
-    ours_microseconds(ours_experiment)
-    ours, other, ratio, without = [], [], [], []
-    before = peaks()
+    ours_microseconds(ours_experiment)  # warm up caches and the processor
+    driver_times, reference_times, ratios, ratios_without_data = [], [], [], []
+    peaks_before = peaks()
     for _ in range(repeats):
-        mine = ours_microseconds(ours_experiment)
-        ours.append(mine)
+        driver_time = ours_microseconds(ours_experiment)
+        driver_times.append(driver_time)
         if reference is not None:
-            total, data = reference(reference_experiment)
-            other.append(total)
-            ratio.append(total / mine)
-            without.append((total - data) / mine)
+            reference_time, context_time = reference(reference_experiment)
+            reference_times.append(reference_time)
+            ratios.append(reference_time / driver_time)
+            ratios_without_data.append((reference_time - context_time) / driver_time)
     return {
         "name": case.name,
-        "microseconds_per_agent_round": statistics.median(ours),
-        "reference_microseconds_per_agent_round": statistics.median(other) if other else None,
-        "ratio": statistics.median(ratio) if ratio else None,
-        "ratio_without_data": statistics.median(without) if without else None,
-        **limit_of(case, ours_experiment, statistics.median(ours), before, peaks()),
+        "microseconds_per_agent_round": statistics.median(driver_times),
+        "reference_microseconds_per_agent_round": statistics.median(reference_times)
+        if reference_times
+        else None,
+        "ratio": statistics.median(ratios) if ratios else None,
+        "ratio_without_data": statistics.median(ratios_without_data)
+        if ratios_without_data
+        else None,
+        **limit_of(case, ours_experiment, statistics.median(driver_times), peaks_before, peaks()),
         "threads": 1,
     }
 
@@ -409,25 +428,36 @@ def measure(
 def measure_all(
     names: Sequence[str], reference: Reference | None, repeats: int = 5
 ) -> list[dict[str, Any]]:
-    """The cases of these names, each with the peaks of the moment."""
+    """Measure the cases with these names, each with the current peak rates."""
     chosen = [case for case in CASES if case.name in names]
     return [measure(case, reference, repeats, measure_peaks) for case in chosen]
 
 
 def run_bench(*names: str) -> list[dict[str, Any]]:
-    """The cases that `cases_of` finds, measured in one fresh process with BLAS on one thread."""
+    """Measure the cases of `cases_of` in a new process, with BLAS on one thread.
+
+    Parameters
+    ----------
+    *names : str
+        Beginnings of the names of cases. Default: all cases.
+
+    Returns
+    -------
+    list of dict
+        One row of times and ratios for each case.
+    """
     chosen = [case.name for case in cases_of(names)]
-    pinned = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL")}
-    child = subprocess.run(
+    one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL")}
+    process = subprocess.run(
         [sys.executable, "-P", "-c", f"from {__name__} import main; main()", *chosen],
-        env={**os.environ, **pinned},
+        env={**os.environ, **one_thread},
         stdout=subprocess.PIPE,
         check=True,
     )
-    results: list[dict[str, Any]] = json.loads(child.stdout)
+    results: list[dict[str, Any]] = json.loads(process.stdout)
     return results
 
 
 def main() -> None:
-    """Measure the cases named on the command line; a list of rows as JSON."""
+    """Measure the cases named on the command line, and print a list of rows as JSON."""
     json.dump(measure_all(sys.argv[1:], load_reference()), sys.stdout)

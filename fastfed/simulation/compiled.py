@@ -1,4 +1,4 @@
-"""The compiled driver: the state of a curve, and batches of rounds run without Python."""
+"""The compiled driver of federations with a server: the state of curves, and calls into C."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from fastfed.simulation.driver import (
 )
 from fastfed.simulation.snapshots import Snapshot, tell
 
-#: What a curve's state is made of: by name (shape, type), zeros at first.
+#: Shape and type of each array of a curve's state, by name. All arrays are zero at first.
 Shapes = dict[str, tuple[tuple[int, ...], Any]]
 
 
 def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
-    """The arrays that a curve's state consists of, and what it takes in memory (see memory.py)."""
+    """Return the shapes of the arrays of a curve's state; its memory is estimated from them."""
     m, d, s = plan.silos, plan.dimension, plan.statistic_size
     slots = 1 if plan.lazy else m
     levels, protocol = plan.levels, plan.protocol
-    owners = m if protocol.analyzer == REPLACE else 1  # of noises that are kept
+    owners = m if protocol.analyzer == REPLACE else 1  # parties that cache noise
     node_rows = owners if levels else 0
     sum_rows = m if protocol.tree or protocol.bits else int(protocol.analyzer == NOISY_ADD)
-    made: Shapes = {
+    arrays: Shapes = {
         "history": ((owners if plan.release in KEEPING else 0, plan.releases, s), float),
         "choice": ((m, 3), np.int64),
         "candidates": ((m, driver.CANDIDATES_SIZE), np.uint8),
@@ -58,7 +58,7 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     }
     if plan.own is not None:
         sums = m if plan.own.bound is None else 0
-        made |= {
+        arrays |= {
             "own_w": ((m, d, d), float),
             "own_theta": ((m, d), float),
             "own_sums": ((sums, s), float),
@@ -66,15 +66,15 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
             "own_rest": ((sums, s), float),
         }
     if record:
-        made |= {
+        arrays |= {
             "actions": ((m, plan.horizon), np.int32),
             "rewards": ((m, plan.horizon), float),
         }
-    return made
+    return arrays
 
 
 def clock_shapes(plan: Plan) -> Shapes:
-    """The same of a trigger, named as ff_trigger in src/ff_trigger.h."""
+    """Return the shapes of a trigger's state, with the names of ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return {}
     m, d, s = plan.silos, plan.dimension, plan.statistic_size
@@ -93,9 +93,10 @@ def clock_shapes(plan: Plan) -> Shapes:
 
 
 def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
-    """A curve's plan and fresh state, named as ff_curve in src/ff_run.h."""
+    """Return the fields of a curve's plan and a fresh state, named as ff_curve in src/ff_run.h."""
     levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
+    # If the plan lacks a value, such as bounds without clipping, C gets a number that it ignores.
     return {
         "batch_size": plan.batch_size,
         "releases": plan.releases,
@@ -153,7 +154,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
 
 
 def own_rounds(plan: Plan) -> dict[str, Any]:
-    """Numbers of own rounds, named as in ff_curve."""
+    """Return the fields about local rounds, named as in ff_curve."""
     own = plan.own
     if own is None:
         return {"share_until": 0}
@@ -169,13 +170,13 @@ def own_rounds(plan: Plan) -> dict[str, Any]:
     }
 
 
-def zeros(made: Shapes) -> dict[str, np.ndarray]:
-    """Arrays of these shapes."""
-    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in made.items()}
+def zeros(arrays: Shapes) -> dict[str, np.ndarray]:
+    """Return arrays of zeros with these shapes."""
+    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in arrays.items()}
 
 
 def clock(plan: Plan) -> dict[str, Any] | None:
-    """A trigger and its fresh state, named as ff_trigger in src/ff_trigger.h."""
+    """Return the fields of a trigger and a fresh state, named as ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return None
     return {
@@ -190,10 +191,10 @@ def clock(plan: Plan) -> dict[str, Any] | None:
 
 
 def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
-    """Outcome of a curve's state. Silos are summed one after the other, in index order."""
+    """Return the outcome of a curve's final state. Regret is added up in the order of the silos."""
     group = np.zeros(state["curve"].shape[1])
-    for row in state["curve"]:
-        group += row
+    for silo_regret in state["curve"]:
+        group += silo_regret
     features, rewards = state["clipped"].sum(axis=0)
     return Outcome(
         group_regret=group,
@@ -205,7 +206,7 @@ def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
     )
 
 
-#: A call into the compiled side aims at this many seconds: Ctrl-C and progress come between.
+#: Target duration of one call into the C driver. Ctrl-C and progress are handled between calls.
 CALL_SECONDS = 0.25
 
 
@@ -221,11 +222,11 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> list[Outcome]:
-    """Run rounds 1..last (all by default) of all plans over one environment.
+    """Run rounds 1..last (default: all) of all plans over one environment; one outcome per plan.
 
-    One outcome per plan; a plan with a trigger comes alone. ``progress(rounds)`` hears how many
-    rounds each call played and may raise to stop. How the rounds are divided into calls changes
-    nothing, and neither does ``snapshot``, where the run goes on if it holds an earlier part.
+    A plan with a trigger must be the only plan. ``progress(rounds)`` is called after each call into
+    the C driver and may raise an exception to stop. If ``snapshot`` holds an earlier state, the run
+    resumes from it. Outcomes depend neither on the division into calls nor on the snapshot.
     """
     plans = [check_plan(plan).simulated for plan in plans]
     horizon, silos = plans[0].horizon, plans[0].silos
@@ -247,14 +248,14 @@ def run_on(
     snapshot: Snapshot,
     progress: Progress | None = None,
 ) -> None:
-    """Run rounds up to the last from those of a snapshot on, or from the first."""
+    """Run rounds up to ``last``, from the round of the snapshot or from the first."""
     done = 0
-    if (kept := snapshot.read(states, last)) is not None:
-        done, numbers = kept
+    if (position := snapshot.read(states, last)) is not None:
+        done, numbers = position
         run.resume(numbers)
-    heard = keeping(run, states, 0, snapshot, progress)
-    heard(done)
-    run_rounds(run, done + 1, last, progress=heard)
+    on_progress = keeping(run, states, 0, snapshot, progress)
+    on_progress(done)
+    run_rounds(run, done + 1, last, progress=on_progress)
 
 
 def keeping(
@@ -265,17 +266,17 @@ def keeping(
     progress: Progress | None,
     stage: int = 0,
 ) -> Progress:
-    """Progress of a run after ``done`` rounds, that keeps snapshots of it."""
+    """Return a progress function for a run after ``done`` rounds that also writes snapshots."""
 
-    def keep(snapshot: Snapshot) -> None:
+    def write_snapshot(snapshot: Snapshot) -> None:
         snapshot.write(done, run.numbers(), states, stage)
 
-    def heard(rounds: int) -> None:
+    def on_progress(rounds: int) -> None:
         nonlocal done
         done += rounds
-        tell(snapshot, keep, rounds, progress)
+        tell(snapshot, write_snapshot, rounds, progress)
 
-    return heard
+    return on_progress
 
 
 def run_rounds(
@@ -285,7 +286,7 @@ def run_rounds(
     rounds_per_call: int | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Run rounds first..last of a batch of runs, call by call."""
+    """Run rounds first..last of a batch of runs, in calls of about ``CALL_SECONDS`` each."""
     step = rounds_per_call or 16
     while first <= last:
         until = min(first + step - 1, last)
@@ -303,15 +304,15 @@ def run_rounds(
 
 
 def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
-    """Of the compiled driver."""
+    """Return the memory terms of a curve in the compiled driver."""
     plan = plan.simulated
-    sizes = {name: array_bytes(*one) for name, one in shapes(plan, checkpoints, record).items()}
-    # Only pools whose rows come again remember contenders: the environment counts them.
+    sizes = {name: array_bytes(*shape) for name, shape in shapes(plan, checkpoints, record).items()}
+    # Used only with pools of repeated feature rows, whose environment counts this memory.
     sizes.pop("candidates")
     curve = sizes.pop("curve")
     recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)
     noises = sizes.pop("history")
-    for name, one in clock_shapes(plan).items():
+    for name, shape in clock_shapes(plan).items():
         kind = {
             "skip_bound": DETERMINANT,
             "aggregate_factor": DETERMINANT,
@@ -321,40 +322,42 @@ def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
             "mass": PRIVATE_DETERMINANT,
         }.get(name)
         if plan.trigger is None or kind in (None, plan.trigger.kind):
-            sizes[f"trigger {name}"] = array_bytes(*one)
+            sizes[f"trigger {name}"] = array_bytes(*shape)
     if not plan.lazy and plan.dimension >= SHORT:
         sizes["factors of bonuses"] = 8 * plan.silos * driver.bonus_cache_size(plan.dimension)
-    # Noise scales, a tuple and an array of it, and statuses.
+    # Noise scales as a tuple and as an array, and the silos' statuses.
     states = sum(sizes.values()) + 8 * 4 * plan.silos
-    marks = f"{spaced(plan.silos)} silos x {spaced(checkpoints)} checkpoints"
-    rounds = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
+    checkpoint_text = f"{spaced(plan.silos)} silos x {spaced(checkpoints)} checkpoints"
+    round_text = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
     return [
         silo_term("silo states", states, plan),
-        Term("regret of every silo", curve, marks, "checkpoints"),
-        Term("noises that prefixes share", noises, spaced(plan.releases), "releases"),
-        Term("actions and rewards", recorded, rounds, "rounds"),
+        Term("regret of every silo", curve, checkpoint_text, "checkpoints"),
+        Term("cached noise", noises, spaced(plan.releases), "releases"),
+        Term("actions and rewards", recorded, round_text, "rounds"),
     ]
 
 
-#: From this dimension on actions are brought to 16 bits as they are made (WIDE, src/ff_scores.c).
+#: From this dimension on, actions are also stored in 16 bits (WIDE in src/ff_scores.c).
 SHORT = 32
 
 
 def scratch_term(
     facts: EnvironmentSpec, bit_levels: int, curves: int, threads: int, grid: int = 0
 ) -> Term:
-    """Of all threads: the actions of a round, and what scores are computed in.
+    """Return the scratch memory of all threads: the actions of a round, and buffers for scores.
 
-    As ff_run_scratch of src/ff_run.h, of which only what is written to counts. grid: deviations
-    of own rounds' beliefs, see ff_belief_scratch of src/ff_belief.h.
+    It follows ff_run_scratch in src/ff_run.h, but counts only memory that is written to. ``grid``
+    is the number of deviations in the posterior of local rounds, see ff_belief_scratch in
+    src/ff_belief.h.
     """
     k, d = facts.actions, facts.dimension
     s = d + d * (d + 1) // 2
-    # Made of normals in float32, in a buffer for float64; then in 16 bits, or as panels, bounds,
-    # candidates.
+    # Actions are made from float32 normals in a float64 buffer; then stored in 16 bits, or as
+    # panels, bounds and candidates.
     actions = 4 * k * (2 * d + 5) if facts.contexts_made else 0
     scores = k * (8 + 8 + 4 + 4) + 2 * k * (d + 1) * (d >= SHORT)
-    # The factor in float32 and in 16 bits, what is refreshed, noise; words of bits; what waits.
+    # The factor in float32 and in 16 bits, refreshed statistics, noise, random words for bits, and
+    # pending results.
     models = 8 * (d * d + 3 * s + 16 * curves * (d + 1)) + 4 * bit_levels * s
     beliefs = 8 * (4 * d * d + grid * s + 5 * d) if grid else 0
     size = threads * (actions + scores + models + beliefs)

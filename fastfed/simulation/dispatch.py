@@ -1,4 +1,4 @@
-"""Dispatch: the driver that runs a plan, and batches of runs: which are run at once, and memory."""
+"""Dispatch of plans to drivers; division of experiments into batches of runs that fit memory."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from fastfed.simulation.driver import (
 from fastfed.simulation.experiment import Experiment, Problem
 from fastfed.simulation.snapshots import Snapshot
 
-# ---- Dispatch: every plan to the driver that it names --------------------------------------------
-# A new kind of plan is one file with a `driver.Driver`, and one line in ``DRIVERS``.
+# ---- Dispatch: each plan to the driver that it names ---------------------------------------------
+# To add a kind of plan, write a file with a `driver.Driver`, and add a line to ``DRIVERS``.
 
 
 AnyPlan = Plan | PeerPlan | PhasePlan | ExpertPlan | policies.PolicyPlan
 OpenEnvironment = environments.Environment | Adversary
 
-#: By the name that a kind of plan has as ``driver``.
+#: Drivers by the name in ``plan.driver``.
 DRIVERS: dict[str, Driver] = {
     "server": server.DRIVER,
     "peers": peers.DRIVER,
@@ -55,7 +55,7 @@ DRIVERS: dict[str, Driver] = {
 
 
 def driver_of(plan: Any) -> Driver:
-    """Driver of a plan; InputError where fastfed has none."""
+    """Return the driver of a plan; raise InputError if the plan names none."""
     name = getattr(plan, "driver", None)
     if name not in DRIVERS:
         raise InputError(
@@ -65,7 +65,7 @@ def driver_of(plan: Any) -> Driver:
 
 
 def together(plan: AnyPlan) -> bool:
-    """Curves of such plans are run at once, over contexts made once."""
+    """Return whether a plan can be run together with others, over contexts that are made once."""
     return driver_of(plan).together(plan)
 
 
@@ -80,10 +80,10 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> list[Outcome]:
-    """Run rounds 1..last (all by default) of every plan, each by its fast driver.
+    """Run rounds 1..last (default: all) of every plan by its fast driver.
 
-    ``progress`` hears of rounds, each once for every plan. ``snapshot``: where plans go on from,
-    if all of them run together.
+    ``progress`` is called with rounds times the number of plans that ran them. ``snapshot`` is used
+    only if all plans run together: they resume from it and write into it.
     """
     shared = [i for i, plan in enumerate(plans) if together(plan)]
     groups = [shared] if shared else []
@@ -91,21 +91,21 @@ def run(
     outcomes: dict[int, Outcome] = {}
     for group in groups:
 
-        def heard(rounds: int, curves: int = len(group)) -> None:
+        def on_progress(rounds: int, curves: int = len(group)) -> None:
             if progress is not None:
                 progress(rounds * curves)
 
-        made = driver_of(plans[group[0]]).run(
+        group_outcomes = driver_of(plans[group[0]]).run(
             environment,
             [plans[i] for i in group],
             checkpoints,
             threads=threads,
             record=record,
             last=last,
-            progress=heard,
+            progress=on_progress,
             snapshot=snapshot if len(groups) == 1 else None,
         )
-        outcomes.update(zip(group, made, strict=True))
+        outcomes.update(zip(group, group_outcomes, strict=True))
     return [outcomes[i] for i in range(len(plans))]
 
 
@@ -114,24 +114,23 @@ def run_steps(environment: OpenEnvironment, plan: AnyPlan, checkpoints: np.ndarr
     return driver_of(plan).run_steps(environment, plan, checkpoints)
 
 
-# ---- What a run may use of a machine, and who runs it. No result depends on it ------------------
+# ---- Resources of a run. No result depends on them -----------------------------------------------
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Threads, engine and memory of a run; `memory.fit` divides the work so that they are
-    enough."""
+    """Threads, engine and memory that a run may use; `fit` divides the work accordingly."""
 
-    threads: int | None = None  # in all; None: every processor
+    threads: int | None = None  # in all; None: all processors
     engine: str = "local"
-    scheduler: str | None = None  # address of a dask cluster that is there already
-    memory_limit: int | str | None = None  # bytes, or "40GB"; None: what is available
+    scheduler: str | None = None  # address of an existing dask cluster
+    memory_limit: int | str | None = None  # bytes, or "40GB"; None: the available memory
 
 
 # ---- Batches of runs: which are missing, and how long they will take -----------------------------
 
 
-#: The compiled driver's own limit of curves in a batch of runs.
+#: The compiled driver's limit on the number of curves in a batch of runs.
 MOST_TOGETHER = 64
 
 
@@ -140,19 +139,20 @@ class RunBatch:
     """Curves of one replicate that are run together, over the same contexts."""
 
     replicate: int
-    positions: tuple[int, ...]
+    positions: tuple[int, ...]  # indices into experiment.curves
 
 
 class Interrupted(Exception):
-    """A batch of runs was told to stop between two calls."""
+    """Raised by a batch of runs that was stopped between two calls of the driver."""
 
 
 def missing_batches(
     experiment: Experiment, done: set[tuple[int, int]], most: int = MOST_TOGETHER
 ) -> list[RunBatch]:
-    """Batches of runs that are left, of at most ``most`` curves each.
+    """Return the batches of runs that are not in ``done``, of at most ``most`` curves each.
 
-    Curves of one problem share contexts where making them is work.
+    ``done`` holds pairs (curve position, replicate). Only curves of one problem are run together,
+    and only if computing its contexts takes time.
     """
     problems: list[tuple[Problem, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
@@ -162,45 +162,45 @@ def missing_batches(
                 break
         else:
             problems.append((curve.problem, [position]))
-    passes: list[RunBatch] = []
+    batches: list[RunBatch] = []
     for replicate in range(experiment.replicates):
         for problem, positions in problems:
-            left = [i for i in positions if (i, replicate) not in done]
-            shared = [i for i in left if together(experiment.curves[i].system.plan)]
+            missing = [i for i in positions if (i, replicate) not in done]
+            shared = [i for i in missing if together(experiment.curves[i].system.plan)]
             size = min(most, MOST_TOGETHER) if problem.facts.contexts_made else 1
-            passes.extend(
+            batches.extend(
                 RunBatch(replicate, tuple(shared[i : i + size]))
                 for i in range(0, len(shared), size)
             )
-            passes.extend(RunBatch(replicate, (i,)) for i in left if i not in shared)
-    return passes
+            batches.extend(RunBatch(replicate, (i,)) for i in missing if i not in shared)
+    return batches
 
 
 def default_threads() -> int:
-    """Processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_threads(threads: int | None) -> int:
-    """Threads to run with; None takes every processor."""
+    """Check a number of threads, and return it; None means all processors."""
     if threads is None:
         return default_threads()
     return integer("threads", threads, at_least=1, at_most=1024)
 
 
 class Keeper(Protocol):
-    """Snapshots of batches of runs, wherever they are kept."""
+    """A store of snapshots, on disk or in memory."""
 
     def of(self, replicate: int, positions: Sequence[int]) -> Snapshot:
-        """The snapshot of one batch of runs."""
+        """Return the snapshot of one batch of runs."""
         ...
 
 
 class Timed(NamedTuple):
-    """What a batch of runs came to."""
+    """Outcomes of a batch of runs, and its time."""
 
     outcomes: list[Outcome]
-    seconds: float  # all it took, before it was interrupted too
+    seconds: float  # total time, including the time before an interruption
 
 
 def run_together(
@@ -211,13 +211,15 @@ def run_together(
     record: bool = False,
     snapshots: Keeper | None = None,
 ) -> Timed:
-    """Run one batch of runs, on from its snapshot if there is one; ``progress`` hears
-    agent-rounds."""
+    """Run one batch of runs, from its snapshot if there is one.
+
+    ``progress`` is called with the agent-rounds since the last call.
+    """
     start = time.perf_counter()
     snapshot = snapshots.of(work.replicate, work.positions) if snapshots else None
     problem = experiment.curves[work.positions[0]].problem
 
-    def heard(rounds: int) -> None:
+    def on_progress(rounds: int) -> None:
         if progress is not None:
             progress(rounds * problem.silos)
 
@@ -227,14 +229,14 @@ def run_together(
         experiment.checkpoints,
         threads=threads,
         record=record,
-        progress=heard,
+        progress=on_progress,
         snapshot=snapshot,
     )
     seconds = time.perf_counter() - start
     return Timed(outcomes, seconds + (snapshot.earlier if snapshot else 0.0))
 
 
-#: A prediction times every kind of pass for at least so long, unless it is over before.
+#: To predict its time, each kind of batch is run for at least this many seconds, or to its end.
 TIMED_SECONDS = 0.02
 
 
@@ -244,30 +246,31 @@ def predict_seconds(
     threads: int,
     timed: Mapping[tuple[int, ...], float] | None = None,
 ) -> float:
-    """Seconds the batches of runs will take, from running a few rounds of each kind.
+    """Predict the seconds that the batches of runs will take, by running a few rounds of each kind.
 
-    ``timed``: what was timed elsewhere; infinite where it lacks a kind.
+    ``timed`` holds times that were measured elsewhere, by curve positions; the prediction is
+    infinite if a kind is missing.
     """
     if not passes:
         return 0.0
     kinds = Counter(work.positions for work in passes)
     if timed is None:
         timed = {kind: seconds_of(experiment, kind) for kind in kinds}
-    alone = sum(timed.get(kind, math.inf) * times for kind, times in kinds.items())
+    one_thread = sum(timed.get(kind, math.inf) * times for kind, times in kinds.items())
     silos = experiment.curves[passes[0].positions[0]].problem.silos
-    return alone / min(threads, max(len(passes), silos))
+    return one_thread / min(threads, max(len(passes), silos))
 
 
 def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
-    """Seconds that one batch of runs over these curves takes on one thread."""
+    """Predict the seconds that one batch of runs over these curves takes on one thread."""
     environment = experiment.curves[positions[0]].problem.open(experiment.seed, 0)
     plans = [experiment.curves[i].system.plan for i in positions]
     rounds, horizon = min(experiment.horizon, 25), experiment.horizon
 
     def timed(rounds: int) -> float:
+        """Return the seconds that the first rounds take."""
         best = math.inf
-        # The better of two, where they are short: whatever else the machine does in the meantime
-        # counts for hours when it is multiplied.
+        # The best of two short runs: a delay by other processes would be multiplied to hours.
         for _ in range(2):
             start = time.perf_counter()
             run(environment, plans, experiment.checkpoints, last=rounds)
@@ -278,24 +281,24 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
 
     while timed(rounds) < TIMED_SECONDS and rounds < horizon:
         rounds = min(8 * rounds, horizon)
-    # The first batch is dearer than later ones, for all its actions tie: it must not be all.
+    # The first batch is slower, because all its actions tie, so time later rounds too.
     rounds = min(3 * rounds, horizon)
     return timed(rounds) * horizon / rounds
 
 
-# ---- Memory of an experiment: what it takes, and how it is divided so that it fits ---------------
+# ---- Memory of an experiment, and a division of its work that fits -------------------------------
 #
-# How many batches of runs go at once, and how many curves in each, changes no result. So where all
-# together would not fit they are fewer, and only what does not fit even one by one is refused.
+# Results do not depend on how many batches of runs are run at once, or how many curves are in each.
+# Both numbers are reduced until the run fits; it is refused only if one curve at a time does not.
 
 #: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
 WORKER = 50 * 10**6
 
-#: How a limit may be raised, in both languages.
+#: Advice on raising the limit, for the command line and for Python.
 DESPITE = '--memory {0} (in Python memory_limit = "{0}") tries all the same'
 
 
-# ---- One batch of runs, and what stays ----------------------------------------------------------
+# ---- Memory of one batch of runs, and of the results ---------------------------------------------
 
 
 def of_pass(
@@ -308,42 +311,42 @@ def of_pass(
     steps: bool = False,
     record: bool = False,
 ) -> list[Term]:
-    """Memory of running these plans together over one environment.
+    """Return the memory terms of running these plans together over one environment.
 
-    ``steps``: by the step driver, in Python objects; ``record``: with actions and rewards kept.
-    An environment of one's own says what it takes beside that by a method ``memory(silos, horizon,
-    curves) -> bytes``; without it nothing is counted.
+    ``steps`` selects the step driver; with ``record`` actions and rewards are recorded. An
+    environment that needs further memory states it by a method
+    ``memory(silos, horizon, curves) -> bytes``; without this method nothing is counted.
     """
-    first = plans[0]
+    first_plan = plans[0]
     terms: list[Term] = []
     for plan in plans:
         terms += driver_of(plan).memory(plan, checkpoints, steps=steps, record=record)
     if isinstance(facts, EnvironmentSpec):
-        most = max(getattr(plan, "bit_levels", 0) for plan in plans)
-        owns = [getattr(plan, "own", None) for plan in plans]
-        grid = max((len(own.spreads) for own in owns if own is not None), default=0)
-        inner = 1 if steps else min(threads, first.silos)
-        terms.append(scratch_term(facts, most, len(plans), inner, grid))
+        most_bit_levels = max(getattr(plan, "bit_levels", 0) for plan in plans)
+        local_rounds = [getattr(plan, "own", None) for plan in plans]
+        grid = max((len(own.spreads) for own in local_rounds if own is not None), default=0)
+        threads_in_batch = 1 if steps else min(threads, first_plan.silos)
+        terms.append(scratch_term(facts, most_bit_levels, len(plans), threads_in_batch, grid))
     own = getattr(environment, "memory", None)
     if own is not None:
-        size = int(own(first.silos, first.horizon, len(plans)))
+        size = int(own(first_plan.silos, first_plan.horizon, len(plans)))
         terms.append(Term("data of a replicate", size, environment.kind))
     return terms
 
 
 def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
-    """Results as they are read from the store, or collected: four numbers by checkpoint."""
+    """Return the memory of the results: four numbers per checkpoint of each curve replicate."""
     cells = curves * replicates
-    # Those of all curves, and once more those of one while its rows are put together; the rounds.
+    # Results of all curves; once more those of one curve while they are assembled; the rounds.
     size = 32 * checkpoints * replicates * (curves + 1) + 2 * OBJECT * cells
     size += (24 + 2 * NUMBER) * checkpoints
-    of = f"{spaced(cells)} curve replicates x {spaced(checkpoints)} checkpoints"
-    return Term("results", size, of, "replicates or checkpoints")
+    description = f"{spaced(cells)} curve replicates x {spaced(checkpoints)} checkpoints"
+    return Term("results", size, description, "replicates or checkpoints")
 
 
 def of_passes(passes: int) -> Term:
-    """The list of what is left to run, and of what is done."""
-    return Term("the list of passes", 3 * OBJECT * passes, spaced(passes), "replicates")
+    """Return the memory of the lists of missing and finished batches of runs."""
+    return Term("the list of batches", 3 * OBJECT * passes, spaced(passes), "replicates")
 
 
 # ---- Layouts -------------------------------------------------------------------------------------
@@ -353,14 +356,14 @@ def of_passes(passes: int) -> Term:
 class Layout:
     """Division of an experiment into batches of runs, and the memory that it takes."""
 
-    at_once: int  # batches of runs
-    together: int  # curves of a batch of runs
+    at_once: int  # batches of runs that are run at once
+    together: int  # most curves in a batch of runs
     terms: tuple[Term, ...]
-    reduced: str = ""  # what was made smaller so that it fits, in a sentence
+    reduced: str = ""  # a sentence that states what was reduced so that the run fits
 
     @property
     def bytes(self) -> int:
-        """The most that is in use at any time, beside what the process had before."""
+        """Largest memory in use at any time, in addition to the memory of the process before."""
         return total(self.terms)
 
 
@@ -376,43 +379,46 @@ def estimate(
 ) -> Layout:
     """Estimate the memory of an experiment.
 
-    ``at_once`` batches of runs of at most ``together`` curves each (None: one for each thread);
-    ``done``: curve replicates that are there already. ``kept``: all outcomes are kept in memory,
-    as `simulate` does. Of a dask cluster that is there already only this process counts.
+    ``at_once`` is the number of batches of runs that are run at once (None: one per thread), and
+    ``together`` the most curves in each. ``done`` is the number of finished curve replicates. With
+    ``kept`` all outcomes stay in memory, as in `simulate`. The workers of an existing dask cluster
+    are not counted.
     """
-    marks, replicates = len(experiment.checkpoints), experiment.replicates
+    checkpoints, replicates = len(experiment.checkpoints), experiment.replicates
     cells = len(experiment.curves) * replicates
     terms = [
-        of_results(len(experiment.curves), replicates, marks),
+        of_results(len(experiment.curves), replicates, checkpoints),
         of_passes(cells),
     ]
     steps = driver == "step"
     if kept:
-        terms += _kept(experiment, steps)
+        terms += _outcome_terms(experiment, steps)
     if done >= cells or resources.scheduler is not None:
         return Layout(1, together, merged(terms))
     threads = check_threads(resources.threads)
     kinds = Counter(
         p.positions for p in missing_batches(experiment.with_options(1), set(), together)
     )
-    many = replicates * sum(kinds.values())
-    most = 1 if steps else max(1, min(threads, many))
-    at_once = most if at_once is None else min(at_once, most)
-    inner = max(1, threads // at_once)
-    of_kinds = []
+    batches = replicates * sum(kinds.values())
+    most_at_once = 1 if steps else max(1, min(threads, batches))
+    at_once = most_at_once if at_once is None else min(at_once, most_at_once)
+    threads_in_batch = max(1, threads // at_once)
+    terms_of_batches = []
     for positions, count in kinds.items():
         problem = experiment.curves[positions[0]].problem
         plans = [experiment.curves[i].system.plan for i in positions]
-        of_kind = of_pass(problem.environment, problem.facts, plans, marks, inner, steps=steps)
-        of_kinds += [of_kind] * count
-    # The largest ones at the same time, as may happen.
-    of_kinds.sort(key=total, reverse=True)
-    left = at_once
-    for of_kind in of_kinds:
-        now = min(left, replicates)
-        terms += [term.times(now, f", {now} passes at once") for term in of_kind]
-        left -= now
-        if not left:
+        batch_terms = of_pass(
+            problem.environment, problem.facts, plans, checkpoints, threads_in_batch, steps=steps
+        )
+        terms_of_batches += [batch_terms] * count
+    # In the worst case the largest batches are run at the same time.
+    terms_of_batches.sort(key=total, reverse=True)
+    remaining = at_once
+    for batch_terms in terms_of_batches:
+        copies = min(remaining, replicates)
+        terms += [term.times(copies, f", {copies} batches at once") for term in batch_terms]
+        remaining -= copies
+        if not remaining:
             break
     processes = 1 if resources.engine == "local" else at_once
     problems = {id(c.problem): c.problem for c in experiment.curves}.values()
@@ -428,35 +434,39 @@ def estimate(
 
 
 def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]:
-    """Memory that the replicates of a process share; workers have data of their own."""
+    """Return the memory of data that all replicates in a process share; each worker has a copy."""
     environment, silos = problem.environment, problem.silos
-    of = environment.kind
+    kind = environment.kind
     terms = []
-    if (shared := getattr(environment, "shared_memory", None)) is not None:
-        terms.append(Term("data in 16 bits", processes * int(shared(silos, horizon)), of))
-    if processes > 1 and (own := getattr(environment, "own_memory", None)) is not None:
-        terms.append(Term("data of every worker", processes * int(own(silos)), of, "threads"))
+    if (shared_memory := getattr(environment, "shared_memory", None)) is not None:
+        terms.append(Term("data in 16 bits", processes * int(shared_memory(silos, horizon)), kind))
+    if processes > 1 and (copied_memory := getattr(environment, "own_memory", None)) is not None:
+        terms.append(
+            Term("data of every worker", processes * int(copied_memory(silos)), kind, "threads")
+        )
     return terms
 
 
-def _kept(experiment: Experiment, steps: bool) -> list[Term]:
-    """All outcomes, where there is no store to put them into."""
-    marks, times = len(experiment.checkpoints), experiment.replicates
+def _outcome_terms(experiment: Experiment, steps: bool) -> list[Term]:
+    """Return the memory of all outcomes, for a run without a store."""
+    checkpoints, replicates = len(experiment.checkpoints), experiment.replicates
     size = recorded = 0
     for curve in experiment.curves:
         plan = curve.system.plan
-        size += 32 * marks + 8 * getattr(plan, "statistic_size", plan_size(plan))
+        size += 32 * checkpoints + 8 * getattr(plan, "statistic_size", plan_size(plan))
         if steps and not hasattr(plan, "experts"):
             recorded += 12 * plan.silos * plan.horizon
-    cells = spaced(len(experiment.curves) * times)
+    cells = spaced(len(experiment.curves) * replicates)
     return [
-        Term("outcomes", size * times, f"{cells} curve replicates", "replicates"),
-        Term("actions and rewards", recorded * times, f"{cells} curve replicates", "replicates"),
+        Term("outcomes", size * replicates, f"{cells} curve replicates", "replicates"),
+        Term(
+            "actions and rewards", recorded * replicates, f"{cells} curve replicates", "replicates"
+        ),
     ]
 
 
 def plan_size(plan: object) -> int:
-    """Numbers in what a plan without statistics leaves behind."""
+    """Return the number of values in the final result of a plan without statistics."""
     return int(getattr(plan, "experts", 0) or getattr(plan, "dimension", 0))
 
 
@@ -468,12 +478,12 @@ def fit(
     done: int = 0,
     kept: bool = False,
 ) -> Layout:
-    """The layout of an experiment that fits into memory: as it would be without limits if it can.
+    """Return the largest layout of an experiment that fits into memory.
 
-    InputError, with what would be needed and for what, where nothing fits.
+    Raises InputError if not even one curve at a time fits; the message states the memory needed.
     """
-    allowed = resources.memory_limit
-    limit = available() if allowed is None else parse_size("memory_limit", allowed)
+    requested_limit = resources.memory_limit
+    limit = available() if requested_limit is None else parse_size("memory_limit", requested_limit)
 
     def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
         return estimate(
@@ -481,51 +491,56 @@ def fit(
             at_once=at_once, together=together, driver=driver, done=done, kept=kept,
         )  # fmt: skip
 
-    wanted = layout()
-    if limit is None or wanted.bytes <= limit:
-        return wanted
-    for at_once, together in _smaller(wanted):
-        found = layout(at_once, together)
-        if found.bytes <= limit:
-            return replace(found, reduced=_reduced(wanted, found, limit))
-    raise InputError(refusal(found if wanted.at_once + wanted.together > 2 else wanted, limit,
-                             allowed is None))  # fmt: skip
+    unlimited = layout()
+    if limit is None or unlimited.bytes <= limit:
+        return unlimited
+    for at_once, together in _smaller(unlimited):
+        smaller = layout(at_once, together)
+        if smaller.bytes <= limit:
+            return replace(smaller, reduced=_reduced(unlimited, smaller, limit))
+    raise InputError(refusal(
+        smaller if unlimited.at_once + unlimited.together > 2 else unlimited,
+        limit, requested_limit is None,
+    ))  # fmt: skip
 
 
 def _smaller(wanted: Layout) -> list[tuple[int, int]]:
-    """Layouts from larger to smaller: fewer batches of runs first, which costs next to nothing."""
-    found = []
+    """List smaller layouts (at_once, together), from larger to smaller.
+
+    Batches at once are reduced first, because fewer curves in a batch cost more time.
+    """
+    layouts = []
     at_once, together = wanted.at_once, wanted.together
     while at_once > 1:
         at_once //= 2
-        found.append((at_once, together))
+        layouts.append((at_once, together))
     while together > 1:
         together //= 2
-        found.append((1, together))
-    return found
+        layouts.append((1, together))
+    return layouts
 
 
-def _reduced(wanted: Layout, found: Layout, limit: int) -> str:
-    """Sentence that says what was made smaller."""
+def _reduced(unlimited: Layout, smaller: Layout, limit: int) -> str:
+    """Return a sentence that states what was reduced."""
     parts = []
-    if found.at_once < wanted.at_once:
-        parts.append(f"{found.at_once} of {wanted.at_once} passes at once")
-    if found.together < wanted.together:
-        parts.append(f"at most {found.together} curves in a pass")
+    if smaller.at_once < unlimited.at_once:
+        parts.append(f"{smaller.at_once} of {unlimited.at_once} batches at once")
+    if smaller.together < unlimited.together:
+        parts.append(f"at most {smaller.together} curves in a batch")
     return (
-        f"memory: {' and '.join(parts)}, about {format_size(found.bytes)} in place of "
-        f"{format_size(wanted.bytes)}, where {format_size(limit)} are available; "
+        f"memory: {' and '.join(parts)}, about {format_size(smaller.bytes)} instead of "
+        f"{format_size(unlimited.bytes)}, because {format_size(limit)} are available; "
         "results are the same"
     )
 
 
 class OutOfMemory(MemoryError):
-    """Memory ended while an experiment was run: one sentence."""
+    """Raised if memory runs out during an experiment; the message is one sentence."""
 
 
 @contextmanager
 def memory_ends(layout: Layout) -> Iterator[None]:
-    """Raise OutOfMemory, in a sentence, if memory ends although the layout seemed to fit."""
+    """Convert a MemoryError in the block into OutOfMemory, with the layout's memory terms."""
     try:
         yield
     except MemoryError as error:
@@ -538,16 +553,16 @@ def memory_ends(layout: Layout) -> Iterator[None]:
 
 
 def refusal(layout: Layout, limit: int, measured: bool) -> str:
-    """Sentence that says why an experiment does not fit, and what would help."""
+    """Return a sentence that states why an experiment does not fit, and what would help."""
     needed = layout.bytes
-    asked = sentence(layout.terms)
-    have = (
+    needed_text = sentence(layout.terms)
+    available_text = (
         f"{format_size(limit)} are available"
         if measured
         else f"memory_limit is {format_size(limit)}"
     )
-    help_ = f"fewer {layout.terms[0].less} need less" if layout.terms[0].less else ""
-    more = format_size(1.2 * needed).replace(" ", "")
-    despite = DESPITE.format(more) if needed < 2**50 else ""
-    advice = ", and ".join(part for part in (help_, despite) if part)
-    return f"{asked}, and {have}{f': {advice}' if advice else ''}"
+    reduce_text = f"fewer {layout.terms[0].less} need less" if layout.terms[0].less else ""
+    larger_limit = format_size(1.2 * needed).replace(" ", "")
+    raise_text = DESPITE.format(larger_limit) if needed < 2**50 else ""
+    advice = ", and ".join(part for part in (reduce_text, raise_text) if part)
+    return f"{needed_text}, and {available_text}{f': {advice}' if advice else ''}"

@@ -1,12 +1,12 @@
-"""Drivers: how plans of one kind are run, what a run leaves behind, and what it takes in memory.
+"""What all drivers share: outcomes, checkpoints, memory estimates, the step loop, the interface.
 
-Every kind of plan names its driver (``plan.driver``), and every driver stands in a file of its own:
-`server`, `peers`, `phases` and `experts`. Each runs a plan twice over, fast and message by message,
-with equal bits.
+A driver runs the plans of one kind, in two ways with equal bits: fast, and message by message (the
+step driver). Each kind of plan names its driver (``plan.driver``), and each driver is in one file:
+`server`, `peers`, `phases`, `experts` and `policies`.
 
-Memory is estimated as a list of terms, each with a name, its bytes, and what they are made of, from
-the shapes that a driver allocates. Only what is written to counts: zeros that nobody touches take
-no memory, nor do pages of a mapped file, which the system takes back when it needs them.
+Memory is estimated from the shapes that a driver allocates, as a list of `Term` values. Only memory
+that is written to counts: zero pages that nobody touches take none, and the system can reclaim the
+pages of a mapped file.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from fastfed._validate import InputError
 from fastfed.protocols.plan import Plan
 from fastfed.simulation.snapshots import Snapshot
 
-#: Called with the number of rounds that were run since the last call; may raise to stop.
+#: Called with the number of rounds run since the last call. It may raise an exception to stop.
 Progress = Callable[[int], None]
 
-# ---- What a run leaves behind --------------------------------------------------------------------
+# ---- The result of a run -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One curve, one replicate."""
+    """The result of one curve in one replicate."""
 
     group_regret: np.ndarray  # (checkpoints,): cumulative, summed over silos
-    # Counted as they happen, those at the end of the checkpoint's round included.
-    synchronisations: np.ndarray  # (checkpoints,) int64: by each checkpoint
-    bits_up: np.ndarray  # (checkpoints,) float64: sent by all silos by then
-    bits_down: np.ndarray  # (checkpoints,) float64: sent to all silos by then
-    total: np.ndarray  # (s,): what all know at the end, such as the synchronised statistics
-    #: How often what a reader of the results should hear of has happened, by name.
+    # Counts up to each checkpoint, including events at the end of its round.
+    synchronisations: np.ndarray  # (checkpoints,) int64
+    bits_up: np.ndarray  # (checkpoints,) float64: sent by all silos
+    bits_down: np.ndarray  # (checkpoints,) float64: sent to all silos
+    total: np.ndarray  # (s,): what all silos know at the end, such as the synchronised statistics
+    #: Counts of events that a report mentions, such as clipped rewards, by name.
     events: dict[str, int]
     actions: np.ndarray | None = None  # (M, T) int32, when recorded
     rewards: np.ndarray | None = None  # (M, T), before clipping, when recorded
 
 
 def linear_events(indefinite: int, clipped_features: int, clipped_rewards: int) -> dict[str, int]:
-    """The events of a bandit: noisy V that had to be shifted, clipped features and rewards."""
+    """Return a bandit's events: shifts of an indefinite noisy V, clipped features and rewards."""
     return {
         "indefinite": indefinite,
         "clipped_features": clipped_features,
@@ -55,7 +55,7 @@ def linear_events(indefinite: int, clipped_features: int, clipped_rewards: int) 
 
 
 def sent(plan: Plan, synchronised: np.ndarray) -> dict[str, np.ndarray]:
-    """Synchronisations and bits sent by each checkpoint, as an Outcome keeps them."""
+    """Return the fields of an Outcome about messages, from the synchronisations (C,) so far."""
     return {
         "synchronisations": synchronised,
         "bits_up": np.array([plan.bits_up_of(int(k)) for k in synchronised], np.float64),
@@ -69,116 +69,123 @@ SPACINGS = (EVEN, LOG)
 
 
 def checkpoint_rounds(horizon: int, count: int, spacing: str = EVEN) -> np.ndarray:
-    """About ``count`` rounds, the last one always among them, (C,) int64.
+    """Return at most ``count`` rounds that include the last one, ascending, (C,) int64.
 
-    Evenly spaced, or with "log" from round 1 on by a factor: fewer than ``count``, since the first
-    of them are whole rounds.
+    They are evenly spaced, or with "log" geometrically from round 1. The latter are fewer than
+    ``count`` if several of them round to the same number.
     """
     count = min(count, horizon)
     if spacing == LOG:
         powers = np.arange(count, dtype=np.float64) / max(1, count - 1)
         return np.unique(np.rint(float(horizon) ** powers).astype(np.int64))
-    # Whole-number ceilings: floating ones can land on a round past the last.
+    # Ceilings in integer arithmetic: in floating point one could exceed the horizon.
     return -(-np.arange(1, count + 1, dtype=np.int64) * horizon // count)
 
 
-# ---- What a run takes in memory ------------------------------------------------------------------
+# ---- Estimates of memory -------------------------------------------------------------------------
 
 #: Bytes of a Python object with a few fields, and of a number in a list.
 OBJECT, NUMBER = 200, 40
 
-#: Bytes by release of a plan's arrays while they are made.
+#: Bytes per release that a plan's arrays take while the plan is built.
 RELEASE = 80
 
 
 @dataclass(frozen=True)
 class Term:
-    """One part of an estimate."""
+    """One part of a memory estimate."""
 
     name: str
     bytes: int
-    of: str = ""  # such as "1 000 silos x d = 57"
-    less: str = ""  # what makes it smaller, such as "silos"
+    of: str = ""  # what the bytes consist of, such as "1 000 silos x d = 57"
+    less: str = ""  # what to reduce to need less, such as "silos"
 
     def times(self, factor: float, of: str = "") -> Term:
-        """So many of it at once."""
+        """Return ``factor`` times this term; ``of`` is appended to its description."""
         if factor == 1:
             return self
         return Term(self.name, int(self.bytes * factor), f"{self.of}{of}", self.less)
 
 
 def total(terms: Iterable[Term]) -> int:
-    """Bytes of all terms."""
+    """Return the sum of the terms' bytes."""
     return sum(term.bytes for term in terms)
 
 
 def merged(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """Terms of one name as one, that of the largest, the largest first."""
+    """Add up terms of equal name, and sort the sums by size, the largest first.
+
+    Each sum has the description of the largest term that it contains.
+    """
     by_name: dict[str, list[Term]] = {}
     for term in terms:
         by_name.setdefault(term.name, []).append(term)
-    found = []
-    for name, alike in by_name.items():
-        first = max(alike, key=lambda term: term.bytes)
-        found.append(Term(name, total(alike), first.of, first.less))
-    return tuple(sorted(found, key=lambda term: -term.bytes))
+    sums = []
+    for name, same_name in by_name.items():
+        largest = max(same_name, key=lambda term: term.bytes)
+        sums.append(Term(name, total(same_name), largest.of, largest.less))
+    return tuple(sorted(sums, key=lambda term: -term.bytes))
 
 
 def spaced(number: int) -> str:
-    """10 000 for 10000."""
+    """Format an integer with spaces between groups of digits: 10 000 for 10000."""
     return f"{number:,}".replace(",", " ")
 
 
 def sentence(terms: Iterable[Term]) -> str:
-    """Sentence that says how much memory a run needs, and for what."""
-    found = merged(terms)
-    needed = total(found)
+    """Return a sentence that states how much memory a run needs, and its largest terms."""
+    sums = merged(terms)
+    needed = total(sums)
     parts = [
         f"{term.name} {format_size(term.bytes)}{f': {term.of}' if term.of else ''}"
-        for term in found
+        for term in sums
         if term.bytes >= 0.1 * needed
     ][:3]
     return f"this run needs about {format_size(needed)} ({'; '.join(parts)})"
 
 
 def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
-    """InputError where the arrays by checkpoint and by release would not fit into memory.
+    """Raise InputError if the arrays per checkpoint and per release would not fit into memory.
 
-    ``batches``: rounds between two releases, of each curve that has a fixed number of them.
+    ``batches`` holds the batch size of each curve that has a fixed one.
     """
     count = min(checkpoints, horizon)
     releases = sum(horizon // batch for batch in batches if batch >= 1)
     terms = (
         Term("rounds of checkpoints", 24 * count, spaced(count), "checkpoints"),
-        Term("what holds after each release", RELEASE * releases, spaced(releases), "releases"),
+        Term("arrays by release", RELEASE * releases, spaced(releases), "releases"),
     )
-    most = available()
-    if most is not None and total(terms) > most:
-        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
+    available_bytes = available()
+    if available_bytes is not None and total(terms) > available_bytes:
+        raise InputError(f"{sentence(terms)}, and {format_size(available_bytes)} are available")
 
 
 def that_fit(terms: list[Term], wanted: int) -> int:
-    """Number of batches of runs with these terms, up to ``wanted``, that fit; InputError if
-    none."""
-    most, needed = available(), total(terms)
-    if most is None or wanted * needed <= most:
+    """Return how many batches of runs with these terms fit into memory, at most ``wanted``.
+
+    Raises InputError if not even one fits.
+    """
+    available_bytes, needed = available(), total(terms)
+    if available_bytes is None or wanted * needed <= available_bytes:
         return wanted
-    if needed > most:
-        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
-    return max(1, most // needed)
+    if needed > available_bytes:
+        raise InputError(f"{sentence(terms)}, and {format_size(available_bytes)} are available")
+    return max(1, available_bytes // needed)
 
 
 def silo_term(name: str, size: int, plan: Plan, less: str = "silos") -> Term:
+    """Return a term whose size depends on the number of silos and the dimension."""
     return Term(name, size, f"{spaced(plan.silos)} silos x d = {plan.dimension}", less)
 
 
 def outcome_term(checkpoints: int, size: int) -> Term:
-    """Memory of an outcome, and of the lists that it is made of."""
-    made = (4 * 8 + 2 * NUMBER) * checkpoints + 8 * size
-    return Term("counts at checkpoints", made, spaced(checkpoints), "checkpoints")
+    """Return the memory of an outcome, and of the lists that its arrays are built from."""
+    outcome_bytes = (4 * 8 + 2 * NUMBER) * checkpoints + 8 * size
+    return Term("counts at checkpoints", outcome_bytes, spaced(checkpoints), "checkpoints")
 
 
 def array_bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    """Return the number of bytes of an array."""
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
@@ -193,15 +200,20 @@ def run_rounds(
     end_round: Callable[[int], int],
     progress: Progress | None,
 ) -> None:
-    """Run rounds 1 to ``rounds``, one silo after the other, and record all actions and rewards.
+    """Run rounds 1 to ``rounds``, silo by silo, and record all actions and rewards.
 
     Parameters
     ----------
     players : sequence
-        One for each silo, with ``select(actions)`` and ``observe(reward)``.
+        One object for each silo that chooses its actions, with ``select(actions)`` and
+        ``observe(reward)``.
+    record : Record
+        Receives actions, rewards and regret.
     end_round : callable
         ``end_round(round)`` exchanges the messages that are due after the round, and returns the
         number of releases so far.
+    progress : callable or None
+        ``progress(1)`` is called after each round.
     """
     for round in range(1, rounds + 1):
         for i, player in enumerate(players):
@@ -216,7 +228,7 @@ def run_rounds(
 
 
 class Record:
-    """Actions, rewards and regret of every silo and round, for an Outcome."""
+    """Recorder of actions, rewards and regret of every silo and round, for an Outcome."""
 
     def __init__(self, silos: int, horizon: int, checkpoints: np.ndarray) -> None:
         self.checkpoints = checkpoints
@@ -227,21 +239,21 @@ class Record:
         self._curves = np.zeros((silos, len(checkpoints)))
 
     def note(self, silo: int, round: int, action: int, reward: float, means: np.ndarray) -> None:
-        """One round of one silo, with the expected rewards (K,) of its actions."""
+        """Record one round of one silo; ``means`` (K,) are the expected rewards of its actions."""
         self.actions[silo, round - 1], self.rewards[silo, round - 1] = action, reward
         self._regret[silo] += means.max() - means[action]
 
     def close(self, round: int, releases: int) -> None:
-        """End a round, by which there were so many releases."""
-        at = self.checkpoints == round
-        self._curves[:, at] = self._regret[:, None]
-        self.releases[at] = releases
+        """End a round, after which there were ``releases`` releases in all."""
+        at_checkpoint = self.checkpoints == round
+        self._curves[:, at_checkpoint] = self._regret[:, None]
+        self.releases[at_checkpoint] = releases
 
     def group_regret(self) -> np.ndarray:
-        """Regret of all silos at the checkpoints, (C,), added up in the silos' order."""
+        """Return the regret (C,) summed over silos, in the order of their indices."""
         group = np.zeros(len(self.checkpoints))
-        for row in self._curves:
-            group += row
+        for silo_regret in self._curves:
+            group += silo_regret
         return group
 
 
@@ -250,26 +262,28 @@ class Record:
 
 @dataclass(frozen=True)
 class Driver:
-    """Functions that run plans of one kind.
+    """The functions that run plans of one kind.
 
     Parameters
     ----------
     run_one : callable
         ``run_one(environment, plan, checkpoints, *, threads, record, last, progress)`` runs rounds
-        1..last (None: all) of one plan as fast as can be; ``record`` keeps actions and rewards,
-        where there are any.
+        1..last (None: all) of one plan by the fast driver. With ``record`` the outcome contains
+        actions and rewards, if the plan has them.
     run_steps : callable
-        ``run_steps(environment, plan, checkpoints, *, last, progress)`` runs the same by the
-        parties themselves, message by message, with the same bits.
+        ``run_steps(environment, plan, checkpoints, *, last, progress)`` runs the same rounds with
+        the classes of a deployment, message by message. The outcome has the same bits.
     memory : callable
-        ``memory(plan, checkpoints, *, steps, record)``: terms of one curve of one replicate, its
-        state and what it leaves behind; ``steps``: by the step driver.
+        ``memory(plan, checkpoints, *, steps, record)`` returns the memory terms of one curve in one
+        replicate: its state and its outcome. ``steps`` selects the step driver.
     run_together : callable, optional
-        As ``run_one``, with a sequence of plans in place of one: over contexts made once.
+        Like ``run_one``, with a sequence of plans instead of one plan. The plans share contexts,
+        which are made once.
     together : callable, optional
-        Whether a plan may be run together with others; by default none may.
+        ``together(plan)`` returns whether a plan can be run together with others. Default: never.
     snapshots : bool
-        Whether both take ``snapshot``, a `snapshots.Snapshot` to go on from and to write.
+        True if ``run_one`` and ``run_together`` accept ``snapshot``, a `snapshots.Snapshot` from
+        which they resume and into which they write.
     """
 
     run_one: Callable[..., Outcome]
@@ -291,12 +305,12 @@ class Driver:
         progress: Progress | None = None,
         snapshot: Snapshot | None = None,
     ) -> list[Outcome]:
-        """Run rounds 1..last (all by default) of plans that run together, or of one."""
-        common: dict[str, Any] = {
+        """Run rounds 1..last (default: all) of the plans: together if possible, else one by one."""
+        options: dict[str, Any] = {
             "threads": threads, "record": record, "last": last, "progress": progress,
         }  # fmt: skip
         if self.snapshots:
-            common["snapshot"] = snapshot
+            options["snapshot"] = snapshot
         if self.run_together is not None and self.together(plans[0]):
-            return self.run_together(environment, plans, checkpoints, **common)
-        return [self.run_one(environment, plan, checkpoints, **common) for plan in plans]
+            return self.run_together(environment, plans, checkpoints, **options)
+        return [self.run_one(environment, plan, checkpoints, **options) for plan in plans]

@@ -1,4 +1,4 @@
-"""An experiment: one environment, some curves, how long and how often; and how a spec says it."""
+"""Experiments (an environment, curves, horizon and replicates), and their specs in TOML."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from fastfed.protocols.score import SCORES, UCB
 from fastfed.simulation.driver import EVEN, SPACINGS, check_before, checkpoint_rounds
 from fastfed.simulation.systems import ALGORITHMS, algorithm, check_keys, check_kind, problem_spec
 
-#: Raised whenever the same spec would run other rounds than before: old results then differ.
+#: Version of the results. Raise it when an unchanged spec would give different results.
 SEMANTICS = 3
 
-#: Bytes of noise that the Toeplitz releases of one replicate may keep.
+#: Most bytes of noise that one replicate may cache for the releases in `plan.KEEPING`.
 MOST_HISTORY = 4 * 2**30
 
-#: Curves of one experiment: each is planned before the first is run, at some 10 ms.
+#: Most curves of one experiment. Each is planned before the first is run, in about 10 ms.
 MOST_CURVES = 1000
 
-#: Keys whose value may be a list itself, and no sweep over values: always, or when it holds lists.
+#: Keys whose value may be a list that is not a sweep: always, or if it is a list of lists.
 LISTS = ("silo_epsilon", "silo_delta", "release_rounds", "base_rates")
 LISTS_OF_LISTS = ("graph",)
 
@@ -74,43 +74,42 @@ TOP_KEYS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Environment and sizes of a curve: curves of one problem see equal contexts and reward
-    noise."""
+    """Environment and sizes of a curve. Its curves see equal contexts and equal reward noise."""
 
     environment: Environment
     facts: EnvironmentSpec | LossSpec
     silos: int
 
     def open(self, seed: int, replicate: int) -> environments.Environment | Adversary:
-        """The compiled environment of one replicate."""
+        """Return the compiled environment of one replicate."""
         return self.environment.open(seed, replicate, self.silos)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure: a label and a system ready to run."""
+    """One line of a figure: a label, and a system with its problem."""
 
     label: str
     algorithm: str
     keys: dict[str, Any]  # every key with its value, defaults filled in
     system: System
     problem: Problem
-    sizes: dict[str, Any]  # what the curve changes of silos and environment
+    sizes: dict[str, Any]  # number of silos and environment keys that differ from the experiment's
 
     @property
     def packages(self) -> dict[str, str]:
-        """Packages, with their versions, that a part of it is from, where it is not fastfed's."""
-        found = {
+        """Packages and versions that supply the algorithm, environment or score, except fastfed."""
+        origins = {
             "algorithm": ALGORITHMS.origin(self.algorithm),
             "environment": ENVIRONMENTS.origin(self.problem.environment.kind),
         }
         if getattr(self.system.plan, "score", None) is not None:
-            found["score"] = SCORES.origin(self.keys.get("score", ""))
-        return {part: package for part, package in found.items() if package is not None}
+            origins["score"] = SCORES.origin(self.keys.get("score", ""))
+        return {key: package for key, package in origins.items() if package is not None}
 
     @property
     def account(self) -> int:
-        """2 where a tighter account of privacy than the first chooses less noise, else 1."""
+        """Version of the privacy account: 2 if a tighter account than the first sets less noise."""
         if self.keys.get("release") == "honaker":
             return 2
         conditions = getattr(self.system.certificate, "conditions", ())
@@ -120,30 +119,30 @@ class Curve:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment that `fastfed.run` runs; equal identities run equal rounds.
+    """An experiment that `fastfed.run` runs. Experiments with equal identities give equal results.
 
-    Make one with `load_experiment` or `experiment_from_spec`, which check everything.
+    Create one with `load_experiment` or `experiment_from_spec`, which check all values.
 
     Attributes
     ----------
     name : str
         Name of the experiment.
     problem : Problem
-        Environment and number of silos, of every curve that does not say otherwise.
+        Environment and number of silos. A curve may override single values.
     horizon : int
-        T, rounds of each silo.
+        T, the number of rounds of each silo.
     replicates : int
-        R, independent repetitions of each curve.
+        R, the number of independent repetitions of each curve.
     seed : int
-        Of all randomness, in [0, 2^63).
+        Seed of all randomness, in [0, 2^63).
     checkpoints : ndarray of int64, shape (C,)
-        Rounds whose results are kept, ascending.
+        Rounds whose results are recorded, ascending.
     curves : tuple of Curve
-        What is compared.
+        The systems to compare.
     figure : dict
         The spec's figure table, for reports.
     checkpoint_spacing : {"even", "log"}
-        How the checkpoints lie.
+        Whether checkpoints are spaced evenly or geometrically.
     """
 
     name: str
@@ -158,12 +157,12 @@ class Experiment:
 
     @property
     def environment(self) -> Environment:
-        """Environment of the problem."""
+        """The environment of the problem."""
         return self.problem.environment
 
     @property
     def facts(self) -> EnvironmentSpec | LossSpec:
-        """What the environment promises for these silos and rounds."""
+        """Properties of the environment for this number of silos and rounds."""
         return self.problem.facts
 
     @property
@@ -173,7 +172,7 @@ class Experiment:
 
     @property
     def bound_names(self) -> dict[str, tuple[str, ...]]:
-        """Names of the bounds that each curve's system can draw, by label."""
+        """Names of the theoretical bounds that each curve's system can compute, by label."""
         last = self.checkpoints[-1:]
         systems = {curve.label: curve.system for curve in self.curves}
         return {
@@ -182,11 +181,13 @@ class Experiment:
         }
 
     def agent_rounds(self, positions: Iterable[int]) -> int:
-        """Count the silo-rounds of one replicate of the curves at these positions."""
+        """Return the number of silo-rounds in one replicate of the curves at these positions."""
         return sum(self.curves[i].problem.silos for i in positions) * self.horizon
 
     def identity(self) -> dict[str, Any]:
-        """Return all that decides the results, but for the number of replicates, as plain data."""
+        """Return as plain data all values that determine the results of a replicate."""
+        # Keys that are new or at their defaults are left out, so that identities of old stores stay
+        # equal.
         packages = {c.label: c.packages for c in self.curves if c.packages}
         accounts = {c.label: c.account for c in self.curves if c.account > 1}
         return {
@@ -216,25 +217,26 @@ class Experiment:
         }
 
     def digest(self) -> str:
-        """Return 16 hexadecimal digits of the SHA-256 of the identity."""
+        """Return the first 16 hexadecimal digits of the SHA-256 of the identity."""
         return hashlib.sha256(msgspec.json.encode(self.identity(), order="sorted")).hexdigest()[:16]
 
     def with_options(self, replicates: int | None = None) -> Experiment:
-        """Return the same experiment with another number of replicates.
+        """Return the same experiment with a different number of replicates.
 
         Parameters
         ----------
         replicates : int, optional
-            At least 1; None changes nothing.
+            Number of replicates, >= 1. None changes nothing.
 
         Returns
         -------
         Experiment
+            A copy with the new number.
 
         Raises
         ------
         InputError
-            For anything but an integer >= 1.
+            If ``replicates`` is not an integer >= 1.
         """
         if replicates is None:
             return self
@@ -242,46 +244,49 @@ class Experiment:
 
 
 def batch_of(curve: dict[str, Any]) -> int | None:
-    """Rounds between two releases of a curve, if its table or its system says so in a number."""
+    """Return the batch size of a curve's table, or its algorithm's default; None if not fixed."""
     if "batch_size" in curve:
         batch = curve["batch_size"]
     else:
         try:
             fields = msgspec.structs.fields(algorithm(curve.get("algorithm")).config)
-        except InputError:  # said later, with the curve's label
+        except InputError:  # reported later, with the curve's label
             return None
         batch = next((f.default for f in fields if f.name == "batch_size"), None)
-    whole = isinstance(batch, int) and not isinstance(batch, bool) and batch >= 1
-    return int(batch) if whole else None
+    is_count = isinstance(batch, int) and not isinstance(batch, bool) and batch >= 1
+    return int(batch) if is_count else None
 
 
 def since(keys: dict[str, Any], algorithm: str = "") -> dict[str, Any]:
-    """Config of a curve but for those that came later and say nothing: older stores stay valid."""
+    """Return a curve's keys without newer keys that have their default value.
+
+    Identities of older stores, which lack these keys, then stay equal.
+    """
     later = LATER | LATER_OF.get(algorithm, {})
-    kept = {k: v for k, v in keys.items() if k not in later or v != later[k]}
-    for name, usual in LATER_INSIDE.items():
-        key, inner = name.split(".")
-        if isinstance(kept.get(key), dict) and kept[key].get(inner) == usual:
-            kept[key] = {k: v for k, v in kept[key].items() if k != inner}
-    return kept
+    relevant = {k: v for k, v in keys.items() if k not in later or v != later[k]}
+    for name, default in LATER_INSIDE.items():
+        key, inner_key = name.split(".")
+        if isinstance(relevant.get(key), dict) and relevant[key].get(inner_key) == default:
+            relevant[key] = {k: v for k, v in relevant[key].items() if k != inner_key}
+    return relevant
 
 
 def sweeps(key: str, values: list[Any]) -> bool:
-    """True if a list-valued key stands for one curve per value: edges of a graph do not."""
+    """Return whether a list-valued key means one curve per value. The edges of a graph do not."""
     edges = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
     return key not in LISTS and not (edges and values)
 
 
 def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
-    """One curve for every combination of its list-valued keys, the values in the label."""
+    """Return one curve for each combination of list-valued keys, with their values in the label."""
     lists = {k: v for k, v in curve.items() if isinstance(v, list) and sweeps(k, v)}
     for key, values in lists.items():
         if not values:
             raise InputError(f"{key} must not be an empty list")
-    if (many := math.prod(map(len, lists.values()))) > MOST_CURVES:
+    if (combinations := math.prod(map(len, lists.values()))) > MOST_CURVES:
         raise InputError(
-            f"{', '.join(lists)} must give at most {MOST_CURVES} combinations, got {show(many)} "
-            f'(curve "{curve["label"]}")'
+            f"{', '.join(lists)} must give at most {MOST_CURVES} combinations, got "
+            f'{show(combinations)} (curve "{curve["label"]}")'
         )
     expanded = []
     for combination in itertools.product(*lists.values()):
@@ -292,40 +297,47 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
-    """The curve of one expanded table; errors name curve and key.
+    """Build the curve of one expanded table; error messages name curve and key.
 
-    Keys that are none of the algorithm's but of the environment, or ``silos``, change the problem.
+    A key of the environment, or ``silos``, changes the problem of this curve, unless the algorithm
+    has a key of the same name.
     """
     label = spec["label"]
     try:
         entry = algorithm(spec.get("algorithm"))
-        own = {"label", "algorithm", *entry.config.__struct_fields__}
-        sizes = {k: v for k, v in spec.items() if k not in own and k in size_keys(base)}
+        algorithm_keys = {"label", "algorithm", *entry.config.__struct_fields__}
+        sizes = {k: v for k, v in spec.items() if k not in algorithm_keys and k in size_keys(base)}
         keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm", *sizes)}
         problem = changed(base, sizes, horizon)
         check_kind(entry, problem.environment.kind, problem.facts)
         with ALGORITHMS.guard(entry.id):
             check_keys(entry, keys)
-            checked, asked = entry.check(keys), problem_spec(problem.facts, problem.silos, horizon)
-            system = entry.make_checked(checked, asked)
-            settled = entry.settled(checked, asked)
+            checked, spec_of_problem = (
+                entry.check(keys),
+                problem_spec(problem.facts, problem.silos, horizon),
+            )
+            system = entry.make_checked(checked, spec_of_problem)
+            settled = entry.settled(checked, spec_of_problem)
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
     return Curve(label, entry.id, complete(settled), system, problem, sizes)
 
 
 def size_keys(problem: Problem) -> set[str]:
-    """Keys of a problem that a curve may change: the number of silos, and the environment's
-    numbers, but for those whose name is a key of some system: they would mean two things."""
+    """Return the keys of a problem that a curve may change.
+
+    These are the number of silos and the environment's numeric keys. Names that are also keys of a
+    system are left out, because they would be ambiguous.
+    """
     fields = dataclasses.fields(problem.environment)  # type: ignore[arg-type]
-    # What a spec may say does not depend on the packages that happen to be installed.
+    # Built-in systems only: a spec's meaning must not depend on which packages are installed.
     keys = {key for e in ALGORITHMS.builtin.values() for key in e.config.__struct_fields__}
     numbers = (f.name for f in fields if f.init and f.type in ("int", "float", int, float))
     return {"silos", *(name for name in numbers if name not in keys)}
 
 
 def changed(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
-    """The problem with these sizes; the base itself when nothing changes."""
+    """Return the base problem with these sizes changed."""
     if not sizes:
         return base
     environment = base.environment
@@ -336,22 +348,22 @@ def changed(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
 
 
 def make_problem(environment: Environment, silos: int | None, horizon: int) -> Problem:
-    """A problem whose number of silos agrees with its data."""
-    natural = environment.natural_silos()
+    """Build a problem, and check its number of silos against the environment's data."""
+    silos_of_data = environment.natural_silos()
     if silos is None:
-        silos = natural
+        silos = silos_of_data
     if silos is None:
         raise InputError("silos is required: how many silos share the learning")
     silos = integer("silos", silos, at_least=1, at_most=2**31)
-    if natural is not None and silos != natural:
-        raise InputError(f"silos must be {natural}, as the data say, got {silos}")
+    if silos_of_data is not None and silos != silos_of_data:
+        raise InputError(f"silos must be {silos_of_data}, as the data say, got {silos}")
     with ENVIRONMENTS.guard(environment.kind):
         facts = environment.facts(silos, horizon)
     return Problem(environment, facts, silos)
 
 
 def complete(keys: msgspec.Struct) -> dict[str, Any]:
-    """Every key with its value, as plain data."""
+    """Return every key of a config with its value, as plain data."""
     built: dict[str, Any] = msgspec.to_builtins(keys)
     return built
 
@@ -369,13 +381,14 @@ def make_experiment(
     checkpoint_spacing: str = EVEN,
     figure: dict[str, Any] | None = None,
 ) -> Experiment:
-    """A checked experiment; every curve a table with label, algorithm and the algorithm's keys."""
+    """Build and check an experiment. Each curve is a table with label, algorithm and its keys."""
     check_plain("curve", curves)
     check_plain("figure", figure)
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
     base = make_problem(environment, silos, horizon)
     if not curves:
         raise InputError("curve is required: at least one [[curve]] table, or one of curves")
+    # Check every table and its label before curves are built, which takes longer.
     tables: list[dict[str, Any]] = []
     for position, table in enumerate(curves):
         if not isinstance(table, dict):
@@ -384,26 +397,26 @@ def make_experiment(
                 f'{{"algorithm": "fedlinucb"}}, got {show(table)}'
             )
         if table.get("algorithm") is None:
-            meant = [key for key in table if nearest(str(key), ["algorithm"])]
-            misspelt = f'; is "{meant[0]}" meant?' if meant else ""
+            similar_keys = [key for key in table if nearest(str(key), ["algorithm"])]
+            suggestion = f'; is "{similar_keys[0]}" meant?' if similar_keys else ""
             raise InputError(
                 "algorithm is required, such as fedlinucb (`fastfed list algorithms` names all; "
-                f"curve {show(table.get('label', position + 1))}){misspelt}"
+                f"curve {show(table.get('label', position + 1))}){suggestion}"
             )
         label = table.get("label", str(table.get("algorithm")))
         tables.append(plain({**table, "label": line("label", label)}))
-    marks = integer("checkpoints", checkpoints, at_least=1)
+    checkpoint_count = integer("checkpoints", checkpoints, at_least=1)
     choice("checkpoint_spacing", checkpoint_spacing, SPACINGS)
     expanded = [c for table in tables for c in expand(table)]
     if len(expanded) > MOST_CURVES:
         raise InputError(f"curve must give at most {MOST_CURVES} curves, got {len(expanded)}")
-    check_before(horizon, marks, [b for c in expanded if (b := batch_of(c)) is not None])
+    check_before(horizon, checkpoint_count, [b for c in expanded if (b := batch_of(c)) is not None])
     built = tuple(build_curve(c, base, horizon) for c in expanded)
-    seen: set[str] = set()
+    labels: set[str] = set()
     for curve in built:
-        if curve.label in seen:
+        if curve.label in labels:
             raise InputError(f'label must be unique, got "{curve.label}" twice')
-        seen.add(curve.label)
+        labels.add(curve.label)
     check_history(built)
     check_experts(built)
     if not isinstance(name, str) or not name.strip():
@@ -414,7 +427,7 @@ def make_experiment(
         horizon=horizon,
         replicates=integer("replicates", replicates, at_least=1, at_most=2**31),
         seed=check_seed(seed),
-        checkpoints=checkpoint_rounds(horizon, marks, checkpoint_spacing),
+        checkpoints=checkpoint_rounds(horizon, checkpoint_count, checkpoint_spacing),
         curves=built,
         figure=figure or {},
         checkpoint_spacing=checkpoint_spacing,
@@ -422,21 +435,21 @@ def make_experiment(
 
 
 def check_history(curves: Iterable[Curve]) -> None:
-    """InputError where the noises that Toeplitz releases keep would not fit into memory.
+    """Raise InputError if the cached noise of "toeplitz" and similar releases would not fit.
 
-    A simulation holds those of all silos at once; a deployed silo holds its own only.
+    A simulation caches the noise of all silos; a deployed silo caches only its own noise.
     """
     needed = 8 * sum(getattr(c.system.plan, "history_numbers", 0) for c in curves)
     if needed > MOST_HISTORY:
         raise InputError(
-            f'release "toeplitz" would keep {needed / 1e9:.3g} GB of noise in every replicate, at '
-            f"most {MOST_HISTORY / 1e9:.3g} GB; fewer such curves at once or a larger batch_size "
-            'need less, and "buffered", of all but the same noise, or "honaker" next to nothing; '
-            'noise_draws = "sum" keeps it once for all silos'
+            f'release "toeplitz" would cache {needed / 1e9:.3g} GB of noise in every replicate, '
+            f"more than {MOST_HISTORY / 1e9:.3g} GB; use fewer such curves or a larger batch_size, "
+            'release "buffered", which has nearly the same noise, or "honaker", or set '
+            'noise_draws = "sum", which caches one noise for all silos'
         )
 
 
-#: Keys that came after the first version, with the value that says nothing.
+#: Keys that were added after the first version, with the default that leaves identities unchanged.
 LATER: dict[str, Any] = {
     "score": UCB,
     "protects": "user",
@@ -452,21 +465,21 @@ LATER: dict[str, Any] = {
     ),
 }
 
-#: The same of keys that other algorithms have had before.
+#: The same for keys that are new only for some algorithms.
 LATER_OF: dict[str, dict[str, Any]] = {
     name: {"silo_epsilon": None, "silo_delta": None, "returning": 1}
     for name in ("feducb", "feducb-decentralized")
 }
 
-#: The same of keys of tables.
+#: The same for keys inside a table.
 LATER_INSIDE: dict[str, Any] = {"share.coin": "none"}
 
-#: Bytes of gradients that one replicate of experts may keep, and exchanges that it may take.
+#: Most bytes of gradients, and most exchanges, of one replicate of a curve with experts.
 MOST_GRADIENTS, MOST_EXCHANGES = 4 * 2**30, 2**28
 
 
 def check_experts(curves: Iterable[Curve]) -> None:
-    """InputError where a curve of experts would not fit into memory, or not end in days."""
+    """Raise InputError if a curve with experts would not fit into memory, or take days."""
     for curve in curves:
         plan = curve.system.plan
         if plan.driver != "experts":
@@ -486,23 +499,24 @@ def check_experts(curves: Iterable[Curve]) -> None:
 
 
 def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
-    """Make the experiment of a spec's tables.
+    """Build the experiment that a spec describes.
 
     Parameters
     ----------
     spec : dict
-        Tables as a TOML file has them: "name", "horizon", "environment" (a table with a kind) and
-        "curve" (a list of tables), and optional top-level keys. Left as it is.
+        The tables of a TOML file: "name", "horizon", "environment" (a table with a kind), "curve"
+        (a list of tables), and optional top-level keys. It is not modified.
 
     Returns
     -------
     Experiment
+        The checked experiment.
 
     Raises
     ------
     InputError
-        For a missing or unknown key, a value out of range, and curves that do not fit the
-        environment; it names key and curve.
+        If a key is missing or unknown, a value is out of range, or a curve does not fit the
+        environment. The message names key and curve.
     """
     for key in spec:
         if key not in TOP_KEYS:
@@ -523,7 +537,7 @@ def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; InputError with line and column when it is none."""
+    """Read the tables of a TOML file. InputError names line and column of a syntax error."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -537,7 +551,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a text file in UTF-8: save it in UTF-8") from None
-    except ValueError as error:  # a path that no system has
+    except ValueError as error:  # an invalid path, such as one with a null character
         raise InputError(f"{path}: cannot be read ({error})") from None
     try:
         tables: dict[str, Any] = parsed(tomllib.loads, text)
@@ -547,55 +561,59 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _remedy(text: str, error: str) -> str:
-    """What to write instead, for the usual slips."""
-    found = re.search(r"at line ([0-9]+)", error)
+    """Return advice for common mistakes in a spec, or an empty text."""
+    line_number = re.search(r"at line ([0-9]+)", error)
     lines = text.splitlines()
-    line = lines[int(found[1]) - 1] if found and int(found[1]) <= len(lines) else ""
+    line = (
+        lines[int(line_number[1]) - 1] if line_number and int(line_number[1]) <= len(lines) else ""
+    )
     if re.search(r'"[^"]*\\[^"]*"', line):
         return ": write a path with \\ in single quotes"
     if re.search(r"=\s*[+-]?[0-9]+,[0-9]", line):
         return ": write a number with a decimal point"
     if text.lstrip().startswith("{") or re.match(r"\s*[A-Za-z_]+:\s", text):
-        return ": a spec says key = value, as `fastfed spec show zc24-fig3a` prints one"
+        return ": write key = value, as in the output of `fastfed spec show zc24-fig3a`"
     return ""
 
 
-#: Config of an environment that name files; a spec may give them relative to itself.
+#: Environment keys that name files. Relative names in a spec refer to the folder of the spec.
 PATH_KEYS = ("path", "data", "losses")
 
 
 def find_beside(environment: Any, path: Path) -> None:
-    """Make the files that an environment's table names relative to the spec at ``path``."""
+    """Resolve file names in an environment's table relative to the spec ``path``, in place."""
     if not isinstance(environment, dict):
         return
     for key in PATH_KEYS:
         value = environment.get(key)
-        if isinstance(value, list) and all(isinstance(one, str) for one in value):
-            environment[key] = [str(path.parent / one) for one in value]
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            environment[key] = [str(path.parent / name) for name in value]
         if isinstance(value, str) and value != "digits" and not Path(value).is_absolute():
-            beside = path.parent / value
-            environment[key] = str(beside if os.path.exists(beside) else Path(value))
+            file = path.parent / value
+            environment[key] = str(file if os.path.exists(file) else Path(value))
 
 
 def load_experiment(path: str | Path, **overrides: Any) -> Experiment:
-    """Make the experiment of a spec file.
+    """Build the experiment that a spec file describes.
 
     Parameters
     ----------
     path : str or Path
-        TOML file; the data files that it names may lie beside it.
+        TOML file. Data files that it names may be given relative to its folder.
     **overrides
-        Top-level keys, such as ``replicates`` or ``seed``, in place of the file's; None keeps them.
+        Values that replace top-level keys of the file, such as ``replicates`` or ``seed``. A value
+        of None leaves the key of the file unchanged.
 
     Returns
     -------
     Experiment
+        The checked experiment.
 
     Raises
     ------
     InputError
-        For a file that cannot be read or is no TOML, and as `experiment_from_spec`; it names the
-        file.
+        If the file cannot be read or is not TOML, and as in `experiment_from_spec`. The message
+        names the file.
     """
     path = Path(path)
     spec = read_toml(path)

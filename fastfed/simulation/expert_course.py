@@ -1,8 +1,8 @@
-"""How far a curve of experts has come: what its snapshots keep, and who hears of it.
+"""Progress and snapshots of a curve with experts.
 
-Noise and losses are functions of their keys. So between two exchanges a curve is the decision in
-use, what server and clients have added up, and the regret so far; inside a phase of trees, also the
-gradients on the path to the current leaf.
+Noise and losses are functions of their keys. So between two exchanges the state of a curve is the
+current decision, the sums of server and clients, and the regret so far. Within a phase of trees it
+also contains the gradients on the path to the current leaf.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from fastfed.experts.plan import ExpertPlan
 from fastfed.simulation.driver import Progress
 from fastfed.simulation.snapshots import Snapshot, fields_of, into_fields, tell
 
-#: Seconds between two words on how far a curve has come, where single stretches are played.
+#: Seconds between two reports of progress if stretches are run one by one.
 SECONDS_HEARD = 0.25
 
 
 class Course:
-    """One curve under way.
+    """The state of one curve that is being run.
 
     Parameters
     ----------
     plan : ExpertPlan
-        Its plan.
+        The curve's plan.
     parts : dict
-        What its exchanges change, by name: objects whose classes name it as ``KEPT``. With a
-        "decider", whose ``start()`` is the first decision. One of a class without such names of its
-        own, such as another package's, has no snapshots.
-    walks : object, optional
-        Clients that walk through trees: `experts.Scores`.
+        Objects that exchanges change, by name. Their classes list the changing attributes in
+        ``KEPT``; if a class does not, for example in another package, there are no snapshots. The
+        object "decider" makes the first decision by ``start()``.
+    walks : experts.Scores, optional
+        The clients, if they walk through trees.
     snapshot : Snapshot, optional
-        Where the curve goes on from, and what it is kept in.
+        Snapshot from which the curve resumes, and into which its state is written.
     progress : callable, optional
-        Hears of rounds; may raise to stop.
+        Called with the rounds since the last call. It may raise an exception to stop.
 
     Attributes
     ----------
     x : ndarray, shape (d,)
-        The decision in use.
+        The current decision.
     made : int
-        Exchanges completed.
+        Number of completed exchanges.
     lost : ndarray of int64, shape (d,)
-        What every expert has lost, in whole units, where the decisions of a block are made at once.
+        Cumulative loss of every expert in units, if the decisions of a block are made at once.
     """
 
     KEPT: ClassVar = ("x", "made", "lost")
@@ -63,50 +63,52 @@ class Course:
         self.lost = np.zeros(plan.experts, np.int64)
         self._parts, self._walks = {"course": self, **parts}, walks
         self._snapshot, self._progress = snapshot, progress
-        self._told, self._heard = 0, time.monotonic()
+        self._reported_round, self._report_time = 0, time.monotonic()
 
     def begin(self, until: int) -> int:
-        """Go on from the snapshot, if there is one that fits: the rounds played by then."""
-        kept = self._snapshot.kept() if self._snapshot is not None else None
-        if kept is None or kept.round > until:
+        """Resume from the snapshot if there is one that fits, and return its round, else 0."""
+        stored = self._snapshot.kept() if self._snapshot is not None else None
+        if stored is None or stored.round > until:
             return 0
-        arrays = kept.arrays
+        arrays = stored.arrays
         phase = int(arrays["phase"]) if "phase" in arrays else 0
         if phase and self._walks is not None:
             self._walks.begin(phase)
-        found = self._state()
-        if found is None or found.keys() != arrays.keys():
+        fresh = self._state()
+        if fresh is None or fresh.keys() != arrays.keys():
             return 0
-        if any(array.shape != arrays[name].shape for name, array in found.items()):
+        if any(array.shape != arrays[name].shape for name, array in fresh.items()):
             return 0
         into_fields(self._objects(), arrays)
-        self.reached(kept.round)
-        return kept.round
+        self.reached(stored.round)
+        return stored.round
 
     def reached(self, round: int) -> None:
-        """The rounds up to this one have been played: tell of them, and keep them now and then."""
-        rounds, self._told = round - self._told, round
+        """Report progress up to this round, and write a snapshot if one is due."""
+        rounds, self._reported_round = round - self._reported_round, round
 
-        def keep(snapshot: Snapshot) -> None:
+        def write_snapshot(snapshot: Snapshot) -> None:
             state = self._state()
             if state is not None:
                 snapshot.keep(round, state)
 
-        self._heard = time.monotonic()
-        tell(self._snapshot, keep, rounds, self._progress)
+        self._report_time = time.monotonic()
+        tell(self._snapshot, write_snapshot, rounds, self._progress)
 
     def passed(self, round: int) -> None:
-        """As `reached`, where that comes so often that most of it is not heard of."""
-        if time.monotonic() - self._heard >= SECONDS_HEARD:
+        """Call `reached` if the last call is at least ``SECONDS_HEARD`` ago."""
+        if time.monotonic() - self._report_time >= SECONDS_HEARD:
             self.reached(round)
 
     def _objects(self) -> dict[str, Any]:
+        """Return the objects whose attributes a snapshot contains, by name."""
         walk = self._walks.walking if self._walks is not None else None
         return self._parts if walk is None else {**self._parts, "walk": walk}
 
     def _state(self) -> dict[str, np.ndarray] | None:
+        """Return the arrays of a snapshot, or None if a class does not define ``KEPT``."""
         objects = self._objects()
-        found = fields_of(objects)
-        if found is not None and "walk" in objects:
-            found["phase"] = np.asarray(objects["walk"].phase.number)
-        return found
+        arrays = fields_of(objects)
+        if arrays is not None and "walk" in objects:
+            arrays["phase"] = np.asarray(objects["walk"].phase.number)
+        return arrays

@@ -1,8 +1,11 @@
-"""Curves of experts in both drivers: message by message, and from sums over all clients.
+"""The driver of curves with experts: message by message, or from sums over all clients.
 
-The fast one asks the compiled losses for what all clients have lost together, or for all clients'
-gradients at once, and hands it to the same server. Sums of losses are whole numbers of units, so
-both drivers, and any number of threads, have the same bits.
+The fast driver gets the sum of all clients' losses, or all clients' gradients, from the compiled
+losses, and passes it to the same server. Losses are integer multiples of a unit, so their sums are
+exact, and both drivers and any number of threads give the same bits.
+
+A *stretch* is a range of rounds between two exchanges of messages, in which the decision x does not
+change.
 """
 
 from __future__ import annotations
@@ -34,20 +37,20 @@ from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Term, o
 from fastfed.simulation.expert_course import Course
 from fastfed.simulation.snapshots import Snapshot
 
-#: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.
+#: Limits of one call into the losses: entries of its sums, losses to add up, calls of Python.
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
-#: Sums of a block whose decisions are made at once: they stay in a core's cache.
+#: Largest number of sums in a block whose decisions are made at once; they fit a core's cache.
 MOST_SUMS_TOGETHER = 2**16
 
 
 class Ledger:
-    """Group regret as it adds up, against what the adversary says it is measured by.
+    """Accumulates the group regret, by the adversary's definition of regret.
 
-    Between two exchanges one x is played, and what it loses is settled as one number, so that a
-    round at a time and a stretch at a time round alike.
+    The loss of x is added once per stretch, not once per round, so that both drivers round in the
+    same way.
     """
 
-    #: What rounds change, for snapshots.
+    #: Attributes that rounds change, for snapshots.
     KEPT: ClassVar = ("regret", "_at", "_lost", "_total", "_rounds", "_sums")
 
     def __init__(self, adversary: Adversary, checkpoints: np.ndarray) -> None:
@@ -56,20 +59,21 @@ class Ledger:
         self._at = 0
         self._lost = 0.0
         self._total = np.zeros(adversary.losses.experts)
-        self._rounds, self._sums = 0, np.zeros_like(self._total)  # not settled yet
-        self._seen: np.ndarray | None = None
-        self._expert: int | None = None
-        self._gap_of: dict[int, float] = {}  # of single experts
+        self._rounds, self._sums = 0, np.zeros_like(self._total)  # of the current stretch
+        self._last_x: np.ndarray | None = None
+        self._expert: int | None = None  # the expert that _last_x chooses, if it chooses one
+        self._gap_of: dict[int, float] = {}  # expected gap to the best expert, by expert
 
     @property
     def needs_sums(self) -> bool:
-        """Regret needs the losses of every expert."""
+        """True if the regret depends on the losses of every expert."""
         return self.adversary.suboptimality is None and self.adversary.optimum is None
 
     def played(self, first: int, last: int, x: np.ndarray, sums: np.ndarray | None) -> None:
-        """Rounds first..last of all clients, in which x was played; no checkpoint lies before last.
+        """Record rounds first..last, in which all clients used x.
 
-        ``sums``: what every expert lost in them, (d,), where it is known.
+        The only checkpoint among these rounds may be ``last``. ``sums`` (d,) are the losses of
+        every expert over these rounds and all clients, if they are needed.
         """
         losses, optimum = self.adversary.losses, self.adversary.optimum
         if optimum is not None:
@@ -79,8 +83,8 @@ class Ledger:
             self._sums += sums
         if self._at < len(self.checkpoints) and last == self.checkpoints[self._at]:
             self.settle(x)
-            best = float(self._total.min()) if self.needs_sums else 0.0
-            self.regret[self._at] = self._lost - best
+            best_loss = float(self._total.min()) if self.needs_sums else 0.0
+            self.regret[self._at] = self._lost - best_loss
             self._at += 1
 
     def played_many(
@@ -91,11 +95,11 @@ class Ledger:
         weights: np.ndarray | None,
         sums: np.ndarray | None,
     ) -> None:
-        """Stretches edges[i] + 1 .. edges[i + 1], as `played` and `settle` one after the other.
+        """Record n ranges of rounds edges[i] + 1 .. edges[i + 1], as `played` and `settle` do.
 
-        ``which``: the expert (n,) of each, or where ``weights`` (k, d) are given their row. They
-        are settled where ``settles`` (n,) is 1, and at checkpoints. ``sums``: (n, d) whole units,
-        which pseudo-regret does without.
+        ``which`` (n,) holds the chosen expert of each range, or with ``weights`` (k, d) the row
+        that was used. A range is followed by `settle` if its entry of ``settles`` (n,) is 1, and at
+        checkpoints. ``sums`` (n, d) are losses in units; pseudo-regret does not need them.
         """
         gaps = None
         if self.adversary.suboptimality is not None:
@@ -119,24 +123,28 @@ class Ledger:
         )
 
     def _gaps(self, which: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        """What each decision loses more than the best in expectation, (n,)."""
+        """Return the expected gap of each decision to the best expert, (n,)."""
         suboptimality = self.adversary.suboptimality
         assert suboptimality is not None
         if weights is not None:
-            many = getattr(suboptimality, "of_rows", None)
-            rows = many(weights) if many else np.array([suboptimality(x) for x in weights])
-            found: np.ndarray = rows[which]
-            return found
-        played, places = np.unique(which, return_inverse=True)
-        for expert in played:
+            gaps_of_rows = getattr(suboptimality, "of_rows", None)
+            row_gaps = (
+                gaps_of_rows(weights)
+                if gaps_of_rows
+                else np.array([suboptimality(x) for x in weights])
+            )
+            gaps: np.ndarray = row_gaps[which]
+            return gaps
+        experts, places = np.unique(which, return_inverse=True)
+        for expert in experts:
             if int(expert) not in self._gap_of:
-                alone = np.zeros(self.adversary.losses.experts)
-                alone[expert] = 1.0
-                self._gap_of[int(expert)] = suboptimality(alone)
-        return np.array([self._gap_of[int(expert)] for expert in played])[places]
+                unit_vector = np.zeros(self.adversary.losses.experts)
+                unit_vector[expert] = 1.0
+                self._gap_of[int(expert)] = suboptimality(unit_vector)
+        return np.array([self._gap_of[int(expert)] for expert in experts])[places]
 
     def settle(self, x: np.ndarray) -> None:
-        """x has been played since the last call, and something else may be from now on."""
+        """End a stretch, in which x was used since the last call: add its loss."""
         if self.adversary.suboptimality is not None:
             agent_rounds = self.adversary.losses.silos * self._rounds
             self._lost += agent_rounds * self.adversary.suboptimality(x)
@@ -147,10 +155,10 @@ class Ledger:
         self._rounds = 0
 
     def _inner(self, x: np.ndarray) -> float:
-        """Loss of x, exact where it is all on one expert."""
-        if x is not self._seen:
+        """Return the loss of x over the stretch; it is exact if x chooses one expert."""
+        if x is not self._last_x:
             best = int(x.argmax())
-            self._seen, self._expert = x, best if x[best] == 1.0 else None
+            self._last_x, self._expert = x, best if x[best] == 1.0 else None
         if self._expert is not None:
             return float(self._sums[self._expert])
         return float((self._sums * x).sum())
@@ -164,7 +172,7 @@ def run_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default), one client and round at a time."""
+    """Run rounds 1..last (default: all), one client and round at a time."""
     noise = SeededNoise(adversary.seed, adversary.replicate)
     clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
     server = ExpertServer(plan, noise)
@@ -179,10 +187,10 @@ def run_steps(
             choice = server.combine([client.report() for client in clients])
             for client in clients:
                 client.receive(choice)
-        rows = [loss_of(adversary.losses, i, round) for i in range(plan.silos)]
-        sums = np.sum(np.array(rows), axis=0) if ledger.needs_sums else None
+        losses = [loss_of(adversary.losses, i, round) for i in range(plan.silos)]
+        sums = np.sum(np.array(losses), axis=0) if ledger.needs_sums else None
         ledger.played(round, round, clients[0].x, sums)
-        for client, loss in zip(clients, rows, strict=True):
+        for client, loss in zip(clients, losses, strict=True):
             client.observe(loss)
         exchanged[checkpoints == round] = server.releases
         if progress is not None:
@@ -191,11 +199,11 @@ def run_steps(
 
 
 def loss_of(losses: loss_kernels.Losses, silo: int, round: int) -> np.ndarray | Gradient:
-    """Observation of one client: losses (d,), or a gradient function."""
+    """Return what one client observes in a round: losses (d,), or a gradient function."""
     if not losses.has_rows:
         return lambda x: losses.value(silo, round, x)[1]
-    row = losses.row(silo, round)
-    return (lambda x: loss_kernels.square_gradient(row, x)) if losses.quadratic else row
+    loss = losses.row(silo, round)
+    return (lambda x: loss_kernels.square_gradient(loss, x)) if losses.quadratic else loss
 
 
 def run(
@@ -209,43 +217,55 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) from sums over all clients; there are no actions. On from
-    the snapshot if it holds an earlier part."""
+    """Run rounds 1..last (default: all) from sums over all clients; the outcome has no actions.
+
+    The run resumes from the snapshot if there is one.
+    """
     check_expert_plan(plan)
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
     ledger = Ledger(adversary, checkpoints)
-    ask = totals(adversary.losses, plan, noise, threads)
+    clients = totals(adversary.losses, plan, noise, threads)
     parts: dict[str, Any] = {"decider": decider, "ledger": ledger}
-    walks = ask if isinstance(ask, Scores) else None
+    walks = clients if isinstance(clients, Scores) else None
     if walks is None:
-        parts["ask"] = ask
+        parts["ask"] = clients
     course = Course(plan, parts, walks, snapshot, progress)
     until = last or plan.horizon
     done = course.begin(until)
-    # A subclass may decide otherwise, message by message.
-    scores = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
+    # Exact types: a subclass may decide differently, so it is run message by message.
+    walks_trees = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
     sums_needed = ledger.needs_sums or plan.sends == "sums"
-    pseudo = adversary.suboptimality is not None and not sums_needed
-    most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
-    edges = stretches_of(plan, checkpoints, until, most)
-    if adversary.optimum is None and (scores or whole(plan, decider)):
-        asks, at = asks_of(plan, edges), int(np.searchsorted(edges, done))
-        if isinstance(ask, Scores):
-            run_scores(plan, ask, ledger, edges[at:], asks[at:], course)
+    pseudo_regret = adversary.suboptimality is not None and not sums_needed
+    most_rounds = plan.horizon if pseudo_regret else rounds_of_call(adversary.losses)
+    edges = stretches_of(plan, checkpoints, until, most_rounds)
+    if adversary.optimum is None and (walks_trees or whole(plan, decider)):
+        exchange_flags, start_edge = asks_of(plan, edges), int(np.searchsorted(edges, done))
+        if isinstance(clients, Scores):
+            run_scores(
+                plan, clients, ledger, edges[start_edge:], exchange_flags[start_edge:], course
+            )
         else:
-            run_sums(plan, decider, ledger, edges[at:], asks[at:], threads, course)
+            run_sums(
+                plan,
+                decider,
+                ledger,
+                edges[start_edge:],
+                exchange_flags[start_edge:],
+                threads,
+                course,
+            )
         return finished(plan, ledger, checkpoints, until, course.x, decider.events)
-    played = with_sums(adversary.losses, edges[edges >= done], sums_needed, threads)
-    for first, end, sums in played:
+    stretches = with_sums(adversary.losses, edges[edges >= done], sums_needed, threads)
+    for first, end, sums in stretches:
         if plan.exchanges_before(first) > course.made:
             ledger.settle(course.x)
         for release in range(course.made + 1, plan.exchanges_before(first) + 1):
-            course.x = plan.move(course.x, decider.decide(ask.total(release, course.x)))
+            course.x = plan.move(course.x, decider.decide(clients.total(release, course.x)))
             course.made = release
             course.passed(first - 1)
         if sums is not None:
-            ask.saw(sums)
+            clients.saw(sums)
         ledger.played(first, end, course.x, sums)
         course.passed(end)
     course.reached(until)
@@ -260,17 +280,21 @@ def finished(
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """Outcome after rounds 1..last."""
-    # Exchanges are few rounds apart, or all before few rounds: checkpoints share their counts.
-    asked = np.searchsorted(plan.asking_rounds(last), checkpoints, side="right")
-    _, where, places = np.unique(asked, return_index=True, return_inverse=True)
-    counts = np.array([plan.exchanges_before(int(checkpoints[at])) for at in where], np.int64)
+    """Return the outcome after rounds 1..last."""
+    # Many checkpoints have equal counts of exchanges, so compute each count once.
+    exchange_rounds = np.searchsorted(plan.asking_rounds(last), checkpoints, side="right")
+    _, first_places, places = np.unique(exchange_rounds, return_index=True, return_inverse=True)
+    counts = np.array(
+        [plan.exchanges_before(int(checkpoints[place])) for place in first_places], np.int64
+    )
     return outcome(plan, ledger, counts[places] * (checkpoints <= last), x, events)
 
 
 def whole(plan: ExpertPlan, decider: object) -> bool:
-    """Whether all decisions of a block of rounds can be made at once: by these classes themselves,
-    for a subclass may decide otherwise."""
+    """Return whether all decisions of a block of rounds can be made at once.
+
+    This holds for exactly these classes; a subclass may decide differently.
+    """
     return type(decider) in (Leader, Hedge, SparseVector) and type(plan) in (
         LeaderPlan,
         HedgePlan,
@@ -279,21 +303,21 @@ def whole(plan: ExpertPlan, decider: object) -> bool:
 
 
 def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
-    """1 where messages are exchanged before the stretch that begins at an edge, (n + 1,)."""
-    last, asks = int(edges[-1]), np.zeros(len(edges), np.uint8)
-    asking = plan.asking_rounds(last)
-    asking = asking[asking > 1]
-    if dense(asking, last):
-        marks = np.zeros(last + 1, np.uint8)
-        marks[asking - 1] = 1
-        found: np.ndarray = marks[edges]
-        return found
-    asks[np.searchsorted(edges, asking - 1)] = 1
-    return asks
+    """Return 1 for each edge (n + 1,) at which messages are exchanged, else 0; uint8."""
+    last, flags = int(edges[-1]), np.zeros(len(edges), np.uint8)
+    exchange_rounds = plan.asking_rounds(last)
+    exchange_rounds = exchange_rounds[exchange_rounds > 1]
+    if dense(exchange_rounds, last):
+        round_marks = np.zeros(last + 1, np.uint8)
+        round_marks[exchange_rounds - 1] = 1
+        edge_marks: np.ndarray = round_marks[edges]
+        return edge_marks
+    flags[np.searchsorted(edges, exchange_rounds - 1)] = 1
+    return flags
 
 
 def dense(asking: np.ndarray, last: int) -> bool:
-    """Whether a byte for each round takes no more than the stretches themselves."""
+    """Return whether one byte per round takes no more memory than 8 bytes per exchange."""
     return 8 * len(asking) > last
 
 
@@ -302,48 +326,57 @@ def run_sums(
     decider: Any,
     ledger: Ledger,
     edges: np.ndarray,
-    asks: np.ndarray,
+    exchange_flags: np.ndarray,
     threads: int,
     course: Course,
 ) -> None:
-    """Play the stretches, decisions of a block of them at once."""
+    """Run the stretches between edges, and make the decisions of a block of stretches at once."""
     losses, lost = ledger.adversary.losses, course.lost
-    # The last edge is where no stretch begins.
+    # No stretch begins at the last edge.
     for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
-        sums, part = losses.sums(edges[at : end + 1], threads), asks[at:end]
-        count = int(np.flatnonzero(part)[-1]) + 1 if part.any() else 0
-        found = np.zeros(0, np.int64)
+        sums, flags = losses.sums(edges[at : end + 1], threads), exchange_flags[at:end]
+        count = int(np.flatnonzero(flags)[-1]) + 1 if flags.any() else 0
+        decisions = np.zeros(0, np.int64)
         if count:
-            found = decider.decide_many(Stretches(sums[:count], losses.unit, part[:count], lost))
+            decisions = decider.decide_many(
+                Stretches(sums[:count], losses.unit, flags[:count], lost)
+            )
         lost += sums[max(count - 1, 0) :].sum(axis=0)
         weights = None
         if plan.sends_weights(1):
-            weights = np.concatenate([course.x[None], found]) if count else course.x[None]
-            which = np.cumsum(part, dtype=np.int64)
+            weights = np.concatenate([course.x[None], decisions]) if count else course.x[None]
+            which = np.cumsum(flags, dtype=np.int64)
             course.x = weights[-1]
         else:
-            which = np.full(end - at, found[-1] if count else course.x.argmax())
-            which[:count] = found
+            which = np.full(end - at, decisions[-1] if count else course.x.argmax())
+            which[:count] = decisions
             course.x = plan.move(course.x, ExpertChoice(0, int(which[-1])))
-        ledger.played_many(edges[at : end + 1], asks[at + 1 : end + 1], which, weights, sums)
-        course.made += int(part.sum())
+        ledger.played_many(
+            edges[at : end + 1], exchange_flags[at + 1 : end + 1], which, weights, sums
+        )
+        course.made += int(flags.sum())
         course.reached(int(edges[end]))
 
 
 def run_scores(
-    plan: Any, ask: Scores, ledger: Ledger, edges: np.ndarray, asks: np.ndarray, course: Course
+    plan: Any,
+    clients: Scores,
+    ledger: Ledger,
+    edges: np.ndarray,
+    exchange_flags: np.ndarray,
+    course: Course,
 ) -> None:
-    """Play the stretches, exchanges of a phase at once."""
+    """Run the stretches between edges, and make many exchanges of a phase at once."""
     losses = ledger.adversary.losses
     for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
-        sums = losses.sums(edges[at : end + 1], ask.threads) if ledger.needs_sums else None
-        cuts = [at, *(at + 1 + np.flatnonzero(asks[at + 1 : end])), end]
+        sums = losses.sums(edges[at : end + 1], clients.threads) if ledger.needs_sums else None
+        cuts = [at, *(at + 1 + np.flatnonzero(exchange_flags[at + 1 : end])), end]
         for first, after in pairwise(cuts):
-            due = plan.exchanges_before(int(edges[first]) + 1)
-            ask.walk(course, due, partial(course.reached, int(edges[first])))
+            last_exchange = plan.exchanges_before(int(edges[first]) + 1)
+            clients.walk(course, last_exchange, partial(course.reached, int(edges[first])))
             ledger.played_many(
                 edges[first : after + 1],
-                asks[first + 1 : after + 1],
+                exchange_flags[first + 1 : after + 1],
                 np.zeros(after - first, np.int64),
                 course.x[None],
                 None if sums is None else sums[first - at : after - at],
@@ -354,7 +387,7 @@ def run_scores(
 def blocks_of(
     losses: loss_kernels.Losses, edges: np.ndarray, most_sums: int
 ) -> Iterator[tuple[int, int]]:
-    """Stretches at..end - 1 whose sums are made in one call."""
+    """Divide the stretches into blocks at..end - 1 whose sums are computed in one call."""
     most_rounds, most_stretches = rounds_of_call(losses), max(1, most_sums // losses.experts)
     at = 0
     while at < len(edges) - 1:
@@ -367,25 +400,32 @@ def blocks_of(
 def stretches_of(
     plan: ExpertPlan, checkpoints: np.ndarray, last: int, most_rounds: int
 ) -> np.ndarray:
-    """Edges (n + 1,) of stretches of rounds edges[i] + 1 .. edges[i + 1], at most so many rounds
-    each, without an exchange or a checkpoint inside."""
-    asking = plan.asking_rounds(last)
-    inside = checkpoints[checkpoints < last]
+    """Return the edges (n + 1,) of n ranges of rounds edges[i] + 1 .. edges[i + 1].
+
+    No range contains an exchange or a checkpoint before its end, and none is longer than
+    ``most_rounds``.
+    """
+    exchange_rounds = plan.asking_rounds(last)
+    inner_checkpoints = checkpoints[checkpoints < last]
     cuts = np.arange(0, last, most_rounds)
-    if dense(asking, last):
+    if dense(exchange_rounds, last):
         marks = np.zeros(last + 1, bool)
-        for part in (cuts, asking[asking > 1] - 1, inside, last):
-            marks[part] = True
+        for rounds in (cuts, exchange_rounds[exchange_rounds > 1] - 1, inner_checkpoints, last):
+            marks[rounds] = True
         return np.flatnonzero(marks)
-    cut = np.concatenate([cuts, asking[asking > 1] - 1, inside, [last]]).astype(np.int64)
-    # Four runs in order: a stable sort merges them.
-    cut.sort(kind="stable")
-    return cut[np.append(True, np.diff(cut) > 0)]
+    edges = np.concatenate(
+        [cuts, exchange_rounds[exchange_rounds > 1] - 1, inner_checkpoints, [last]]
+    ).astype(np.int64)
+    # Four sorted runs, which a stable sort merges fast.
+    edges.sort(kind="stable")
+    return edges[np.append(True, np.diff(edges) > 0)]
 
 
 def rounds_of_call(losses: loss_kernels.Losses) -> int:
-    """Rounds of all silos that one call into the losses takes on: progress and Ctrl-C come between
-    calls."""
+    """Return how many rounds one call into the losses computes.
+
+    Progress and Ctrl-C are handled between calls.
+    """
     if isinstance(losses, loss_kernels.Called):
         return max(1, MOST_CALLS // losses.silos)
     return max(1, MOST_LOSSES // (losses.silos * losses.experts))
@@ -394,16 +434,19 @@ def rounds_of_call(losses: loss_kernels.Losses) -> int:
 def with_sums(
     losses: loss_kernels.Losses, edges: np.ndarray, needed: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
-    """(first, last, what every expert lost at all clients) of each stretch, made in blocks."""
+    """Yield (first round, last round, losses of every expert over all clients) of each stretch.
+
+    The losses are computed in blocks; they are None unless ``needed``.
+    """
     for at, end in blocks_of(losses, edges, MOST_SUMS):
-        part = edges[at : end + 1]
-        sums = losses.unit * losses.sums(part, threads) if needed else None
-        for i, (before, after) in enumerate(pairwise(part)):
+        block_edges = edges[at : end + 1]
+        sums = losses.unit * losses.sums(block_edges, threads) if needed else None
+        for i, (before, after) in enumerate(pairwise(block_edges)):
             yield int(before) + 1, int(after), None if sums is None else sums[i]
 
 
 class Sums:
-    """Sums that all clients of a plan send together."""
+    """All clients of a plan that sends sums of losses."""
 
     KEPT: ClassVar = ("_sum",)
 
@@ -411,16 +454,17 @@ class Sums:
         self._sum = np.zeros(experts)
 
     def saw(self, sums: np.ndarray) -> None:
+        """Add the losses (d,) of a stretch."""
         self._sum += sums
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
+        """Return the sum (d,) of all clients' messages in an exchange, and start a new sum."""
         sent, self._sum = self._sum, np.zeros(len(self._sum))
         return sent
 
 
 class Scores:
-    """Scores that all clients of a plan send together, from gradients of losses made when
-    needed."""
+    """All clients of a plan that sends scores, computed from gradients of losses."""
 
     def __init__(
         self, plan: Any, losses: loss_kernels.Losses, noise: SeededNoise, threads: int
@@ -430,24 +474,25 @@ class Scores:
         self.walking: Walk | None = None
 
     def saw(self, sums: np.ndarray) -> None:
-        """Sums are for the regret alone."""
+        """Ignore the losses of a stretch: scores are computed from gradients instead."""
 
     def begin(self, number: int) -> None:
-        """Begin the phase of this number again."""
+        """Start the phase of this number again, to resume from a snapshot."""
         for phase in self.plan.phases:
             if phase.number == number:
                 self.walking = self._begin(phase)
 
     def _walk_of(self, release: int) -> Walk:
-        """The walk through the trees of the phase that an exchange is of."""
+        """Return the walk through the trees of the phase that contains an exchange."""
         phase = self.plan.phase_of(release)
         if self.walking is None or self.walking.phase is not phase:
             self.walking = self._begin(phase)
         return self.walking
 
     def _begin(self, phase: Phase) -> Walk:
+        """Draw the clients' samples of a phase, and return a new walk through its trees."""
         count, used = len(phase.samples), phase.used
-        # Copies: a view would keep the whole order of every client.
+        # Copies, because a view would keep every client's whole permutation in memory.
         orders = [self.noise.sample(i, phase.number, count)[:used].copy() for i in self._silos]
         self._rounds = phase.samples.start + np.array(orders)
         return self.plan.walk(phase, self.plan.silos, self._sum)
@@ -459,35 +504,42 @@ class Scores:
     def _sum(
         self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
     ) -> np.ndarray:
+        """Return the gradients at x of all clients' samples start..stop - 1."""
         rounds = np.ascontiguousarray(self._rounds[:, start:stop])
         bounds = self.plan.bounds.low, self.plan.bounds.high, most
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
 
-    def walk(self, course: Course, last: int, heard: Callable[[], None]) -> None:
-        """Exchanges up to the last with `NoisyLeast`, as many of a phase at once as one call should
-        have."""
+    def walk(self, course: Course, last: int, on_progress: Callable[[], None]) -> None:
+        """Make the exchanges up to ``last`` with a `NoisyLeast` server, many of a phase at once.
+
+        ``on_progress`` is called after each call into the compiled losses.
+        """
         if course.made >= last:
             return
         x = course.x = course.x.copy()
         while course.made < last:
             release = course.made + 1
-            course.made = self._leaves(self._walk_of(release), release, last, x) - 1
-            heard()
+            course.made = self._visit_leaves(self._walk_of(release), release, last, x) - 1
+            on_progress()
 
-    def _leaves(self, walk: Walk, release: int, last: int, x: np.ndarray) -> int:
-        """Walk on, as far as one call should; returns the next exchange. x is moved."""
+    def _visit_leaves(self, walk: Walk, release: int, last: int, x: np.ndarray) -> int:
+        """Visit the next leaves of the walk in one call, and return the next exchange.
+
+        x is updated in place.
+        """
         plan, phase = self.plan, walk.phase
-        most = rounds_of_call(self.losses)
-        taken: list[tuple[float, ...]] = []
+        most_samples = rounds_of_call(self.losses)
+        leaves: list[tuple[float, ...]] = []
         samples = 0
+        # As many leaves as one call can take, at least one.
         for leaf in phase.leaves[walk.done : walk.done + last + 1 - release]:
             samples += leaf.stop - leaf.start
-            if taken and samples > most:
+            if leaves and samples > most_samples:
                 break
-            taken.append((*leaf, phase.scales[leaf.tree - 1]))
+            leaves.append((*leaf, phase.scales[leaf.tree - 1]))
         self.losses.walk(
             self._rounds,
-            taken,
+            leaves,
             release,
             x,
             walk.estimates,
@@ -497,11 +549,11 @@ class Scores:
             noise_by=plan.protocol.noise_by,
             threads=self.threads,
         )
-        walk.done += len(taken)
-        return release + len(taken)
+        walk.done += len(leaves)
+        return release + len(leaves)
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
-        """Values that all clients send in one exchange, added up in order, (d,)."""
+        """Return the sum (d,) of all clients' messages in an exchange, in the order of clients."""
         plan = self.plan
         rows = self._walk_of(release).leaf(x)
         if plan.protocol.noise_by == "silos":
@@ -516,7 +568,7 @@ class Scores:
 def totals(
     losses: loss_kernels.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
 ) -> Sums | Scores:
-    """All clients of a plan at once."""
+    """Return an object that stands for all clients of a plan."""
     return Scores(plan, losses, noise, threads) if plan.sends == "scores" else Sums(plan.experts)
 
 
@@ -527,7 +579,7 @@ def outcome(
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """Outcome of a finished curve."""
+    """Return the outcome of a curve, from its regret and its exchanges by each checkpoint (C,)."""
     return Outcome(
         group_regret=ledger.regret,
         synchronisations=exchanged,
@@ -542,18 +594,21 @@ def outcome(
 
 
 def terms_of(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
-    """Sums or gradients of all clients, and the stretches between exchanges."""
+    """Return the memory terms of a curve: clients, their sums or gradients, and stretches."""
     d, m = plan.experts, plan.silos
-    who = f"{spaced(m)} clients x {spaced(d)} experts"
+    size_text = f"{spaced(m)} clients x {spaced(d)} experts"
     edges = plan.exchanges + min(checkpoints, plan.horizon)
     terms = [
-        # Made, sorted, and made unique.
+        # Edges while they are collected, sorted and made unique.
         Term("stretches of rounds", 8 * 5 * edges, spaced(edges), "exchanges"),
         Term("decisions", 8 * 10 * d, f"{spaced(d)} experts", "experts"),
-        Term("clients", plan.memory(), who, "clients or experts"),
+        Term("clients", plan.memory(), size_text, "clients or experts"),
     ]
     if steps:
-        return [*terms, Term("losses of a round", m * (4 * 8 * d + 4 * OBJECT), who, "clients")]
+        return [
+            *terms,
+            Term("losses of a round", m * (4 * 8 * d + 4 * OBJECT), size_text, "clients"),
+        ]
     sums = min(max(MOST_SUMS, d), max(1, edges) * d)
     return [*terms, Term("sums of losses", 16 * sums, f"{spaced(d)} experts", "experts")]
 
@@ -561,7 +616,7 @@ def terms_of(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
 def memory(
     plan: ExpertPlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Terms of one curve of one replicate."""
+    """Return the memory terms of one curve in one replicate."""
     return [*terms_of(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
 
 

@@ -1,8 +1,8 @@
-"""Limits of a bench: the work that an agent-round asks for, and what one core can do at most.
+"""Lower bounds on the time of an agent-round: its least work, and the peak rates of one core.
 
-The work is counted from the sizes: what any program that chooses the same actions in the same way
-has to compute and to read. The peaks are measured by `benches/peaks.py` in the run that uses them,
-for the clock of a machine is not that of another, nor of an hour ago.
+The work is counted from the problem's sizes: the operations and memory reads of any program that
+chooses the same actions by the same method. Peak rates are measured by `benches/peaks.py` in the
+run that uses them, because clock rates differ between machines and change over time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Kinds of arithmetic, by the unit that does it. Normals are those of our generator.
+#: Kinds of arithmetic. "normals" are the standard normals of fastfed's generator.
 ARITHMETIC = ("int16", "float32", "float64", "normals")
 #: Levels of memory, nearest first.
 MEMORY = ("L1", "L2", "L3", "DRAM")
@@ -18,62 +18,63 @@ MEMORY = ("L1", "L2", "L3", "DRAM")
 
 @dataclass(frozen=True)
 class Peaks:
-    """What one core does in a second: operations by kind, bytes by level of memory."""
+    """Peak rates of one core per second: operations by kind, bytes read by level of memory."""
 
     rates: Mapping[str, float]
-    #: Bytes that L1, L2 and L3 hold.
+    #: Sizes of L1, L2 and L3 in bytes.
     sizes: Mapping[str, int]
 
     def level(self, footprint: float) -> str:
-        """The nearest level that holds so many bytes."""
+        """Return the nearest level of memory that holds ``footprint`` bytes."""
         return next((name for name in MEMORY[:-1] if footprint <= self.sizes[name]), MEMORY[-1])
 
 
 def best_of(*measured: Peaks) -> Peaks:
-    """The higher of each peak: what was reached once can be reached."""
-    rates = {name: max(each.rates[name] for each in measured) for name in measured[0].rates}
+    """Return the highest of several measurements of each peak rate."""
+    rates = {name: max(peaks.rates[name] for peaks in measured) for name in measured[0].rates}
     return Peaks(rates, measured[0].sizes)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an agent-round asks for at least.
+    """The least work of an agent-round: operations by kind, and memory reads.
 
-    A multiplication and the addition after it are two operations.
+    A multiplication and the addition after it count as two operations.
     """
 
     int16: float = 0.0
     float32: float = 0.0
     float64: float = 0.0
     normals: float = 0.0
-    #: Bytes that are read, each with how many bytes lie between two uses of the same.
+    #: Pairs (bytes read, footprint): the footprint is how many bytes are read between two reads of
+    #: the same byte, and so decides the level of memory.
     reads: tuple[tuple[float, float], ...] = field(default=())
 
     @property
     def operations(self) -> float:
-        """All multiplications and additions."""
+        """Number of multiplications and additions of all kinds."""
         return self.int16 + self.float32 + self.float64
 
     @property
     def bytes(self) -> float:
-        """All bytes that are read."""
+        """Number of bytes read."""
         return sum(count for count, _ in self.reads)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time of some work, in microseconds, and what takes most of it."""
+    """The least time of some work in microseconds, and the kind or level that takes most of it."""
 
     microseconds: float
     by: str
 
 
 def bound(work: Work, peaks: Peaks) -> Bound:
-    """What the work takes at least.
+    """Compute the least time of some work.
 
-    All arithmetic is done by the same units, one kind after the other, so their times add up;
-    so do those of the levels of memory. Both may go on at once: the longer one is the limit. On a
-    processor without 16-bit products float32 does them.
+    All kinds of arithmetic share the same units, so their times add up, and so do the times of the
+    levels of memory. Arithmetic and memory reads can overlap, so the bound is the longer of the two
+    sums. A processor without 16-bit products does them in float32.
     """
     operations = {name: getattr(work, name) for name in ARITHMETIC}
     if "int16" not in peaks.rates:
@@ -83,7 +84,7 @@ def bound(work: Work, peaks: Peaks) -> Bound:
     for count, footprint in work.reads:
         level = peaks.level(footprint)
         memory[level] = memory.get(level, 0.0) + 1e6 * count / peaks.rates[level]
-    longer = max(arithmetic, memory, key=lambda parts: sum(parts.values()))
-    if not longer:
+    longer_times = max(arithmetic, memory, key=lambda parts: sum(parts.values()))
+    if not longer_times:
         return Bound(0.0, "nothing")
-    return Bound(sum(longer.values()), max(longer, key=longer.__getitem__))
+    return Bound(sum(longer_times.values()), max(longer_times, key=longer_times.__getitem__))

@@ -1,9 +1,10 @@
-"""Decentralised curves in both drivers: message by message, and part by part.
+"""The driver of federations without a server: message by message, or part by part in compiled code.
 
-The step driver sends every message along the graph, hop by hop. The compiled driver rests on what
-Algorithm 3 makes sure of: all that concerns an estimator arrives before it is used again, so that
-each estimator of each clique is a federation of its own, whose reports come one use late. It runs
-those, and counts the messages that the step driver sends; the tests hold one against the other.
+The step driver sends every message along the graph, hop by hop. The compiled driver uses a property
+of dubey-pentland-2020, Algorithm 3: all messages about an estimator arrive before it is used again.
+So each estimator of each clique (a part) is a separate federation, whose reports arrive one use
+later. The driver runs the parts one by one, and computes how many messages the step driver would
+send. Tests compare both drivers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fastfed.simulation.driver import (
 from fastfed.simulation.server import step_terms
 from fastfed.simulation.snapshots import Snapshot
 
-#: Of any silo's request.
+#: Size of a request in bytes.
 REQUEST_BYTES = Request(0, 0, 0).nbytes
 
 
@@ -46,11 +47,11 @@ def run_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default), every message on its way."""
+    """Run rounds 1..last (default: all), and send every message along the graph."""
     noise = SeededNoise(environment.seed, environment.replicate)
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
-    seen = _Seen(plan, checkpoints)
+    counts = _StepCounts(plan, checkpoints)
     actions = np.zeros((plan.silos, plan.horizon), np.int32)
     rewards = np.zeros((plan.silos, plan.horizon))
     for round in range(1, (plan.horizon if last is None else last) + 1):
@@ -58,36 +59,36 @@ def run_steps(
             peers[i].receive(message)
         for i, peer in enumerate(peers):
             features, means = environment.round(i, round)
-            a = peer.select(features)
-            y = environment.reward(i, round, means[a])
-            peer.observe(y)
-            actions[i, round - 1], rewards[i, round - 1] = a, y
-            seen.regret[i, round % plan.gamma] += means.max() - means[a]
+            action = peer.select(features)
+            reward = environment.reward(i, round, means[action])
+            peer.observe(reward)
+            actions[i, round - 1], rewards[i, round - 1] = action, reward
+            counts.regret[i, round % plan.gamma] += means.max() - means[action]
         for i, peer in enumerate(peers):
             for message in peer.outbox():
                 network.broadcast(i, message)
                 part = plan.of_silo[i][message.estimator]
-                # One synchronisation is one report of each member.
-                seen.synchronisations += not isinstance(message, Request) and i == part.clique[0]
-        seen.note(round, network.bytes_sent)
+                # Each member sends one report per synchronisation; count those of the first member.
+                counts.synchronisations += not isinstance(message, Request) and i == part.clique[0]
+        counts.note(round, network.bytes_sent)
         if progress is not None:
             progress(1)
-    # What is under way still arrives; nobody uses it, and it is not counted.
+    # Deliver the messages that are still being forwarded. They are not used or counted.
     for _ in range(plan.gamma):
         for i, message in network.deliver():
             peers[i].receive(message)
     silos = [[estimator.silo for estimator in peer.estimators] for peer in peers]
-    flat = [silo for of_peer in silos for silo in of_peer]
+    all_silos = [silo for of_peer in silos for silo in of_peer]
     return Outcome(
-        group_regret=seen.group(plan),
-        synchronisations=seen.counts,
-        bits_up=8.0 * seen.sent,
+        group_regret=counts.group(plan),
+        synchronisations=counts.counts,
+        bits_up=8.0 * counts.sent,
         bits_down=np.zeros(len(checkpoints)),
         events=linear_events(
-            # Every member refreshes the same V.
+            # All members of a part compute the same V, so count the events of one member.
             sum(silos[p.clique[0]][p.estimator].indefinite for p in plan.parts),
-            sum(s.clipped_features for s in flat),
-            sum(s.clipped_rewards for s in flat),
+            sum(s.clipped_features for s in all_silos),
+            sum(s.clipped_rewards for s in all_silos),
         ),
         total=np.array([_total(peers, p) for p in plan.parts]),
         actions=actions,
@@ -96,11 +97,12 @@ def run_steps(
 
 
 def _total(peers: list[Peer], part: Part) -> np.ndarray:
+    """Return the synchronised statistics of a part, (s,)."""
     return peers[part.clique[0]].estimators[part.estimator].total
 
 
-class _Seen:
-    """Counts of the step driver at the checkpoints."""
+class _StepCounts:
+    """Regret, synchronisations and bytes at the checkpoints, counted by the step driver."""
 
     def __init__(self, plan: PeerPlan, checkpoints: np.ndarray) -> None:
         self.checkpoints = checkpoints
@@ -111,12 +113,14 @@ class _Seen:
         self.sent = np.zeros(len(checkpoints))
 
     def note(self, round: int, sent: int) -> None:
-        at = self.checkpoints == round
-        self.curves[at] = self.regret
-        self.counts[at] = self.synchronisations
-        self.sent[at] = sent
+        """Record the counts after a round, if it is a checkpoint; ``sent`` is in bytes."""
+        at_checkpoint = self.checkpoints == round
+        self.curves[at_checkpoint] = self.regret
+        self.counts[at_checkpoint] = self.synchronisations
+        self.sent[at_checkpoint] = sent
 
     def group(self, plan: PeerPlan) -> np.ndarray:
+        """Return the group regret (C,), added up in the compiled driver's order."""
         total = np.zeros(len(self.checkpoints))
         for part in plan.parts:
             for silo in part.clique:
@@ -125,14 +129,15 @@ class _Seen:
 
 
 @dataclass(frozen=True)
-class _Added:
-    """What the parts that were run add up to."""
+class _PartSums:
+    """Sums over the parts that were run, as arrays by name, which snapshots contain."""
 
     arrays: dict[str, np.ndarray]
 
     @classmethod
-    def none(cls, plan: PeerPlan, checkpoints: int, record: bool) -> _Added:
-        made = {
+    def none(cls, plan: PeerPlan, checkpoints: int, record: bool) -> _PartSums:
+        """Return sums of zero, before any part was run."""
+        zeros = {
             "group": np.zeros(checkpoints),
             "counts": np.zeros(checkpoints, np.int64),
             "sent": np.zeros(checkpoints),
@@ -141,32 +146,32 @@ class _Added:
             "totals": np.zeros((len(plan.parts), plan.parts[0].plan.statistic_size)),
         }
         if record:
-            made["actions"] = np.zeros((plan.silos, plan.horizon), np.int32)
-            made["rewards"] = np.zeros((plan.silos, plan.horizon))
-        return cls(made)
+            zeros["actions"] = np.zeros((plan.silos, plan.horizon), np.int32)
+            zeros["rewards"] = np.zeros((plan.silos, plan.horizon))
+        return cls(zeros)
 
     def add(
         self, plan: PeerPlan, number: int, state: dict[str, Any], checkpoints: np.ndarray
     ) -> None:
-        """Add the state of a part that was run."""
+        """Add the final state of part ``number``."""
         part, sums = plan.parts[number], self.arrays
-        _, at = _marks(plan, part, checkpoints)
-        # Silos one after the other, as the step driver adds them: a sum could take another order.
-        rows = np.vstack([sums["group"], _since_start(state["curve"])[:, at]])
-        sums["group"][:] = rows.cumsum(axis=0)[-1]
-        sums["counts"] += _since_start(state["synchronised"].cumsum())[at]
+        _, last_before = _part_checkpoints(plan, part, checkpoints)
+        # cumsum adds silo by silo, as the step driver does; sum could add in a different order.
+        curves = np.vstack([sums["group"], _since_start(state["curve"])[:, last_before]])
+        sums["group"][:] = curves.cumsum(axis=0)[-1]
+        sums["counts"] += _since_start(state["synchronised"].cumsum())[last_before]
         sums["sent"] += _sent(plan, part, state, checkpoints)
         sums["clipped"] += state["clipped"].sum(axis=0)
         sums["indefinite"] += state["indefinite"]
         sums["totals"][number] = state["total"]
         if "actions" in sums:
             rounds = plan.rounds(part.estimator) - 1
-            for row, silo in enumerate(part.clique):
-                sums["actions"][silo, rounds] = state["actions"][row]
-                sums["rewards"][silo, rounds] = state["rewards"][row]
+            for member, silo in enumerate(part.clique):
+                sums["actions"][silo, rounds] = state["actions"][member]
+                sums["rewards"][silo, rounds] = state["rewards"][member]
 
     def outcome(self, checkpoints: int) -> Outcome:
-        """Of all parts."""
+        """Return the outcome of all parts."""
         sums = self.arrays
         features, rewards = sums["clipped"]
         return Outcome(
@@ -181,37 +186,45 @@ class _Added:
         )
 
 
-def _marks(plan: PeerPlan, part: Part, checkpoints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Checkpoints of a part, in rounds of its own; and where each checkpoint finds the part among
-    them, 0 before its first round."""
+def _part_checkpoints(
+    plan: PeerPlan, part: Part, checkpoints: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Convert checkpoints of the curve to checkpoints of a part.
+
+    Returns the part's checkpoints, in the part's rounds, and for each checkpoint of the curve (C,)
+    how many of the part's checkpoints are at or before it.
+    """
     uses = np.array([plan.uses(part.estimator, int(c)) for c in checkpoints])
-    own = np.unique(uses[uses > 0])
-    return own, np.searchsorted(own, uses, side="right")
+    part_checkpoints = np.unique(uses[uses > 0])
+    return part_checkpoints, np.searchsorted(part_checkpoints, uses, side="right")
 
 
 def _since_start(curves: np.ndarray) -> np.ndarray:
-    """Curves with a 0 in front, for checkpoints before a part's first round."""
+    """Prepend a 0 to curves, for checkpoints before a part's first round."""
     return np.pad(curves, [(0, 0)] * (curves.ndim - 1) + [(1, 0)])
 
 
 def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.ndarray) -> np.ndarray:
-    """Bytes over all edges by each checkpoint, of all messages about one part."""
+    """Return the bytes over all edges by each checkpoint (C,), for all messages about one part."""
     rounds = plan.rounds(part.estimator)
     report = 8 * part.plan.statistic_size
     reported = rounds[state["synchronised_rounds"] > 0]
-    total = report * _crossed(plan.clique_crossings[part.clique], reported, checkpoints)
-    asked = state["requested"]
-    uses = np.flatnonzero(asked.any(axis=1))
+    total = report * _report_crossings(plan.clique_crossings[part.clique], reported, checkpoints)
+    requested = state["requested"]
+    uses = np.flatnonzero(requested.any(axis=1))
     silos = np.array(part.clique)
-    askers = [silos[np.flatnonzero(asked[use])] for use in uses]
-    total += REQUEST_BYTES * _asked(plan.crossings, askers, rounds[uses], checkpoints)
+    requesters = [silos[np.flatnonzero(requested[use])] for use in uses]
+    total += REQUEST_BYTES * _request_crossings(
+        plan.crossings, requesters, rounds[uses], checkpoints
+    )
     return total
 
 
-def _crossed(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
-    """Edges crossed by each checkpoint, of messages sent at the ends of the rounds ``when``.
+def _report_crossings(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
+    """Return the edges crossed by each checkpoint (C,), for reports sent at the end of ``when``.
 
-    They are gamma rounds apart at least: only the last one can still be on its way.
+    ``edges`` (gamma + 1,) counts the edges that all members' reports cross in 0, 1, ... hops. The
+    rounds ``when`` are at least gamma apart, so only the last reports can still be on their way.
     """
     gamma = len(edges) - 1
     sent = np.searchsorted(when, checkpoints, side="right")
@@ -222,18 +235,22 @@ def _crossed(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np
     return np.where(sent > 0, crossed, 0).astype(np.float64)
 
 
-def _asked(
-    edges: np.ndarray, askers: list[np.ndarray], when: np.ndarray, checkpoints: np.ndarray
+def _request_crossings(
+    edges: np.ndarray, requesters: list[np.ndarray], when: np.ndarray, checkpoints: np.ndarray
 ) -> np.ndarray:
-    """The same of requests: those of the silos ``askers[k]`` were sent in round ``when[k]``."""
+    """Return the edges crossed by each checkpoint (C,), for requests.
+
+    The silos ``requesters[k]`` sent theirs in round ``when[k]``. ``edges`` (M, gamma + 1) counts
+    the edges that each silo's message crosses in 0, 1, ... hops.
+    """
     gamma = edges.shape[1] - 1
-    whole = np.cumsum([0, *(edges[silos, gamma].sum() for silos in askers)])
+    delivered = np.cumsum([0, *(edges[silos, gamma].sum() for silos in requesters)])
     sent = np.searchsorted(when, checkpoints, side="right")
-    crossed = whole[sent].astype(np.float64)
+    crossed = delivered[sent].astype(np.float64)
     for k in np.flatnonzero(sent):
         last = sent[k] - 1
         if (hops := checkpoints[k] - when[last] + 1) < gamma:
-            crossed[k] = whole[last] + edges[askers[last], hops].sum()
+            crossed[k] = delivered[last] + edges[requesters[last], hops].sum()
     return crossed
 
 
@@ -249,95 +266,108 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) of every part by the compiled driver, one by one; on from
-    the snapshot if it holds an earlier part."""
+    """Run rounds 1..last (default: all) of every part by the compiled driver, one after the other.
+
+    The run resumes from the snapshot if there is one.
+    """
     verify(plan)
     until = plan.horizon if last is None else last
-    added, told = _Added.none(plan, len(checkpoints), record), 0
+    part_sums, agent_rounds = _PartSums.none(plan, len(checkpoints), record), 0
 
-    def opened(number: int) -> tuple[driver.Run, dict[str, Any]]:
+    def open_part(number: int) -> tuple[driver.Run, dict[str, Any]]:
+        """Open a run of one part, and return it with its fresh state."""
         part = plan.parts[number]
-        own, _ = _marks(plan, part, checkpoints)
-        made = compiled.state(part.plan, len(own), record)
-        made["synchronised_rounds"] = np.zeros(part.plan.horizon, np.uint8)
-        made["requested"] = np.zeros((part.plan.horizon, len(part.clique)), np.uint8)
+        part_checkpoints, _ = _part_checkpoints(plan, part, checkpoints)
+        state = compiled.state(part.plan, len(part_checkpoints), record)
+        state["synchronised_rounds"] = np.zeros(part.plan.horizon, np.uint8)
+        state["requested"] = np.zeros((part.plan.horizon, len(part.clique)), np.uint8)
         run = driver.Run(
             environment,
             len(part.clique),
             part.plan.horizon,
-            own,
-            [made],
+            part_checkpoints,
+            [state],
             threads,
             names=np.array(part.clique, np.int64),
             phase=part.estimator,
             stride=plan.gamma,
         )
         run.initialise()
-        return run, made
+        return run, state
 
-    def tell(silos: int, rounds: int) -> None:
-        nonlocal told
-        told += rounds * silos
+    def report_progress(silos: int, rounds: int) -> None:
+        nonlocal agent_rounds
+        agent_rounds += rounds * silos
         if progress is not None:
             # In whole rounds of all silos.
-            progress(told // plan.silos - (told - rounds * silos) // plan.silos)
+            progress(agent_rounds // plan.silos - (agent_rounds - rounds * silos) // plan.silos)
 
-    # The part that was being run when the snapshot was kept, and its rounds by then.
-    begin, done, reached = 0, 0, None
-    kept = snapshot.kept() if snapshot is not None else None
-    if snapshot is not None and kept is not None and kept.stage < len(plan.parts):
-        run, made = opened(kept.stage)
-        uses = plan.uses(plan.parts[kept.stage].estimator, until)
-        if (found := snapshot.read([made, added.arrays], uses, kept.stage, kept)) is not None:
-            begin, done, reached = kept.stage, found[0], (run, made)
-            run.resume(found[1])
-        del run, made
-    del kept
+    # The part that was being run when the snapshot was written, and its rounds by then.
+    begin, done, resumed = 0, 0, None
+    stored = snapshot.kept() if snapshot is not None else None
+    if snapshot is not None and stored is not None and stored.stage < len(plan.parts):
+        run, state = open_part(stored.stage)
+        uses = plan.uses(plan.parts[stored.stage].estimator, until)
+        if (
+            position := snapshot.read([state, part_sums.arrays], uses, stored.stage, stored)
+        ) is not None:
+            begin, done, resumed = stored.stage, position[0], (run, state)
+            run.resume(position[1])
+        del run, state
+    del stored
     for number, part in enumerate(plan.parts):
         silos, uses = len(part.clique), plan.uses(part.estimator, until)
         if number < begin:
-            tell(silos, uses)
+            report_progress(silos, uses)
             continue
-        run, made = reached or opened(number)
-        reached = None
-        states = [made, added.arrays]
-        heard = compiled.keeping(run, states, 0, snapshot, partial(tell, silos), number)
+        run, state = resumed or open_part(number)
+        resumed = None
+        states = [state, part_sums.arrays]
+        on_progress = compiled.keeping(
+            run, states, 0, snapshot, partial(report_progress, silos), number
+        )
         if done:
-            heard(done)
-        compiled.run_rounds(run, done + 1, uses, rounds_per_call, heard)
-        added.add(plan, number, made, checkpoints)
+            on_progress(done)
+        compiled.run_rounds(run, done + 1, uses, rounds_per_call, on_progress)
+        part_sums.add(plan, number, state, checkpoints)
         done = 0
-        del run, made, states, heard  # the next part's take as much
-    return added.outcome(len(checkpoints))
+        del run, state, states, on_progress  # free the memory before the next part
+    return part_sums.outcome(len(checkpoints))
 
 
 def memory(
     plan: PeerPlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Memory of the largest part, for they run one by one, or of all, message by message."""
+    """Return the memory terms of one curve.
+
+    The compiled driver runs one part at a time and needs the memory of the largest; the step driver
+    runs all parts at once.
+    """
     parts: list[list[Term]] = []
-    asked = []
+    request_bytes = []
     for part in {(len(p.clique), p.plan.horizon): p for p in plan.parts}.values():
         kind = step_terms if steps else lambda p, c: compiled.state_terms(p, c, record)
         parts.append(kind(part.plan, checkpoints))
-        asked.append(part.plan.horizon * (1 + len(part.clique)))
+        request_bytes.append(part.plan.horizon * (1 + len(part.clique)))
     hops = 8 * plan.silos * (plan.gamma + 1)
     totals = 8 * len(plan.parts) * plan.parts[0].plan.statistic_size
     links = f"{spaced(plan.silos)} silos, {spaced(len(plan.graph.edges))} edges"
     sizes = len(plan.graph.edges) * OBJECT + hops + len(plan.parts) * OBJECT
     graph = Term("graph and parts", sizes, links, "silos")
-    left = [graph, Term("totals of all parts", 2 * totals), outcome_term(checkpoints, 0)]
-    rounds = Term("who asked when", max(asked) + 8 * plan.horizon, less="rounds")
+    common_terms = [graph, Term("totals of all parts", 2 * totals), outcome_term(checkpoints, 0)]
+    rounds = Term("rounds of requests", max(request_bytes) + 8 * plan.horizon, less="rounds")
     if steps:
-        whole = [t for part, one in zip(plan.parts, _alike(plan, parts), strict=True)
-                 for t in one if part]  # fmt: skip
-        return [*whole, *left]
+        all_terms = [
+            t for part, part_terms in zip(plan.parts, _terms_by_part(plan, parts), strict=True)
+            for t in part_terms if part
+        ]  # fmt: skip
+        return [*all_terms, *common_terms]
     recorded = 12 * plan.silos * plan.horizon if record else 0
-    return [*max(parts, key=total), rounds, Term("actions and rewards", recorded), *left]
+    return [*max(parts, key=total), rounds, Term("actions and rewards", recorded), *common_terms]
 
 
-def _alike(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:
-    """The terms of every part, from those of each kind."""
+def _terms_by_part(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:
+    """Return the terms of every part. ``parts`` holds the terms of each size of part once."""
     kinds = {(len(p.clique), p.plan.horizon): None for p in plan.parts}
     by_kind = dict(zip(kinds, parts, strict=True))
     return [by_kind[len(p.clique), p.plan.horizon] for p in plan.parts]

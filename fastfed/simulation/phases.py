@@ -1,4 +1,4 @@
-"""Curves in phases in both drivers: message by message, and phase by phase."""
+"""The driver of federations in phases: message by message, or phase by phase in compiled code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastfed.simulation.driver import (
 )
 from fastfed.simulation.snapshots import Snapshot
 
-#: Runs rounds first..last, heard of.
+#: Called with (run, first, last, progress): runs rounds first..last and reports progress.
 Through = Callable[[driver.Run, int, int, Progress], None]
 
 
@@ -40,13 +40,14 @@ def run_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default), one client and round at a time."""
+    """Run rounds 1..last (default: all) with clients and a server, message by message."""
     clients = [Client(plan, i) for i in range(plan.silos)]
     averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     record = Record(plan.silos, plan.horizon, checkpoints)
     model = np.zeros(plan.dimension)
 
     def end_round(_: int) -> int:
+        """Average the estimates at the end of a phase, and return the releases so far."""
         nonlocal model
         if clients[0].due:
             average = averager.combine([client.estimate() for client in clients])
@@ -71,83 +72,87 @@ def run_steps(
 
 
 def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
-    """Releases and bits sent by each checkpoint, as an Outcome keeps them."""
+    """Return the fields of an Outcome about messages, from the releases (C,) so far."""
     bits = np.array([plan.bits(int(k)) for k in released], np.float64)
     return {"synchronisations": released, "bits_up": bits, "bits_down": bits.copy()}
 
 
-#: Stages of a run, where a snapshot may be kept: before the first release, and after it.
-ALONE, GREEDY = 0, 1
+#: Stages of a run in its snapshots: before the first release, and after it.
+INITIAL, GREEDY = 0, 1
 
 
 def run_phases(
     environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
-    made: dict[str, Any],
+    state: dict[str, Any],
     open_pass: Callable[[dict[str, Any]], driver.Run],
     through: Through,
     until: int,
     snapshot: Snapshot | None = None,
     progress: Progress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds 1..until, every phase a call of its own: (releases by checkpoint, last model).
+    """Run rounds 1..until, phase by phase; return (releases by checkpoint (C,), last model (d,)).
 
-    ``made`` is the fresh state of ``plan.local``; its curve, regret and counts are filled in.
+    ``made`` is the fresh state of a curve with ``plan.local``. Its curve, regret and counts are
+    filled in. ``open_pass`` opens a run of a state, and ``through`` runs some rounds of it.
     """
-    run = open_pass(made)
+    run = open_pass(state)
     run.initialise()
-    greedy = {**made, **greedy_state(plan)}
-    stage, done, numbers = _reached(snapshot, made, greedy, until)
+    greedy = {**state, **greedy_state(plan)}
+    stage, done, run_numbers = _reached(snapshot, state, greedy, until)
     averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
-    if stage == ALONE:
-        if numbers is not None:
-            run.resume(numbers)
-        heard = compiled.keeping(run, [made], 0, snapshot, progress, ALONE)
-        heard(done)
-        through(run, done + 1, min(plan.initial_rounds, until), heard)
+    if stage == INITIAL:
+        if run_numbers is not None:
+            run.resume(run_numbers)
+        on_progress = compiled.keeping(run, [state], 0, snapshot, progress, INITIAL)
+        on_progress(done)
+        through(run, done + 1, min(plan.initial_rounds, until), on_progress)
         done = min(plan.initial_rounds, until)
     run = open_pass(greedy)
-    if stage == GREEDY and numbers is not None:
-        run.resume(numbers)
+    if stage == GREEDY and run_numbers is not None:
+        run.resume(run_numbers)
         model = greedy["theta"][0].copy()
         if progress is not None:
             progress(done)
-    heard = compiled.keeping(run, [greedy], done, snapshot, progress, GREEDY)
+    on_progress = compiled.keeping(run, [greedy], done, snapshot, progress, GREEDY)
     released = np.zeros(len(checkpoints), np.int64)
     for phase, first, last in rounds_between(plan):
         if first - 1 > until:
             break
         released += checkpoints >= first - 1
         if stage == GREEDY and first <= done:
-            averager.releases += 1  # before the snapshot
+            averager.releases += 1  # this release precedes the snapshot
         else:
-            found = linalg.least_squares(made["batch"], plan.dimension)
+            estimates = linalg.least_squares(state["batch"], plan.dimension)
             model = averager.combine(
-                [LocalEstimate(phase, values, i) for i, values in enumerate(found)]
+                [LocalEstimate(phase, values, i) for i, values in enumerate(estimates)]
             ).values
-            made["batch"][:] = 0.0
+            state["batch"][:] = 0.0
             greedy["theta"][0] = model
             run.forget()
-        through(run, max(first, done + 1), min(last, until), heard)
+        through(run, max(first, done + 1), min(last, until), on_progress)
     return released, model
 
 
 def _reached(
-    snapshot: Snapshot | None, made: dict[str, Any], greedy: dict[str, Any], until: int
+    snapshot: Snapshot | None, initial: dict[str, Any], greedy: dict[str, Any], until: int
 ) -> tuple[int, int, np.ndarray | None]:
-    """(stage, rounds, numbers) of a snapshot, brought into the state of its stage."""
-    kept = snapshot.kept() if snapshot is not None else None
-    if snapshot is None or kept is None:
-        return ALONE, 0, None
-    state = greedy if kept.stage == GREEDY else made
-    found = snapshot.read([state], until, kept.stage, kept)
-    return (kept.stage, *found) if found is not None else (ALONE, 0, None)
+    """Read a snapshot into the state of its stage, and return (stage, rounds, numbers of the run).
+
+    Without a usable snapshot return the start: (INITIAL, 0, None).
+    """
+    stored = snapshot.kept() if snapshot is not None else None
+    if snapshot is None or stored is None:
+        return INITIAL, 0, None
+    state = greedy if stored.stage == GREEDY else initial
+    position = snapshot.read([state], until, stored.stage, stored)
+    return (stored.stage, *position) if position is not None else (INITIAL, 0, None)
 
 
 def greedy_state(plan: PhasePlan) -> dict[str, Any]:
-    """Changes of a curve's state once all silos use one model: no bonus, no V of their own."""
+    """Return the changes of a curve's state once silos use the server's model, with no bonus."""
     d, radius = plan.dimension, plan.local.radius
     return {
         "lazy": True,
@@ -172,34 +177,40 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) by the compiled driver, phase after phase, on from the
-    snapshot if it holds an earlier part."""
+    """Run rounds 1..last (default: all) by the compiled driver, phase by phase.
+
+    The run resumes from the snapshot if there is one.
+    """
     check_phase_plan(plan)
-    made = compiled.state(plan.local, len(checkpoints), record)
+    state = compiled.state(plan.local, len(checkpoints), record)
 
-    def open_pass(made: dict[str, Any]) -> driver.Run:
-        return driver.Run(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
+    def open_pass(state: dict[str, Any]) -> driver.Run:
+        return driver.Run(environment, plan.silos, plan.horizon, checkpoints, [state], threads)
 
-    def advance(run: driver.Run, first: int, last: int, heard: Progress) -> None:
-        compiled.run_rounds(run, first, last, rounds_per_call, heard)
+    def advance(run: driver.Run, first: int, last: int, on_progress: Progress) -> None:
+        compiled.run_rounds(run, first, last, rounds_per_call, on_progress)
 
     until = plan.horizon if last is None else last
     released, model = run_phases(
-        environment, plan, checkpoints, made, open_pass, advance, until, snapshot, progress
+        environment, plan, checkpoints, state, open_pass, advance, until, snapshot, progress
     )
-    changed: dict[str, Any] = {**sent(plan, released), "total": model}
-    return replace(compiled.outcome(plan.local, made), **changed)
+    message_fields: dict[str, Any] = {**sent(plan, released), "total": model}
+    return replace(compiled.outcome(plan.local, state), **message_fields)
 
 
 def memory(
     plan: PhasePlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Terms of one curve: its clients before the phases, and their estimates."""
-    # Estimates as objects; in rotated coordinates, and what is drawn beside them.
-    wide = padded_dimension(plan.dimension)
-    each = 8 * (2 * plan.dimension + 4 * wide) + 2 * OBJECT
-    *terms, left = server.memory(plan.local, checkpoints, steps=steps, record=record)
-    return [*terms, silo_term("estimates of all silos", plan.silos * each, plan.local), left]
+    """Return the memory terms of one curve: the state of its clients, and their estimates."""
+    # Estimates as objects and in rotated coordinates, and the noise drawn for them.
+    padded = padded_dimension(plan.dimension)
+    bytes_per_silo = 8 * (2 * plan.dimension + 4 * padded) + 2 * OBJECT
+    *terms, outcome = server.memory(plan.local, checkpoints, steps=steps, record=record)
+    return [
+        *terms,
+        silo_term("estimates of all silos", plan.silos * bytes_per_silo, plan.local),
+        outcome,
+    ]
 
 
 DRIVER = Driver(run, run_steps, memory, snapshots=True)

@@ -1,7 +1,7 @@
-"""Plain policies: any class with ``select(actions)`` and ``observe(reward)``, beside our systems.
+"""Plain policies: user classes with ``select(actions)`` and ``observe(reward)``, for comparison.
 
-Such a policy is Python, runs a silo and a round at a time, and has no certificate: nothing is known
-of what it keeps or tells.
+A policy is Python code that runs one silo and round at a time. It has no privacy certificate,
+because fastfed does not know what it stores or reveals.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from fastfed.simulation.driver import (
     spaced,
 )
 
-#: What a policy's class may ask for by the names of its parameters.
+#: Values that are passed to a policy's class if it has parameters of these names.
 OFFERED = ("dimension", "horizon", "silos", "silo", "seed")
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """What a plain policy has; it need not inherit from this."""
+    """Interface of plain policies. They need not inherit from this class."""
 
     def select(self, actions: np.ndarray, /) -> int:
         """Choose an action.
@@ -48,17 +48,17 @@ class Policy(Protocol):
         Parameters
         ----------
         actions : ndarray, shape (K, d)
-            Features in float64, the policy's own to keep.
+            Features of the K actions in float64; a copy that the policy may store.
 
         Returns
         -------
         int
-            Index of the action to play, 0 to K - 1.
+            Index of the chosen action, 0 to K - 1.
         """
         ...
 
     def observe(self, reward: float, /) -> object:
-        """Learn the reward of the action last selected.
+        """Receive the reward of the action that was selected last.
 
         Parameters
         ----------
@@ -74,17 +74,17 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     policy : str or class
-        "module:name" of a class with `select` and `observe`, or of a function that makes one;
-        from Python the class itself. Each silo has an object of its own. Parameters named
-        dimension, horizon, silos, silo and seed get the problem's sizes, the silo's number and a
-        seed of each silo and replicate, from which all its randomness must come.
+        "module:name" of a class with `select` and `observe`, or of a function that returns such an
+        object; in Python also the class itself. Each silo gets a new object. Parameters named
+        dimension, horizon, silos, silo and seed receive the problem's sizes, the index of the silo,
+        and a seed for this silo and replicate, from which all randomness must be drawn.
     parameters : table
         Further arguments of the class.
     shared : bool, default False
-        One object for all silos, which act one after the other in every round.
+        If true, all silos share one object and act one after the other in each round.
     source : str, optional
-        Digest of the class's source, which results are kept by. It is computed; a spec that has it
-        runs with that source only.
+        Digest of the class's source code, part of the experiment's identity. It is computed if it
+        is missing; a spec that contains it runs with this source only.
     """
 
     policy: Any = None
@@ -97,25 +97,25 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError("policy is required")
         boolean("shared", self.shared)
         name = name_of(self.policy)
-        found = digest(policy_class(name))
-        if self.source not in (None, found):
+        source_digest = digest(policy_class(name))
+        if self.source not in (None, source_digest):
             raise InputError(
-                f"policy {name} has another source than the spec asks for ({self.source}), "
-                f"got {found}: take the key source out to run the new one"
+                f"policy {name} must have the source of the spec ({self.source}), got "
+                f"{source_digest}: remove the key source to run the new source"
             )
         msgspec.structs.force_setattr(self, "policy", name)
-        msgspec.structs.force_setattr(self, "source", found)
+        msgspec.structs.force_setattr(self, "source", source_digest)
 
 
 def name_of(policy: Any) -> str:
-    """ "module:name" of a class or function; InputError where it cannot be imported again."""
+    """Return "module:name" of a class or function; raise InputError if it cannot be imported."""
     if isinstance(policy, str):
         return policy
     module, name = getattr(policy, "__module__", None), getattr(policy, "__qualname__", "")
     if not callable(policy) or not name:
         raise InputError(
             f'policy must be a class, or "module:name" of one, got {show(policy)}; an object would '
-            "carry what it learned from one replicate to the next"
+            "carry data from one replicate to the next"
         )
     text = f"{module}:{name}"
     if not name.isidentifier() or import_function(text) is not policy:
@@ -127,30 +127,34 @@ def name_of(policy: Any) -> str:
 
 
 def policy_class(name: str) -> Callable[..., Any]:
-    """The class or function that "module:name" names."""
+    """Import the class or function "module:name"."""
     try:
-        found = import_function(name)
+        imported = import_function(name)
     except InputError as error:
         raise InputError(str(error).replace("function", "policy", 1)) from None
-    if not callable(found):
-        raise InputError(f"policy must be a class, or a function that makes one, got {show(found)}")
-    return found
+    if not callable(imported):
+        raise InputError(
+            f"policy must be a class, or a function that makes one, got {show(imported)}"
+        )
+    return imported
 
 
-def digest(made_by: Any) -> str:
-    """Digest of the source of a function, or of a class and those that it inherits from."""
-    text = []
-    for part in inspect.getmro(made_by) if inspect.isclass(made_by) else (made_by,):
+def digest(function: Any) -> str:
+    """Return the digest of the source code of a function, or of a class and its base classes."""
+    sources = []
+    for class_or_function in inspect.getmro(function) if inspect.isclass(function) else (function,):
         try:
-            text.append(inspect.getsource(part))
-        except (OSError, TypeError):  # compiled, or typed into an interpreter
-            text.append(f"{part.__module__}:{getattr(part, '__qualname__', '')}")
-    return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+            sources.append(inspect.getsource(class_or_function))
+        except (OSError, TypeError):  # compiled code, or typed into an interpreter
+            sources.append(
+                f"{class_or_function.__module__}:{getattr(class_or_function, '__qualname__', '')}"
+            )
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyPlan:
-    """Plan of a plain policy: what is made for each silo, and how often it acts."""
+    """Plan of a plain policy: its class, its arguments and the problem's sizes."""
 
     silos: int
     horizon: int
@@ -164,40 +168,40 @@ class PolicyPlan:
     driver: ClassVar[str] = "policies"
 
     def make(self, silo: int, seed: int, replicate: int) -> Policy:
-        """The policy of one silo, as it is before the first round."""
-        found = policy_class(self.policy)
+        """Create the policy of one silo, before the first round."""
+        policy_type = policy_class(self.policy)
         key = rng.key(seed, 0, replicate, silo, 2**32 - 1) >> 1
         offered = dict(
             zip(OFFERED, (self.dimension, self.horizon, self.silos, silo, key), strict=True)
         )
         try:
-            wanted = inspect.signature(found).parameters
+            signature = inspect.signature(policy_type).parameters
         except (TypeError, ValueError):  # a compiled class may have none
-            wanted = {}  # type: ignore[assignment]
-        given = {name: value for name, value in offered.items() if name in wanted}
+            signature = {}  # type: ignore[assignment]
+        arguments = {name: value for name, value in offered.items() if name in signature}
         try:
-            made = found(**{**given, **self.parameters})
+            instance = policy_type(**{**arguments, **self.parameters})
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"policy {self.policy} cannot be made: {error}; its arguments stand in the key "
+                f"policy {self.policy} cannot be made: {error}; write its arguments into the key "
                 "parameters"
             ) from error
-        if not isinstance(made, Policy):
+        if not isinstance(instance, Policy):
             raise InputError(
                 f"policy {self.policy} must make objects with select(actions) and "
-                f"observe(reward), got {_lacking(made)}"
+                f"observe(reward), got {_lacking(instance)}"
             )
-        return made
+        return instance
 
 
-def _lacking(made: object) -> str:
-    """What an object is, and which of the two methods it has not."""
-    lacks = [name for name in ("select", "observe") if not hasattr(made, name)]
-    return f"a {type(made).__name__} without {' and '.join(lacks)}"
+def _lacking(policy: object) -> str:
+    """Describe an object and the methods that it lacks."""
+    missing = [name for name in ("select", "observe") if not hasattr(policy, name)]
+    return f"a {type(policy).__name__} without {' and '.join(missing)}"
 
 
 def build(config: PolicyConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of a plain policy; one is made, to see that it can be."""
+    """Make the plan and certificate of a plain policy; create one object to check that it works."""
     plan = PolicyPlan(
         silos=problem.silos,
         horizon=problem.horizon,
@@ -212,7 +216,7 @@ def build(config: PolicyConfig, problem: ProblemSpec) -> System:
 
 @account.register
 def _(plan: PolicyPlan, problem: ProblemSpec) -> Certificate:
-    """Unknown privacy is never a number."""
+    """Return a certificate without privacy: fastfed cannot know what a policy reveals."""
     text = "what this policy keeps and tells is its own: fastfed knows nothing about it"
     return no_privacy(plan.policy, caveats=(text,))
 
@@ -231,15 +235,16 @@ ALGORITHM = Algorithm(
 
 @dataclass
 class _CheckedPolicy:
-    """A policy whose choices are checked. It gets copies of the actions, which it may keep."""
+    """Wrapper that checks a policy's choices, and passes it copies of the actions."""
 
     name: str
     policy: Policy
 
     def select(self, actions: np.ndarray) -> int:
+        """Let the policy choose, and check that its choice is the index of an action."""
         index = self.policy.select(np.array(actions, np.float64))
-        whole = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
-        if not whole or not 0 <= index < len(actions):
+        is_integer = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+        if not is_integer or not 0 <= index < len(actions):
             raise InputError(
                 f"policy {self.name} must select an integer from 0 to {len(actions) - 1}, got "
                 f"{show(index)}: the index of an action"
@@ -258,7 +263,7 @@ def run_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default), one silo and round at a time."""
+    """Run rounds 1..last (default: all), one silo and round at a time."""
     policies = [
         _CheckedPolicy(plan.policy, plan.make(i, environment.seed, environment.replicate))
         for i in range(1 if plan.shared else plan.silos)
@@ -288,15 +293,15 @@ def run(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default); there is no faster way than step by step."""
-    made = run_steps(environment, plan, checkpoints, last=last, progress=progress)
-    return made if record else replace(made, actions=None, rewards=None)
+    """Run rounds 1..last (default: all), step by step, because policies are Python code."""
+    outcome = run_steps(environment, plan, checkpoints, last=last, progress=progress)
+    return outcome if record else replace(outcome, actions=None, rewards=None)
 
 
 def memory(
     plan: PolicyPlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Terms of one curve: what is noted of every round. What policies keep is not known."""
+    """Return the memory terms of one curve; the memory of the policies' state is not known."""
     of = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
     return [
         Term("actions and rewards of plain policies", 12 * plan.silos * plan.horizon, of, "rounds"),

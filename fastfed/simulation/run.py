@@ -1,4 +1,4 @@
-"""Running an experiment: into a store that survives interruption, or in memory."""
+"""Running experiments: `run` into a store that survives interruption, `simulate` in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fastfed.simulation.snapshots import Snapshots
 # ---- Running an experiment into a store ----------------------------------------------------------
 
 
-#: Of a run on real records, however private what it runs is.
+#: Caveats of every run on real records, whatever guarantee its systems have.
 UNCOVERED = (
     "Made of real records: regret, curves, tables and counts here are computed from the raw "
     "records, without noise. No certificate covers them: do not publish them as protected.",
@@ -42,7 +42,7 @@ UNCOVERED = (
 
 
 def about_records(problem: Problem) -> list[str]:
-    """Caveats about real records; none where records are drawn."""
+    """Return the caveats about real records; none if the environment draws its records."""
     facts = problem.facts
     if not facts.real_records:
         return []
@@ -51,7 +51,7 @@ def about_records(problem: Problem) -> list[str]:
 
 
 def curve_rows(experiment: Experiment) -> list[CurveRow]:
-    """Rows of all curves in the store."""
+    """Return the rows that the store keeps about the curves."""
     rows = []
     rounds = experiment.checkpoints
     for curve in experiment.curves:
@@ -59,8 +59,8 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
             "silos": curve.problem.silos,
             "dimension": curve.problem.facts.dimension,
         }
-        if about := about_records(curve.problem):
-            facts["about_records"] = about
+        if caveats := about_records(curve.problem):
+            facts["about_records"] = caveats
         if curve.packages:
             facts["packages"] = curve.packages
         if curve.system.bounds_at is not None:
@@ -91,19 +91,47 @@ def run(
     on_start: Callable[[list[RunBatch], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Results:
-    """Run what is missing of an experiment in an output folder, and read its results.
+    """Run the missing replicates of an experiment into an output folder, and return its results.
 
-    Every replicate of every curve is committed once it is run, so the same call again repeats
-    nothing. ``engine``: "local" (threads), "processes" or "dask" (``scheduler``: the address of a
-    cluster; without one, a cluster of this machine). Only this process writes. ``on_start`` hears
-    what is left and with how many threads (0: a cluster has no workers yet). ``memory_limit``:
-    bytes, or a text such as "40GB", that the run may take; by default what is available. Where it
-    is less than all threads would take, fewer batches of runs go at once, or fewer curves together.
+    Each replicate of each curve is committed as soon as it is finished, so a second call resumes
+    where the first one stopped. Only this process writes into the folder.
 
-    Raises InputError, and writes nothing, where the folder holds another experiment or another
-    process runs into it, and where the run would not fit into memory; EngineError where workers
-    could not run some curve replicates, after the others; OutOfMemory, a MemoryError, where memory
-    ends all the same: what was run is kept.
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment.
+    folder : str or Path
+        Output folder, new or from an earlier call with the same experiment.
+    threads : int, optional
+        Number of threads in all. Default: all processors.
+    engine : {"local", "processes", "dask"}
+        Who runs: threads of this process, worker processes, or a dask cluster.
+    scheduler : str, optional
+        Address of a dask cluster. Default: a new cluster on this machine.
+    memory_limit : int or str, optional
+        Memory that the run may use, in bytes or as a text such as "40GB". Default: the available
+        memory. If it is too small for all threads, fewer batches of runs are run at once, or fewer
+        curves in a batch. Results do not depend on it.
+    on_start : callable, optional
+        ``on_start(batches, threads)`` is called with the remaining batches of runs and the number
+        of threads (0 if a cluster has no workers yet).
+    progress : callable, optional
+        ``progress(agent_rounds)`` is called with the agent-rounds since the last call.
+
+    Returns
+    -------
+    Results
+        Results of all replicates.
+
+    Raises
+    ------
+    InputError
+        If the folder holds a different experiment, another process is writing into it, or the run
+        would not fit into memory. Nothing is written then.
+    EngineError
+        If workers could not run some curve replicates; the others are finished first.
+    OutOfMemory
+        If memory runs out nevertheless. It is a MemoryError; finished replicates are in the store.
     """
     resources = Resources(threads, engine, scheduler, memory_limit)
     layout = layout_for(experiment, folder, resources)
@@ -111,14 +139,14 @@ def run(
 
 
 def layout_for(experiment: Experiment, folder: str | Path, resources: Resources) -> Layout:
-    """Layout of what is missing in an output folder, and its memory.
+    """Return how the missing replicates are divided into batches of runs, with their memory.
 
-    Nothing is written. InputError where the folder holds another experiment, and where it would
-    not fit.
+    Nothing is written. Raises InputError if the folder holds a different experiment, or the run
+    would not fit into memory.
     """
     done = Store.done_in(Path(folder), experiment.identity())
-    first = sum(replicate < experiment.replicates for _, replicate in done)
-    return fit(experiment, resources, done=first)
+    finished = sum(replicate < experiment.replicates for _, replicate in done)
+    return fit(experiment, resources, done=finished)
 
 
 def run_by(
@@ -130,7 +158,7 @@ def run_by(
     on_start: Callable[[list[RunBatch], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Results:
-    """`run`, divided as `layout_for` said."""
+    """Do the work of `run` with a layout from `layout_for`."""
     meta: dict[str, Any] = {
         "identity": experiment.identity(),
         "rounds": experiment.checkpoints.tolist(),
@@ -138,31 +166,34 @@ def run_by(
     }
     rows = curve_rows(experiment)
     threads = resources.threads
+    # memory_ends is outermost, so that it also covers the engine and the store.
     with (
         memory_ends(layout),
-        open_engine(resources.engine, threads, resources.scheduler, layout.at_once) as player,
-        Store.create_or_resume(Path(folder), meta, rows, max(1, player.threads)) as store,
+        open_engine(resources.engine, threads, resources.scheduler, layout.at_once) as engine,
+        Store.create_or_resume(Path(folder), meta, rows, max(1, engine.threads)) as store,
     ):
-        passes = missing_batches(experiment, store.done(), layout.together)
+        batches = missing_batches(experiment, store.done(), layout.together)
         snapshots = Snapshots.in_output(folder, experiment.digest())
         snapshots.tidy()
         if on_start is not None:
-            on_start(passes, player.threads)
-        for played in player.play(experiment, passes, progress, snapshots):
-            share = experiment.agent_rounds(played.work.positions) // len(played.outcomes)
-            store.commit(
-                cells(played.work, played.outcomes),
-                played.seconds / len(played.outcomes),
-                share,
-                played.threads,
+            on_start(batches, engine.threads)
+        for finished in engine.play(experiment, batches, progress, snapshots):
+            agent_rounds = experiment.agent_rounds(finished.work.positions) // len(
+                finished.outcomes
             )
-            snapshots.of(played.work.replicate, played.work.positions).drop()
+            store.commit(
+                cells(finished.work, finished.outcomes),
+                finished.seconds / len(finished.outcomes),
+                agent_rounds,
+                finished.threads,
+            )
+            snapshots.of(finished.work.replicate, finished.work.positions).drop()
         snapshots.clear()
         return store.results(experiment.replicates)
 
 
 def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
-    """The rows of one batch of runs."""
+    """Return the store's rows for the outcomes of one batch of runs."""
     return [
         ReplicateRow(
             position,
@@ -178,9 +209,9 @@ def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
 
 
 def left_to_run(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
-    """Curve replicates that ``run`` would run into an output folder; nothing is written.
+    """Return the batches of runs that `run` would still run into an output folder.
 
-    InputError where the folder holds another experiment.
+    Nothing is written. Raises InputError if the folder holds a different experiment.
     """
     return missing_batches(experiment, Store.done_in(Path(folder), experiment.identity()))
 
@@ -191,25 +222,26 @@ def load(folder: str | Path) -> Results:
     Parameters
     ----------
     folder : str or Path
-        Output folder; one that is still being written gives its finished replicates.
+        Output folder. While a run is still writing into it, the finished replicates are returned.
 
     Returns
     -------
     Results
+        Results of all finished replicates.
 
     Raises
     ------
     InputError
-        Where the folder holds no results, or they are damaged.
+        If the folder holds no results, or they are damaged.
     """
     path = path_of(folder)
     if not os.path.isdir(path):
-        raise InputError(f"{path} is not a folder: load reads what fastfed.run wrote")
+        raise InputError(f"{path} is not a folder: load needs an output folder of fastfed.run")
     with Store.open_existing(path) as store:
         return store.results()
 
 
-# ---- `simulate`: one call from an environment and an algorithm to results, nothing on disk -------
+# ---- `simulate`: from an environment and an algorithm to results, in memory ----------------------
 
 
 def simulate(
@@ -229,50 +261,53 @@ def simulate(
     name: str = "simulation",
     **keys: Any,
 ) -> Results:
-    """Run one algorithm, or several curves, and return their regret and certificates.
+    """Simulate one algorithm or several curves, and return their regret and certificates.
 
-    Nothing is written; see `fastfed.run` for runs into an output folder.
+    Nothing is written to disk; `fastfed.run` runs into an output folder.
 
     Parameters
     ----------
     environment : Environment or dict
         One of `fastfed.environments`, or a spec's table such as {"kind": "sphere"}.
     algorithm : str, optional
-        Makes one curve with ``keys``, or one for each value of a list-valued key.
+        Name of the algorithm. With ``keys`` it makes one curve, or one curve for each value of a
+        list-valued key.
     horizon : int
-        T, rounds of each silo.
+        T, the number of rounds of each silo.
     silos : int, optional
-        M; may be left to an environment that knows its own.
+        M, the number of silos. It may be omitted if the environment's data determine it.
     replicates : int
-        Independent runs of each curve.
+        Number of independent runs of each curve.
     seed : int
-        Of all randomness; results are a function of it, not of ``threads`` or ``driver``.
+        Seed of all randomness. Results depend on it, but not on ``threads`` or ``driver``.
     checkpoints : int
-        Rounds at which regret is kept, at most.
+        Largest number of rounds at which regret is recorded.
     checkpoint_spacing : {"even", "log"}
-        "log": from round 1 on by a factor, for early learning.
+        "log" spaces checkpoints geometrically from round 1, to show early learning.
     curves : sequence of dict, optional
-        Tables with "label", "algorithm" and its keys, in place of ``algorithm`` and ``keys``.
+        Tables with "label", "algorithm" and its keys, instead of ``algorithm`` and ``keys``.
     threads : int, optional
-        Default: all processors.
+        Number of threads. Default: all processors.
     driver : {"compiled", "step"}
-        "step" sends every message between the parties of a deployment: slow, and readable.
+        "step" sends every message between the classes of a deployment; it is slow and readable.
     memory_limit : int or str, optional
-        Bytes, or a text such as "40GB", that the call may take; by default what is available.
+        Memory that the call may use, in bytes or as a text such as "40GB". Default: the available
+        memory.
     name : str
-        Of the experiment, in the results.
+        Name of the experiment in the results.
     **keys
-        Of the algorithm, as in a spec: epsilon, delta, batch_size, ...
+        Keys of the algorithm, as in a spec: epsilon, delta, batch_size, ...
 
     Returns
     -------
     Results
-        A curve's regret, messages and certificate, by label.
+        Regret, messages and certificate of each curve, by label.
 
     Raises
     ------
     InputError
-        For a wrong key or value, and where the runs do not fit into memory; before anything runs.
+        If a key or value is wrong, or the runs do not fit into memory. It is raised before anything
+        runs.
 
     Examples
     --------
@@ -281,6 +316,7 @@ def simulate(
     >>> r.curves[0].certificate["status"]
     'none'
     """
+    # Check the most likely mistakes first, with a remedy in the message.
     if isinstance(environment, dict):
         environment = environment_from_spec(environment)
     if isinstance(environment, type):
@@ -301,7 +337,7 @@ def simulate(
     if curves is None:
         curves = [{"label": algorithm, "algorithm": algorithm, **keys}]
     elif keys:
-        raise InputError(f'unknown argument "{next(iter(keys))}"; keys stand in curves')
+        raise InputError(f'unknown argument "{next(iter(keys))}"; write keys into curves')
     choice("driver", driver, ["compiled", "step"])
     experiment = make_experiment(
         name=name,
@@ -317,11 +353,11 @@ def simulate(
     resources = Resources(threads, memory_limit=memory_limit)
     layout = fit(experiment, resources, driver=driver, kept=True)
     with memory_ends(layout):
-        return _played(experiment, layout, check_threads(threads), driver)
+        return _simulated(experiment, layout, check_threads(threads), driver)
 
 
 def _remedy(environment: object) -> str:
-    """What to write in place of what is no environment."""
+    """Return advice for a value that is not an environment, or an empty text."""
     if isinstance(environment, (str, os.PathLike)):
         kind = str(environment)
         if kind in ENVIRONMENTS:
@@ -332,30 +368,32 @@ def _remedy(environment: object) -> str:
     return ""
 
 
-def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -> Results:
-    """All of an experiment, by a layout."""
+def _simulated(experiment: Experiment, layout: Layout, threads: int, driver: str) -> Results:
+    """Run all replicates of an experiment in memory, and return their results."""
     outcomes: dict[tuple[int, int], Outcome] = {}
     if driver == "compiled":
-        passes = missing_batches(experiment, set(), layout.together)
+        batches = missing_batches(experiment, set(), layout.together)
         with open_engine("local", threads, at_once=layout.at_once) as engine:
-            for played in engine.play(experiment, passes):
-                for position, outcome in zip(played.work.positions, played.outcomes, strict=True):
-                    outcomes[position, played.work.replicate] = outcome
+            for finished in engine.play(experiment, batches):
+                for position, outcome in zip(
+                    finished.work.positions, finished.outcomes, strict=True
+                ):
+                    outcomes[position, finished.work.replicate] = outcome
     else:
         for replicate in range(experiment.replicates):
             for position, curve in enumerate(experiment.curves):
-                opened = curve.problem.open(experiment.seed, replicate)
-                outcome = dispatch.run_steps(opened, curve.system.plan, experiment.checkpoints)
+                environment = curve.problem.open(experiment.seed, replicate)
+                outcome = dispatch.run_steps(environment, curve.system.plan, experiment.checkpoints)
                 outcomes[position, replicate] = outcome
     return collect(experiment, outcomes)
 
 
 def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) -> Results:
-    """Results of outcomes by (curve position, replicate)."""
+    """Collect outcomes, by (curve position, replicate), into Results."""
     replicates = tuple(range(experiment.replicates))
     curves = []
     for position, row in enumerate(curve_rows(experiment)):
-        played = [outcomes[position, r] for r in replicates]
+        curve_outcomes = [outcomes[position, r] for r in replicates]
         curves.append(
             CurveResult(
                 label=row.label,
@@ -363,14 +401,14 @@ def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) ->
                 protocol=row.protocol,
                 horizon=experiment.horizon,
                 rounds=experiment.checkpoints,
-                group_regret=np.array([o.group_regret for o in played]),
+                group_regret=np.array([o.group_regret for o in curve_outcomes]),
                 replicates=replicates,
-                synchronisation_counts=np.array([o.synchronisations for o in played]),
-                bits_up_counts=np.array([o.bits_up for o in played]),
-                bits_down_counts=np.array([o.bits_down for o in played]),
+                synchronisation_counts=np.array([o.synchronisations for o in curve_outcomes]),
+                bits_up_counts=np.array([o.bits_up for o in curve_outcomes]),
+                bits_down_counts=np.array([o.bits_down for o in curve_outcomes]),
                 **row.facts,
                 certificate=row.certificate,
-                events=total_events([o.events for o in played]),
+                events=total_events([o.events for o in curve_outcomes]),
             )
         )
     return Results(

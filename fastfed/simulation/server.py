@@ -1,7 +1,7 @@
-"""Federations with a server in both drivers.
+"""The driver of federations with a server.
 
-The step driver is the readable truth: parties that exchange messages, one silo and round at a time.
-The compiled driver (`compiled`) runs batches of rounds without Python, with the same bits.
+The step driver is the readable reference: parties exchange messages, one silo and round at a time.
+The compiled driver (`compiled`) runs many rounds without Python, with the same bits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fastfed.simulation.snapshots import Snapshot
 
 
 class Users:
-    """The users of a single agent: each is shown an action and sends a message about its reward."""
+    """The users of a single agent. Each gets an action and sends a message about its reward."""
 
     def __init__(self, agent: Silo, noise: NoiseSource) -> None:
         self.agent, self.noise = agent, noise
@@ -52,7 +52,7 @@ class Users:
         return action
 
     def observe(self, reward: float) -> None:
-        """Send the message of this round's user. Users of an unfinished last batch send none."""
+        """Make the message of this round's user. Users of an incomplete last batch send none."""
         plan, round = self.agent.plan, self.agent.round + 1
         if round <= plan.end(plan.releases):
             user = User(plan, round, self.noise)
@@ -73,16 +73,16 @@ class Federation:
     Parameters
     ----------
     plan : Plan
-        Defines all messages.
+        The plan, which defines all messages.
     noise : SeededNoise
         Source of the noise of all parties.
 
     Attributes
     ----------
     players : sequence
-        Choose the actions, one for each silo.
+        The objects that choose actions, one for each silo: the silos, or the users of an agent.
     total : ndarray
-        Values of the last broadcast.
+        Values of the last broadcast, (s,).
     """
 
     def __init__(self, plan: Plan, noise: SeededNoise) -> None:
@@ -90,24 +90,24 @@ class Federation:
         self.silos = [
             Silo(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)
         ]
-        of_sums = SummedNoise(noise.seed, noise.replicate) if plan.drawn_once else noise
-        self.shuffler, self.server = Shuffler(plan, noise), Server(plan, of_sums)
+        server_noise = SummedNoise(noise.seed, noise.replicate) if plan.drawn_once else noise
+        self.shuffler, self.server = Shuffler(plan, noise), Server(plan, server_noise)
         users = [Users(self.silos[0], noise)] if self.silos[0].acts_only else None
         self.players: Sequence[Silo | Users] = users or self.silos
         self.total = np.zeros(plan.statistic_size)
 
     @property
     def due(self) -> bool:
-        """True if messages are due."""
+        """True if a silo must send its message now."""
         return any(silo.due for silo in self.silos)
 
     def exchange(self) -> list[Any]:
-        """Send the messages of all players to the server, and its answer to all silos.
+        """Send the messages of all silos or users to the server, and its broadcast to all silos.
 
         Returns
         -------
         list
-            The messages as the server saw them.
+            The messages that the server received.
         """
         if self.plan.trigger is not None:
             for silo in self.silos:
@@ -129,12 +129,12 @@ class Federation:
 def run_steps(
     environment: environments.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
 ) -> list[Outcome]:
-    """Run all rounds of all plans, one silo and round at a time; records everything."""
+    """Run all rounds of all plans by the step driver; outcomes contain actions and rewards."""
     return [run_one(environment, plan, checkpoints) for plan in plans]
 
 
 def simulated_masks(plan: Plan, silo: int, noise: SeededNoise) -> dict[int, bytes] | None:
-    """Keys of a silo's masks where its messages have any; who knows the seed knows them all."""
+    """Return the keys of a silo's masks, computed from the seed; None for plans without masks."""
     if not masked(plan, noise):
         return None
     return simulated_keys(noise.seed, silo, plan.silos, noise.replicate)
@@ -148,7 +148,7 @@ def run_one(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) of one plan; ``progress(1)`` is called after each."""
+    """Run rounds 1..last (default: all) of one plan; ``progress(1)`` is called after each round."""
     federation = Federation(plan, SeededNoise(environment.seed, environment.replicate))
     plan, players = federation.plan, federation.players
     record = Record(plan.silos, plan.horizon, checkpoints)
@@ -163,7 +163,7 @@ def run_one(
         group_regret=record.group_regret(),
         **sent(plan, record.releases),
         events=linear_events(
-            # Every silo refreshes the same V; it is one event per synchronisation.
+            # All silos compute the same V, so count the events of one silo.
             federation.silos[0].indefinite,
             sum(player.clipped_features for player in players),
             sum(player.clipped_rewards for player in players),
@@ -176,41 +176,43 @@ def run_one(
 
 # ---- Memory of the step driver -------------------------------------------------------------------
 
-#: Of a silo of the step driver: its objects, and how many statistics its arrays are.
+#: Memory of a silo in the step driver: bytes of its objects, size of its arrays in statistics, and
+#: statistics for each tree level.
 SILO, SILO_STATISTICS, LEVEL_STATISTICS = 3500, 5, 2
 
 
 def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
-    """Of the step driver, whose silos are objects, and which records what it runs."""
+    """Return the memory terms of the step driver, whose silos are objects and which records all."""
     m, s = plan.silos, plan.statistic_size
     levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
-    each = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
+    bytes_per_silo = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
     if plan.own is not None:
-        # A factor and a mean; of a belief raw sums, what others released and what was sent.
+        # Local rounds: a factor and a mean. A posterior also needs raw sums, the other silos'
+        # released sums and the silo's sent sums.
         sums = 0 if plan.own.bound is not None else 4 if plan.own.mixed else 3
-        each += 8 * (plan.dimension * (plan.dimension + 1) + sums * s)
-    # A message, its copy, and the shuffler's.
-    each += 3 * (8 * s + OBJECT) if plan.batch_size else 0
-    terms = [silo_term("silos as objects", m * each, plan)]
+        bytes_per_silo += 8 * (plan.dimension * (plan.dimension + 1) + sums * s)
+    # A message, its copy, and the copy of the shuffler.
+    bytes_per_silo += 3 * (8 * s + OBJECT) if plan.batch_size else 0
+    terms = [silo_term("silos as objects", m * bytes_per_silo, plan)]
     if plan.individual and plan.encoding is not None:
         bits = sum(
             plan.points(j) * plan.encoding.message_bits(j) for j in range(max(1, plan.levels))
         )
-        # A byte each, kept until sent, sent, and shuffled.
+        # One byte per bit, three times: stored until sent, in the message, and shuffled.
         terms.append(silo_term("bits of all messages", 3 * m * s * bits, plan, "points of a batch"))
     elif plan.individual and plan.secure is not None:
-        # Leaf sums of every silo, and their product with a row of the factor.
+        # Batch sums of every silo, and their product with a row of the factor.
         size = 8 * m * plan.releases * s + 16 * plan.releases * s
         terms.append(silo_term("batches of every silo", size, plan))
     elif plan.by_users:
         size = m * plan.batch_size * (16 * s + 2 * OBJECT)
         terms.append(silo_term("messages of users", size, plan, "points of a batch"))
-    rounds = f"{spaced(m)} silos x {spaced(plan.horizon)} rounds"
-    marks = f"{spaced(m)} silos x {spaced(checkpoints)} checkpoints"
+    round_text = f"{spaced(m)} silos x {spaced(plan.horizon)} rounds"
+    checkpoint_text = f"{spaced(m)} silos x {spaced(checkpoints)} checkpoints"
     return [
         *terms,
-        Term("regret of every silo", 8 * m * checkpoints, marks, "checkpoints"),
-        Term("actions and rewards", 12 * m * plan.horizon, rounds, "rounds"),
+        Term("regret of every silo", 8 * m * checkpoints, checkpoint_text, "checkpoints"),
+        Term("actions and rewards", 12 * m * plan.horizon, round_text, "rounds"),
     ]
 
 
@@ -218,8 +220,11 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
 
 
 def together(plan: Plan) -> bool:
-    """Without a trigger, which goes back and runs rounds again; and without single bits, which lie
-    outside of what the compiled driver executes."""
+    """Return whether the plan can be run together with others.
+
+    A plan with a trigger cannot, because the driver then rewinds and repeats rounds. A plan with
+    individual messages cannot, because the compiled driver does not execute them.
+    """
     return plan.trigger is None and not plan.individual
 
 
@@ -234,7 +239,10 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) by the compiled driver, where it executes such plans."""
+    """Run rounds 1..last (default: all) by the compiled driver.
+
+    Plans with individual messages are run by the step driver.
+    """
     if plan.individual:
         return run_one(environment, plan, checkpoints, last=last, progress=progress)
     (outcome,) = compiled.run(
@@ -247,7 +255,7 @@ def run(
 def memory(
     plan: Plan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Terms of one curve of one replicate."""
+    """Return the memory terms of one curve in one replicate."""
     if steps or plan.individual:
         terms = step_terms(plan, checkpoints)
     else:

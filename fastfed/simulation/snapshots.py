@@ -1,13 +1,14 @@
-"""Snapshots of long batches of runs: what was simulated before a run stopped is not lost.
+"""Snapshots of long batches of runs, from which an interrupted run resumes.
 
-Between two calls of the compiled driver the arrays of its curves and a few numbers are all that
-later rounds depend on; between two exchanges of experts it is what the server, the ledger of regret
-and all clients together have reached. So a run that goes on from a snapshot has the bits of one
-that was never stopped. A snapshot is a file in the output folder, written now and then, whole or
-not at all, and deleted once the results of its batch of runs are committed. One that is damaged, or
-of another experiment or version, is not read: its batch begins again.
+A snapshot contains everything that later rounds depend on: between two calls of the compiled driver
+the arrays of its curves and a few numbers; between two exchanges of experts the states of server,
+clients and regret. So a resumed run has the same bits as an uninterrupted one. A snapshot is a file
+in the output folder. It is written at intervals, atomically, and deleted once the results of its
+batch of runs are committed. A snapshot that is damaged, or from a different experiment or version,
+is ignored, and its batch starts again.
 
-It holds what the simulated silos hold, raw sums of real records too, so only its owner may read it.
+It contains the data of the simulated silos, including raw sums of real records, so only its owner
+may read the file.
 """
 
 from __future__ import annotations
@@ -28,36 +29,36 @@ import numpy as np
 
 import fastfed
 
-#: The folder of snapshots, in an output folder.
+#: Name of the folder of snapshots in an output folder.
 FOLDER = ".snapshots"
 
-#: What arrays hold: one more when the same array means something else in the same version.
+#: Format of the arrays. Increase it if an array changes its meaning within one version of fastfed.
 FORMAT = 4
 
-#: Seconds of simulation between two snapshots, at least, and how many times the seconds that
-#: writing one took.
+#: Least time between two snapshots: in seconds, and in multiples of the time to write one.
 EVERY = 20.0
 TIMES_OF_WRITING = 20.0
 
-#: How the name of a snapshot that is being written ends.
+#: Suffix of a snapshot that is being written.
 DRAFT = ".new"
 
-#: How the name of a file begins by which workers of a cluster know that they see the folder.
+#: Prefix of the files with which workers of a cluster check that they see the folder.
 MARK = "seen-"
 
-#: Caches, which say nothing of the results.
+#: Arrays that are caches; results do not depend on them, so snapshots leave them out.
 CACHES = frozenset({"choice", "candidates"})
 
 _writers: set[int] = set()
 
 
 def writers() -> set[int]:
-    """Threads of this process that are writing a snapshot: to leave them would lose it."""
+    """Return the threads that are writing a snapshot; the process must not exit before them."""
     return set(_writers)
 
 
 @contextmanager
 def _writing() -> Iterator[None]:
+    """Register this thread as a writer during the block."""
     _writers.add(threading.get_ident())
     try:
         yield
@@ -67,118 +68,122 @@ def _writing() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Kept:
-    """All that a snapshot holds."""
+    """The content of a snapshot."""
 
     round: int
     stage: int
     arrays: dict[str, np.ndarray]
 
     def into(self, states: Sequence[dict[str, Any]]) -> bool:
-        """Overwrite the arrays of fresh states (`arrays_of`), or none where one does not fit."""
-        into = arrays_of(states)
-        for name, array in into.items():
-            found = self.arrays.get(name)
-            if found is None or found.shape != array.shape or found.dtype != array.dtype:
+        """Overwrite the arrays of fresh states (see `arrays_of`), and return True.
+
+        If an array does not fit, change nothing and return False.
+        """
+        state_arrays = arrays_of(states)
+        for name, array in state_arrays.items():
+            stored = self.arrays.get(name)
+            if stored is None or stored.shape != array.shape or stored.dtype != array.dtype:
                 return False
-        for name, array in into.items():
+        for name, array in state_arrays.items():
             array[...] = self.arrays[name]
         return True
 
 
 @dataclass
 class Snapshot:
-    """The snapshot of one batch of runs: its file, and when the next one is due."""
+    """The snapshot of one batch of runs: its file, and when to write it again."""
 
     path: Path
     of: str  # the experiment, the batch of runs and the version, as text
-    begun: float = field(default_factory=time.monotonic)
-    wait: float = field(default_factory=lambda: EVERY)
-    started: float = field(default_factory=time.monotonic)
-    earlier: float = 0.0  # seconds that the part took that was kept
-    at: tuple[int, int] = (0, 0)  # stage and round of what is kept
+    begun: float = field(default_factory=time.monotonic)  # time of the last snapshot
+    wait: float = field(default_factory=lambda: EVERY)  # seconds until the next one is due
+    started: float = field(default_factory=time.monotonic)  # time at which this run started
+    earlier: float = 0.0  # seconds of simulation before this run started
+    at: tuple[int, int] = (0, 0)  # stage and round of the snapshot in the file
 
     def due(self) -> bool:
-        """Whether it is time for another."""
+        """Return whether it is time to write a snapshot."""
         return time.monotonic() - self.begun >= self.wait
 
     def worth(self) -> bool:
-        """Whether one is worth its while where the run is stopped."""
+        """Return whether a run that is stopped now should write a snapshot first."""
         return time.monotonic() - self.begun >= self.wait / 10.0
 
     def write(
         self, round: int, numbers: np.ndarray, states: Sequence[dict[str, Any]], stage: int = 0
     ) -> None:
-        """Keep what holds after a round of compiled runs, as `keep` does.
+        """Write the state after a round of the compiled driver; see `keep`.
 
-        ``numbers``: those of `Run.numbers`; ``states``: of the curves (`compiled.state`).
+        ``numbers`` are the result of `Run.numbers`, ``states`` those of `compiled.state`.
         """
         self.keep(round, {"numbers": numbers, **arrays_of(states)}, stage)
 
     def keep(self, round: int, arrays: Mapping[str, np.ndarray], stage: int = 0) -> None:
-        """Keep what holds after a round. A disk that has no room is no failure of the run.
+        """Write arrays that hold the state after a round. A full disk is not an error.
 
-        ``stage``: the part of the run that the round is of, where a run has several.
+        ``stage`` is the number of the stage, for runs that have several.
         """
         if not round or (stage, round) == self.at:
-            return  # nothing to lose before the first round, nor just after one was read
+            return  # no progress since the start or the last snapshot
         with _writing():
             start = time.monotonic()
             seconds = self.earlier + start - self.started
-            said = {"of": self.of, "round": round, "stage": stage, "seconds": seconds}
-            said["digest"] = _digest(said, arrays)
-            about = json.dumps(said).encode()
+            header = {"of": self.of, "round": round, "stage": stage, "seconds": seconds}
+            header["digest"] = _digest(header, arrays)
+            header_bytes = json.dumps(header).encode()
             with suppress(OSError):
-                self._put({"about": np.frombuffer(about, np.uint8), **arrays})
+                self._put({"about": np.frombuffer(header_bytes, np.uint8), **arrays})
                 self.at = stage, round
             self.begun = time.monotonic()
             self.wait = max(EVERY, TIMES_OF_WRITING * (self.begun - start))
 
     def _put(self, arrays: dict[str, Any]) -> None:
+        """Write the arrays; subclasses may write elsewhere."""
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         store(self.path, lambda file: np.savez(file, **arrays))
 
     def _open(self) -> Any:
-        """What `numpy.load` reads."""
+        """Return the path or file that `numpy.load` reads; subclasses may read elsewhere."""
         return self.path
 
     def kept(self) -> Kept | None:
-        """All that was kept; None where there is nothing, or it is damaged or of something else."""
+        """Read the snapshot. Return None if it is missing, damaged or of a different batch."""
         try:
             with np.load(self._open(), allow_pickle=False) as archive:
-                about = json.loads(archive["about"].tobytes())
+                header = json.loads(archive["about"].tobytes())
                 arrays = {name: archive[name] for name in archive.files if name != "about"}
-            # The archive's own sums miss what a damaged header makes NumPy skip.
-            if about.pop("digest") != _digest(about, arrays):
+            # The archive's checksums do not cover what NumPy skips after a damaged header.
+            if header.pop("digest") != _digest(header, arrays):
                 return None
-            if about["of"] != self.of or about["round"] <= 0:
+            if header["of"] != self.of or header["round"] <= 0:
                 return None
-            self.earlier = float(about.get("seconds", 0.0))
-            self.at = about["stage"], about["round"]
-            return Kept(about["round"], about["stage"], arrays)
-        except Exception:  # whatever a damaged archive makes its reader raise
+            self.earlier = float(header.get("seconds", 0.0))
+            self.at = header["stage"], header["round"]
+            return Kept(header["round"], header["stage"], arrays)
+        except Exception:  # a damaged archive can raise almost anything
             return None
 
     def read(
         self, states: Sequence[dict[str, Any]], last: int, stage: int = 0, kept: Kept | None = None
     ) -> tuple[int, np.ndarray] | None:
-        """Bring fresh states to the round of the snapshot.
+        """Restore fresh states to the round of the snapshot.
 
         Parameters
         ----------
         states : sequence of dict
             Fresh states of the curves (`compiled.state`), whose arrays are overwritten.
         last : int
-            Rounds there are in all, of this stage.
+            The last round of this stage.
         stage : int
-            The part of the run that the states are of.
+            The stage of the run that the states belong to.
         kept : Kept, optional
-            What was kept, if it has been read.
+            The content of the snapshot, if it was already read.
 
         Returns
         -------
         (int, ndarray) or None
-            That round, and the numbers beside the arrays; None where there is no snapshot that
-            fits, and then nothing is overwritten.
+            The round, and the numbers for `Run.resume`. None if there is no snapshot that fits; the
+            states are unchanged then.
         """
         kept = kept or self.kept()
         if kept is None or kept.stage != stage or kept.round > last:
@@ -189,25 +194,25 @@ class Snapshot:
         return (kept.round, numbers) if kept.into(states) else None
 
     def drop(self) -> None:
-        """Delete it: its batch of runs is committed, or is of no use."""
+        """Delete the file, because the batch of runs is committed or the snapshot is useless."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
-def _digest(said: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """Digest of what a snapshot says and holds."""
-    made = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16)
+def _digest(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the digest of a snapshot's header and arrays, in hexadecimal."""
+    hasher = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        made.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        made.update(array.reshape(-1).view(np.uint8).data)
-    return made.hexdigest()
+        hasher.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        hasher.update(array.reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()
 
 
 def store(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file that is there whole or not at all, for its owner alone; OSError if it cannot.
+    """Write a file atomically, readable by its owner only; raise OSError on failure.
 
-    Its draft has a name of its own: a worker that is taken for dead may still write too.
+    The draft has a random name, because a worker that is believed dead may still be writing.
     """
     handle, draft = tempfile.mkstemp(prefix=f"{path.name}.", suffix=DRAFT, dir=path.parent)
     try:
@@ -228,47 +233,51 @@ def tell(
     rounds: int,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Tell of rounds that were run, and ``keep`` what holds after them: where a snapshot is due,
-    and where ``progress`` stops the run."""
+    """Report progress, and call ``keep`` if a snapshot is due or ``progress`` stops the run."""
     if snapshot is not None and snapshot.due():
         keep(snapshot)
     try:
         if progress is not None:
             progress(rounds)
     except BaseException:
-        # Stopped: what there is so far need not be simulated again.
+        # The run is stopped; a snapshot saves simulating these rounds again.
         if snapshot is not None and snapshot.worth():
             keep(snapshot)
         raise
 
 
 def arrays_of(states: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """All arrays that rounds change, by name. Plans' own are among them, and stay as they are."""
-    found = {}
+    """Return all writable arrays of curves' states, by name, except caches.
+
+    Some of them belong to the plan; rounds do not change these.
+    """
+    arrays = {}
     for i, state in enumerate(states):
         parts = {"": state, "trigger.": state.get("trigger") or {}}
         for prefix, part in parts.items():
             for name, value in part.items():
                 if isinstance(value, np.ndarray) and value.flags.writeable and name not in CACHES:
-                    found[f"{i}.{prefix}{name}"] = value
-    return found
+                    arrays[f"{i}.{prefix}{name}"] = value
+    return arrays
 
 
 def fields_of(objects: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """What the classes of objects name as ``KEPT``, numbers and arrays, by name; None where a class
-    has no such names of its own: one that inherits may have more to keep."""
-    found = {}
+    """Return the attributes of objects that their classes list in ``KEPT``, as arrays by name.
+
+    Return None if a class does not define ``KEPT`` itself: a subclass may have further state.
+    """
+    arrays = {}
     for prefix, value in objects.items():
         names = vars(type(value)).get("KEPT")
         if names is None:
             return None
         for name in names:
-            found[f"{prefix}.{name}"] = np.asarray(getattr(value, name))
-    return found
+            arrays[f"{prefix}.{name}"] = np.asarray(getattr(value, name))
+    return arrays
 
 
 def into_fields(objects: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Give fresh objects what `fields_of` found."""
+    """Set the attributes of fresh objects to the arrays that `fields_of` returned."""
     for prefix, value in objects.items():
         for name in vars(type(value))["KEPT"]:
             array = arrays[f"{prefix}.{name}"]
@@ -277,34 +286,33 @@ def into_fields(objects: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
 
 @dataclass(frozen=True)
 class Snapshots:
-    """Snapshots of an experiment's batches of runs, in its output folder."""
+    """The snapshots of an experiment's batches of runs, in its output folder."""
 
     folder: Path
-    digest: str  # of the experiment: all that its results depend on
+    digest: str  # digest of the experiment's identity
 
     @classmethod
     def in_output(cls, folder: str | Path, digest: str) -> Snapshots:
-        """Those of an output folder."""
+        """Return the snapshots of an output folder."""
         return cls(Path(folder) / FOLDER, digest)
 
     def of(self, replicate: int, positions: Sequence[int]) -> Snapshot:
-        """The snapshot of one batch of runs."""
+        """Return the snapshot of one batch of runs."""
         parts = [FORMAT, fastfed.__version__, self.digest, replicate, list(positions)]
         of = json.dumps(parts)
-        # A name for each batch that has these curves first; the text inside has them all.
+        # The name has the first curve and the number of curves; `of` inside the file has all.
         name = f"replicate-{replicate}-curves-{positions[0]}-{len(positions)}.npz"
         return Snapshot(self.folder / name, of)
 
     def tidy(self) -> None:
-        """Delete what processes that were killed have left beside snapshots. Only while no other
-        run writes here."""
+        """Delete temporary files of killed processes. No other run may be writing here."""
         for pattern in (f"*{DRAFT}", f"{MARK}*"):
             for path in self.folder.glob(pattern):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Delete what is left of a run that is complete."""
+        """Delete all snapshots of a complete run, and their folder."""
         if not self.folder.is_dir():
             return
         for path in self.folder.glob("replicate-*"):

@@ -1,4 +1,4 @@
-"""All systems by name, and which environments they can be put to."""
+"""The registry of all systems, and checks of which environments they fit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fastfed.protocols.score import SCORES
 from fastfed.simulation import policies
 
 
-def check_algorithm(name: str, found: Any) -> _system.Algorithm:
-    """Check that an entry point names a system of either kind."""
-    if not isinstance(found, bandits.Algorithm | experts.Algorithm):
-        raise must_be("an Algorithm of fastfed.bandits or of fastfed.experts", found)
-    if found.id != name:
-        raise must_be(f'an Algorithm whose id is "{name}"', found.id)
-    return found
+def check_algorithm(name: str, entry: Any) -> _system.Algorithm:
+    """Check that the object of an entry point is an Algorithm for bandits or for experts."""
+    if not isinstance(entry, bandits.Algorithm | experts.Algorithm):
+        raise must_be("an Algorithm of fastfed.bandits or of fastfed.experts", entry)
+    if entry.id != name:
+        raise must_be(f'an Algorithm whose id is "{name}"', entry.id)
+    return entry
 
 
 #: Bandits, systems of experts, and plain policies.
@@ -41,7 +41,7 @@ ALGORITHMS: Registry[_system.Algorithm] = Registry(
 
 
 def registries() -> dict[str, Registry[Any]]:
-    """All that packages can add to, by what `fastfed list` calls it."""
+    """Return the registries that packages can extend, by their names in `fastfed list`."""
     return {
         "algorithms": ALGORITHMS,
         "environments": ENVIRONMENTS,
@@ -51,19 +51,19 @@ def registries() -> dict[str, Registry[Any]]:
 
 
 def algorithm(name: object) -> _system.Algorithm:
-    """The registry's entry."""
+    """Return the registry entry of this name; raise InputError if there is none."""
     return ALGORITHMS.choose(name)
 
 
 def of_experts(entry: _system.Algorithm) -> bool:
-    """True if a system predicts from experts and is no bandit."""
+    """Return whether a system predicts from experts; others are bandits."""
     return isinstance(entry, experts.Algorithm)
 
 
 def problem_spec(
     facts: EnvironmentSpec | LossSpec, silos: int, horizon: int
 ) -> bandits.ProblemSpec | experts.ProblemSpec:
-    """The environment's facts as a system wants them."""
+    """Convert an environment's facts to the problem specification that systems need."""
     if isinstance(facts, LossSpec):
         return experts.ProblemSpec(
             silos=silos,
@@ -84,7 +84,7 @@ def problem_spec(
         silos=silos,
         horizon=horizon,
         dimension=facts.dimension,
-        # Whatever lies in an interval is sub-Gaussian of half its length (Hoeffding).
+        # A variable in an interval is sub-Gaussian with half the length as scale (Hoeffding).
         reward_scale=facts.reward.std if facts.reward.kind == "gaussian" else (high - low) / 2.0,
         noise_free=facts.reward.kind == "none",
         reward_range=facts.reward_range,
@@ -99,26 +99,30 @@ def problem_spec(
 
 
 def check_kind(entry: _system.Algorithm, kind: str, facts: EnvironmentSpec | LossSpec) -> None:
-    """InputError where a bandit is put to losses, or experts to contexts."""
+    """Raise InputError if a bandit is combined with losses, or experts with contexts."""
     losses = isinstance(facts, LossSpec)
     if of_experts(entry) == losses:
         return
     fitting = BANDIT_ENVIRONMENTS if losses else ADVERSARIES
     raise InputError(
-        f"{entry.id} {'plays against losses of experts' if not losses else 'needs contexts'}"
-        f', which "{kind}" has not (those that fit: {", ".join(fitting)})'
+        f"{entry.id} {'needs losses of experts' if not losses else 'needs contexts'}"
+        f', which "{kind}" does not have (use one of: {", ".join(fitting)})'
     )
 
 
 def check_keys(entry: _system.Algorithm, keys: Iterable[str]) -> None:
-    """Refuse a key that belongs to other systems, which are named."""
+    """Raise InputError for a key that the system lacks, and name systems that have it."""
     for key in keys:
         if key in entry.config.__struct_fields__:
             continue
-        takes = [e.id for e in ALGORITHMS.builtin.values() if key in e.config.__struct_fields__]
-        if takes:
-            others = ", ".join(takes[:3]) + (", ..." if takes[3:] else "")
-            raise InputError(f'unknown key "{key}" for {entry.id}; it is one of {others}')
+        systems_with_key = [
+            e.id for e in ALGORITHMS.builtin.values() if key in e.config.__struct_fields__
+        ]
+        if systems_with_key:
+            system_names = ", ".join(systems_with_key[:3]) + (
+                ", ..." if systems_with_key[3:] else ""
+            )
+            raise InputError(f'unknown key "{key}" for {entry.id}; it is one of {system_names}')
 
 
 def make_system(
@@ -130,38 +134,38 @@ def make_system(
     losses: LossSpec | None = None,
     **keys: object,
 ) -> _system.System:
-    """Make the plan and the certificate of one system, to deploy it step by step.
+    """Make the plan and the certificate of one system, for a deployment.
 
-    The parties in `fastfed.parties` take the plan: Silo and Server for bandits, ExpertClient and
-    ExpertServer for experts. Rewards and losses are clipped to [0, 1] and features to norm 1 by
-    default, so privacy needs no promise about the data.
+    The parties in `fastfed.parties` execute the plan: Silo and Server for bandits, ExpertClient and
+    ExpertServer for experts. By default rewards and losses are clipped to [0, 1] and features to
+    norm 1, so the privacy guarantee needs no assumption about the data.
 
     Parameters
     ----------
     algorithm : str
-        Id of a system, as `fastfed list algorithms` prints them.
+        Id of a system, as listed by `fastfed list algorithms`.
     silos : int
-        M; 1 for the systems of a single agent.
+        M, the number of silos; 1 for systems with a single agent.
     horizon : int
-        T, rounds of each silo.
+        T, the number of rounds of each silo.
     dimension : int
-        d, of the features; for experts their number.
+        d, the number of features, or of experts.
     losses : LossSpec, optional
-        Guarantees about experts' losses that are no vectors in [0, 1], such as
+        Properties of the experts' losses, if they are not vectors in [0, 1]; for example
         LossSpec(dimension, linear=False, lipschitz=1.0, spread=2.0, smoothness=1.0).
     **keys
-        Of the algorithm, as in a spec: epsilon, delta, batch_size, ...
+        Keys of the algorithm, as in a spec: epsilon, delta, batch_size, ...
 
     Returns
     -------
     System
-        ``plan``, and ``deployed_certificate``: the certificate to hand out, since a deployment
-        draws its noise from the operating system.
+        It has the ``plan``, and the ``deployed_certificate`` to publish: deployments draw noise
+        from the operating system, simulations from a seed.
 
     Raises
     ------
     InputError
-        For an unknown algorithm or key, and values out of range.
+        If the algorithm or a key is unknown, or a value is out of range.
 
     Examples
     --------
@@ -177,24 +181,24 @@ def make_system(
         if keys.setdefault(key, value) != value:
             raise InputError(
                 f'{key} must be "{value}" in a deployment of {algorithm}, got "{keys[key]}": '
-                "the shortcut of the simulation sees what only users may"
+                "the simulation's shortcut uses data that only users may see"
             )
     if of_experts(entry):
         d = integer("dimension", dimension, at_least=2, at_most=2**24)
-        promised = losses if losses is not None else LossSpec(d)
-        if not isinstance(promised, LossSpec):
-            raise InputError(f"losses must be LossSpec, got {type(promised).__name__}")
-        if promised.dimension != d:
-            raise InputError(f"losses must be of {d} experts, got {promised.dimension}")
-        setting = problem_spec(promised, silos, horizon)
+        loss_spec = losses if losses is not None else LossSpec(d)
+        if not isinstance(loss_spec, LossSpec):
+            raise InputError(f"losses must be LossSpec, got {type(loss_spec).__name__}")
+        if loss_spec.dimension != d:
+            raise InputError(f"losses must be of {d} experts, got {loss_spec.dimension}")
+        setting = problem_spec(loss_spec, silos, horizon)
         return entry.make(keys, replace(setting, notes=(*setting.notes, LOSSES_ON_TRUST)))
     if losses is not None:
-        raise InputError(f"losses go with systems of experts, not with {algorithm}")
+        raise InputError(f"losses are for systems of experts, not for {algorithm}")
     linear = bandits.ProblemSpec(
         silos=silos,
         horizon=horizon,
         dimension=integer("dimension", dimension, at_least=1, at_most=2**15),
-        # Nothing is known of what a deployment will feed in, but for what clipping enforces.
+        # Nothing is known about the data of a deployment, except what clipping enforces.
         reward_range=None,
         features_bounded=False,
         notes=(ON_TRUST,),
@@ -202,6 +206,6 @@ def make_system(
     return entry.make(keys, linear)
 
 
-#: What no deployment can see for itself.
+#: Notes in certificates: assumptions that a deployment cannot check.
 LOSSES_ON_TRUST = "deployment: that every loss is another user's is taken on trust"
 ON_TRUST = "deployment: who is served how often, and at which silo, is taken on trust"

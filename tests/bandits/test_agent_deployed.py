@@ -400,7 +400,7 @@ def test_misuse_of_a_user():
             user.message(x, y)
     # What was refused was not sent.
     assert user.message([1.0, 0.0], 1.0).release == 1
-    with pytest.raises(InputError, match="user 3 has made a message already"):
+    with pytest.raises(InputError, match="user 3 has already made a message"):
         user.message([1.0, 0.0], 1.0)
     for number in (0, -1, 24, 2.5):
         with pytest.raises(InputError, match=f"number must be .*got {number}"):
@@ -522,7 +522,7 @@ def test_a_user_of_a_plan_in_which_users_do_not_send(algorithm, keys):
         budget = {}
     system = fastfed.make_system(algorithm, horizon=23, dimension=2, **keys, **budget)
     protocol = system.plan.protocol.id
-    with pytest.raises(InputError, match=f'users send for themselves.*got protocol "{protocol}"'):
+    with pytest.raises(InputError, match=f'senders are users.*got protocol "{protocol}"'):
         fastfed.parties.User(system.plan, 1)
 
 

@@ -1201,11 +1201,11 @@ class Counting(Network[Message]):
 
     counted = 0
 
-    def _hand_on(self, flight, silos):
+    def _forward(self, flight, silos):
         type(self).counted += sum(
             flight.message.nbytes * len(self.graph.neighbours[i]) for i in silos
         )
-        super()._hand_on(flight, silos)
+        super()._forward(flight, silos)
 
 
 @pytest.mark.parametrize("name", ["every use", "further than needed", "direct, quiet, eager"])

@@ -468,7 +468,7 @@ def test_who_takes_no_score():
     for algorithm, keys, sentence in (
         ("robin", {**robin, "lazy": False}, 'score must be "ucb" for robin'),
         ("random", {}, "score has no meaning for random"),
-        ("hedge", {}, 'unknown key "score" for hedge|needs contexts|plays against losses'),
+        ("hedge", {}, 'unknown key "score" for hedge|needs contexts|needs losses'),
     ):
         with pytest.raises(fastfed.InputError, match=sentence):
             fastfed.simulate(sphere, algorithm, silos=2, horizon=8, score="thompson", **keys)

@@ -422,7 +422,7 @@ def test_noise_that_would_not_fit_is_refused_with_the_way_out():
         )
 
     setting = ProblemSpec(silos=1000, horizon=25_000, dimension=57)
-    with pytest.raises(fastfed.InputError, match=r'13\.7 GB of noise.* "honaker" next to nothing'):
+    with pytest.raises(fastfed.InputError, match=r'13\.7 GB of noise.* or "honaker"'):
         planned()
     assert planned(release="honaker").curves[0].system.plan.release == "honaker"
     assert planned(protocol="central").curves[0].system.plan.release == "toeplitz"

@@ -181,11 +181,11 @@ def test_bandits_and_experts_do_not_mix(algorithm, losses):
     expert = {"label": "expert", "algorithm": algorithm, **REQUIRED[algorithm]}
     if losses:
         environment = {"kind": "realizable-losses", "experts": 3}
-        sentence = r'fedlinucb needs contexts, which "realizable-losses" has not .*sphere'
+        sentence = r'fedlinucb needs contexts, which "realizable-losses" does not have .*sphere'
         sentence += r'.*\(curve "bandit"\)'
     else:
         environment = {"kind": "sphere", "dimension": 2, "actions": 3}
-        sentence = rf'{algorithm} plays against losses of experts, which "sphere" has not .*'
+        sentence = rf'{algorithm} needs losses of experts, which "sphere" does not have .*'
         sentence += r'stochastic-losses.*\(curve "expert"\)'
     for curves in ([expert, BANDIT], [BANDIT, expert]):
         with pytest.raises(InputError, match=sentence) as error:

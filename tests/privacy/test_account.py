@@ -821,7 +821,7 @@ def test_a_pair_that_nobody_accounts_for_is_refused(monkeypatch: pytest.MonkeyPa
     plan = CASES["silo-ldp"].make().plan
     protocol = replace(plan.protocol, analyzer=REPLACE)
     monkeypatch.setitem(PROTOCOLS, "silo-ldp", protocol)
-    with pytest.raises(InputError, match='nothing here says what protocol "silo-ldp" releases'):
+    with pytest.raises(InputError, match='protocol "silo-ldp" has no privacy account'):
         account(replace(plan, protocol=protocol), CASES["silo-ldp"].setting)
 
 

@@ -91,7 +91,9 @@ def test_every_mechanism_of_a_plan_is_looked_at() -> None:
         else:
             other = changed(plan.noise, budget=changed(plan.noise.budget, delta=0.3))
             faulty = replace(plan, noise=other)
-        with pytest.raises(InputError, match=r"must be the same budget|alike but for their radius"):
+        with pytest.raises(
+            InputError, match=r"must be the same budget|equal except for their radius"
+        ):
             again(faulty)
 
 
@@ -276,7 +278,7 @@ CASES_HERE = {
             lambda m: (m[0], *(changed(n, epsilon_coordinate=2 * n.epsilon_coordinate)
                                for n in m[1:]))
         ),
-        "alike but for their radius",
+        "equal except for their radius",
     ),
     "a mean that is said to be private": (
         lambda: at("robin", lambda p: replace(

@@ -366,9 +366,9 @@ def test_the_private_schedule_rounds_as_real_numbers_do(
     clock.restart(np.ones((1, 1)), np.zeros(2), 1.0)
     for round in range(1, rounds):
         clock._rounds += 1
-        clock._seen(draws[round - 1])
+        clock._noisy_sum(draws[round - 1])
     clock._rounds += 1
-    seen = clock._seen(draws[rounds - 1])[1]
+    seen = clock._noisy_sum(draws[rounds - 1])[1]
     assert seen == (2.0**-14 if sign > 0 else 0.0)
 
 

@@ -320,7 +320,8 @@ def test_a_prefix_is_the_combination_of_its_draws(release):
             assert float(c) == pytest.approx(wanted[number], rel=1e-14)
         for j in range(size):
             z = sum(
-                c * sum(adder._kept[number].interval(j, 120)) / 2 for number, c in terms.items()
+                c * sum(adder._draw_cache[number].interval(j, 120)) / 2
+                for number, c in terms.items()
             )
             grid = Fraction(float(exact.grid_of(adder._std)[j]))
             real = Fraction(float(total[j])) + Fraction(float(adder._std[j])) * z

@@ -175,7 +175,7 @@ def test_what_is_no_graph_is_refused(value, silos, message):
 
 
 def test_probabilities_belong_to_random_graphs():
-    with pytest.raises(InputError, match='probability is for the graph "random", got 0'):
+    with pytest.raises(InputError, match='probability is for the graph "random" only, got 0'):
         Graph.named("ring", 4, probability=0.5)
     with pytest.raises(InputError, match=r"probability must be >= 0 and <= 1, got 1\.5"):
         Graph.named("random", 4, probability=1.5)

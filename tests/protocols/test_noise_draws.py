@@ -299,7 +299,7 @@ def test_own_rounds_know_their_noise():
 def test_a_plan_by_hand_is_refused_too():
     e = experiment(SPHERE, {**SIZES, "share": {"until": 12}})
     plan = replace(e.curves[0].system.plan, drawn_once=True)
-    with pytest.raises(InputError, match="drawn_once needs a plan without own rounds"):
+    with pytest.raises(InputError, match="drawn_once needs a plan without local rounds"):
         compiled.run(SPHERE.open(0, 0, 3), [plan], np.array([22]))
     central = experiment(SPHERE, {**SIZES, "protocol": "central"}).curves[0].system.plan
     with pytest.raises(

@@ -54,7 +54,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**PUBLIC, "release_rounds": [0, 3]}, "release_rounds must be an integer >= 1, got 0"),
     ({**PUBLIC, "release_rounds": [3, 3]}, r"release_rounds must increase .*, got \(3, 3\)"),
     ({**PUBLIC, "release_rounds": [3, 2]}, r"release_rounds must increase .*, got \(3, 2\)"),
-    ({**PUBLIC, "release_rounds": [3, 41]}, r"from 1 to the horizon \(40\) at most"),
+    ({**PUBLIC, "release_rounds": [3, 41]}, r"between 1 and the horizon \(40\)"),
     ({**PUBLIC, "release_rounds": [3.5]}, r"release_rounds\[0\] must be an integer, got 3.5"),
     ({**PUBLIC, "release_rounds": 5}, "release_rounds must be a list, got 5"),
     ({**VECTOR, **GROWING, "release": "tree"}, 'batches of different lengths need release "flat"'),

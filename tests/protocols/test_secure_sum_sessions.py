@@ -60,7 +60,7 @@ def test_without_sessions_the_mask_is_the_same_and_the_silo_says_so():
         first(met(plan))
     for a, b in zip(once, again, strict=True):
         np.testing.assert_array_equal(a.values, b.values)
-    with pytest.warns(UserWarning, match="masks of silo 0 are of its keys alone"):
+    with pytest.warns(UserWarning, match="masks of silo 0 depend on its keys only"):
         first([Silo(plan, i, keys=KEYS[i]) for i in range(SILOS)])
 
 
@@ -113,7 +113,7 @@ def test_a_pair_of_sessions_has_its_own_masks():
         ({}, "one for each of the 3 other silos, got silos"),
         ({1: bytes(32), 2: bytes(32)}, "got silos .1, 2."),
         ({1: bytes(32), 2: bytes(32), 3: bytes(31)}, "session of silo 3 must be 32 bytes"),
-        ({0: bytes(32), 1: bytes(32), 2: bytes(32), 3: bytes(32)}, "silo 0 itself is another"),
+        ({0: bytes(32), 1: bytes(32), 2: bytes(32), 3: bytes(32)}, "session of silo 0 as it is"),
         ({1: bytes(32), 2: bytes(32), 4: bytes(32)}, "got silos .1, 2, 4."),
     ],
 )
@@ -128,7 +128,7 @@ def test_sessions_that_do_not_fit_are_refused_and_change_nothing(sessions, messa
 def test_silos_meet_once_and_before_their_first_report():
     plan = make(messages="individual").plan
     silos = met(plan)
-    with pytest.raises(InputError, match="has met other sessions; start all silos again"):
+    with pytest.raises(InputError, match="already has different sessions; start all silos again"):
         silos[0].meet({i: bytes(32) for i in range(1, SILOS)})
     made = plan.secure
     late = Encoder(made, 0, KEYS[0], SeededNoise(1))

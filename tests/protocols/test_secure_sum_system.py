@@ -427,9 +427,11 @@ def test_keys_are_needed_where_messages_are_masked_and_nowhere_else() -> None:
         Silo(make(messages="individual").plan, 0, SeededNoise(1))
     with pytest.raises(InputError, match="keys must hold one for each of the 3 other silos"):
         Silo(plan, 0, keys=simulated_keys(1, 0, 3))
-    with pytest.raises(InputError, match='keys belong to masked messages, got some for "central"'):
+    with pytest.raises(
+        InputError, match='keys are for masked messages only, got keys for "central"'
+    ):
         Silo(make(protocol="central").plan, 0, keys=keys)
-    with pytest.raises(InputError, match="keys belong to masked messages"):
+    with pytest.raises(InputError, match="keys are for masked messages only"):
         Silo(plan, 0, SeededNoise(1), keys)
     Silo(plan, 0, SeededNoise(1))
     Silo(make(silos=1).plan, 0)

@@ -209,12 +209,12 @@ def test_what_is_sent_is_checked_where_it_arrives(tmp_path, monkeypatch):
     packed = pack(e)
     assert len(packed) < 20_000  # the way to the data, not the data
     (tmp_path / "d.csv").write_text(rows.replace("1,1", "1,0", 1))
-    with pytest.raises(fastfed.InputError, match=r"a worker on .* reads other data"):
+    with pytest.raises(fastfed.InputError, match=r"a worker on .* reads different data"):
         unpack(packed)
     (tmp_path / "d.csv").write_text(rows)
     assert unpack(packed).identity() == e.identity()
     monkeypatch.setattr(fastfed, "__version__", "9.9")
-    with pytest.raises(fastfed.InputError, match=r"has fastfed 9.9, the process that asks it 0"):
+    with pytest.raises(fastfed.InputError, match=r"has fastfed 9.9, the main process 0"):
         unpack(packed)
 
 
@@ -357,7 +357,7 @@ def test_a_scheduler_that_goes_is_one_sentence_and_what_was_played_is_kept(tmp_p
                 ends.append(threading.Thread(target=short_lived.close))
                 ends[0].start()
 
-        with pytest.raises(EngineError, match=r"^the scheduler of the dask cluster has gone$"):
+        with pytest.raises(EngineError, match=r"^the scheduler of the dask cluster has ended$"):
             fastfed.run(
                 e, tmp_path, engine="dask", scheduler=short_lived.scheduler_address, progress=end
             )
@@ -459,7 +459,7 @@ def test_options_that_do_not_go_together(tmp_path):
     )
     run = ("run", path, "-o", tmp_path / "out")
     complains(command(*run, "--engine", "dsk"), "--engine", "dask")
-    complains(command(*run, "--scheduler", "tcp://x:1"), 'scheduler goes with engine "dask"')
+    complains(command(*run, "--scheduler", "tcp://x:1"), 'scheduler is for engine "dask" only')
     both = ("--engine", "dask", "--scheduler", "tcp://x:1", "--threads", 2)
     complains(command(*run, *both), "threads and scheduler exclude each other")
     with pytest.raises(fastfed.InputError, match=r'engine must be one of .*; did you mean "dask"'):

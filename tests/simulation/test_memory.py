@@ -319,7 +319,7 @@ def test_what_fits_only_in_parts_is_played_in_parts_with_the_same_results(tmp_pa
         results = fastfed.run(experiment, folder, threads=3, memory_limit=limit)
         found[limit] = [c.group_regret.tobytes() for c in results.curves]
     assert len({tuple(f) for f in found.values()}) == 1
-    assert "1 of 3 passes at once and at most 1 curves" in fitted.reduced
+    assert "1 of 3 batches at once and at most 1 curves" in fitted.reduced
     with pytest.raises(InputError, match="this run needs"):
         fit(experiment, Resources(3, memory_limit=least - 1))
 
@@ -328,7 +328,7 @@ def test_fewer_processes_play_at_once(tmp_path):
     experiment = made(LDP, silos=2000, replicates=2)
     one = estimate(experiment, Resources(2, "processes"), at_once=1).bytes
     fitted = fit(experiment, Resources(2, "processes", memory_limit=one))
-    assert fitted.at_once == 1 and "1 of 2 passes at once" in fitted.reduced
+    assert fitted.at_once == 1 and "1 of 2 batches at once" in fitted.reduced
 
 
 # ---- when it ends all the same -------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_our_own_agent_is_a_plain_policy():
     ("policy", "keys", "message"),
     [
         (None, {}, r"policy is required \(curve"),
-        (Uniform(1), {}, "policy must be a class, or .* an object would carry what it learned"),
+        (Uniform(1), {}, "policy must be a class, or .* an object would carry data from"),
         (lambda seed: Uniform(seed), {}, "policy must be a class that can be imported by its name"),
         (type("Local", (Uniform,), {"__qualname__": "f.<locals>.L"}), {}, "define it at the top"),
         ("nowhere:Policy", {}, 'policy "nowhere:Policy" cannot be imported: No module'),
@@ -177,7 +177,7 @@ def test_our_own_agent_is_a_plain_policy():
             "cannot be made: .*unexpected keyword argument 'tau'",
         ),
         (Uniform, {"shared": 1}, "shared must be true or false"),
-        (Uniform, {"source": "00"}, r"has another source than the spec asks for \(00\), got"),
+        (Uniform, {"source": "00"}, r"must have the source of the spec \(00\), got"),
         (Uniform, {"epsilon": 1.0}, 'unknown key "epsilon" for policy'),
         (Wrong, {}, "must select an integer from 0 to 5, got 6"),
     ],

@@ -1,4 +1,8 @@
-"""Audits by name: of protocols, of mechanisms and of schedules."""
+"""All privacy audits by name, and the audits of linear bandits and of synchronisation schedules.
+
+An audit runs a system many times on two neighbouring data sets ("worlds") and computes from the
+results a lower bound on epsilon. A bound above the claimed epsilon refutes the claim.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,11 @@ from fastfed.simulation.audit.low_bits import audit_low_bits
 from fastfed.simulation.server import Federation
 from fastfed.simulation.systems import make_system
 
-# ---- The audit of schedules: whether the rounds of synchronisation give a user away --------------
-# Two silos; the first user of one of them has a feature vector of norm 1 or of norm 1/20, everybody
-# else the zero vector. The threshold lies between the values that the system's own rule takes in
-# the two worlds after the first round, and what the audit looks at is whether the silos synchronise
-# then: an event that was fixed before it was counted, so all runs count. No message is read.
+# ---- The audit of schedules: do the rounds of synchronisation reveal a user? ---------------------
+# There are two silos. The first user of silo 0 has a feature vector of norm 1 or of norm 1/20; all
+# other users have zero vectors. The threshold of the trigger is set between the values that the
+# trigger has in the two worlds after the first round. The statistic is whether the silos
+# synchronise after that round. It was fixed in advance, so all runs count. No message is read.
 # Source: zhou-chowdhury-2024, Example 3.1 and Appendix B.1.
 
 
@@ -46,12 +50,12 @@ SCHEDULE_AUDITS: dict[str, dict[str, Any]] = {
 }
 CLAIM = (1.0, 0.01)
 SILOS, HORIZON, SCHEDULE_DIMENSION = 2, 8, 2
-#: The victim's features in the two worlds.
+#: Features of the first user of silo 0 in the two worlds.
 VICTIM = (np.array([1.0, 0.0]), np.array([0.05, 0.0]))
 
 
 def plan_of(keys: dict[str, Any]) -> Plan:
-    """The system under audit."""
+    """Return the plan of the audited system."""
     epsilon, delta = CLAIM
     sizes: dict[str, Any] = {"silos": SILOS, "horizon": HORIZON, "dimension": SCHEDULE_DIMENSION}
     system = make_system("feducb", **sizes, epsilon=epsilon, delta=delta, **keys)
@@ -59,13 +63,13 @@ def plan_of(keys: dict[str, Any]) -> Plan:
 
 
 def trigger_value(plan: Plan, x: np.ndarray) -> float:
-    """Value that the silo's rule compares with D after a first round with these features.
+    """Return the trigger's value, without noise, after a first round with features x.
 
-    Without noise: a private rule's value is a draw about this one.
+    The trigger compares it with its threshold D. A private trigger adds noise to this value.
     """
     assert plan.trigger is not None
-    quiet = replace(plan, trigger=replace(plan.trigger, kind=DETERMINANT), privacy=None)
-    silo = Silo(quiet, 0, SeededNoise(0))
+    noise_free = replace(plan, trigger=replace(plan.trigger, kind=DETERMINANT), privacy=None)
+    silo = Silo(noise_free, 0, SeededNoise(0))
     silo.select(x[None])
     silo.observe(1.0)
     assert silo.trigger is not None
@@ -73,7 +77,7 @@ def trigger_value(plan: Plan, x: np.ndarray) -> float:
 
 
 def synchronised(plan: Plan, noise: SeededNoise, x: np.ndarray) -> bool:
-    """True if the silos synchronise after the first round."""
+    """Run the first round, and return whether the silos synchronise after it."""
     silos = [Silo(plan, i, noise) for i in range(SILOS)]
     for i, silo in enumerate(silos):
         silo.select(x[None] if i == 0 else np.zeros((1, SCHEDULE_DIMENSION)))
@@ -82,7 +86,7 @@ def synchronised(plan: Plan, noise: SeededNoise, x: np.ndarray) -> bool:
 
 
 def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit one schedule with ``trials`` runs of either world."""
+    """Audit one schedule with ``trials`` runs in each world."""
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
     keys = SCHEDULE_AUDITS[name]
@@ -99,10 +103,11 @@ def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
     return judged(name, bound, trials, claimed_epsilon=epsilon, delta=delta)
 
 
-# Audits of whole systems: silos and servers as deployed, run on two neighbouring datasets.
-# Every silo plays the same one action in every round, so that the datasets differ in nothing but
-# one record: the first user of silo 0, who enters the most tree nodes. What the server may see is
-# projected on what the change of that record moves. Systems of experts: `audits_experts`.
+# ---- Audits of linear bandits: silos and servers as deployed, on two neighbouring data sets ------
+# Every silo chooses the same single action in every round, so that the data sets differ in one
+# record only: that of the first user of silo 0, who enters the most tree nodes. The messages to the
+# server are projected on the direction in which that record moves them. The audits of systems with
+# experts are in `audit/experts.py`.
 
 
 Audit = Callable[[int, int], AuditResult]
@@ -114,16 +119,17 @@ DIMENSION = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A system under audit; ``layout`` names its worst pair of records."""
+    """A system to audit; ``layout`` names its worst pair of records."""
 
     algorithm: str
     keys: dict[str, Any]
     layout: str
     silos: int = 1
-    #: Noise bits divided by this, behind the certificate's back.
+    #: Planted fault: the noise bits are divided by this number, unknown to the certificate.
     fault: int = 1
 
     def plan(self) -> Any:
+        """Return the plan to run, with the planted fault."""
         epsilon, delta = CLAIM
         system = make_system(
             self.algorithm,
@@ -139,12 +145,12 @@ class Case:
         if plan.driver == "peers":
             return plan
         if plan.encoding is not None:
-            # Bits as their counts, which have the same distribution and do not take minutes.
+            # Send counts instead of bits: they have the same distribution and take less time.
             plan = replace(plan, individual=False)
         if plan.encoding is None or self.fault == 1:
             return plan
         fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
-        # A plan that claimed its budget would be refused.
+        # Drop the claim, because a faulty plan that claims its budget would be refused.
         encoding = replace(plan.encoding, noise_bits=fewer)
         return replace(plan, encoding=encoding, privacy=None)
 
@@ -153,57 +159,62 @@ OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
 
 
 def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
-    """Messages that the server sees of each release, one message or the sum of several: (K, s).
+    """Run a federation, and return the sum of the server's messages in each release, (K, s).
 
-    Of users' own messages, whose sum is all that counts, what the server makes of them.
+    ``first`` are the features of the first user of silo 0. For protocols without a tree the sum is
+    computed from the server's broadcasts.
     """
-    federation, shown = Federation(plan, noise), []
+    federation, views = Federation(plan, noise), []
     for round in range(plan.horizon):
         for i, player in enumerate(federation.players):
             player.select(first[None] if i == round == 0 else OTHER)
             player.observe(1.0)
-        before = federation.total
+        previous_total = federation.total
         messages = federation.exchange()
         if plan.protocol.flat:
-            shown.append(federation.total - before)
+            views.append(federation.total - previous_total)
         else:
-            shown.append(np.sum([m.values for m in messages], axis=0))
-    return np.array(shown)
+            views.append(np.sum([m.values for m in messages], axis=0))
+    return np.array(views)
 
 
 def heard(plan: PeerPlan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
-    """Reports of silo 0 that its neighbours hear, (K, s)."""
+    """Run a decentralised federation; return the reports of silo 0 that silo 1 receives, (K, s)."""
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
-    shown = []
+    views = []
     for round in range(plan.horizon):
         for i, message in network.deliver():
             peers[i].receive(message)
             if i == 1 and message.silo == 0 and isinstance(message, Sums):
-                shown.append(message.report.values)
+                views.append(message.report.values)
         for i, peer in enumerate(peers):
             peer.select(first[None] if i == round == 0 else OTHER)
             peer.observe(1.0)
             for message in peer.outbox():
                 network.broadcast(i, message)
-    shown += [m.report.values for i, m in network.deliver() if i == 1 and isinstance(m, Sums)]
-    return np.array(shown)
+    views += [m.report.values for i, m in network.deliver() if i == 1 and isinstance(m, Sums)]
+    return np.array(views)
 
 
-def nodes_of(plan: Plan, shown: np.ndarray) -> np.ndarray:
-    """The tree nodes (K, s) behind what was shown: prefix sums are undone."""
+def nodes_of(plan: Plan, views: np.ndarray) -> np.ndarray:
+    """Return the tree nodes (K, s) of messages (K, s); prefix sums are converted to nodes."""
     if plan.protocol.analyzer != REPLACE:
-        return shown
-    before = np.concatenate([np.zeros((1, shown.shape[1])), shown])
-    return np.array([before[k] - before[k & (k - 1)] for k in range(1, len(before))])
+        return views
+    padded = np.concatenate([np.zeros((1, views.shape[1])), views])
+    return np.array([padded[k] - padded[k & (k - 1)] for k in range(1, len(padded))])
 
 
 def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
-    """Log likelihood ratio (trials,), up to a constant and for Gaussian noise, of the touched
-    nodes; bits are nearly Gaussian, and a bound from any statistic is a bound."""
-    made = case.plan()
-    peers = made.driver == "peers"
-    plan = made.parts[0].plan if peers else made
+    """Run one world ``trials`` times, and return the statistic of each run, (trials,).
+
+    The statistic is the Gaussian log likelihood ratio, up to a constant, of the nodes that contain
+    the changed record. Noise of bits is only nearly Gaussian, but every statistic gives a valid
+    bound.
+    """
+    audited_plan = case.plan()
+    peers = audited_plan.driver == "peers"
+    plan = audited_plan.parts[0].plan if peers else audited_plan
     # Without a tree the first record is in the first release only.
     nodes = [0] if plan.protocol.flat else [k - 1 for k in touches(1, plan.releases)]
     pair = [np.array(x) for x in WORST_PAIR[case.layout]]
@@ -213,8 +224,8 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
         linalg.accumulate(point, x, 1.0)
         change += sign * point
     if plan.encoding is not None:
-        # A node of level j is seen in steps of 1 / g_j, or without a tree in units of the sum, with
-        # the noise of its bits.
+        # A node of level j is a count in steps of 1 / g_j; without a tree the sum is in the units
+        # of the records. The variance comes from the noise bits.
         levels = range(len(nodes))
         g = np.array([plan.encoding.each(j, DIMENSION) for j in levels])
         points = np.array([plan.silos * plan.points(j) for j in levels])
@@ -223,20 +234,24 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     else:
         std = plan.noise_std
         rows, columns = np.tril_indices(DIMENSION)
-        on = np.where(rows == columns, std.diagonal, std.off_diagonal)
-        stds = np.concatenate([np.full(DIMENSION, std.bias), on])
+        covariance_std = np.where(rows == columns, std.diagonal, std.off_diagonal)
+        stds = np.concatenate([np.full(DIMENSION, std.bias), covariance_std])
         direction = np.tile(change / stds**2, (len(nodes), 1))
-    found = np.empty(trials)
+    ratios = np.empty(trials)
     for run in range(trials):
-        # The worlds take replicates of their own: even and odd.
+        # World 0 uses even replicates and world 1 odd ones, so that their noise is independent.
         noise = SeededNoise(seed, 2 * run + world)
-        shown = heard(made, noise, pair[world]) if peers else seen(made, noise, pair[world])
-        found[run] = np.sum(nodes_of(plan, shown)[nodes] * direction)
-    return found
+        views = (
+            heard(audited_plan, noise, pair[world])
+            if peers
+            else seen(audited_plan, noise, pair[world])
+        )
+        ratios[run] = np.sum(nodes_of(plan, views)[nodes] * direction)
+    return ratios
 
 
 def run(case: Case, name: str, trials: int, seed: int) -> AuditResult:
-    """Audit one system with ``trials`` runs on each dataset."""
+    """Audit one system with ``trials`` runs on each data set."""
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     epsilon, delta = CLAIM
     first, second = (statistics(case, trials, check_seed(seed), world) for world in (0, 1))
@@ -269,7 +284,8 @@ _CASES = {
     ),
 }
 
-#: Name -> audit(trials, seed): mechanisms, systems, schedules, and faults planted in them.
+#: Function audit(trials, seed) of each audit, by name. Names that start with "fault-" are planted
+#: faults.
 AUDITS: dict[str, Audit] = {
     **mechanisms.AUDITS,
     **{name: partial(run, case, name) for name, case in _CASES.items()},
@@ -280,7 +296,7 @@ AUDITS: dict[str, Audit] = {
     **of_own_rounds.AUDITS,
     "low-bits": partial(audit_low_bits, "low-bits"),
 }
-#: What an audit is to catch: planted faults, and the schedule that raw data make.
+#: Audits that must refute a claim: planted faults, and the schedule that depends on raw data.
 FAULTY = (
     mechanisms.FAULTY
     | of_experts.FAULTY
@@ -306,7 +322,27 @@ TRIALS: dict[str, int] = {
 
 
 def run_audit(name: str, trials: int | None = None, seed: int = 1) -> AuditResult:
-    """The audit of this name; ``trials`` runs on each dataset (default: enough for a verdict)."""
+    """Run the audit of this name.
+
+    Parameters
+    ----------
+    name : str
+        Name of the audit, as listed by `fastfed audit list`.
+    trials : int, optional
+        Number of runs on each data set. Default: enough for a verdict.
+    seed : int, default 1
+        Seed of simulated noise.
+
+    Returns
+    -------
+    AuditResult
+        The lower bound on epsilon, and the verdict.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown or a value is out of range.
+    """
     if name not in AUDITS:
         raise InputError(
             f"unknown audit {show(name)}{nearest(str(name), AUDITS)} (`fastfed audit list` names "
@@ -315,13 +351,17 @@ def run_audit(name: str, trials: int | None = None, seed: int = 1) -> AuditResul
     return AUDITS[name](TRIALS[name] if trials is None else trials, seed)
 
 
-# ---- What every audit attacks, its unit and its relation: `fastfed audit list` -------------------
+# ---- The list of audits: `fastfed audit list` ----------------------------------------------------
 
 
 class ListedAudit(msgspec.Struct, frozen=True):
-    """One audit. attacks: what is run and looked at. unit, relation: what the two datasets differ
-    in. planted: whether it is a fault put there on purpose. must_be_caught: planted faults, and
-    what was published and does not keep its claim. trials: runs on each dataset by default."""
+    """One audit in the list.
+
+    ``attacks`` describes the outputs that it tests; ``unit`` and ``relation`` how the two data sets
+    differ. ``planted`` marks a fault that was built in on purpose. ``must_be_caught`` marks planted
+    faults, and published methods that do not keep their claim. ``trials`` is the default number of
+    runs on each data set.
+    """
 
     name: str
     attacks: str
@@ -338,7 +378,7 @@ _NUMBER = ("number", "sensitivity 1")
 _VALUE = ("value", "replace")
 _VECTOR = ("vector", "replace")
 
-#: Name -> (what it attacks, (unit, relation)).
+#: For each audit by name: (what it attacks, (unit, relation)).
 ABOUT: dict[str, tuple[str, tuple[str, str]]] = {
     "gaussian-tree": ("nodes of the binary tree, exact calibration", _USER),
     "gaussian-tree-theorem": ("the same nodes with the noise of the paper's theorem", _USER),
@@ -354,54 +394,60 @@ ABOUT: dict[str, tuple[str, tuple[str, str]]] = {
     "winsorized-mean-1d": ("the winsorized mean of numbers", _VALUE),
     "winsorized-mean": ("the winsorized mean of vectors", _VECTOR),
     "fault-natural-log": ("tree noise for 1 + ln K nodes instead of 1 + log2 K", _USER),
-    "fault-kappa-forgotten": ("tree noise for one node a record", _USER),
-    "fault-bias-forgotten": ("tree noise for the covariance stream alone", _USER),
+    "fault-kappa-forgotten": ("tree noise as if a record were in one node only", _USER),
+    "fault-bias-forgotten": ("tree noise for the covariance stream only", _USER),
     "fault-noise-redrawn": ("prefix sums whose nodes get new noise each time", _USER),
     "fault-bare-threshold": ("sparse vector without noise on the threshold", _NUMBER),
     "fault-winsorized-half-noise": ("the winsorized mean with half of its noise", _VECTOR),
     "fault-float-noise": ("low bits of a statistic plus noise, added as doubles", _USER),
-    "noisy-argmin": ("the least of scores with Laplace noise", _NUMBER),
+    "noisy-argmin": ("the index of the smallest score with Laplace noise", _NUMBER),
     "sparse-switching": ("times and choices of switches between experts", _LOSS),
     "fault-noisy-argmin-printed": ("noisy argmin with the paper's noise", _NUMBER),
     "fault-sparse-switching-printed-threshold": ("switching by a bare threshold", _LOSS),
     "private-fedlinucb": ("messages of a deployed silo, silo-ldp", _USER),
-    "vector-sum": ("sums that the server gets of shuffled bits", _USER),
+    "vector-sum": ("sums of shuffled bits that the server gets", _USER),
     "fault-quarter-of-the-bits": ("the same with a quarter of the noise bits", _USER),
     "linucb-ldp": ("users' messages to an untrusted agent", _USER),
     "linucb-sdp-amp": ("users' messages after the shuffler", _USER),
     "linucb-sdp-vec": ("users' shuffled bits", _USER),
     "fault-users-quarter-of-the-bits": ("the same with a quarter of the noise bits", _USER),
     "feducb": ("messages of a deployed silo, fixed schedule", _USER),
-    "feducb-decentralized": ("messages that peers hear of each other", _USER),
-    "feducb-schedule": ("when the raw determinant asks for a synchronisation", _USER),
-    "feducb-schedule-fixed": ("when a fixed schedule synchronises", _USER),
-    "feducb-schedule-private": ("when the private determinant asks for one", _USER),
-    "fed-svt": ("experts that deployed clients play, Fed-SVT", _LOSS),
-    "fault-fed-svt-printed-threshold": ("the same with a bare threshold", _LOSS),
-    "private-dartboard": ("experts that deployed clients play, private dartboard", _LOSS),
-    "fault-private-dartboard-bare-coin": ("the same with a coin of the loss alone", _LOSS),
-    "fed-dp-ope-stoch": ("experts that deployed clients play, central noise", _LOSS),
+    "feducb-decentralized": ("messages that peers receive from each other", _USER),
+    "feducb-schedule": ("the rounds in which the raw determinant synchronises", _USER),
+    "feducb-schedule-fixed": ("the rounds in which a fixed schedule synchronises", _USER),
+    "feducb-schedule-private": ("the rounds in which the private determinant synchronises", _USER),
+    "fed-svt": ("experts that deployed clients choose, Fed-SVT", _LOSS),
+    "fault-fed-svt-printed-threshold": ("the same with a threshold without noise", _LOSS),
+    "private-dartboard": ("experts that deployed clients choose, private dartboard", _LOSS),
+    "fault-private-dartboard-bare-coin": (
+        "the same with a coin that depends on the loss only",
+        _LOSS,
+    ),
+    "fed-dp-ope-stoch": ("experts that deployed clients choose, central noise", _LOSS),
     "fault-fed-dp-ope-stoch-quarter-of-the-noise": ("the same with a quarter of the noise", _LOSS),
     "copies": ("copies and pickles of every object that draws noise", _USER),
     "stateful-score": ("the next user's action, by a score function that writes its state", _USER),
-    "fault-restart": ("one node reported anew after each restart of a silo", _USER),
-    "fault-stateful-score": ("the next user's action, by a score with memory of its own", _USER),
-    "secure-sum": ("all noisy sums of the counted silos, as server and colluders see them", _USER),
+    "fault-restart": ("one node, sent again with new noise after each restart of a silo", _USER),
+    "fault-stateful-score": ("the next user's action, by a score with hidden memory", _USER),
+    "secure-sum": ("all noisy sums of the honest silos, as server and colluders see them", _USER),
     "secure-sum-low-bits": ("the low bits of the first of these sums", _USER),
     "fault-secure-sum-half-noise": ("the same sums with half of the noise", _USER),
-    "fault-secure-sum-colluders": ("shares for no colluder, and all silos but one collude", _USER),
-    "fault-secure-sum-columns": ("sums whose factor is twice the one that was paid for", _USER),
+    "fault-secure-sum-colluders": (
+        "noise for no colluders, but all silos except one collude",
+        _USER,
+    ),
+    "fault-secure-sum-columns": ("sums whose factor is twice the accounted factor", _USER),
     "fault-secure-sum-coarse-noise": ("low bits under noise whose last bits are 0", _USER),
     **{name: (attacks, _USER) for name, attacks in of_own_rounds.ABOUT.items()},
-    "low-bits": ("low bits of what deployed objects release, five kinds", _USER),
+    "low-bits": ("low bits of the releases of five kinds of deployed objects", _USER),
 }
 
 
 def listed() -> list[ListedAudit]:
-    """Every audit by name."""
+    """List every audit, in the order of `AUDITS`."""
     missing = [name for name in AUDITS if name not in ABOUT]
     if missing:
-        raise InputError(f"audits must say what they attack, got nothing of {missing}")
+        raise InputError(f"audits must have an entry in ABOUT, got none for {missing}")
     return [
         ListedAudit(
             name,

@@ -1,7 +1,7 @@
-"""Audits of systems of experts: clients and server as deployed, on two neighbouring datasets.
+"""Audits of systems with experts: clients and server as deployed, on two neighbouring data sets.
 
-What is looked at is what all clients run. The statistic is the likelihood ratio of the two tables
-under the noise that the plan claims, so an audit is not told of the fault that it is to catch.
+The statistic is the log likelihood ratio of the chosen experts under the two tables of losses. It
+is computed for the claimed plan, so an audit does not know about the fault that it must catch.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ Audit = Callable[[int, int], AuditResult]
 Chosen = tuple[int, ...]
 
 CLAIM = (1.0, 0.0)
-# Ratios that are equal but for rounding are made equal.
+# Log ratios are rounded to this many digits, so that ratios that differ by rounding become equal.
 _DIGITS = 9
 
 
 def chosen(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> Chosen:
-    """The experts that the server names, in order, on losses (T, m, d): they fix what is played.
+    """Run a federation on losses (T, M, d); return the experts that the server chooses, in order.
 
-    The first is what is played before any message, where that is an expert.
+    The first is the choice before any message, if it is a single expert.
     """
     clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
     server = ExpertServer(plan, noise)
     choices = [server.start()]
     for client in clients:
         client.receive(choices[0])
-    for rows in losses:
+    for round_losses in losses:
         while clients[0].due:
             choices.append(server.combine([client.report() for client in clients]))
             for client in clients:
                 client.receive(choices[-1])
-        for client, row in zip(clients, rows, strict=True):
-            client.observe(row)
+        for client, loss in zip(clients, round_losses, strict=True):
+            client.observe(loss)
     return tuple(c.expert for c in choices if c.expert is not None)
 
 
@@ -58,22 +58,26 @@ def chosen(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> Chosen:
 
 @dataclass(frozen=True)
 class Switching:
-    """One client that loses nothing for some rounds, but for the first of them, and then one a
-    round with every expert, which brings switches."""
+    """One client with Fed-SVT: only round 1 differs between the worlds.
+
+    All losses are 0 in the quiet rounds after round 1, and then 1 for every expert, which causes
+    switches.
+    """
 
     experts: int
     switches: int
     threshold: float
     quiet: int
     horizon: int
-    #: The first round's losses in the two worlds.
+    #: Losses of the first round in the two worlds.
     first: tuple[tuple[float, ...], tuple[float, ...]]
-    #: The comparison of Algorithm 5 as printed, line 9, behind the certificate's back.
+    #: Planted fault: compare as Algorithm 5 is printed (line 9), unknown to the certificate.
     printed: bool = False
 
     def plan(self) -> SparseVectorPlan:
+        """Return the claimed plan."""
         epsilon, delta = CLAIM
-        made: SparseVectorPlan = make_system(
+        plan: SparseVectorPlan = make_system(
             "fed-svt",
             horizon=self.horizon,
             dimension=self.experts,
@@ -83,17 +87,17 @@ class Switching:
             switches=self.switches,
             threshold=self.threshold,
         ).plan
-        return made
+        return plan
 
     def played(self) -> SparseVectorPlan:
-        """The plan that is run: the claimed one, or the fault."""
+        """Return the plan to run, with the planted fault."""
         plan = self.plan()
         if not self.printed:
             return plan
         return PrintedPlan(**{f.name: getattr(plan, f.name) for f in fields(plan)})
 
     def losses(self, world: int) -> np.ndarray:
-        """(T, 1, d)."""
+        """Return the losses of a world, (T, 1, d)."""
         table = np.zeros((self.horizon, 1, self.experts))
         table[self.quiet :] = 1.0
         table[0, 0] = self.first[world]
@@ -101,9 +105,10 @@ class Switching:
 
 
 class PrintedPlan(SparseVectorPlan):
-    """A planted fault: the query is compared with L, without the threshold's noise."""
+    """A planted fault: the query is compared with L, a threshold without noise."""
 
     def decider(self, noise: NoiseSource) -> Decider:
+        """Return the faulty server."""
         return Printed(self, noise)
 
 
@@ -111,18 +116,19 @@ class Printed(SparseVector):
     """The server of `PrintedPlan`."""
 
     def _threshold(self, switches: int) -> float:
+        """Draw the noisy threshold as usual, but return the threshold without noise."""
         super()._threshold(switches)
         return self.plan.threshold
 
 
 def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chosen], float]:
-    """ln of the probability of a sequence of experts (T of them) for N = 1, exactly.
+    """Return a function that computes ln P(sequence of T experts), exactly, for phases of 1 round.
 
-    A switch may choose the expert again that is played, which is not seen: all ways to the same
-    sequence are added up.
+    A switch can choose the current expert again, which cannot be seen. So the function adds up the
+    probabilities of all times of switches that give the same sequence.
     """
     assert plan.phase_length == 1
-    # The last round's losses are never sent.
+    # Losses of the last round are never sent.
     sums = losses.sum(axis=1)[:-1]
     mechanism, last = plan.noise, len(sums)
     crossings = crossing_distributions(mechanism, sums, plan.threshold)
@@ -135,26 +141,29 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
 
     @cache
     def law(experts: Chosen) -> float:
-        total, ways = 0.0, {0: 1.0 / plan.experts}  # of the last switch's time
-        for made in range(mechanism.switches + 1):
-            longer: dict[int, float] = {}
-            for start, p in ways.items():
-                expert, spent = experts[start], made == mechanism.switches
+        # Probability of the experts so far, by the time of the last switch.
+        total, by_last_switch = 0.0, {0: 1.0 / plan.experts}
+        for switches in range(mechanism.switches + 1):
+            next_by_switch: dict[int, float] = {}
+            for start, p in by_last_switch.items():
+                expert, no_more = experts[start], switches == mechanism.switches
                 same = next((t for t in range(start, last + 1) if experts[t] != expert), last + 1)
                 if same == last + 1:
-                    total += p * (1.0 if spent else segment(start, expert)[-1])
-                for after in range(start + 1, min(same, last) + 1 if not spent else 0):
-                    here = segment(start, expert)[after - start - 1]
-                    here *= choices[after - 1][experts[after]]
-                    longer[after] = longer.get(after, 0.0) + p * here
-            ways = longer
+                    total += p * (1.0 if no_more else segment(start, expert)[-1])
+                for switch_time in range(start + 1, min(same, last) + 1 if not no_more else 0):
+                    p_switch = segment(start, expert)[switch_time - start - 1]
+                    p_switch *= choices[switch_time - 1][experts[switch_time]]
+                    next_by_switch[switch_time] = (
+                        next_by_switch.get(switch_time, 0.0) + p * p_switch
+                    )
+            by_last_switch = next_by_switch
         return float(np.log(total))
 
     return law
 
 
 def audit_switching(case: Switching, name: str, trials: int, seed: int) -> AuditResult:
-    """The ratio is that of all experts that are played."""
+    """Audit a case by the likelihood ratio of all chosen experts."""
     claimed, plan = case.plan(), case.played()
     tables = [case.losses(world) for world in (0, 1)]
     laws = [switching_law(claimed, table) for table in tables]
@@ -171,20 +180,24 @@ def audit_switching(case: Switching, name: str, trials: int, seed: int) -> Audit
 
 @dataclass(frozen=True)
 class Board:
-    """One client that loses nothing after the first round: coins of later ones tell nothing."""
+    """One client with the private dartboard.
+
+    Losses after round 1 are 0, so later coins reveal nothing.
+    """
 
     experts: int
     switches: int
     chance: float
     horizon: int
-    #: The first round's losses in the two worlds.
+    #: Losses of the first round in the two worlds.
     first: tuple[tuple[float, ...], tuple[float, ...]]
-    #: The coin of p is not thrown, behind the certificate's back.
+    #: Planted fault: the coin of probability p is not tossed, unknown to the certificate.
     bare: bool = False
 
     def plan(self) -> DartboardPlan:
+        """Return the claimed plan."""
         epsilon, delta = CLAIM
-        made: DartboardPlan = make_system(
+        plan: DartboardPlan = make_system(
             "private-dartboard",
             horizon=self.horizon,
             dimension=self.experts,
@@ -193,26 +206,27 @@ class Board:
             switch_probability=self.chance,
             switches=self.switches,
         ).plan
-        return made
+        return plan
 
     def played(self) -> DartboardPlan:
-        """The plan that is run: the claimed one, or the fault."""
+        """Return the plan to run, with the planted fault."""
         plan = self.plan()
         if not self.bare:
             return plan
         return BarePlan(**{f.name: getattr(plan, f.name) for f in fields(plan)})
 
     def losses(self, world: int) -> np.ndarray:
-        """(T, 1, d)."""
+        """Return the losses of a world, (T, 1, d)."""
         table = np.zeros((self.horizon, 1, self.experts))
         table[0, 0] = self.first[world]
         return table
 
 
 class BarePlan(DartboardPlan):
-    """A planted fault: the shrinking dartboard without privacy, whose coin is of the loss alone."""
+    """A planted fault: the dartboard without privacy, whose coin depends on the loss only."""
 
     def decider(self, noise: NoiseSource) -> Decider:
+        """Return the faulty server."""
         return Bare(self, noise)
 
 
@@ -220,14 +234,16 @@ class Bare(Dart):
     """The server of `BarePlan`."""
 
     def _keeps(self, lost: float, release: int) -> bool:
+        """Return whether the current expert stays, without the coin of probability p."""
         rate = self.plan.noise.rate
         return bool(self._draw(QUERY, release) < np.exp(-rate * lost))
 
 
 def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], float]:
-    """ln of the probability of a sequence of experts (T of them) for N = 1, exactly.
+    """Return a function that computes ln P(sequence of T experts), exactly, for phases of 1 round.
 
-    A draw of the expert that is played is not seen: all ways to a sequence are added up.
+    A draw of the current expert cannot be seen. So the function adds up the probabilities of all
+    numbers of draws that give the same sequence.
     """
     assert plan.phase_length == 1
     sums, board = losses.sum(axis=1)[:-1], plan.noise
@@ -235,25 +251,25 @@ def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], flo
 
     @cache
     def law(experts: Chosen) -> float:
-        ways = {0: 1.0 / plan.experts}  # of how many were drawn
+        by_draws = {0: 1.0 / plan.experts}  # probability by the number of draws
         for t, (before, after) in enumerate(pairwise(experts)):
-            longer: dict[int, float] = {}
-            for drawn, p in ways.items():
-                left = drawn < board.switches
-                stays = board.keeps(float(sums[t][before])) if left else 1.0
+            next_by_draws: dict[int, float] = {}
+            for draws, p in by_draws.items():
+                draws_left = draws < board.switches
+                p_stay = board.keeps(float(sums[t][before])) if draws_left else 1.0
                 if before == after:
-                    longer[drawn] = longer.get(drawn, 0.0) + p * stays
-                if left:
-                    here = p * (1.0 - stays) * float(choices[t][after])
-                    longer[drawn + 1] = longer.get(drawn + 1, 0.0) + here
-            ways = longer
-        return float(np.log(sum(ways.values())))
+                    next_by_draws[draws] = next_by_draws.get(draws, 0.0) + p * p_stay
+                if draws_left:
+                    p_draw = p * (1.0 - p_stay) * float(choices[t][after])
+                    next_by_draws[draws + 1] = next_by_draws.get(draws + 1, 0.0) + p_draw
+            by_draws = next_by_draws
+        return float(np.log(sum(by_draws.values())))
 
     return law
 
 
 def audit_board(case: Board, name: str, trials: int, seed: int) -> AuditResult:
-    """The ratio is that of all experts that are played."""
+    """Audit a case by the likelihood ratio of all chosen experts."""
     claimed, plan = case.plan(), case.played()
     tables = [case.losses(world) for world in (0, 1)]
     laws = [board_law(claimed, table) for table in tables]
@@ -270,22 +286,25 @@ def audit_board(case: Board, name: str, trials: int, seed: int) -> AuditResult:
 
 @dataclass(frozen=True)
 class Vertices:
-    """Two clients and two experts. One loss of client 0 is (0, 1) or (1, 0); all others favour
-    expert 1, so that expert 0 is named seldom enough to tell much and often enough to be counted.
+    """Two clients and two experts with Fed-DP-OPE-Stoch.
 
-    Which round the replaced loss is of depends on the order in which the client takes its samples:
-    the loss is the first of the last phase's first root. The certificate counts nothing for the
-    order, and so holds for each.
+    One loss of client 0 is (0, 1) or (1, 0). All other losses favour expert 1, so that expert 0 is
+    chosen rarely enough to be informative, and often enough to be counted.
+
+    The replaced loss is the first sample of the first tree of the last phase, so its round depends
+    on the random order of the client's samples. The guarantee does not rely on that order, so it
+    must hold for each order.
     """
 
     silos: int = 2
     horizon: int = 8
-    #: The noise divided by this, behind the certificate's back.
+    #: Planted fault: the noise is divided by this number, unknown to the certificate.
     fault: float = 1.0
 
     def plan(self) -> FrankWolfePlan:
+        """Return the claimed plan."""
         epsilon, delta = CLAIM
-        made: FrankWolfePlan = make_system(
+        plan: FrankWolfePlan = make_system(
             "fed-dp-ope-stoch",
             silos=self.silos,
             horizon=self.horizon,
@@ -295,53 +314,55 @@ class Vertices:
             noise="central",
             batch="largest",
         ).plan
-        return made
+        return plan
 
     def played(self) -> FrankWolfePlan:
-        """The plan that is run: the claimed one, or the fault."""
+        """Return the plan to run, with the planted fault."""
         plan = self.plan()
         phases = (replace(p, scales=tuple(s / self.fault for s in p.scales)) for p in plan.phases)
-        # A faulty plan that claimed its budget would be refused.
+        # Drop the claim of a faulty plan, which would be refused otherwise.
         claim = plan.privacy if self.fault == 1 else None
         return replace(plan, phases=tuple(phases), privacy=claim)
 
 
 VICTIM = (np.array([0.0, 1.0]), np.array([1.0, 0.0]))
-# Expert 0's mean score is above expert 1's by so many noise scales, on average over both worlds.
+# Difference of the experts' mean scores in noise scales, averaged over both worlds.
 _GAP = 0.45
 
 
 def others(plan: FrankWolfePlan) -> np.ndarray:
-    """Everybody else's loss (2,)."""
+    """Return the losses (2,) of all other samples."""
     phase = plan.phases[-1]
-    root = plan.silos * phase.batch
-    apart = _GAP * phase.scales[0] / plan.silos * root / (root - 1)
-    return np.array([1.0 + apart, 1.0 - apart]) / 2.0
+    samples_at_root = plan.silos * phase.batch
+    difference = _GAP * phase.scales[0] / plan.silos * samples_at_root / (samples_at_root - 1)
+    return np.array([1.0 + difference, 1.0 - difference]) / 2.0
 
 
 def table_of(plan: FrankWolfePlan, noise: NoiseSource, world: int) -> np.ndarray:
-    """Losses (T, m, 2) of one run."""
+    """Return the losses (T, M, 2) of one run."""
     samples = plan.phases[-1].samples
-    first = int(noise.sample(0, plan.phases[-1].number, len(samples))[0])
+    first_sample = int(noise.sample(0, plan.phases[-1].number, len(samples))[0])
     table = np.tile(others(plan), (plan.horizon, plan.silos, 1))
-    table[samples[first] - 1, 0] = VICTIM[world]
+    table[samples[first_sample] - 1, 0] = VICTIM[world]
     return table
 
 
 def leaf_law(plan: FrankWolfePlan, world: int) -> np.ndarray:
-    """ln of the probabilities (2,) of the experts at each leaf of the last phase's first tree.
+    """Return the log probabilities (2,) of the experts at each leaf of the last phase's first tree.
 
-    Losses are linear: all leaves below a root have its scores, the mean of its losses.
+    Losses are linear, so all leaves of a tree have the scores of its root, the mean of its losses.
     """
     phase = plan.phases[-1]
-    root = plan.silos * phase.batch
-    scores = (VICTIM[world] + (root - 1) * others(plan)) / root
+    samples_at_root = plan.silos * phase.batch
+    scores = (VICTIM[world] + (samples_at_root - 1) * others(plan)) / samples_at_root
     return NoisyArgmin(phase.scales[0] / plan.silos).log_probabilities(scores)
 
 
 def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditResult:
-    """The ratio is that of the experts of the one tree that the loss enters: what the others name
-    has one distribution in both worlds."""
+    """Audit a case by the likelihood ratio of the experts in the one tree that contains the loss.
+
+    The experts of the other trees have the same distribution in both worlds.
+    """
     claimed, plan = case.plan(), case.played()
     phase = plan.phases[-1]
     leaves = [phase.offset + i for i, leaf in enumerate(phase.leaves) if leaf.tree == 1]
@@ -354,28 +375,29 @@ def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditRe
     return run(name, ratio, trials, seed)
 
 
-# ---- all of them --------------------------------------------------------------------------------
+# ---- all audits ---------------------------------------------------------------------------------
 
 
 def run(
     name: str, ratio: Callable[[SeededNoise, int], float], trials: int, seed: int
 ) -> AuditResult:
-    """Audit one system by ratio(noise, world) of ``trials`` runs in each world."""
+    """Audit one system by the statistic ratio(noise, world) of ``trials`` runs in each world."""
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     seed = check_seed(seed)
-    found = [
-        # The worlds take replicates of their own: even and odd.
+    ratios = [
+        # World 0 uses even replicates and world 1 odd ones, so that their noise is independent.
         [ratio(SeededNoise(seed, 2 * i + world), world) for i in range(trials)]
         for world in (0, 1)
     ]
-    first, second = np.round(found, _DIGITS)
+    first, second = np.round(ratios, _DIGITS)
     epsilon, delta = CLAIM
     return audit(name, first, second, claimed_epsilon=epsilon, delta=delta)
 
 
-#: The first expert's loss against all others': comparisons and choices both tell.
+#: The losses of expert 0 and of all others are swapped: comparisons and choices reveal the world.
 _SWAPPED = ((1.0, 0.0, 0.0), (0.0, 1.0, 1.0))
-#: All experts' losses alike: comparisons tell. Of so many experts a switch seldom hides.
+#: The losses of all experts change: comparisons reveal the world. With 12 experts, a switch rarely
+#: chooses the current expert again, which would hide it.
 _SHIFTED = ((0.0,) * 12, (1.0,) * 12)
 
 SWITCHING = {
@@ -390,19 +412,19 @@ BOARDS = {
 }
 VERTICES = {
     "fed-dp-ope-stoch": Vertices(),
-    # Noise for one score of one leaf, where an argmin of scores that move both ways costs twice
-    # that, and a loss enters two leaves.
+    # Noise as for one score of one leaf. But an argmin of scores that move in both directions needs
+    # twice that noise, and a loss is in two leaves.
     "fault-fed-dp-ope-stoch-quarter-of-the-noise": Vertices(fault=4.0),
 }
 
-#: Name -> audit(trials, seed).
+#: Function audit(trials, seed) of each audit, by name.
 AUDITS: dict[str, Audit] = {
     **{name: partial(audit_switching, case, name) for name, case in SWITCHING.items()},
     **{name: partial(audit_board, case, name) for name, case in BOARDS.items()},
     **{name: partial(audit_vertices, case, name) for name, case in VERTICES.items()},
 }
 FAULTY = frozenset(name for name in AUDITS if name.startswith("fault-"))
-#: Runs on each dataset that make every verdict all but certain, within seconds.
+#: Runs on each data set, enough for a nearly certain verdict within seconds.
 TRIALS: dict[str, int] = {
     "fed-svt": 3500,
     "fault-fed-svt-printed-threshold": 5000,

@@ -1,8 +1,9 @@
-"""Audits of what happens around a release: objects made again or copied, and scores that remember.
+"""Audits of recreated and copied objects, and of score functions with memory.
 
-A release is accounted once. Two noisy views of one node, from an object that was made again from
-its data or copied, cost more; and lazy policies keep raw data from later users only as long as
-nothing carries them over. Noise is the operating system's, as in a deployment.
+A release is accounted for once. An object that is created again from its data, or copied, could
+release one node twice with independent noise, which costs more privacy. And a lazy policy hides raw
+data from later users only if no score function stores them. Noise comes from the operating system,
+as in a deployment.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ Audit = Callable[[int, int], AuditResult]
 EPSILON, DELTA = 1.0, 0.01
 DIMENSION = 2
 RELEASES = 7  # kappa = 3
-#: Views of one node: a process that is restarted so often, or copies of one object.
+#: Number of noisy views of one node, from restarts of a process or copies of an object.
 VIEWS = 48
 
-#: The two datasets: everything is the same but this record's features, with reward 1.
+#: Features of one record in the two worlds; its reward is 1, and all other data are equal.
 RECORDS = tuple(np.array(x) for x in WORST_PAIR["goe2"])
-#: What users in the same batch, or the other silo, have.
+#: Features of all other users.
 OTHER = np.full(DIMENSION, np.sqrt(0.5))
 
 
 def _plan(algorithm: str, **keys: Any) -> Plan:
+    """Return the plan of an audited system."""
     plan: Plan = make_system(
         algorithm, horizon=RELEASES, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys
     ).plan
@@ -56,13 +58,14 @@ def _plan(algorithm: str, **keys: Any) -> Plan:
 
 
 def _point(x: np.ndarray) -> np.ndarray:
+    """Return the statistic (s,) of features x with reward 1."""
     point = np.zeros(DIMENSION + DIMENSION * (DIMENSION + 1) // 2)
     linalg.accumulate(point, x, 1.0)
     return point
 
 
 def _served(plan: Plan, x: np.ndarray, noise: SystemNoise | None = None) -> Silo:
-    """A silo of batches of one, at the end of its first."""
+    """Return a silo with batches of one, after its first round."""
     silo = Silo(plan, 0, noise)
     silo.select(x[None])
     silo.observe(1.0)
@@ -70,19 +73,20 @@ def _served(plan: Plan, x: np.ndarray, noise: SystemNoise | None = None) -> Silo
 
 
 def _values(silo: Silo) -> np.ndarray:
+    """Return the values (s,) of the silo's next report."""
     report = silo.report()
     assert isinstance(report, Report)
     return report.values
 
 
-# ---- made again ----------------------------------------------------------------------------------
+# ---- objects that are created again --------------------------------------------------------------
 
 
 def audit_restart(name: str, trials: int, seed: int) -> AuditResult:
-    """A silo that is made again from its data before its first report is received, VIEWS times.
+    """Create a silo VIEWS times from the same data, each time with a report of the same node.
 
-    Each report alone has the claim. Their mean has the noise of one divided by sqrt(VIEWS), and is
-    sufficient: the statistic is its log likelihood ratio.
+    Each single report satisfies the claim. The mean of the reports is a sufficient statistic, with
+    the noise of one report divided by sqrt(VIEWS); the audit uses its log likelihood ratio.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
@@ -90,31 +94,33 @@ def audit_restart(name: str, trials: int, seed: int) -> AuditResult:
     direction = (_point(RECORDS[1]) - _point(RECORDS[0])) / _variances(plan.noise_std)
 
     def runs(world: int) -> np.ndarray:
-        found = np.empty(trials)
+        ratios = np.empty(trials)
         for trial in range(trials):
             views = [_values(_served(plan, RECORDS[world])) for _ in range(VIEWS)]
-            found[trial] = np.mean(views, axis=0) @ direction
-        return found
+            ratios[trial] = np.mean(views, axis=0) @ direction
+        return ratios
 
     return audit(name, runs(0), runs(1), claimed_epsilon=EPSILON, delta=DELTA)
 
 
 def _variances(std: NoiseStd) -> np.ndarray:
+    """Return the noise variance of each entry of a statistic, (s,)."""
     rows, columns = np.tril_indices(DIMENSION)
-    on = np.where(rows == columns, std.diagonal, std.off_diagonal)
-    result: np.ndarray = np.concatenate([np.full(DIMENSION, std.bias), on]) ** 2
-    return result
+    covariance_std = np.where(rows == columns, std.diagonal, std.off_diagonal)
+    variances: np.ndarray = np.concatenate([np.full(DIMENSION, std.bias), covariance_std]) ** 2
+    return variances
 
 
-# ---- copied --------------------------------------------------------------------------------------
+# ---- objects that are copied ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Original:
-    """An object that draws noise, as it stands before a release.
+    """An object that draws noise, in its state before a release.
 
-    make: the object that holds the record of one world. release: what a copy of it gives away, a
-    vector; None where two views tell no more than one.
+    ``make(world)`` returns a pair: the object with the record of that world, and an argument for
+    its release. ``release(pair)`` returns the released vector; it is None if two releases reveal no
+    more than one.
     """
 
     make: Callable[[int], Any]
@@ -122,11 +128,12 @@ class Original:
 
 
 def _pickled(original: Any, count: int) -> list[Any]:
-    written = pickle.dumps(original)
-    return [pickle.loads(written) for _ in range(count)]
+    """Return ``count`` copies of an object by pickle."""
+    pickled = pickle.dumps(original)
+    return [pickle.loads(pickled) for _ in range(count)]
 
 
-#: Ways to make so many objects out of one, those that share least first.
+#: Ways to copy an object ``count`` times. The first way shares the least with the original.
 WAYS: dict[str, Callable[[Any, int], list[Any]]] = {
     "pickle": _pickled,
     "copy.deepcopy": lambda original, count: [copy.deepcopy(original) for _ in range(count)],
@@ -135,7 +142,7 @@ WAYS: dict[str, Callable[[Any, int], list[Any]]] = {
 
 
 def _expert_client(noise: str, world: int) -> ExpertClient:
-    """A client whose first report is due."""
+    """Return a client whose first report is due."""
     plan = _expert_plan(noise)
     client = ExpertClient(plan, 0)
     client.receive(ExpertServer(plan).start())
@@ -146,16 +153,18 @@ def _expert_client(noise: str, world: int) -> ExpertClient:
 
 @cache
 def _expert_plan(noise: str) -> Any:
+    """Return a plan of Fed-DP-OPE-Stoch with "local" or "central" noise."""
     keys: dict[str, Any] = {"epsilon": EPSILON, "noise": noise, "batch": "largest"}
     return make_system("fed-dp-ope-stoch", silos=1, horizon=64, dimension=2, **keys).plan
 
 
 def _loss(world: int) -> np.ndarray:
+    """Return the losses (2,) of the audited client in a world."""
     return np.array([float(world == 0), float(world == 1)])
 
 
 def originals() -> dict[str, Original]:
-    """Objects that must not be copied, by the name of their class."""
+    """Return the objects that must not be copied, by the name of their class."""
     silo_plan = _plan("private-fedlinucb", protocol="silo-ldp", release="tree", batch_size=1)
     central = _plan("private-fedlinucb", protocol="central", release="tree", batch_size=1)
     shuffled = _plan("linucb-sdp-amp", batch_size=1)
@@ -171,7 +180,7 @@ def originals() -> dict[str, Original]:
         diversity=0.5,
     ).plan
 
-    # Calibrated once, and not in every trial.
+    # Calibrate once, not in every trial.
     bits = VectorSum(DIMENSION, 20, epsilon=EPSILON, delta=DELTA).noise_bits
 
     def of_server(world: int) -> tuple[Server, Report]:
@@ -222,79 +231,83 @@ def originals() -> dict[str, Original]:
     }
 
 
-def _of_silo(made: Any) -> np.ndarray:
-    return _values(made[0])
+def _of_silo(pair: Any) -> np.ndarray:
+    """Return the release of a silo."""
+    return _values(pair[0])
 
 
 def copies() -> list[tuple[str, str]]:
-    """(class, way) of every object that could be copied; none, if all of them refuse."""
-    found = []
+    """Return (class, way) for every object that can be copied; empty if all objects refuse."""
+    copied = []
     for name, original in originals().items():
-        for way, take in WAYS.items():
+        for way, copy_object in WAYS.items():
             try:
-                take(original.make(0)[0], 1)
+                copy_object(original.make(0)[0], 1)
             except Exception:
                 continue
-            found.append((name, way))
-    return found
+            copied.append((name, way))
+    return copied
 
 
 def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
-    """Copies of an object that lets itself be copied, all asked for the same release.
+    """Copy every object that can be copied, and let all copies make the same release.
 
-    One object after the other, until a bound is above the claim, each with its share of the chance
-    to be wrong; the bound is 0 where every object refuses. The statistic is the mean of what VIEWS
-    copies release, projected on the difference of the two worlds' means, which runs of their own
-    estimate.
+    Objects are audited one by one until a bound is above the claim; the probability of error is
+    divided among them. The bound is 0 if every object refuses to be copied. The statistic is the
+    mean release of VIEWS copies, projected on the difference of the means of both worlds, which is
+    estimated from separate runs.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
-    all_of_them, bounds = originals(), [0.0]
-    ways: dict[str, str] = {}
+    objects, bounds = originals(), [0.0]
+    way_of_class: dict[str, str] = {}
     for kind, way in copies():
-        ways.setdefault(kind, way)
-    measured = [kind for kind in ways if all_of_them[kind].release is not None]
-    for kind in measured:
-        runs = [_views(all_of_them[kind], WAYS[ways[kind]], trials, world) for world in (0, 1)]
-        fit = max(1, trials // 4)
-        fitted = [rows[:fit] for rows in runs]
-        spread = np.maximum(np.var(np.concatenate(fitted), axis=0), 1e-300)
-        direction = (fitted[1].mean(axis=0) - fitted[0].mean(axis=0)) / spread
-        first, second = (rows[fit:] @ direction for rows in runs)
-        confidence = 1.0 - 0.05 / len(measured)
-        found = audit(
+        way_of_class.setdefault(kind, way)
+    audited = [kind for kind in way_of_class if objects[kind].release is not None]
+    for kind in audited:
+        runs = [_views(objects[kind], WAYS[way_of_class[kind]], trials, world) for world in (0, 1)]
+        fit_trials = max(1, trials // 4)
+        fit_runs = [releases[:fit_trials] for releases in runs]
+        spread = np.maximum(np.var(np.concatenate(fit_runs), axis=0), 1e-300)
+        direction = (fit_runs[1].mean(axis=0) - fit_runs[0].mean(axis=0)) / spread
+        first, second = (releases[fit_trials:] @ direction for releases in runs)
+        confidence = 1.0 - 0.05 / len(audited)
+        result = audit(
             kind, first, second, claimed_epsilon=EPSILON, delta=DELTA, confidence=confidence
         )
-        bounds.append(found.epsilon_lower_bound)
-        if found.verdict == "caught":
+        bounds.append(result.epsilon_lower_bound)
+        if result.verdict == "caught":
             break
     return judged(name, max(bounds), trials, claimed_epsilon=EPSILON, delta=DELTA)
 
 
 def _views(
-    original: Original, take: Callable[[Any, int], list[Any]], trials: int, world: int
+    original: Original, copy_object: Callable[[Any, int], list[Any]], trials: int, world: int
 ) -> np.ndarray:
-    """The mean release of VIEWS copies, (trials, e); fewer where a copy shares what was drawn."""
+    """Return the mean release of VIEWS copies in each trial, (trials, e).
+
+    Copies that share their state with an earlier copy may refuse, and are left out.
+    """
     assert original.release is not None
-    found = []
+    means = []
     for _ in range(trials):
-        made, record = original.make(world)
-        seen = []
-        for each in take(made, VIEWS):
+        instance, record = original.make(world)
+        releases = []
+        for copied in copy_object(instance, VIEWS):
             try:
-                seen.append(original.release((each, record)))
+                releases.append(original.release((copied, record)))
             except InputError:
                 break
-        found.append(np.mean(seen, axis=0))
-    return np.array(found)
+        means.append(np.mean(releases, axis=0))
+    return np.array(means)
 
 
-# ---- scores that remember ------------------------------------------------------------------------
+# ---- score functions with memory -----------------------------------------------------------------
 
 
 @cache
 def _remembering() -> Any:
-    """A score that keeps the first user's first feature in its state, and chooses by it later."""
+    """Return a score that stores the first user's first feature in its state, and uses it later."""
     import numba
 
     @numba.cfunc(score_signature())
@@ -312,8 +325,11 @@ def _remembering() -> Any:
 
 @cache
 def _remembering_outside() -> Any:
-    """The same, in memory of its own that its state has the address of: a copy of the state is no
-    copy of that memory, so this stays a fault whatever is handed to a score."""
+    """Return a score like `_remembering` that stores the feature in memory outside its state.
+
+    The state holds only the address of this memory. So copying the state does not help: this score
+    is always a fault.
+    """
     import numba
     from numba.core import types
     from numba.extending import intrinsic
@@ -340,34 +356,35 @@ def _remembering_outside() -> Any:
 
 
 def audit_score(name: str, outside: bool, trials: int, seed: int) -> AuditResult:
-    """The second user's action, between two reports, when a score function has seen the first.
+    """Test whether the second user's action depends on the first user through a score function.
 
-    A lazy policy shows nothing of the first user to the second before the release. The two
-    datasets are the first user's features e_1 and -e_1; the statistic is the action.
+    Both users are in one batch, so a lazy policy must not reveal the first user to the second. In
+    the two worlds the first user's features are e_1 and -e_1. The statistic is the second user's
+    action.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
     plan = _plan("private-fedlinucb", protocol="silo-ldp", release="tree", batch_size=2, lazy=True)
-    offered = np.eye(DIMENSION)
+    actions = np.eye(DIMENSION)
 
     def runs(world: int) -> np.ndarray:
-        found = np.empty(trials)
+        chosen_actions = np.empty(trials)
         for trial in range(trials):
             memory = np.zeros(1)
             score = Score(_remembering(), memory)
             if outside:
-                # An address is below 2^48 and so a double.
+                # An address is below 2^48, so float64 holds it exactly.
                 score = Score(_remembering_outside(), np.array([float(memory.ctypes.data)]))
             silo = Silo(replace(plan, score=score))
             silo.select(RECORDS[world][None])
             silo.observe(1.0)
-            found[trial] = silo.select(offered)
-        return found
+            chosen_actions[trial] = silo.select(actions)
+        return chosen_actions
 
     return audit(name, runs(0), runs(1), claimed_epsilon=EPSILON, delta=DELTA)
 
 
-#: Name -> audit(trials, seed).
+#: Function audit(trials, seed) of each audit, by name.
 AUDITS: dict[str, Audit] = {
     "copies": partial(audit_copies, "copies"),
     "stateful-score": partial(audit_score, "stateful-score", False),
@@ -375,7 +392,7 @@ AUDITS: dict[str, Audit] = {
     "fault-stateful-score": partial(audit_score, "fault-stateful-score", True),
 }
 FAULTY = frozenset(name for name in AUDITS if name.startswith("fault-"))
-#: Runs on each dataset that make every verdict all but certain, within seconds.
+#: Runs on each data set, enough for a nearly certain verdict within seconds.
 TRIALS: dict[str, int] = {
     "copies": 200,
     "stateful-score": 1000,

@@ -1,8 +1,8 @@
-"""The low-bits attack on deployed objects: every kind of released real value, as users run it.
+"""The low-bits attack on deployed objects, for every kind of released real value.
 
-Noise comes from the operating system, as in a deployment. The attacker knows everything but one
-record: which of the candidates it is, and what noise was drawn. Nothing here depends on how the
-objects draw it; see `fastfed.privacy.audit.low_bits` for what is tested.
+Noise comes from the operating system, as in a deployment. The attacker knows everything except
+which candidate the attacked record is, and which noise was drawn. The attack does not depend on how
+the objects draw noise; its tests are in `fastfed.privacy.audit.low_bits`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from fastfed.simulation.systems import make_system
 EPSILON, DELTA = 1.0, 1e-6
 DIMENSION = 10
 CANDIDATES = 200
-#: Users of a batch, the last of whom is the one attacked, and the batches that a plan foresees.
+#: Users in a batch (the last user is attacked), and batches of a plan.
 BATCH, BATCHES = 4, 8
-#: Vectors of a mean and their dimension, experts, and the dimension of a running sum.
+#: Vectors in a mean and their dimension, number of experts, and dimension of a running sum.
 VECTORS, MEAN_DIMENSION, EXPERTS, SUM_DIMENSION = 20, 4, 20, 64
 
 
 class Silent(SeededNoise):
-    """A source of no noise: what a party makes with it is what its records contribute."""
+    """A noise source that returns zeros, to compute what a release would be without noise."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -65,34 +65,37 @@ class Silent(SeededNoise):
 
 
 class Records:
-    """Candidate records, and what is known of all others: unit features and rewards."""
+    """Candidates for the attacked record, and the other records, which the attacker knows.
+
+    All features are random unit vectors; rewards are uniform in [0, 1].
+    """
 
     def __init__(self, count: int, dimension: int, seed: int) -> None:
         self.seed = check_seed(seed)
-        draw = np.random.default_rng(seed)
-        found = draw.normal(size=(count + BATCH, dimension))
-        found /= np.linalg.norm(found, axis=1, keepdims=True)
-        rewards = draw.uniform(size=count + BATCH)
-        self.features, self.rewards = found[:count], rewards[:count]
-        self.others = list(zip(found[count:], rewards[count:], strict=True))
+        generator = np.random.default_rng(seed)
+        features = generator.normal(size=(count + BATCH, dimension))
+        features /= np.linalg.norm(features, axis=1, keepdims=True)
+        rewards = generator.uniform(size=count + BATCH)
+        self.features, self.rewards = features[:count], rewards[:count]
+        self.others = list(zip(features[count:], rewards[count:], strict=True))
 
     def __len__(self) -> int:
         return len(self.features)
 
     def batch(self, index: int) -> list[tuple[np.ndarray, float]]:
-        """A batch whose last record is this candidate."""
+        """Return a batch whose last record is candidate ``index``."""
         return [*self.others[: BATCH - 1], (self.features[index], float(self.rewards[index]))]
 
 
 def _stds(std: NoiseStd, dimension: int) -> np.ndarray:
-    """The standard deviation of every entry of a statistic, (s,)."""
+    """Return the noise standard deviation of each entry of a statistic, (s,)."""
     rows, columns = np.tril_indices(dimension)
-    on = np.where(rows == columns, std.diagonal, std.off_diagonal)
-    return np.concatenate([np.full(dimension, std.bias), on])
+    covariance_std = np.where(rows == columns, std.diagonal, std.off_diagonal)
+    return np.concatenate([np.full(dimension, std.bias), covariance_std])
 
 
 def _statistic(message: Report | Bits | Encoded | Shuffled | ShuffledBits) -> np.ndarray:
-    """Statistic in a message without bits, (s,)."""
+    """Return the statistic (s,) of a message that contains no bits."""
     assert isinstance(message, Report | Shuffled)
     return message.values
 
@@ -103,11 +106,14 @@ def _channel(
     released: Callable[[NoiseSource | None, int], np.ndarray],
     stds: np.ndarray,
 ) -> Channel:
-    """The channel of released(noise, index): contributions are what is released without noise."""
-    silent = [released(Silent(), i) for i in range(len(records))]
+    """Return the channel of a release ``released(noise, index)`` of candidate ``index``.
+
+    The candidates' contributions are the releases without noise.
+    """
+    contributions = [released(Silent(), i) for i in range(len(records))]
     return Channel(
         name,
-        np.array(silent)[:, None, :],
+        np.array(contributions)[:, None, :],
         stds,
         lambda index: released(None, index),
     )
@@ -117,6 +123,7 @@ def _channel(
 
 
 def _system(algorithm: str, **keys: Any) -> Plan:
+    """Return the plan of an attacked system."""
     plan: Plan = make_system(
         algorithm, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys
     ).plan
@@ -124,15 +131,16 @@ def _system(algorithm: str, **keys: Any) -> Plan:
 
 
 def _serve(silo: Silo, records: Sequence[tuple[np.ndarray, float]]) -> None:
+    """Run a silo with one action per record."""
     for x, reward in records:
         silo.select(x[None])
         silo.observe(reward)
 
 
 def _by_silo(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
-    """The first report of a silo, whose other records are known."""
+    """Return a function that makes the channel of a silo's first report."""
 
-    def made(name: str, records: Records) -> Channel:
+    def make_channel(name: str, records: Records) -> Channel:
         plan = _system(algorithm, horizon=BATCH * BATCHES, **keys)
 
         def released(noise: NoiseSource | None, index: int) -> np.ndarray:
@@ -142,13 +150,13 @@ def _by_silo(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
 
         return _channel(name, records, released, _stds(plan.noise_std, DIMENSION))
 
-    return made
+    return make_channel
 
 
 def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
-    """The first broadcast of a server that adds the noise."""
+    """Return a function that makes the channel of the first broadcast, with the server's noise."""
 
-    def made(name: str, records: Records) -> Channel:
+    def make_channel(name: str, records: Records) -> Channel:
         plan = _system(algorithm, horizon=BATCH * BATCHES, **keys)
 
         def released(noise: NoiseSource | None, index: int) -> np.ndarray:
@@ -159,11 +167,11 @@ def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]
 
         return _channel(name, records, released, _stds(plan.noise_std, DIMENSION))
 
-    return made
+    return make_channel
 
 
 def _message_of_user(name: str, records: Records) -> Channel:
-    """One user's message; nothing else is known."""
+    """Return the channel of one user's message."""
     plan = _system("linucb-ldp", horizon=BATCH * BATCHES)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
@@ -174,20 +182,23 @@ def _message_of_user(name: str, records: Records) -> Channel:
 
 
 def _shuffled_message(name: str, records: Records) -> Channel:
-    """The covariance part of a message after the shuffler, which hides whose it is: the attacker
-    tests each message against all candidates, and asks for the action."""
+    """Return the channel of the covariance part of a user's message after the shuffler.
+
+    The shuffler hides which message is whose; the attacker tests each message against all
+    candidates, to learn the chosen action.
+    """
     plan = _system("linucb-sdp-amp", horizon=BATCH * BATCHES, batch_size=BATCH)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
-        sent = [
+        messages = [
             User(plan, number, noise).message(*record)
             for number, record in enumerate(records.batch(index), start=1)
         ]
-        shuffled = Shuffler(plan, noise).shuffle(sent)
-        # Which message is whose is known to the experiment, which checks the attacker's answer.
-        own = _statistic(sent[-1])[DIMENSION:]
+        shuffled = Shuffler(plan, noise).shuffle(messages)
+        # The experiment, but not the attacker, knows which message is the user's.
+        user_part = _statistic(messages[-1])[DIMENSION:]
         parts = [_statistic(message)[DIMENSION:] for message in shuffled]
-        return next(part for part in parts if np.array_equal(part, own))
+        return next(part for part in parts if np.array_equal(part, user_part))
 
     return _channel(name, records, released, _stds(plan.user_std, DIMENSION)[DIMENSION:])
 
@@ -196,7 +207,7 @@ def _shuffled_message(name: str, records: Records) -> Channel:
 
 
 def _tree_release(name: str, records: Records) -> Channel:
-    """The first of a tree's running sums."""
+    """Return the channel of the first running sum of a TreeRelease."""
     vectors = Records(len(records), SUM_DIMENSION, records.seed).features
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
@@ -209,10 +220,10 @@ def _tree_release(name: str, records: Records) -> Channel:
 
 
 def _vectors(records: Records, index: int) -> np.ndarray:
-    """Vectors (n, d) of which the last is the candidate's, and the others are known."""
-    known = np.resize([x[:MEAN_DIMENSION] for x, _ in records.others], (VECTORS, MEAN_DIMENSION))
-    known[-1] = records.features[index, :MEAN_DIMENSION]
-    return known
+    """Return the vectors (n, d) of a mean: known ones, and the candidate's vector at the end."""
+    vectors = np.resize([x[:MEAN_DIMENSION] for x, _ in records.others], (VECTORS, MEAN_DIMENSION))
+    vectors[-1] = records.features[index, :MEAN_DIMENSION]
+    return vectors
 
 
 def _rotated(
@@ -222,7 +233,7 @@ def _rotated(
     draws: LaplaceDraws,
     send: Callable[[np.ndarray], np.ndarray],
 ) -> Channel:
-    """A winsorized mean whose private range has one bin, all that may be there, about 0."""
+    """Return the channel of a winsorized mean whose private range has a single bin, about 0."""
     assert mechanism.bins == 1 and mechanism.padded == MEAN_DIMENSION
     signs = np.array(list(product((-1.0, 1.0), repeat=MEAN_DIMENSION)))
     root = np.sqrt(MEAN_DIMENSION)
@@ -240,7 +251,7 @@ def _rotated(
 
 
 def _mean(name: str, records: Records) -> Channel:
-    """The winsorized mean of vectors."""
+    """Return the channel of the winsorized mean of vectors."""
     mechanism = calibrate_winsorized(
         Budget(EPSILON, DELTA),
         silos=VECTORS,
@@ -258,7 +269,7 @@ def _mean(name: str, records: Records) -> Channel:
 
 
 def _averager(name: str, records: Records) -> Channel:
-    """ROBIN's first model."""
+    """Return the channel of the first model of ROBIN."""
     plan = make_system(
         "robin",
         silos=VECTORS,
@@ -272,17 +283,20 @@ def _averager(name: str, records: Records) -> Channel:
     phase = plan.releasing[0]
 
     def send(vectors: np.ndarray) -> np.ndarray:
-        sent = [LocalEstimate(phase, x, i) for i, x in enumerate(vectors)]
-        return Averager(plan).combine(sent).values
+        estimates = [LocalEstimate(phase, x, i) for i, x in enumerate(vectors)]
+        return Averager(plan).combine(estimates).values
 
     return _rotated(name, records, plan.means[0], SERVER_LAPLACE, send)
 
 
 def _expert_client(name: str, records: Records) -> Channel:
-    """The first scores of a client with local noise: other losses are 0, and whether the loss that
-    is attacked is among those looked at is the client's secret."""
-    draw = np.random.default_rng(records.seed)
-    losses = draw.uniform(size=(len(records), EXPERTS))
+    """Return the channel of the first scores of a client with local noise.
+
+    All losses but the attacked one are 0. Only the client knows whether the attacked loss is in its
+    sample, so the channel has two contributions for each candidate: its loss, and 0.
+    """
+    generator = np.random.default_rng(records.seed)
+    losses = generator.uniform(size=(len(records), EXPERTS))
     plan = make_system(
         "fed-dp-ope-stoch",
         silos=2,
@@ -292,18 +306,19 @@ def _expert_client(name: str, records: Records) -> Channel:
         noise="local",
         batch="largest",
     ).plan
-    first = plan.phases[0]
-    victim = first.samples[0]
+    first_phase = plan.phases[0]
+    victim = first_phase.samples[0]
 
     def released(index: int) -> np.ndarray:
         client = ExpertClient(plan, 0)
         client.receive(ExpertServer(plan).start())
-        for round in range(1, first.first):
+        for round in range(1, first_phase.first):
             client.observe(losses[index] if round == victim else np.zeros(EXPERTS))
         values: np.ndarray = client.report().values
         return values
 
-    mean = losses / first.leaves[0].stop
+    # A score is a mean over the samples of a leaf. The attacked loss may be one of them.
+    mean = losses / first_phase.leaves[0].stop
     return Channel(
         name,
         np.stack([mean, np.zeros_like(mean)], axis=1),
@@ -313,7 +328,7 @@ def _expert_client(name: str, records: Records) -> Channel:
     )
 
 
-#: Release kind -> channel(name, records).
+#: Function channel(name, records) of each kind of release.
 KINDS: dict[str, Callable[[str, Records], Channel]] = {
     "linucb-ldp": _message_of_user,
     "linucb-sdp-amp": _shuffled_message,
@@ -346,9 +361,12 @@ KINDS: dict[str, Callable[[str, Records], Channel]] = {
 
 
 def channel(kind: str, candidates: int = CANDIDATES, seed: int = 1) -> Channel:
-    """The release of this kind (a key of KINDS), with so many candidate records."""
-    made = KINDS[choice("kind", kind, tuple(KINDS))]
-    return made(kind, Records(candidates, DIMENSION, seed))
+    """Return the channel of this kind of release (a key of KINDS).
+
+    ``candidates`` is the number of candidate records.
+    """
+    make_channel = KINDS[choice("kind", kind, tuple(KINDS))]
+    return make_channel(kind, Records(candidates, DIMENSION, seed))
 
 
 def attack_all(
@@ -357,20 +375,23 @@ def attack_all(
     kinds: Sequence[str] | None = None,
     seed: int = 1,
 ) -> list[LowBits]:
-    """Attack so many messages of every kind of release (default: all of KINDS), one row each.
+    """Attack every kind of release.
 
     Parameters
     ----------
-    messages, candidates : int
-        Messages of each kind, and records tested for each.
+    messages : int
+        Number of messages of each kind.
+    candidates : int
+        Number of candidate records that are tested for each message.
     kinds : sequence of str, optional
-        Config of KINDS.
+        Keys of KINDS. Default: all kinds.
     seed : int
-        Of the records. Noise is the operating system's.
+        Seed of the records. Noise comes from the operating system.
 
     Returns
     -------
     list of LowBits
+        The result of each kind.
     """
     return [
         attack(channel(kind, candidates, seed), messages, seed=seed)
@@ -379,54 +400,60 @@ def attack_all(
 
 
 def table(rows: Sequence[LowBits]) -> str:
-    """The rows of an attack as text."""
+    """Format the results of an attack as a table, one row per kind."""
     lines = [f"{'release':<20}{'messages':>9}{'candidates':>11}{'wrong':>7}{'decoded':>9}"]
     lines[0] += f"{'excluded':>10}{'seconds':>9}  tests (unsound)"
     for row in rows:
-        left_out = f" ({', '.join(row.unsound)})" if row.unsound else ""
+        unsound_tests = f" ({', '.join(row.unsound)})" if row.unsound else ""
         lines.append(
             f"{row.kind:<20}{row.messages:>9}{row.candidates:>11}{row.wrongly_excluded:>7}"
             f"{row.decoded:>9}{row.excluded:>10.4f}{row.seconds:>9.1f}  "
-            f"{', '.join(row.tests) or 'none'}{left_out}"
+            f"{', '.join(row.tests) or 'none'}{unsound_tests}"
         )
     return "\n".join(lines)
 
 
 # ---- the audit -----------------------------------------------------------------------------------
 
-#: What the audit attacks: one of each way in which noise is added.
+#: The kinds that the audit attacks: one for each way of adding noise.
 AUDITED = ("linucb-ldp", "silo-ldp-tree", "silo-ldp-toeplitz", "central-tree", "tree-release")
 
 
 def scores(target: Channel, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """For releases of record 0, and of record 1: whether 1 is possible, less whether 0 is, (n,).
+    """Return the statistic of ``trials`` releases of record 0, and of record 1.
 
-    Tests are those that were sound before, on releases of their own.
+    The statistic is 1 if the tests allow only record 1, -1 if they allow only record 0, else 0.
+    Only tests that were sound on separate releases are used.
     """
     sound, _ = sound_tests(target, 100, np.random.default_rng(seed))
-    found = np.zeros((2, trials))
+    statistic = np.zeros((2, trials))
     for world in (0, 1):
         for trial in range(trials):
             released = target.send(world)
             possible = np.ones(target.candidates, dtype=bool)
             for test in sound.values():
                 possible &= test(released)
-            found[world, trial] = float(possible[1]) - float(possible[0])
-    return found[0], found[1]
+            statistic[world, trial] = float(possible[1]) - float(possible[0])
+    return statistic[0], statistic[1]
 
 
 def audit_low_bits(name: str, trials: int, seed: int) -> AuditResult:
-    """The largest bound of all kinds of AUDITED, each on two records that are replaced.
+    """Audit all kinds of AUDITED on two records, and report the largest bound.
 
-    Each has its share of the chance to be wrong, so all bounds hold together.
+    The probability of error is divided among the kinds, so all bounds hold together.
     """
     seed = check_seed(seed)
-    share = (1.0 - CONFIDENCE) / len(AUDITED)
+    error_probability = (1.0 - CONFIDENCE) / len(AUDITED)
     bounds = []
     for kind in AUDITED:
         first, second = scores(channel(kind, 2, seed), trials, seed)
-        found = audit(
-            kind, first, second, claimed_epsilon=EPSILON, delta=DELTA, confidence=1.0 - share
+        result = audit(
+            kind,
+            first,
+            second,
+            claimed_epsilon=EPSILON,
+            delta=DELTA,
+            confidence=1.0 - error_probability,
         )
-        bounds.append(found.epsilon_lower_bound)
+        bounds.append(result.epsilon_lower_bound)
     return judged(name, max(bounds), trials, claimed_epsilon=EPSILON, delta=DELTA)

@@ -1,9 +1,9 @@
-"""Audits of own rounds: what outsiders see of a federation that shares some rounds alone.
+"""Audits of local rounds: what outsiders see of a federation in which only some rounds are shared.
 
-Of users of own rounds outsiders must see nothing, whatever else they know: two runs on the same
-noise, coins and other users are compared bit by bit. Users of shared rounds are protected by noise,
-and where a secret coin decides who is shared by that too; of them the silo's messages are looked
-at. Source: docs/own-rounds.md, Privacy and The coin.
+Outsiders must see nothing about users of local rounds, whatever else they know. So two runs with
+equal noise, coins and other users are compared bit by bit. Users of shared rounds are protected by
+noise, and by the secret coin if one decides which rounds are shared; for them the audit tests the
+silo's messages. Source: docs/own-rounds.md, Privacy and The coin.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ DIMENSION = 2
 
 
 def _plan(**keys: Any) -> Plan:
-    """A federation under audit."""
+    """Return the plan of the audited federation."""
     sizes: dict[str, Any] = {"dimension": DIMENSION, "epsilon": EPSILON, "delta": DELTA}
     plan: Plan = make_system("private-fedlinucb", protocol="silo-ldp", **sizes, **keys).plan
     return plan
 
 
-# ---- Users of own rounds -------------------------------------------------------------------------
+# ---- Users of local rounds -----------------------------------------------------------------------
 
 SILOS, HORIZON, ACTIONS = 2, 14, 4
-#: Half of the first rounds are shared, by secret coins that both runs of a pair have in common.
+#: About half of the first rounds are shared, by secret coins; both runs of a pair have equal coins.
 HALF = {"until": 10, "fraction": 0.5, "coin": "secret"}
 
 
 class Leaking(Silo):
-    """A planted fault: users of own rounds enter the batch too."""
+    """A planted fault: the data of local rounds also enter the batch."""
 
     def _learn(self, x: np.ndarray, y: float) -> None:
         if self.plays_own:
@@ -56,7 +56,7 @@ class Leaking(Silo):
 
 
 class Peeking(Silo):
-    """A planted fault: shared rounds are chosen by raw data of own rounds as well."""
+    """A planted fault: actions of shared rounds also depend on raw data of local rounds."""
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         assert self._own is not None
@@ -72,49 +72,49 @@ class Users:
 
     @classmethod
     def drawn(cls, draw: np.random.Generator) -> Users:
-        """Users at random: unit vectors and rewards in [0, 1]."""
+        """Draw users at random: unit feature vectors, and rewards in [0, 1]."""
         x = draw.normal(size=(HORIZON, SILOS, ACTIONS, DIMENSION))
         return cls(x / np.linalg.norm(x, axis=-1, keepdims=True), draw.random(x.shape[:-1]))
 
     def replaced(self, round: int, other: Users) -> Users:
-        """All users but that of one round of silo 0, who is another."""
+        """Return these users with one user of silo 0 replaced by the first user of ``other``."""
         x, y = self.contexts.copy(), self.rewards.copy()
         x[round - 1, 0], y[round - 1, 0] = other.contexts[0, 0], other.rewards[0, 0]
         return Users(x, y)
 
 
 def seen(kind: type[Silo], plan: Plan, noise: SeededNoise, users: Users) -> bytes:
-    """Everything that outsiders of silo 0 see: messages, releases, and what other silos do."""
+    """Run a federation; return what outsiders of silo 0 see: messages, releases, other actions."""
     silos, server = [kind(plan, i, noise) for i in range(SILOS)], Server(plan, noise)
-    shown: list[bytes] = []
+    view: list[bytes] = []
     for round in range(HORIZON):
         for i, silo in enumerate(silos):
-            a = silo.select(users.contexts[round, i])
-            silo.observe(users.rewards[round, i, a])
-            shown += [bytes([a])] if i else []
+            action = silo.select(users.contexts[round, i])
+            silo.observe(users.rewards[round, i, action])
+            view += [bytes([action])] if i else []
         if silos[0].due:
             reports: list[Any] = [silo.report() for silo in silos]
             broadcast = server.combine(reports)
             for silo in silos:
                 silo.receive(broadcast)
-            shown += [report.values.tobytes() for report in reports]
-            shown.append(broadcast.values.tobytes())
-    return b"".join(shown)
+            view += [report.values.tobytes() for report in reports]
+            view.append(broadcast.values.tobytes())
+    return b"".join(view)
 
 
-def own_round(plan: Plan, noise: SeededNoise, draw: np.random.Generator) -> int:
-    """An own round of silo 0, some round after which there is still a release if there is one."""
+def own_round(plan: Plan, noise: SeededNoise, generator: np.random.Generator) -> int:
+    """Return a random local round of silo 0, if possible one before the last release."""
     own = plan.own
     assert own is not None
-    found = [t for t in range(1, own.until) if not own.shares(t, noise.participation(0, t))]
-    return int(draw.choice(found or [own.until + 1]))
+    local_rounds = [t for t in range(1, own.until) if not own.shares(t, noise.participation(0, t))]
+    return int(generator.choice(local_rounds or [own.until + 1]))
 
 
 def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> AuditResult:
-    """Replace a user of an own round; the statistic is whether an outsider's view changes a bit.
+    """Replace a user of a local round; the statistic is whether an outsider's view changes.
 
-    The outsider is given all noise, all coins and all other users: epsilon is 0 towards whoever
-    knows them too, and the claim is refuted by any change.
+    The claim is epsilon = 0 even to an outsider who knows all noise, all coins and all other users.
+    So one changed bit refutes it.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
@@ -122,9 +122,9 @@ def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> Aud
     changed = 0
     for trial in range(trials):
         noise, draw = SeededNoise(seed, trial), np.random.default_rng([seed, trial])
-        users, other = Users.drawn(draw), Users.drawn(draw)
+        users, replacements = Users.drawn(draw), Users.drawn(draw)
         round = own_round(plan, noise, draw)
-        views = [seen(kind, plan, noise, u) for u in (users, users.replaced(round, other))]
+        views = [seen(kind, plan, noise, u) for u in (users, users.replaced(round, replacements))]
         changed += views[0] != views[1]
     bound = epsilon_lower_bound(changed, 0, trials, 0.0)
     return judged(name, bound, trials, claimed_epsilon=0.0, delta=0.0)
@@ -132,38 +132,41 @@ def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> Aud
 
 # ---- Users of shared rounds ----------------------------------------------------------------------
 
-#: Rounds that may be shared, one a batch: half of them by rule, or a tenth by coins.
+#: Number of rounds that may be shared, with batches of one: half of them by rule, or 10 % by coins.
 UNTIL = 4
 RULE = {"until": UNTIL, "fraction": 0.5}
 COIN = {"until": UNTIL, "fraction": 0.1, "coin": "secret"}
 
 
 def reports(plan: Plan, noise: SeededNoise, victim: int, x: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Messages (K, s) of a silo, and whether the user of round ``victim`` was shared.
+    """Return the messages (K, s) of a silo, and whether the user of round ``victim`` was shared.
 
-    That user has features x and reward 1, all others have none: whether they are shared changes
-    nothing, and what is left is the least protection that the account speaks of.
+    That user has features x and reward 1. All other users have zero features, so it does not matter
+    whether they are shared; this is the worst case of the account.
     """
     silo, server = Silo(plan, 0, noise), Server(plan, noise)
-    shown, entered = [], False
+    messages, shared = [], False
     for round in range(1, UNTIL + 1):
         if round == victim:
-            entered = not silo.plays_own
+            shared = not silo.plays_own
         silo.select(x[None] if round == victim else np.zeros((1, DIMENSION)))
         silo.observe(1.0)
         if silo.due:
             report: Any = silo.report()
-            shown.append(report.values)
+            messages.append(report.values)
             silo.receive(server.combine([report]))
-    return np.array(shown), entered
+    return np.array(messages), shared
 
 
 def statistics(plan: Plan, trials: int, seed: int, world: int, shown: bool) -> np.ndarray:
-    """Log likelihood ratio (trials,) of the two worlds: of messages, and of the coin if shown."""
+    """Return the log likelihood ratio of each run, (trials,).
+
+    It uses the messages, and with ``shown`` also the result of the coin.
+    """
     own = plan.own
     assert own is not None and plan.factor is not None
     victim = 1 if own.secret else int(np.flatnonzero(own.rule)[0]) + 1
-    # Messages are B (C leaves + z) with B C = A, so that B^-1 of them has independent noise.
+    # Messages are B (C leaves + z) with B C = A, so B^-1 messages have independent noise.
     count = plan.releases
     column = np.linalg.solve(plan.factor.matrix, np.tril(np.ones((count, count))))[:, victim - 1]
     precision = 1.0 / spread(plan.noise_std, DIMENSION) ** 2
@@ -171,30 +174,30 @@ def statistics(plan: Plan, trials: int, seed: int, world: int, shown: bool) -> n
     pair = [np.array(x) for x in WORST_PAIR["goe2"]]
     for record, x in zip(records, pair, strict=True):
         linalg.accumulate(record, x, 1.0)
-    half = 0.5 * column @ column * (records**2 @ precision)
-    found = np.empty(trials)
+    half_square = 0.5 * column @ column * (records**2 @ precision)
+    log_ratios = np.empty(trials)
     for run in range(trials):
-        # The worlds take replicates of their own: even and odd.
+        # World 0 uses even replicates and world 1 odd ones, so that their noise is independent.
         noise = SeededNoise(seed, 2 * run + world)
-        messages, entered = reports(plan, noise, victim, pair[world])
-        along = column @ np.linalg.solve(plan.factor.matrix, messages)
-        ratios = records @ (along * precision) - half  # of present to absent
-        coin = float(entered) if shown else own.coin
-        found[run] = np.diff(np.logaddexp(_log(1.0 - coin), _log(coin) + ratios))[0]
-    return found
+        messages, shared = reports(plan, noise, victim, pair[world])
+        projection = column @ np.linalg.solve(plan.factor.matrix, messages)
+        ratios = records @ (projection * precision) - half_square  # record present against absent
+        coin = float(shared) if shown else own.coin
+        log_ratios[run] = np.diff(np.logaddexp(_log(1.0 - coin), _log(coin) + ratios))[0]
+    return log_ratios
 
 
 def _log(probability: float) -> float:
-    """ln p, of 0 the lowest number."""
+    """Return ln p; for p = 0 the lowest float64."""
     return float(np.log(probability)) if probability else float(np.finfo(np.float64).min)
 
 
 def audit_shared_rounds(
     name: str, share: dict[str, Any], shown: bool, trials: int, seed: int
 ) -> AuditResult:
-    """Replace a user of a shared round, or of one that a coin may share.
+    """Replace a user of a shared round, or of a round that a coin may share.
 
-    shown: the planted fault that the coin is made public, while its secrecy is paid for.
+    ``shown`` plants a fault: the coin is public, although the account relies on its secrecy.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
@@ -204,7 +207,7 @@ def audit_shared_rounds(
     return audit(name, first, second, claimed_epsilon=EPSILON, delta=DELTA)
 
 
-#: Name -> audit(trials, seed).
+#: Function audit(trials, seed) of each audit, by name.
 AUDITS: dict[str, Audit] = {
     "own-rounds": partial(audit_own_rounds, "own-rounds", Silo),
     "own-rounds-shared": partial(audit_shared_rounds, "own-rounds-shared", RULE, False),
@@ -216,7 +219,7 @@ AUDITS: dict[str, Audit] = {
     ),
 }
 FAULTY = frozenset(name for name in AUDITS if name.startswith("fault-"))
-#: Runs on each dataset that make every verdict all but certain, within seconds.
+#: Runs on each data set, enough for a nearly certain verdict within seconds.
 TRIALS: dict[str, int] = {
     "own-rounds": 300,
     "own-rounds-shared": 6000,
@@ -225,12 +228,12 @@ TRIALS: dict[str, int] = {
     "fault-own-rounds-peek": 100,
     "fault-own-rounds-public-coin": 3000,
 }
-#: What each attacks.
+#: What each audit attacks.
 ABOUT: dict[str, str] = {
-    "own-rounds": "all that outsiders see, bit by bit, of users of own rounds",
-    "own-rounds-shared": "messages of a deployed silo, half of its rounds own by a public rule",
-    "own-rounds-coin": "the same where secret coins decide who is shared",
-    "fault-own-rounds-in-leaf": "what outsiders see where users of own rounds enter the batch",
-    "fault-own-rounds-peek": "the same where shared rounds are chosen by a silo's raw data",
-    "fault-own-rounds-public-coin": "the messages beside coins that were to be secret",
+    "own-rounds": "everything that outsiders see, bit by bit, about users of local rounds",
+    "own-rounds-shared": "messages of a deployed silo, half of its rounds local by a public rule",
+    "own-rounds-coin": "the same with secret coins that decide which users are shared",
+    "fault-own-rounds-in-leaf": "what outsiders see if data of local rounds enter the batch",
+    "fault-own-rounds-peek": "the same if actions of shared rounds depend on local raw data",
+    "fault-own-rounds-public-coin": "the messages together with coins that should be secret",
 }

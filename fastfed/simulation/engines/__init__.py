@@ -1,8 +1,8 @@
-"""Engines: who runs batches of runs, and where. They only run; whoever asks them keeps the results.
+"""Engines run batches of runs in threads, processes or on a cluster; the caller stores the results.
 
-Here are their interface, signals, pickling, and batches whose workers died. A new engine is one new
-file here with an ``open_engine``, and one line in ``ENGINES``. Nothing heavy is imported before an
-engine is opened.
+This file has their interface, handling of signals, pickling of experiments, and what happens with
+batches whose workers died. To add an engine, write a file here with an ``open_engine``, and add a
+line to ``ENGINES``. An engine's module is imported only when the engine is opened.
 """
 
 from __future__ import annotations
@@ -26,114 +26,115 @@ from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.snapshots import Snapshots
 
-# ---- What every engine is, and how it is told that a batch of runs cannot be run -----------------
+# ---- The interface of engines, and their errors --------------------------------------------------
 
 
-#: Hears agent-rounds as they are run; fewer than none where a batch of runs has to begin again.
+#: Called with the agent-rounds run since the last call; negative if a batch of runs starts again.
 Progress = Callable[[int], None]
 
-#: The usual reason why workers of a script do not start: they run the script again.
-GUARD = 'in a script, what runs belongs under `if __name__ == "__main__":`'
+#: The usual reason why workers of a script do not start: each worker runs the script again.
+GUARD = 'in a script, put the call under `if __name__ == "__main__":`'
 
 
 class EngineError(RuntimeError):
-    """The workers, not the experiment, are why it cannot be finished: one sentence."""
+    """Raised if workers fail, so that an experiment cannot be finished; one sentence."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A batch of runs that was run to its end."""
+    """A finished batch of runs."""
 
     work: RunBatch
-    outcomes: list[Outcome]  # one for each of its curves
+    outcomes: list[Outcome]  # one for each curve of the batch
     seconds: float
     threads: int
 
 
 class Engine(Protocol):
-    """Runs batches of runs. Neither the engine nor their order changes a bit of the outcomes."""
+    """Runs batches of runs. Outcomes depend neither on the engine nor on the order of batches."""
 
     @property
     def threads(self) -> int:
-        """Threads in all; 0 while a cluster has no workers yet."""
+        """Number of threads in all; 0 while a cluster has no workers yet."""
         ...
 
     def play(
         self,
         experiment: Experiment,
-        passes: list[RunBatch],
+        batches: list[RunBatch],
         progress: Progress | None = None,
         snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
-        """Every batch of runs as it ends. What an environment raises is raised here too.
-        ``snapshots``: where workers keep parts of batches of runs; those that do not see the output
-        folder send them.
+        """Run the batches, and yield each one as it finishes.
 
-        Where workers can die, a batch of runs that ends every worker which runs it is named by an
-        EngineError after all others have been run.
+        Workers write ``snapshots`` into the output folder; workers that do not see the folder send
+        them. An exception in an environment is raised here. If a batch of runs kills every worker
+        that runs it, an EngineError names it after all other batches were run.
         """
         ...
 
 
 class Tally:
-    """Progress of every batch of runs; one that begins again is not counted twice."""
+    """Progress over all batches of runs. A batch that starts again is not counted twice."""
 
     def __init__(self, experiment: Experiment, progress: Progress | None) -> None:
         self._experiment, self._progress = experiment, progress
-        self._seen: dict[RunBatch, int] = {}
+        self._agent_rounds: dict[RunBatch, int] = {}
         self._ended: set[RunBatch] = set()
-        # Workers of a cluster are heard in another thread than the one that runs.
+        # Messages from the workers of a cluster arrive in a separate thread.
         self._lock = threading.Lock()
 
     def heard(self, work: RunBatch, agent_rounds: int) -> None:
-        """So much of a batch of runs has been run in all."""
+        """Record how many agent-rounds of a batch of runs have been run in all."""
         with self._lock:
-            more = 0 if work in self._ended else agent_rounds - self._seen.get(work, 0)
-            self._seen[work] = agent_rounds
-        if more and self._progress is not None:
-            self._progress(more)
+            new_rounds = (
+                0 if work in self._ended else agent_rounds - self._agent_rounds.get(work, 0)
+            )
+            self._agent_rounds[work] = agent_rounds
+        if new_rounds and self._progress is not None:
+            self._progress(new_rounds)
 
     def ended(self, work: RunBatch) -> None:
-        """All of it has been run."""
+        """Record that a batch of runs is finished."""
         self.heard(work, self._experiment.agent_rounds(work.positions))
         self._ended.add(work)
 
 
-# Ctrl-C reaches every process of a terminal: workers leave it to the one that owns the results.
+# Ctrl-C reaches every process of a terminal. Workers ignore it; the main process handles it.
 
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Processes and threads started within never hear SIGINT; it waits for this one."""
+    """Block SIGINT in processes and threads that are started in the block, and delay it here."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    # Starting it, as the first process of a program does, would let SIGINT through again.
+    # Start the tracker first: it would be started with the first process, and unblock SIGINT.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
-# ---- An experiment on its way to a worker in another process, perhaps on another machine ---------
-# What is sent are the plans themselves. A worker computes no noise and no radius again, so results
-# do not depend on the numerical libraries that it has.
+# ---- Sending an experiment to workers in other processes, perhaps on other machines --------------
+# The plans themselves are sent. A worker does not compute noise or radii again, so results do not
+# depend on its numerical libraries.
 
 
-#: Experiments that a worker keeps, the newest ones.
+#: Number of experiments that a worker caches.
 KEPT = 2
 
-_kept: dict[str, Experiment] = {}
+_experiments: dict[str, Experiment] = {}  # cached experiments by digest, the oldest first
 _lock = threading.Lock()
 
 
 def pack(experiment: Experiment) -> bytes:
-    """An experiment as bytes; InputError where it holds a function that only this process has."""
-    # Bounds are drawn, not played, and are closures.
+    """Pickle an experiment; raise InputError if it contains a function that cannot be imported."""
+    # Theoretical bounds are closures, which cannot be pickled; workers do not need them.
     curves = tuple(replace(c, system=replace(c.system, bounds_at=None)) for c in experiment.curves)
     body = io.BytesIO()
     try:
@@ -147,78 +148,82 @@ def pack(experiment: Experiment) -> bytes:
 
 
 def unpack(packed: bytes) -> Experiment:
-    """The experiment of such bytes, kept for the next call.
+    """Return the experiment of `pack`, and cache it.
 
-    InputError where this process has another fastfed, reads other data or lacks the user's module.
+    Raises InputError if this process has a different version of fastfed, reads different data, or
+    lacks the user's module.
     """
     version, digest, body = pickle.loads(packed)
     check_version(version)
     with _lock:
-        if digest not in _kept:
-            _kept[digest] = _loaded(body, digest)
-            for old in list(_kept)[:-KEPT]:
-                del _kept[old]
-        return _kept[digest]
+        if digest not in _experiments:
+            _experiments[digest] = _unpickle(body, digest)
+            for old in list(_experiments)[:-KEPT]:
+                del _experiments[old]
+        return _experiments[digest]
 
 
-def _loaded(body: bytes, digest: str) -> Experiment:
+def _unpickle(body: bytes, digest: str) -> Experiment:
+    """Unpickle an experiment, and check that its data have the digest."""
     try:
         experiment: Experiment = pickle.loads(body)
     except (ImportError, AttributeError) as error:
-        raise InputError(f"{_here()} cannot load the experiment: {error}") from None
-    # Here, where one thread loads: files are then read once for all that run.
-    for world in {id(c.problem): c.problem for c in experiment.curves}.values():
-        world.environment.facts(world.silos, experiment.horizon)
+        raise InputError(f"{_worker_name()} cannot load the experiment: {error}") from None
+    # Read data files now, under the lock, so that all threads share what was read.
+    for problem in {id(c.problem): c.problem for c in experiment.curves}.values():
+        problem.environment.facts(problem.silos, experiment.horizon)
     if experiment.digest() != digest:
         raise InputError(
-            f"{_here()} reads other data, or has another version of the environment's function, "
-            "than the process that asks it"
+            f"{_worker_name()} reads different data, or has a different version of the "
+            "environment's function, than the main process"
         )
     return experiment
 
 
 def check_version(wanted: str) -> None:
-    """InputError where this process has another fastfed: its bits could differ."""
+    """Raise InputError if this process has a different fastfed, whose results could differ."""
     if wanted != fastfed.__version__:
         raise InputError(
-            f"{_here()} has fastfed {fastfed.__version__}, the process that asks it {wanted}: "
+            f"{_worker_name()} has fastfed {fastfed.__version__}, the main process {wanted}: "
             "both must be the same"
         )
 
 
-def _here() -> str:
+def _worker_name() -> str:
+    """Return the name of this process in error messages."""
     return f"a worker on {socket.gethostname()}"
 
 
 class _Pickler(pickle.Pickler):
-    """Users' functions go by name; a numba.cfunc has no other form that another process knows."""
+    """Pickler that stores a user's numba.cfunc by name, because it has no other portable form."""
 
     def reducer_override(self, value: Any) -> Any:
+        """Reduce an object with an ``address``, as a numba.cfunc has, to its module and name."""
         if not hasattr(value, "address"):
             return NotImplemented
         plain = getattr(value, "__wrapped__", value)
         module, name = getattr(plain, "__module__", None), getattr(plain, "__qualname__", "")
         try:
-            known = getattr(importlib.import_module(str(module)), name) is value
+            importable = getattr(importlib.import_module(str(module)), name) is value
         except (ImportError, AttributeError):
-            known = False
-        if not known:
+            importable = False
+        if not importable:
             raise pickle.PicklingError(f"{name or value!r} is not found in {module}")
         return _named, (module, name)
 
 
 def _named(module: str, name: str) -> Any:
-    """A user's compiled function, by its name."""
+    """Import a user's compiled function by its name."""
     return getattr(importlib.import_module(module), name)
 
 
-# ---- Batches of runs whose workers died: run again, then alone, then named ---
+# ---- Batches of runs whose workers died: tried again, then curve by curve, then reported ---------
 
 
-#: Workers that a batch of runs may lose while others run beside it: those may be why (memory).
+#: Workers that a batch of runs may lose while other batches run, which may have used up the memory.
 MOST_TRIES = 3
 
-#: When so many batches of runs have died and none was run, it is not the batches of runs.
+#: If this many batches of runs have died and none was finished, the batches are not the reason.
 HOPELESS = 8
 
 
@@ -227,68 +232,69 @@ class PoisonBatch:
     """A batch of runs that has lost too many workers."""
 
     work: RunBatch
-    end: str  # how the last of them ended
+    end: str  # how the last worker ended
 
 
 @dataclass
 class Left:
-    """Batches of runs that a round did not finish."""
+    """Batches of runs that a round of tries did not finish."""
 
     poisoned: list[PoisonBatch] = field(default_factory=list)
     untried: list[RunBatch] = field(default_factory=list)
 
 
-#: (batches of runs, whether one at a time): yields what is run, returns what is not.
+#: Called with (batches, whether to run one at a time): yields finished batches, returns the others.
 Round = Callable[[list[RunBatch], bool], Generator[Finished, None, Left]]
 
 
 def run_all_rounds(
-    experiment: Experiment, passes: list[RunBatch], run_round: Round
+    experiment: Experiment, batches: list[RunBatch], run_round: Round
 ) -> Iterator[Finished]:
-    """All batches of runs together; then those that lost their workers alone, curve by curve.
+    """Run all batches, then those that lost their workers again, one curve at a time.
 
-    EngineError names the ones that die even so, after everything else has been run.
+    After everything else was run, an EngineError names the curves that still kill their workers.
     """
-    left = yield from run_round(passes, False)
-    waiting = deque([*_singles(s.work for s in left.poisoned), *left.untried])
+    unfinished = yield from run_round(batches, False)
+    waiting = deque([*_single_curves(s.work for s in unfinished.poisoned), *unfinished.untried])
     dead: list[PoisonBatch] = []
-    lived = not left.untried
-    while waiting and (lived or len(dead) < HOPELESS):
+    any_finished = not unfinished.untried
+    while waiting and (any_finished or len(dead) < HOPELESS):
         died = (yield from run_round([waiting.popleft()], True)).poisoned
         dead += died
-        lived = lived or not died
+        any_finished = any_finished or not died
     if dead:
-        raise EngineError(_sentence(experiment, dead, len(waiting)))
+        raise EngineError(_dead_message(experiment, dead, len(waiting)))
 
 
-def _singles(passes: Iterable[RunBatch]) -> Iterator[RunBatch]:
-    """Curve by curve: one of those that are run together may be what ends all of them."""
-    for work in passes:
+def _single_curves(batches: Iterable[RunBatch]) -> Iterator[RunBatch]:
+    """Divide batches into single curves, because one curve may kill the worker of all."""
+    for work in batches:
         for position in work.positions:
             yield RunBatch(work.replicate, (position,))
 
 
-def _sentence(experiment: Experiment, dead: list[PoisonBatch], untried: int) -> str:
+def _dead_message(experiment: Experiment, dead: list[PoisonBatch], untried: int) -> str:
+    """Return the message about batches that kill their workers."""
     cells = [
         f'curve "{experiment.curves[position].label}", replicate {poison.work.replicate}'
         for poison in dead
         for position in poison.work.positions
     ]
-    shown = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
-    rest = f"{untried} more batches were not tried" if untried else "all others are done"
-    return f"{shown}: every worker that ran it ended ({dead[-1].end}), alone too; {rest}"
+    named_cells = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
+    rest_text = f"{untried} more batches were not tried" if untried else "all others are done"
+    return f"{named_cells}: every worker that ran it ended ({dead[-1].end}), alone too; {rest_text}"
 
 
 # ---- Engines by name -----------------------------------------------------------------------------
 
-#: Name, which is also its module here: what it is.
+#: Description of each engine by name; the name is also the name of its module in this package.
 ENGINES = {
     "local": "threads of this process",
     "processes": "processes of this machine",
     "dask": "a dask cluster",
 }
 
-#: Packages that an engine needs, and the extra that brings them.
+#: For each engine that needs a package: the package, and the extra that installs it.
 NEEDS = {"dask": ("distributed", "cluster")}
 
 
@@ -299,16 +305,32 @@ def open_engine(
     scheduler: str | None = None,
     at_once: int | None = None,
 ) -> Iterator[Engine]:
-    """An engine by its name, ready to run; a cluster that it started ends with it.
+    """Open an engine by its name; a cluster that it starts is closed after the block.
 
-    ``threads`` is what it may use in all (None: every processor), ``scheduler`` the address of a
-    dask cluster that is there already, ``at_once`` the most batches of runs at the same time.
-    InputError for what does not go together, for a package that is missing, and where no scheduler
-    answers.
+    Parameters
+    ----------
+    name : {"local", "processes", "dask"}
+        The engine.
+    threads : int, optional
+        Number of threads in all. Default: all processors.
+    scheduler : str, optional
+        Address of an existing dask cluster.
+    at_once : int, optional
+        Most batches of runs at the same time.
+
+    Yields
+    ------
+    Engine
+        The engine.
+
+    Raises
+    ------
+    InputError
+        If arguments contradict each other, a package is missing, or no scheduler answers.
     """
     choice("engine", name, list(ENGINES))
     if scheduler is not None and name != "dask":
-        raise InputError(f'scheduler goes with engine "dask", got engine "{name}"')
+        raise InputError(f'scheduler is for engine "dask" only, got engine "{name}"')
     if scheduler is not None and threads is not None:
         raise InputError("threads and scheduler exclude each other: a cluster has its own threads")
     try:

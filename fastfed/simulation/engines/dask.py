@@ -1,8 +1,8 @@
-"""A dask cluster: one that is there already, or processes of this machine.
+"""The engine "dask": an existing dask cluster, or one that is started on this machine.
 
-Batches of runs go out in blocks, each a task without dependencies whose key says what it runs. The
-scheduler gives a dead worker's tasks to others by itself; what has cost it too many workers comes
-back as a KilledWorker, and is then played alone (``poisoned``).
+Batches of runs are sent in blocks. Each block is a task without dependencies, and its key names the
+batches. The scheduler reassigns the tasks of a dead worker automatically. A task that has killed
+too many workers ends with a KilledWorker; its batches are then tried again one by one (`poisoned`).
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ from fastfed.simulation.engines.dask_snapshots import (
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.snapshots import Snapshots
 
-#: Short batches of runs share a task, which then takes about so long: a task costs some
-#: milliseconds.
+#: Target seconds of a task. Short batches of runs share a task, which costs some milliseconds.
 BLOCK_SECONDS = 2.0
 
-#: A scheduler that does not answer for so long is not there.
+#: Seconds to wait for an answer of a scheduler.
 CONNECT_SECONDS = 5.0
 
-#: Seconds between two words of a task on how far it has come.
+#: Seconds between two progress messages of a task.
 EVERY = 1.0
 
-#: A cluster of this machine: profiles and health checks of dask's took 15 % of a processor, idle.
+#: Configuration of a cluster on this machine. dask's default profiling and health checks take 15 %
+#: of a processor even when the cluster is idle.
 LOCAL = {
     "logging.distributed": "critical",
     "distributed.worker.profile.enabled": False,
@@ -94,7 +94,7 @@ T = TypeVar("T")
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """The cluster at an address, or one of this machine that begins with the first pass."""
+    """Open the cluster at an address, or one on this machine that starts with the first batch."""
     if scheduler is None:
         yield Dask(check_threads(threads), at_once=at_once)
         return
@@ -104,74 +104,76 @@ def open_engine(
 
 @dataclass(frozen=True)
 class Dask:
-    """Runs on a client's cluster, or on one that it starts."""
+    """Runs batches on the cluster of a client, or on a cluster that it starts."""
 
     threads: int
     client: Client | None = None
-    at_once: int | None = None  # of a cluster that it starts
+    at_once: int | None = None  # most batches at once, for a cluster that it starts
 
     def play(
         self,
         experiment: Experiment,
-        passes: list[RunBatch],
+        batches: list[RunBatch],
         progress: Progress | None = None,
         snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
+        """Run the batches on the cluster, see `Engine.play`."""
         packed = pack(experiment)
-        if not passes:
+        if not batches:
             return
         threads = max(1, self.threads)
-        workers = min(threads, len(passes), self.at_once or threads)
+        workers = min(threads, len(batches), self.at_once or threads)
         with (
             _local_cluster(workers) if self.client is None else nullcontext(self.client) as client,
-            _sent(client, experiment.digest(), packed, snapshots) as (name, place),
-            _heard(client, name, Tally(experiment, progress)) as tally,
-            carrier(client, name, place, passes),
+            _at_workers(client, experiment.digest(), packed, snapshots) as (name, place),
+            _progress_received(client, name, Tally(experiment, progress)) as tally,
+            carrier(client, name, place, batches),
         ):
 
-            def run_round(passes: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
-                inner = threads if alone else max(1, threads // workers)
-                size = 1 if alone else -(-len(passes) // (4 * workers))
+            def run_round(batches: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
+                # About four tasks per worker, so that the last tasks end at similar times.
+                threads_per_batch = threads if alone else max(1, threads // workers)
+                size = 1 if alone else -(-len(batches) // (4 * workers))
                 tasks = {
-                    f"{name}-{_named(block)}{'-alone' if alone else ''}": block
-                    for block in blocks(experiment, passes, size)
+                    f"{name}-{_block_name(block)}{'-alone' if alone else ''}": block
+                    for block in blocks(experiment, batches, size)
                 }
-                return (yield from _play_tasks(client, name, tasks, inner, tally))
+                return (yield from _play_tasks(client, name, tasks, threads_per_batch, tally))
 
             try:
-                yield from run_all_rounds(experiment, passes, run_round)
+                yield from run_all_rounds(experiment, batches, run_round)
             except KeyboardInterrupt:
-                _signals.heard()  # to close a cluster takes some seconds
+                _signals.heard()  # closing a cluster takes some seconds
                 raise
 
 
-def blocks(experiment: Experiment, passes: list[RunBatch], most: int) -> Iterator[Block]:
-    """Batches of runs in their order, short ones together, at most so many."""
+def blocks(experiment: Experiment, batches: list[RunBatch], most: int) -> Iterator[Block]:
+    """Group batches, in their order, into blocks of about `BLOCK_SECONDS` with at most ``most``."""
     seconds: dict[tuple[int, ...], float] = {}
     block: list[RunBatch] = []
-    filled = 0.0
-    for work in passes:
+    block_seconds = 0.0
+    for work in batches:
         if most > 1 and work.positions not in seconds:
             seconds[work.positions] = seconds_of(experiment, work.positions)
         block.append(work)
-        filled += seconds.get(work.positions, 0.0)
-        if len(block) == most or filled >= BLOCK_SECONDS:
+        block_seconds += seconds.get(work.positions, 0.0)
+        if len(block) == most or block_seconds >= BLOCK_SECONDS:
             yield tuple(block)
-            block, filled = [], 0.0
+            block, block_seconds = [], 0.0
     if block:
         yield tuple(block)
 
 
-def _named(block: Block) -> str:
-    """No other block of a round begins with the same pass."""
+def _block_name(block: Block) -> str:
+    """Return the name of a block, which is unique in a round by its first batch."""
     return f"{block[0].replicate}-{block[0].positions[0]}-{len(block)}"
 
 
 def _play_tasks(
     client: Client, name: str, tasks: dict[str, Block], threads: int, tally: Tally
 ) -> Generator[Finished, None, Left]:
-    """One round: every task as it ends."""
-    left, played = Left(), 0
+    """Run the tasks of a round, yield their batches as tasks finish, and return unfinished ones."""
+    unfinished, finished = Left(), 0
     futures = client.map(
         play_block, [name] * len(tasks), list(tasks), list(tasks.values()),
         threads=threads, key=list(tasks), pure=True,
@@ -185,10 +187,12 @@ def _play_tasks(
             outcomes, error = _result(future)
             del waiting[key]
             if error is None:
-                for work, (found, seconds, used) in zip(block, outcomes, strict=True):
-                    played += 1
+                for work, (batch_outcomes, seconds, task_threads) in zip(
+                    block, outcomes, strict=True
+                ):
+                    finished += 1
                     tally.ended(work)
-                    yield Finished(work, found, seconds, used)
+                    yield Finished(work, batch_outcomes, seconds, task_threads)
                 continue
             for work in block:
                 tally.heard(work, 0)
@@ -198,35 +202,35 @@ def _play_tasks(
                 end = "out of memory"
             else:
                 raise error
-            left.poisoned += [PoisonBatch(work, end) for work in block]
-            if len(left.poisoned) >= HOPELESS and not played:
-                left.untried.extend(work for key in waiting for work in tasks[key])
+            unfinished.poisoned += [PoisonBatch(work, end) for work in block]
+            if len(unfinished.poisoned) >= HOPELESS and not finished:
+                unfinished.untried.extend(work for key in waiting for work in tasks[key])
                 break
     except KeyboardInterrupt:
         _end_workers(client)
         raise
     finally:
-        # Tasks that are running see it, and stop.
+        # Running tasks notice that they are cancelled, and stop.
         with suppress(Exception):
             client.cancel(list(waiting.values()), force=True)
-    return left
+    return unfinished
 
 
 def _result(future: Any) -> tuple[Any, Exception | None]:
-    """Result of a task, or what it raised; EngineError where that is lost."""
+    """Return (result, None) of a task, or (None, its exception); EngineError if both are lost."""
     try:
         if future.status == "error":
             return None, future.exception()
         return future.result(), None
     except (CancelledError, OSError, TimeoutError):
-        raise EngineError("the scheduler of the dask cluster has gone") from None
+        raise EngineError("the scheduler of the dask cluster has ended") from None
 
 
 # ---- at the worker ------------------------------------------------------------------------------
 
 
 class Sent(WorkerPlugin):
-    """An experiment at every worker, those that come later too."""
+    """Plugin that sends an experiment to every worker, including workers that join later."""
 
     def __init__(self, packed: bytes, place: Place | None) -> None:
         self.packed, self.place = packed, place
@@ -237,7 +241,7 @@ class Sent(WorkerPlugin):
         return Sent, (self.packed, self.place)
 
     def experiment(self) -> Experiment:
-        """Experiment that was packed."""
+        """Return the experiment, and cache it."""
         self._unpacked = self._unpacked or unpack(self.packed)
         return self._unpacked
 
@@ -245,49 +249,55 @@ class Sent(WorkerPlugin):
 def play_block(
     name: str, key: str, block: Block, threads: int
 ) -> list[tuple[list[Outcome], float, int]]:
-    """Outcomes, seconds and threads of each batch of runs of a task."""
+    """Run a task at a worker; return (outcomes, seconds, threads) of each batch of runs."""
     worker = get_worker()
     plugin = worker.plugins[name]
     assert isinstance(plugin, Sent)
     experiment = plugin.experiment()
     threads = min(threads, worker.state.nthreads)
     snapshots = for_task(plugin.place, plugin.desk, worker, name, block)
-    played = []
+    results = []
     for work in block:
-        ran = run_together(
-            experiment, work, threads, _telling(worker, name, key, work), snapshots=snapshots
+        timed = run_together(
+            experiment,
+            work,
+            threads,
+            _progress_sender(worker, name, key, work),
+            snapshots=snapshots,
         )
         if isinstance(snapshots, AtWorker):
             snapshots.of(work.replicate, work.positions).drop()
-        played.append((ran.outcomes, ran.seconds, threads))
-    return played
+        results.append((timed.outcomes, timed.seconds, threads))
+    return results
 
 
-def _telling(worker: Any, topic: str, key: str, work: RunBatch) -> Callable[[int], None]:
-    """Reports progress now and then; raises Interrupted if the batch of runs is not wanted any
-    more."""
-    told, played = time.perf_counter(), 0
+def _progress_sender(worker: Any, topic: str, key: str, work: RunBatch) -> Callable[[int], None]:
+    """Return a progress function that reports to the client every ``EVERY`` seconds.
 
-    def heard(agent_rounds: int) -> None:
-        nonlocal told, played
-        played += agent_rounds
-        if (now := time.perf_counter()) - told >= EVERY:
-            told = now
+    It raises Interrupted if the task was cancelled.
+    """
+    last_report, agent_rounds_done = time.perf_counter(), 0
+
+    def on_progress(agent_rounds: int) -> None:
+        nonlocal last_report, agent_rounds_done
+        agent_rounds_done += agent_rounds
+        if (now := time.perf_counter()) - last_report >= EVERY:
+            last_report = now
             task = worker.state.tasks.get(key)
             if task is None or task.state == "cancelled":
                 raise Interrupted
-            worker.log_event(topic, (work.replicate, work.positions, played))
+            worker.log_event(topic, (work.replicate, work.positions, agent_rounds_done))
 
-    return heard
+    return on_progress
 
 
 # ---- the cluster --------------------------------------------------------------------------------
 
 
 def _with_loop(make: Callable[[], T]) -> T:
-    """What ``make`` makes of dask, tried three times while its event loop does not start.
+    """Return ``make()``, tried up to three times because dask's event loop may not start in time.
 
-    ``distributed`` gives the thread of its event loop ten seconds, and asserts that they suffice.
+    ``distributed`` asserts that the thread of its event loop starts within ten seconds.
     """
     for _ in range(2):
         with suppress(AssertionError):
@@ -301,10 +311,10 @@ def _with_loop(make: Callable[[], T]) -> T:
 
 
 def _client(address: str) -> Client:
-    """A client of the scheduler at an address.
+    """Return a client of the scheduler at an address.
 
-    One that fails is closed at once. Left to the garbage collector, its destructor waits for the
-    lock under which another client starts, for ever if that one's thread collects the garbage.
+    A client that fails is closed at once. The destructor of an unclosed client waits for a lock
+    that a starting client holds: a deadlock, if the garbage is collected in the latter's thread.
     """
     client = Client.__new__(Client)
     try:
@@ -318,12 +328,12 @@ def _client(address: str) -> Client:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Client]:
-    """A client of the scheduler at an address; InputError where none answers."""
+    """Connect to the scheduler at an address; raise InputError if none answers."""
     try:
         with no_interrupts():
             client = _with_loop(partial(_client, address))
     except (OSError, TimeoutError, ValueError, TypeError) as error:
-        # A TypeError is dask's word for certificates that its configuration lacks.
+        # dask raises TypeError if its configuration lacks certificates.
         reason = " ".join(str(error).split())
         raise InputError(f"no dask scheduler answers at {address} ({reason})") from None
     with client:
@@ -332,7 +342,7 @@ def _connected(address: str) -> Iterator[Client]:
 
 @contextmanager
 def _local_cluster(workers: int) -> Iterator[Client]:
-    """A cluster of this machine, one thread to each worker."""
+    """Start a cluster on this machine, with one thread per worker."""
     with dask.config.set(LOCAL):
         try:
             with no_interrupts():
@@ -354,8 +364,7 @@ def _local_cluster(workers: int) -> Iterator[Client]:
 
 
 def _end_workers(client: Client) -> None:
-    """Kill the workers of a cluster of this machine: they would be waited for, and one that a
-    function of the user's keeps for long."""
+    """Kill the workers of a cluster on this machine, so that closing does not wait for them."""
     for nanny in getattr(client.cluster, "workers", {}).values():
         nanny.auto_restart = False
         if nanny.pid is not None:
@@ -364,17 +373,21 @@ def _end_workers(client: Client) -> None:
 
 
 def _check_workers(client: Client, address: str) -> int:
-    """Threads of all workers; InputError where one has another fastfed, or none."""
+    """Return the number of threads of all workers; raise InputError if fastfed versions differ."""
 
-    def version() -> str:  # nested, so that it is sent as it is: theirs may lack this module
+    def version() -> str:  # nested, so that its code is sent: a worker may lack this module
         import fastfed
 
         return str(fastfed.__version__)
 
-    found = client.run(version, on_error="return")
-    for worker, there in found.items():
-        if there != fastfed.__version__:
-            has = f"fastfed {there}" if isinstance(there, str) else f"no fastfed ({there})"
+    versions = client.run(version, on_error="return")
+    for worker, worker_version in versions.items():
+        if worker_version != fastfed.__version__:
+            has = (
+                f"fastfed {worker_version}"
+                if isinstance(worker_version, str)
+                else f"no fastfed ({worker_version})"
+            )
             raise InputError(
                 f"worker {worker} of {address} has {has}, this process fastfed "
                 f"{fastfed.__version__}: both must be the same"
@@ -383,33 +396,33 @@ def _check_workers(client: Client, address: str) -> int:
 
 
 @contextmanager
-def _sent(
+def _at_workers(
     client: Client, digest: str, packed: bytes, snapshots: Snapshots | None
 ) -> Iterator[tuple[str, Place | None]]:
-    """The name under which an experiment is at every worker, and where it keeps snapshots."""
-    # Another run of the same experiment may use the same cluster.
+    """Send an experiment to all workers; yield its name there, and the place of its snapshots."""
+    # The name is random, because another run of the experiment may use the same cluster.
     name = f"fastfed-{digest}-{uuid.uuid4().hex[:8]}"
     with open_place(snapshots, name) as place:
         client.register_plugin(Sent(packed, place), name=name)
         try:
             yield name, place
         finally:
-            # A cluster of this machine ends now, its workers perhaps already; to tell those that
-            # have gone prints tracebacks.
+            # A cluster on this machine ends now anyway, and messages to workers that have already
+            # ended would print tracebacks.
             if client.cluster is None:
                 with suppress(Exception):
                     client.unregister_worker_plugin(name)
 
 
 @contextmanager
-def _heard(client: Client, topic: str, tally: Tally) -> Iterator[Tally]:
-    """A tally that hears the workers too."""
+def _progress_received(client: Client, topic: str, tally: Tally) -> Iterator[Tally]:
+    """Add the progress messages of the workers to a tally during the block."""
 
-    def hear(event: tuple[float, Any]) -> None:
+    def on_event(event: tuple[float, Any]) -> None:
         replicate, positions, agent_rounds = event[1]
         tally.heard(RunBatch(replicate, tuple(positions)), agent_rounds)
 
-    client.subscribe_topic(topic, hear)
+    client.subscribe_topic(topic, on_event)
     try:
         yield tally
     finally:

@@ -1,9 +1,10 @@
-"""Snapshots of batches of runs at workers of a dask cluster.
+"""Snapshots of batches of runs at the workers of a dask cluster.
 
-A worker that sees the output folder writes there. One that does not holds its newest snapshot in
-memory and says so; the client takes it, one at a time, and writes it. A worker that begins a batch
-of which the client has a snapshot, since it was stopped or its worker died, asks for it. All goes
-over the connections that there are: a client need not be reachable, nor have the scheduler fastfed.
+A worker that sees the output folder writes its snapshots there. A worker that does not see it keeps
+the newest snapshot in memory and notifies the client, which fetches and writes it. When a worker
+starts a batch for which the client has a snapshot (the run was stopped, or a worker died), it
+requests the snapshot. All messages use dask's existing connections: workers need not be able to
+reach the client, and the scheduler need not have fastfed.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from distributed.utils import sync
 from fastfed.simulation.dispatch import RunBatch
 from fastfed.simulation.snapshots import MARK, Snapshot, Snapshots, store
 
-#: Bytes of a snapshot that goes over the network, at most: a larger one is not kept.
+#: Largest snapshot that is sent over the network, in bytes; larger ones are dropped.
 MOST_SENT = 256 * 2**20
 
 #: Seconds that a worker waits for a snapshot, and that the client waits for a worker.
 PATIENCE = 30.0
 
-#: What workers say: that they hold a snapshot; that they want those of some batches.
+#: Messages of workers: "I have a snapshot", and "send me the snapshots of these batches".
 HOLDS, WANTS = "holds", "wants"
 
 
 def key_of(work: RunBatch) -> str:
-    """Name of a batch of runs, between client and workers."""
+    """Return the name of a batch of runs in messages between client and workers."""
     return json.dumps([work.replicate, list(work.positions)])
 
 
 def batch_of(key: str) -> RunBatch:
-    """The batch of that name."""
+    """Return the batch of runs with this name."""
     replicate, positions = json.loads(key)
     return RunBatch(replicate, tuple(positions))
 
@@ -51,16 +52,16 @@ def batch_of(key: str) -> RunBatch:
 
 @dataclass
 class Desk:
-    """What a worker holds for the client, and what it was given."""
+    """Snapshots at a worker that are sent to the client, or were received from it."""
 
-    held: dict[str, bytes] = field(default_factory=dict)
-    given: dict[str, bytes] = field(default_factory=dict)
-    asked: dict[str, threading.Event] = field(default_factory=dict)
+    held: dict[str, bytes] = field(default_factory=dict)  # snapshots for the client, by batch
+    given: dict[str, bytes] = field(default_factory=dict)  # snapshots from the client, by batch
+    asked: dict[str, threading.Event] = field(default_factory=dict)  # pending requests, by token
 
 
 @dataclass
 class Carried(Snapshot):
-    """A snapshot whose file is the client's."""
+    """A snapshot at a worker that does not see the output folder; the client writes the file."""
 
     desk: Desk = field(default_factory=Desk)
     key: str = ""
@@ -69,14 +70,15 @@ class Carried(Snapshot):
     too_large: bool = False
 
     def due(self) -> bool:
-        """Whether it is time for another."""
+        """Return whether it is time to write a snapshot."""
         return not self.too_large and super().due()
 
     def worth(self) -> bool:
-        """No: where a batch is stopped its client has gone, or wants it no more."""
+        """Return False: if a batch is stopped, its client has ended or cancelled it."""
         return False
 
     def _put(self, arrays: dict[str, Any]) -> None:
+        """Keep the arrays in memory, and notify the client."""
         if sum(np.asarray(array).nbytes for array in arrays.values()) > MOST_SENT:
             self.too_large = True
             return
@@ -86,24 +88,24 @@ class Carried(Snapshot):
         self.worker.log_event(self.topic, (HOLDS, self.worker.address, self.key))
 
     def _open(self) -> Any:
-        return io.BytesIO(self.desk.given.pop(self.key))  # a KeyError where there is none
+        return io.BytesIO(self.desk.given.pop(self.key))  # a KeyError means: no snapshot
 
     def drop(self) -> None:
-        """Forget it: its batch of runs is over."""
+        """Delete the snapshot, because its batch of runs is finished."""
         self.desk.held.pop(self.key, None)
         self.desk.given.pop(self.key, None)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the snapshots of a run are kept, as its workers are told."""
+    """The place of a run's snapshots, which is sent to workers."""
 
     snapshots: Snapshots
-    mark: str  # a file of the folder, by which a worker knows that it sees it
+    mark: str  # name of a file in the folder; a worker that finds it sees the folder
     topic: str
 
     def seen(self) -> bool:
-        """Whether this process sees the folder."""
+        """Return whether this process sees the folder."""
         try:
             return (self.snapshots.folder / self.mark).exists()
         except OSError:
@@ -112,56 +114,61 @@ class Place:
 
 @dataclass(frozen=True)
 class AtWorker:
-    """Snapshots of the batches of a task, for `dispatch.run_together`."""
+    """The snapshots of a task's batches at a worker, for `dispatch.run_together`."""
 
     place: Place
     desk: Desk
     worker: Any
 
     def of(self, replicate: int, positions: Sequence[int]) -> Carried:
-        """The snapshot of one batch of runs."""
-        one = self.place.snapshots.of(replicate, positions)
+        """Return the snapshot of one batch of runs."""
+        snapshot = self.place.snapshots.of(replicate, positions)
         key = key_of(RunBatch(replicate, tuple(positions)))
         return Carried(
-            one.path, one.of, desk=self.desk, key=key, worker=self.worker, topic=self.place.topic
+            snapshot.path,
+            snapshot.of,
+            desk=self.desk,
+            key=key,
+            worker=self.worker,
+            topic=self.place.topic,
         )
 
 
 def for_task(
     place: Place | None, desk: Desk, worker: Any, name: str, block: Sequence[RunBatch]
 ) -> Snapshots | AtWorker | None:
-    """Where a task keeps snapshots of its batches; what the client has of them is fetched."""
+    """Return where a task keeps its snapshots, and fetch those that the client already has."""
     if place is None:
         return None
     if place.seen():
         return place.snapshots
-    with suppress(Exception):  # without an answer they begin again
-        there = sync(
+    with suppress(Exception):  # without an answer the batches start from the beginning
+        client_keys = sync(
             worker.loop, worker.scheduler.get_metadata, keys=[name], default={},
             callback_timeout=PATIENCE,
         )  # fmt: skip
-        wanted = [key for key in map(key_of, block) if key in there]
-        if wanted:
+        missing_keys = [key for key in map(key_of, block) if key in client_keys]
+        if missing_keys:
             token = uuid.uuid4().hex
-            answered = desk.asked[token] = threading.Event()
-            worker.log_event(place.topic, (WANTS, worker.address, token, wanted))
-            answered.wait(PATIENCE)
+            answer_event = desk.asked[token] = threading.Event()
+            worker.log_event(place.topic, (WANTS, worker.address, token, missing_keys))
+            answer_event.wait(PATIENCE)
             desk.asked.pop(token, None)
     return AtWorker(place, desk, worker)
 
 
 def take(name: str, key: str, dask_worker: Any = None) -> bytes | None:
-    """At a worker: the snapshot that it holds of a batch, which it then forgets."""
-    found: bytes | None = dask_worker.plugins[name].desk.held.pop(key, None)
-    return found
+    """Run at a worker: remove the snapshot of a batch from its memory, and return it."""
+    data: bytes | None = dask_worker.plugins[name].desk.held.pop(key, None)
+    return data
 
 
-def give(name: str, token: str, found: dict[str, bytes], dask_worker: Any = None) -> None:
-    """At a worker: what it asked for, if it still waits."""
+def give(name: str, token: str, snapshots: dict[str, bytes], dask_worker: Any = None) -> None:
+    """Run at a worker: store the snapshots that it requested, if it is still waiting for them."""
     desk: Desk = dask_worker.plugins[name].desk
-    if (answered := desk.asked.get(token)) is not None:
-        desk.given.update(found)
-        answered.set()
+    if (answer_event := desk.asked.get(token)) is not None:
+        desk.given.update(snapshots)
+        answer_event.set()
 
 
 # ---- at the client -------------------------------------------------------------------------------
@@ -169,87 +176,93 @@ def give(name: str, token: str, found: dict[str, bytes], dask_worker: Any = None
 
 @contextmanager
 def open_place(snapshots: Snapshots | None, name: str) -> Iterator[Place | None]:
-    """Where a run keeps snapshots, marked for workers that see it."""
+    """Yield the place of a run's snapshots, with a marker file for workers that see the folder."""
     if snapshots is None:
         yield None
         return
     snapshots = replace(snapshots, folder=snapshots.folder.resolve())
-    mark = snapshots.folder / f"{MARK}{uuid.uuid4().hex}"
+    mark_file = snapshots.folder / f"{MARK}{uuid.uuid4().hex}"
     with suppress(OSError):
         snapshots.folder.mkdir(mode=0o700, exist_ok=True)
-        store(mark, lambda file: None)
+        store(mark_file, lambda file: None)
     try:
-        yield Place(snapshots, mark.name, f"{name}-snapshots")
+        yield Place(snapshots, mark_file.name, f"{name}-snapshots")
     finally:
         with suppress(OSError):
-            mark.unlink(missing_ok=True)
+            mark_file.unlink(missing_ok=True)
 
 
 @contextmanager
 def carrier(
-    client: Client, name: str, place: Place | None, passes: Sequence[RunBatch]
+    client: Client, name: str, place: Place | None, batches: Sequence[RunBatch]
 ) -> Iterator[None]:
-    """A thread that takes what workers hold, and gives them what they want."""
+    """Run a thread that fetches snapshots from workers, and sends workers those they request."""
     if place is None:
         yield
         return
-    said: SimpleQueue[Any] = SimpleQueue()
-    snapshots, known = place.snapshots, set[str]()
+    messages: SimpleQueue[Any] = SimpleQueue()
+    snapshots, announced = place.snapshots, set[str]()
 
-    def tell(key: str) -> None:
-        """Workers may ask for it from now on."""
-        if key not in known:
-            known.add(key)
+    def announce(key: str) -> None:
+        """Let workers know that they can request this snapshot."""
+        if key not in announced:
+            announced.add(key)
             client.set_metadata([name, key], True)
 
-    def call(function: Any, address: str, *given: Any) -> Any:
-        # `Client.run`, with an end to waiting for a worker that never answers.
+    def call(function: Any, address: str, *arguments: Any) -> Any:
+        # Like `Client.run`, with a timeout for a worker that never answers.
         found = client.sync(
-            client._run, function, name, *given, workers=[address], callback_timeout=PATIENCE
+            client._run, function, name, *arguments, workers=[address], callback_timeout=PATIENCE
         )
         return found.get(address)
 
     def answer(kind: str, address: str, *more: Any) -> None:
+        """Handle a message from a worker: fetch its snapshot, or send it those that it wants."""
         if kind == HOLDS:
             (key,) = more
             data = call(take, address, key)
-            one = snapshots.of(batch_of(key).replicate, batch_of(key).positions)
-            # One that is damaged on its way does not replace a good one.
-            if data and Carried(one.path, one.of, desk=Desk(given={key: data}), key=key).kept():
-                one.path.parent.mkdir(mode=0o700, exist_ok=True)
-                store(one.path, lambda file: file.write(data))
-                tell(key)
+            snapshot = snapshots.of(batch_of(key).replicate, batch_of(key).positions)
+            # Check it first: a snapshot that was damaged on its way must not replace a good one.
+            if (
+                data
+                and Carried(
+                    snapshot.path, snapshot.of, desk=Desk(given={key: data}), key=key
+                ).kept()
+            ):
+                snapshot.path.parent.mkdir(mode=0o700, exist_ok=True)
+                store(snapshot.path, lambda file: file.write(data))
+                announce(key)
         elif kind == WANTS:
             token, keys = more
             found = {}
             for key in keys:
-                with suppress(OSError):  # it has been run meanwhile
-                    one = snapshots.of(batch_of(key).replicate, batch_of(key).positions)
-                    found[key] = one.path.read_bytes()
+                with suppress(OSError):  # the batch was finished meanwhile
+                    snapshot = snapshots.of(batch_of(key).replicate, batch_of(key).positions)
+                    found[key] = snapshot.path.read_bytes()
             call(give, address, token, found)
 
     def serve() -> None:
-        while (what := said.get()) is not None:
-            with suppress(Exception):  # of a worker that dies, or of a full disk
-                answer(*what)
+        while (message := messages.get()) is not None:
+            with suppress(Exception):  # a worker may die, or the disk may be full
+                answer(*message)
 
-    for work in passes:
+    for work in batches:
         if snapshots.of(work.replicate, work.positions).path.exists():
-            tell(key_of(work))
+            announce(key_of(work))
     thread = threading.Thread(target=serve, name="fastfed_snapshots", daemon=True)
     thread.start()
-    client.subscribe_topic(place.topic, lambda event: said.put(event[1]))
+    client.subscribe_topic(place.topic, lambda event: messages.put(event[1]))
     try:
         yield
     finally:
-        said.put(None)
+        messages.put(None)
 
         def forget(dask_scheduler: Any) -> None:  # nested: a scheduler may lack this module
             dask_scheduler.task_metadata.pop(name, None)
 
         with suppress(Exception):
             client.unsubscribe_topic(place.topic)
-        if known:
+        if announced:
             with suppress(Exception):
                 client.run_on_scheduler(forget)
         thread.join(1.0)

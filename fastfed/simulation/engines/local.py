@@ -1,4 +1,4 @@
-"""Threads of this process: the compiled driver holds no lock while it runs."""
+"""The engine "local": threads of this process. The compiled driver releases the GIL."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from fastfed.simulation.engines import Engine, Finished, Progress
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.snapshots import Snapshots
 
-#: Seconds that threads have to stop, once the run is stopped. One that a function of the user's
-#: keeps longer is left behind: nothing can end a thread.
+#: Seconds that threads get to stop. A thread in a user's function that takes longer is left
+#: running, because a thread cannot be killed.
 GRACE = 1.0
 
-#: Threads of runs that are over, of which some may have been left behind.
-_left: list[threading.Thread] = []
+#: Threads of earlier runs that may still be running.
+_old_threads: list[threading.Thread] = []
 
 
 def left_behind() -> bool:
-    """Whether a thread of a stopped run is still at work: only its process can end it."""
-    _left[:] = [thread for thread in _left if thread.is_alive()]
-    return bool(_left)
+    """Return whether a thread of a stopped run is still running; only exiting can end it."""
+    _old_threads[:] = [thread for thread in _old_threads if thread.is_alive()]
+    return bool(_old_threads)
 
 
 @contextmanager
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """Threads of this process."""
+    """Open the engine."""
     yield Local(check_threads(threads), at_once)
 
 
 @dataclass(frozen=True)
 class Local:
-    """Each batch of runs takes one thread while there are enough; fewer share the threads among
-    their silos."""
+    """Runs each batch in one thread; if there are fewer batches than threads, silos share them."""
 
     threads: int
     at_once: int | None = None
@@ -50,64 +49,67 @@ class Local:
     def play(
         self,
         experiment: Experiment,
-        passes: list[RunBatch],
+        batches: list[RunBatch],
         progress: Progress | None = None,
         snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
+        """Run the batches in threads, see `Engine.play`."""
         stop = threading.Event()
-        workers = max(1, min(self.threads, len(passes), self.at_once or self.threads))
-        inner = max(1, self.threads // workers)
-        asked: SimpleQueue[RunBatch | None] = SimpleQueue()
-        ended: SimpleQueue[Finished | BaseException] = SimpleQueue()
+        workers = max(1, min(self.threads, len(batches), self.at_once or self.threads))
+        batch_threads = max(1, self.threads // workers)
+        tasks: SimpleQueue[RunBatch | None] = SimpleQueue()
+        results: SimpleQueue[Finished | BaseException] = SimpleQueue()
 
-        def heard(agent_rounds: int) -> None:
+        def on_progress(agent_rounds: int) -> None:
             if stop.is_set():
                 raise Interrupted
             if progress is not None:
                 progress(agent_rounds)
 
         def job(work: RunBatch) -> Finished:
-            ran = playing.run_together(experiment, work, inner, heard, snapshots=snapshots)
-            return Finished(work, ran.outcomes, ran.seconds, inner)
+            timed = playing.run_together(
+                experiment, work, batch_threads, on_progress, snapshots=snapshots
+            )
+            return Finished(work, timed.outcomes, timed.seconds, batch_threads)
 
         def serve() -> None:
-            while (work := asked.get()) is not None and not stop.is_set():
+            while (work := tasks.get()) is not None and not stop.is_set():
                 try:
-                    ended.put(job(work))
+                    results.put(job(work))
                 except BaseException as error:
-                    ended.put(error)
+                    results.put(error)
 
-        # Not a pool of the standard library, whose threads are waited for, however long they take.
+        # Not a pool of the standard library, which would wait for its threads without limit.
         pool = [
             threading.Thread(target=serve, name=f"fastfed_{i}", daemon=True)
-            for i in range(workers if passes else 0)
+            for i in range(workers if batches else 0)
         ]
         for thread in pool:
             thread.start()
-        waiting, running = iter(passes), 0
+        waiting, running = iter(batches), 0
         try:
             while True:
                 while running < workers and (work := next(waiting, None)) is not None:
-                    asked.put(work)
+                    tasks.put(work)
                     running += 1
                 if not running:
                     return
-                found = ended.get()
+                result = results.get()
                 running -= 1
-                if isinstance(found, BaseException):
-                    raise found
-                yield found
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
         finally:
             stop.set()
             for _ in pool:
-                asked.put(None)
+                tasks.put(None)
             _signals.heard()
-            _dismiss(pool)
+            _join(pool)
 
 
-def _dismiss(pool: list[threading.Thread]) -> None:
-    """Wait for threads that were told to stop, but not for ever."""
-    _left.extend(pool)
+def _join(pool: list[threading.Thread]) -> None:
+    """Wait for threads that were told to stop, `GRACE` seconds or until they wrote snapshots."""
+    _old_threads.extend(pool)
     until = time.monotonic() + GRACE
     for thread in pool:
         while thread.is_alive():

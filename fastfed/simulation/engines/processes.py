@@ -1,4 +1,4 @@
-"""Worker processes of this machine, one batch of runs each."""
+"""The engine "processes": worker processes of this machine, one batch of runs each."""
 
 from __future__ import annotations
 
@@ -41,30 +41,29 @@ from fastfed.simulation.engines import (
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.snapshots import Snapshots
 
-# What a worker process does: it runs the batches of runs that come through its pipe, until that
-# closes.
+# ---- In the worker process: run the batches that arrive through a pipe, until it closes ----------
 
 
-#: Kinds of messages to the owner.
+#: Kinds of messages to the main process.
 HELLO, HEARD, ENDED, FAILED, EXHAUSTED = "hello", "heard", "ended", "failed", "exhausted"
 TIMED = "timed"
 
-#: Seconds between two words on how far a batch of runs has come.
+#: Seconds between two reports of progress.
 EVERY = 0.5
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Asks a worker how long a batch of runs over these curves takes."""
+    """Request to a worker: predict the time of a batch of runs over these curves."""
 
     positions: tuple[int, ...]
 
 
 def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> None:
-    """Run with that many threads. The first message that comes is the packed experiment."""
+    """Run a worker with ``threads`` threads. The first message is the packed experiment."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (owner := multiprocessing.parent_process()) is not None:
-        # A function that never comes back would outlive the owner.
+        # A user's function that never returns must not outlive the main process.
         _signals.end_with(owner.sentinel)
     try:
         connection.send((HELLO, None))
@@ -76,10 +75,10 @@ def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> 
                 if isinstance(work, Timing):
                     connection.send((TIMED, seconds_of(experiment, work.positions)))
                     continue
-                ran = run_together(
-                    experiment, work, threads, _heard(connection), snapshots=snapshots
+                timed = run_together(
+                    experiment, work, threads, _progress_sender(connection), snapshots=snapshots
                 )
-                connection.send((ENDED, (ran.outcomes, ran.seconds)))
+                connection.send((ENDED, (timed.outcomes, timed.seconds)))
             except Interrupted:
                 return
             except MemoryError:
@@ -87,45 +86,47 @@ def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> 
             except Exception as error:
                 connection.send((FAILED, portable(error)))
     except (EOFError, OSError):
-        return  # the owner has gone, and with it whoever wanted this
+        return  # the main process has ended
 
 
-def _heard(connection: Connection) -> Callable[[int], None]:
-    """Reports progress to the owner now and then; raises Interrupted if there is no owner."""
-    spoken, played = time.perf_counter(), 0
+def _progress_sender(connection: Connection) -> Callable[[int], None]:
+    """Return a progress function that reports to the main process every ``EVERY`` seconds.
 
-    def heard(agent_rounds: int) -> None:
-        nonlocal spoken, played
-        played += agent_rounds
-        if (now := time.perf_counter()) - spoken >= EVERY:
-            spoken = now
+    It raises Interrupted if the main process has ended.
+    """
+    last_report, agent_rounds_done = time.perf_counter(), 0
+
+    def on_progress(agent_rounds: int) -> None:
+        nonlocal last_report, agent_rounds_done
+        agent_rounds_done += agent_rounds
+        if (now := time.perf_counter()) - last_report >= EVERY:
+            last_report = now
             try:
-                connection.send((HEARD, played))
+                connection.send((HEARD, agent_rounds_done))
             except OSError:
                 raise Interrupted from None
 
-    return heard
+    return on_progress
 
 
 def portable(error: Exception) -> Exception:
-    """An error that can be sent, its traceback in a note; another of its words if it cannot."""
+    """Return an error with its traceback as a note, as a RuntimeError if it cannot be pickled."""
     error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        other = RuntimeError(f"{type(error).__name__}: {error}")
-        other.__notes__ = error.__notes__
-        return other
+        substitute = RuntimeError(f"{type(error).__name__}: {error}")
+        substitute.__notes__ = error.__notes__
+        return substitute
     return error
 
 
-# Processes of this machine, one batch of runs each: a worker that dies takes one batch of runs with
-# it, not the run.
-# The pools of the standard library give up all their workers when one of them dies, and cannot say
-# what it was running; here every worker has a pipe of its own, so that both are known.
+# ---- In the main process -------------------------------------------------------------------------
+# The pools of the standard library lose all workers if one dies, and do not tell what it was
+# running. Here every worker has a separate pipe, so a dead worker costs only the batch that it ran.
 
 
-#: A batch of runs shorter than this is followed by one that waits at the worker already.
+#: After a batch of runs shorter than this, a worker gets two batches, so that it need not wait.
 SHORT_SECONDS = 1.0
 
 
@@ -133,14 +134,13 @@ SHORT_SECONDS = 1.0
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """Processes of this machine."""
+    """Open the engine."""
     yield Processes(check_threads(threads), at_once)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """One worker for each batch of runs, up to the threads; further threads are shared among
-    them."""
+    """Runs each batch in one worker; with fewer batches than threads, workers have several."""
 
     threads: int
     at_once: int | None = None
@@ -148,46 +148,47 @@ class Processes:
     def play(
         self,
         experiment: Experiment,
-        passes: list[RunBatch],
+        batches: list[RunBatch],
         progress: Progress | None = None,
         snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
+        """Run the batches in worker processes, see `Engine.play`."""
         packed, tally = pack(experiment), Tally(experiment, progress)
 
-        def run_round(passes: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
-            count = 1 if alone else min(self.threads, len(passes), self.at_once or self.threads)
+        def run_round(batches: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
+            count = 1 if alone else min(self.threads, len(batches), self.at_once or self.threads)
             threads = max(1, self.threads // max(1, count))
             pool = WorkerPool(packed, count, threads, tally, snapshots)
             try:
-                return (yield from pool.play(passes, 1 if alone else MOST_TRIES))
+                return (yield from pool.play(batches, 1 if alone else MOST_TRIES))
             finally:
                 pool.dismiss()
 
-        return run_all_rounds(experiment, passes, run_round)
+        return run_all_rounds(experiment, batches, run_round)
 
 
 class Worker:
-    """A process, the pipe to it, and what it has been asked to run, the running pass first."""
+    """A worker process, the pipe to it, and its batches of runs, the running one first."""
 
     def __init__(self, threads: int, snapshots: Snapshots | None) -> None:
-        # Not a fork: threads of ours may hold locks that a copy would wait for.
+        # Not a fork: a copy could wait for ever for locks that other threads of this process hold.
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, threads, snapshots)
+        self.connection, worker_end = context.Pipe()
+        arguments = (worker_end, threads, snapshots)
         self.process = context.Process(target=serve, args=arguments, daemon=True)
         with no_interrupts():
             self.process.start()
-        theirs.close()
+        worker_end.close()
         self.queue: deque[RunBatch] = deque()
         self.ready = False
 
     def send(self, value: Any) -> None:
-        # When it has died its end of the pipe says so to whoever listens.
+        """Send a message. A dead worker is ignored here, because reading its pipe reports it."""
         with suppress(OSError):
             self.connection.send(value)
 
     def end(self) -> str:
-        """Sentence that says how the process ended."""
+        """Wait for the end of the process, and return a text that states how it ended."""
         self.connection.close()
         self.process.join()
         code = self.process.exitcode or 0
@@ -197,28 +198,31 @@ class Worker:
         return f"exit code {code}"
 
     def kill(self) -> None:
-        """End it: it owns nothing that could be left half-written."""
+        """Kill the process. It writes no file that could be left incomplete."""
         self.process.kill()
         self.end()
 
 
 @dataclass
 class WorkerPool:
-    """The workers of one round."""
+    """The workers of one round of tries."""
 
-    packed: bytes
-    count: int
-    threads: int
+    packed: bytes  # the experiment
+    count: int  # most workers
+    threads: int  # threads of each worker
     tally: Tally
     snapshots: Snapshots | None = None
     workers: list[Worker] = field(default_factory=list)
-    depth: int = 1
-    played: int = 0
-    never_ready: int = 0
+    depth: int = 1  # batches that a worker gets at once
+    played: int = 0  # batches finished
+    never_ready: int = 0  # workers in a row that died before they were ready
 
-    def play(self, passes: list[RunBatch], tries: int) -> Generator[Finished, None, Left]:
-        """Run batches of runs; one that has lost ``tries`` workers is a poison batch."""
-        waiting, lost, left = deque(passes), Counter[RunBatch](), Left()
+    def play(self, batches: list[RunBatch], tries: int) -> Generator[Finished, None, Left]:
+        """Run batches, and yield each one as it finishes; return those that were not finished.
+
+        A batch that has lost ``tries`` workers counts as poisoned.
+        """
+        waiting, lost_workers, unfinished = deque(batches), Counter[RunBatch](), Left()
         while waiting or any(w.queue for w in self.workers):
             self._spawn(waiting)
             by_connection = {w.connection: w for w in self.workers}
@@ -228,7 +232,7 @@ class WorkerPool:
                 try:
                     kind, value = connection.recv()
                 except (EOFError, OSError):
-                    self._reap(worker, worker.end(), tries, waiting, lost, left)
+                    self._reap(worker, worker.end(), tries, waiting, lost_workers, unfinished)
                     continue
                 if kind == HELLO:
                     worker.ready, self.never_ready = True, 0
@@ -240,20 +244,20 @@ class WorkerPool:
                     raise value
                 elif kind == EXHAUSTED:
                     worker.kill()
-                    self._reap(worker, value, tries, waiting, lost, left)
+                    self._reap(worker, value, tries, waiting, lost_workers, unfinished)
                 elif kind == ENDED:
                     work = worker.queue.popleft()
                     outcomes, seconds = value
                     self.depth = 2 if seconds < SHORT_SECONDS else 1
                     self.played += 1
                     self.tally.ended(work)
-                    # Before the owner keeps what was run: nobody waits for its disk.
+                    # Give new work before the yield, so that the worker does not wait for the disk.
                     self._give(worker, waiting)
                     yield Finished(work, outcomes, seconds, self.threads)
-        return left
+        return unfinished
 
     def dismiss(self) -> None:
-        """End all workers."""
+        """Kill all workers."""
         for worker in self.workers:
             worker.process.kill()
         for worker in self.workers:
@@ -261,7 +265,7 @@ class WorkerPool:
         self.workers.clear()
 
     def _spawn(self, waiting: deque[RunBatch]) -> None:
-        """Work for whoever has none, and workers for what is left."""
+        """Give waiting batches to idle workers, and start workers for the others."""
         for worker in self.workers:
             self._give(worker, waiting)
         while waiting and len(self.workers) < self.count:
@@ -269,6 +273,7 @@ class WorkerPool:
             self.workers[-1].queue.append(waiting.popleft())
 
     def _give(self, worker: Worker, waiting: deque[RunBatch]) -> None:
+        """Send waiting batches to a worker until it has ``depth`` of them."""
         while worker.ready and waiting and len(worker.queue) < self.depth:
             worker.queue.append(waiting.popleft())
             worker.send(worker.queue[-1])
@@ -279,10 +284,10 @@ class WorkerPool:
         end: str,
         tries: int,
         waiting: deque[RunBatch],
-        lost: Counter[RunBatch],
-        left: Left,
+        lost_workers: Counter[RunBatch],
+        unfinished: Left,
     ) -> None:
-        """Take a dead worker's batches back: the first was running, the others only waited."""
+        """Reassign the batches of a dead worker: the first was running, the others waited."""
         self.workers.remove(worker)
         queue = worker.queue
         if not worker.ready:
@@ -296,32 +301,33 @@ class WorkerPool:
         running = queue.popleft()
         waiting.extendleft(reversed(queue))
         self.tally.heard(running, 0)
-        lost[running] += 1
-        if lost[running] < tries:
+        lost_workers[running] += 1
+        if lost_workers[running] < tries:
             waiting.append(running)
             return
-        left.poisoned.append(PoisonBatch(running, end))
-        if len(left.poisoned) >= HOPELESS and not self.played:
-            left.untried.extend(waiting)
+        unfinished.poisoned.append(PoisonBatch(running, end))
+        if len(unfinished.poisoned) >= HOPELESS and not self.played:
+            unfinished.untried.extend(waiting)
             waiting.clear()
 
 
-# How long batches of runs take, asked of a worker: a function of the user's that ends its process
-# must not end the one that owns the results.
+# ---- Predicted times of batches of runs ----------------------------------------------------------
+# They are measured in a worker, so that a user's function that ends its process does not end the
+# main process.
 
 
-#: Seconds that timing may take in all.
+#: Seconds that all measurements together may take.
 TIMING_SECONDS = 15.0
 
 
 def time_kinds(
     experiment: Experiment, kinds: Iterable[tuple[int, ...]]
 ) -> dict[tuple[int, ...], float]:
-    """Seconds of one batch of runs of each kind on one thread, as `seconds_of` has them.
+    """Predict the seconds of one batch of runs of each kind on one thread; see `seconds_of`.
 
-    What ends its worker, raises or takes too long is left out.
+    Kinds that kill their worker, raise an error or take too long are missing in the result.
     """
-    packed, found = pack(experiment), {}
+    packed, seconds_by_kind = pack(experiment), {}
     until = time.monotonic() + TIMING_SECONDS
     waiting = deque(kinds)
     while waiting and time.monotonic() < until:
@@ -329,21 +335,21 @@ def time_kinds(
         try:
             for value in (packed, *map(Timing, waiting)):
                 worker.send(value)
-            asked = 0
+            started = 0
             while waiting and worker.connection.poll(max(0.0, until - time.monotonic())):
                 kind, value = worker.connection.recv()
                 if kind == HELLO:
-                    asked = 1
+                    started = 1
                     continue
                 positions = waiting.popleft()
                 if kind == TIMED:
-                    found[positions] = value
+                    seconds_by_kind[positions] = value
                 elif kind == EXHAUSTED:
                     break
         except (EOFError, OSError):
-            if not asked:  # it has not even started
+            if not started:  # workers cannot be started here
                 break
             waiting.popleft()
         finally:
             worker.kill()
-    return found
+    return seconds_by_kind
