@@ -939,6 +939,8 @@ class Plan:
             return "hub and helper put back"
         if state == "reports-again" and silo_back:
             return "hub and silo put back"
+        if "masks differ" in str(hub.get("ended")) and silo_back and self.hub.restored:
+            return "hub and silo put back"
         if without and state in ("too-few", "reports", "sessions", "unheard"):
             few = "records lost, all silos needed" if self.sum else "too few reports left"
             return few if not self.hub.restored else "hub and silo put back"

@@ -416,7 +416,11 @@ class Hub(Speaker):
             values = self.wire.floats(body.values, f"the sum of release {release}")
             check_range(values, self._range.broadcast(release), f"the sum of release {release}")
         except Refused as refused:
-            return f"{refused}; a silo has sent what no records are, and no sum can tell which"
+            # A hub and a silo that were both restored give other silos a second list of sessions.
+            restored = ", or hub and silo were restored and masks differ" * self.deployed.masked
+            return (
+                f"{refused}; a silo has sent what no records are{restored}: no sum can tell which"
+            )
         return ""
 
     def _suspicion(self, release: int) -> tuple[Write, ...]:

@@ -16,7 +16,7 @@ from fastfed._random import SystemNoise
 from fastfed.deployment import plans, wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger, MemoryStore, Write
-from fastfed.deployment.party import SiloProcess, Step
+from fastfed.deployment.party import Process, SiloProcess, Step
 from fastfed.deployment.seal import Identity
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.sums import PairMasks
@@ -373,4 +373,29 @@ def test_one_silo_without_its_masks_spoils_the_sum_and_nobody_acts_on_it():
     made.settle()
     period(made, 1)
     assert len(made.processes["hub"].party.reports) == 3
+    assert all(made.processes[name].party.model.release == 0 for name in SILOS)
+
+
+def test_a_hub_and_a_silo_that_are_both_restored_end_the_plan_with_the_cause():
+    made = federation.Federation(deployed(MASKS))
+    made.settle()
+    silo, hub = made.processes["silo2"], made.processes["hub"]
+    backups = [list(process.store.writes()) for process in (silo, hub)]
+    federation.served(made, 1)
+    silo2 = {}
+    for name in (*SILOS, *SILOS):  # sessions first, then their list, which silo2 does not get
+        for _, data in made.processes[name].tick():
+            for to, answer in hub.handle(data)[1]:
+                if to == "silo2":
+                    silo2[to] = answer
+                else:
+                    made.processes[to].handle(answer)
+    assert silo2 and {1} == {*made.processes["silo0"].party.sessions.lists}
+    party = SiloParty(made.plan, "silo2", federation.secret("silo2"), made.ledgers["silo2"])
+    made.add(SiloProcess(party, MemoryStore(backups[0]), made.ledgers["silo2"], lambda: made.now))
+    restored = Hub(made.plan, federation.secret("hub"))
+    made.add(Process(restored, MemoryStore(backups[1]), None, lambda: made.now))
+    made.settle()
+    hub = made.processes["hub"].party
+    assert "hub and silo were restored and masks differ" in hub.ended and not hub.broadcasts
     assert all(made.processes[name].party.model.release == 0 for name in SILOS)
