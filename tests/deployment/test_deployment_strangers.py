@@ -336,7 +336,8 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
         begin = time.monotonic()
         assert SiloClient(path).call("decide", actions=ROWS, subject="ada")["learns"]
         assert time.monotonic() - begin < 5.0 and closed(held[0])
-        assert threading.active_count() < 100 and len(application._connections) <= 64
+        assert len(application._connections) <= 64
+        until(lambda: threading.active_count() < 100)  # a busy machine ends them late
     assert capfd.readouterr().err == ""
 
 

@@ -328,7 +328,7 @@ def test_too_few_bits_are_no_privacy() -> None:
     assert tree.exact() == math.inf
     _, claim = tree.conditions()
     assert not claim.holds
-    assert "too little" in claim.text
+    assert "too small" in claim.text
     # At a stricter nominal budget there are more bits, and about the Gaussian privacy of them.
     more = calibrate_vector_sum(Budget(1, 0.1), 1, 20, 5, "published-code")
     assert more.b == (124,)

@@ -128,7 +128,7 @@ def test_sizes_of_a_mechanism_are_checked(mechanism, sizes, message):
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "noisy-argmin", "exponential"])
 def test_noise_for_a_record_is_not_a_silos(mechanism):
     budget = Budget(1.0, 1e-6, unit="silo")
-    with pytest.raises(InputError, match="give sensitivity"):
+    with pytest.raises(InputError, match="set sensitivity"):
         calibrate(mechanism, budget)
     own = calibrate(mechanism, budget, sensitivity=20.0).noise_std
     assert own == pytest.approx(
