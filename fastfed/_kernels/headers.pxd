@@ -116,7 +116,7 @@ cdef extern from "ff_candidates.h" nogil:
 cdef extern from "ff_tracked.h" nogil:
     ctypedef struct ff_tracked:
         const void *x
-        int64_t left
+        int64_t rounds_left
         double mean_error, width_error, second_error
     int64_t ff_tracked_size(int64_t actions)
     enum: FF_TRACKED_LEAST

@@ -29,16 +29,16 @@ static int64_t choose_tracked(const ff_run *run, ff_curve *c, int64_t silo,
     ff_tracked *tracked = c->tracked + silo;
     double *values = c->tracked_values + silo * ff_tracked_size(run->environment->actions);
     const double gamma = c->second_bonus;
-    if (tracked->left >= 0 &&
-        (tracked->left == 0 || tracked->x != actions->x || tracked->released != c->released))
+    if (tracked->rounds_left >= 0 &&
+        (tracked->rounds_left == 0 || tracked->x != actions->x || tracked->released != c->released))
         ff_tracked_make(tracked, values, actions, w, theta, gamma, c->released, d, p->score);
     int64_t action = -1;
-    if (tracked->left > 0)
+    if (tracked->rounds_left > 0)
         action = ff_tracked_choose(tracked, values, actions, w, theta, beta, gamma, d, p->score,
                                    p->feature);
     else
-        tracked->left++;
-    if (tracked->left <= 0)
+        tracked->rounds_left++;
+    if (tracked->rounds_left <= 0)
         tracked->x = NULL;
     return action >= 0 ? action
                        : ff_select(actions, w, theta, beta, gamma, d, p->score, p->feature, NULL);

@@ -268,8 +268,8 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         const double next_end = c->released < c->releases ? (double)ff_end_of(c, c->released + 1)
                                                           : (double)run->horizon;
         const double rounds = next_end - (double)ff_end_of(c, c->released);
-        const double added_regret =
-            ff_missing_bonus(c->w, beta, c->second_bonus, c->least_bonus, d, p.bound);
+        const double added_regret = ff_missing_bonus(c->w, beta, c->second_bonus, c->least_bonus, d,
+                                                     p.bound);
         const double ledger = c->ledger + c->radius_count * rounds * added_regret;
         c->bonus = ledger <= c->allowance[c->released] ? c->least_bonus : 1.0;
         if (c->bonus < 1.0)
