@@ -87,7 +87,7 @@ cdef int32_t normals(uint64_t seed, int64_t purpose, int64_t replicate, int64_t 
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef double *drawn = <double *>malloc(ff_normal_capacity_f64(count) * sizeof(double) + 1)
     if drawn == NULL:
-        return FF_NO_ROOM
+        return FF_NO_MEMORY
     ff_normals_f64(&s, count, drawn)
     memcpy(values, drawn, count * sizeof(double))
     free(drawn)

@@ -152,10 +152,10 @@ cdef extern from "ff_bonus_cache.h" nogil:
         const ff_directions *directions
     int64_t ff_bonus_cache_size(int64_t d)
     int64_t ff_bonus_cache_lazy_size(int64_t d)
-    int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
-                                const double *w, const double *theta, double beta, double gamma,
-                                const double *points, int64_t seen, double *now, int64_t d,
-                                double *scratch, float *ends)
+    int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
+                                       const double *w, const double *theta, double beta, double gamma,
+                                       const double *points, int64_t seen, double *now, int64_t d,
+                                       double *scratch, float *ends)
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
@@ -606,7 +606,7 @@ cdef extern from "ff_batch.h" nogil:
         FF_FINE
         FF_BAD_STATE
         FF_BAD_ROW
-        FF_NO_ROOM
+        FF_NO_MEMORY
     ctypedef struct ff_sets:
         const void *x
         int64_t is_double

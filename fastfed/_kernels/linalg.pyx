@@ -140,7 +140,7 @@ def bonus_ends(
     cdef ff_directions directions
     if basis is not None:
         directions.rows, directions.count = &basis[0, 0], basis.shape[0]
-    if not ff_bonus_cache_ends(
+    if not ff_bonus_cache_test_bounds(
         &view, NULL if basis is None else &directions, &w[0, 0], &theta[0], beta, gamma,
         &points[0, 0] if seen else NULL, seen, &now[0, 0], d, &scratch[0], &ends[0, 0],
     ):

@@ -20,23 +20,24 @@ FF_INLINE int ends_token(char c)
     return is_blank(c) || c == '\n' || c == '#';
 }
 
-/* Digits from `at` on, at least one and at most `most`; NULL otherwise. */
-FF_INLINE const char *whole(const char *at, int64_t most, int64_t *found)
+/* Parse at least one and at most `most` digits. Returns the address after them, or NULL. */
+FF_INLINE const char *parse_integer(const char *at, int64_t most, int64_t *value)
 {
     const char *first = at;
     int64_t number = 0;
     for (; is_digit(*at) && at - first < most; at++)
         number = 10 * number + (*at - '0');
-    *found = number;
+    *value = number;
     return at == first || is_digit(*at) ? NULL : at;
 }
 
-/* A decimal from `at` on; NULL where there is none. `hard`: its value is not exact here. */
-FF_INLINE const char *decimal(const char *at, double *value, int *hard)
+/* Parse a decimal number. Returns the address after it, or NULL if there is none. *hard receives 1
+ * if the value is not exact here. */
+FF_INLINE const char *parse_decimal(const char *at, double *value, int *hard)
 {
     const int negative = *at == '-';
     at += negative || *at == '+';
-    uint64_t number = 0; /* wraps beyond 19 digits, which are hard */
+    uint64_t number = 0; /* wraps beyond 19 digits, which are left to the exact parser */
     const char *first = at;
     for (; is_digit(*at); at++)
         number = 10 * number + (uint64_t)(*at - '0');
@@ -51,14 +52,14 @@ FF_INLINE const char *decimal(const char *at, double *value, int *hard)
     if (!digits)
         return NULL;
     if (*at == 'e' || *at == 'E') {
-        const int down = *++at == '-';
-        at += down || *at == '+';
+        const int exponent_negative = *++at == '-';
+        at += exponent_negative || *at == '+';
         int64_t exponent;
-        const char *after = whole(at, 9, &exponent);
-        if (!after)
+        const char *digits_end = parse_integer(at, 9, &exponent);
+        if (!digits_end)
             return NULL;
-        at = after;
-        power += down ? -exponent : exponent;
+        at = digits_end;
+        power += exponent_negative ? -exponent : exponent;
     }
     *hard = digits > 19 || number > (uint64_t)1 << 53 || power < -22 || power > 22;
     if (!*hard) {
@@ -74,7 +75,7 @@ int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table
     table->rows = table->largest = table->hards = 0;
     if (!size || text[size - 1] != '\n')
         return FF_LETOR_UNUSUAL;
-    /* No loop passes the line end that comes last. */
+    /* The text ends with a line end, so no loop runs past it. */
     const char *at = text, *end = text + size;
     const int64_t width = table->width;
     int64_t largest = 0;
@@ -89,14 +90,14 @@ int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table
         }
         const int64_t row = table->rows;
         int64_t relevance, last = 0;
-        at = whole(at, 10, &relevance);
+        at = parse_integer(at, 10, &relevance);
         if (!at || relevance > INT32_MAX || !is_blank(*at))
             return FF_LETOR_UNUSUAL;
         while (is_blank(*at))
             at++;
         if (end - at < 5 || memcmp(at, "qid:", 4))
             return FF_LETOR_UNUSUAL;
-        at = whole(at + 4, 18, &table->qid[row]);
+        at = parse_integer(at + 4, 18, &table->qid[row]);
         if (!at || !ends_token(*at))
             return FF_LETOR_UNUSUAL;
         table->relevance[row] = (int32_t)relevance;
@@ -109,14 +110,14 @@ int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table
             if (*at == '\n')
                 break;
             int64_t index;
-            at = whole(at, 9, &index);
+            at = parse_integer(at, 9, &index);
             if (!at || *at != ':' || index <= last || index > limit)
                 return FF_LETOR_UNUSUAL;
             last = index;
             const char *token = ++at;
             double value = 0.0;
             int hard;
-            at = decimal(token, &value, &hard);
+            at = parse_decimal(token, &value, &hard);
             if (!at || !ends_token(*at))
                 return FF_LETOR_UNUSUAL;
             if (index > width)

@@ -346,7 +346,7 @@ void ff_tracked_observe(ff_tracked *tracked, double *restrict values, const ff_a
         2.0 * (4.02 * B * I * D * L + (48.0 * squared * C * n * L * I * I * I * (1.0 + squared) +
                                        4.0 * n * length * B * r * (L * I + 2.0 * C)) /
                                           s);
-    /* |V^{-1} x_a|| may grow, by at most ||v|| |c| / s. */
+    /* ||V^{-1} x_a|| may grow, by at most ||v|| |c| / s. */
     tracked->second += 1.001 * length * r * C / s;
     tracked->rounds_left--;
 }
