@@ -336,9 +336,9 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
     ff_bound_scores(bounds, mean, bound, bonus_factor, count, d, (float *)bounds_scratch);
     memcpy(results + 2 * count, bounds_scratch, (size_t)count * sizeof(float));
     double *x = (double *)(aligned(bounds_scratch + 3 * d)), *z = x + d, *back = z + d;
-    const ff_whitened known = {back + d, z};
-    ff_query q = {&view, now,  theta,  beta, gamma, bounds->model.frobenius, 0.0, d,
-                  x,     back, &known, -1,   1};
+    const ff_whitened whitened_x = {back + d, z};
+    ff_query q = {&view, now,  theta,       beta, gamma, bounds->model.frobenius, 0.0, d,
+                  x,     back, &whitened_x, -1,   1};
     for (int64_t a = 0; a < count; a++) {
         results[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
                                                    beta, gamma, state.moved, state.grown, d);
@@ -360,11 +360,11 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,
-                                   int64_t seen, double *restrict now, int64_t d,
-                                   double *restrict scratch, float *restrict ends)
+                                   int64_t points_count, double *restrict now, int64_t d,
+                                   double *restrict scratch, float *restrict results)
 {
     (void)actions, (void)w, (void)theta, (void)beta, (void)gamma, (void)d, (void)scratch;
-    (void)points, (void)seen, (void)now, (void)ends, (void)directions;
+    (void)points, (void)points_count, (void)now, (void)results, (void)directions;
     return 0;
 }
 
@@ -388,16 +388,16 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
     (void)d, (void)scratch;
 }
 
-int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t seen,
+int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               double feature_bound, int64_t d, double *restrict scratch,
-                              double *restrict scratch, double *restrict x,
-                              const ff_whitened *known)
+                              double *restrict bounds_scratch, double *restrict x,
+                              const ff_whitened *whitened_x)
 {
-    (void)cache, (void)silo, (void)seen, (void)actions, (void)w, (void)theta, (void)beta,
+    (void)cache, (void)silo, (void)points_count, (void)actions, (void)w, (void)theta, (void)beta,
         (void)gamma;
-    (void)feature_bound, (void)d, (void)scratch, (void)scratch, (void)x, (void)known;
+    (void)feature_bound, (void)d, (void)scratch, (void)bounds_scratch, (void)x, (void)whitened_x;
     return -1;
 }
 

@@ -89,7 +89,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
                               double *restrict bounds_scratch, double *restrict x,
                               const ff_whitened *whitened_x);
 
-/* For tests: compute bounds on the scores of all actions into `bounds` (6 rows of K). The rows are
+/* For tests: compute bounds on the scores of all actions into `results` (6 rows of K). The rows are
  * upper bounds by few products, by R, and by R one action at a time; then lower bounds by R, by R
  * and ||W x||, and (if no data point has entered V) by R and ||W x|| in float32. The bounds are
  * computed from w and are valid for `now` (d x d), which is w after `points_count` points (., d)
@@ -99,7 +99,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,
                                    int64_t points_count, double *restrict now, int64_t d,
-                                   double *restrict scratch, float *restrict bounds);
+                                   double *restrict scratch, float *restrict results);
 
 /* Update the bounds after a data point entered a silo's V. v: V^{-1} x for the previous V; s: the
  * result of ff_observe. */
