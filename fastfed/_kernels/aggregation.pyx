@@ -44,6 +44,7 @@ def add(double[::1] into, const double[::1] other):
 
 
 def scale(const double[::1] statistic, double factor):
+    """Return factor times a statistic."""
     cdef double[::1] out = np.empty(statistic.shape[0])
     ff_scale(&statistic[0], factor, statistic.shape[0], &out[0])
     return np.asarray(out)
@@ -51,6 +52,7 @@ def scale(const double[::1] statistic, double factor):
 
 def add_noise(const double[::1] statistic, const double[::1] normals, int64_t d, double bias,
               double off_diagonal, double diagonal):
+    """Return a statistic plus noise: its standard deviations times the normals."""
     cdef ff_noise_std std
     std.bias, std.off_diagonal, std.diagonal = bias, off_diagonal, diagonal
     cdef double[::1] out = np.empty(statistic.shape[0])

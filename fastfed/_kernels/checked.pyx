@@ -135,26 +135,29 @@ cdef inline Py_buffer *take_buffer(held_arrays *held, value, kind, int flags) no
 
 
 cdef inline Py_buffer *target_buffer(held_arrays *held, value) noexcept:
-    # Return the buffer of an array to be updated in place.
+    """Return the buffer of an array to be updated in place; NULL if it needs conversion."""
     return take_buffer(held, value, float64, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
 
 
 cdef inline Py_buffer *input_buffer(held_arrays *held, value) noexcept:
-    # Return the buffer of an array to be read.
+    """Return the buffer of an array to be read; NULL if it needs conversion."""
     return take_buffer(held, value, float64, PyBUF_C_CONTIGUOUS)
 
 
 cdef inline void release(held_arrays *held) noexcept:
+    """Release all buffers."""
     cdef int i
     for i in range(held.count):
         release_buffer(&held.at[i])
 
 
 cdef inline bint is_square(const Py_buffer *a) noexcept:
+    """Return True for a matrix (d, d) with d >= 1."""
     return a != NULL and a.ndim == 2 and a.shape[0] == a.shape[1] and a.shape[0] > 0
 
 
 cdef inline bint is_vector(const Py_buffer *a, int64_t d) noexcept:
+    """Return True for a vector (d,)."""
     return a != NULL and a.ndim == 1 and a.shape[0] == d
 
 
@@ -177,6 +180,7 @@ cdef inline bint read_number(value, double *number) noexcept:
 
 
 cdef inline bint read_radius(value, double *number) noexcept:
+    """Read a finite number >= 0."""
     return read_number(value, number) and 0.0 <= number[0] and number[0] - number[0] == 0.0
 
 

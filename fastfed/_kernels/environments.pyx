@@ -19,6 +19,7 @@ class SimulationError(RuntimeError):
 
 
 def status_error(status):
+    """Return the exception for a status of the C code."""
     return SimulationError({
         FF_CALLBACK_FAILED: "the environment's function reported a failure",
         FF_NOT_POSITIVE_DEFINITE: "the synchronised statistics are not finite",
@@ -44,10 +45,12 @@ cdef class Environment:
 
     @property
     def dimension(self):
+        """d."""
         return self.c.dimension
 
     @property
     def actions(self):
+        """The largest number of actions of any round."""
         return self.c.actions
 
     cdef void check_place(self, int64_t silo, int64_t round) except *:
@@ -85,6 +88,7 @@ cdef class Environment:
         return out, means
 
     def reward(self, int64_t silo, int64_t round, double mean):
+        """Return the reward of an action with expected reward ``mean`` at one silo in one round."""
         return ff_reward_of(&self.c, self.seed, self.replicate, silo, round, mean)
 
 
@@ -243,6 +247,7 @@ cdef class Pool(Environment):
                 raise IndexError(f"round must be in [1, {rounds}] at silo {silo}, got {round}")
 
     def query(self, int64_t silo, int64_t round):
+        """Return the query that a silo is offered in a round."""
         self.check_place(silo, round)
         return ff_pool_query(&self.state, self.seed, self.replicate, silo, round)
 
@@ -296,6 +301,7 @@ cdef class Called(Environment):
         self.c.fill, self.c.state = <ff_fill>call_python, <void *>self
 
     def error(self):
+        """Return the first exception of the function and forget it; None if there was none."""
         with cython.critical_section(self):
             failure, self.failure = self.failure, None
         return failure

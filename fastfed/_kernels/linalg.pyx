@@ -85,6 +85,7 @@ def rank_one(double[:, ::1] gram, double[::1] bias, const double[::1] x, double 
 
 
 def sherman_morrison(double[:, ::1] inverse, const double[::1] x):
+    """Update inverse = V^{-1} (d, d) to (V + x x')^{-1}, in place."""
     cdef int64_t d = x.shape[0]
     cdef double[::1] scratch = np.empty(d)
     ff_sherman_morrison(&inverse[0, 0], &x[0], d, &scratch[0])
@@ -115,6 +116,7 @@ cdef ff_actions view_of(actions) except *:
 
 
 def scores(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
+    """Return the scores (K,) of all actions."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
@@ -273,6 +275,7 @@ def missing_bonus(const double[:, ::1] w, double beta, double gamma, double m):
 
 def radius_at(double multiplier, double scale, double base, double offset, double lam,
               double count, int64_t d):
+    """Return the confidence radius without determinant, see ff_radius."""
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     return ff_radius_at(&radius, offset, lam, count, d)
@@ -280,6 +283,7 @@ def radius_at(double multiplier, double scale, double base, double offset, doubl
 
 def determinant_radius(double multiplier, double scale, double base, double offset, double anchor,
                        double inflation, double log_det, int64_t d):
+    """Return the confidence radius with determinant, see ff_radius."""
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     radius.anchor = anchor

@@ -27,6 +27,7 @@ class LossError(RuntimeError):
 
 
 def loss_error(status):
+    """Return the exception for a status of the C code."""
     return LossError(
         "the function of the losses returned a number outside [0, 1]"
         if status == FF_NOT_FINITE
@@ -60,14 +61,17 @@ cdef class Losses:
 
     @property
     def silos(self):
+        """m."""
         return self.c.silos
 
     @property
     def experts(self):
+        """d."""
         return self.c.experts
 
     @property
     def quadratic(self):
+        """Whether the loss of a row g is <g, x>^2 / 2."""
         return bool(self.c.quadratic)
 
     @property

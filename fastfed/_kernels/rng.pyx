@@ -42,6 +42,7 @@ def normals_f64(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def normals_from_bits(const uint64_t[::1] a, const uint64_t[::1] b):
+    """Return standard normals (2 half,) from 53-bit integers a and b (half,) by Box-Muller."""
     cdef int64_t half = a.shape[0]
     cdef double[::1] out = np.empty(2 * half)
     if half:
@@ -100,6 +101,7 @@ def laplace_rows(seed, purpose, replicate, int64_t silos, index, int64_t n):
 
 
 def laplace_from_bits(const uint64_t[::1] bits):
+    """Return Laplace draws (n,) from 53-bit integers (n,)."""
     cdef double[::1] out = np.empty(max(1, bits.shape[0]))
     if bits.shape[0]:
         ff_laplace_from_bits(&bits[0], bits.shape[0], &out[0])
@@ -127,12 +129,14 @@ def ideal_laplace(const uint64_t[::1] words):
 
 
 def node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d):
+    """Draw the standard normals (s,) of a node's noise."""
     cdef double[::1] out = np.empty(ff_noise_capacity(d))
     ff_node_normals(seed, replicate, silo, node, d, &out[0])
     return np.asarray(out)[:d + d * (d + 1) // 2]
 
 
 def sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d):
+    """Draw the standard normals (s,) of the noise of a sum over silos."""
     cdef double[::1] out = np.empty(ff_noise_capacity(d))
     ff_sum_normals(seed, replicate, silos, node, d, &out[0])
     return np.asarray(out)[:d + d * (d + 1) // 2]

@@ -11,11 +11,12 @@
 #include "ff_base.h"
 #include "ff_scores.h"
 
+/* Status codes. */
 enum {
     FF_FINE = 0,
     FF_BAD_STATE = 1, /* a matrix or vector is not as required */
-    FF_BAD_ROW = 2,   /* rows, rewards or actions are not finite, or a row makes the matrix
-                       * useless */
+    FF_BAD_ROW = 2,   /* rows, rewards or actions are not finite, or a row cannot be added to the
+                       * matrix */
     FF_NO_MEMORY = 3, /* out of memory */
 };
 
@@ -48,8 +49,8 @@ int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, d
 /* n sets of K actions: entry (a, j) of set i is x[i set_stride + a action_stride + j
  * feature_stride]. */
 typedef struct {
-    const void *x;
-    int64_t is_double, sets, actions, dimension;
+    const void *x; /* features, in float64 if is_double, else float32 */
+    int64_t is_double, sets, actions, dimension; /* layout; n; K; d */
     int64_t set_stride, action_stride, feature_stride; /* in entries */
 } ff_sets;
 

@@ -19,9 +19,9 @@ static double exponential(double x)
     return ldexp(sum, (int)k);
 }
 
-/* Write (b' V^-1 b / R^2 - ln det V) / 2 to *half, where V is packed and scale2 is R^2. This is the
- * part of ln p(data) that depends on the deviation. w (d, d) receives the factor of V, z (d) is
- * scratch. Returns 0, or 1 if V is not positive definite. */
+/* Write (b' V^-1 b / R^2 - ln det V) / 2 to *half, where V is packed and scale2 is R^2. The log
+ * evidence of data is the change of this value when the data enter V and b. w (d, d) receives the
+ * factor of V, z (d) is scratch. Returns 0, or 1 if V is not positive definite. */
 static int half_evidence(const double *v, const double *b, double scale2, int64_t d, double *w,
                          double *z, double *half)
 {

@@ -48,6 +48,7 @@ ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t
 /* The rows of W are stored in lots. A lot has LOT rows; entries of one column are side by side, and
  * columns follow each other, up to the last one that is not zero. */
 #define LOT (LANES * VECTORS_AT_ONCE32)
+/* Return the number of columns of the lot that begins with row `first`. */
 FF_INLINE int64_t columns_of_lot(int64_t first, int64_t d)
 {
     return first + LOT < d ? first + LOT : d;

@@ -39,7 +39,7 @@ typedef struct {
 
 /* The bounds of a query's actions in one round. */
 typedef struct {
-    const ff_bonus_bounds *bounds;
+    const ff_bonus_bounds *bounds; /* the bounds on bonuses */
     double moved, grown;         /* change of V since the bounds were computed, see ff_bonus_silo */
     ff_actions view;             /* the actions, also in 16 bits */
     int64_t count, d, stage;     /* number of actions; d; CHEAP or BY_FACTOR */

@@ -8,6 +8,7 @@
 /* The largest number of directions. The number used is a multiple of 6 (ROWS of ff_panel.h). */
 #define FF_MOST_DIRECTIONS 60
 
+/* Principal directions. */
 typedef struct {
     const double *rows; /* (count, d), orthonormal */
     int64_t count;

@@ -8,8 +8,8 @@
 
 /* The arguments of a task that threads perform for each silo. */
 typedef struct {
-    ff_run *run;
-    ff_curve *curve; /* if the task concerns one curve */
+    ff_run *run;     /* the run */
+    ff_curve *curve; /* the curve, if the task concerns only one */
     int64_t first, last, watch, release; /* rounds first..last; 1: stop when the trigger fires;
                                           * number of the release */
     int reports;     /* 1: silos report after the last round to the curves that synchronise then */

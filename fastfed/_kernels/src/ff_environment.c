@@ -187,9 +187,10 @@ double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
 /* The buffer of a fill, cut into its parts: features, and three numbers for each action (rows of
  * `stride` floats); theta; normals in rows of K, as they are drawn. */
 typedef struct {
-    int64_t stride;
+    int64_t stride;          /* distance between rows */
+    /* (d, stride); three rows of `stride`; (d) */
     float *restrict x, *restrict square, *restrict along, *restrict target, *restrict theta;
-    float *restrict normals;
+    float *restrict normals; /* (., K) */
 } parts;
 
 /* Cut the buffer of K actions into its parts, and convert theta to float32. */

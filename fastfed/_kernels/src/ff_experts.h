@@ -15,8 +15,8 @@
 /* Return the sum of n numbers in the order of NumPy's sum: pairwise, eight at a time. */
 double ff_pairwise(const double *a, int64_t n);
 
-/* Follow the leader. chosen[i] receives the expert of segment i, and *expert the last one. Returns
- * the number of changes. */
+/* Follow the leader. chosen[i] receives the expert of segment i. *expert: the expert before the
+ * first segment, and on return of the last one. Returns the number of changes. */
 int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                   int64_t *lost, int64_t *expert, int64_t *chosen);
 
@@ -61,9 +61,9 @@ typedef struct {
 } ff_regret;
 
 /* Add segments edges[i] + 1 .. edges[i + 1], in which the decision was which[i]: an expert, or a
- * row of `weights` (., d) if that is not NULL. Rounds are settled (weighted and added) if
- * settles[i] is 1, and at checkpoints. gaps: if not NULL, gaps[i] is the expected loss of decision
- * i for each client and round, less that of the best; sums are then not read. */
+ * row of `weights` (., d) if that is not NULL. Rounds are settled (their losses are added to the
+ * sums) if settles[i] is 1, and at checkpoints. gaps: if not NULL, gaps[i] is the expected loss of
+ * decision i for each client and round, less that of the best; sums are then not read. */
 void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
                    const uint8_t *settles, const int64_t *which, const double *weights,
                    const double *gaps, int64_t silos, double unit, int64_t n, int64_t d);
@@ -85,8 +85,8 @@ typedef struct {
     int64_t replicate;
     int64_t used;                 /* number of rounds that each client uses */
     const int64_t *rounds;        /* (m, used) */
-    int64_t linear;               /* 1: gradients do not depend on x, so one estimate serves all
-                                   * leaves */
+    int64_t linear;               /* 1: gradients do not depend on x, so leaves of depth > 0
+                                   * reuse the estimate */
     int64_t noise_by;             /* FF_NOISE_* */
     double low, high, smoothness; /* bounds on gradients; their Lipschitz constant */
     double *v;                    /* (depths, m, d): gradient estimates on the path to the leaf */

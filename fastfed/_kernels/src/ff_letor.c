@@ -5,16 +5,19 @@ static const double POWERS[23] = {
     1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22,
 };
 
+/* Return 1 if c is a decimal digit. */
 FF_INLINE int is_digit(char c)
 {
     return (unsigned char)(c - '0') < 10;
 }
 
+/* Return 1 if c is blank space within a line. */
 FF_INLINE int is_blank(char c)
 {
     return c == ' ' || c == '\t' || c == '\r';
 }
 
+/* Return 1 if c cannot belong to a number. */
 FF_INLINE int ends_token(char c)
 {
     return is_blank(c) || c == '\n' || c == '#';

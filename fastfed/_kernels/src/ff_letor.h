@@ -16,10 +16,10 @@ enum {
 /* The table that rows are written to. `values` holds zeros; it has as many rows as the text has
  * lines, of `width` entries each. */
 typedef struct {
-    int64_t width;
-    float *values;
-    int32_t *relevance;
-    int64_t *qid;
+    int64_t width;                /* entries of a row of values */
+    float *values;                /* (rows, width) */
+    int32_t *relevance;           /* (rows) */
+    int64_t *qid;                 /* (rows): numbers of queries */
     int64_t *hard;                /* triples (begin, end, cell of values) of numbers for the
                                    * exact parser; room for size / 6 + 1 */
     int64_t rows, largest, hards; /* results: rows, largest index, number of triples */

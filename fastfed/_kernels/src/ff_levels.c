@@ -137,9 +137,9 @@ EACH_WIDE(ENTRY)
 
     /* The table of all functions; the last entry has no name. Tests read it. */
     typedef struct {
-    const char *name;
-    function *of[FF_LEVEL_COUNT];
-    function **at;
+    const char *name; /* the function */
+    function *of[FF_LEVEL_COUNT]; /* its versions, by level */
+    function **at; /* the pointer that callers use */
 } row;
 #define ROW(name) {#name, {name##_base, name##_v3, name##_v4}, &name##_at},
 #ifdef __ELF__
@@ -150,6 +150,7 @@ static const row wide[] = {EACH_WIDE(ROW){NULL, {NULL}, NULL}};
 
 static int chosen_level = FF_LEVEL_BASE;
 
+/* Set the pointers of a table to one level. */
 static void set_pointers(const row *each, int level)
 {
     for (; each->name; each++)

@@ -104,8 +104,8 @@ FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int6
 #define BLOCK_ROWS 8
 
 /* Subtract from PANEL_ROWS rows of U = L', starting at row `first`, the contributions of all rows
- * above; n columns from `column` on, held in `vectors` vectors. If a vector reads beyond the end of
- * a row, the extra entries are not used; the buffer has one more row for this. */
+ * above; n columns from `column` on, held in `vectors` vectors. A vector may read beyond the end of
+ * a row above; it then reads the next row, and these entries are not used. */
 FF_INLINE void subtract_rows_above(double *restrict w, int64_t d, int64_t first, int64_t column,
                                    int64_t n, const int vectors)
 {

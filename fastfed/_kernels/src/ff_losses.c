@@ -147,12 +147,12 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
 typedef struct {
     const ff_losses *l;
     uint64_t seed;
-    int64_t replicate, block, rounds, segments;
-    const int64_t *edges;
-    ff_stream coin;  /* the stream of silo 0 with index 0 */
+    int64_t replicate, block, rounds, segments; /* rounds of a block; all rounds; segments */
+    const int64_t *edges; /* (segments + 1): round before each segment */
+    ff_stream coin;       /* the stream of silo 0 with index 0 */
     const ff_losses_scratch *scratch;
-    int64_t *totals; /* (segments, d): integers, so the order of additions does not matter */
-    int64_t failed;
+    int64_t *totals;      /* (segments, d): integers, so the order of additions does not matter */
+    int64_t failed;       /* FF_OK, or the status of a failure */
 } ff_blocks;
 
 /* Task: add up the rows of one block of rounds. */
@@ -290,12 +290,12 @@ typedef struct {
     const ff_losses *l;
     uint64_t seed;
     int64_t replicate, stride, n;
-    const int64_t *rounds;
-    const double *x, *parent;
+    const int64_t *rounds;    /* (m, stride); n of each row are used */
+    const double *x, *parent; /* where to take gradients; see ff_losses_gradients */
     const ff_gradient_bounds *bounds;
     const ff_losses_scratch *scratch;
-    double *totals;
-    int64_t failed;
+    double *totals;           /* (m, d) */
+    int64_t failed;           /* FF_OK, or the status of a failure */
 } ff_gradients;
 
 /* Task: add the gradients of one silo. */

@@ -27,7 +27,7 @@ typedef double (*ff_gradient_call)(void *state, uint64_t seed, int64_t replicate
 
 /* The losses of a system. */
 typedef struct {
-    int64_t kind;
+    int64_t kind;      /* FF_LOSS_* */
     int64_t experts;   /* d */
     int64_t silos;     /* m */
     int64_t common;    /* 1: all silos have the same row in a round */
@@ -35,16 +35,16 @@ typedef struct {
     /* Coins: expert n loses 1 with probability chance[n], otherwise 0; after round `last` all lose
      * 0. chance has ff_losses_row_capacity(d) numbers, zeros at the end. */
     const uint32_t *chance;
-    int64_t last;
+    int64_t last; /* last round with losses */
     /* The exception is expert `planned` (-1: none), which loses 1 in rounds 2, 4, ..., 2 lost. */
     int64_t planned, lost;
     /* Table (1 or m, T, d), in units. */
     const uint32_t *table;
-    int64_t rounds;
+    int64_t rounds; /* T */
     /* A user's functions. */
     ff_loss_call call;
     ff_gradient_call gradient;
-    void *state;
+    void *state; /* first argument of the functions */
 } ff_losses;
 
 /* Scratch of a thread. */

@@ -33,7 +33,7 @@
     {                                                                                          \
         const vector *restrict p = (const vector *)panel;                                      \
         vector acc[n][vectors];                                                                \
-        /* One by one: a memset of so many bytes can keep them from registers. */              \
+        /* Element by element: a memset can keep the sums from registers. */                   \
         for (int r = 0; r < n; r++)                                                            \
             for (int v = 0; v < vectors; v++)                                                  \
                 acc[r][v] = (vector){0};                                                       \

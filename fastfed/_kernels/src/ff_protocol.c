@@ -117,7 +117,8 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
 }
 
 /* out <- values + noise, each of s doubles. If c->public_constant, the last entry (the sum of
- * squares of the constant feature) is a public number and gets no noise. */
+ * squares of the constant feature) is a public number and gets no noise. (With a secret coin this
+ * number is not public.) */
 FF_INLINE void add_noise(const ff_curve *c, const double *values, const double *normals,
                          const ff_noise_std *std, int64_t d, double *out)
 {

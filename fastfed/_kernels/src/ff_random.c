@@ -146,8 +146,9 @@ typedef uint32_t lanes_u32 __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lanes_u32[LANES];
 #endif
 
+/* The state of the generators. */
 typedef struct {
-    uint32_t s[4][LANES];
+    uint32_t s[4][LANES]; /* word i of the state of every generator */
 } xoshiro;
 
 /* The same state as vectors, which can stay in registers. */
@@ -568,6 +569,7 @@ int64_t ff_uniform_int(const ff_stream *s, int64_t n)
 /* Blocks that are computed together. */
 #define CACHED_BLOCKS 64
 
+/* Blocks of a stream that are computed in advance. */
 typedef struct {
     uint32_t w[4][CACHED_BLOCKS]; /* the words of AHEAD consecutive blocks */
     uint32_t first;               /* number of the first block */

@@ -25,7 +25,7 @@ int64_t ff_nested_draws(int64_t k)
     return k ? 1 + (int64_t)ff_log((double)(k + 1)) : 0;
 }
 
-/* out += four rows times their weights, one after the other; or one row. */
+/* out += four rows (s apart) times their weights, one after the other; n entries each. */
 FF_INLINE void add_four(const double *restrict rows, int64_t s, const double *restrict weights,
                         int64_t step, int64_t n, double *restrict out)
 {
@@ -35,6 +35,7 @@ FF_INLINE void add_four(const double *restrict rows, int64_t s, const double *re
                  e * rows[3 * s + j];
 }
 
+/* out += weight row, n entries. */
 FF_INLINE void add_one(const double *restrict row, double weight, int64_t n, double *restrict out)
 {
     for (int64_t j = 0; j < n; j++)

@@ -323,16 +323,18 @@ FF_INLINE int64_t ff_slot(const ff_curve *c, int64_t silo) { return ff_learns(c)
 /* Return 1 if local rounds come between shared ones, not only after them. */
 FF_INLINE int ff_mixed(const ff_curve *c) { return c->share_rule != NULL || c->share_coin; }
 
-/* Silo, round and tree node as numbered in the larger run, if this run is a part of one (see
- * ff_run). Random streams are named by these numbers. */
+/* Return the number of a silo in the larger run, if this run is a part of one (see ff_run). Random
+ * streams are named by the numbers of the larger run. */
 FF_INLINE int64_t ff_name_of(const ff_run *run, int64_t silo)
 {
     return run->names ? run->names[silo] : silo;
 }
+/* Return the number of a round in the larger run. */
 FF_INLINE int64_t ff_time_of(const ff_run *run, int64_t round)
 {
     return (run->phase ? run->phase : run->stride) + (round - 1) * run->stride;
 }
+/* Return the number of a tree node in the larger run. */
 FF_INLINE int64_t ff_key_of(const ff_run *run, int64_t node)
 {
     return (node - 1) * run->stride + run->phase + 1;

@@ -24,9 +24,9 @@ int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
  * exact float64 score. Underflow costs a square 2^-126, a root 2^-63, and a length times anything
  * less; the added constants exceed that and are too small to matter. */
 typedef struct {
-    const int16_t *rows;
-    const float *squares;
-    float bonus, mean; /* factors from products with an action of unit 1 to bonus and mean */
+    const int16_t *rows;  /* [W; theta; zeros] in 16 bits */
+    const float *squares; /* squared units of the groups of rows */
+    float bonus, mean;    /* factors from products with an action of unit 1 to bonus and mean */
     float slack, theta_norm, slope, slope_lost;
 } score_terms;
 

@@ -89,18 +89,20 @@ typedef struct {
 
 struct ff_team {
     int64_t requested, threads; /* threads requested; threads started (0: none yet) */
-    part *parts;
+    part *parts;                /* (requested) */
     /* The present piece of work. Written while no thread holds an item or follows a part; threads
      * that do may read it. */
     ff_item item, follow;
     void *work;
-    _Alignas(64) _Atomic uint64_t progress;
+    _Alignas(64) _Atomic uint64_t progress; /* see TAKEN, ORDERED and PART */
     _Alignas(64) _Atomic uint64_t turn; /* number of pieces of work so far */
-    _Atomic int closing, sleeping, waiting;
+    _Atomic int closing, sleeping, waiting; /* 1: the other threads must end; number of sleeping
+                                             * threads; 1: the caller sleeps */
     pthread_mutex_t lock;
-    pthread_cond_t more, all_done;
-    pthread_t *handles;
-    _Atomic int64_t next_thread;
+    pthread_cond_t more, all_done; /* signals: a new piece of work, or the end; the last part is
+                                    * closed */
+    pthread_t *handles;          /* (requested): the other threads */
+    _Atomic int64_t next_thread; /* number of the next thread that starts */
 };
 
 /* Return the time in seconds. */

@@ -32,6 +32,7 @@
 /* Do item `index` of a piece of work. `thread` counts from 0 and selects the scratch. */
 typedef void (*ff_item)(void *work, int64_t index, int64_t thread);
 
+/* The threads of one call; see ff_threads.c. */
 typedef struct ff_team ff_team;
 
 /* Work that takes less than this many seconds is not shared; below zero all work is shared (for
@@ -47,7 +48,8 @@ typedef struct {
     int64_t lone;    /* number of pieces of work behind `alone` */
     int64_t seen;    /* number of pieces of work behind `together` and `own` */
     int64_t hold;    /* number of pieces of work that are still to be done by one thread */
-    int64_t back;    /* value of `hold` after the next decision against several threads */
+    int64_t back;    /* last `hold` after a judgement against several threads; doubled at the
+                      * next one */
 } ff_pace;
 
 /* Return a team, or NULL if threads is 1: then the caller does all work. The other threads start

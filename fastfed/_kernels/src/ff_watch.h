@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 
+/* What the watches return. */
 enum {
     FF_WATCH_CLOSED = 0, /* the pipe has been closed, or 0 was written to it */
     FF_WATCH_NONE = 1    /* there are no watches on this system */

@@ -44,6 +44,7 @@ FF_INLINE mask64 lanes64_of(int64_t left)
     return left >= LANES64 ? (mask64)0xff : (mask64)bits_of(left);
 }
 
+/* float32: set all lanes to x; load and store at any address. */
 FF_INLINE f32s f32_set(float x) { return _mm512_set1_ps(x); }
 FF_INLINE f32s f32_load(const float *at) { return _mm512_loadu_ps(at); }
 FF_INLINE void f32_store(float *to, f32s x) { _mm512_storeu_ps(to, x); }
@@ -53,6 +54,7 @@ FF_INLINE void f32_store_left(float *to, int64_t left, f32s x)
 {
     _mm512_mask_storeu_ps(to, lanes_of(left), x);
 }
+/* Lane by lane. */
 FF_INLINE f32s f32_add(f32s a, f32s b) { return _mm512_add_ps(a, b); }
 FF_INLINE f32s f32_sub(f32s a, f32s b) { return _mm512_sub_ps(a, b); }
 FF_INLINE f32s f32_mul(f32s a, f32s b) { return _mm512_mul_ps(a, b); }
@@ -68,12 +70,14 @@ FF_INLINE f32s f32_max(f32s a, f32s b) { return _mm512_max_ps(a, b); }
 FF_INLINE f32s f32_select(mask32 in, f32s a, f32s b) { return _mm512_mask_mov_ps(a, in, b); }
 /* In lanes of the mask the smaller (b if either is NaN); elsewhere a. */
 FF_INLINE f32s f32_min_some(mask32 in, f32s a, f32s b) { return _mm512_mask_min_ps(a, in, a, b); }
+/* The largest lane; the smallest lane. */
 FF_INLINE float f32_largest(f32s x) { return _mm512_reduce_max_ps(x); }
 FF_INLINE float f32_least(f32s x) { return _mm512_reduce_min_ps(x); }
 /* A bit for each lane: a < b; a >= b. 0 if either is NaN. */
 FF_INLINE unsigned f32_less(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 FF_INLINE unsigned f32_at_least(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 
+/* int32: set all lanes to x; load from any address. */
 FF_INLINE i32s i32_set(int32_t x) { return _mm512_set1_epi32(x); }
 FF_INLINE i32s i32_load(const int32_t *at) { return _mm512_loadu_si512(at); }
 /* Repeat the eight bytes at `at`. */
@@ -92,6 +96,7 @@ FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
 }
 /* Store to memory, bypassing the caches. */
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm512_stream_si512(to, x); }
+/* Lane by lane; convert to float32. */
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm512_add_epi32(a, b); }
 FF_INLINE f32s f32_of(i32s x) { return _mm512_cvtepi32_ps(x); }
 /* Reinterpret the bits. */
@@ -102,18 +107,22 @@ FF_INLINE i32s i32_pairs(i32s low, i32s high)
     return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
 }
 
+/* float64: set all lanes to x. */
 FF_INLINE f64s f64_set(double x) { return _mm512_set1_pd(x); }
 /* Convert the lower half of the lanes; the upper half. */
 FF_INLINE f64s f64_of_low(f32s x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 FF_INLINE f64s f64_of_high(f32s x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
+/* Load and store at any address; all lanes or selected ones. */
 FF_INLINE f64s f64_load(const double *at) { return _mm512_loadu_pd(at); }
 FF_INLINE void f64_store(double *to, f64s x) { _mm512_storeu_pd(to, x); }
 FF_INLINE f64s f64_load_some(mask64 in, const double *at) { return _mm512_maskz_loadu_pd(in, at); }
 FF_INLINE void f64_store_some(double *to, mask64 in, f64s x) { _mm512_mask_storeu_pd(to, in, x); }
+/* Lane by lane. */
 FF_INLINE f64s f64_add(f64s a, f64s b) { return _mm512_add_pd(a, b); }
 FF_INLINE f64s f64_sub(f64s a, f64s b) { return _mm512_sub_pd(a, b); }
 FF_INLINE f64s f64_fma(f64s a, f64s b, f64s c) { return _mm512_fmadd_pd(a, b, c); }
 FF_INLINE f64s f64_fms(f64s a, f64s b, f64s c) { return _mm512_fmsub_pd(a, b, c); }
+/* The sum of the lanes. */
 FF_INLINE double f64_sum(f64s x) { return _mm512_reduce_add_pd(x); }
 /* Store the last 16 bits of each lane. */
 FF_INLINE void f64_store_last16(int16_t *to, f64s x)
@@ -122,6 +131,7 @@ FF_INLINE void f64_store_last16(int16_t *to, f64s x)
 }
 
 #else
+/* The same with AVX2. */
 typedef __m256 f32s;
 typedef __m256d f64s;
 typedef __m256i i32s;
