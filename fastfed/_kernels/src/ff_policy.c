@@ -5,6 +5,7 @@
 double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_t d)
 {
     const int64_t k = ff_entry(c);
+    /* The V of a lazy policy contains rounds up to the last release only. */
     const int64_t last_round = c->lazy ? ff_end_of(c, c->released) : round;
     if (c->radius.determinant)
         return c->bonus * ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
@@ -153,6 +154,7 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_acti
 {
     const int64_t d = run->dimension;
     double *w = c->w + silo * d * d, *theta = c->theta + silo * d;
+    /* The candidate set and the tracked scores, if they exist, are updated by the data point. */
     ff_candidates *set = c->candidates + silo;
     ff_tracked *tracked = c->tracked && c->tracked[silo].x ? c->tracked + silo : NULL;
     const int has_bounds = set->count || tracked;

@@ -20,6 +20,7 @@ void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, i
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
     int64_t levels[64] = {0};
+    /* The nodes that contain the present leaf: one without a tree, else a path of the tree. */
     const int64_t leaf = c->released + 1;
     const int64_t nodes = c->analyzer == FF_ADD ? leaf <= c->releases
                                                 : ff_touched_levels(leaf, c->releases, levels);
@@ -89,6 +90,7 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
         shared_noise(run, c, owner, c->history + slot * c->releases * s, k, p);
         return;
     }
+    /* Update the buffers by a new draw. */
     if (c->release == FF_BUFFERED) {
         node_normals(run, c, owner, ff_key_of(run, k), p->normals);
         memcpy(p->point, p->normals, (size_t)s * sizeof(double));
@@ -97,6 +99,7 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
         return;
     }
     double *estimates = c->nodes + slot * c->levels * s;
+    /* The noise of prefix k is the sum of the first ff_nested_draws(k) draws. */
     if (c->release == FF_NESTED) {
         for (int64_t i = ff_nested_draws(k - 1) + 1; i <= ff_nested_draws(k); i++) {
             node_normals(run, c, owner, ff_key_of(run, i), p->normals);
@@ -105,6 +108,8 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
         memcpy(p->normals, estimates, (size_t)s * sizeof(double));
         return;
     }
+    /* Honaker's tree: estimate the node that leaf k completes from its own draw and its children's
+     * estimates; the noise of the prefix is a sum of such estimates. */
     const int64_t level = ff_node_level(k), number = ff_honaker_number(k);
     node_normals(run, c, owner, ff_key_of(run, number), p->normals);
     memcpy(p->point, p->normals, (size_t)s * sizeof(double));
@@ -142,6 +147,7 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
     const double f = c->noise_scale[silo] * (c->release_scale ? c->release_scale[k - 1] : 1.0);
     const ff_noise_std std = {f * c->noise_std.bias, f * c->noise_std.off_diagonal,
                               f * c->noise_std.diagonal};
+    /* The sum of the rounded points plus centred binomial noise. The p-sum restarts from zero. */
     if (c->randomizer == FF_SEND_BITS) {
         double *sum = c->sums + (silo * c->levels + level) * s;
         const ff_stream stream = ff_stream_open(run->seed, FF_BIT_NOISE,

@@ -30,17 +30,14 @@
 /* The randomizer: what a silo sends at a synchronisation. The "noisy" ones contain the silo's own
  * noise. */
 enum {
-    /* the statistic of the batch */
-    FF_SEND_BATCH = 0,
-    /* the p-sum of the tree node that the batch completes */
-    FF_SEND_NODE = 1,
-    /* that p-sum with noise */
-    FF_SEND_NOISY_NODE = 2,
-    /* the prefix sum (all batches so far), made of noisy nodes */
-    FF_SEND_NOISY_PREFIX = 3,
-    FF_SEND_BITS = 4,       /* the centred number of ones in each entry, for bits */
-    FF_SEND_NOISY_SUM = 5,  /* the prefix sum with noise by the mechanism `release` */
-    FF_SEND_NOISY_BATCH = 6 /* the statistic of the batch with fresh noise */
+    FF_SEND_BATCH = 0,        /* the statistic of the batch */
+    FF_SEND_NODE = 1,         /* the p-sum of the tree node that the batch completes */
+    FF_SEND_NOISY_NODE = 2,   /* that p-sum with noise */
+    FF_SEND_NOISY_PREFIX = 3, /* the prefix sum (over all batches so far), as a sum of noisy
+                               * nodes */
+    FF_SEND_BITS = 4,         /* the centred number of ones in each entry, for bits */
+    FF_SEND_NOISY_SUM = 5,    /* the prefix sum with noise by the mechanism `release` */
+    FF_SEND_NOISY_BATCH = 6   /* the statistic of the batch with fresh noise */
 };
 /* The analyzer: how the server computes the total from the sum of the messages. FF_ADD adds the sum
  * to the total. FF_TREE stores it as a tree node and adds up nodes; FF_NOISY_TREE does so after

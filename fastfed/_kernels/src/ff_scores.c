@@ -322,6 +322,8 @@ int64_t ff_select_tied(const ff_actions *actions, const double *restrict w,
         if (tied == (score >= limit))
             return a;
     }
+    /* Some score reaches the limit, but not that of the best action under the smaller bonus:
+     * compute all scores. */
     double *panel = aligned(scratch), *z = panel + PANEL * d;
     double best = -INFINITY, score[PANEL], smaller[PANEL];
     int64_t chosen = 0;
