@@ -75,6 +75,7 @@ int ff_is_symmetric(const double *a, int64_t d)
         return 0;
     int64_t differences[TILE] FF_ALIGNED = {0};
     int64_t i = 0;
+    /* Compare tiles with their transposed counterparts, so that memory is read row by row. */
     for (; i + TILE <= d; i += TILE)
         for (int64_t j = 0; j <= i; j += TILE) {
             double transposed[TILE * TILE] FF_ALIGNED;
@@ -93,6 +94,7 @@ int ff_is_symmetric(const double *a, int64_t d)
             const int64_t difference = magnitude(a[i * d + j] - a[j * d + i]);
             differences[0] = difference > differences[0] ? difference : differences[0];
         }
+    /* Differences were stored as bits, which are ordered like the values. */
     const int64_t limit = magnitude(1e-8 * most);
     int64_t any_beyond = 0;
     for (int c = 0; c < TILE; c++)
@@ -378,6 +380,7 @@ static int run_sets(const ff_sets *sets, const double *factor, const double *the
                     int64_t *index)
 {
     const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
+    /* A single set or a single model serves all jobs (its step is 0). */
     const int64_t i_step = sets->sets > 1, k_step = models > 1;
     double local[STACK_DOUBLES], *scratch;
     int status = FF_FINE;

@@ -37,6 +37,7 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
     const double *r = w;
     bounds->columns = NULL;
     bounds->model = (ff_bonus_factor){0.0, 0.0, 0.0};
+    /* With a second bonus: R of both bonuses. Without one, R is W. */
     if (gamma != 0.0) {
         const double c = ff_bonus_factor_weight(w, beta, gamma, sample, samples, d, scratch);
         if (c > 0.0 && c < INFINITY)
@@ -51,6 +52,7 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
     bounds->factor = ff_quantise_factor(r, NULL, d, end);
     if (gamma == 0.0)
         bounds->model.frobenius = bounds->factor.frobenius;
+    /* Cheap bounds, if they are requested. */
     bounds->few.rest = 0.0;
     if (!cheap)
         return 1;

@@ -312,6 +312,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
                               bounds_scratch, bounds) ||
         !has_cheap_bounds(bounds))
         return 0;
+    /* Update W and the growth bounds by the data points. */
     ff_bonus_silo state = {.factor = scratch, .grown = 1.0};
     ff_bonus_cache cache = {.silo = &state, .factor = scratch};
     memcpy(now, w, (size_t)(d * d) * sizeof(double));
@@ -322,6 +323,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
     ff_actions view = *actions;
     ff_quantise_i16(actions, d, quantised);
     view.quantised = quantised;
+    /* Three kinds of upper bounds. */
     const double bonus_factor = bonus_of(&state, beta, gamma);
     const quantised_row t = ff_quantise_row(theta, d, row);
     ff_bound_by_few(bounds, &view, d, bound);
@@ -335,6 +337,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
         ff_bound_listed(bounds, &view, &a, 1, d, bounds_scratch, bound);
     ff_bound_scores(bounds, mean, bound, bonus_factor, count, d, (float *)bounds_scratch);
     memcpy(results + 2 * count, bounds_scratch, (size_t)count * sizeof(float));
+    /* Three kinds of lower bounds; the last needs columns of W in float32. */
     double *x = (double *)(aligned(bounds_scratch + 3 * d)), *z = x + d, *back = z + d;
     const ff_whitened whitened_x = {back + d, z};
     ff_query q = {&view, now,  theta,       beta, gamma, bounds->model.frobenius, 0.0, d,

@@ -156,6 +156,8 @@ static void largest_part(const double *restrict m, int64_t count, int64_t d, dou
 {
     double c[FF_FEW_ROWS][FF_FEW_ROWS];
     multiply_rows(m, rows, count, d, scratch);
+    /* C = Z'M Z, then its Cholesky factor row by row, whose inverse is applied to the rows of M
+     * Z. */
     for (int64_t r = 0; r < count; r++)
         for (int64_t s = 0; s <= r; s++)
             c[r][s] = dot(rows + r * d, scratch + s * d, d);

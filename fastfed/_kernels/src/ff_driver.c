@@ -117,6 +117,7 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     for (int64_t i = 0; i < curves; i++)
         pending[i] = (ff_pending){p.pending + i * PENDING * (run->dimension + 1), 0};
     int64_t next_checkpoint = checkpoint_from(run, first), status = FF_OK;
+    /* `ahead` describes the memory of this round and of the next one, in turns. */
     ff_ahead ahead[2];
     const ff_ahead *prefetched = NULL;
     for (int64_t round = first; round <= last; round++) {
@@ -134,6 +135,7 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
         for (int64_t i = 0; status == FF_OK && i < curves; i++)
             status = run_round(run, &run->curves[i], silo, round, &actions, &p, &pending[i]);
         if (status != FF_OK) {
+            /* With a trigger, a failure counts like a firing in this round (run_until_trigger). */
             if (watch)
                 run->curves[0].trigger.fired[silo] = round;
             break;

@@ -74,6 +74,7 @@ FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double ma
     lanes top[VECTORS];
     for (int v = 0; v < VECTORS; v++)
         top[v] = (lanes){0} - INFINITY;
+    /* The largest mean, in vectors. */
     for (int64_t a = 0; a < whole; a += PANEL)
         for (int v = 0; v < VECTORS; v++) {
             const lanes next = *(const loose *)(mean + a + v * WIDTH);
@@ -87,6 +88,7 @@ FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double ma
         most = mean[a] > most ? mean[a] : most;
     top_means.least = most - margin;
 #if defined(__GNUC__)
+    /* Count the means within the margin, and add up their indices. */
     masks counts = {0}, sums = {0}, index;
     for (int l = 0; l < WIDTH; l++)
         index[l] = l;
@@ -130,6 +132,7 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     out->ahead = next_ahead;
     if (env->borrow)
         return env->borrow(env->state, seed, replicate, silo, round, prefetched, x, out);
+    /* The environment fills the caller's buffers. */
     const int64_t k = env->fill(env->state, seed, replicate, silo, round, x, mean);
     if (k < 0)
         return k;
@@ -152,6 +155,7 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     if (!isfinite(range.sum))
         return FF_NOT_FINITE;
     const double rounding = 1e-6;
+    /* Means of Bernoulli rewards must be probabilities. */
     if (env->reward_kind == FF_REWARD_BERNOULLI &&
         (range.least < -rounding || range.most > 1.0 + rounding))
         return FF_NOT_FINITE;
@@ -184,8 +188,9 @@ double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
 #define LOAD32(p) (*(const loose32 *)(p))
 #define STORE32(p) (*(loose32 *)(p))
 
-/* The buffer of a fill, cut into its parts: features, and three numbers for each action (rows of
- * `stride` floats); theta; normals in rows of K, as they are drawn. */
+/* The buffer of a fill, cut into its parts: features; three numbers for each action (square:
+ * squared length of its normals, then the scale of its features; along: <g, theta> or the mean;
+ * target: m), in rows of `stride` floats; theta; normals in rows of K, as they are drawn. */
 typedef struct {
     int64_t stride;          /* distance between rows */
     /* (d, stride); three rows of `stride`; (d) */

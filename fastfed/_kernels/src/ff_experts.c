@@ -254,6 +254,7 @@ int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, i
         const int64_t status = estimate_leaf(w, leaf, threads, scratch, x, &v);
         if (status < 0)
             return status;
+        /* The sum of the clients' estimates, with the silos' noise if they add it. */
         memset(total, 0, (size_t)d * sizeof *total);
         for (int64_t silo = 0; silo < m; silo++) {
             if (w->noise_by == FF_NOISE_SILOS) {
@@ -276,6 +277,7 @@ int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, i
             for (int64_t k = 0; k < d; k++)
                 total[k] += leaf->scale / (double)m * w->drawn[k];
         }
+        /* Frank-Wolfe: move x towards the expert with the smallest score. */
         int64_t best = 0;
         for (int64_t k = 1; k < d; k++)
             best = total[k] < total[best] ? k : best;

@@ -71,6 +71,7 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
         memcpy(row, l->table + (key * l->rounds + round - 1) * d, (size_t)d * sizeof *row);
         return FF_OK;
     }
+    /* A user's function; its losses are rounded to units. */
     const double *loss = scratch->called;
     int64_t status = l->call(l->state, seed, replicate, key, round, scratch->called);
     if (status < 0)
@@ -113,6 +114,7 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
 {
     const int64_t d = l->experts;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
+    /* One round of one row: no counts are needed. */
     if (l->kind == FF_LOSS_COINS && rows == 1 && first == last && first <= l->last) {
         ff_stream s = *coin;
         s.index = (uint32_t)first;
@@ -123,6 +125,7 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
             sums[l->planned] = l->silos * planned_loses(l, first);
         return FF_OK;
     }
+    /* Coins: count ones. */
     if (l->kind == FF_LOSS_COINS) {
         count_coins(l, first, last, rows, coin, scratch);
         const uint32_t *counts = scratch->row + ff_random_u32_capacity(d);
@@ -132,6 +135,7 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
             sums[l->planned] = l->silos * losses_of_planned(l, first, last);
         return FF_OK;
     }
+    /* Tables and functions: add up rows. */
     memset(sums, 0, (size_t)d * sizeof *sums);
     for (int64_t round = first; round <= last; round++)
         for (int64_t silo = 0; silo < rows; silo++) {
@@ -274,6 +278,7 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
                                       parent_gradient);
         if (status < 0)
             return status;
+        /* Clip the differences of gradients. */
         for (int64_t k = 0; parent && k < d; k++) {
             const double difference = gradient[k] - parent_gradient[k];
             const double low = difference < -most ? -most : difference;

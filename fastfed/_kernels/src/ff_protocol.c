@@ -213,6 +213,7 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
 {
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
     double *sum = c->messages;
+    /* The sum of the messages in the shuffler's order. */
     if (c->shuffled) {
         const ff_stream stream = ff_stream_open(run->seed, FF_SHUFFLE, (uint32_t)run->replicate,
                                                 0, (uint32_t)ff_key_of(run, k));
@@ -221,6 +222,7 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
         for (int64_t i = 1; i < run->silos; i++)
             ff_add(sum, c->messages + c->order[i] * s, s);
     }
+    /* From the sum of bits to real units. */
     if (c->randomizer == FF_SEND_BITS)
         ff_multiply(sum, c->unit + (c->by_release ? k - 1 : level) * s, s);
     if (c->analyzer == FF_ADD) {

@@ -125,6 +125,7 @@ FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d
         lost[v] = f32_set(0.0f);
     }
     int64_t j = 0;
+    /* Two features at a time: they form the pairs of 16 bits that are multiplied together. */
     for (; j + 2 <= d; j += 2) {
         prefetch_line(actions);
         UNROLLED
@@ -169,6 +170,7 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
     default:
         measure_many(x, stride, d, actions, norms);
     }
+    /* Lengths and units; the unit is the smallest for which LENGTH_X and LARGEST hold. */
     for (int64_t v = 0; v < vectors; v++) {
         const f32s root = f32_sqrt(f32_load(norms[v].length));
         const f32s length = f32_add(root, f32_set(0x1p-60f));

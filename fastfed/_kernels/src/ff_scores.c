@@ -129,6 +129,7 @@ FF_INLINE void score_panel(const double *restrict panel, const double *restrict 
     for (int v = 0; v < VECTORS; v++)
         square[v] = (lanes){0};
     product_1(theta, 0, d, panel, mean);
+    /* W x in groups of rows, then the sums of their squares. */
     for (int64_t i = 0; i < d;) {
         const int n = i + GROUP <= d ? GROUP : 1;
         if (n == GROUP)

@@ -60,6 +60,7 @@ FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const 
 {
     lanes32 x[LARGEST_D][VECTORS_AT_ONCE], square[2][VECTORS_AT_ONCE], length[VECTORS_AT_ONCE],
         mean[VECTORS_AT_ONCE];
+    /* Load the features; compute ||x||^2 and the mean. */
     UNROLLED for (int v = 0; v < vectors; v++)
     {
         square[0][v] = square[1][v] = length[v] = mean[v] = (lanes32){0};
@@ -70,6 +71,7 @@ FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const 
             mean[v] += w[d * d + j] * x[j][v];
         }
     }
+    /* Rows of W x, and the sum of their squares. */
     UNROLLED for (int i = 0; i < d; i++)
         UNROLLED for (int v = 0; v < vectors; v++)
         {

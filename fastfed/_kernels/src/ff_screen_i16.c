@@ -121,6 +121,7 @@ int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
     const action_norms *norms = (const action_norms *)quantised;
     const i32s *panels = (const i32s *)(norms + vectors);
     f32s floors = f32_set(-INFINITY);
+    /* Bound all panels. */
     for (int64_t v = 0; v < vectors; v += PANEL_VECTORS) {
         const i32s *panel = panels + v * pairs_of(d);
         const int64_t held = count - LANES * v;
@@ -134,6 +135,7 @@ int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
     }
     const float floor = f32_largest(floors);
     const int sound = floor > -INFINITY && floor < INFINITY;
+    /* List the actions whose upper bound is not below the largest lower bound. */
     int64_t candidate_count = 0;
     for (int64_t first = 0; first < count; first += LANES) {
         const unsigned below = f32_less(f32_load(upper + first), f32_set(floor));

@@ -75,6 +75,7 @@ static void compute_all(const ff_actions *actions, const double *restrict w,
     for (int64_t first = 0; first < count; first += PANEL) {
         const int64_t n = count - first < PANEL ? count - first : PANEL;
         double mean[PANEL] = {0}, length[PANEL] = {0}, width[PANEL] = {0}, second[PANEL] = {0};
+        /* The panel in float64, with means and squared lengths. */
         for (int64_t j = 0; j < d; j++) {
             double *restrict row = panel + j * PANEL;
             for (int64_t a = 0; a < PANEL; a++)
@@ -256,6 +257,7 @@ static void products(const float *restrict x, int64_t stride, int64_t n,
     for (int64_t a = 0; a < n; a++)
         along[a] = across[a] = 0.0;
     int64_t j = 0;
+    /* Four features at a time: one pass over `along` and `across` for all four. */
     for (; u && j + 4 <= d; j += 4) {
         const float *restrict row = x + j * stride;
         for (int64_t a = 0; a < n; a++) {

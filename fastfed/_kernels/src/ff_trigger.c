@@ -169,6 +169,7 @@ static void set_trace_bound(ff_trigger *trigger, const double *total, const doub
     double *inverse = trigger->inverse + d, diagonal = 0.0, squares = 0.0, largest = 0.0;
     double trace = 0.0, off_diagonal = 0.0, norm = 0.0;
     const int64_t packed = ff_packed(d);
+    /* A = W'W, packed. */
     memset(inverse, 0, (size_t)packed * sizeof(double));
     for (int64_t k = 0; k < d; k++) {
         const double *row = w + k * d;
@@ -181,6 +182,7 @@ static void set_trace_bound(ff_trigger *trigger, const double *total, const doub
         diagonal += row[k] * row[k];
         largest = row[k] > largest ? row[k] : largest;
     }
+    /* Double the entries off the diagonal, so that <A, V> is a dot product of packed matrices. */
     for (int64_t i = 0; i < d; i++) {
         double *a = inverse + i * (i + 1) / 2;
         for (int64_t j = 0; j < i; j++) {
