@@ -70,8 +70,8 @@ FF_INLINE int64_t magnitude(double x)
 
 int ff_is_symmetric(const double *a, int64_t d)
 {
-    const double most = largest(a, d * d);
-    if (most == INFINITY)
+    const double largest_entry = largest(a, d * d);
+    if (largest_entry == INFINITY)
         return 0;
     int64_t differences[TILE] FF_ALIGNED = {0};
     int64_t i = 0;
@@ -95,7 +95,7 @@ int ff_is_symmetric(const double *a, int64_t d)
             differences[0] = difference > differences[0] ? difference : differences[0];
         }
     /* Differences were stored as bits, which are ordered like the values. */
-    const int64_t limit = magnitude(1e-8 * most);
+    const int64_t limit = magnitude(1e-8 * largest_entry);
     int64_t any_beyond = 0;
     for (int c = 0; c < TILE; c++)
         any_beyond |= differences[c] > limit;

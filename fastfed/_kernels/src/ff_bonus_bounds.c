@@ -442,13 +442,13 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
 }
 
 int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
-                         const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
+                         const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
                          double *restrict scratch, float *restrict bound)
 {
     int64_t missing = 0, count = 0, listed[GATHERED];
     for (int64_t i = 0; i < n; i++)
         missing += bound[which[i]] >= 0.0f;
-    if (missing > most)
+    if (missing > limit)
         return missing;
     for (int64_t i = 0; i < n; i++) {
         if (bound[which[i]] >= 0.0f)

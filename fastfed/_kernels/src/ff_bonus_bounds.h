@@ -78,9 +78,9 @@ int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *action
                          double *restrict scratch, float *restrict bound);
 
 /* Compute bounds by R for those of the n actions in `which` that have only cheap bounds, unless
- * these are more than `most`. Returns their number. */
+ * these are more than `limit`. Returns their number. */
 int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
-                         const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
+                         const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
                          double *restrict scratch, float *restrict bound);
 
 /* Compute upper bounds on all means. They cover the rounding error of a score whose bonus is

@@ -181,10 +181,10 @@ static void largest_part(const double *restrict m, int64_t count, int64_t d, dou
 }
 
 /* Return the rows of `groups` groups, but at least one group and at most `most` rows. */
-FF_INLINE int64_t groups_up_to(int64_t groups, int64_t most)
+FF_INLINE int64_t groups_up_to(int64_t groups, int64_t rows_max)
 {
     const int64_t rows = ROWS * (groups < 1 ? 1 : groups);
-    return rows < most ? rows : most;
+    return rows < rows_max ? rows : rows_max;
 }
 
 /* Multiply rows first..first + count - 1 by `factor` and round them to 16 bits, into `entries`; the
@@ -229,8 +229,8 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *po
     /* About d / 10 rows, or 2 d / 9 with a G: chosen at d = 57, 78 and 135. */
     const int64_t rows_without_g = groups_up_to((d + 22) / 67, ROWS_WITHOUT_G);
     const int64_t directions = pool ? pool->count : 0;
-    const int64_t most = directions + ROWS < FF_FEW_ROWS ? directions + ROWS : FF_FEW_ROWS;
-    const int64_t count = pool ? groups_up_to((d + 13) / 27, most) : rows_without_g;
+    const int64_t rows_max = directions + ROWS < FF_FEW_ROWS ? directions + ROWS : FF_FEW_ROWS;
+    const int64_t count = pool ? groups_up_to((d + 13) / 27, rows_max) : rows_without_g;
     const int64_t rows_g = directions < count - ROWS_WITH_G ? directions : count - ROWS_WITH_G;
     const int64_t rows_h = count - rows_g;
     /* The rows and two products with them must fit into d^2 doubles. */

@@ -213,15 +213,15 @@ FF_INLINE const action_norms *lengths_of(const ff_score_bounds *b)
 }
 
 /* List the actions whose upper bound is not below `least`. */
-FF_INLINE int64_t not_below(const ff_score_bounds *b, float least)
+FF_INLINE int64_t not_below(const ff_score_bounds *b, float lower_bound)
 {
-    return ff_not_below(b->upper, least, b->count, b->which);
+    return ff_not_below(b->upper, lower_bound, b->count, b->which);
 }
 
 /* Bound those of the n listed actions by R that have only cheap bounds; see ff_bound_missing. */
-FF_INLINE int64_t bound_open(const ff_score_bounds *b, int64_t n, int64_t most)
+FF_INLINE int64_t bound_missing(const ff_score_bounds *b, int64_t n, int64_t limit)
 {
-    return ff_bound_missing(b->bounds, &b->view, b->which, n, most, b->d, b->scratch, b->bound);
+    return ff_bound_missing(b->bounds, &b->view, b->which, n, limit, b->d, b->scratch, b->bound);
 }
 
 /* Bound the actions with the largest upper bounds by R; see ff_bound_largest. */
@@ -259,7 +259,7 @@ int64_t ff_most_promising(const ff_score_bounds *b, int bounded_by_factor)
 int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double beta, double gamma,
                      int64_t *restrict best)
 {
-    for (int again = 0; again < 2; again++) {
+    for (int pass = 0; pass < 2; pass++) {
         /* Only actions bounded by R have a lower bound on their score. If the most promising action
          * is not among them after REFINEMENTS further lots, the cheap bounds are too loose here. */
         for (int i = 0; !by_factor(b, *best) && i < REFINEMENTS; i++) {
@@ -269,14 +269,14 @@ int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double be
         }
         if (!by_factor(b, *best))
             return 0;
-        const float least =
+        const float lower_bound =
             ff_score_at_least(b->bounds, lengths_of(b), *best, b->mean[*best], b->bound[*best],
                               theta, beta, gamma, b->moved, b->grown, b->d);
-        const int64_t n = not_below(b, least);
-        if (b->stage != CHEAP || n <= 1 || again)
+        const int64_t n = not_below(b, lower_bound);
+        if (b->stage != CHEAP || n <= 1 || pass)
             return n == 1 && b->which[0] == *best;
-        const int64_t most = MOST_REFINED(b->count);
-        if (bound_open(b, n, most) > most)
+        const int64_t limit = MOST_REFINED(b->count);
+        if (bound_missing(b, n, limit) > limit)
             return 0;
         update_upper(b);
         *best = highest(b);
@@ -299,12 +299,12 @@ int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval update_upper)
 
 int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict best)
 {
-    float least = least_score(b, q, *best);
-    const int64_t n = not_below(b, least), most = MOST_REFINED(b->count);
-    const int64_t missing = b->stage == CHEAP ? bound_open(b, n, most) : 0;
+    float lower_bound = least_score(b, q, *best);
+    const int64_t n = not_below(b, lower_bound), limit = MOST_REFINED(b->count);
+    const int64_t missing = b->stage == CHEAP ? bound_missing(b, n, limit) : 0;
     if (!missing)
         return n;
-    if (missing > most) {
+    if (missing > limit) {
         b->stage = BY_FACTOR;
         ff_bound_all(b->bounds, &b->view, b->d, b->bound);
     }
@@ -312,9 +312,9 @@ int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict be
     const int64_t promising = highest(b);
     if (promising != *best) {
         *best = promising;
-        least = least_score(b, q, promising);
+        lower_bound = least_score(b, q, promising);
     }
-    return not_below(b, least);
+    return not_below(b, lower_bound);
 }
 
 #endif

@@ -27,30 +27,30 @@ int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 
 /* Range of the means. If the sum is not finite, a user's function wrote NaN or infinity. */
 typedef struct {
-    double least, most, sum;
+    double smallest, largest, sum;
 } extent;
 
 /* Return the range of k means. Eight lanes, because a single chain of comparisons would be limited
  * by latency. */
 static extent extent_of(const double *restrict mean, int64_t k)
 {
-    double least[8] FF_ALIGNED, most[8] FF_ALIGNED, sum[8] FF_ALIGNED = {0};
+    double smallest[8] FF_ALIGNED, largest[8] FF_ALIGNED, sum[8] FF_ALIGNED = {0};
     for (int l = 0; l < 8; l++)
-        least[l] = most[l] = mean[0];
+        smallest[l] = largest[l] = mean[0];
     for (int64_t a = 0; a < k; a += 8) {
         double next[8] FF_ALIGNED;
         for (int l = 0; l < 8; l++)
             next[l] = a + 8 <= k || a + l < k ? mean[a + l] : mean[0];
         for (int l = 0; l < 8; l++) {
-            least[l] = next[l] < least[l] ? next[l] : least[l];
-            most[l] = next[l] > most[l] ? next[l] : most[l];
+            smallest[l] = next[l] < smallest[l] ? next[l] : smallest[l];
+            largest[l] = next[l] > largest[l] ? next[l] : largest[l];
             sum[l] += next[l];
         }
     }
-    extent range = {least[0], most[0], sum[0]};
+    extent range = {smallest[0], largest[0], sum[0]};
     for (int l = 1; l < 8; l++) {
-        range.least = least[l] < range.least ? least[l] : range.least;
-        range.most = most[l] > range.most ? most[l] : range.most;
+        range.smallest = smallest[l] < range.smallest ? smallest[l] : range.smallest;
+        range.largest = largest[l] > range.largest ? largest[l] : range.largest;
         range.sum += sum[l];
     }
     return range;
@@ -59,7 +59,7 @@ static extent extent_of(const double *restrict mean, int64_t k)
 /* The numbers within a margin of the largest: a lower bound on them, their number, and the sum of
  * their indices. */
 typedef struct {
-    double least;
+    double smallest;
     int64_t many, sum;
 } near_top;
 
@@ -67,7 +67,7 @@ typedef struct {
 FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double margin)
 {
     int64_t whole = 0;
-    double most = -INFINITY;
+    double largest = -INFINITY;
     near_top top_means = {0.0, 0, 0};
 #if defined(__GNUC__)
     whole = k - k % PANEL;
@@ -82,18 +82,18 @@ FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double ma
             top[v] = (lanes)(((masks)next & above) | ((masks)top[v] & ~above));
         }
     for (int l = 0; l < PANEL; l++)
-        most = top[l / WIDTH][l % WIDTH] > most ? top[l / WIDTH][l % WIDTH] : most;
+        largest = top[l / WIDTH][l % WIDTH] > largest ? top[l / WIDTH][l % WIDTH] : largest;
 #endif
     for (int64_t a = whole; a < k; a++)
-        most = mean[a] > most ? mean[a] : most;
-    top_means.least = most - margin;
+        largest = mean[a] > largest ? mean[a] : largest;
+    top_means.smallest = largest - margin;
 #if defined(__GNUC__)
     /* Count the means within the margin, and add up their indices. */
     masks counts = {0}, sums = {0}, index;
     for (int l = 0; l < WIDTH; l++)
         index[l] = l;
     for (int64_t a = 0; a < whole; a += WIDTH, index += WIDTH) {
-        const masks within = *(const loose *)(mean + a) >= top_means.least;
+        const masks within = *(const loose *)(mean + a) >= top_means.smallest;
         counts -= within;
         sums += index & within;
     }
@@ -103,8 +103,8 @@ FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double ma
     }
 #endif
     for (int64_t a = whole; a < k; a++) {
-        top_means.many += mean[a] >= top_means.least;
-        top_means.sum += mean[a] >= top_means.least ? a : 0;
+        top_means.many += mean[a] >= top_means.smallest;
+        top_means.sum += mean[a] >= top_means.smallest ? a : 0;
     }
     return top_means;
 }
@@ -119,7 +119,7 @@ static double best_of(const ff_environment *env, const ff_actions *actions)
         return ff_mean_of(env, actions, top_means.sum);
     double best = -INFINITY;
     for (int64_t a = 0; a < actions->actions; a++) {
-        const double exact = mean[a] >= top_means.least ? ff_mean_of(env, actions, a) : best;
+        const double exact = mean[a] >= top_means.smallest ? ff_mean_of(env, actions, a) : best;
         best = exact > best ? exact : best;
     }
     return best;
@@ -151,13 +151,13 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
         return FF_OK;
     }
     const extent range = extent_of(mean, k);
-    out->best = range.most;
+    out->best = range.largest;
     if (!isfinite(range.sum))
         return FF_NOT_FINITE;
     const double rounding = 1e-6;
     /* Means of Bernoulli rewards must be probabilities. */
     if (env->reward_kind == FF_REWARD_BERNOULLI &&
-        (range.least < -rounding || range.most > 1.0 + rounding))
+        (range.smallest < -rounding || range.largest > 1.0 + rounding))
         return FF_NOT_FINITE;
     return FF_OK;
 }

@@ -46,9 +46,9 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d)
 {
-    const double grown = 1.0 + count / ((double)d * lambda);
+    const double growth = 1.0 + count / ((double)d * lambda);
     return radius->multiplier *
-           (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(grown)));
+           (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(growth)));
 }
 
 double ff_log_inflation(const ff_radius *radius, double inflation)
@@ -59,8 +59,8 @@ double ff_log_inflation(const ff_radius *radius, double inflation)
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d)
 {
-    const double grown = log_det + (double)d * log_inflation;
-    const double width = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
+    const double growth = log_det + (double)d * log_inflation;
+    const double width = inflation * (radius->base + (growth > 0.0 ? growth : 0.0));
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 

@@ -42,10 +42,10 @@ static void add_sums(const int64_t *restrict row, int64_t d, int64_t *restrict l
 /* Return the smallest entry of lost (d). */
 static int64_t least_of(const int64_t *lost, int64_t d)
 {
-    int64_t least = lost[0];
+    int64_t smallest = lost[0];
     for (int64_t k = 1; k < d; k++)
-        least = lost[k] < least ? lost[k] : least;
-    return least;
+        smallest = lost[k] < smallest ? lost[k] : smallest;
+    return smallest;
 }
 
 /* ---- What the server decides ----------------------------------------------------------------- */
@@ -53,30 +53,30 @@ static int64_t least_of(const int64_t *lost, int64_t d)
 /* lost += row; return the smallest entry. */
 static int64_t add_and_least(const int64_t *restrict row, int64_t d, int64_t *restrict lost)
 {
-    int64_t least = INT64_MAX;
+    int64_t smallest = INT64_MAX;
     for (int64_t k = 0; k < d; k++) {
         const int64_t sum = lost[k] + row[k];
         lost[k] = sum;
-        least = sum < least ? sum : least;
+        smallest = sum < smallest ? sum : smallest;
     }
-    return least;
+    return smallest;
 }
 
 int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                   int64_t *lost, int64_t *expert, int64_t *chosen)
 {
-    int64_t switches = 0, least = least_of(lost, d);
+    int64_t switches = 0, smallest = least_of(lost, d);
     for (int64_t i = 0; i < n; i++) {
         if (exchanges[i]) {
             int64_t leader = 0;
-            while (lost[leader] != least) /* the first of equals */
+            while (lost[leader] != smallest) /* the first of equals */
                 leader++;
             switches += leader != *expert;
             *expert = leader;
         }
         chosen[i] = *expert;
         if (i + 1 < n)
-            least = add_and_least(sums + i * d, d, lost);
+            smallest = add_and_least(sums + i * d, d, lost);
     }
     return switches;
 }
@@ -84,15 +84,15 @@ int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int6
 void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows)
 {
-    int64_t least = least_of(lost, d);
+    int64_t smallest = least_of(lost, d);
     for (int64_t i = 0; i < n; i++) {
         if (exchanges[i]) {
             for (int64_t k = 0; k < d; k++)
-                rows[k] = rate * (unit * (double)(lost[k] - least) / silos);
+                rows[k] = rate * (unit * (double)(lost[k] - smallest) / silos);
             rows += d;
         }
         if (i + 1 < n)
-            least = add_and_least(sums + i * d, d, lost);
+            smallest = add_and_least(sums + i * d, d, lost);
     }
 }
 
@@ -161,12 +161,12 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
 {
     double *restrict total = r->total, *restrict open = r->open;
     for (int64_t i = 0; i < n; i++) {
-        const int64_t *restrict row = sums + i * d, at = which[i];
+        const int64_t *restrict row = sums + i * d, decision = which[i];
         const int reached = r->at < r->count && edges[i + 1] == r->checkpoints[r->at];
         /* Settled at once, so no rounds are open before or after. */
         const int single = !gaps && !weights && r->rounds == 0 && (settles[i] || reached);
         if (single) {
-            r->lost += unit * (double)row[at];
+            r->lost += unit * (double)row[decision];
             for (int64_t k = 0; k < d; k++)
                 total[k] += unit * (double)row[k];
         } else {
@@ -178,8 +178,8 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
             if (gaps)
                 r->lost += (double)(silos * r->rounds) * gaps[i];
             else
-                r->lost += weights ? inner(open, weights + at * d, d, r->products)
-                                   : open[at];
+                r->lost +=
+                    weights ? inner(open, weights + decision * d, d, r->products) : open[decision];
             for (int64_t k = 0; !gaps && k < d; k++) {
                 total[k] += open[k];
                 open[k] = 0.0;
@@ -242,7 +242,7 @@ static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t thre
 
 int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, int64_t release,
                        int64_t threads, const ff_losses_scratch *scratch, double *x,
-                       int64_t *least)
+                       int64_t *targets)
 {
     const int64_t m = w->losses->silos, d = w->losses->experts;
     const uint32_t replicate = (uint32_t)w->replicate;
@@ -281,7 +281,7 @@ int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, i
         int64_t best = 0;
         for (int64_t k = 1; k < d; k++)
             best = total[k] < total[best] ? k : best;
-        least[i] = best;
+        targets[i] = best;
         for (int64_t k = 0; k < d; k++)
             x[k] *= 1.0 - leaf->step;
         x[best] += leaf->step;

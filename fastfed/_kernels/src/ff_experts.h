@@ -97,9 +97,9 @@ typedef struct {
 } ff_walk;
 
 /* Perform exchanges release, release + 1, ... for leaves[0..count-1]. Each moves x (d) towards one
- * expert; least (count) receives these experts. Returns 0 or a negative status. */
+ * expert; targets (count) receives these experts. Returns 0 or a negative status. */
 int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, int64_t release,
                        int64_t threads, const ff_losses_scratch *scratch, double *x,
-                       int64_t *least);
+                       int64_t *targets);
 
 #endif

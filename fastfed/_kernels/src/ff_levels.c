@@ -7,9 +7,9 @@
 
 #ifndef FF_LEVELS
 
-int ff_levels_choose(int most)
+int ff_levels_choose(int highest)
 {
-    (void)most;
+    (void)highest;
     return -1;
 }
 
@@ -157,10 +157,10 @@ static void set_pointers(const row *each, int level)
         *each->at = each->of[level];
 }
 
-int ff_levels_choose(int most)
+int ff_levels_choose(int highest)
 {
     const int supported = ff_processor_level();
-    chosen_level = most < supported ? most : supported;
+    chosen_level = highest < supported ? highest : supported;
     set_pointers(ff_levels, chosen_level);
     set_pointers(wide,
                  chosen_level == FF_LEVEL_V4 && !ff_processor_vnni() ? FF_LEVEL_V3 : chosen_level);

@@ -181,20 +181,20 @@ static void sum_block(void *work, int64_t index, int64_t thread)
         else
             high = middle;
     }
-    for (int64_t done = from; done < end; low++) {
+    for (int64_t last_done = from; last_done < end; low++) {
         const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
-        if (last <= done)
+        if (last <= last_done)
             continue;
         /* If a segment lies inside the block, no other thread adds to it. */
         const int whole = edges[low] >= from && edges[low + 1] <= end;
         int64_t *sums = whole ? blocks->totals + low * d : thread_scratch->sums;
-        const int64_t status = sum_rows(blocks->l, blocks->seed, blocks->replicate, done + 1, last,
-                                        &blocks->coin, thread_scratch, sums);
+        const int64_t status = sum_rows(blocks->l, blocks->seed, blocks->replicate, last_done + 1,
+                                        last, &blocks->coin, thread_scratch, sums);
         if (status < 0) {
             FF_ATOMIC_WRITE(&blocks->failed, status);
             return;
         }
-        done = last;
+        last_done = last;
         for (int64_t n = 0; !whole && n < d; n++)
             FF_ATOMIC_ADD(&blocks->totals[low * d + n], thread_scratch->sums[n]);
     }

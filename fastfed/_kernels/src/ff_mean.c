@@ -11,10 +11,10 @@
 /* Rotate rows and columns p < q of A, and rows p and q of Q, so that A_pq becomes 0. */
 static void rotate(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
 {
-    const double off = a[p * d + q];
-    if (off == 0.0)
+    const double off_diagonal = a[p * d + q];
+    if (off_diagonal == 0.0)
         return;
-    const double tau = (a[q * d + q] - a[p * d + p]) / (2.0 * off);
+    const double tau = (a[q * d + q] - a[p * d + p]) / (2.0 * off_diagonal);
     const double t = (tau >= 0.0 ? 1.0 : -1.0) / (fabs(tau) + sqrt(1.0 + tau * tau));
     const double c = 1.0 / sqrt(1.0 + t * t), s = t * c;
     for (int64_t k = 0; k < d; k++) {
@@ -57,16 +57,16 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
             a[i * d + j] = a[j * d + i] = ldexp(statistic[e], -power);
     }
     for (int sweep = 0; sweep < SWEEPS; sweep++) {
-        double off = 0.0, on = 0.0;
+        double off_diagonal = 0.0, on_diagonal = 0.0;
         for (int64_t i = 0; i < d; i++)
             for (int64_t j = 0; j < d; j++) {
                 const double square = a[i * d + j] * a[i * d + j];
                 if (i == j)
-                    on += square;
+                    on_diagonal += square;
                 else
-                    off += square;
+                    off_diagonal += square;
             }
-        if (off <= 0x1p-104 * on)
+        if (off_diagonal <= 0x1p-104 * on_diagonal)
             break;
         for (int64_t p = 0; p < d; p++)
             for (int64_t q = p + 1; q < d; q++)

@@ -56,10 +56,10 @@ FF_INLINE double *aligned(double *p)
  * second is much smaller while W is close to a multiple of I. */
 FF_INLINE double norm_bound(double total, double diagonal, double largest, int64_t d)
 {
-    /* The sums have partial sums of about d^2 / 16 terms. Cancellation can make `rest` too small by
-     * d^2 2^-56 of the total, even negative. */
-    const double rest = total > diagonal ? total - diagonal : 0.0, frobenius = sqrt(total);
-    const double split = largest + sqrt(rest + (1e-12 + (double)(d * d) * 0x1p-56) * total);
+    /* The sums have partial sums of about d^2 / 16 terms. Cancellation can make `off_diagonal` too
+     * small by d^2 2^-56 of the total, even negative. */
+    const double off_diagonal = total > diagonal ? total - diagonal : 0.0, frobenius = sqrt(total);
+    const double split = largest + sqrt(off_diagonal + (1e-12 + (double)(d * d) * 0x1p-56) * total);
     return split < frobenius ? split : frobenius;
 }
 

@@ -14,9 +14,9 @@ int ff_processor_level(void);
 /* Return 1 if they support AVX-512 VNNI. */
 int ff_processor_vnni(void);
 
-/* Choose the highest level up to `most` that this processor supports, for all later calls. Returns
- * it; -1 if this build has only one level. Before the first call the base level runs. */
-int ff_levels_choose(int most);
+/* Choose the highest level up to `highest` that this processor supports, for all later calls.
+ * Returns it; -1 if this build has only one level. Before the first call the base level runs. */
+int ff_levels_choose(int highest);
 
 /* Return the chosen level; FF_LEVEL_V4 if there is only one, because nothing was held back. */
 int ff_levels_chosen(void);

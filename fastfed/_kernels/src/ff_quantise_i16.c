@@ -47,10 +47,10 @@ typedef struct {
 } last_two;
 
 /* Load one feature of vector v of `width`, masked in the last two vectors. */
-FF_INLINE f32s features(const float *at, int v, const int width, last_two in)
+FF_INLINE f32s features(const float *source, int v, const int width, last_two in)
 {
-    return v < width - 2 ? f32_load(at + LANES * v)
-                         : f32_load_some(v == width - 2 ? in.before : in.last, at + LANES * v);
+    return v < width - 2 ? f32_load(source + LANES * v)
+                         : f32_load_some(v == width - 2 ? in.before : in.last, source + LANES * v);
 }
 
 /* Compute the squared lengths of `width` vectors of actions into their `length`, and their largest
@@ -79,13 +79,14 @@ FF_INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const
 }
 
 /* Update the squared lengths and largest features of one vector of actions by `count` features. */
-FF_INLINE void measure_some(const float *restrict x, int64_t stride, const int count, int64_t left,
-                            action_norms *restrict norms)
+FF_INLINE void measure_some(const float *restrict x, int64_t stride, const int count,
+                            int64_t remaining, action_norms *restrict norms)
 {
     f32s square = f32_load(norms->length), largest = f32_load(norms->unit);
     for (int j = 0; j < count; j++) {
-        const float *at = x + j * stride;
-        const f32s f = left >= LANES ? f32_load(at) : f32_load_some(lanes_of(left), at);
+        const float *source = x + j * stride;
+        const f32s f =
+            remaining >= LANES ? f32_load(source) : f32_load_some(lanes_of(remaining), source);
         square = f32_fma(f, f, square);
         largest = f32_max(f32_abs(f), largest);
     }
@@ -130,10 +131,10 @@ FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d
         prefetch_line(actions);
         UNROLLED
         for (int v = 0; v < width; v++) {
-            const float *at = x + j * stride;
-            const i32s low = round_features(features(at, v, width, in), scale[v], lost + v);
+            const float *source = x + j * stride;
+            const i32s low = round_features(features(source, v, width, in), scale[v], lost + v);
             const i32s high =
-                round_features(features(at + stride, v, width, in), scale[v], lost + v);
+                round_features(features(source + stride, v, width, in), scale[v], lost + v);
             panel[j / 2 * width + v] = i32_pairs(low, high);
         }
     }

@@ -78,9 +78,9 @@ uint64_t ff_key(const ff_stream *s)
 
 /* The radius of Box-Muller is sqrt(-2 ln u) for u = (a + 1/2) 2^-24, where a has 24 bits; so u is
  * never 0 and never above 1. ln u is computed from the exponent of u and ln m = 2 atanh s, s = (m -
- * 1)/(m + 1). start_radius computes s and the exponent's part of -2 ln u (*whole). The factors
- * 2^-24, 2 and -2 are folded into constants; powers of two do not round. */
-FF_INLINE void start_radius(uint32_t a, float *s, float *whole)
+ * 1)/(m + 1). start_radius computes s and the exponent's part of -2 ln u. The factors 2^-24, 2 and
+ * -2 are folded into constants; powers of two do not round. */
+FF_INLINE void start_radius(uint32_t a, float *s, float *exponent_part)
 {
     const float x = (float)(int32_t)a + 0.5f;
     uint32_t bits;
@@ -92,17 +92,17 @@ FF_INLINE void start_radius(uint32_t a, float *s, float *whole)
     float m;
     memcpy(&m, &mbits, 4);
     *s = (m - 1.0f) / (m + 1.0f);
-    *whole = (float)e * (-2.0f * 0.69314718056f);
+    *exponent_part = (float)e * (-2.0f * 0.69314718056f);
 }
 
 /* Finish the radius from s and the exponent's part. */
-FF_INLINE float end_radius(float s, float whole)
+FF_INLINE float end_radius(float s, float exponent_part)
 {
     const float z = s * s;
     const float p =
         z * (z * (z * (-4.0f * (1.0f / 7.0f)) + -4.0f * (1.0f / 5.0f)) + -4.0f * (1.0f / 3.0f)) +
         -4.0f;
-    return sqrtf(whole + s * p);
+    return sqrtf(exponent_part + s * p);
 }
 
 /* Return x with its sign changed if the top bit of `sign` is set. */
@@ -241,18 +241,18 @@ FF_INLINE void next_u32(generators *g, uint32_t *restrict out)
 FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
 {
     uint32_t radius[PAIR_VECTORS * LANES] FF_ALIGNED, angle[PAIR_VECTORS * LANES] FF_ALIGNED;
-    float s[PAIR_VECTORS * LANES] FF_ALIGNED, whole[PAIR_VECTORS * LANES] FF_ALIGNED;
+    float s[PAIR_VECTORS * LANES] FF_ALIGNED, exponent_part[PAIR_VECTORS * LANES] FF_ALIGNED;
     float x[PAIR_VECTORS * LANES] FF_ALIGNED, y[PAIR_VECTORS * LANES] FF_ALIGNED;
     for (int i = 0; i < n; i++) {
         next_u32(g, radius + i * LANES);
         next_u32(g, angle + i * LANES);
     }
     for (int l = 0; l < n * LANES; l++)
-        start_radius(radius[l] >> 8, s + l, whole + l);
+        start_radius(radius[l] >> 8, s + l, exponent_part + l);
     for (int l = 0; l < n * LANES; l++)
         turn_f32(angle[l], x + l, y + l);
     for (int l = 0; l < n * LANES; l++)
-        s[l] = end_radius(s[l], whole[l]);
+        s[l] = end_radius(s[l], exponent_part[l]);
     for (int i = 0; i < n; i++, out += 2 * LANES)
         for (int l = 0; l < LANES; l++) {
             out[l] = s[i * LANES + l] * x[i * LANES + l];

@@ -30,8 +30,8 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
         for (int r = 0; r < results; r++)
             factor[r] = f64_set(sign * by[r * row + k * step]);
         for (int v = 0; v < vectors; v++) {
-            const double *at = m + k * d + LANES64 * v;
-            const f64s x = v == vectors - 1 ? f64_load_some(in, at) : f64_load(at);
+            const double *source = m + k * d + LANES64 * v;
+            const f64s x = v == vectors - 1 ? f64_load_some(in, source) : f64_load(source);
             for (int r = 0; r < results; r++)
                 sum[r][v] = f64_fma(factor[r], x, sum[r][v]);
         }

@@ -53,10 +53,10 @@ FF_INLINE double ff_multiple_of_identity(const double *restrict w, int64_t d)
     if (d > 1 && (w[d] != 0.0 || w[d + 1] != w[0]))
         return 0.0;
     for (int64_t i = 1; i < d; i++) {
-        double rest = 0.0;
+        double nonzero = 0.0;
         for (int64_t j = 0; j < i; j++)
-            rest += w[i * d + j] != 0.0;
-        if (rest != 0.0 || w[i * d + i] != w[0])
+            nonzero += w[i * d + j] != 0.0;
+        if (nonzero != 0.0 || w[i * d + i] != w[0])
             return 0.0;
     }
     return w[0];

@@ -58,11 +58,11 @@ typedef struct {
     float second[SCREEN_PANEL] FF_ALIGNED, length[SCREEN_PANEL] FF_ALIGNED;
 } extremes;
 
-/* Compute the approximate scores of a panel into `score`, and update the extremes. held: number of
+/* Compute the approximate scores of a panel into `score`, and update the extremes. valid: number of
  * actions from this panel on; wx: scratch for W x. */
 FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const model32 *model,
-                            int64_t d, int64_t held, float *restrict wx, float *restrict score,
-                            extremes *restrict seen)
+                            int64_t d, int64_t valid, float *restrict wx, float *restrict score,
+                            extremes *restrict so_far)
 {
     const float *restrict w = model->w;
     /* Several partial sums, because a single chain of additions would be limited by latency. */
@@ -115,7 +115,7 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
     if (model->has_second) {
         second_panel(model->transposed, wx, d, second);
         for (int a = 0; a < SCREEN_PANEL; a++) {
-            seen->second[a] = second[a] > seen->second[a] ? second[a] : seen->second[a];
+            so_far->second[a] = second[a] > so_far->second[a] ? second[a] : so_far->second[a];
             means[a] += gamma * sqrtf(second[a]);
         }
     }
@@ -123,9 +123,10 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
         scores[a] = means[a] + beta * sqrtf(squares[a]);
         /* The padding of a short panel is not an action, and has length zero. NaN proves
          * nothing. */
-        seen->score[a] = ((a < held) & (scores[a] > seen->score[a])) ? scores[a] : seen->score[a];
-        seen->width[a] = squares[a] > seen->width[a] ? squares[a] : seen->width[a];
-        seen->length[a] = lengths[a] > seen->length[a] ? lengths[a] : seen->length[a];
+        so_far->score[a] =
+            ((a < valid) & (scores[a] > so_far->score[a])) ? scores[a] : so_far->score[a];
+        so_far->width[a] = squares[a] > so_far->width[a] ? squares[a] : so_far->width[a];
+        so_far->length[a] = lengths[a] > so_far->length[a] ? lengths[a] : so_far->length[a];
     }
     memcpy(score, scores, sizeof scores);
 }
@@ -206,10 +207,10 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
     float *score = (float *)aligned(scratch), *panel = score + padded;
     float *wx = panel + SCREEN_PANEL * d, *w32 = wx + SCREEN_PANEL * d;
     float *transposed = w32 + rows * d;
-    extremes seen;
+    extremes so_far;
     for (int a = 0; a < SCREEN_PANEL; a++) {
-        seen.score[a] = -INFINITY;
-        seen.width[a] = seen.second[a] = seen.length[a] = 0.0f;
+        so_far.score[a] = -INFINITY;
+        so_far.width[a] = so_far.second[a] = so_far.length[a] = 0.0f;
     }
     const double w_norm = factor_to_float32(w, d, w32);
     double lane[8] FF_ALIGNED = {0};
@@ -230,19 +231,19 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
             x = panel;
         }
         screen_panel(x, in_place ? actions->feature_stride : SCREEN_PANEL, &model, d, count - first,
-                     wx, score + first, &seen);
+                     wx, score + first, &so_far);
     }
     for (int64_t a = count; a < padded; a++)
         score[a] = -INFINITY;
-    const double length = sqrt(largest_of(seen.length)) * (1.0 + slack) + 0x1p-60;
-    const double width = sqrt(largest_of(seen.width));
-    const double second = sqrt(largest_of(seen.second));
+    const double length = sqrt(largest_of(so_far.length)) * (1.0 + slack) + 0x1p-60;
+    const double width = sqrt(largest_of(so_far.width));
+    const double second = sqrt(largest_of(so_far.second));
     const double error = error_of(beta, gamma, slack, theta_norm, w_norm, length, width, second);
     if (bounds) {
         for (int64_t a = 0; a < count; a++)
             score[a] += (float)(1.01 * error);
         *bounds = (ff_bounds){score, width + slack * (w_norm * length + width), length};
     }
-    const double best = largest_of(seen.score) + (bounds ? 1.01 * error : 0.0);
+    const double best = largest_of(so_far.score) + (bounds ? 1.01 * error : 0.0);
     return list_survivors(score, (float)(best - 2.02 * error), count, candidates);
 }

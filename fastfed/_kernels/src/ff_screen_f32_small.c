@@ -56,7 +56,7 @@ FF_INLINE double largest_lane(lanes32 lane)
  * the rows of W, then theta. */
 FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const float *restrict w,
                              float beta, const int d, const int vectors, float *restrict score,
-                             extremes *restrict seen)
+                             extremes *restrict so_far)
 {
     lanes32 x[LARGEST_D][VECTORS_AT_ONCE], square[2][VECTORS_AT_ONCE], length[VECTORS_AT_ONCE],
         mean[VECTORS_AT_ONCE];
@@ -91,9 +91,9 @@ FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const 
         memcpy(&width, root, sizeof width);
         const lanes32 scores = mean[v] + beta * width;
         *(loose32 *)(score + v * WIDTH32) = scores;
-        seen->score = larger(scores, seen->score);
-        seen->width = larger(squares, seen->width);
-        seen->length = larger(length[v], seen->length);
+        so_far->score = larger(scores, so_far->score);
+        so_far->width = larger(squares, so_far->width);
+        so_far->length = larger(length[v], so_far->length);
     }
 }
 
@@ -103,19 +103,19 @@ FF_INLINE extremes score_all(const ff_actions *actions, const float *w, float be
 {
     const float *x = (const float *)actions->x;
     const int64_t count = actions->actions, stride = actions->feature_stride;
-    extremes seen = {(lanes32){0} - INFINITY, (lanes32){0}, (lanes32){0}};
+    extremes so_far = {(lanes32){0} - INFINITY, (lanes32){0}, (lanes32){0}};
     int64_t first = 0;
     for (; first + VECTORS_AT_ONCE * WIDTH32 <= count; first += VECTORS_AT_ONCE * WIDTH32) {
         RELOAD(w);
-        score_vectors(x + first, stride, w, beta, d, VECTORS_AT_ONCE, score + first, &seen);
+        score_vectors(x + first, stride, w, beta, d, VECTORS_AT_ONCE, score + first, &so_far);
     }
     for (; first < count; first += WIDTH32) {
         /* The last vector overlaps the previous one instead of running past the end. */
         const int64_t position = first + WIDTH32 <= count ? first : count - WIDTH32;
         RELOAD(w);
-        score_vectors(x + position, stride, w, beta, d, 1, score + position, &seen);
+        score_vectors(x + position, stride, w, beta, d, 1, score + position, &so_far);
     }
-    return seen;
+    return so_far;
 }
 
 int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d)
@@ -135,15 +135,15 @@ int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
     const double w_norm = factor_to_float32(w, d, w32);
     to_float32(theta, d, w32 + d * d, lane);
     const double theta_norm = sqrt(sum_of(lane)), slack = slack_of(d, theta_norm);
-    const extremes seen = d == 5 ? score_all(actions, w32, (float)beta, 5, score)
-                                 : score_all(actions, w32, (float)beta, LARGEST_D, score);
+    const extremes so_far = d == 5 ? score_all(actions, w32, (float)beta, 5, score)
+                                   : score_all(actions, w32, (float)beta, LARGEST_D, score);
     for (int64_t a = count; a < padded; a++)
         score[a] = -INFINITY;
-    const double length = sqrt(largest_lane(seen.length)) * (1.0 + slack) + 0x1p-60;
-    const double width = sqrt(largest_lane(seen.width));
+    const double length = sqrt(largest_lane(so_far.length)) * (1.0 + slack) + 0x1p-60;
+    const double width = sqrt(largest_lane(so_far.width));
     const double error =
         error_of(beta, 0.0, slack, theta_norm, w_norm, length, width, 0.0);
-    return list_survivors(score, (float)(largest_lane(seen.score) - 2.02 * error), count,
+    return list_survivors(score, (float)(largest_lane(so_far.score) - 2.02 * error), count,
                           candidates);
 }
 #else

@@ -46,9 +46,9 @@ FF_INLINE score_terms score_terms_of(const quantised_factor *model, double beta,
 }
 
 /* Compute upper bounds on the exact scores of a panel into `upper`, and update the largest lower
- * bounds by lane in `floor`. `held`: number of actions from this panel on. */
+ * bounds by lane in `floor`. valid: number of actions from this panel on. */
 FF_INLINE void bound_panel(const i32s *restrict panel, const action_norms *restrict norms,
-                           const int width, int64_t held, const score_terms *s, int64_t d,
+                           const int width, int64_t valid, const score_terms *s, int64_t d,
                            float *restrict upper, f32s *restrict floor)
 {
     const int64_t ld = row_of(d);
@@ -87,7 +87,7 @@ FF_INLINE void bound_panel(const i32s *restrict panel, const action_norms *restr
         const f32s low = f32_sub(score, error);
         f32_store(upper + LANES * v, f32_add(score, error));
         /* NaN proves nothing. */
-        *floor = f32_select(lanes_of(held - LANES * v), *floor, f32_max(low, *floor));
+        *floor = f32_select(lanes_of(valid - LANES * v), *floor, f32_max(low, *floor));
     }
 }
 
@@ -124,12 +124,12 @@ int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
     /* Bound all panels. */
     for (int64_t v = 0; v < vectors; v += PANEL_VECTORS) {
         const i32s *panel = panels + v * pairs_of(d);
-        const int64_t held = count - LANES * v;
+        const int64_t valid = count - LANES * v;
         if (v + PANEL_VECTORS <= vectors)
-            bound_panel(panel, norms + v, PANEL_VECTORS, held, &terms, d, upper + LANES * v,
+            bound_panel(panel, norms + v, PANEL_VECTORS, valid, &terms, d, upper + LANES * v,
                         &floors);
         else
-            bound_panel(panel, norms + v, 2, held, &terms, d, upper + LANES * v, &floors);
+            bound_panel(panel, norms + v, 2, valid, &terms, d, upper + LANES * v, &floors);
         if (v == 0 && rules_out_little(upper, floors, count))
             return -1;
     }

@@ -117,13 +117,13 @@ static double time_now(void)
  * none remains. */
 static int64_t take_item(part *p, int from_start)
 {
-    uint64_t left = atomic_load_explicit(&p->left, memory_order_relaxed);
+    uint64_t range = atomic_load_explicit(&p->left, memory_order_relaxed);
     for (;;) {
-        const uint64_t low = left & 0xffffffffu, high = left >> 32;
+        const uint64_t low = range & 0xffffffffu, high = range >> 32;
         if (low >= high)
             return -1;
         const uint64_t remaining = from_start ? (high << 32 | (low + 1)) : ((high - 1) << 32 | low);
-        if (atomic_compare_exchange_weak_explicit(&p->left, &left, remaining, memory_order_acquire,
+        if (atomic_compare_exchange_weak_explicit(&p->left, &range, remaining, memory_order_acquire,
                                                   memory_order_relaxed))
             return (int64_t)(from_start ? low : high - 1);
     }
@@ -196,19 +196,19 @@ static void *serve(void *argument)
 {
     ff_team *team = argument;
     const int64_t thread = atomic_fetch_add(&team->next_thread, 1);
-    uint64_t seen = 0;
+    uint64_t last_turn = 0;
     for (;;) {
-        for (int n = 0; n < SPINS && atomic_load(&team->turn) == seen; n++)
+        for (int n = 0; n < SPINS && atomic_load(&team->turn) == last_turn; n++)
             PAUSE;
-        if (atomic_load(&team->turn) == seen) {
+        if (atomic_load(&team->turn) == last_turn) {
             pthread_mutex_lock(&team->lock);
             atomic_fetch_add(&team->sleeping, 1);
-            while (atomic_load(&team->turn) == seen)
+            while (atomic_load(&team->turn) == last_turn)
                 pthread_cond_wait(&team->more, &team->lock);
             atomic_fetch_sub(&team->sleeping, 1);
             pthread_mutex_unlock(&team->lock);
         }
-        seen = atomic_load(&team->turn);
+        last_turn = atomic_load(&team->turn);
         if (atomic_load(&team->closing))
             return NULL;
         run_items(team, thread);
@@ -308,9 +308,9 @@ static int is_shared(const ff_pace *pace, double all)
 }
 
 /* Record the seconds that a unit took on one thread. */
-static void record_alone(ff_pace *pace, double took)
+static void record_alone(ff_pace *pace, double seconds)
 {
-    pace->alone = updated_mean(pace->alone, pace->lone++, took);
+    pace->alone = updated_mean(pace->alone, pace->lone++, seconds);
     pace->hold -= pace->hold > 0;
 }
 
@@ -321,13 +321,13 @@ static void hold_alone(ff_pace *pace, int64_t pieces)
     pace->lone = 0;
 }
 
-/* Record the seconds that a unit took on all threads (took), and for the caller's own items (own),
- * in a piece of `all` units; decide whether several threads pay. */
-static void record_together(ff_pace *pace, double all, double took, double own)
+/* Record the seconds that a unit took on all threads (seconds), and for the caller's own items
+ * (own_seconds), in a piece of `all` units; decide whether several threads pay. */
+static void record_together(ff_pace *pace, double all, double seconds, double own_seconds)
 {
-    pace->own = updated_mean(pace->own, pace->seen, own);
-    pace->together = updated_mean(pace->together, pace->seen, took);
-    if (++pace->seen < PIECES_TO_JUDGE && took < STALLED * pace->alone)
+    pace->own = updated_mean(pace->own, pace->seen, own_seconds);
+    pace->together = updated_mean(pace->together, pace->seen, seconds);
+    if (++pace->seen < PIECES_TO_JUDGE && seconds < STALLED * pace->alone)
         return;
     if (pace->together > pace->alone) {
         pace->back = 2 * pace->back < HOLD_MIN   ? HOLD_MIN

@@ -140,19 +140,19 @@ FF_INLINE void add_bonus(const double *restrict square, int64_t n, double factor
 {
     /* Nonnegative doubles have the order of their bits, and compilers vectorise the minimum of
      * integers. */
-    int64_t least_bits = INT64_MAX;
+    int64_t smallest_bits = INT64_MAX;
     for (int64_t a = 0; a < n; a++) {
         const double lower_square = square[a] - error;
         const double root = sqrt(lower_square > 0.0 ? lower_square : 0.0);
         int64_t bits;
         memcpy(&bits, &root, sizeof bits);
-        least_bits = bits < least_bits ? bits : least_bits;
+        smallest_bits = bits < smallest_bits ? bits : smallest_bits;
         low[a] += factor * root;
         high[a] += factor * root;
     }
-    double least;
-    memcpy(&least, &least_bits, sizeof least);
-    const double difference = 1.001 * factor * error / least;
+    double smallest;
+    memcpy(&smallest, &smallest_bits, sizeof smallest);
+    const double difference = 1.001 * factor * error / smallest;
     if (difference < INFINITY)
         for (int64_t a = 0; a < n; a++)
             high[a] += difference;

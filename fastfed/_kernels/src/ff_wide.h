@@ -18,10 +18,10 @@
 #define LANES (FF_WIDE / 4)
 #define LANES64 (FF_WIDE / 8)
 
-/* Return a bit for each of the first `left` lanes. */
-FF_INLINE unsigned bits_of(int64_t left)
+/* Return a bit for each of the first n lanes. */
+FF_INLINE unsigned bits_of(int64_t n)
 {
-    return left >= LANES ? (1u << LANES) - 1 : left > 0 ? (1u << left) - 1 : 0u;
+    return n >= LANES ? (1u << LANES) - 1 : n > 0 ? (1u << n) - 1 : 0u;
 }
 
 #if FF_WIDE == 64
@@ -37,12 +37,9 @@ typedef __mmask8 mask64;
 #define MULTIPLY(sum, pairs, panel)                                                                \
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
 
-/* Return the mask of the first `left` lanes. */
-FF_INLINE mask32 lanes_of(int64_t left) { return (mask32)bits_of(left); }
-FF_INLINE mask64 lanes64_of(int64_t left)
-{
-    return left >= LANES64 ? (mask64)0xff : (mask64)bits_of(left);
-}
+/* Return the mask of the first n lanes. */
+FF_INLINE mask32 lanes_of(int64_t n) { return (mask32)bits_of(n); }
+FF_INLINE mask64 lanes64_of(int64_t n) { return n >= LANES64 ? (mask64)0xff : (mask64)bits_of(n); }
 
 /* float32: set all lanes to x; load and store at any address. */
 FF_INLINE f32s f32_set(float x) { return _mm512_set1_ps(x); }
@@ -50,9 +47,9 @@ FF_INLINE f32s f32_load(const float *at) { return _mm512_loadu_ps(at); }
 FF_INLINE void f32_store(float *to, f32s x) { _mm512_storeu_ps(to, x); }
 /* Load selected lanes; other lanes are zero and their memory is not read. */
 FF_INLINE f32s f32_load_some(mask32 in, const float *at) { return _mm512_maskz_loadu_ps(in, at); }
-FF_INLINE void f32_store_left(float *to, int64_t left, f32s x)
+FF_INLINE void f32_store_left(float *to, int64_t n, f32s x)
 {
-    _mm512_mask_storeu_ps(to, lanes_of(left), x);
+    _mm512_mask_storeu_ps(to, lanes_of(n), x);
 }
 /* Lane by lane. */
 FF_INLINE f32s f32_add(f32s a, f32s b) { return _mm512_add_ps(a, b); }
@@ -83,16 +80,16 @@ FF_INLINE i32s i32_load(const int32_t *at) { return _mm512_loadu_si512(at); }
 /* Repeat the eight bytes at `at`. */
 FF_INLINE i32s i32_set_two(const void *at)
 {
-    int64_t both;
-    memcpy(&both, at, sizeof both);
-    return _mm512_set1_epi64(both);
+    int64_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return _mm512_set1_epi64(pair);
 }
 /* Even lanes: a plus the next lane of a. Odd lanes: b plus the previous lane of b. */
 FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
 {
-    const i32s kept = _mm512_mask_blend_epi32(0xaaaa, a, b);
-    const i32s other = _mm512_mask_blend_epi32(0xaaaa, b, a);
-    return _mm512_add_epi32(kept, _mm512_shuffle_epi32(other, _MM_PERM_CDAB));
+    const i32s first = _mm512_mask_blend_epi32(0xaaaa, a, b);
+    const i32s second = _mm512_mask_blend_epi32(0xaaaa, b, a);
+    return _mm512_add_epi32(first, _mm512_shuffle_epi32(second, _MM_PERM_CDAB));
 }
 /* Store to memory, bypassing the caches. */
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm512_stream_si512(to, x); }
@@ -148,27 +145,27 @@ typedef __m256i mask64;
                 : "x"(pairs), "x"(panel));                                                         \
     } while (0)
 
-FF_INLINE mask32 lanes_of(int64_t left)
+FF_INLINE mask32 lanes_of(int64_t n)
 {
-    const int32_t count = left >= LANES ? LANES : left > 0 ? (int32_t)left : 0;
+    const int32_t count = n >= LANES ? LANES : n > 0 ? (int32_t)n : 0;
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-FF_INLINE mask64 lanes64_of(int64_t left)
+FF_INLINE mask64 lanes64_of(int64_t n)
 {
-    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(left), _mm256_setr_epi64x(0, 1, 2, 3));
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
 }
 
 FF_INLINE f32s f32_set(float x) { return _mm256_set1_ps(x); }
 FF_INLINE f32s f32_load(const float *at) { return _mm256_loadu_ps(at); }
 FF_INLINE void f32_store(float *to, f32s x) { _mm256_storeu_ps(to, x); }
 FF_INLINE f32s f32_load_some(mask32 in, const float *at) { return _mm256_maskload_ps(at, in); }
-FF_INLINE void f32_store_left(float *to, int64_t left, f32s x)
+FF_INLINE void f32_store_left(float *to, int64_t n, f32s x)
 {
     /* Masked stores take dozens of cycles on some processors. */
-    if (left >= LANES)
+    if (n >= LANES)
         _mm256_storeu_ps(to, x);
     else
-        _mm256_maskstore_ps(to, lanes_of(left), x);
+        _mm256_maskstore_ps(to, lanes_of(n), x);
 }
 FF_INLINE f32s f32_add(f32s a, f32s b) { return _mm256_add_ps(a, b); }
 FF_INLINE f32s f32_sub(f32s a, f32s b) { return _mm256_sub_ps(a, b); }
@@ -212,14 +209,14 @@ FF_INLINE i32s i32_set(int32_t x) { return _mm256_set1_epi32(x); }
 FF_INLINE i32s i32_load(const int32_t *at) { return _mm256_loadu_si256((const i32s *)at); }
 FF_INLINE i32s i32_set_two(const void *at)
 {
-    int64_t both;
-    memcpy(&both, at, sizeof both);
-    return _mm256_set1_epi64x(both);
+    int64_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return _mm256_set1_epi64x(pair);
 }
 FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
 {
-    const i32s kept = _mm256_blend_epi32(a, b, 0xaa), other = _mm256_blend_epi32(b, a, 0xaa);
-    return _mm256_add_epi32(kept, _mm256_shuffle_epi32(other, 0xb1));
+    const i32s first = _mm256_blend_epi32(a, b, 0xaa), second = _mm256_blend_epi32(b, a, 0xaa);
+    return _mm256_add_epi32(first, _mm256_shuffle_epi32(second, 0xb1));
 }
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm256_stream_si256(to, x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm256_add_epi32(a, b); }
@@ -261,17 +258,17 @@ FF_INLINE void f64_store_last16(int16_t *to, f64s x)
  * overlap. */
 FF_INLINE double f64_dot(const double *a, const double *b, int64_t n)
 {
-    f64s sum = f64_set(0.0), other = sum;
+    f64s sum = f64_set(0.0), second = sum;
     int64_t j = 0;
     for (; j + 2 * LANES64 <= n; j += 2 * LANES64) {
         sum = f64_fma(f64_load(a + j), f64_load(b + j), sum);
-        other = f64_fma(f64_load(a + j + LANES64), f64_load(b + j + LANES64), other);
+        second = f64_fma(f64_load(a + j + LANES64), f64_load(b + j + LANES64), second);
     }
     for (; j < n; j += LANES64) {
         const mask64 in = lanes64_of(n - j);
         sum = f64_fma(f64_load_some(in, a + j), f64_load_some(in, b + j), sum);
     }
-    return f64_sum(f64_add(sum, other));
+    return f64_sum(f64_add(sum, second));
 }
 
 /* Return x, but NaN if x is infinite: an overflowed value proves nothing, whatever its sign. */
