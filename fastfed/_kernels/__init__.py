@@ -1,11 +1,11 @@
-"""Compiled kernels. They import nothing of ours and trust their inputs; ``fastfed.kernels`` is the
-validated door.
+"""Compiled kernels. They import no other part of fastfed and do not check their arguments;
+``fastfed.kernels`` does.
 
 ===============  ==============================================================================
 ``rng``          keyed random streams
 ``linalg``       ridge regression: factors, rank-one updates, upper confidence bounds
-``aggregation``  sums of statistics: tree nodes, prefixes, noise, fixed-point bits
-``checked``      the kernels of ``fastfed.kernels``, which look at their arguments themselves
+``aggregation``  sums of statistics: tree nodes, prefix sums, noise, fixed-point bits
+``checked``      the kernels of ``fastfed.kernels``, with their own checks of arguments
 ``environments`` contexts and rewards, one replicate each
 ``losses``       losses of experts, one replicate each
 ``experts``      decisions of experts' servers, and regret, many rounds at once
@@ -13,7 +13,7 @@ validated door.
 ===============  ==============================================================================
 
 All eight are in one shared object, ``_native``, so that they share one copy of the C code. PEP 489
-("Multiple modules in one library") leaves finding them to the package.
+("Multiple modules in one library") leaves it to the package to find them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _shared_object() -> str:
 
 
 def _unbuilt(here: Path) -> str:
-    """Why there is no shared object beside this file, and what to do."""
+    """Say why there is no shared object beside this file, and what to do."""
     from importlib.metadata import distributions  # takes longer than all else here
 
     for each in distributions(name="fastfed"):
@@ -60,7 +60,7 @@ def _load(name: str, file: str) -> None:
 
 
 _file = _shared_object()
-# Each comes after those that it imports, and _native before what asks which level runs.
+# Modules come after those that they import, and _native before modules that ask for the level.
 for _name in (
     *("_views", "_native", "environments", "rng", "linalg", "aggregation", "checked"),
     *("losses", "experts", "driver"),

@@ -1,4 +1,5 @@
-"""The shared object of all kernels: how it was built, which level of it runs here, and watches."""
+"""The shared object of all kernels: how it was built, which level of instructions runs, and
+watches."""
 
 HAS_THREADS: bool
 COMPILER: str

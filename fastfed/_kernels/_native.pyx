@@ -1,5 +1,6 @@
 # cython: language_level=3
-"""The shared object of all kernels: how it was built, which level of it runs here, and watches."""
+"""The shared object of all kernels: how it was built, which level of instructions runs, and
+watches."""
 
 import os
 
@@ -34,24 +35,24 @@ cdef extern from *:
 
 HAS_THREADS = bool(FF_HAS_THREADS)
 COMPILER = FF_COMPILER.decode().strip()
-#: Levels of instructions, by name; the others are for x86-64.
+#: Levels of instructions by name; "v3" and "v4" are for x86-64.
 LEVELS = {"base": FF_LEVEL_BASE, "v3": FF_LEVEL_V3, "v4": FF_LEVEL_V4}
-#: The highest that this processor has.
+#: The highest level that this processor supports.
 PROCESSOR = {value: name for name, value in LEVELS.items()}[ff_processor_level()]
-#: Whether it has AVX-512 VNNI, without which screening in 16 bits runs at v3.
+#: Whether the processor has AVX-512 VNNI; without it, screening in 16 bits runs at v3.
 HAS_VNNI = bool(ff_processor_vnni())
-#: The highest level that may run: FASTFED_LEVEL, in the environment, or any.
+#: The highest level that may run: the environment variable FASTFED_LEVEL, or "v4" for any.
 MOST = os.environ.get("FASTFED_LEVEL") or "v4"
 
 if MOST not in LEVELS:
     raise ImportError(f"FASTFED_LEVEL must be one of {', '.join(LEVELS)}, got {MOST!r}")
 
 cdef int chosen = ff_levels_choose(LEVELS[MOST])
-#: Whether this build has all levels, and the one that runs.
+#: Whether this build has all levels; and the level that runs.
 HAS_LEVELS = chosen >= 0
 LEVEL = {value: name for name, value in LEVELS.items()}[max(chosen, 0)]
 
-# ---- Watches: what ends a process whose Python does not come back ---------------------------------
+# ---- Watches: they end a process whose Python is blocked -----------------------------------------
 
 cdef extern from "ff_watch.h":
     enum:
@@ -59,12 +60,12 @@ cdef extern from "ff_watch.h":
     int ff_watch_signals(int pipe, int grace, const char *message, size_t size) nogil
     int ff_watch_owner(int pipe) nogil
 
-#: The byte that tells `watch_signals` that a signal has been heard.
+#: The byte that tells `watch_signals` that the program has received a signal.
 HEARD = FF_WATCH_HEARD
 
 
 def watch_signals(int pipe, int grace, bytes message):
-    """See ff_watch_signals (src/ff_watch.h); for a thread of its own."""
+    """Run ff_watch_signals (src/ff_watch.h) in the calling thread, which should do nothing else."""
     cdef const char *text = message
     cdef size_t size = len(message)
     with nogil:
@@ -72,6 +73,6 @@ def watch_signals(int pipe, int grace, bytes message):
 
 
 def watch_owner(int pipe):
-    """See ff_watch_owner (src/ff_watch.h); for a thread of its own."""
+    """Run ff_watch_owner (src/ff_watch.h) in the calling thread, which should do nothing else."""
     with nogil:
         ff_watch_owner(pipe)

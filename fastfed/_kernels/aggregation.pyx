@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Sums of statistics as protocols release them: tree nodes, prefixes, noise, fixed-point bits.
+"""Sums of statistics as protocols release them: tree nodes, prefix sums, noise, fixed-point bits.
 
-A statistic is (bias (d,), packed covariance (d (d + 1) / 2,)). Thin wrappers that trust their
-inputs; see ``src/ff_aggregation.h``, ``src/ff_release.h`` and ``src/ff_bits.h``.
+A statistic is (bias (d,), packed covariance (d (d + 1) / 2,)). Thin wrappers that do not check
+their arguments; see ``src/ff_aggregation.h``, ``src/ff_release.h`` and ``src/ff_bits.h``.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -15,35 +15,36 @@ from fastfed._kernels.headers cimport *
 # ---- sums, trees and noise -----------------------------------------------------------------------
 
 def node_level(int64_t k):
-    """Level of the tree node that release k >= 1 completes: the lowest set bit."""
+    """Return the level of the tree node that release k >= 1 completes: the lowest set bit of k."""
     return ff_node_level(k)
 
 
 def touched_levels(int64_t leaf, int64_t releases):
-    """Levels of the tree nodes that hold a leaf, lowest first."""
+    """Return the levels of the tree nodes that contain a leaf, lowest first."""
     cdef int64_t[64] levels
     cdef int64_t count = ff_touched_levels(leaf, releases, &levels[0])
     return [levels[i] for i in range(count)]
 
 
 def psum(double[:, ::1] sums, const double[::1] leaf, int64_t level):
-    """In place: sums[level] becomes the p-sum that ends with this leaf."""
+    """Set sums[level], in place, to the p-sum of the node that ends with this leaf."""
     ff_psum(&sums[0, 0], &leaf[0], level, leaf.shape[0])
 
 
 def prefix(const double[:, ::1] nodes, int64_t k):
-    """Sum of nodes[j] over the set bits j of k, lowest first."""
+    """Return the sum of nodes[j] over the set bits j of k, lowest first."""
     cdef double[::1] out = np.empty(nodes.shape[1])
     ff_prefix(&nodes[0, 0], k, nodes.shape[1], &out[0])
     return np.asarray(out)
 
 
 def add(double[::1] into, const double[::1] other):
-    """In place: into += other."""
+    """Add `other` to `into`, in place."""
     ff_add(&into[0], &other[0], into.shape[0])
 
 
 def scale(const double[::1] statistic, double factor):
+    """Return factor times a statistic."""
     cdef double[::1] out = np.empty(statistic.shape[0])
     ff_scale(&statistic[0], factor, statistic.shape[0], &out[0])
     return np.asarray(out)
@@ -51,6 +52,7 @@ def scale(const double[::1] statistic, double factor):
 
 def add_noise(const double[::1] statistic, const double[::1] normals, int64_t d, double bias,
               double off_diagonal, double diagonal):
+    """Return a statistic plus noise: its standard deviations times the normals."""
     cdef ff_noise_std std
     std.bias, std.off_diagonal, std.diagonal = bias, off_diagonal, diagonal
     cdef double[::1] out = np.empty(statistic.shape[0])
@@ -60,7 +62,8 @@ def add_noise(const double[::1] statistic, const double[::1] normals, int64_t d,
 
 def round_noisy(const double[::1] values, const double[::1] noise, const double[::1] std,
                 const double[::1] grid, double error):
-    """(values + std noise on the grid, the entries whose rounding is not certain)."""
+    """Return values + std noise, rounded to the grid, and a list of the entries whose rounding is
+    not certain."""
     cdef int64_t s = values.shape[0]
     cdef double[::1] out = np.empty(s)
     cdef uint8_t[::1] doubtful = np.empty(s, dtype=np.uint8)
@@ -74,17 +77,17 @@ def round_noisy(const double[::1] values, const double[::1] noise, const double[
 
 def honaker(double[::1] estimate, const double[::1] node, const double[::1] sibling,
             int64_t level):
-    """In place: the estimate of a node from its own noise and its children's estimates."""
+    """Update, in place, the estimate of a node from its own noise and its children's estimates."""
     ff_honaker(&estimate[0], &node[0], &sibling[0], level, estimate.shape[0])
 
 
 def honaker_number(int64_t k):
-    """Key of the level-0 node that Honaker's tree releases at k."""
+    """Return the number of the level-0 node that Honaker's tree releases at k."""
     return ff_honaker_number(k)
 
 
 def buffered(const double[::1] z, const double[::1] coefficients, double[:, ::1] buffers):
-    """Noise of the next prefix (s,) from buffers (q, s), which are changed."""
+    """Return the noise of the next prefix (s,) from buffers (q, s), which are updated."""
     cdef double[::1] out = np.empty(z.shape[0])
     ff_buffered(&z[0], &coefficients[0], coefficients.shape[0] // 2, z.shape[0],
                 &buffers[0, 0] if buffers.shape[0] else NULL, &out[0])
@@ -92,21 +95,21 @@ def buffered(const double[::1] z, const double[::1] coefficients, double[:, ::1]
 
 
 def buffered_column(const double[::1] coefficients, int64_t n):
-    """The first n coefficients of 1 / ((1 - x) b(x)), b the series of these buffers."""
+    """Return the first n coefficients of 1 / ((1 - x) b(x)), with b the series of these buffers."""
     cdef double[::1] out = np.empty(max(1, n)), state = np.empty(max(1, coefficients.shape[0]))
     ff_buffered_column(&coefficients[0], coefficients.shape[0] // 2, n, &state[0], &out[0])
     return np.asarray(out)[:n]
 
 
 def toeplitz(const double[:, ::1] history, const double[::1] f, int64_t k):
-    """Noise of prefix k from the rows of history, (s,)."""
+    """Return the noise of prefix k (s,) from the rows of history."""
     cdef double[::1] out = np.zeros(history.shape[1])
     ff_add_weighted(&history[0, 0], &f[k - 1], -1, k, history.shape[1], &out[0])
     return np.asarray(out)
 
 
 def weighted_sum(const double[:, ::1] rows, const double[::1] weights):
-    """Sum of weights[i] rows[i], over as many rows as there are weights, (s,)."""
+    """Return the sum of weights[i] rows[i] (s,), over as many rows as there are weights."""
     cdef double[::1] out = np.zeros(rows.shape[1])
     ff_add_weighted(&rows[0, 0], &weights[0], 1, weights.shape[0], rows.shape[1], &out[0])
     return np.asarray(out)
@@ -116,20 +119,20 @@ def weighted_sum(const double[:, ::1] rows, const double[::1] weights):
 
 def round_point(const double[::1] point, double g, bint clamped, const uint32_t[::1] random,
                 double[::1] sums):
-    """In place: sums gains the point's entries in fixed point, rounded at random, less g."""
+    """Add a point's entries in fixed point, rounded at random, minus g, to sums, in place."""
     ff_round_point(&point[0], point.shape[0], g, clamped, &random[0], &sums[0])
 
 
 def round_points(const double[:, ::1] points, double g, bint clamped,
                  const uint32_t[:, ::1] random, double[::1] sums):
-    """``round_point`` for each row."""
+    """Call ``round_point`` for each row."""
     cdef int64_t i
     for i in range(points.shape[0]):
         ff_round_point(&points[i, 0], points.shape[1], g, clamped, &random[i, 0], &sums[0])
 
 
 def encode_bits(const int64_t[::1] ones, int64_t length):
-    """Messages of `length` bits with so many ones each, one byte a bit: (entries, length)."""
+    """Return messages (entries, length): ones[j] ones, then zeros, one bit in each byte."""
     cdef int64_t j
     cdef uint8_t[:, ::1] out = np.empty((ones.shape[0], length), np.uint8)
     for j in range(ones.shape[0] if length else 0):

@@ -1,6 +1,6 @@
 # cython: language_level=3
-"""Functions of ``checked`` that numba and other extensions call; ``fastfed/kernels/__init__.pxd``
-repeats them and says what each does."""
+"""Functions of ``checked`` that numba and other extensions call. ``fastfed/kernels/__init__.pxd``
+repeats and documents them."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 

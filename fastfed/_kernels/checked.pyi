@@ -1,4 +1,4 @@
-# Types of the compiled module; each function returns None if its arguments are not ready.
+# Types of the compiled module; each function returns None if its arguments need conversion.
 from typing import Any
 
 import numpy as np

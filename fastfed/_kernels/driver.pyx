@@ -25,44 +25,45 @@ cdef extern from *:
 
 #: Bytes of the candidate set of a silo.
 CANDIDATES_SIZE = sizeof(ff_candidates)
-#: Doubles of the bound that tells until when a silo's determinant trigger cannot fire.
+#: Doubles of the bound that shows until when a silo's determinant trigger cannot fire.
 SKIP_BOUND_SIZE = sizeof(ff_skip_bound) // sizeof(double)
-#: Doubles of that of all silos' private ones.
+#: Doubles of the bound of the private determinant trigger, for all silos together.
 TRACE_BOUND_SIZE = sizeof(ff_trace_bound) // sizeof(double)
 #: Up to this dimension the determinant trigger recomputes determinants; above, it updates a factor.
 RECOMPUTE_MAX = FF_RECOMPUTE_MAX
 
 
 def share_from(double seconds):
-    """Share work of more than so many seconds among threads; below zero all of it. Returns what it
-    was before. Results are the same; tests of threads would else see none, for their work is small.
-    """
+    """Share work of more than this many seconds among threads; below zero share all work. Return
+    the previous value. Results are the same. Tests of threads set it, because their work is
+    small."""
     global ff_least_shared
     before, ff_least_shared = ff_least_shared, seconds
     return before
 
 
 def snapshot_size(int64_t d):
-    """Doubles of the snapshot of one silo, of a curve with a trigger."""
+    """Return the doubles of the snapshot of one silo, for a curve with a trigger."""
     return ff_snapshot_size(d)
 
 
 def bonus_factor(const double[:, ::1] w, double c):
-    """(R, lost): for all x, ||W x||^2 + c ||W'W x||^2 <= (||R x|| + lost ||x||)^2 (see
-    ``src/ff_bonus_factor.h``); None where rounding, or this processor, leaves none."""
+    """Return (R, lost) with ||W x||^2 + c ||W'W x||^2 <= (||R x|| + lost ||x||)^2 for all x (see
+    ``src/ff_bonus_factor.h``); None if rounding leaves no R, or this processor lacks the
+    instructions."""
     cdef int64_t d = w.shape[0]
     cdef double[:, ::1] inverse = np.empty((d, d)), r = np.empty((d, d))
-    cdef ff_bonus_factor made
+    cdef ff_bonus_factor factor
     if not ff_screen_i16_available():
         return None
-    made = ff_bonus_factor_make(&w[0, 0], c, d, &inverse[0, 0], &r[0, 0])
-    return (np.asarray(r), made.lost) if made.c else None
+    factor = ff_bonus_factor_make(&w[0, 0], c, d, &inverse[0, 0], &r[0, 0])
+    return (np.asarray(r), factor.lost) if factor.c else None
 
 
 cdef class Tracked:
     """Tracked scores of fixed rows, for tests (see ``src/ff_tracked.h``).
 
-    rows (K, d) are float32, their features side by side; w and theta change in place.
+    rows (K, d) are float32 and feature-major; w and theta change in place.
     """
 
     cdef ff_tracked c
@@ -82,20 +83,21 @@ cdef class Tracked:
                         &self.scratch[0])
 
     def found(self):
-        """Means, squared widths, squared second bonuses, (K,) each; and what they may be off by."""
+        """Return (means, squared widths, squared second bonuses), each (K,), and bounds on their
+        errors."""
         cdef int64_t k = self.view.actions
-        kept = np.array(self.values).reshape(5, k)[:3]
-        return kept, (self.c.mean_error, self.c.width_error, self.c.second_error)
+        rows = np.array(self.values).reshape(5, k)[:3]
+        return rows, (self.c.mean_error, self.c.width_error, self.c.second_error)
 
     def choose(self, double beta):
-        """The action of the largest score, or -1."""
+        """Return the action with the largest score, or -1 if the tracked scores do not decide."""
         cdef int64_t d = self.w.shape[0]
         cdef double[::1] x = np.empty(d)
         return ff_tracked_choose(&self.c, &self.values[0], &self.view, &self.w[0, 0],
                                  &self.theta[0], beta, self.gamma, d, &self.scratch[0], &x[0])
 
     def observe(self, const double[::1] x, double y):
-        """A data point enters V, theta and the scores."""
+        """Update V, theta and the tracked scores by a data point."""
         cdef int64_t d = self.w.shape[0]
         cdef double[::1] own = np.empty(4 * d)
         cdef double prediction = np.dot(x, self.theta), norm = np.linalg.norm(self.theta)
@@ -105,7 +107,7 @@ cdef class Tracked:
 
 
 def bonus_cache_size(int64_t d):
-    """Doubles of what a silo bounds bonuses by where it makes a factor of its own."""
+    """Return the doubles of the bounds of a silo that computes its own factor."""
     return ff_bonus_cache_size(d)
 
 
@@ -116,9 +118,9 @@ cdef double *pointer(array) except? NULL:
 cdef class Run:
     """One replicate of one or several curves over one environment (see ``src/ff_run.h``).
 
-    Each curve is a mapping with the plan's numbers and the state arrays, named as in ff_curve. A
-    run may be a part of a larger one: its silos are ``names`` there, and its rounds those of
-    ``phase`` modulo ``stride``. A curve with a trigger runs alone.
+    Each curve is a mapping with the numbers of the plan and the arrays of the state, named as in
+    ff_curve. A run may be a part of a larger run: its silos are ``names`` there, and its rounds are
+    those equal to ``phase`` modulo ``stride``. A curve with a trigger must be the only curve.
     """
 
     cdef ff_run c
@@ -150,7 +152,7 @@ cdef class Run:
         self.c.checkpoint_count = checkpoints.shape[0]
         self.c.curves, self.c.curve_count = &self.curves[0], len(curves)
         self.c.threads = min(threads, silos) if FF_HAS_THREADS else 1
-        # Aligned and padded, so that vectors lie in one cache line and threads share none.
+        # Aligned and padded, so that vectors lie in one cache line and threads share no line.
         most = max(curve["levels"] for curve in curves)
         self.c.fill_scratch = ff_fill_capacity(environment.c.actions, d)
         self.c.score_scratch = ff_score_scratch(d, environment.c.actions)
@@ -178,41 +180,44 @@ cdef class Run:
                 self.caches[i] = self.tracked(i)
 
     def bonus_bounds(self):
-        """State of the bonus bounds, by curve that has them: by query the release, plus one, whose
-        bounds are cached; and by silo how many factors of its own it made since the last, and by
-        how much of ||W x|| its ||V^{-1} x|| may have grown since."""
+        """Return the state of the bonus bounds, one tuple for each curve that has them: for each
+        query the number of releases (plus one) of its cached bounds; for each silo the number of
+        its own factors since the last release; and for each silo the bound on the growth of
+        ||V^{-1} x||, in units of ||W x||."""
         cdef ff_bonus_silo *silo
-        found = []
+        bounds = []
         for i in range(self.c.curve_count):
             silo = self.curves[i].bonus_cache.silo
             if silo != NULL:
                 factors = [silo[j].made for j in range(self.c.silos)]
                 moved = [silo[j].moved for j in range(self.c.silos)]
-                found.append((np.array(self.caches[i][0]) >> 30, np.array(factors), np.array(moved)))
-        return found
+                bounds.append(
+                    (np.array(self.caches[i][0]) >> 30, np.array(factors), np.array(moved)))
+        return bounds
 
     cdef bint bounds_pay(self):
-        """Whether rows come that bounds are made for: of a pool, or wide enough ones."""
+        """Return whether bounds pay: for rows of a pool, or for large enough dimensions and
+        sets."""
         cdef const ff_environment *c = self.c.environment
         if self.environment.rows:
             return True
         return not self.environment.fixed and not c.is_double and c.dimension >= 32 and c.actions >= 16
 
     cdef tuple tracked(self, int64_t curve):
-        """Arrays of a curve's tracked scores, which points at them from now on."""
+        """Allocate the tracked scores of a curve, which refers to them from now on."""
         cdef int64_t silos = self.c.silos, size = ff_tracked_size(self.environment.c.actions)
         cdef uint8_t[::1] tracked = np.zeros(silos * sizeof(ff_tracked), np.uint8)
-        # The system gives memory to pages only as they are written.
+        # The operating system gives memory to pages only when they are written.
         cdef double[::1] values = np.zeros(silos * size)
         self.curves[curve].tracked = <ff_tracked *>&tracked[0]
         self.curves[curve].tracked_values = &values[0]
         return tracked, values
 
     cdef tuple bonus_cache(self, int64_t curve, bint lazy):
-        """Arrays of a curve's bonus cache, which points at them from now on."""
+        """Allocate the bonus cache of a curve, which refers to it from now on."""
         cdef ff_bonus_cache *cache = &self.curves[curve].bonus_cache
         cdef int64_t size = max(1, ff_bonus_cache_size(self.c.dimension)), silos = self.c.silos
-        # The system gives memory to pages only as they are written.
+        # The operating system gives memory to pages only when they are written.
         cdef float[::1] bound = np.zeros(max(1, self.environment.rows), np.float32)
         cdef int64_t[::1] made = np.zeros(max(1, self.environment.queries), np.int64)
         cdef uint8_t[::1] silo = np.zeros(silos * sizeof(ff_bonus_silo), np.uint8)
@@ -316,26 +321,26 @@ cdef class Run:
             c.requested = <uint8_t *>pointer(curve["requested"])
             c.synchronised_rounds = <uint8_t *>pointer(curve["synchronised_rounds"])
 
-    cdef void describe_trigger(self, ff_trigger *trigger, given) except *:
-        trigger.kind, trigger.delay = given["kind"], given["delay"]
-        trigger.threshold, trigger.extra = given["threshold"], given["extra"]
-        trigger.std.off_diagonal, trigger.std.diagonal = given["std"]
-        trigger.levels = given["levels"]
-        trigger.skip_bound = <ff_skip_bound *>pointer(given["skip_bound"])
-        trigger.aggregate_factor = pointer(given["aggregate_factor"])
-        trigger.nodes, trigger.snapshot = pointer(given["nodes"]), pointer(given["snapshot"])
-        trigger.node_rounds = <int64_t *>pointer(given["node_rounds"])
-        trigger.inverse, trigger.mass = pointer(given["inverse"]), pointer(given["mass"])
-        trigger.trace_bound = <ff_trace_bound *>pointer(given["trace_bound"])
-        trigger.fired = <int64_t *>pointer(given["fired"])
+    cdef void describe_trigger(self, ff_trigger *trigger, state) except *:
+        trigger.kind, trigger.delay = state["kind"], state["delay"]
+        trigger.threshold, trigger.extra = state["threshold"], state["extra"]
+        trigger.std.off_diagonal, trigger.std.diagonal = state["std"]
+        trigger.levels = state["levels"]
+        trigger.skip_bound = <ff_skip_bound *>pointer(state["skip_bound"])
+        trigger.aggregate_factor = pointer(state["aggregate_factor"])
+        trigger.nodes, trigger.snapshot = pointer(state["nodes"]), pointer(state["snapshot"])
+        trigger.node_rounds = <int64_t *>pointer(state["node_rounds"])
+        trigger.inverse, trigger.mass = pointer(state["inverse"]), pointer(state["mass"])
+        trigger.trace_bound = <ff_trace_bound *>pointer(state["trace_bound"])
+        trigger.fired = <int64_t *>pointer(state["fired"])
 
     def initialise(self):
-        """Make the estimates that hold before the first round."""
+        """Compute the estimates that hold before the first round."""
         self.raise_if(ff_run_initialise(&self.c))
 
     def simulate(self, int64_t first, int64_t last):
-        """Simulate rounds first..last, 1-based and inclusive, without the GIL. For one thread at a
-        time: another one is refused."""
+        """Simulate rounds first..last (counted from 1, both included), without the GIL. Only one
+        thread at a time may call this; a second one gets a RuntimeError."""
         cdef int64_t status
         cdef bint busy
         with cython.critical_section(self):
@@ -348,21 +353,22 @@ cdef class Run:
         self.raise_if(status)
 
     def numbers(self):
-        """What the curves have reached beside their arrays, (curves, n): with these it is all that
-        `resume` needs between two calls of `simulate`."""
+        """Return the numbers of the curves' state that are not in arrays, (curves, n). Together
+        with the arrays, `resume` needs nothing else to continue."""
         cdef int64_t i, g
-        found = []
+        rows = []
         for i in range(self.c.curve_count):
             c = &self.curves[i]
-            found.append([
+            rows.append([
                 c.released, c.second_bonus, c.inflation, c.bonus, c.ledger, c.log_inflation,
                 c.log_det, c.trigger.before, c.trigger.ridge, c.trigger.last, c.trigger.due, c.alike,
                 *[c.belief.ridge[g] for g in range(FF_MAX_GRID)],
             ])
-        return np.array(found, np.float64)
+        return np.array(rows, np.float64)
 
     def resume(self, const double[:, ::1] numbers):
-        """Go on from what `numbers` gave, with arrays as they were then. After `initialise`."""
+        """Continue from the state that `numbers` returned, with the arrays of that time. Call it
+        after `initialise`."""
         cdef int64_t i, g, j
         cdef ff_curve *c
         for i in range(self.c.curve_count):
@@ -375,14 +381,15 @@ cdef class Run:
             c.alike = <int64_t>numbers[i, 11]
             for g in range(FF_MAX_GRID):
                 c.belief.ridge[g] = numbers[i, 12 + g]
-            # Bounds of another W than that of the last release: none until the next.
+            # Cached bounds may be for another W than that of the last release: use none until the
+            # next release.
             c.bonus_cache.version = 0
             for j in range(self.c.silos if c.bonus_cache.silo != NULL else 0):
                 c.bonus_cache.silo[j].version = 0
         self.forget()
 
     def forget(self):
-        """Forget what was chosen, for where models change without a release."""
+        """Forget remembered choices, for models that change without a release."""
         cdef int64_t i
         for i in range(self.c.curve_count):
             if self.curves[i].choice != NULL:

@@ -8,11 +8,11 @@ cdef class Environment:
     cdef ff_environment c
     cdef readonly uint64_t seed
     cdef readonly int64_t replicate
-    cdef int64_t silos  # that have numbers of their own, or 0: any number will do
-    cdef int64_t queries, rows  # of a pool that caches its actions in 16 bits, else 0
-    cdef const ff_directions *directions  # of a pool whose features hang together, else NULL
+    cdef int64_t silos  # number of silos; 0: any silo number is valid
+    cdef int64_t queries, rows  # of a pool that stores its actions in 16 bits, else 0
+    cdef const ff_directions *directions  # of a pool with strongly correlated features, else NULL
     cdef bint fixed  # every silo is offered the same rows in every round
-    cdef object keep  # whatever the C side points at
+    cdef object keep  # objects whose memory the C side uses
     cdef void check_place(self, int64_t silo, int64_t round) except *
     cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
                        int64_t stride, reward) except *

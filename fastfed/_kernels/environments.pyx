@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Environments: one replicate each, behind the C interface of ``src/ff_environment.h``.
 
-Contexts and rewards are functions of (seed, replicate, silo, round) alone.
+Contexts and rewards depend on (seed, replicate, silo, round) only.
 """
 
 from libc.float cimport FLT_MAX
@@ -15,10 +15,11 @@ from fastfed._kernels.headers cimport *
 
 
 class SimulationError(RuntimeError):
-    """The compiled driver stopped, or an environment did."""
+    """The compiled driver or an environment failed."""
 
 
 def status_error(status):
+    """Return the exception for a status of the C code."""
     return SimulationError({
         FF_CALLBACK_FAILED: "the environment's function reported a failure",
         FF_NOT_POSITIVE_DEFINITE: "the synchronised statistics are not finite",
@@ -39,19 +40,21 @@ cdef class Environment:
         self.c.reward_kind, self.c.reward_std = reward
 
     def error(self):
-        """The exception behind a FF_CALLBACK_FAILED status, or None."""
+        """Return the exception behind the status FF_CALLBACK_FAILED, or None."""
         return None
 
     @property
     def dimension(self):
+        """d."""
         return self.c.dimension
 
     @property
     def actions(self):
+        """The largest number of actions of any round."""
         return self.c.actions
 
     cdef void check_place(self, int64_t silo, int64_t round) except *:
-        """Numbers of keys have 32 bits."""
+        """Raise IndexError unless silo and round are valid: they are parts of keys of 32 bits."""
         cdef int64_t silos = self.silos or 0xffffffff
         if not 0 <= silo < silos:
             raise IndexError(f"silo must be below {silos} and not negative, got {silo}")
@@ -59,7 +62,7 @@ cdef class Environment:
             raise IndexError(f"round must be in [0, 2^32), got {round}")
 
     def round(self, int64_t silo, int64_t round):
-        """(features (K, d), expected rewards (K,)) of one silo in one round; copies."""
+        """Return copies of (features (K, d), expected rewards (K,)) of one silo in one round."""
         cdef int64_t d = self.c.dimension, k = self.c.actions, status
         self.check_place(silo, round)
         cdef object buffer = np.empty(ff_fill_capacity(k, d) + 16,
@@ -85,13 +88,14 @@ cdef class Environment:
         return out, means
 
     def reward(self, int64_t silo, int64_t round, double mean):
+        """Return the reward of an action with expected reward ``mean`` at one silo in one round."""
         return ff_reward_of(&self.c, self.seed, self.replicate, silo, round, mean)
 
 
 cdef class Sphere(Environment):
     """Fresh contexts on a sphere (zhou-chowdhury-2024, Section 6).
 
-    theta (1, d) serves any number of silos, theta (M, d) has one for each.
+    theta (1, d) is for any number of silos; theta (M, d) has one row for each silo.
     """
 
     cdef ff_sphere state
@@ -112,7 +116,7 @@ cdef class Sphere(Environment):
 
 
 cdef class Gap(Environment):
-    """One best action, a gap above all others (dubey-pentland-2020, Section 4.4)."""
+    """One best action, with a gap to all others (dubey-pentland-2020, Section 4.4)."""
 
     cdef ff_gap state
 
@@ -128,7 +132,7 @@ cdef class Gap(Environment):
 
 
 cdef class HardInstance(Environment):
-    """A context in one block of two coordinates (huang-2023, Appendix E.1)."""
+    """A context with one block of two nonzero coordinates (huang-2023, Appendix E.1)."""
 
     cdef ff_hard state
 
@@ -140,9 +144,9 @@ cdef class HardInstance(Environment):
 
 
 cdef class QuantisedActions:
-    """The actions of a pool in 16 bits, kept of each query that silos meet again.
+    """The actions of a pool in 16 bits. A query is stored when silos are offered it again.
 
-    Replicates over one pool share it. It is empty where the processor has no 16-bit screening.
+    Replicates over one pool share it. It is empty if the processor has no screening in 16 bits.
     """
 
     cdef readonly object buffer, starts, made
@@ -161,33 +165,33 @@ cdef class QuantisedActions:
         cdef ff_quantised_store store
         cdef uint8_t[::1] buffer, made = self.made
         cdef const int64_t[::1] starts = self.starts
-        cdef object made_here, kept
+        cdef object new_buffer, buffer_object
         with cython.critical_section(self):
-            kept = self.buffer
-        if kept is None:
-            # The system gives memory to pages only as they are written.
-            made_here = np.empty(self.size + 63, np.uint8)
-            # Of several threads the first one's stays: others write there.
+            buffer_object = self.buffer
+        if buffer_object is None:
+            # The operating system gives memory to pages only when they are written.
+            new_buffer = np.empty(self.size + 63, np.uint8)
+            # If several threads come here, the first one's buffer is used by all.
             with cython.critical_section(self):
                 if self.buffer is None:
-                    self.buffer = made_here
-                kept = self.buffer
-        buffer = kept
+                    self.buffer = new_buffer
+                buffer_object = self.buffer
+        buffer = buffer_object
         store.buffer = <char *>((<uintptr_t>&buffer[0] + 63) & ~<uintptr_t>63)
         store.starts, store.made = &starts[0], &made[0]
         return store
 
 
 cdef class Directions:
-    """The first principal directions of a pool's actions, orthonormal rows (count, d)."""
+    """The first principal directions of a pool's actions: orthonormal rows (count, d)."""
 
     cdef readonly object rows
     cdef ff_directions c
 
     def __init__(self, rows):
-        cdef const double[:, ::1] held = np.ascontiguousarray(rows, np.float64)
-        self.rows = np.asarray(held)
-        self.c.rows, self.c.count = &held[0, 0], held.shape[0]
+        cdef const double[:, ::1] contiguous = np.ascontiguousarray(rows, np.float64)
+        self.rows = np.asarray(contiguous)
+        self.c.rows, self.c.count = &contiguous[0, 0], contiguous.shape[0]
         if not 0 < self.c.count <= FF_MOST_DIRECTIONS or self.c.count % 6:
             raise ValueError(
                 f"rows must be a multiple of 6 up to {FF_MOST_DIRECTIONS}, got {self.c.count}")
@@ -197,10 +201,10 @@ cdef class Directions:
 
 
 cdef class Pool(Environment):
-    """A finite set of queries, each a block of rows."""
+    """A finite set of queries, each with a block of rows."""
 
     cdef ff_pool state
-    cdef bint once  # a silo's queries come once each
+    cdef bint once  # each query of a silo is offered once
 
     def __init__(self, seed, replicate, values, dimension, feature_major,
                  const double[::1] means, const double[::1] best, const int64_t[::1] starts,
@@ -243,12 +247,13 @@ cdef class Pool(Environment):
                 raise IndexError(f"round must be in [1, {rounds}] at silo {silo}, got {round}")
 
     def query(self, int64_t silo, int64_t round):
+        """Return the query that a silo is offered in a round."""
         self.check_place(silo, round)
         return ff_pool_query(&self.state, self.seed, self.replicate, silo, round)
 
 
 cdef class Compiled(Environment):
-    """A user's compiled callback (numba.cfunc): see fastfed.environments.python."""
+    """A user's compiled callback (numba.cfunc); see fastfed.environments.python."""
 
     def __init__(self, seed, replicate, callback, state, dimension, actions, reward):
         cdef uintptr_t function = callback.address
@@ -277,7 +282,7 @@ cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t 
         return n
     except BaseException as error:
         error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
-        # Other silos go on to the end of the call; the first failure is the one to show.
+        # Other silos continue to the end of the call; the first failure is reported.
         with cython.critical_section(env):
             if env.failure is None:
                 env.failure = error
@@ -296,6 +301,7 @@ cdef class Called(Environment):
         self.c.fill, self.c.state = <ff_fill>call_python, <void *>self
 
     def error(self):
+        """Return the first exception of the function and forget it; None if there was none."""
         with cython.critical_section(self):
             failure, self.failure = self.failure, None
         return failure
@@ -303,10 +309,11 @@ cdef class Called(Environment):
 
 def parse_letor(bytes text, int64_t limit, float[:, ::1] values, int32_t[::1] relevance,
                 int64_t[::1] qid):
-    """Read whole lines of learning-to-rank text into arrays of as many rows as it has lines.
+    """Read whole lines of learning-to-rank text into arrays with as many rows as it has lines.
 
-    ``values`` holds zeros. Returns (rows, largest index), and None in place of the rows where that
-    is larger than the table is wide; None alone for what only an exact parser reads, or refuses.
+    ``values`` holds zeros. Returns (rows, largest index); (None, largest index) if an index is
+    larger than the width of the table; None if the text needs the exact parser, which may refuse
+    it.
     """
     cdef const char *data = text
     cdef int64_t size = len(text)

@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""Whole stretches of rounds of experts' systems (``src/ff_experts.h``).
+"""Segments of rounds of experts' systems (``src/ff_experts.h``).
 
-Thin wrappers that trust their inputs. ``sums`` (n, d) are what every expert loses at all clients in
-n stretches of rounds, in whole units; messages are exchanged before those where ``asks`` (n,) is 1;
-``lost`` (d,) is what every expert had lost before, and then what the server knew before the last.
+Thin wrappers that do not check their arguments. ``sums`` (n, d) are the losses of every expert at
+all clients in n segments of rounds, in whole units. Messages are exchanged before segment i if
+``asks[i]`` is 1. ``lost`` (d,) is what every expert lost before the first segment, and on return
+before the last one.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -14,12 +15,12 @@ from fastfed._kernels.headers cimport *
 
 
 def total(const double[::1] values):
-    """The sum of values (n,), in the order of NumPy's."""
+    """Return the sum of values (n,), in the order of NumPy's sum."""
     return ff_pairwise(&values[0], values.shape[0]) if values.shape[0] else 0.0
 
 
 def follow(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost, int64_t expert):
-    """(experts (n,) that follow the leader, how often it changes)."""
+    """Return (experts (n,) by follow the leader, number of changes)."""
     cdef int64_t n = sums.shape[0], switches
     cdef int64_t[::1] chosen = np.empty(n, np.int64)
     with nogil:
@@ -30,14 +31,14 @@ def follow(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] los
 
 def hedge(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost, double unit,
           double silos, double rate, double[:, ::1] rows):
-    """Into rows (exchanges, d): rate times what every expert has lost more than the best."""
+    """Write rate times (each expert's loss - the best expert's loss) to rows (exchanges, d)."""
     with nogil:
         ff_hedge(&sums[0, 0], &asks[0], sums.shape[0], sums.shape[1], &lost[0], unit, silos, rate,
                  &rows[0, 0] if rows.shape[0] else NULL)
 
 
 def to_weights(double[:, ::1] rows):
-    """In place: every row over its sum."""
+    """Divide every row by its sum, in place."""
     if rows.shape[0]:
         with nogil:
             ff_to_weights(rows.shape[0], rows.shape[1], &rows[0, 0])
@@ -46,7 +47,8 @@ def to_weights(double[:, ::1] rows):
 def sparse(seed, replicate, expert, release, spent, unit, before, limit, query_scale,
            const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t start, bint decided,
            int64_t[::1] lost, int64_t[::1] chosen):
-    """(stretch whose query is above the threshold, or n; exchanges held): fields of ff_sparse."""
+    """Return (segment whose query exceeds the threshold, or n; number of exchanges so far).
+    Arguments are the fields of ff_sparse."""
     cdef ff_sparse s
     cdef int64_t stop
     s.seed, s.replicate, s.expert, s.release, s.spent = seed, replicate, expert, release, spent
@@ -61,7 +63,8 @@ def regret(double lost, double[::1] total, double[::1] open, int64_t rounds, int
            const int64_t[::1] checkpoints, double[::1] found, const int64_t[:, ::1] sums,
            const int64_t[::1] edges, const uint8_t[::1] settles, const int64_t[::1] which,
            const double[:, ::1] weights, const double[::1] gaps, int64_t silos, double unit):
-    """(lost, rounds, at) of ff_regret after more stretches; weights, gaps or sums may be None."""
+    """Return (lost, rounds, at) of ff_regret after more segments; weights, gaps or sums may be
+    None."""
     cdef ff_regret r
     cdef double[::1] products = np.empty(total.shape[0])
     r.lost, r.rounds, r.at, r.count = lost, rounds, at, checkpoints.shape[0]

@@ -1,5 +1,6 @@
 # cython: language_level=3
-"""Declarations of the C kernels for the bindings; what each does stands in ``src/*.h``."""
+"""Declarations of the C kernels for the bindings; the comments in ``src/*.h`` say what each
+does."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
@@ -116,7 +117,7 @@ cdef extern from "ff_candidates.h" nogil:
 cdef extern from "ff_tracked.h" nogil:
     ctypedef struct ff_tracked:
         const void *x
-        int64_t left
+        int64_t rounds_left
         double mean_error, width_error, second_error
     int64_t ff_tracked_size(int64_t actions)
     enum: FF_TRACKED_LEAST
@@ -152,10 +153,10 @@ cdef extern from "ff_bonus_cache.h" nogil:
         const ff_directions *directions
     int64_t ff_bonus_cache_size(int64_t d)
     int64_t ff_bonus_cache_lazy_size(int64_t d)
-    int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
-                                const double *w, const double *theta, double beta, double gamma,
-                                const double *points, int64_t seen, double *now, int64_t d,
-                                double *scratch, float *ends)
+    int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
+                                       const double *w, const double *theta, double beta,
+                                       double gamma, const double *points, int64_t points_count,
+                                       double *now, int64_t d, double *scratch, float *results)
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
@@ -606,7 +607,7 @@ cdef extern from "ff_batch.h" nogil:
         FF_FINE
         FF_BAD_STATE
         FF_BAD_ROW
-        FF_NO_ROOM
+        FF_NO_MEMORY
     ctypedef struct ff_sets:
         const void *x
         int64_t is_double
@@ -635,7 +636,7 @@ cdef extern from "ff_batch.h" nogil:
 
 
 cdef inline void *address_of(array) except? NULL:
-    """The first byte of an array; NULL for None."""
+    """Return the address of the first byte of an array; NULL for None."""
     if array is None:
         return NULL
     cdef uintptr_t address = array.__array_interface__["data"][0]
@@ -643,7 +644,7 @@ cdef inline void *address_of(array) except? NULL:
 
 
 cdef inline int fill_belief(ff_belief_model *m, model) except -1:
-    """The model (R^2, prior, spreads, ridges) of own rounds, as C has it."""
+    """Copy a model (R^2, prior, spreads, ridges) of local rounds into the C struct."""
     scale2, prior, spreads, ridges = model
     if not 1 <= len(spreads) == len(ridges) <= FF_MAX_GRID:
         raise ValueError(f"a belief has 1 to {FF_MAX_GRID} deviations, got {len(spreads)}")

@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""Ridge regression: factors of V, rank-one updates, upper confidence bounds and their radius.
+"""Ridge regression: factors of V, rank-one updates, upper confidence bounds and confidence radii.
 
-Thin wrappers that trust their inputs; see ``src/ff_linalg.h``, ``src/ff_scores.h``,
+Thin wrappers that do not check their arguments; see ``src/ff_linalg.h``, ``src/ff_scores.h``,
 ``src/ff_screen_i16.h``, ``src/ff_estimate.h`` and ``src/ff_mean.h``.
 """
 
@@ -17,12 +17,12 @@ from fastfed._kernels.headers cimport *
 # ---- factors of V --------------------------------------------------------------------------------
 
 def log(double x):
-    """ln x of a finite x > 0, with the same bits on every processor."""
+    """Return ln x for finite x > 0, with the same bits on every processor."""
     return ff_log(x)
 
 
 def factor(const double[::1] packed, int64_t d):
-    """W, or None when V is not positive definite."""
+    """Return W (d, d), or None if V is not positive definite."""
     cdef double[:, ::1] w = np.empty((d, d))
     if ff_factor(&packed[0], d, &w[0, 0]):
         return None
@@ -30,7 +30,7 @@ def factor(const double[::1] packed, int64_t d):
 
 
 def solve(const double[:, ::1] w, const double[::1] u):
-    """V^{-1} u."""
+    """Return V^{-1} u (d,)."""
     cdef int64_t d = w.shape[0]
     cdef double[::1] theta = np.empty(d), scratch = np.empty(d)
     ff_solve(&w[0, 0], &u[0], d, &scratch[0], &theta[0])
@@ -38,7 +38,7 @@ def solve(const double[:, ::1] w, const double[::1] u):
 
 
 def least_squares(const double[:, ::1] statistics, int64_t d):
-    """V^+ u of every row (M, s) as (M, d); 0 where a statistic is not finite."""
+    """Return V^+ u of every row (M, s) as (M, d); 0 for a statistic that is not finite."""
     cdef double[:, ::1] theta = np.zeros((statistics.shape[0], d))
     cdef double[::1] scratch = np.empty(2 * d * d + d)
     cdef int64_t i
@@ -48,22 +48,23 @@ def least_squares(const double[:, ::1] statistics, int64_t d):
 
 
 def hadamard(values):
-    """H v of every row v of a (M, 2^k) array."""
-    made = np.array(values, dtype=np.float64, order="C", ndmin=2)
-    cdef double[:, ::1] rows = made
+    """Return H v for every row v of a (M, 2^k) array."""
+    result = np.array(values, dtype=np.float64, order="C", ndmin=2)
+    cdef double[:, ::1] rows = result
     cdef int64_t i
     for i in range(rows.shape[0]):
         ff_hadamard(&rows[i, 0], rows.shape[1])
-    return made
+    return result
 
 
 def log_det(const double[:, ::1] w):
-    """ln det V."""
+    """Return ln det V."""
     return ff_log_det(&w[0, 0], w.shape[0])
 
 
 def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
-    """In place; theta may be None."""
+    """Update W and theta by a data point, in place; theta may be None. Returns the determinant's
+    ratio."""
     cdef int64_t d = w.shape[0]
     cdef double[::1] scratch = np.empty(4 * d)
     cdef double *t = NULL
@@ -73,31 +74,32 @@ def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
 
 
 def accumulate(double[::1] statistic, const double[::1] x, double y):
-    """In place: statistic is (bias, packed covariance)."""
+    """Add a data point to a statistic (bias, packed covariance), in place."""
     cdef int64_t d = x.shape[0]
     ff_accumulate(&statistic[0] + d, &statistic[0], &x[0], y, d)
 
 
 def rank_one(double[:, ::1] gram, double[::1] bias, const double[::1] x, double y):
-    """In place: gram is (d, d)."""
+    """Add a data point to gram (d, d) and bias (d,), in place."""
     ff_rank_one(&gram[0, 0], &bias[0], &x[0], y, x.shape[0])
 
 
 def sherman_morrison(double[:, ::1] inverse, const double[::1] x):
+    """Update inverse = V^{-1} (d, d) to (V + x x')^{-1}, in place."""
     cdef int64_t d = x.shape[0]
     cdef double[::1] scratch = np.empty(d)
     ff_sherman_morrison(&inverse[0, 0], &x[0], d, &scratch[0])
 
 
 def clip_norm(double[::1] x, double bound):
-    """In place; True when x was above the bound by more than rounding."""
+    """Scale x to the bound, in place; return True if x exceeded it by more than rounding."""
     return bool(ff_clip_norm(&x[0], x.shape[0], bound))
 
 
 # ---- scores --------------------------------------------------------------------------------------
 
 cdef ff_actions view_of(actions) except *:
-    """Actions (K, d) of float32 or float64, any positive strides."""
+    """Describe actions (K, d) of float32 or float64, with any positive strides, for C."""
     cdef ff_actions view
     cdef int64_t size = actions.itemsize
     cdef uintptr_t address = actions.__array_interface__["data"][0]
@@ -114,6 +116,7 @@ cdef ff_actions view_of(actions) except *:
 
 
 def scores(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
+    """Return the scores (K,) of all actions."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
@@ -126,30 +129,31 @@ def bonus_ends(
     actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma,
     const double[:, ::1] points, const double[:, ::1] basis=None,
 ):
-    """Bounds on scores of float32 actions side by side, (6, K), for tests: above by few products
-    (with a pool's directions, the rows of basis), by a factor and by a factor of one action, and
-    below, in three ways. They are made of w and hold for what w is once the points (n, d) have
-    entered V, which is returned too; None where there are none."""
+    """Return bounds on the scores of float32 feature-major actions, (6, K), for tests: upper bounds
+    by few products (with a pool's directions, the rows of basis), by R, and by R one action at a
+    time; then lower bounds in three ways. They are computed from w and hold for w after the points
+    (n, d) have entered V, which is returned too. Returns None if there are no such bounds."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(
         ff_bonus_cache_lazy_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
-    cdef float[:, ::1] ends = np.empty((6, view.actions), np.float32)
-    cdef double[:, ::1] now = np.empty((d, d))
-    cdef int64_t seen = points.shape[0]
+    cdef float[:, ::1] bounds = np.empty((6, view.actions), np.float32)
+    cdef double[:, ::1] w_now = np.empty((d, d))
+    cdef int64_t points_count = points.shape[0]
     cdef ff_directions directions
     if basis is not None:
         directions.rows, directions.count = &basis[0, 0], basis.shape[0]
-    if not ff_bonus_cache_ends(
+    if not ff_bonus_cache_test_bounds(
         &view, NULL if basis is None else &directions, &w[0, 0], &theta[0], beta, gamma,
-        &points[0, 0] if seen else NULL, seen, &now[0, 0], d, &scratch[0], &ends[0, 0],
+        &points[0, 0] if points_count else NULL, points_count, &w_now[0, 0], d, &scratch[0],
+        &bounds[0, 0],
     ):
         return None
-    return np.asarray(ends), np.asarray(now)
+    return np.asarray(bounds), np.asarray(w_now)
 
 
 def select(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
-    """(index, features) of the best action."""
+    """Return (index, features) of the best action."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
@@ -160,7 +164,7 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
 
 def select_tied(actions, const double[:, ::1] w, const double[::1] theta, double beta,
                 double gamma, double limit, double tie):
-    """(index, features) of the best action, all scores of at least the limit being equal."""
+    """Return (index, features) of the best action, where all scores of at least the limit tie."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
@@ -173,7 +177,8 @@ def select_tied(actions, const double[:, ::1] w, const double[::1] theta, double
 def select_least(actions, const double[:, ::1] w, const double[::1] theta, double beta,
                  double gamma, const double[:, ::1] other_w, const double[::1] other_theta,
                  double other_beta):
-    """(index, features) of the action whose lesser score is the largest; see ff_select_least."""
+    """Return (index, features) of the action with the largest smaller score; see
+    ff_select_least."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
@@ -185,7 +190,7 @@ def select_least(actions, const double[:, ::1] w, const double[::1] theta, doubl
 
 def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
            const double[::1] theta, double beta, double gamma):
-    """(index, features) of the best action by a user's scores (function, state)."""
+    """Return (index, features) of the best action by a user's scores (function, state)."""
     cdef int64_t d = w.shape[0], a
     cdef ff_actions view = view_of(actions)
     cdef uintptr_t function = score.function.address
@@ -202,36 +207,38 @@ def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
 
 
 def has_screen_i16():
-    """True if this build and this processor have the screening in 16 bits."""
+    """Return True if this build and this processor have screening in 16 bits."""
     cdef ff_actions view
     view.is_double, view.action_stride = 0, 1
     return bool(ff_screen_i16_fits(&view, 1))
 
 
 def screen_i16(actions, const double[:, ::1] w, const double[::1] theta, double beta):
-    """Indices that screening in 16 bits keeps, ascending; None where it does not apply or cannot
-    tell."""
+    """Return the indices that screening in 16 bits does not discard, in ascending order; None if it
+    does not apply, or discards too little."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
     cdef int64_t[::1] out = np.empty(view.actions, np.int64)
     if not ff_screen_i16_fits(&view, d):
         return None
-    cdef int64_t kept = ff_screen_i16(&view, &w[0, 0], &theta[0], beta, d, &scratch[0], &out[0])
-    return None if kept < 0 else np.asarray(out)[:kept]
+    cdef int64_t count = ff_screen_i16(&view, &w[0, 0], &theta[0], beta, d, &scratch[0], &out[0])
+    return None if count < 0 else np.asarray(out)[:count]
 
 
-# ---- own rounds ----------------------------------------------------------------------------------
+# ---- local rounds --------------------------------------------------------------------------------
 
-#: The most deviations on the grid of a belief.
+#: The largest number of deviations on the grid of a posterior ("belief").
 MAX_GRID = FF_MAX_GRID
 
 
 def belief(model, const double[::1] rest, const double[::1] own, double[:, ::1] w,
            double[::1] theta):
-    """In place: W and theta of a silo's belief; the weights of deviations, None if hopeless.
+    """Compute W and theta of a silo's posterior, in place. Returns the weights of the deviations,
+    or None if a matrix is not finite.
 
-    model: (R^2, prior, spreads, ridges), see ``src/ff_belief.h``.
+    model: (R^2, prior, spreads, ridges); rest: the other silos' released sums (s,); own: the silo's
+    raw sums (s,). See ``src/ff_belief.h``.
     """
     cdef int64_t d = w.shape[0]
     cdef ff_belief_model m
@@ -245,21 +252,22 @@ def belief(model, const double[::1] rest, const double[::1] own, double[:, ::1] 
 # ---- estimates and radii -------------------------------------------------------------------------
 
 def refresh(const double[::1] statistic, double regularizer, double[:, ::1] w, double[::1] theta):
-    """In place: W and theta of V = lambda I + covariance; the shift V needed, -1 if hopeless."""
+    """Compute W and theta of V = lambda I + covariance, in place. Returns the shift that V needed,
+    or -1 if no shift helps."""
     cdef int64_t d = w.shape[0]
     cdef double[::1] scratch = np.empty(d * (d + 1) // 2 + d)
     return ff_refresh(&statistic[0], regularizer, d, &w[0, 0], &theta[0], &scratch[0])
 
 
 def choose_regularizer(const double[::1] statistic, double full, double floor, int64_t d):
-    """The least full j / 8 that leaves every eigenvalue of V above floor, or full."""
+    """Return the smallest full j / 8 for which every eigenvalue of V is above floor, or full."""
     cdef double[:, ::1] w = np.empty((d, d))
     cdef double[::1] scratch = np.empty(d * (d + 1) // 2)
     return ff_choose_regularizer(&statistic[0], full, floor, d, &w[0, 0], &scratch[0])
 
 
 def missing_bonus(const double[:, ::1] w, double beta, double gamma, double m):
-    """Bound on a round's gain in regret where both bonuses are multiplied by m < 1."""
+    """Bound what one round's regret may gain if both bonuses are multiplied by m < 1."""
     cdef int64_t d = w.shape[0]
     cdef double[::1] scratch = np.empty(2 * d * d)
     return ff_missing_bonus(&w[0, 0], beta, gamma, m, d, &scratch[0])
@@ -267,6 +275,7 @@ def missing_bonus(const double[:, ::1] w, double beta, double gamma, double m):
 
 def radius_at(double multiplier, double scale, double base, double offset, double lam,
               double count, int64_t d):
+    """Return the confidence radius without determinant, see ff_radius."""
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     return ff_radius_at(&radius, offset, lam, count, d)
@@ -274,6 +283,7 @@ def radius_at(double multiplier, double scale, double base, double offset, doubl
 
 def determinant_radius(double multiplier, double scale, double base, double offset, double anchor,
                        double inflation, double log_det, int64_t d):
+    """Return the confidence radius with determinant, see ff_radius."""
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     radius.anchor = anchor

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Losses of experts (``src/ff_losses.h``): one replicate of an adversary, or of a user's function.
 
-Thin wrappers that trust their inputs.
+Thin wrappers that do not check their arguments.
 """
 
 from libc.math cimport isfinite
@@ -13,12 +13,12 @@ import numpy as np
 
 from fastfed._kernels.headers cimport *
 
-#: Chances are whole multiples of 1 / CHANCES; losses that are no coins, of 1 / PARTS.
+#: Probabilities are whole multiples of 1 / CHANCES; losses, except coins, of 1 / PARTS.
 CHANCES = (<int64_t>1) << FF_CHANCE_BITS
 PARTS = (<int64_t>1) << FF_LOSS_BITS
 #: Who adds noise to scores.
 NOISES = {"none": FF_NOISE_NONE, "silos": FF_NOISE_SILOS, "server": FF_NOISE_SERVER}
-#: The most threads of one call.
+#: The largest number of threads of one call.
 MOST_THREADS = 64
 
 
@@ -27,6 +27,7 @@ class LossError(RuntimeError):
 
 
 def loss_error(status):
+    """Return the exception for a status of the C code."""
     return LossError(
         "the function of the losses returned a number outside [0, 1]"
         if status == FF_NOT_FINITE
@@ -35,7 +36,7 @@ def loss_error(status):
 
 
 def square_gradient(const double[::1] g, const double[::1] x):
-    """g <g, x> (d,), the gradient of <g, x>^2 / 2."""
+    """Return g <g, x> (d,), the gradient of <g, x>^2 / 2."""
     cdef double[::1] out = np.empty(g.shape[0])
     ff_square_gradient(&g[0], &x[0], g.shape[0], &out[0])
     return np.asarray(out)
@@ -60,32 +61,35 @@ cdef class Losses:
 
     @property
     def silos(self):
+        """m."""
         return self.c.silos
 
     @property
     def experts(self):
+        """d."""
         return self.c.experts
 
     @property
     def quadratic(self):
+        """Whether the loss of a row g is <g, x>^2 / 2."""
         return bool(self.c.quadratic)
 
     @property
     def unit(self):
-        """What losses are whole multiples of."""
+        """The unit that losses are whole multiples of."""
         return 1.0 if self.c.kind == FF_LOSS_COINS else 1.0 / PARTS
 
     @property
     def has_rows(self):
-        """Whether a loss is d numbers, not a gradient."""
+        """Whether a round's losses are d numbers, rather than a gradient."""
         return self.c.kind != FF_LOSS_GRADIENT
 
     def error(self):
-        """The exception behind a failure, if there is one."""
+        """Return the exception behind a failure, or None."""
         return None
 
     cdef int64_t prepare(self, int64_t threads) except -1:
-        """Scratch of so many threads."""
+        """Allocate the scratch of the threads. Returns their number."""
         cdef uint32_t[::1] row
         cdef double[::1] called
         cdef int64_t[::1] sums
@@ -110,7 +114,7 @@ cdef class Losses:
             raise IndexError(f"round must be in [1, {rounds}], got {round}")
 
     def row(self, int64_t silo, int64_t round):
-        """What every expert loses at one silo in one round, (d,)."""
+        """Return the loss of every expert at one silo in one round, (d,)."""
         cdef int64_t status
         self.check_place(silo, round)
         if not self.has_rows:
@@ -124,7 +128,8 @@ cdef class Losses:
         return self.unit * np.asarray(self.rows[0])[: self.c.experts]
 
     def sums(self, const int64_t[::1] edges, int64_t threads=1):
-        """Of all silos in rounds edges[i] + 1 .. edges[i + 1], (segments, d) whole units."""
+        """Add up losses over all silos and rounds edges[i] + 1 .. edges[i + 1]: (segments, d) whole
+        units."""
         cdef int64_t status, segments = edges.shape[0] - 1
         cdef int64_t[:, ::1] totals = np.empty((segments, self.c.experts), np.int64)
         threads = self.prepare(threads)
@@ -137,19 +142,20 @@ cdef class Losses:
 
     def gradients(self, const int64_t[:, ::1] rounds, const double[::1] x, int64_t threads=1,
                   const double[::1] parent=None, bounds=(-np.inf, np.inf, np.inf)):
-        """Sums (m, d) over rounds (m, n) of each silo's gradients at x, in this order; less those
-        at ``parent`` if it is given. ``bounds``: (low, high, most) of ff_gradient_bounds."""
+        """Return sums (m, d) over rounds (m, n) of each silo's gradients at x, in this order; minus
+        the gradients at ``parent`` if it is given. ``bounds``: (low, high, most) of
+        ff_gradient_bounds."""
         cdef int64_t status, n = rounds.shape[1]
         cdef double[:, ::1] totals = np.zeros((self.c.silos, self.c.experts))
         cdef ff_gradient_bounds clip
-        cdef const double *before = NULL
+        cdef const double *parent_address = NULL
         clip.low, clip.high, clip.most = bounds
         if parent is not None:
-            before = &parent[0]
+            parent_address = &parent[0]
         threads = self.prepare(threads)
         with nogil:
             status = ff_losses_gradients(&self.c, self.seed, self.replicate, &rounds[0, 0], n, n,
-                                         &x[0], before, &clip, threads, &self.scratch[0],
+                                         &x[0], parent_address, &clip, threads, &self.scratch[0],
                                          &totals[0, 0])
         if status < 0:
             raise self.error() or loss_error(status)
@@ -158,14 +164,15 @@ cdef class Losses:
     def walk(self, const int64_t[:, ::1] rounds, leaves, int64_t release, double[::1] x,
              double[:, :, ::1] v, double[:, ::1] points, bounds, *, bint linear, str noise_by,
              int64_t threads=1):
-        """Experts (count,) that leaves of a phase move x (d,) to, which is moved; rounds (m, used)
-        are its samples, v (depths, m, d) and points (depths, d) its path. ``leaves``: rows
-        (tree, depth, start, stop, step, scale), of exchange ``release`` and the ones after it."""
+        """Move x (d,) by the leaves of a phase, in place; return the experts (count,) that x moves
+        towards. rounds (m, used) are the samples of the phase; v (depths, m, d) and points (depths,
+        d) are its path, which is updated. ``leaves``: rows (tree, depth, start, stop, step, scale),
+        for exchange ``release`` and the following ones."""
         cdef int64_t status, i, count = len(leaves), m = self.c.silos, d = self.c.experts
         cdef ff_walk w
         cdef double[:, ::1] rows = np.array(leaves, np.float64).reshape(count, 6)
-        cdef uint8_t[::1] room = np.empty(max(1, count) * sizeof(ff_leaf), np.uint8)
-        cdef ff_leaf *path = <ff_leaf *>&room[0]
+        cdef uint8_t[::1] leaf_bytes = np.empty(max(1, count) * sizeof(ff_leaf), np.uint8)
+        cdef ff_leaf *path = <ff_leaf *>&leaf_bytes[0]
         cdef double[::1] sums = np.empty(m * d), total = np.empty(d)
         cdef double[::1] drawn = np.empty(max(1, ff_laplace_capacity(d)))
         cdef int64_t[::1] least = np.empty(max(1, count), np.int64)
@@ -189,8 +196,8 @@ cdef class Losses:
 
     def excess(self, int64_t first, int64_t last, const double[::1] x,
                const double[::1] optimum, double lost):
-        """lost + what x loses more than ``optimum`` in rounds first..last at all silos, of losses
-        that are given as gradients, added up in this order."""
+        """Return lost + (loss at x - loss at ``optimum``), summed over rounds first..last and all
+        silos in this order, for losses given as gradients."""
         self.prepare(1)
         with nogil:
             lost = ff_losses_excess(&self.c, self.seed, self.replicate, first, last, &x[0],
@@ -200,7 +207,7 @@ cdef class Losses:
         return lost
 
     def value(self, int64_t silo, int64_t round, const double[::1] x):
-        """(loss, gradient (d,)) at x of a loss that is given as a gradient."""
+        """Return (loss, gradient (d,)) at x of a loss that is given as a gradient."""
         cdef double[::1] gradient = np.zeros(self.c.experts)
         cdef double value
         self.check_place(silo, round)
@@ -217,7 +224,7 @@ cdef class Losses:
 
 
 cdef class Coins(Losses):
-    """Losses 0 or 1 by chance; see ff_losses."""
+    """Losses of 0 or 1 by independent coins; see ff_losses."""
 
     def __init__(self, uint64_t seed, int64_t replicate, int64_t silos,
                  const uint32_t[::1] chance, *, bint common=False, bint quadratic=False,
@@ -244,7 +251,7 @@ cdef class Table(Losses):
 
 
 cdef class Compiled(Losses):
-    """A user's numba.cfunc: of ``losses_signature()``, or of ``gradient_signature()``."""
+    """A user's numba.cfunc with ``losses_signature()`` or ``gradient_signature()``."""
 
     def __init__(self, uint64_t seed, int64_t replicate, int64_t silos, int64_t experts, function,
                  state, *, bint common=False, bint gradient=False):
@@ -266,7 +273,7 @@ IN_FUNCTION = "in the environment's function"
 
 cdef object note(Called losses, BaseException error, replicate, silo, round):
     error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
-    # Other threads go on to the end of the call; the first failure is the one to show.
+    # Other threads continue to the end of the call; the first failure is reported.
     with cython.critical_section(losses):
         if losses.failure is None:
             losses.failure = error
@@ -305,7 +312,7 @@ cdef double call_gradient(void *state, uint64_t seed, int64_t replicate, int64_t
 
 cdef class Called(Losses):
     """A plain Python function: (seed, replicate, silo, round) -> losses (d,), or with a fifth
-    argument x (d,) -> (loss, gradient (d,)); ``check`` looks at what it returns."""
+    argument x (d,) -> (loss, gradient (d,)). ``check`` validates the returned value."""
 
     cdef object function, check, failure
 

@@ -1,4 +1,4 @@
-# Types of the compiled module; the reasons behind each routine stand in src/*.h.
+# Types of the compiled module; the comments in src/*.h explain the functions.
 
 import numpy as np
 

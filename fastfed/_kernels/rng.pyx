@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Keyed random streams: every draw is a function of (seed, purpose, replicate, silo, index).
 
-Thin wrappers that trust their inputs; see ``src/ff_random.h`` and ``src/ff_bits.h``.
+Thin wrappers that do not check their arguments; see ``src/ff_random.h`` and ``src/ff_bits.h``.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -12,7 +12,7 @@ from fastfed._kernels.headers cimport *
 
 
 def philox(seed, purpose, replicate, silo, index, block):
-    """The four 32-bit words of one block of a stream."""
+    """Return the four 32-bit words of one block of a stream."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef uint32_t[::1] out = np.empty(4, np.uint32)
     ff_philox(&s, block, &out[0])
@@ -20,13 +20,13 @@ def philox(seed, purpose, replicate, silo, index, block):
 
 
 def key(seed, purpose, replicate, silo, index):
-    """64 uniform bits of a stream."""
+    """Return 64 uniform bits of a stream."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     return ff_key(&s)
 
 
 def normals_f32(seed, purpose, replicate, silo, index, int64_t n):
-    """n standard normals in float32, for contexts."""
+    """Draw n standard normals in float32, for contexts."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef float[::1] out = np.empty(max(1, ff_normal_capacity_f32(n)), np.float32)
     ff_normals_f32(&s, n, &out[0])
@@ -34,7 +34,7 @@ def normals_f32(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def normals_f64(seed, purpose, replicate, silo, index, int64_t n):
-    """n standard normals in float64, every bit from Philox."""
+    """Draw n standard normals in float64, with all bits from Philox."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef double[::1] out = np.empty(max(1, ff_normal_capacity_f64(n)))
     ff_normals_f64(&s, n, &out[0])
@@ -42,6 +42,7 @@ def normals_f64(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def normals_from_bits(const uint64_t[::1] a, const uint64_t[::1] b):
+    """Return standard normals (2 half,) from 53-bit integers a and b (half,) by Box-Muller."""
     cdef int64_t half = a.shape[0]
     cdef double[::1] out = np.empty(2 * half)
     if half:
@@ -50,19 +51,19 @@ def normals_from_bits(const uint64_t[::1] a, const uint64_t[::1] b):
 
 
 def uniform(seed, purpose, replicate, silo, index):
-    """A uniform of 53 bits, never 0."""
+    """Draw a uniform number with 53 bits, never 0."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     return ff_uniform(&s, 0)
 
 
 def uniform_int(seed, purpose, replicate, silo, index, int64_t n):
-    """A uniform integer in [0, n), n < 2^31."""
+    """Draw a uniform integer in [0, n), n < 2^31."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     return ff_uniform_int(&s, n)
 
 
 def permutation(seed, purpose, replicate, silo, index, int64_t n):
-    """A uniform permutation of 0..n-1."""
+    """Draw a uniformly random permutation of 0..n-1."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef int64_t[::1] out = np.empty(max(1, n), np.int64)
     ff_permutation(&s, n, &out[0])
@@ -70,7 +71,7 @@ def permutation(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def random_u32(seed, purpose, replicate, silo, index, int64_t n):
-    """n uniform integers of 32 bits."""
+    """Draw n uniform integers of 32 bits."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef uint32_t[::1] out = np.empty(max(1, ff_random_u32_capacity(n)), np.uint32)
     ff_random_u32(&s, n, &out[0])
@@ -78,7 +79,7 @@ def random_u32(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def laplace(seed, purpose, replicate, silo, index, int64_t n):
-    """n draws of the standard Laplace distribution."""
+    """Draw n numbers from the standard Laplace distribution."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef double[::1] out = np.empty(max(1, ff_laplace_capacity(n)))
     ff_laplace(&s, n, &out[0])
@@ -86,7 +87,7 @@ def laplace(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def laplace_rows(seed, purpose, replicate, int64_t silos, index, int64_t n):
-    """laplace() of silos 0..silos-1, (silos, n)."""
+    """Return laplace() for silos 0..silos-1, (silos, n)."""
     cdef ff_stream s
     cdef double[::1] drawn = np.empty(max(1, ff_laplace_capacity(n)))
     cdef double[:, ::1] out = np.empty((silos, n))
@@ -100,6 +101,7 @@ def laplace_rows(seed, purpose, replicate, int64_t silos, index, int64_t n):
 
 
 def laplace_from_bits(const uint64_t[::1] bits):
+    """Return Laplace draws (n,) from 53-bit integers (n,)."""
     cdef double[::1] out = np.empty(max(1, bits.shape[0]))
     if bits.shape[0]:
         ff_laplace_from_bits(&bits[0], bits.shape[0], &out[0])
@@ -107,7 +109,8 @@ def laplace_from_bits(const uint64_t[::1] bits):
 
 
 def ideal_normals(const uint64_t[::1] words):
-    """Normals of radii and turns (2 half,), and how many radii 64 bits do not settle."""
+    """Return normals (2 half,) from words of radii and angles, and the number of radii that need
+    more than 64 bits."""
     cdef int64_t half = words.shape[0] // 2
     cdef double[::1] out = np.empty(2 * half)
     if half == 0:
@@ -117,7 +120,7 @@ def ideal_normals(const uint64_t[::1] words):
 
 
 def ideal_laplace(const uint64_t[::1] words):
-    """Laplace draws (n,), and how many of them 64 bits do not settle."""
+    """Return Laplace draws (n,), and the number of draws that need more than 64 bits."""
     cdef double[::1] out = np.empty(words.shape[0])
     if words.shape[0] == 0:
         return np.asarray(out), 0
@@ -126,19 +129,21 @@ def ideal_laplace(const uint64_t[::1] words):
 
 
 def node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d):
+    """Draw the standard normals (s,) of a node's noise."""
     cdef double[::1] out = np.empty(ff_noise_capacity(d))
     ff_node_normals(seed, replicate, silo, node, d, &out[0])
     return np.asarray(out)[:d + d * (d + 1) // 2]
 
 
 def sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d):
+    """Draw the standard normals (s,) of the noise of a sum over silos."""
     cdef double[::1] out = np.empty(ff_noise_capacity(d))
     ff_sum_normals(seed, replicate, silos, node, d, &out[0])
     return np.asarray(out)[:d + d * (d + 1) // 2]
 
 
 def binomials(seed, purpose, replicate, silo, index, int64_t n, int64_t count):
-    """Draws of Bin(n, 1/4) - n / 4, (count,)."""
+    """Draw from Bin(n, 1/4) - n / 4, (count,)."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef double[::1] out = np.empty(max(1, count))
     ff_binomials(&s, n, count, &out[0])
@@ -146,7 +151,8 @@ def binomials(seed, purpose, replicate, silo, index, int64_t n, int64_t count):
 
 
 def binomials_from_words(const uint32_t[:, ::1] random, int64_t n):
-    """One try for each row of four words: Bin(n, 1/4) - n / 4, NaN where the try is rejected."""
+    """Try once for each row of four words to draw Bin(n, 1/4) - n / 4; NaN if the try is
+    rejected."""
     cdef int64_t j
     cdef double[::1] out = np.full(max(1, random.shape[0]), np.nan)
     cdef double drawn
@@ -157,7 +163,7 @@ def binomials_from_words(const uint32_t[:, ::1] random, int64_t n):
 
 
 def shuffle_bits(seed, purpose, replicate, silo, index, uint8_t[::1] bits):
-    """In place: a uniform random permutation."""
+    """Permute the bits uniformly at random, in place."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     if bits.shape[0]:
         ff_shuffle_bits(&s, &bits[0], bits.shape[0])

@@ -1,34 +1,33 @@
 # cython: language_level=3
 """The kernels for other Cython code, without Python in between: ``from fastfed cimport kernels``.
 
-They are found when the module that cimports them loads; neither headers nor a library are needed.
-All arrays are C-contiguous and must have the sizes named here, which nothing checks. Each function
-returns 0, or why no model has changed and results are of no use: 1 for a matrix or vector of the
-model that is not what it should be, 2 for rows, rewards or actions that are not finite or too long,
-3 for memory.
-``trusted`` leaves out the look at the model's values. What each computes stands in the docstring of
-the function of the same name. None of them needs the GIL.
+The functions are found when the module that cimports them is loaded; neither headers nor a library
+are needed. All arrays are C-contiguous and must have the sizes stated here, which are not checked.
+Each function returns 0, or a status; then no model has changed and results are undefined: 1 if a
+matrix or vector of the model is invalid, 2 if rows, rewards or actions are not finite or too long,
+3 if memory is exhausted. ``trusted`` skips the check of the model's values. The docstring of the
+Python function of the same name says what each function computes. No function needs the GIL.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-# gram (d, d) and bias (d,) take n rows x (n, d), y (n,).
+# Update gram (d, d) and bias (d,) by n rows x (n, d), y (n,).
 cdef int32_t rank_one_update(double *gram, double *bias, const double *x, const double *y,
                              int64_t n, int64_t d, int32_t trusted) noexcept nogil
-# inverse (d, d) takes n rows x (n, d).
+# Update inverse (d, d) by n rows x (n, d).
 cdef int32_t sherman_morrison(double *inverse, const double *x, int64_t n, int64_t d,
                               int32_t trusted) noexcept nogil
 # V (m, d, d), factor (m, d, d).
 cdef int32_t inverse_factor(const double *V, int64_t m, int64_t d, double *factor,
                             int32_t trusted) noexcept nogil
-# factor (d, d) and theta (d,) take n rows x (n, d), y (n,).
+# Update factor (d, d) and theta (d,) by n rows x (n, d), y (n,).
 cdef int32_t factor_update(double *factor, double *theta, const double *x, const double *y,
                            int64_t n, int64_t d, int32_t trusted) noexcept nogil
 # factor (d, d), u (n, d), theta (n, d).
 cdef int32_t solve(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
                    int32_t trusted) noexcept nogil
 # actions (sets, K, d), factor (models, d, d), theta (models, d); scores (jobs, K) or index (jobs,).
-# One of sets and models is 1, or they are equal; jobs is the larger. Radii are >= 0.
+# sets or models is 1, or they are equal; jobs is the larger of them. Radii are >= 0.
 cdef int32_t ucb_scores(const double *actions, int64_t sets, int64_t K, int64_t d,
                         const double *factor, const double *theta, int64_t models, double radius,
                         double second_radius, double *scores, int32_t trusted) noexcept nogil

@@ -1,24 +1,25 @@
 """Compiled kernels as plain functions with checked arguments: arrays in, arrays out.
 
-A positive definite V (d, d) enters as its inverse factor W = L^{-1} with V = L L', lower
-triangular, so that V^{-1} = W'W and ||x||_{V^-1} = ||W x||: ``factor = inverse_factor(V)``.
+A positive definite V (d, d) is given by its inverse factor W = L^{-1}, where V = L L'. W is lower
+triangular, V^{-1} = W'W and ||x||_{V^-1} = ||W x||: ``factor = inverse_factor(V)``.
 
-Inputs may be read-only and of any strides and real dtype; they are converted to float64 if need
-be. Arguments updated in place must be writable C-contiguous float64 arrays. All functions raise
-InputError for bad input; sums of finite numbers that leave float64 become infinite, as in NumPy,
-and the next call refuses them. What is ready as it is (float64, C-contiguous; actions float32 or
-float64 with any strides) takes a few tenths of a microsecond to check, beside its values.
+Inputs may be read-only, with any strides and real dtype; they are converted to float64 if
+necessary. Arguments that are updated in place must be writable C-contiguous float64 arrays. All
+functions raise InputError for invalid input. Sums of finite numbers that overflow float64 become
+infinite, as in NumPy, and the next call refuses them. For arguments that need no conversion
+(float64, C-contiguous; actions float32 or float64 with any strides) the checks take a few tenths of
+a microsecond, plus the check of the values.
 
-Checking that a matrix is symmetric, or an inverse factor, can take longer than using it.
-``trusted=True`` leaves out the check of the values, but not of type and shape, of what describes
-the model: gram and bias, inverse, factor and theta, V. Rows, actions and rewards are checked in any
-case.
+Checking that a matrix is symmetric, or is an inverse factor, can take longer than using it.
+``trusted=True`` skips the check of the values (but not of type and shape) of arrays that describe
+the model: gram and bias, inverse, factor and theta, V. Rows, actions and rewards are always
+checked.
 
-Rows x (n, d) with y (n,) are taken in order, with the bits of n calls. Actions (n, K, d) are n
-sets, V (m, d, d) and factor (m, d, d) stacks of m models.
+Rows x (n, d) with y (n,) are processed in order, with the same bits as n calls. Actions (n, K, d)
+are n sets; V (m, d, d) and factor (m, d, d) are stacks of m models.
 
 Inside ``@numba.njit`` the functions of rows and scores, and normals, may be called with the same
-arguments (`fastfed.kernels.numba`); ``from fastfed cimport kernels`` has them for Cython.
+arguments (`fastfed.kernels.numba`). ``from fastfed cimport kernels`` has them for Cython.
 """
 
 from __future__ import annotations
@@ -48,5 +49,5 @@ __all__ = [
     "ucb_scores",
 ]
 
-#: Where Cython finds the functions of ``__init__.pxd``.
+#: Cython finds the functions of ``__init__.pxd`` here.
 __pyx_capi__ = _checked.__pyx_capi__

@@ -1,4 +1,5 @@
-"""Checks of arguments that are not ready for a kernel: they are converted, or refused by name."""
+"""Checks of arguments that need conversion: they are converted, or InputError names the
+argument."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from fastfed._validate import InputError, array, number, show
 def target(
     name: str, value: object, shape: tuple[int | None, ...], finite: bool = True
 ) -> np.ndarray:
-    """Return an array to be updated in place, which is never converted; InputError if unfit."""
+    """Return an array to be updated in place, which is never converted; raise InputError if
+    unfit."""
     if not isinstance(value, np.ndarray) or value.dtype != np.float64:
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         raise InputError(f"{name} must be a float64 array, for it is updated in place, got {kind}")
@@ -24,14 +26,15 @@ def target(
 
 
 def rows(x: object, d: int, *targets: np.ndarray) -> np.ndarray:
-    """Return finite rows (n, d) of x (d,) or (n, d), copied if they share memory with a target."""
+    """Return finite rows (n, d) from x (d,) or (n, d), copied if they share memory with a
+    target."""
     many = np.ndim(x) == 2  # type: ignore[arg-type]
     checked = array("x", x, shape=(None, d) if many else (d,))
     return unshared(checked.reshape(-1, d), *targets)
 
 
 def rewards(y: object, x: object, n: int, *targets: np.ndarray) -> np.ndarray:
-    """Return the finite rewards (n,) of n rows x, or of the one row x (d,)."""
+    """Return the finite rewards (n,) of n rows x, or of the single row x (d,)."""
     if np.ndim(x) == 2:  # type: ignore[arg-type]
         return unshared(array("y", y, shape=(n,)), *targets)
     return np.array([number("y", y)])
@@ -43,15 +46,15 @@ def unshared(value: np.ndarray, *targets: np.ndarray) -> np.ndarray:
 
 
 def square(name: str, value: np.ndarray) -> int:
-    """Return d of a matrix (d, d)."""
+    """Return d of a matrix (d, d); raise InputError if it is not square."""
     if value.shape[0] != value.shape[1] or not value.shape[0]:
         raise InputError(f"{name} must have shape (d, d) with d >= 1, got {value.shape}")
     return value.shape[0]
 
 
 def symmetric(name: str, value: np.ndarray) -> None:
-    """Raise InputError unless a matrix is symmetric to 1e-8, relative."""
-    # The result of a general inversion is symmetric up to rounding only.
+    """Raise InputError unless a matrix is symmetric to a relative 1e-8."""
+    # The result of a general inversion is symmetric only up to rounding.
     difference = np.abs(value - value.T)
     if difference.max() > 1e-8 * np.abs(value).max():
         i, j = (int(k) for k in np.unravel_index(difference.argmax(), difference.shape))
@@ -72,21 +75,22 @@ def triangular(w: np.ndarray) -> None:
 
 
 def action_sets(value: object, dimension: int) -> np.ndarray:
-    """Return actions (K, d) or (n, K, d), n, K >= 1; aligned float32 and float64 are not copied."""
-    ready = (
+    """Return actions (K, d) or (n, K, d), n, K >= 1; aligned float32 and float64 arrays are not
+    copied."""
+    keeps_dtype = (
         isinstance(value, np.ndarray)
         and value.dtype in (np.float32, np.float64)
         and value.flags.aligned
     )
-    if ready:
-        given = np.asarray(value)
-        fits = given.ndim in (2, 3) and given.shape[-1] == dimension and 0 not in given.shape
-        if fits and np.isfinite(given).all():
-            return given
-    kind = value.dtype if ready else np.float64  # type: ignore[attr-defined]
+    if keeps_dtype:
+        actions = np.asarray(value)
+        fits = actions.ndim in (2, 3) and actions.shape[-1] == dimension and 0 not in actions.shape
+        if fits and np.isfinite(actions).all():
+            return actions
+    kind = value.dtype if keeps_dtype else np.float64  # type: ignore[attr-defined]
     shape = (None, None, dimension) if np.ndim(value) == 3 else (None, dimension)  # type: ignore[arg-type]
     checked = array("actions", value, shape=shape, dtype=kind)
     if 0 in checked.shape:
-        what = "set" if not len(checked) and checked.ndim == 3 else "action"
-        raise InputError(f"actions must hold at least one {what}, got shape {checked.shape}")
+        missing = "set" if not len(checked) and checked.ndim == 3 else "action"
+        raise InputError(f"actions must hold at least one {missing}, got shape {checked.shape}")
     return checked

@@ -1,4 +1,4 @@
-"""Keyed noise and messages of simulations: trees, normals, bits."""
+"""Keyed noise and messages for simulations: trees, normals, bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastfed._kernels import aggregation, checked, rng
 from fastfed._random import MAX_DIMENSION, SHUFFLE, check_seed
 from fastfed._validate import InputError, choice, integer, number, show
 
-_WORD = 2**32 - 1  # parts of a key are 32-bit words
+_WORD = 2**32 - 1  # the parts of a key are 32-bit words
 
 
 def tree_noise(
@@ -28,23 +28,23 @@ def tree_noise(
     """Draw the noise of the binary tree (p-sum) mechanism at releases, as a simulation does.
 
     Noise is a function of (seed, replicate, silo, node), so a node has the same noise in every
-    prefix that it is part of. Who knows the seed can remove it, so it protects nothing; use
-    TreeRelease for real data.
+    prefix that it is part of. Anyone who knows the seed can remove the noise, so it protects
+    nothing; use TreeRelease for real data.
 
     Parameters
     ----------
     seed : int
         Seed of the simulation, in [0, 2^63).
     release : int or array_like of int, shape (n,)
-        k >= 1, or several.
+        Number k >= 1 of a release, or several numbers.
     dimension : int
         d, at most 2^15.
     noise_std : float
         Standard deviation, >= 0, of each bias entry and of the layout's underlying matrix, in the
         units of the sums.
     of : {"prefix", "node"}
-        "node": the noise of the one node released at k. "prefix": that of the sum of the nodes
-        whose leaves are 1..k, one for each set bit of k.
+        "node": the noise of the node released at k. "prefix": the noise of the sum of the nodes
+        that cover leaves 1..k, one for each set bit of k.
     layout : {"iid", "goe1", "goe2"}
         Layout of the covariance noise, see fastfed.privacy.layout_stds.
     replicate, silo : int
@@ -66,38 +66,40 @@ def tree_noise(
     -----
     Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2.
     """
-    from fastfed.privacy.sensitivity import layout_stds  # takes a second, and only this needs it
+    from fastfed.privacy.sensitivity import layout_stds  # slow to import, and only needed here
 
     seed = check_seed(seed)
     many = np.ndim(release) == 1
     if many:
-        ks = _releases(release)
+        releases = _releases(release)
     else:
-        ks = np.array([integer("release", release, at_least=1, at_most=_WORD)])
+        releases = np.array([integer("release", release, at_least=1, at_most=_WORD)])
     d = integer("dimension", dimension, at_least=1, at_most=MAX_DIMENSION)
     std = number("noise_std", noise_std, at_least=0)
     choice("of", of, ("node", "prefix"))
     stds = std, *layout_stds(layout, std)
     replicate = integer("replicate", replicate, at_least=0, at_most=_WORD)
     silo = integer("silo", silo, at_least=0, at_most=_WORD)
-    made: tuple[np.ndarray, np.ndarray] = checked.tree(
-        seed, ks, d, *stds, of == "prefix", replicate, silo
+    noise: tuple[np.ndarray, np.ndarray] = checked.tree(
+        seed, releases, d, *stds, of == "prefix", replicate, silo
     )
-    return made if many else (made[0][0], made[1][0])
+    return noise if many else (noise[0][0], noise[1][0])
 
 
 def _releases(value: ArrayLike) -> np.ndarray:
     """Return releases as int64 (n,), each in [1, 2^32)."""
-    ks = np.asarray(value)
-    if ks.dtype.kind not in "iu" and len(ks):
+    releases = np.asarray(value)
+    if releases.dtype.kind not in "iu" and len(releases):
         raise InputError(f"release must hold integers, got {show(value)}")
-    if len(ks) and not (ks.min() >= 1 and ks.max() <= _WORD):
-        raise InputError(f"release must lie in [1, {_WORD}], got {ks.min()} to {ks.max()}")
-    return ks.astype(np.int64)
+    if len(releases) and not (releases.min() >= 1 and releases.max() <= _WORD):
+        raise InputError(
+            f"release must lie in [1, {_WORD}], got {releases.min()} to {releases.max()}"
+        )
+    return releases.astype(np.int64)
 
 
 def encode_bits(ones: ArrayLike, length: int) -> np.ndarray:
-    """Encode numbers as messages of ``length`` bits with so many ones, ones first.
+    """Encode each number as a message of ``length`` bits: that number of ones, then zeros.
 
     Messages are shuffled afterwards, so the order of their bits carries no information.
 
@@ -139,10 +141,10 @@ def shuffle_bits(
     release: int = 1,
     replicate: int = 0,
 ) -> np.ndarray:
-    """Permute the bits of every label in place, each label by itself.
+    """Permute the bits of every label in place, independently of other labels.
 
-    Every row gets a uniform permutation, a function of (seed, replicate, release, row). For
-    simulations, since who knows the seed can undo it; a deployment uses `fastfed.parties.Shuffler`.
+    Every row gets a uniform permutation, a function of (seed, replicate, release, row). This is for
+    simulations: anyone who knows the seed can undo it. Deployments use `fastfed.parties.Shuffler`.
 
     Parameters
     ----------
@@ -205,13 +207,14 @@ def normals(
     count : int
         Number of draws.
     purpose : int
-        0 for your own streams; 1 to 128 are those of simulations (fastfed._random), so that they
-        can be recomputed.
+        0 for your own streams. Simulations use 1 to 128 (fastfed._random); pass one of these
+        to recompute their streams.
     replicate, silo, index : int
         Further coordinates of the stream, in [0, 2^32).
     dtype : {"float64", "float32"}
-        float64: 53 random bits an entry, all from Philox4x32-10 (Salmon et al. 2011). float32: 24
-        bits, xoshiro128++ lanes started by Philox; for contexts, not for privacy noise.
+        float64: 53 random bits for each entry, all from Philox4x32-10 (Salmon et al. 2011).
+        float32: 24 bits from xoshiro128++ started by Philox; for contexts, not for privacy
+        noise.
 
     Returns
     -------
@@ -224,11 +227,11 @@ def normals(
         For values out of range.
     """
     single = choice("dtype", dtype, ("float32", "float64")) == "float32"
-    made: np.ndarray | None = checked.gaussians(
+    compiled: np.ndarray | None = checked.gaussians(
         seed, count, purpose, replicate, silo, index, single
     )
-    if made is not None:
-        return made
+    if compiled is not None:
+        return compiled
     count = integer("count", count, at_least=0, at_most=_WORD)
     key = (
         check_seed(seed),

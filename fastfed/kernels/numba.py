@@ -1,11 +1,12 @@
 """The kernels inside ``@numba.njit``: overloads that call the same compiled code.
 
 Installed packages need nothing: numba finds `register` by its entry point ``numba_extensions``.
-Call it yourself where fastfed is imported from a source tree. Results have the bits of the plain
-calls. Shapes and values are checked as there, with shorter messages, since numba's are constants.
+Call it yourself if fastfed is imported from a source tree. Results have the same bits as plain
+calls. Shapes and values are checked as in plain calls, but with shorter messages, because messages
+in numba must be constants.
 
 Arrays updated in place must be C-contiguous float64 arrays. Other arrays of numbers are copied if
-they are not contiguous float64 (actions: float32 or float64); lists are not taken. ``normals``
+they are not contiguous float64 (actions: float32 or float64). Lists are not accepted. ``normals``
 draws float64 only.
 """
 
@@ -26,7 +27,7 @@ from fastfed._validate import InputError
 
 __all__ = ["register"]
 
-#: Types of C in the signatures of compiled functions.
+#: C types in the signatures of compiled functions.
 _TYPES = {
     "double": types.float64,
     "float": types.float32,
@@ -37,13 +38,14 @@ _TYPES = {
 
 
 def _numba_type(c: str) -> Any:
-    """Return the type of a value or pointer of C, such as ``double const *``."""
+    """Return the numba type of a C value or pointer, such as ``double const *``."""
     value = _TYPES[c.split()[0]]
     return types.CPointer(value) if c.endswith("*") else value
 
 
 def _signature(capsule: Any) -> Any:
-    """Return the types of a compiled function: Cython names the capsule by its signature."""
+    """Return the types of a compiled function from its capsule, which Cython names by the
+    signature."""
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     result, _, parameters = name_of(capsule).decode().rstrip(")").partition(" (")
@@ -51,7 +53,7 @@ def _signature(capsule: Any) -> Any:
 
 
 def _external(name: str, capsule: Any) -> Any:
-    """Return a compiled function by a name that cached code finds again in another process."""
+    """Return a compiled function under a name that cached code can find in another process."""
     symbol = f"fastfed_kernels_{name}"
     address = get_cython_function_address("fastfed._kernels.checked", name)
     llvmlite.binding.add_symbol(symbol, address)
@@ -61,7 +63,7 @@ def _external(name: str, capsule: Any) -> Any:
 _C = {name: _external(name, capsule) for name, capsule in kernels.__pyx_capi__.items()}
 
 
-# ---- what arguments are --------------------------------------------------------------------------
+# ---- types of arguments --------------------------------------------------------------------------
 
 
 def _is_array(value: Any, *ndim: int) -> bool:
@@ -69,7 +71,7 @@ def _is_array(value: Any, *ndim: int) -> bool:
 
 
 def _target(name: str, value: Any, ndim: int) -> None:
-    """Raise TypingError unless a type can be updated in place."""
+    """Raise TypingError unless an array of this type can be updated in place."""
     fits = _is_array(value, ndim) and value.dtype == types.float64
     if not fits or value.layout != "C" or not value.mutable:
         raise TypingError(
@@ -85,8 +87,8 @@ def _numbers(name: str, value: Any, *ndim: int) -> None:
         raise TypingError(f"{name} must be an array of numbers of {axes} axes, got {value}")
 
 
-def _ready(value: Any, *dtypes: Any) -> Callable[[Any], Any]:
-    """Return a function that makes an array of a type contiguous, of one of the dtypes."""
+def _contiguous(value: Any, *dtypes: Any) -> Callable[[Any], Any]:
+    """Return a function that makes an array of this type contiguous, with one of the dtypes."""
     if value.dtype in dtypes and value.layout == "C":
         return register_jitable(lambda a: a)
     if value.dtype in dtypes:
@@ -97,30 +99,30 @@ def _ready(value: Any, *dtypes: Any) -> Callable[[Any], Any]:
 @register_jitable
 def _shared(a: Any, b: Any) -> Any:
     """True if two contiguous arrays share memory."""
-    one, other = a.ctypes.data, b.ctypes.data
-    return one < other + b.size * b.itemsize and other < one + a.size * a.itemsize
+    first, second = a.ctypes.data, b.ctypes.data
+    return first < second + b.size * b.itemsize and second < first + a.size * a.itemsize
 
 
 @register_jitable
-def _own(rows: Any, one: Any, other: Any) -> Any:
-    """Rows, copied if they share memory with a target."""
-    return rows.copy() if _shared(rows, one) or _shared(rows, other) else rows
+def _unshared(rows: Any, first: Any, second: Any) -> Any:
+    """Return rows, copied if they share memory with a target."""
+    return rows.copy() if _shared(rows, first) or _shared(rows, second) else rows
 
 
 def _row_parts(x: Any, y: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return functions that make rows and rewards contiguous: of one row, or of many."""
+    """Return functions that make rows and rewards contiguous, for one row or for many."""
     _numbers("x", x, 1, 2)
-    features = _ready(x, types.float64)
+    features = _contiguous(x, types.float64)
     if x.ndim == 1:
         if not isinstance(y, (types.Float, types.Integer)):
             raise TypingError(f"y must be a number where x has one axis, got {y}")
         return features, register_jitable(lambda a: np.full(1, np.float64(a)))
     _numbers("y", y, 1)
-    return features, _ready(y, types.float64)
+    return features, _contiguous(y, types.float64)
 
 
 @register_jitable
-def _raise_without_room(status: Any) -> None:
+def _raise_if_no_memory(status: Any) -> None:
     if status == 3:
         raise MemoryError("no memory for the kernel's scratch")
 
@@ -144,11 +146,11 @@ def _rank_one_update(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False)
             raise InputError("x must have shape (d,) with a number y, or (n, d) with y (n,)")
         if _shared(gram, bias):
             raise InputError("gram and bias must not share memory")
-        rows, rewards = _own(rows, gram, bias), _own(rewards, gram, bias)
+        rows, rewards = _unshared(rows, gram, bias), _unshared(rewards, gram, bias)
         status = run(gram.ctypes, bias.ctypes, rows.ctypes, rewards.ctypes, n, d, trusted)
         if status == 1:
             raise InputError("gram and bias must be finite")
-        _raise_without_room(status)
+        _raise_if_no_memory(status)
         if status:
             raise InputError("x and y must be finite")
         return gram, bias
@@ -159,7 +161,7 @@ def _rank_one_update(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False)
 def _sherman_morrison(inverse: Any, x: Any, trusted: Any = False) -> Any:
     _target("inverse", inverse, 2)
     _numbers("x", x, 1, 2)
-    rows_of, run = _ready(x, types.float64), _C["sherman_morrison"]
+    rows_of, run = _contiguous(x, types.float64), _C["sherman_morrison"]
 
     def impl(inverse: Any, x: Any, trusted: Any = False) -> Any:
         d = inverse.shape[0]
@@ -168,11 +170,11 @@ def _sherman_morrison(inverse: Any, x: Any, trusted: Any = False) -> Any:
             raise InputError("inverse must have shape (d, d) with d >= 1")
         if rows.shape[-1] != d:
             raise InputError("x must have shape (d,) or (n, d)")
-        rows = _own(rows, inverse, inverse)
+        rows = _unshared(rows, inverse, inverse)
         status = run(inverse.ctypes, rows.ctypes, rows.size // d, d, trusted)
         if status == 1:
             raise InputError("inverse must be finite and symmetric")
-        _raise_without_room(status)
+        _raise_if_no_memory(status)
         if status:
             raise InputError("x must be finite, and x' inverse x >= 0 and finite")
         return inverse
@@ -196,14 +198,14 @@ def _factor_update(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False
             raise InputError("x must have shape (d,) with a number y, or (n, d) with y (n,)")
         if _shared(factor, theta):
             raise InputError("factor and theta must not share memory")
-        rows, rewards = _own(rows, factor, theta), _own(rewards, factor, theta)
+        rows, rewards = _unshared(rows, factor, theta), _unshared(rewards, factor, theta)
         status = run(factor.ctypes, theta.ctypes, rows.ctypes, rewards.ctypes, n, d, trusted)
         if status == 1:
             raise InputError(
                 "factor must be lower triangular with a positive diagonal, as inverse_factor(V) "
                 "gives, and theta finite"
             )
-        _raise_without_room(status)
+        _raise_if_no_memory(status)
         if status:
             raise InputError("x and y must be finite, and ||x||_{V^-1} at most 1e75")
         return factor, theta
@@ -213,7 +215,7 @@ def _factor_update(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False
 
 def _inverse_factor(V: Any, trusted: Any = False) -> Any:
     _numbers("V", V, 2, 3)
-    ready, run = _ready(V, types.float64), _C["inverse_factor"]
+    ready, run = _contiguous(V, types.float64), _C["inverse_factor"]
 
     def impl(V: Any, trusted: Any = False) -> Any:
         matrix = ready(V)
@@ -222,7 +224,7 @@ def _inverse_factor(V: Any, trusted: Any = False) -> Any:
             raise InputError("V must have shape (d, d) with d >= 1, or (m, d, d)")
         factor = np.empty(matrix.shape)
         status = run(matrix.ctypes, matrix.size // (d * d), d, factor.ctypes, trusted)
-        _raise_without_room(status)
+        _raise_if_no_memory(status)
         if status:
             raise InputError("V must be finite, symmetric and positive definite")
         return factor
@@ -233,7 +235,7 @@ def _inverse_factor(V: Any, trusted: Any = False) -> Any:
 def _solve(factor: Any, u: Any, trusted: Any = False) -> Any:
     _numbers("factor", factor, 2)
     _numbers("u", u, 1, 2)
-    w_of, rows_of = _ready(factor, types.float64), _ready(u, types.float64)
+    w_of, rows_of = _contiguous(factor, types.float64), _contiguous(u, types.float64)
     run = _C["solve"]
 
     def impl(factor: Any, u: Any, trusted: Any = False) -> Any:
@@ -250,7 +252,7 @@ def _solve(factor: Any, u: Any, trusted: Any = False) -> Any:
                 "factor must be lower triangular with a positive diagonal, as inverse_factor(V) "
                 "gives"
             )
-        _raise_without_room(status)
+        _raise_if_no_memory(status)
         if status:
             raise InputError("u must be finite")
         return theta
@@ -267,13 +269,18 @@ def _score_parts(kernel: str, actions: Any, factor: Any, theta: Any) -> tuple[An
     _numbers("factor", factor, 2, 3)
     _numbers("theta", theta, factor.ndim - 1)
     name = f"{kernel}_f32" if actions.dtype == types.float32 else kernel
-    actions_of = _ready(actions, types.float32, types.float64)
-    return actions_of, _ready(factor, types.float64), _ready(theta, types.float64), _C[name]
+    actions_of = _contiguous(actions, types.float32, types.float64)
+    return (
+        actions_of,
+        _contiguous(factor, types.float64),
+        _contiguous(theta, types.float64),
+        _C[name],
+    )
 
 
 @register_jitable
 def _check_scores(x: Any, w: Any, theta: Any, radius: Any, second_radius: Any) -> Any:
-    """Check shapes and radii; the number of models."""
+    """Check shapes and radii; return the number of models."""
     d = x.shape[-1]
     if w.shape[-1] != d or w.shape[-2] != d or theta.shape[-1] != d or d == 0:
         raise InputError("factor must have shape (d, d), theta (d,) and actions (K, d), d >= 1")
@@ -288,13 +295,13 @@ def _check_scores(x: Any, w: Any, theta: Any, radius: Any, second_radius: Any) -
 
 
 @register_jitable
-def _raise_for(status: Any) -> None:
+def _raise_for_status(status: Any) -> None:
     if status == 1:
         raise InputError(
             "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
             "and theta finite"
         )
-    _raise_without_room(status)
+    _raise_if_no_memory(status)
     if status:
         raise InputError("actions must be finite")
 
@@ -315,9 +322,9 @@ def _ucb_scores(
         K, d = x.shape[-2], x.shape[-1]
         sets = x.size // (K * d)
         if sets_axis and stack and sets != models:
-            raise InputError("n sets of actions must meet one model, or n")
+            raise InputError("n sets of actions need one model, or n models")
         scores = np.empty((max(sets, models), K))
-        _raise_for(
+        _raise_for_status(
             run(
                 x.ctypes, sets, K, d, w.ctypes, estimate.ctypes, models, radius, second_radius,
                 scores.ctypes, trusted,
@@ -328,7 +335,7 @@ def _ucb_scores(
     if sets_axis or stack:
         return impl
 
-    def one(
+    def impl_single(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
@@ -336,7 +343,7 @@ def _ucb_scores(
         _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape
         scores = np.empty(K)
-        _raise_for(
+        _raise_for_status(
             run(
                 x.ctypes, 1, K, d, w.ctypes, estimate.ctypes, 1, radius, second_radius,
                 scores.ctypes, trusted,
@@ -344,7 +351,7 @@ def _ucb_scores(
         )  # fmt: skip
         return scores
 
-    return one
+    return impl_single
 
 
 def _ucb_argmax(
@@ -352,8 +359,8 @@ def _ucb_argmax(
     trusted: Any = False,
 ) -> Any:  # fmt: skip
     x_of, w_of, theta_of, run = _score_parts("ucb_argmax", actions, factor, theta)
-    many, stack = actions.ndim == 3, factor.ndim == 3
-    if stack and not many:
+    sets_axis, stack = actions.ndim == 3, factor.ndim == 3
+    if stack and not sets_axis:
         raise TypingError(f"factor must have two axes for one set of actions, got {factor}")
 
     def impl(
@@ -365,9 +372,9 @@ def _ucb_argmax(
         K, d = x.shape[-2], x.shape[-1]
         sets = x.size // (K * d)
         if stack and sets != models:
-            raise InputError("n sets of actions must meet one model, or n")
+            raise InputError("n sets of actions need one model, or n models")
         index = np.empty(sets, np.int64)
-        _raise_for(
+        _raise_for_status(
             run(
                 x.ctypes, sets, K, d, w.ctypes, estimate.ctypes, models, radius, second_radius,
                 index.ctypes, trusted,
@@ -375,10 +382,10 @@ def _ucb_argmax(
         )  # fmt: skip
         return index
 
-    if many:
+    if sets_axis:
         return impl
 
-    def one(
+    def impl_single(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
@@ -386,7 +393,7 @@ def _ucb_argmax(
         _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape
         index = np.empty(1, np.int64)
-        _raise_for(
+        _raise_for_status(
             run(
                 x.ctypes, 1, K, d, w.ctypes, estimate.ctypes, 1, radius, second_radius,
                 index.ctypes, trusted,
@@ -394,7 +401,7 @@ def _ucb_argmax(
         )  # fmt: skip
         return index[0]
 
-    return one
+    return impl_single
 
 
 # ---- noise ---------------------------------------------------------------------------------------
@@ -411,7 +418,7 @@ def _normals(
         ("seed", seed), ("count", count), ("purpose", purpose), ("replicate", replicate),
         ("silo", silo), ("index", index),
     ):  # fmt: skip
-        # Defaults are plain numbers here, or wrapped.
+        # Default values are plain numbers here, or wrapped.
         if not isinstance(getattr(value, "value", value), (int, types.Integer)):
             raise TypingError(f"{name} must be an integer, got {value}")
     run = _C["normals"]
@@ -438,7 +445,7 @@ _registered = False
 
 
 def register() -> None:
-    """Make the kernels known to numba; a second call does nothing."""
+    """Make the kernels known to numba. A second call does nothing."""
     global _registered
     if _registered:
         return

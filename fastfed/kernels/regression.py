@@ -33,11 +33,11 @@ def rank_one_update(
     bias : ndarray, shape (d,)
         Updated in place.
     x : array_like, shape (d,) or (n, d)
-        Features of one row, or of n.
+        Features of one row, or of n rows.
     y : array_like, shape (n,), or float
         Reward of each row.
     trusted : bool
-        Leave out the check of values, see the module.
+        Skip the check of values; see the docstring of ``fastfed.kernels``.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def rank_one_update(
     ------
     InputError
         For a gram or bias that cannot be updated in place, shapes that do not agree and values
-        that are not finite; both are then unchanged.
+        that are not finite. Both are then unchanged.
 
     Notes
     -----
@@ -78,9 +78,9 @@ def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False
     inverse : ndarray, shape (d, d)
         V^{-1}, symmetric and positive definite, updated in place.
     x : array_like, shape (d,) or (n, d)
-        Features of one row, or of n.
+        Features of one row, or of n rows.
     trusted : bool
-        Leave out the check of values, see the module.
+        Skip the check of values; see the docstring of ``fastfed.kernels``.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False
     ------
     InputError
         For an inverse that cannot be updated in place, is not symmetric (1e-8, relative) or has
-        x' inverse x < 0, and for values that are not finite; it is then unchanged.
+        x' inverse x < 0, and for values that are not finite. It is then unchanged.
 
     Notes
     -----
@@ -107,9 +107,9 @@ def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False
         with np.errstate(over="ignore", invalid="ignore"):
             forms = np.einsum("ni,ij,nj->n", features, inverse, features)
         if not ((forms >= 0.0) & (forms < np.inf)).all():
-            form = forms[~((forms >= 0.0) & (forms < np.inf))][0]
+            value = forms[~((forms >= 0.0) & (forms < np.inf))][0]
             raise InputError(
-                f"inverse must be positive definite and of finite scale, got x' inverse x = {form}"
+                f"inverse must be positive definite and of finite scale, got x' inverse x = {value}"
             )
     for row in features:
         linalg.sherman_morrison(inverse, row)
@@ -119,14 +119,14 @@ def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False
 def inverse_factor(V: ArrayLike, *, trusted: bool = False) -> np.ndarray:
     """Compute the inverse W = L^{-1} of the Cholesky factor of V = L L'.
 
-    Neither BLAS nor LAPACK is used, so that the bits depend on V alone.
+    Neither BLAS nor LAPACK is used, so the bits depend on V only.
 
     Parameters
     ----------
     V : array_like, shape (d, d) or (m, d, d)
-        Symmetric and positive definite, or a stack of such; the lower triangle is used.
+        A symmetric positive definite matrix, or a stack of such; the lower triangle is used.
     trusted : bool
-        Do not check that the upper triangle agrees.
+        Do not check that the upper triangle equals the lower one.
 
     Returns
     -------
@@ -138,15 +138,15 @@ def inverse_factor(V: ArrayLike, *, trusted: bool = False) -> np.ndarray:
     InputError
         For a V that is not symmetric (1e-8, relative) or not numerically positive definite.
     """
-    made: np.ndarray | None = checked.factors(V, trusted)
-    if made is not None:
-        return made
+    compiled: np.ndarray | None = checked.factors(V, trusted)
+    if compiled is not None:
+        return compiled
     if np.ndim(V) == 3:
         stack = array("V", V)
         if stack.shape[1] != stack.shape[2] or not stack.shape[1]:
             raise InputError(f"V must have shape (m, d, d) with d >= 1, got {stack.shape}")
-        each = [inverse_factor(matrix, trusted=trusted) for matrix in stack]
-        return np.stack(each) if each else np.empty(stack.shape)
+        factors = [inverse_factor(matrix, trusted=trusted) for matrix in stack]
+        return np.stack(factors) if factors else np.empty(stack.shape)
     matrix = array("V", V, ndim=2)
     d = square("V", matrix)
     if not trusted:
@@ -163,16 +163,16 @@ def inverse_factor(V: ArrayLike, *, trusted: bool = False) -> np.ndarray:
 
 
 def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarray:
-    """Solve V theta = u by the inverse factor of V, for one u or many.
+    """Solve V theta = u with the inverse factor of V, for one u or several.
 
     Parameters
     ----------
     factor : array_like, shape (d, d)
-        W of V, from inverse_factor.
+        W of V, as returned by inverse_factor.
     u : array_like, shape (d,) or (n, d)
         Right-hand sides, such as the bias of ridge regression.
     trusted : bool
-        Leave out the check of values, see the module.
+        Skip the check of values; see the docstring of ``fastfed.kernels``.
 
     Returns
     -------
@@ -185,9 +185,9 @@ def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarr
         For shapes that do not agree, values that are not finite and a factor that is not lower
         triangular with a positive diagonal.
     """
-    made: np.ndarray | None = checked.solves(factor, u, trusted)
-    if made is not None:
-        return made
+    compiled: np.ndarray | None = checked.solves(factor, u, trusted)
+    if compiled is not None:
+        return compiled
     w = array("factor", factor, shape=(None, None), finite=not trusted)
     d = square("factor", w)
     if not trusted:
@@ -215,16 +215,16 @@ def factor_update(
     Parameters
     ----------
     factor : ndarray, shape (d, d)
-        W of V, from inverse_factor; updated in place.
+        W of V, as returned by inverse_factor; updated in place.
     theta : ndarray, shape (d,)
         The estimate: V^{-1} u for the bias u before the row, and V^{-1} (u + x y) after it; zeros
         at first. Updated in place.
     x : array_like, shape (d,) or (n, d)
-        Features of one row, or of n.
+        Features of one row, or of n rows.
     y : array_like, shape (n,), or float
         Reward of each row.
     trusted : bool
-        Leave out the check of values, see the module.
+        Skip the check of values; see the docstring of ``fastfed.kernels``.
 
     Returns
     -------
@@ -235,8 +235,8 @@ def factor_update(
     ------
     InputError
         For arrays that cannot be updated in place, shapes that do not agree, values that are not
-        finite, a factor that is not lower triangular with a positive diagonal, and an x whose
-        ||x||_{V^-1} is above 1e75; nothing has changed then.
+        finite, a factor that is not lower triangular with a positive diagonal, and an x with
+        ||x||_{V^-1} above 1e75. Factor and theta are then unchanged.
     """
     if checked.update(factor, theta, x, y, trusted):
         return factor, theta
@@ -248,14 +248,14 @@ def factor_update(
     if np.may_share_memory(w, estimate):
         raise InputError("factor and theta must not share memory")
     features = rows(x, d, w, estimate)
-    rewarded = rewards(y, x, len(features), w, estimate)
+    row_rewards = rewards(y, x, len(features), w, estimate)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = ((features @ w.T) ** 2).sum(axis=1)
     if not (squares <= 1e150).all():  # its square enters the update
-        square_ = squares[~(squares <= 1e150)][0]
+        bad_square = squares[~(squares <= 1e150)][0]
         raise InputError(
-            f"x must have a width ||x||_{{V^-1}} of at most 1e75, got {math.sqrt(square_):g}"
+            f"x must have a width ||x||_{{V^-1}} of at most 1e75, got {math.sqrt(bad_square):g}"
         )
-    for row, reward in zip(features, rewarded, strict=True):
+    for row, reward in zip(features, row_rewards, strict=True):
         linalg.observe(w, estimate, row, float(reward))
     return w, estimate

@@ -1,4 +1,4 @@
-"""Upper confidence bounds of actions, and the action of the largest one."""
+"""Upper confidence bounds of actions, and the action with the largest one."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def ucb_scores(
     actions : array_like, shape (K, d) or (n, K, d)
         Features of a set of actions, or of n sets; float32 and float64 arrays are not copied.
     factor : array_like, shape (d, d) or (m, d, d)
-        W of V, from inverse_factor, or a stack of m models.
+        W of V, as returned by inverse_factor, or a stack of m factors.
     theta : array_like, shape (d,) or (m, d)
         Estimate of each model.
     radius, second_radius : float
         Radii of the two bonuses, >= 0.
     trusted : bool
-        Leave out the check of values, see the module.
+        Skip the check of values; see the docstring of ``fastfed.kernels``.
 
     Returns
     -------
     ndarray, shape (K,), (m, K) or (n, K)
-        Scores of all actions: of one set, of one set under each of m models, or of n sets, all
-        under one model or each under its own of m = n.
+        Scores of all actions: for one set; for one set under each of m models; or for n sets,
+        under one model or each under its own model (m = n).
 
     Raises
     ------
@@ -52,9 +52,11 @@ def ucb_scores(
     -----
     Source: Abbasi-Yadkori et al. 2011, Section 3; the second bonus is 0 in the papers.
     """
-    made: np.ndarray | None = checked.scores(actions, factor, theta, radius, second_radius, trusted)
-    if made is not None:
-        return made
+    compiled: np.ndarray | None = checked.scores(
+        actions, factor, theta, radius, second_radius, trusted
+    )
+    if compiled is not None:
+        return compiled
     sets, w, estimate, *radii = _inputs(actions, factor, theta, radius, second_radius, trusted)
     result: np.ndarray
     if sets.ndim == w.ndim == 2:
@@ -74,40 +76,40 @@ def ucb_argmax(
 ) -> int | np.ndarray:
     """Return the index of the largest of ucb_scores; ties go to the lowest index.
 
-    Screening by float32 scores with a proven error bound discards most actions; the answer is that
+    Screening by float32 scores with a proven error bound discards most actions. The result is that
     of the float64 scores.
 
     Parameters
     ----------
     actions, factor, theta, radius, second_radius, trusted
-        See ``ucb_scores``; for one set of actions one model only.
+        See ``ucb_scores``. One set of actions takes one model only.
 
     Returns
     -------
     int, or ndarray of int64, shape (n,)
-        The index; of each of n sets.
+        The index, or the index for each of n sets.
 
     Raises
     ------
     InputError
         As ``ucb_scores``.
     """
-    made = checked.argmax(actions, factor, theta, radius, second_radius, trusted)
-    if made is not None:
-        return made
+    compiled = checked.argmax(actions, factor, theta, radius, second_radius, trusted)
+    if compiled is not None:
+        return compiled
     sets, w, estimate, *radii = _inputs(
         actions, factor, theta, radius, second_radius, trusted, shared=False
     )
     if sets.ndim == 2:
         return int(linalg.select(sets, w, estimate, *radii)[0])
-    found = [linalg.select(*job, *radii)[0] for job in _jobs(sets, w, estimate)]
-    return np.array(found, dtype=np.int64)
+    indices = [linalg.select(*job, *radii)[0] for job in _jobs(sets, w, estimate)]
+    return np.array(indices, dtype=np.int64)
 
 
 def _jobs(
     sets: np.ndarray, w: np.ndarray, theta: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return the set of actions and the model of each row of the answer."""
+    """Return the set of actions and the model for each row of the result."""
     n = len(sets) if sets.ndim == 3 else len(w)
     return [
         (
@@ -130,7 +132,7 @@ def _inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
     """Check and convert the arguments of the scores: actions, factor, theta and both radii.
 
-    shared: one set of actions may meet several models.
+    shared: whether one set of actions may be scored under several models.
     """
     if not isinstance(factor, np.ndarray):
         factor = array("factor", factor, finite=False)

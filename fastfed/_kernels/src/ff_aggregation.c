@@ -67,16 +67,16 @@ int64_t ff_noise_capacity(int64_t d)
     return d + ff_normal_capacity_f64(d * (d + 1) / 2) + ff_normal_capacity_f64(d);
 }
 
-/* The normals of two streams, of these purposes. */
-FF_INLINE void two_streams(uint64_t seed, uint64_t bias_purpose, uint64_t cov_purpose,
-                           int64_t replicate, int64_t silo, int64_t node, int64_t d,
-                           double *restrict normals)
+/* Draw the normals of bias and covariance from two streams with these purposes. */
+FF_INLINE void draw_two_streams(uint64_t seed, uint64_t bias_purpose, uint64_t cov_purpose,
+                                int64_t replicate, int64_t silo, int64_t node, int64_t d,
+                                double *restrict normals)
 {
     const ff_stream bias = ff_stream_open(seed, bias_purpose, (uint32_t)replicate,
                                           (uint32_t)silo, (uint32_t)node);
     const ff_stream cov = ff_stream_open(seed, cov_purpose, (uint32_t)replicate,
                                          (uint32_t)silo, (uint32_t)node);
-    /* The bias draws first; the covariance draws then overwrite what the first rounded up. */
+    /* The bias is drawn first; the covariance then overwrites the extra draws of the bias. */
     ff_normals_f64(&bias, d, normals);
     ff_normals_f64(&cov, d * (d + 1) / 2, normals + d);
 }
@@ -84,11 +84,11 @@ FF_INLINE void two_streams(uint64_t seed, uint64_t bias_purpose, uint64_t cov_pu
 void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
                      double *restrict normals)
 {
-    two_streams(seed, FF_BIAS_NOISE, FF_COV_NOISE, replicate, silo, node, d, normals);
+    draw_two_streams(seed, FF_BIAS_NOISE, FF_COV_NOISE, replicate, silo, node, d, normals);
 }
 
 void ff_sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d,
                     double *restrict normals)
 {
-    two_streams(seed, FF_SUM_BIAS_NOISE, FF_SUM_COV_NOISE, replicate, silos, node, d, normals);
+    draw_two_streams(seed, FF_SUM_BIAS_NOISE, FF_SUM_COV_NOISE, replicate, silos, node, d, normals);
 }

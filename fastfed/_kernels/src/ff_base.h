@@ -1,4 +1,4 @@
-/* Shared by all kernel files: integer types, restrict, inlining and alignment. */
+/* Shared by all files of the kernels: integer types, restrict, inlining and alignment. */
 #ifndef FF_BASE_H
 #define FF_BASE_H
 
@@ -12,9 +12,9 @@
 
 #if defined(__GNUC__)
 #define FF_INLINE static inline __attribute__((always_inline))
-/* For small arrays that loops run over: vectors then begin where the array does. */
+/* For small arrays in vectorised loops: aligns them to vectors. */
 #define FF_ALIGNED __attribute__((aligned(64)))
-/* Asks for what is read soon. */
+/* Prefetch memory that will be read soon. */
 #define FF_PREFETCH(at) __builtin_prefetch(at)
 #else
 #define FF_INLINE static inline
@@ -22,7 +22,7 @@
 #define FF_PREFETCH(at) ((void)(at))
 #endif
 
-/* Bytes of the vectors of ff_wide.h, where this file is compiled for processors that have them. */
+/* Bytes of the vectors of ff_wide.h, if this file is compiled for processors that have them. */
 #if defined(__GNUC__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&                         \
     defined(__AVX512VL__) && defined(__AVX512VNNI__)
 #define FF_WIDE 64

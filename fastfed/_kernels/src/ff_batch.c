@@ -6,43 +6,44 @@
 #include "ff_linalg.h"
 #include "ff_scores.h"
 
-/* Doubles of scratch that need no allocation. */
-#define LOCAL 1024
-/* From so many rows on packing a matrix pays. */
-#define MANY 8
+/* Doubles of scratch on the stack; more are allocated. */
+#define STACK_DOUBLES 1024
+/* From this many rows on, packing a matrix pays. */
+#define PACK_FROM 8
 /* Rows that are packed together. */
 #define CHUNK 64
-/* The square of a width that enters an update is squared again. */
-#define WIDEST 1e150
+/* Limit on ||W x||^2: an update squares it again. */
+#define LARGEST_SQUARE 1e150
 
-/* ---- looks at values ------------------------------------------------------------------------ */
+/* ---- checks of values ------------------------------------------------------------------------ */
 
 #define EXPONENT 0x7ff0000000000000
 #define EXPONENT32 0x7f800000
 
 int ff_all_finite(const double *x, int64_t n)
 {
-    int64_t odd = 0;
+    int64_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t bits;
         memcpy(&bits, x + i, sizeof bits);
-        odd |= -((bits & EXPONENT) == EXPONENT);
+        bad |= -((bits & EXPONENT) == EXPONENT);
     }
-    return !odd;
+    return !bad;
 }
 
+/* Return 1 if all n floats are finite. */
 static int all_finite_f32(const float *x, int64_t n)
 {
-    int32_t odd = 0;
+    int32_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
         int32_t bits;
         memcpy(&bits, x + i, sizeof bits);
-        odd |= -((bits & EXPONENT32) == EXPONENT32);
+        bad |= -((bits & EXPONENT32) == EXPONENT32);
     }
-    return !odd;
+    return !bad;
 }
 
-/* The largest absolute value; infinity and what is not a number count as infinity. */
+/* Return the largest absolute value; infinity if any number is infinite or NaN. */
 static double largest(const double *x, int64_t n)
 {
     int64_t top = 0;
@@ -52,14 +53,14 @@ static double largest(const double *x, int64_t n)
         bits &= INT64_MAX;
         top = bits > top ? bits : top;
     }
-    double found;
-    memcpy(&found, &top, sizeof found);
-    return found < INFINITY ? found : INFINITY;
+    double value;
+    memcpy(&value, &top, sizeof value);
+    return value < INFINITY ? value : INFINITY;
 }
 
 #define TILE 8
 
-/* The absolute value's bits, which are ordered as the values are. */
+/* Return the bits of the absolute value, which are ordered like the values. */
 FF_INLINE int64_t magnitude(double x)
 {
     int64_t bits;
@@ -69,64 +70,66 @@ FF_INLINE int64_t magnitude(double x)
 
 int ff_is_symmetric(const double *a, int64_t d)
 {
-    const double most = largest(a, d * d);
-    if (most == INFINITY)
+    const double largest_entry = largest(a, d * d);
+    if (largest_entry == INFINITY)
         return 0;
-    int64_t apart[TILE] FF_ALIGNED = {0};
+    int64_t differences[TILE] FF_ALIGNED = {0};
     int64_t i = 0;
+    /* Compare tiles with their transposed counterparts, so that memory is read row by row. */
     for (; i + TILE <= d; i += TILE)
         for (int64_t j = 0; j <= i; j += TILE) {
-            double turned[TILE * TILE] FF_ALIGNED;
+            double transposed[TILE * TILE] FF_ALIGNED;
             for (int c = 0; c < TILE; c++)
                 for (int r = 0; r < TILE; r++)
-                    turned[r * TILE + c] = a[(j + c) * d + i + r];
+                    transposed[r * TILE + c] = a[(j + c) * d + i + r];
             for (int r = 0; r < TILE; r++)
                 for (int c = 0; c < TILE; c++) {
-                    const int64_t gap =
-                        magnitude(a[(i + r) * d + j + c] - turned[r * TILE + c]);
-                    apart[c] = gap > apart[c] ? gap : apart[c];
+                    const int64_t difference =
+                        magnitude(a[(i + r) * d + j + c] - transposed[r * TILE + c]);
+                    differences[c] = difference > differences[c] ? difference : differences[c];
                 }
         }
     for (; i < d; i++)
         for (int64_t j = 0; j < i; j++) {
-            const int64_t gap = magnitude(a[i * d + j] - a[j * d + i]);
-            apart[0] = gap > apart[0] ? gap : apart[0];
+            const int64_t difference = magnitude(a[i * d + j] - a[j * d + i]);
+            differences[0] = difference > differences[0] ? difference : differences[0];
         }
-    const int64_t limit = magnitude(1e-8 * most);
-    int64_t beyond = 0;
+    /* Differences were stored as bits, which are ordered like the values. */
+    const int64_t limit = magnitude(1e-8 * largest_entry);
+    int64_t any_beyond = 0;
     for (int c = 0; c < TILE; c++)
-        beyond |= apart[c] > limit;
-    return !beyond;
+        any_beyond |= differences[c] > limit;
+    return !any_beyond;
 }
 
 int ff_is_inverse_factor(const double *w, int64_t d)
 {
-    int64_t odd = 0;
+    int64_t bad = 0;
     for (int64_t i = 0; i < d; i++) {
         const double *row = w + i * d;
         for (int64_t j = 0; j <= i; j++) {
             int64_t bits;
             memcpy(&bits, row + j, sizeof bits);
-            odd |= -((bits & EXPONENT) == EXPONENT);
+            bad |= -((bits & EXPONENT) == EXPONENT);
         }
         /* Zero, of either sign. */
         for (int64_t j = i + 1; j < d; j++) {
             int64_t bits;
             memcpy(&bits, row + j, sizeof bits);
-            odd |= bits & INT64_MAX;
+            bad |= bits & INT64_MAX;
         }
-        odd |= -!(row[i] > 0.0);
+        bad |= -!(row[i] > 0.0);
     }
-    return !odd;
+    return !bad;
 }
 
-/* x' a x of a symmetric matrix, for a look at it: the order of its sum decides nothing. */
-static double form(const double *restrict a, const double *restrict x, int64_t d,
-                   double *restrict scratch)
+/* Return x' a x of a symmetric matrix, for a check; the order of the sum does not matter. */
+static double quadratic_form(const double *restrict a, const double *restrict x, int64_t d,
+                             double *restrict scratch)
 {
     memset(scratch, 0, (size_t)d * sizeof(double));
     int64_t i = 0;
-    /* Rows together: what is summed up is loaded and stored once for all of them. */
+    /* Eight rows together, so that each partial sum is loaded and stored once for all of them. */
     for (; i + 8 <= d; i += 8) {
         const double *restrict rows = a + i * d, *restrict f = x + i;
         for (int64_t j = 0; j < d; j++)
@@ -141,6 +144,7 @@ static double form(const double *restrict a, const double *restrict x, int64_t d
     return ff_dot(scratch, x, d);
 }
 
+/* Return the sum of n squares. */
 static double sum_of_squares(const double *x, int64_t n)
 {
     double s[8] FF_ALIGNED = {0};
@@ -153,24 +157,27 @@ static double sum_of_squares(const double *x, int64_t n)
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* ||W x|| <= ||W||_F ||x|| shows that no row is too wide. */
+/* Return 1 if ||W x|| <= ||W||_F ||x|| proves that ||W x||^2 is below the limit for all rows. */
 static int norms_are_small(const double *w, const double *x, int64_t n, int64_t d)
 {
-    return sum_of_squares(w, d * d) * sum_of_squares(x, n * d) <= 0.5 * WIDEST;
+    return sum_of_squares(w, d * d) * sum_of_squares(x, n * d) <= 0.5 * LARGEST_SQUARE;
 }
 
+/* Return 1 if n rows and their rewards (y may be NULL) are finite. */
 static int rows_are_finite(const double *x, const double *y, int64_t n, int64_t d)
 {
     return ff_all_finite(x, n * d) && (!y || ff_all_finite(y, n));
 }
 
-/* Scratch: the local array if it is enough. */
-static double *room(double *local, int64_t size)
+/* Return scratch of `size` doubles: the local array if it is large enough, else allocated
+ * memory. */
+static double *get_scratch(double *local, int64_t size)
 {
-    return size <= LOCAL ? local : malloc((size_t)size * sizeof(double));
+    return size <= STACK_DOUBLES ? local : malloc((size_t)size * sizeof(double));
 }
 
-static void leave(double *local, double *scratch)
+/* Free the scratch if it was allocated. */
+static void free_scratch(double *local, double *scratch)
 {
     if (scratch != local)
         free(scratch);
@@ -178,18 +185,19 @@ static void leave(double *local, double *scratch)
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-/* Packs the lower triangle; 0 if the upper one has other bits. */
+/* Pack the lower triangle. Returns 0 if the upper triangle differs. */
 static int pack_symmetric(const double *a, int64_t d, double *packed)
 {
-    int64_t same = 1;
+    int64_t symmetric = 1;
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++) {
             *packed++ = a[i * d + j];
-            same &= a[i * d + j] == a[j * d + i];
+            symmetric &= a[i * d + j] == a[j * d + i];
         }
-    return (int)same;
+    return (int)symmetric;
 }
 
+/* Unpack into both triangles. */
 static void unpack_symmetric(const double *packed, int64_t d, double *a)
 {
     for (int64_t i = 0; i < d; i++)
@@ -204,19 +212,20 @@ int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *
         return FF_BAD_STATE;
     if (!rows_are_finite(x, y, n, d))
         return FF_BAD_ROW;
-    /* The packed kernel takes rows as if one by one. Its vectors may read past a row's end. */
+    /* The packed kernel gives the same bits as single rows. Its vectors may read past the end of a
+     * row. */
     double *packed = NULL;
-    if (n >= MANY)
+    if (n >= PACK_FROM)
         packed = malloc((size_t)(ff_packed(d) + 8 + CHUNK * (d + 1) + 8) * sizeof(double));
     if (packed && pack_symmetric(gram, d, packed)) {
         double *points = packed + ff_packed(d) + 8;
         for (int64_t first = 0; first < n; first += CHUNK) {
-            const int64_t held = n - first < CHUNK ? n - first : CHUNK;
-            for (int64_t p = 0; p < held; p++) {
+            const int64_t chunk = n - first < CHUNK ? n - first : CHUNK;
+            for (int64_t p = 0; p < chunk; p++) {
                 memcpy(points + p * (d + 1), x + (first + p) * d, (size_t)d * sizeof(double));
                 points[p * (d + 1) + d] = y[first + p];
             }
-            ff_accumulate_many(packed, bias, points, held, d);
+            ff_accumulate_many(packed, bias, points, chunk, d);
         }
         unpack_symmetric(packed, d, gram);
     } else {
@@ -230,42 +239,43 @@ int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *
 int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_t d,
                              int64_t trusted)
 {
-    double local[LOCAL], *scratch;
+    double local[STACK_DOUBLES], *scratch;
     if (!trusted && !ff_is_symmetric(inverse, d))
         return FF_BAD_STATE;
     if (!rows_are_finite(x, NULL, n, d))
         return FF_BAD_ROW;
-    if (!(scratch = room(local, d)))
-        return FF_NO_ROOM;
+    if (!(scratch = get_scratch(local, d)))
+        return FF_NO_MEMORY;
     for (int64_t p = 0; p < n && !trusted; p++) {
-        const double square = form(inverse, x + p * d, d, scratch);
+        const double square = quadratic_form(inverse, x + p * d, d, scratch);
         if (!(square >= 0.0 && square < INFINITY)) {
-            leave(local, scratch);
+            free_scratch(local, scratch);
             return FF_BAD_ROW;
         }
     }
     for (int64_t p = 0; p < n; p++)
         ff_sherman_morrison(inverse, x + p * d, d, scratch);
-    leave(local, scratch);
+    free_scratch(local, scratch);
     return FF_FINE;
 }
 
 int ff_factor_rows(double *factor, double *theta, const double *x, const double *y, int64_t n,
                    int64_t d, int64_t trusted)
 {
-    double local[LOCAL], *scratch;
+    double local[STACK_DOUBLES], *scratch;
     if (!trusted && !(ff_is_inverse_factor(factor, d) && ff_all_finite(theta, d)))
         return FF_BAD_STATE;
     if (!rows_are_finite(x, y, n, d))
         return FF_BAD_ROW;
-    if (!(scratch = room(local, 4 * d)))
-        return FF_NO_ROOM;
-    /* Widths only shrink as rows are added, so the first factor is enough to look at them all. The
-     * norms decide nearly always; the last row looked at is the first one taken. */
+    if (!(scratch = get_scratch(local, 4 * d)))
+        return FF_NO_MEMORY;
+    /* ||W x|| only shrinks as rows are added, so checking all rows with the first factor is enough.
+     * The norms nearly always decide. The row checked last is the first one used, so its W x is in
+     * the scratch. */
     for (int64_t p = n > 1 && norms_are_small(factor, x, n, d) ? 0 : n - 1; p >= 0 && n; p--) {
         ff_whiten(factor, x + p * d, d, scratch);
-        if (!(ff_dot(scratch, scratch, d) <= WIDEST)) {
-            leave(local, scratch);
+        if (!(ff_dot(scratch, scratch, d) <= LARGEST_SQUARE)) {
+            free_scratch(local, scratch);
             return FF_BAD_ROW;
         }
     }
@@ -273,44 +283,44 @@ int ff_factor_rows(double *factor, double *theta, const double *x, const double 
         ff_observe_whitened(factor, theta, x, y[0], d, scratch);
     for (int64_t p = 1; p < n; p++)
         ff_observe(factor, theta, x + p * d, y[p], d, scratch);
-    leave(local, scratch);
+    free_scratch(local, scratch);
     return FF_FINE;
 }
 
 int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, int64_t trusted)
 {
-    double local[LOCAL], *packed = room(local, ff_packed(d));
-    int status = packed ? FF_FINE : FF_NO_ROOM;
+    double local[STACK_DOUBLES], *packed = get_scratch(local, ff_packed(d));
+    int status = packed ? FF_FINE : FF_NO_MEMORY;
     for (int64_t k = 0; k < m && status == FF_FINE; k++) {
         const double *matrix = v + k * d * d;
-        double *to = packed;
+        double *target = packed;
         if (!trusted && !ff_is_symmetric(matrix, d)) {
             status = FF_BAD_STATE;
             break;
         }
-        for (int64_t i = 0; i < d; i++, to += i)
-            memcpy(to, matrix + i * d, (size_t)(i + 1) * sizeof(double));
+        for (int64_t i = 0; i < d; i++, target += i)
+            memcpy(target, matrix + i * d, (size_t)(i + 1) * sizeof(double));
         if (ff_factor(packed, d, factor + k * d * d))
             status = FF_BAD_STATE;
     }
     if (packed)
-        leave(local, packed);
+        free_scratch(local, packed);
     return status;
 }
 
 int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
                   int64_t trusted)
 {
-    double local[LOCAL], *scratch;
+    double local[STACK_DOUBLES], *scratch;
     if (!trusted && !ff_is_inverse_factor(factor, d))
         return FF_BAD_STATE;
     if (!rows_are_finite(u, NULL, n, d))
         return FF_BAD_ROW;
-    if (!(scratch = room(local, d)))
-        return FF_NO_ROOM;
+    if (!(scratch = get_scratch(local, d)))
+        return FF_NO_MEMORY;
     for (int64_t p = 0; p < n; p++)
         ff_solve(factor, u + p * d, d, scratch, theta + p * d);
-    leave(local, scratch);
+    free_scratch(local, scratch);
     return FF_FINE;
 }
 
@@ -328,6 +338,7 @@ ff_actions ff_one_set(const ff_sets *sets, int64_t i)
     };
 }
 
+/* Return 1 if action a of a set is finite. */
 static int row_is_finite(const ff_sets *sets, const ff_actions *actions, int64_t a)
 {
     const int64_t offset = a * actions->action_stride, fs = actions->feature_stride;
@@ -341,7 +352,7 @@ static int row_is_finite(const ff_sets *sets, const ff_actions *actions, int64_t
     return 1;
 }
 
-/* One set after the other, each while it is read anyway. */
+/* Return 1 if a set is finite. Sets are checked one by one, just before they are used. */
 static int set_is_finite(const ff_sets *s, const ff_actions *actions)
 {
     if (actions->feature_stride == 1 && actions->action_stride == s->dimension) {
@@ -354,7 +365,8 @@ static int set_is_finite(const ff_sets *s, const ff_actions *actions)
     return 1;
 }
 
-static int models_are_fit(const double *factor, const double *theta, int64_t models, int64_t d)
+/* Return 1 if all models are valid. */
+static int models_are_valid(const double *factor, const double *theta, int64_t models, int64_t d)
 {
     for (int64_t k = 0; k < models; k++)
         if (!ff_is_inverse_factor(factor + k * d * d, d) || !ff_all_finite(theta + k * d, d))
@@ -362,19 +374,20 @@ static int models_are_fit(const double *factor, const double *theta, int64_t mod
     return 1;
 }
 
-/* Scores of all jobs into scores, or the indices of the largest into index. */
+/* Compute the scores of all jobs into scores, or the indices of the largest ones into index. */
 static int run_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                     double radius, double second_radius, int64_t trusted, double *scores,
                     int64_t *index)
 {
     const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
+    /* A single set or a single model serves all jobs (its step is 0). */
     const int64_t i_step = sets->sets > 1, k_step = models > 1;
-    double local[LOCAL], *scratch;
+    double local[STACK_DOUBLES], *scratch;
     int status = FF_FINE;
-    if (!trusted && !models_are_fit(factor, theta, models, d))
+    if (!trusted && !models_are_valid(factor, theta, models, d))
         return FF_BAD_STATE;
-    if (!(scratch = room(local, d + ff_score_scratch(d, sets->actions))))
-        return FF_NO_ROOM;
+    if (!(scratch = get_scratch(local, d + ff_score_scratch(d, sets->actions))))
+        return FF_NO_MEMORY;
     for (int64_t job = 0; job < jobs; job++) {
         const ff_actions actions = ff_one_set(sets, i_step * job);
         const double *w = factor + k_step * job * d * d, *estimate = theta + k_step * job * d;
@@ -389,7 +402,7 @@ static int run_sets(const ff_sets *sets, const double *factor, const double *the
             index[job] = ff_select(&actions, w, estimate, radius, second_radius, d, scratch + d,
                                    scratch, NULL);
     }
-    leave(local, scratch);
+    free_scratch(local, scratch);
     return status;
 }
 

@@ -4,22 +4,26 @@
 
 #include "ff_linalg.h"
 
-/* e^x for x <= 0 with the same bits on every processor, unlike the C library's. */
+/* Return e^x for x <= 0, with the same bits on every processor (unlike the C library's exp). */
 static double exponential(double x)
 {
     if (x < -700.0)
         return 0.0;
+    /* e^x = 2^k e^r with |r| <= ln(2) / 2; ln 2 is subtracted in two parts. */
     const double k = floor(x * 1.4426950408889634 + 0.5);
     const double r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10;
+    /* The Taylor series of e^r by Horner's rule. */
     double sum = 1.0;
     for (int n = 17; n > 0; n--)
         sum = 1.0 + r / (double)n * sum;
     return ldexp(sum, (int)k);
 }
 
-/* 1/2 of ln det V^-1 + b' V^-1 b / R^2, of packed V and b; V's factor into w. 1: not finite. */
+/* Write (b' V^-1 b / R^2 - ln det V) / 2 to *half, where V is packed and scale2 is R^2. The log
+ * evidence of data is the change of this value when the data enter V and b. w (d, d) receives the
+ * factor of V, z (d) is scratch. Returns 0, or 1 if V is not positive definite. */
 static int half_evidence(const double *v, const double *b, double scale2, int64_t d, double *w,
-                         double *z, double *found)
+                         double *z, double *half)
 {
     if (ff_factor(v, d, w))
         return 1;
@@ -27,13 +31,18 @@ static int half_evidence(const double *v, const double *b, double scale2, int64_
     double square = 0.0;
     for (int64_t i = 0; i < d; i++)
         square += z[i] * z[i];
-    *found = 0.5 * (square / scale2 - ff_log_det(w, d));
+    *half = 0.5 * (square / scale2 - ff_log_det(w, d));
     return 0;
 }
 
-/* R^2 (P, q) of one deviation into `out`, laid out as a statistic: q, then packed P. */
+/* Compute R^2 (P, q) of one deviation into `out` (s): q, then packed P. P and q are the precision
+ * and the precision times the mean that the other silos' sums give to theta:
+ *   Mat = ridge I + R^2 A + spread A^2,  P = A Mat^-1 A + prior I,  q = A Mat^-1 h,
+ * where h and A are bias and covariance of `others` (a: A in full, square: A^2 packed). See
+ * docs/own-rounds.md, generalised least squares. w, y (d, d), mat (packed) and z (d) are scratch.
+ * Returns 0, or 1 if Mat is not finite. */
 static int information(const ff_belief_model *model, int64_t g, const double *a,
-                       const double *square, const double *rest, int64_t d, double *w, double *y,
+                       const double *square, const double *others, int64_t d, double *w, double *y,
                        double *mat, double *z, double *out)
 {
     double ridge = model->ridge[g];
@@ -44,18 +53,19 @@ static int information(const ff_belief_model *model, int64_t g, const double *a,
                          (i == j ? ridge : 0.0);
         if (ff_factor(mat, d, w) == 0)
             break;
-        /* Rounding alone leads here: a larger ridge says less than is known, never more. */
+        /* Mat is positive definite but for rounding. A larger ridge makes the prior weaker, never
+         * stronger. */
         ridge *= 2.0;
         if (tries == 200)
             return 1;
     }
-    /* Y = W A and z = W h, so that P = Y'Y and q = Y'z. */
+    /* Y = W A and z = W h, where W'W = Mat^-1. So P = Y'Y and q = Y'z. */
     memset(y, 0, (size_t)(d * d) * sizeof(double));
     for (int64_t i = 0; i < d; i++)
         for (int64_t k = 0; k <= i; k++)
             for (int64_t j = 0; j < d; j++)
                 y[i * d + j] += w[i * d + k] * a[k * d + j];
-    ff_whiten(w, rest, d, z);
+    ff_whiten(w, others, d, z);
     double *p = out + d;
     memset(out, 0, (size_t)ff_statistic(d) * sizeof(double));
     for (int64_t k = 0; k < d; k++)
@@ -67,53 +77,59 @@ static int information(const ff_belief_model *model, int64_t g, const double *a,
     return 0;
 }
 
-int ff_belief(const ff_belief_model *model, const double *rest, const double *own, int64_t d,
+int ff_belief(const ff_belief_model *model, const double *others, const double *local, int64_t d,
               double *w, double *theta, double *weights, double *scratch)
 {
     const int64_t s = ff_statistic(d), packed = ff_packed(d);
     double *a = scratch, *factor = a + d * d, *y = factor + d * d, *square = y + d * d;
-    double *mat = square + packed, *each = mat + packed, *evidence = each + FF_MAX_GRID * s;
-    double *z = evidence + FF_MAX_GRID, *b = z + d, *rows = b + d, most = -INFINITY, sum = 0.0;
+    double *mat = square + packed, *priors = mat + packed, *evidence = priors + FF_MAX_GRID * s;
+    double *z = evidence + FF_MAX_GRID, *b = z + d, *rows = b + d, largest = -INFINITY, sum = 0.0;
+    /* A in full, from the packed covariance of the other silos. */
     for (int64_t i = 0, e = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++, e++)
-            a[i * d + j] = a[j * d + i] = rest[d + e];
+            a[i * d + j] = a[j * d + i] = others[d + e];
+    /* A^2, packed. */
     for (int64_t i = 0, e = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++, e++) {
             square[e] = 0.0;
             for (int64_t k = 0; k < d; k++)
                 square[e] += a[i * d + k] * a[k * d + j];
         }
+    /* For each deviation: its prior (P, q), and ln p(silo's data | deviation), which is the change
+     * of half_evidence when the silo's data enter. */
     for (int64_t g = 0; g < model->count; g++) {
-        double *made = each + g * s, before, after;
-        if (information(model, g, a, square, rest, d, factor, y, mat, z, made))
+        double *prior = priors + g * s, before, after;
+        if (information(model, g, a, square, others, d, factor, y, mat, z, prior))
             return 1;
-        if (half_evidence(made + d, made, model->scale2, d, factor, z, &before))
+        if (half_evidence(prior + d, prior, model->scale2, d, factor, z, &before))
             return 1;
         for (int64_t e = 0; e < packed; e++)
-            mat[e] = made[d + e] + own[d + e];
+            mat[e] = prior[d + e] + local[d + e];
         for (int64_t i = 0; i < d; i++)
-            b[i] = made[i] + own[i];
+            b[i] = prior[i] + local[i];
         if (half_evidence(mat, b, model->scale2, d, factor, z, &after))
             return 1;
         evidence[g] = after - before;
         if (!isfinite(evidence[g]))
             return 1;
-        most = evidence[g] > most ? evidence[g] : most;
+        largest = evidence[g] > largest ? evidence[g] : largest;
     }
+    /* Weights proportional to e^evidence. The largest evidence is subtracted to avoid overflow. */
     for (int64_t g = 0; g < model->count; g++) {
-        evidence[g] = exponential(evidence[g] - most);
+        evidence[g] = exponential(evidence[g] - largest);
         sum += evidence[g];
     }
-    memcpy(b, own, (size_t)d * sizeof(double));
-    memcpy(mat, own + d, (size_t)packed * sizeof(double));
+    /* V and b: the silo's raw sums plus the weighted mean of the priors. */
+    memcpy(b, local, (size_t)d * sizeof(double));
+    memcpy(mat, local + d, (size_t)packed * sizeof(double));
     for (int64_t g = 0; g < model->count; g++) {
-        const double weight = evidence[g] / sum, *made = each + g * s;
+        const double weight = evidence[g] / sum, *prior = priors + g * s;
         if (weights)
             weights[g] = weight;
         for (int64_t i = 0; i < d; i++)
-            b[i] += weight * made[i];
+            b[i] += weight * prior[i];
         for (int64_t e = 0; e < packed; e++)
-            mat[e] += weight * made[d + e];
+            mat[e] += weight * prior[d + e];
     }
     if (ff_factor(mat, d, w))
         return 1;

@@ -5,7 +5,8 @@
 void ff_round_point(const double *restrict point, int64_t s, double g, int64_t clamped,
                     const uint32_t *restrict random, double *restrict sums)
 {
-    /* Adding and taking away 1.5 2^52 rounds to the nearest integer, on any processor alike. */
+    /* Adding and subtracting 1.5 2^52 rounds to the nearest integer, in the same way on every
+     * processor. */
     const double magic = 6755399441055744.0, beyond = 1125899906842624.0;
     const double low = clamped ? 0.0 : -beyond, high = clamped ? 2.0 * g : beyond;
     for (int64_t j = 0; j < s; j++) {
@@ -34,7 +35,7 @@ int64_t ff_touched_levels(int64_t leaf, int64_t releases, int64_t levels[64])
 
 /* ---- binomial with p = 1/4 ------------------------------------------------------------------ */
 
-/* ln k! - ((k + 1/2) ln k - k + ln(2 pi) / 2), k = 1..15 (Loader 2000). */
+/* ln k! - ((k + 1/2) ln k - k + ln(2 pi) / 2) for k = 1..15 (Loader 2000). */
 static const double STIRLING[16] = {
     0.0,
     0.08106146679532726,
@@ -54,6 +55,7 @@ static const double STIRLING[16] = {
     0.005554733551962801,
 };
 
+/* Return the same for any k >= 1. */
 static double stirling(int64_t k)
 {
     if (k < 16)
@@ -63,7 +65,7 @@ static double stirling(int64_t k)
                 z * (1.0 / 360.0 - z * (1.0 / 1260.0 - z * (1.0 / 1680.0 - z / 1188.0))));
 }
 
-/* x ln(x / mean) + mean - x, where excess = x - mean is known exactly (Loader 2000). */
+/* Return x ln(x / mean) + mean - x, where excess = x - mean is known exactly (Loader 2000). */
 static double deviance(double x, double mean, double excess)
 {
     if (fabs(excess) >= 0.1 * (x + mean))
@@ -72,15 +74,15 @@ static double deviance(double x, double mean, double excess)
     double sum = excess * v, term = 2.0 * x * v;
     for (int j = 1; j < 200; j++) {
         term *= z;
-        const double next = sum + term / (double)(2 * j + 1);
-        if (next == sum)
+        const double next_sum = sum + term / (double)(2 * j + 1);
+        if (next_sum == sum)
             break;
-        sum = next;
+        sum = next_sum;
     }
     return sum;
 }
 
-/* ln of the probability of k = n / 4 + excess, less a constant of n. */
+/* Return ln of the probability of k = n / 4 + excess, minus a constant that depends on n only. */
 static double log_pmf(int64_t k, int64_t n, double excess)
 {
     const double x = (double)k, y = (double)(n - k), all = (double)n;
@@ -92,8 +94,8 @@ static double log_pmf(int64_t k, int64_t n, double excess)
            deviance(y, 0.75 * all, -excess) - 0.5 * ff_log(x * (y / all));
 }
 
-/* Sequential search for small n: every try succeeds. */
-static double inverted(double u, int64_t n)
+/* Invert the distribution function at u by sequential search, for small n. Every try succeeds. */
+static double invert_small(double u, int64_t n)
 {
     double probability = 1.0;
     for (int64_t i = 0; i < n; i++)
@@ -107,24 +109,24 @@ static double inverted(double u, int64_t n)
     return (double)k - 0.25 * (double)n;
 }
 
-#define SMALL 40 /* below, n / 4 < 10 and the rejection's constants are not proven */
+#define SMALL 40 /* below, n / 4 < 10, and the constants of the rejection method are not proven */
 
 int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out)
 {
     const double first = ff_unit(random[0], random[1]);
     if (n < SMALL) {
-        *out = inverted(first, n);
+        *out = invert_small(first, n);
         return 1;
     }
-    /* Transformed rejection with squeeze (Hoermann 1993, algorithm BTRS), about the mean. */
-    const int64_t quarter = n >> 2, rest = n & 3;
-    const double p = 0.25, spread = sqrt((double)n * (p * (1.0 - p)));
-    const double b = 1.15 + 2.53 * spread, a = -0.0873 + 0.0248 * b + 0.01 * p;
-    const double u = first - 0.5, us = 0.5 - fabs(u), part = 0.25 * (double)rest;
+    /* Transformed rejection with squeeze (Hoermann 1993, algorithm BTRS), around the mean. */
+    const int64_t quarter = n >> 2, remainder = n & 3;
+    const double p = 0.25, std = sqrt((double)n * (p * (1.0 - p)));
+    const double b = 1.15 + 2.53 * std, a = -0.0873 + 0.0248 * b + 0.01 * p;
+    const double u = first - 0.5, us = 0.5 - fabs(u), fraction = 0.25 * (double)remainder;
     double v = ff_unit(random[2], random[3]);
-    const double offset = floor((2.0 * a / us + b) * u + part + 0.5);
+    const double offset = floor((2.0 * a / us + b) * u + fraction + 0.5);
     if (us >= 0.07 && v <= 0.92 - 4.2 / b) {
-        *out = offset - part;
+        *out = offset - fraction;
         return 1;
     }
     if (!(fabs(offset) < 2305843009213693952.0))
@@ -132,11 +134,11 @@ int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out)
     const int64_t k = quarter + (int64_t)offset;
     if (k < 0 || k > n)
         return 0;
-    const int64_t step = rest == 3, mode = quarter + step;
-    v = v * ((2.83 + 5.1 / b) * spread) / (a / (us * us) + b);
-    if (ff_log(v) > log_pmf(k, n, offset - part) - log_pmf(mode, n, (double)step - part))
+    const int64_t step = remainder == 3, mode = quarter + step;
+    v = v * ((2.83 + 5.1 / b) * std) / (a / (us * us) + b);
+    if (ff_log(v) > log_pmf(k, n, offset - fraction) - log_pmf(mode, n, (double)step - fraction))
         return 0;
-    *out = offset - part;
+    *out = offset - fraction;
     return 1;
 }
 
@@ -148,7 +150,7 @@ void ff_binomials(const ff_stream *stream, int64_t n, int64_t count, double *res
             ff_philox(stream, block, random);
             if (ff_binomial_try(random, n, &out[j]))
                 break;
-            block += (uint32_t)count; /* try i of entry j: block j + i count */
+            block += (uint32_t)count; /* try i of entry j uses block j + i count */
         }
     }
 }
@@ -161,12 +163,13 @@ void ff_encode_bits(int64_t ones, int64_t length, uint8_t *restrict bits)
     memset(bits + ones, 0, (size_t)(length - ones));
 }
 
-/* The words of a stream, one after the other. */
+/* The words of a stream in order. */
 typedef struct {
     const ff_stream *stream;
     uint32_t block, used, random[4];
 } cursor;
 
+/* Return the next word. */
 FF_INLINE uint32_t next_word(cursor *c)
 {
     if (c->used == 4) {
@@ -180,15 +183,15 @@ void ff_shuffle_bits(const ff_stream *stream, uint8_t *restrict bits, int64_t n)
 {
     cursor c = {stream, 0, 4, {0, 0, 0, 0}};
     for (int64_t i = n - 1; i > 0; i--) {
-        /* Lemire's multiply-and-reject; the remainder is needed for few words only. */
-        const uint32_t below = (uint32_t)(i + 1);
-        uint64_t product = (uint64_t)next_word(&c) * below;
-        if ((uint32_t)product < below)
-            for (const uint32_t threshold = (0u - below) % below; (uint32_t)product < threshold;)
-                product = (uint64_t)next_word(&c) * below;
+        /* Lemire's multiply-and-reject. The remainder is needed for few words only. */
+        const uint32_t range = (uint32_t)(i + 1);
+        uint64_t product = (uint64_t)next_word(&c) * range;
+        if ((uint32_t)product < range)
+            for (const uint32_t threshold = (0u - range) % range; (uint32_t)product < threshold;)
+                product = (uint64_t)next_word(&c) * range;
         const int64_t j = (int64_t)(product >> 32);
-        const uint8_t t = bits[i];
+        const uint8_t swapped = bits[i];
         bits[i] = bits[j];
-        bits[j] = t;
+        bits[j] = swapped;
     }
 }

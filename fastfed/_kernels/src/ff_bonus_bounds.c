@@ -3,12 +3,12 @@
 #ifdef FF_WIDE
 #include <math.h>
 
-/* Vectors that QUAD integers fill, and groups of rows that are multiplied by them at a time: a sum
- * would wait for itself, and registers have to suffice. */
+/* Vectors that QUAD integers fill, and groups of rows that are multiplied by them together. A
+ * single sum would wait for its own latency; more would not fit into the registers. */
 #define QUAD_VECTORS (QUAD / LANES)
 #define GROUPS (FF_WIDE == 64 ? 2 : 1)
 
-/* Doubles that the rows of few products take, and space to align them. */
+/* Return the doubles that the rows of the cheap bounds take, with space for alignment. */
 FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; }
 
 int64_t ff_bonus_bounds_size(int64_t d)
@@ -17,128 +17,133 @@ int64_t ff_bonus_bounds_size(int64_t d)
            few_size(d);
 }
 
-int64_t ff_bonus_bounds_kept(int64_t d) { return (ff_columns_size(d) + 1) / 2 + 8; }
+int64_t ff_bonus_bounds_columns_size(int64_t d) { return (ff_columns_size(d) + 1) / 2 + 8; }
 
-void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *k)
+void ff_bonus_bounds_store_columns(const double *restrict w, int64_t d, ff_bonus_bounds *bounds)
 {
-    /* Beyond, entries could leave the range of float32 (ff_norm_error). */
-    if (!(k->model.frobenius > 0x1p-100) || !(k->model.frobenius < 0x1p100))
+    /* Outside this range, entries could leave the range of float32 (ff_norm_error). */
+    if (!(bounds->model.frobenius > 0x1p-100) || !(bounds->model.frobenius < 0x1p100))
         return;
-    float *columns = (float *)aligned((double *)k + ff_bonus_bounds_size(d));
+    float *columns = (float *)aligned((double *)bounds + ff_bonus_bounds_size(d));
     ff_columns_make(w, d, columns);
-    k->columns = columns;
+    bounds->columns = columns;
 }
 
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
-                         const double *restrict sample, int64_t samples, int sooner,
+                         const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
-                         ff_bonus_bounds *k)
+                         ff_bonus_bounds *bounds)
 {
     const double *r = w;
-    k->columns = NULL;
-    k->model = (ff_bonus_factor){0.0, 0.0, 0.0};
+    bounds->columns = NULL;
+    bounds->model = (ff_bonus_factor){0.0, 0.0, 0.0};
+    /* With a second bonus: R of both bonuses. Without one, R is W. */
     if (gamma != 0.0) {
         const double c = ff_bonus_factor_weight(w, beta, gamma, sample, samples, d, scratch);
         if (c > 0.0 && c < INFINITY)
-            k->model = ff_bonus_factor_make(w, c, d, scratch, scratch + d * d);
-        if (k->model.c == 0.0) {
-            k->model.c = NAN;
+            bounds->model = ff_bonus_factor_make(w, c, d, scratch, scratch + d * d);
+        if (bounds->model.c == 0.0) {
+            bounds->model.c = NAN;
             return 0;
         }
         r = scratch + d * d;
     }
-    double *end = (double *)(k + 1);
-    k->factor = ff_quantise_factor(r, NULL, d, end);
+    double *end = (double *)(bounds + 1);
+    bounds->factor = ff_quantise_factor(r, NULL, d, end);
     if (gamma == 0.0)
-        k->model.frobenius = k->factor.frobenius;
-    k->few.rest = 0.0;
-    if (!sooner)
+        bounds->model.frobenius = bounds->factor.frobenius;
+    /* Cheap bounds, if they are requested. */
+    bounds->few.rest = 0.0;
+    if (!cheap)
         return 1;
     int16_t *rows = (int16_t *)aligned(end + ff_quantised_factor_size(d));
-    k->few = ff_bonus_few_make(r, pool, d, scratch, scratch + 2 * d * d, rows);
-    k->rows = rows;
+    bounds->few = ff_bonus_few_make(r, pool, d, scratch, scratch + 2 * d * d, rows);
+    bounds->rows = rows;
     return 1;
 }
 
-/* Errors of ||R x||, in units of the factor: per length of an action, and per length that rounding
- * took from it; as in `scoring` of ff_screen_i16.c.
+/* Errors of a bound on ||R x||, in units of the factor: relative error (slack), error for each unit
+ * of ||x|| (slope), and for each unit of the length that quantisation took from x (slope_lost); see
+ * `score_terms` in ff_screen_i16.c.
  *
- * The W that is scored is the factor's, updated by ff_observe in float64, from data points
- * one by one. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and
- * taken ||z_<i|| <= 1, each good to (d + 8) u: so it is off by at most 2 (d + 8) u (||W_i|| +
- * ||W||_F), and all rows by 4 (d + 8) sqrt(d) u ||W||_F, whatever z was. MOST_POINTS of that are
- * added: `drift` ||x|| to a, and so at most 2.01 ||W||_F drift ||x|| to b, which by the inequality
- * of ff_bonus_factor.h is what sqrt(1 + c (2.01 ||W||_F)^2) drift ||x|| is to ||R x||. What R
- * itself is off by is its `lost`. */
+ * The W that is scored is the factor's W, updated by ff_observe in float64, one data point at a
+ * time. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and taken
+ * ||z_<i|| <= 1, each accurate to (d + 8) u. So it has an error of at most 2 (d + 8) u
+ * (||W_i|| + ||W||_F), and all rows together of 4 (d + 8) sqrt(d) u ||W||_F, whatever z was.
+ * MOST_POINTS such errors add `drift` ||x|| to a = ||W x||, so at most 2.01 ||W||_F drift ||x|| to
+ * b = ||W'W x||. By the inequality of ff_bonus_factor.h this changes ||R x|| by at most sqrt(1 + c
+ * (2.01 ||W||_F)^2) drift ||x||. The error of R itself is model.lost. */
 typedef struct {
     float slack, slope, slope_lost;
-} scale;
+} error_terms;
 
-/* What rounding may have added to a so far, a unit of length. */
+/* Return the bound on what rounding may have added to a, for each unit of ||x||. */
 FF_INLINE double drift_of(double frobenius, int64_t d)
 {
     return MOST_POINTS * 8.0 * (double)(d + 16) * sqrt((double)d) * 0x1p-53 * frobenius;
 }
 
-FF_INLINE scale scale_of(const ff_bonus_bounds *k, int64_t d)
+/* Compute the error terms of the bounds. */
+FF_INLINE error_terms error_terms_of(const ff_bonus_bounds *bounds, int64_t d)
 {
-    const quantised_factor *m = &k->factor;
+    const quantised_factor *m = &bounds->factor;
     const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
-    const double frobenius = k->model.frobenius;
+    const double frobenius = bounds->model.frobenius;
     const double drift = drift_of(frobenius, d);
-    const double both = drift * sqrt(1.0 + 4.05 * k->model.c * frobenius * frobenius);
-    const double slope = (m->lost + both + k->model.lost) / m->unit;
-    return (scale){(float)(1.0 + 1.01 * g), (float)(1.01 * slope + 0x1p-20),
-                   (float)(1.01 * (m->lost / m->unit + m->norm / m->unit))};
+    const double drift_r = drift * sqrt(1.0 + 4.05 * bounds->model.c * frobenius * frobenius);
+    const double slope = (m->lost + drift_r + bounds->model.lost) / m->unit;
+    return (error_terms){(float)(1.0 + 1.01 * g), (float)(1.01 * slope + 0x1p-20),
+                         (float)(1.01 * (m->lost / m->unit + m->norm / m->unit))};
 }
 
-void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
+void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                   float *restrict bound)
 {
-    const quantised_factor *m = &k->factor;
+    const quantised_factor *m = &bounds->factor;
     const int64_t count = actions->actions, vectors = vectors_of(count);
-    const measured *known = (const measured *)actions->quantised;
-    const i32s *panels = (const i32s *)(known + vectors);
-    const scale s = scale_of(k, d);
+    const action_norms *norms = (const action_norms *)actions->quantised;
+    const i32s *panels = (const i32s *)(norms + vectors);
+    const error_terms s = error_terms_of(bounds, d);
     for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
         const i32s *panel = panels + first * pairs_of(d);
         const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
         f32s square[PANEL_VECTORS];
         squares_i16(m, d, panel, width, actions, square);
         for (int64_t v = first; v < first + width; v++) {
-            const f32s own = f32_mul(f32_sqrt(square[v - first]), f32_load(known[v].unit));
-            const f32s error = f32_fma(f32_load(known[v].length), f32_set(s.slope),
-                                       f32_mul(f32_load(known[v].lost), f32_set(s.slope_lost)));
+            const f32s norm = f32_mul(f32_sqrt(square[v - first]), f32_load(norms[v].unit));
+            const f32s error = f32_fma(f32_load(norms[v].length), f32_set(s.slope),
+                                       f32_mul(f32_load(norms[v].lost), f32_set(s.slope_lost)));
             f32_store_left(bound + LANES * v, count - LANES * v,
-                           f32_fma(own, f32_set(s.slack), error));
+                           f32_fma(norm, f32_set(s.slack), error));
         }
     }
 }
 
-/* Roundings of a score in float32, of mean and bonus alike. */
+/* Return the relative rounding error of a score in float32, for mean and bonus. */
 FF_INLINE float slack_of(int64_t d)
 {
     const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
     return (float)(1.01 * g);
 }
 
-/* In 16 bits x is y, ||x - y|| <= lost, so ||R x|| <= ||R y|| + ||R||_2 lost, and y is no longer
- * than ||x|| + lost. Sums in float32 are off by `rounding` of what they can be, which is below
- * norm^2 times that squared. */
-void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
+/* Theorem: in 16 bits x is y, ||x - y|| <= lost, so ||R x|| <= ||R y|| + ||R||_2 lost, and
+ * ||y|| <= ||x|| + lost. Sums in float32 have an error of at most `rounding` times their largest
+ * possible value, which is below norm^2 (||x|| + lost)^2. */
+void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                      float *restrict bound)
 {
-    const quantised_factor *m = &k->factor;
-    const ff_bonus_few *few = &k->few;
-    const int16_t *entries = k->rows;
+    const quantised_factor *m = &bounds->factor;
+    const ff_bonus_few *few = &bounds->few;
+    const int16_t *entries = bounds->rows;
     const int64_t count = actions->actions, vectors = vectors_of(count), ld = row_of(d);
     const int64_t pairs = pairs_of(d);
-    const measured *known = (const measured *)actions->quantised;
-    const i32s *panels = (const i32s *)(known + vectors);
-    const scale s = scale_of(k, d);
+    const action_norms *norms = (const action_norms *)actions->quantised;
+    const i32s *panels = (const i32s *)(norms + vectors);
+    const error_terms s = error_terms_of(bounds, d);
     const double unit = 1.000001 / m->unit, rounding = 0x1p-17, square_of = unit * unit;
-    const f32s whole = f32_set((float)(square_of * (few->rest + rounding * few->norm * few->norm)));
-    const f32s kept = f32_set((float)(square_of * few->unit * few->unit));
+    const f32s rest_square =
+        f32_set((float)(square_of * (few->rest + rounding * few->norm * few->norm)));
+    const f32s unit_square = f32_set((float)(square_of * few->unit * few->unit));
     const f32s lost = f32_set((float)(unit * few->norm));
     const f32s slope = f32_set(s.slope), slack = f32_set(s.slack * 1.000001f);
     for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
@@ -163,54 +168,56 @@ void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_
             }
         }
         for (int64_t v = first; v < first + width; v++) {
-            const f32s length = f32_load(known[v].length), error = f32_load(known[v].lost);
-            const f32s x = f32_add(length, error), y = f32_load(known[v].unit);
-            const f32s told = f32_mul(f32_mul(f32_mul(square[v - first], y), y), kept);
-            const f32s most = f32_fma(f32_mul(x, x), whole, f32_told(told));
-            /* What is not a number stays: the other way round it would not. */
-            const f32s root = f32_sqrt(f32_max(f32_set(0.0f), most));
-            const f32s own = f32_mul(f32_fma(error, lost, root), slack);
-            f32_store_left(bound + LANES * v, count - LANES * v, f32_fma(length, slope, own));
+            const f32s length = f32_load(norms[v].length), error = f32_load(norms[v].lost);
+            const f32s x = f32_add(length, error), y = f32_load(norms[v].unit);
+            const f32s products = f32_mul(f32_mul(f32_mul(square[v - first], y), y), unit_square);
+            const f32s square_bound =
+                f32_fma(f32_mul(x, x), rest_square, f32_nan_if_infinite(products));
+            /* NaN stays NaN; with the arguments of max exchanged it would not. */
+            const f32s root = f32_sqrt(f32_max(f32_set(0.0f), square_bound));
+            const f32s norm = f32_mul(f32_fma(error, lost, root), slack);
+            f32_store_left(bound + LANES * v, count - LANES * v, f32_fma(length, slope, norm));
         }
     }
 }
 
-/* Terms of the bound on a mean, as of `scoring` in ff_screen_i16.c. */
+/* Terms of the bound on a mean; see `score_terms` in ff_screen_i16.c. */
 typedef struct {
     float mean, norm, slack, slope, slope_lost;
-} mean_scale;
+} mean_terms;
 
-FF_INLINE mean_scale mean_scale_of(quantised_row t, double factor, int64_t d)
+/* Compute the terms for theta in 16 bits. */
+FF_INLINE mean_terms mean_terms_of(quantised_row t, double factor, int64_t d)
 {
-    return (mean_scale){(float)t.unit, (float)t.norm, slack_of(d),
+    return (mean_terms){(float)t.unit, (float)t.norm, slack_of(d),
                         (float)(1.01 * t.lost + (1.0 + factor) * 0x1p-80),
                         (float)(1.01 * (t.lost + t.norm))};
 }
 
-/* n <= TOGETHER actions in 16 bits side by side, four features by four of each. */
+/* Copy n <= GATHERED actions in 16 bits side by side, four features of each at a time. */
 static void gather(const ff_actions *actions, const int64_t *restrict which, int64_t n, int64_t d,
-                   int32_t *restrict together)
+                   int32_t *restrict gathered)
 {
     const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d);
-    const i32s *panels = (const i32s *)((const measured *)actions->quantised + vectors);
-    memset(together, 0, (size_t)(QUAD * quads_of(d)) * sizeof(int32_t));
+    const i32s *panels = (const i32s *)((const action_norms *)actions->quantised + vectors);
+    memset(gathered, 0, (size_t)(QUAD * quads_of(d)) * sizeof(int32_t));
     for (int64_t a = 0; a < n; a++) {
         const int64_t v = which[a] / LANES, first = v - v % PANEL_VECTORS;
         const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
-        const int32_t *from =
+        const int32_t *source =
             (const int32_t *)(panels + first * pairs + v - first) + which[a] % LANES;
-        int32_t *to = together + 2 * a;
+        int32_t *target = gathered + 2 * a;
         int64_t j = 0;
         for (; j + 2 <= pairs; j += 2) {
-            to[j * TOGETHER] = from[LANES * j * width];
-            to[j * TOGETHER + 1] = from[LANES * (j + 1) * width];
+            target[j * GATHERED] = source[LANES * j * width];
+            target[j * GATHERED + 1] = source[LANES * (j + 1) * width];
         }
         if (j < pairs)
-            to[j * TOGETHER] = from[LANES * j * width];
+            target[j * GATHERED] = source[LANES * j * width];
     }
 }
 
-/* sum += ROWS rows times four features of TOGETHER actions. */
+/* sum += ROWS rows times four features of GATHERED actions. */
 FF_INLINE void add_quad(const int16_t *restrict rows, int64_t ld, const i32s *restrict x,
                         i32s (*restrict sum)[QUAD_VECTORS])
 {
@@ -221,135 +228,139 @@ FF_INLINE void add_quad(const int16_t *restrict rows, int64_t ld, const i32s *re
     }
 }
 
-/* square += `by` the squares of sums over ROWS rows: of half of them in even lanes, of the others in
- * odd ones. */
-FF_INLINE void add_squares(i32s (*restrict sum)[QUAD_VECTORS], float by, f32s *restrict square)
+/* square += unit times the squares of sums over ROWS rows. Even lanes hold half of the rows, odd
+ * lanes the others. */
+FF_INLINE void add_squares(i32s (*restrict sum)[QUAD_VECTORS], float unit, f32s *restrict square)
 {
     for (int v = 0; v < QUAD_VECTORS; v++) {
-        f32s part = f32_set(0.0f);
+        f32s sum_squares = f32_set(0.0f);
         for (int r = 0; r < ROWS; r += 2) {
             const f32s z = f32_of(i32_add_neighbours(sum[r][v], sum[r + 1][v]));
-            part = f32_fma(z, z, part);
+            sum_squares = f32_fma(z, z, sum_squares);
         }
-        square[v] = f32_fma(part, f32_set(by), square[v]);
+        square[v] = f32_fma(sum_squares, f32_set(unit), square[v]);
     }
 }
 
-/* ||R x|| of actions side by side, as of squares_i16. */
+/* Compute ||R x|| of GATHERED actions side by side; see squares_i16. */
 static void widths_of(const quantised_factor *m, const ff_actions *actions,
-                      const int32_t *restrict together, int64_t d, float *restrict width)
+                      const int32_t *restrict gathered, int64_t d, float *restrict width)
 {
-    const int64_t ld = row_of(d), groups = (d + ROWS - 1) / ROWS, all = quads_of(d);
+    const int64_t ld = row_of(d), groups = (d + ROWS - 1) / ROWS, quads = quads_of(d);
     f32s square[QUAD_VECTORS];
     for (int v = 0; v < QUAD_VECTORS; v++)
         square[v] = f32_set(0.0f);
     for (int64_t g = 0; g < groups; g += GROUPS) {
         const int16_t *rows = m->rows + g * ROWS * ld;
         const int more = GROUPS > 1 && g + 1 < groups;
-        /* Of a row what is past its group's last column, but for a whole quad, is not written. */
-        const int64_t end = quads_of((g + 1) * ROWS), own = end < all ? end : all;
-        const int64_t far = more ? quads_of((g + 2) * ROWS) : 0, last = far < all ? far : all;
+        /* Entries of a row past the last column of its group are undefined, except within a group
+         * of four. */
+        const int64_t end = quads_of((g + 1) * ROWS), group_quads = end < quads ? end : quads;
+        const int64_t next_quads = more ? quads_of((g + 2) * ROWS) : 0,
+                      last = next_quads < quads ? next_quads : quads;
         i32s sum[GROUPS][ROWS][QUAD_VECTORS], x[QUAD_VECTORS];
         for (int r = 0; r < GROUPS * ROWS * QUAD_VECTORS; r++)
             (&sum[0][0][0])[r] = i32_set(0);
         const int16_t *next = rows + (more ? ROWS * ld : 0);
-        const char *ahead = lines_ahead(actions, own, together);
-        for (int64_t j = 0; j < own; j++) {
+        const char *ahead = lines_ahead(actions, group_quads, gathered);
+        for (int64_t j = 0; j < group_quads; j++) {
             _mm_prefetch(ahead + 64 * j, _MM_HINT_T1);
             for (int v = 0; v < QUAD_VECTORS; v++)
-                x[v] = i32_load(together + j * QUAD + LANES * v);
+                x[v] = i32_load(gathered + j * QUAD + LANES * v);
             add_quad(rows + 4 * j, ld, x, sum[0]);
             if (GROUPS > 1)
                 add_quad(next + 4 * j, ld, x, sum[GROUPS - 1]);
         }
-        for (int64_t j = own; j < last; j++) {
+        for (int64_t j = group_quads; j < last; j++) {
             for (int v = 0; v < QUAD_VECTORS; v++)
-                x[v] = i32_load(together + j * QUAD + LANES * v);
+                x[v] = i32_load(gathered + j * QUAD + LANES * v);
             add_quad(next + 4 * j, ld, x, sum[GROUPS - 1]);
         }
         add_squares(sum[0], m->squares[g], square);
         if (more)
             add_squares(sum[GROUPS - 1], m->squares[g + 1], square);
     }
-    float both[QUAD];
+    float squares[QUAD];
     for (int v = 0; v < QUAD_VECTORS; v++)
-        f32_store(both + LANES * v, square[v]);
-    for (int a = 0; a < TOGETHER; a++)
-        width[a] = sqrtf(both[2 * a] + both[2 * a + 1]);
+        f32_store(squares + LANES * v, square[v]);
+    for (int a = 0; a < GATHERED; a++)
+        width[a] = sqrtf(squares[2 * a] + squares[2 * a + 1]);
 }
 
-void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
-                   const int64_t *restrict which, int64_t n, int64_t d, double *restrict room,
-                   float *restrict bound)
+void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
+                     const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
+                     float *restrict bound)
 {
-    const measured *known = (const measured *)actions->quantised;
-    int32_t *together = (int32_t *)aligned(room);
-    gather(actions, which, n, d, together);
-    float width[TOGETHER];
-    widths_of(&k->factor, actions, together, d, width);
-    const scale s = scale_of(k, d);
+    const action_norms *norms = (const action_norms *)actions->quantised;
+    int32_t *gathered = (int32_t *)aligned(scratch);
+    gather(actions, which, n, d, gathered);
+    float width[GATHERED];
+    widths_of(&bounds->factor, actions, gathered, d, width);
+    const error_terms s = error_terms_of(bounds, d);
     for (int64_t i = 0; i < n; i++) {
-        const measured *its = known + which[i] / LANES;
+        const action_norms *norms_a = norms + which[i] / LANES;
         const int64_t lane = which[i] % LANES;
-        const float own = width[i] * its->unit[lane];
-        bound[which[i]] =
-            -(own * s.slack + (its->length[lane] * s.slope + its->lost[lane] * s.slope_lost));
+        const float norm = width[i] * norms_a->unit[lane];
+        bound[which[i]] = -(norm * s.slack +
+                            (norms_a->length[lane] * s.slope + norms_a->lost[lane] * s.slope_lost));
     }
 }
 
-/* Actions of a vector that have no bound by R and whose upper bound is not below `from`. */
-FF_INLINE unsigned open_from(const float *restrict upper, const float *restrict bound, f32s from,
-                             int64_t first, int64_t count)
+/* Return a bit for each action of a vector that has only a cheap bound and whose upper bound is not
+ * below `from`. */
+FF_INLINE unsigned missing_from(const float *restrict upper, const float *restrict bound, f32s from,
+                                int64_t first, int64_t count)
 {
     const mask32 in = lanes_of(count - first);
     return bits_of(count - first) & f32_at_least(f32_load_some(in, upper + first), from) &
            f32_at_least(f32_load_some(in, bound + first), f32_set(0.0f));
 }
 
-int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                         const float *restrict upper, float top, int64_t d, double *restrict room,
-                         float *restrict bound)
+int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *actions,
+                         const float *restrict upper, float top, int64_t d,
+                         double *restrict scratch, float *restrict bound)
 {
-    int64_t which[TOGETHER];
+    int64_t which[GATHERED];
     const int64_t count = actions->actions;
     f32s least = f32_set(top);
     for (int64_t first = 0; first < count; first += LANES)
         least = f32_min_some(lanes_of(count - first), least, f32_load(upper + first));
     float low = f32_least(least), high = top;
-    /* Down to a bound that fills the lanes: one action takes as long as TOGETHER. */
+    /* Bisect for a threshold that GATHERED actions pass: bounding one action takes as long as
+     * bounding GATHERED. */
     for (int i = 0; i < 10; i++) {
         const float middle = 0.5f * (low + high);
         const f32s from = f32_set(middle);
-        int64_t reach = 0;
+        int64_t count_from = 0;
         for (int64_t first = 0; first < count; first += LANES)
-            reach += __builtin_popcount(open_from(upper, bound, from, first, count));
-        if (reach > TOGETHER)
+            count_from += __builtin_popcount(missing_from(upper, bound, from, first, count));
+        if (count_from > GATHERED)
             low = middle;
         else
             high = middle;
-        if (reach == TOGETHER || reach == TOGETHER - 1)
+        if (count_from == GATHERED || count_from == GATHERED - 1)
             break;
     }
     int64_t n = 0;
     const f32s from = f32_set(high);
-    for (int64_t first = 0; first < count && n < TOGETHER; first += LANES)
-        for (unsigned open = open_from(upper, bound, from, first, count); open && n < TOGETHER;
-             open &= open - 1)
-            which[n++] = first + __builtin_ctz(open);
+    for (int64_t first = 0; first < count && n < GATHERED; first += LANES)
+        for (unsigned missing = missing_from(upper, bound, from, first, count);
+             missing && n < GATHERED; missing &= missing - 1)
+            which[n++] = first + __builtin_ctz(missing);
     if (n)
-        ff_bound_some(k, actions, which, n, d, room, bound);
+        ff_bound_listed(bounds, actions, which, n, d, scratch, bound);
     return n;
 }
 
-/* The bounds on means of a panel of `width` vectors. */
+/* Compute the bounds on means of a panel of `width` vectors. */
 FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64_t pairs,
-                           const int width, mean_scale m, const measured *known,
+                           const int width, mean_terms m, const action_norms *norms,
                            float *restrict upper)
 {
     const f32s slack = f32_set(m.slack), mean = f32_set(m.mean);
     const f32s norm = f32_set(m.norm), slope = f32_set(m.slope);
     const f32s slope_lost = f32_set(m.slope_lost);
-    /* Two sums of each: one would wait for itself. */
+    /* Two sums, so that chains of additions overlap. */
     i32s even[PANEL_VECTORS], odd[PANEL_VECTORS];
     UNROLLED
     for (int v = 0; v < width; v++)
@@ -372,14 +383,14 @@ FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64
         MULTIPLY(even[v], i32_set(last), panel[j * width + v]);
     UNROLLED
     for (int v = 0; v < width; v++) {
-        const f32s length = f32_load(known[v].length);
-        const f32s lost = f32_load(known[v].lost);
-        const f32s whole = f32_of(i32_add(even[v], odd[v]));
-        const f32s product = f32_mul(whole, f32_load(known[v].unit));
+        const f32s length = f32_load(norms[v].length);
+        const f32s lost = f32_load(norms[v].lost);
+        const f32s sums = f32_of(i32_add(even[v], odd[v]));
+        const f32s product = f32_mul(sums, f32_load(norms[v].unit));
         const f32s size = f32_mul(norm, length);
-        const f32s own = f32_fma(size, slack, f32_set(0x1p-60f));
-        const f32s error = f32_fma(slope, length, f32_fma(slope_lost, lost, own));
-        f32_store(upper + LANES * v, f32_told(f32_add(f32_mul(product, mean), error)));
+        const f32s rounding = f32_fma(size, slack, f32_set(0x1p-60f));
+        const f32s error = f32_fma(slope, length, f32_fma(slope_lost, lost, rounding));
+        f32_store(upper + LANES * v, f32_nan_if_infinite(f32_add(f32_mul(product, mean), error)));
     }
 }
 
@@ -387,31 +398,32 @@ void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quan
                     double factor, int64_t d, float *restrict upper)
 {
     const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d);
-    const measured *known = (const measured *)actions->quantised;
-    const i32s *panels = (const i32s *)(known + vectors);
-    const mean_scale m = mean_scale_of(t, factor, d);
+    const action_norms *norms = (const action_norms *)actions->quantised;
+    const i32s *panels = (const i32s *)(norms + vectors);
+    const mean_terms m = mean_terms_of(t, factor, d);
     int64_t v = 0;
     for (; v + PANEL_VECTORS <= vectors; v += PANEL_VECTORS)
-        bound_means(panels + v * pairs, row, pairs, PANEL_VECTORS, m, known + v, upper + LANES * v);
+        bound_means(panels + v * pairs, row, pairs, PANEL_VECTORS, m, norms + v, upper + LANES * v);
     if (v < vectors)
-        bound_means(panels + v * pairs, row, pairs, 2, m, known + v, upper + LANES * v);
+        bound_means(panels + v * pairs, row, pairs, 2, m, norms + v, upper + LANES * v);
 }
 
-float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
+float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
                       const float *restrict bound, double factor, int64_t count, int64_t d,
                       float *restrict upper)
 {
     const f32s slack = f32_set(slack_of(d));
-    const f32s bonus = f32_set((float)(factor * k->factor.unit));
+    const f32s bonus = f32_set((float)(factor * bounds->factor.unit));
     f32s top = f32_set(-INFINITY);
     for (int64_t first = 0; first < LANES * vectors_of(count); first += LANES) {
         const mask32 in = lanes_of(count - first);
-        const f32s size = f32_abs(f32_load_some(in, bound + first));
-        const f32s wide = f32_mul(size, bonus);
-        const f32s score = f32_add(f32_fma(wide, slack, wide), f32_load(mean + first));
-        const f32s held = f32_select(in, f32_set(-INFINITY), score);
-        f32_store(upper + first, held);
-        top = f32_max(top, held);
+        const f32s norm = f32_abs(f32_load_some(in, bound + first));
+        const f32s bonus_bound = f32_mul(norm, bonus);
+        const f32s score =
+            f32_add(f32_fma(bonus_bound, slack, bonus_bound), f32_load(mean + first));
+        const f32s masked = f32_select(in, f32_set(-INFINITY), score);
+        f32_store(upper + first, masked);
+        top = f32_max(top, masked);
     }
     return f32_largest(top);
 }
@@ -421,64 +433,65 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
 {
     int64_t n = 0;
     for (int64_t first = 0; first < count; first += LANES) {
-        unsigned may = bits_of(count - first) & ~f32_less(f32_load(upper + first), f32_set(least));
-        for (; may; may &= may - 1)
-            which[n++] = first + __builtin_ctz(may);
+        unsigned not_below =
+            bits_of(count - first) & ~f32_less(f32_load(upper + first), f32_set(least));
+        for (; not_below; not_below &= not_below - 1)
+            which[n++] = first + __builtin_ctz(not_below);
     }
     return n;
 }
 
-int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
-                      const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
-                      double *restrict room, float *restrict bound)
+int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
+                         const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
+                         double *restrict scratch, float *restrict bound)
 {
-    int64_t open = 0, held_now = 0, together[TOGETHER];
+    int64_t missing = 0, count = 0, listed[GATHERED];
     for (int64_t i = 0; i < n; i++)
-        open += bound[which[i]] >= 0.0f;
-    if (open > most)
-        return open;
+        missing += bound[which[i]] >= 0.0f;
+    if (missing > limit)
+        return missing;
     for (int64_t i = 0; i < n; i++) {
         if (bound[which[i]] >= 0.0f)
-            together[held_now++] = which[i];
-        if (held_now && (held_now == TOGETHER || i == n - 1)) {
-            ff_bound_some(k, actions, together, held_now, d, room, bound);
-            held_now = 0;
+            listed[count++] = which[i];
+        if (count && (count == GATHERED || i == n - 1)) {
+            ff_bound_listed(bounds, actions, listed, count, d, scratch, bound);
+            count = 0;
         }
     }
-    return open;
+    return missing;
 }
 
-/* At least r = sqrt(a^2 + c b^2) of an action when R was made, by its bound: bounds are above r by
- * at most twice what was added to them. */
-FF_INLINE double least_norm(const ff_bonus_bounds *k, const measured *restrict its, int64_t lane,
-                            float bound, int64_t d)
+/* Return a lower bound on r = sqrt(a^2 + c b^2) of an action at the time R was computed, given its
+ * upper bound. An upper bound exceeds r by at most twice the error terms added to it. */
+FF_INLINE double least_norm(const ff_bonus_bounds *bounds, const action_norms *restrict norms_a,
+                            int64_t lane, float bound, int64_t d)
 {
-    const scale s = scale_of(k, d);
-    const double size = fabs((double)bound), g = (double)slack_of(d);
-    const double added = 1.01 * (size * ((double)s.slack - 1.0 + g) +
-                                 1.0001 * (double)its->length[lane] * (double)s.slope +
-                                 (double)its->lost[lane] * (double)s.slope_lost);
-    return k->factor.unit * (size - 2.0 * added);
+    const error_terms s = error_terms_of(bounds, d);
+    const double magnitude = fabs((double)bound), g = (double)slack_of(d);
+    const double added = 1.01 * (magnitude * ((double)s.slack - 1.0 + g) +
+                                 1.0001 * (double)norms_a->length[lane] * (double)s.slope +
+                                 (double)norms_a->lost[lane] * (double)s.slope_lost);
+    return bounds->factor.unit * (magnitude - 2.0 * added);
 }
 
-/* With a of now, which has fallen since R was made by at most the root of `grown` and by what
- * rounding of W has taken, r of then leaves so much for b of then, which has fallen by at most
- * moved a and rounding. */
-float ff_score_at_least_with(const ff_bonus_bounds *k, const measured *restrict known,
+/* Proof: since R was computed, a has fallen at most by the factor sqrt(grown) and by rounding of W.
+ * So a (now) bounds a at that time from above, and r at that time leaves a lower bound on b at that
+ * time. Since then b has fallen by at most moved a and rounding. */
+float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d)
 {
-    const measured *its = known + action / LANES;
-    const double length = 1.0001 * (double)its->length[action % LANES],
-                 frobenius = k->model.frobenius;
-    const int fresh = grown == 1.0 && moved == 0.0;
-    const double drift = fresh ? 0.0 : drift_of(frobenius, d) * length;
+    const action_norms *norms_a = norms + action / LANES;
+    const double length = 1.0001 * (double)norms_a->length[action % LANES],
+                 frobenius = bounds->model.frobenius;
+    const int unchanged = grown == 1.0 && moved == 0.0;
+    const double drift = unchanged ? 0.0 : drift_of(frobenius, d) * length;
     double second = 0.0;
     if (gamma != 0.0) {
-        const double r = least_norm(k, its, action % LANES, bound, d);
-        const double then = 1.000001 * sqrt(grown) * (a + error / beta + drift);
-        const double square = (r * r - then * then) / k->model.c;
-        second = r > 0.0 && square > 0.0 ? sqrt(square) - moved * then : 0.0;
+        const double r = least_norm(bounds, norms_a, action % LANES, bound, d);
+        const double a_then = 1.000001 * sqrt(grown) * (a + error / beta + drift);
+        const double square = (r * r - a_then * a_then) / bounds->model.c;
+        second = r > 0.0 && square > 0.0 ? sqrt(square) - moved * a_then : 0.0;
         second = second > 0.0 ? second : 0.0;
     }
     const double bonus = beta * a + gamma * second;
@@ -487,58 +500,60 @@ float ff_score_at_least_with(const ff_bonus_bounds *k, const measured *restrict 
     return ff_float_below(least);
 }
 
-/* With a = r cos p, sqrt(c) b = r sin p, r = ||R x||, a bonus first a + gamma b, first > 0, is F r
- * cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma / (sqrt(c) first). By
- * Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q = sqrt(c) r / ||x||: p is
- * between the one where these are equal and a right angle, and the cosine is least at one of the
- * ends. Without a second bonus it is 1.
+/* Proof. Write a = r cos p and sqrt(c) b = r sin p with r = ||R x||. A bonus first a + gamma b,
+ * first > 0, is F r cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma / (sqrt(c)
+ * first). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q = sqrt(c)
+ * r / ||x||. So p lies between the angle with equality and a right angle, and cos(p - p*) is
+ * smallest at one of these two ends. Without a second bonus the cosine is 1.
  *
- * A data point with x'V^-1 x = s - 1 adds at most (s - 1) V to V, so a^2 falls to at least a^2 / s,
- * and to a^2 / grown in all; b falls by at most as much as it may grow, moved a, for the bound of
- * ff_bonus_cache_observe is one on its change. So first is beta / sqrt(grown) - gamma moved. The
- * millionth pays for the rounding of `grown`, MOST_POINTS (d + 8) u. What rounding of W has taken
- * from a is `drift` ||x||, and from b 2.01 ||W||_F times that, as of `scale_of`; twice that is
- * taken off, for a point moves b by `moved` of the a that rounding has left.
+ * A data point with x'V^-1 x = s - 1 adds at most (s - 1) V to V, so a^2 falls to no less than
+ * a^2 / s, and to no less than a^2 / grown in all. b falls by at most the bound on its growth,
+ * moved a, because the bound in ff_bonus_cache_observe is on the absolute change. So
+ * first = beta / sqrt(grown) - gamma moved. The factor 0.999999 covers the rounding of `grown`,
+ * MOST_POINTS (d + 8) u. Rounding of W changes a by at most `drift` ||x||, and b by 2.01 ||W||_F
+ * times that (see error_terms). Twice that is subtracted, because b moves by `moved` times the a
+ * that includes rounding.
  *
- * The bound on the mean is above it by at most twice what was added to it, and the exact score is
- * off by what `tell` says. */
-float ff_score_at_least(const ff_bonus_bounds *k, const measured *restrict known, int64_t a,
-                        float upper_mean, float bound, const double *restrict theta, double beta,
-                        double gamma, double moved, double grown, int64_t d)
+ * The bound on the mean exceeds the mean by at most twice the error terms added to it. The error of
+ * the exact score is that of `interval_of` in ff_bonus_scores.c. */
+float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
+                        int64_t a, float upper_mean, float bound, const double *restrict theta,
+                        double beta, double gamma, double moved, double grown, int64_t d)
 {
-    const measured *its = known + a / LANES;
-    const double length = 1.0001 * (double)its->length[a % LANES],
-                 lost = (double)its->lost[a % LANES];
-    const double g = (double)slack_of(d), frobenius = k->model.frobenius, c = k->model.c;
-    const double r = least_norm(k, its, a % LANES, bound, d);
+    const action_norms *norms_a = norms + a / LANES;
+    const double length = 1.0001 * (double)norms_a->length[a % LANES],
+                 lost = (double)norms_a->lost[a % LANES];
+    const double g = (double)slack_of(d), frobenius = bounds->model.frobenius, c = bounds->model.c;
+    const double r = least_norm(bounds, norms_a, a % LANES, bound, d);
     const double norm = 1.0001 * sqrt(f64_dot(theta, theta, d));
-    /* theta in 16 bits has lost as much as `bound_means` knows: at most this. */
+    /* theta in 16 bits has lost at most this much length. */
     const double theta_lost = norm * sqrt((double)d) / LENGTH;
     const double error = 1.02 * (theta_lost * length + (theta_lost + norm) * lost +
                                  g * norm * length) + 0x1p-50;
-    double first = beta, upper = beta, drift = 0.0, turned = 1.0;
+    double first = beta, upper = beta, drift = 0.0, cosine_bound = 1.0;
     if (grown != 1.0 || moved != 0.0) {
         first = 0.999999 * beta / sqrt(grown) - gamma * moved;
         drift = (beta + 2.1 * gamma * frobenius) * drift_of(frobenius, d) * length;
         if (!(first > 0.0))
             return -INFINITY;
     }
-    double most = first;
+    double bonus_factor = first;
     if (gamma != 0.0) {
         const double second = gamma / sqrt(c);
-        most = hypot(first, second);
+        bonus_factor = hypot(first, second);
         upper = hypot(beta + gamma * moved, second);
-        /* Of the p where they are equal, the cosine squared. */
+        /* The squared cosine of the angle p with equality. */
         const double q = sqrt(c) * r / length, cosine = 2.0 / (1.0 + sqrt(1.0 + 4.0 * q * q));
         const double sine = q * cosine;
-        const double low = (sqrt(cosine) * first + sine * second) / most, high = second / most;
-        turned = 0.999999 * (low < high ? low : high);
+        const double low = (sqrt(cosine) * first + sine * second) / bonus_factor,
+                     high = second / bonus_factor;
+        cosine_bound = 0.999999 * (low < high ? low : high);
     }
     const double exact = 8.0 * (double)(d + 16) * 0x1p-53 *
                          (norm + (beta + 2.0 * gamma * frobenius) * frobenius) * length;
     const double mean = (double)upper_mean - 2.0 * (error + 0x1p-79 * (1.0 + upper) * length);
-    const double least = mean + turned * most * r - exact - 2.0 * drift -
-                         1e-6 * (fabs(mean) + most * fabs(r));
+    const double least = mean + cosine_bound * bonus_factor * r - exact - 2.0 * drift -
+                         1e-6 * (fabs(mean) + bonus_factor * fabs(r));
     return r > 0.0 ? ff_float_below(least) : -INFINITY;
 }
 

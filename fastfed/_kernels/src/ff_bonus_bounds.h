@@ -1,9 +1,9 @@
-/* Upper bounds on the bonuses and scores of a query's actions in 16 bits, and a lower one on a
- * score.
+/* Upper bounds on the bonuses and scores of the actions of a query (in 16 bits), and lower bounds
+ * on single scores.
  *
- * Bonuses are bounded by ||R x||, of one triangular factor (ff_bonus_factor.h), in units of its
- * quantised form; and ||R x|| first by less, where that tells enough: by few products
- * (ff_bonus_few.h). */
+ * Bonuses are bounded by ||R x|| for one triangular factor R (ff_bonus_factor.h), in units of the
+ * quantised R. Where it pays, ||R x|| is bounded first by few products (ff_bonus_few.h): the cheap
+ * bounds. */
 #ifndef FF_BONUS_BOUNDS_H
 #define FF_BONUS_BOUNDS_H
 
@@ -17,10 +17,11 @@
 #include "ff_bonus_few.h"
 #include "ff_screen_i16_parts.h"
 
-/* Data points that may enter V before rounding could matter; see `scale_of`. */
+/* The largest number of data points that may enter V before rounding error could matter; see
+ * `error_terms_of`. */
 #define MOST_POINTS 65536
 
-/* A finite float not above x; -inf for what is not a number. */
+/* Return the largest finite float that is at most x; -inf for NaN. */
 FF_INLINE float ff_float_below(double x)
 {
     const float rounded = (float)x;
@@ -29,80 +30,85 @@ FF_INLINE float ff_float_below(double x)
     return rounded > FLT_MAX || (double)rounded > x ? nextafterf(rounded, -INFINITY) : rounded;
 }
 
-/* R in 16 bits, and few products that bound ||R x|| sooner. Their rows follow. */
+/* R in 16 bits, and the few products of the cheap bounds. The rows of both follow this struct in
+ * memory. */
 typedef struct {
-    quantised_factor factor;
-    ff_bonus_factor model; /* its c is NaN where there is no R */
-    ff_bonus_few few;
-    const int16_t *rows;   /* of `few` */
-    const float *columns;  /* of W in float32, if ff_bonus_bounds_keep() was called; or NULL */
+    quantised_factor factor; /* R in 16 bits */
+    ff_bonus_factor model;   /* R; model.c is NaN if there is no R */
+    ff_bonus_few few;        /* the cheap bounds; few.rest is 0 if there are none */
+    const int16_t *rows;     /* rows of `few` */
+    const float *columns;    /* columns of W in float32 after ff_bonus_bounds_store_columns();
+                              * otherwise NULL */
 } ff_bonus_bounds;
 
-/* Doubles that these take, rows included. */
+/* Return the doubles that the bounds take, rows included. */
 int64_t ff_bonus_bounds_size(int64_t d);
 
-/* Of W, for bonuses with these factors; returns 0 where there is no R. sooner: whether few products
- * are worth making. pool: what its actions are made of, or NULL. sample: so many rows that are like
- * the actions. scratch: 3 d^2. */
+/* Compute the bounds for W and the factors beta and gamma. Returns 0 if there is no R. cheap:
+ * whether cheap bounds are worth computing. pool: principal directions of the actions, or NULL.
+ * sample: typical actions (samples, d). scratch: 3 d^2 doubles. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
-                         const double *restrict sample, int64_t samples, int sooner,
+                         const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
-                         ff_bonus_bounds *k);
+                         ff_bonus_bounds *bounds);
 
-/* That the W of these bounds stays what it is until they are made anew: a norm by it is then taken
- * sooner (ff_norm_by_columns). Takes so many doubles more, after the others. */
-int64_t ff_bonus_bounds_kept(int64_t d);
-void ff_bonus_bounds_keep(const double *restrict w, int64_t d, ff_bonus_bounds *k);
+/* Store the columns of W in float32, if W stays the same until the bounds are recomputed; norms by
+ * W are then faster (ff_norm_by_columns). The columns take ff_bonus_bounds_columns_size() further
+ * doubles after the bounds. */
+int64_t ff_bonus_bounds_columns_size(int64_t d);
+void ff_bonus_bounds_store_columns(const double *restrict w, int64_t d, ff_bonus_bounds *bounds);
 
-/* Bounds on ||R x|| of all actions, by R and by few products. */
-void ff_bound_all(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
+/* Compute bounds on ||R x|| of all actions (K), by R or by few products. */
+void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                   float *restrict bound);
-void ff_bound_by_few(const ff_bonus_bounds *k, const ff_actions *actions, int64_t d,
+void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                      float *restrict bound);
 
-/* Bounds by R have a minus sign where the others are by less. Those of `n` <= TOGETHER actions.
- * room: 2 d + 16 doubles, here and below. */
-void ff_bound_some(const ff_bonus_bounds *k, const ff_actions *actions,
-                   const int64_t *restrict which, int64_t n, int64_t d, double *restrict room,
-                   float *restrict bound);
+/* Compute bounds by R for the n <= GATHERED actions in `which`. Where the other bounds are cheap
+ * ones, bounds by R have a minus sign. scratch: 2 d + 16 doubles, here and below. */
+void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
+                     const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
+                     float *restrict bound);
 
-/* Of the actions that have none by R those of the largest upper bounds on scores, at most TOGETHER,
- * with that of the one at `top` if it has none. Returns how many. */
-int64_t ff_bound_largest(const ff_bonus_bounds *k, const ff_actions *actions,
-                         const float *restrict upper, float top, int64_t d, double *restrict room,
-                         float *restrict bound);
+/* Compute bounds by R for the actions with the largest upper bounds on scores among those that have
+ * only cheap bounds: at most GATHERED, including one whose upper bound is `top`, if it has only a
+ * cheap bound. Returns their number. */
+int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *actions,
+                         const float *restrict upper, float top, int64_t d,
+                         double *restrict scratch, float *restrict bound);
 
-/* Of those among n actions that have none by R; returns how many there are, and where there are
- * more than `most` does nothing else. */
-int64_t ff_bound_open(const ff_bonus_bounds *k, const ff_actions *actions,
-                      const int64_t *restrict which, int64_t n, int64_t most, int64_t d,
-                      double *restrict room, float *restrict bound);
+/* Compute bounds by R for those of the n actions in `which` that have only cheap bounds, unless
+ * these are more than `limit`. Returns their number. */
+int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
+                         const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
+                         double *restrict scratch, float *restrict bound);
 
-/* Upper bounds on all means, and what a score whose bonus is `factor` ||R x|| may lose by rounding
- * but for `slack_of` that bonus. theta in 16 bits: row, t. */
+/* Compute upper bounds on all means. They cover the rounding error of a score whose bonus is
+ * `factor` ||R x||, except for the part slack_of(d) of the bonus. row, t: theta in 16 bits. */
 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
                     double factor, int64_t d, float *restrict upper);
 
-/* Upper bounds on all scores of those on means and bonuses, -inf past the last one; returns the
- * largest. */
-float ff_bound_scores(const ff_bonus_bounds *k, const float *restrict mean,
+/* Compute upper bounds on all scores from the bounds on means and bonuses, into `upper`; -inf past
+ * the last action. Returns the largest. */
+float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
                       const float *restrict bound, double factor, int64_t count, int64_t d,
                       float *restrict upper);
 
-/* The actions whose upper bound is not below `least`, ascending; returns how many. */
+/* List the actions whose upper bound is not below `least`, in ascending order, into `which`.
+ * Returns their number. */
 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
                      int64_t *restrict which);
 
-/* A float that the exact score of an action is not below, by its bounds on the mean and, by R, on
- * ||R x||. known: of the query. moved and grown: what data points have made of V since R was made
- * (ff_bonus_cache.h). */
-float ff_score_at_least(const ff_bonus_bounds *k, const measured *restrict known, int64_t a,
-                        float upper_mean, float bound, const double *restrict theta, double beta,
-                        double gamma, double moved, double grown, int64_t d);
+/* Return a lower bound on the exact score of action a, given its upper bounds on the mean and (by
+ * R) on ||R x||. norms: of all actions of the query. moved, grown: how V has changed since R was
+ * computed (ff_bonus_cache.h). */
+float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
+                        int64_t a, float upper_mean, float bound, const double *restrict theta,
+                        double beta, double gamma, double moved, double grown, int64_t d);
 
-/* The same with its mean and a = ||W x|| in float64, beta > 0; error: what the exact score is off
- * by. */
-float ff_score_at_least_with(const ff_bonus_bounds *k, const measured *restrict known,
+/* The same, given the action's mean and a = ||W x|| in float64, beta > 0. error: bound on the error
+ * of the score that they give. */
+float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d);
 #endif

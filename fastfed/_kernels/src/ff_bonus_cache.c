@@ -6,346 +6,368 @@
 #include "ff_bonus_scores.h"
 #include "ff_linalg.h"
 
-/* Of so many actions that may be best the exact scores are taken at once. */
+/* The largest number of actions that are scored exactly. */
 #define FEW(actions) (16 + (actions) / 8)
-/* Where factors are not made anew: what a query whose bounds do not decide counts against one whose
- * do, and how far that may go before a silo does without them. */
+/* If factors are not recomputed: weight of a query that the bounds do not decide, relative to one
+ * that they decide, and the total at which a silo stops using bounds. */
 #define MISS 8
 #define MOST_MISSES 32
-/* How long a silo may go without a new factor, in times that making one takes. */
+/* The largest `patience` of a silo. */
 #define MOST_PATIENCE 32
-/* Fewer dimensions than these are not worth bringing to 16 bits in every round. */
+/* The smallest dimension for which quantising actions in every round pays. */
 #define WIDE 32
-/* Versions that a silo may have between two releases, and stages of bounds, as a power of two. */
+/* Bits for the versions that a silo may have between two releases, and for stages of bounds. */
 #define VERSIONS 30
-/* Failures of sooner bounds after which queries are not begun by them; each is so many
- * successes. */
+/* After MOST_FAILURES failures of cheap bounds, queries start with bounds by R. A failure counts as
+ * FAILURE successes. */
 #define FAILURE 2
 #define MOST_FAILURES 32
-/* Where eager silos meet a query more often than that until the next release, R bounds all of it at
- * once: what R has bounded stays bounded. Narrow vectors make its products dearer. */
+/* If eager silos are offered a query more often than this until the next release, all of its
+ * actions are bounded by R at once, because these bounds stay valid. Narrow vectors make products
+ * with R more expensive. */
 #define AGAIN (FF_WIDE == 64 ? 0.5 : 1.0)
-/* A silo's own factor that is likely to last so many rounds is worth sooner bounds. */
+/* If a silo's own factor is likely to last this many rounds, cheap bounds are worth computing. */
 #define LASTING 64
 
 int64_t ff_bonus_cache_size(int64_t d) { return ff_bonus_bounds_size(d); }
 
 int64_t ff_bonus_cache_lazy_size(int64_t d)
 {
-    return ff_bonus_bounds_size(d) + ff_bonus_bounds_kept(d);
+    return ff_bonus_bounds_size(d) + ff_bonus_bounds_columns_size(d);
 }
 
+/* Return the bounds in a buffer. */
 FF_INLINE const ff_bonus_bounds *bounds_of(const double *factor)
 {
     return (const ff_bonus_bounds *)factor;
 }
 
-/* Whether few products bound ||R x|| sooner. */
-FF_INLINE int sooner_of(const ff_bonus_bounds *bounds) { return bounds->few.rest > 0.0; }
+/* Return 1 if there are cheap bounds. */
+FF_INLINE int has_cheap_bounds(const ff_bonus_bounds *bounds) { return bounds->few.rest > 0.0; }
 
-/* What making R takes, in exact scores of an action; bounds have to be made anew with it. */
+/* Return the cost of computing R (and the bounds of a query again), in exact scores of an
+ * action. */
 FF_INLINE int64_t cost_of(double gamma, int64_t actions, int64_t d)
 {
     return (gamma != 0.0 ? d : 4) + actions / 8;
 }
 
-static void use_release(const ff_bonus_cache *k, ff_bonus_silo *own)
+/* Let a silo use the bounds of the release. */
+static void use_release(const ff_bonus_cache *cache, ff_bonus_silo *state)
 {
-    own->version = k->version;
-    own->factor = k->factor;
-    own->from = own->work = own->quiet = 0;
-    own->moved = own->moved_in_all;
-    own->grown = own->grown_in_all;
+    state->version = cache->version;
+    state->factor = cache->factor;
+    state->made_at = state->work = state->retry_at = 0;
+    state->moved = state->moved_in_all;
+    state->grown = state->grown_in_all;
 }
 
-/* Whether few products are worth making for the next batch. That takes about d^3
- * products; so do R's of 2 d actions, of which most can be spared, unless they were not in the last
- * batch of most silos. Then it is tried now and then. Lazy silos choose once of a query. */
-static int sooner_pays(const ff_bonus_cache *k, int64_t released, double choices, int64_t silos,
-                   int64_t d)
+/* Return 1 if cheap bounds are worth computing for the next batch. They take about d^3 products, as
+ * bounding 2 d actions by R does. Most actions need no bound by R, unless cheap bounds failed for
+ * most silos in the last batch; then they are tried now and then. A lazy silo chooses only once for
+ * each query. */
+static int cheap_pays(const ff_bonus_cache *cache, int64_t released, double choices, int64_t silos,
+                      int64_t d)
 {
-    int64_t done = 0;
-    if (k->own && k->choices && choices > AGAIN * (double)k->choices)
+    int64_t by_factor_count = 0;
+    if (cache->own && cache->choices && choices > AGAIN * (double)cache->choices)
         return 0;
     for (int64_t i = 0; i < silos; i++)
-        done += k->silo[i].begin == BY_FACTOR;
-    return d >= WIDE && choices > 8.0 * (double)d && (2 * done <= silos || released % 32 == 0);
+        by_factor_count += cache->silo[i].first_stage == BY_FACTOR;
+    return d >= WIDE && choices > 8.0 * (double)d &&
+           (2 * by_factor_count <= silos || released % 32 == 0);
 }
 
-void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
+void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int64_t released,
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch)
 {
-    if (!k->silo || !ff_screen_i16_available())
+    if (!cache->silo || !ff_screen_i16_available())
         return;
-    k->version = 0;
-    /* Not for fewer actions than take as long to screen otherwise. */
+    cache->version = 0;
+    /* Not if screening all choices costs less than computing R. */
     if (gamma == 0.0 || choices > 2.0 * (double)d) {
-        if (ff_bonus_bounds_make(w, beta, gamma, k->sample,
+        if (ff_bonus_bounds_make(w, beta, gamma, cache->sample,
                                  silos < FF_SAMPLES ? silos : FF_SAMPLES,
-                                 sooner_pays(k, released, choices, silos, d), k->directions, d,
-                                 scratch, (ff_bonus_bounds *)k->factor))
-            k->version = (released + 1) << VERSIONS;
+                                 cheap_pays(cache, released, choices, silos, d), cache->directions,
+                                 d, scratch, (ff_bonus_bounds *)cache->factor))
+            cache->version = (released + 1) << VERSIONS;
     }
-    if (k->version && !k->own)
-        ff_bonus_bounds_keep(w, d, (ff_bonus_bounds *)k->factor);
+    if (cache->version && !cache->own)
+        ff_bonus_bounds_store_columns(w, d, (ff_bonus_bounds *)cache->factor);
     for (int64_t i = 0; i < silos; i++) {
-        ff_bonus_silo *own = k->silo + i;
-        own->moved_in_all = 0.0;
-        own->grown_in_all = 1.0;
-        own->made = 0;
-        own->patience = 1;
-        /* They have one more chance. */
-        own->begin = sooner_of(bounds_of(k->factor)) ? SOONER : BY_FACTOR;
-        if (own->failed > MOST_FAILURES - FAILURE)
-            own->failed = MOST_FAILURES - FAILURE;
-        use_release(k, own);
+        ff_bonus_silo *state = cache->silo + i;
+        state->moved_in_all = 0.0;
+        state->grown_in_all = 1.0;
+        state->made = 0;
+        state->patience = 1;
+        /* Allow one more failure. */
+        state->first_stage = has_cheap_bounds(bounds_of(cache->factor)) ? CHEAP : BY_FACTOR;
+        if (state->cheap_failures > MOST_FAILURES - FAILURE)
+            state->cheap_failures = MOST_FAILURES - FAILURE;
+        use_release(cache, state);
     }
 }
 
-void ff_bonus_cache_rewind(ff_bonus_cache *k, int64_t silo)
+void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo)
 {
-    if (k->silo)
-        use_release(k, k->silo + silo);
+    if (cache->silo)
+        use_release(cache, cache->silo + silo);
 }
 
-/* A factor of the silo's own W, if another could do better. */
-static void renew(ff_bonus_cache *k, int64_t silo, int64_t seen, const double *restrict w,
-                  double beta, double gamma, int64_t d, double *restrict room)
+/* Compute a factor of the silo's present W. */
+static void compute_own_factor(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
+                               const double *restrict w, double beta, double gamma, int64_t d,
+                               double *restrict bounds_scratch)
 {
-    ff_bonus_silo *own = k->silo + silo;
-    double *factor = k->own + silo * ff_bonus_cache_size(d);
-    const int64_t lasted = seen - own->from;
-    own->patience = lasted > 16 ? (own->patience + 1) / 2 : 2 * own->patience;
-    if (own->patience > MOST_PATIENCE)
-        own->patience = MOST_PATIENCE;
-    const int sooner = lasted > LASTING && own->begin == SOONER && sooner_of(bounds_of(k->factor));
-    const int there = ff_bonus_bounds_make(w, beta, gamma, k->sample + silo * d, 1, sooner,
-                                           k->directions, d, room, (ff_bonus_bounds *)factor);
-    own->factor = factor;
-    own->version = there ? k->version + STAGES * ++own->made : 0;
-    own->from = seen;
-    own->moved = 0.0;
-    own->grown = 1.0;
-    own->work = own->quiet = 0;
+    ff_bonus_silo *state = cache->silo + silo;
+    double *factor = cache->own + silo * ff_bonus_cache_size(d);
+    const int64_t lasted = points_count - state->made_at;
+    state->patience = lasted > 16 ? (state->patience + 1) / 2 : 2 * state->patience;
+    if (state->patience > MOST_PATIENCE)
+        state->patience = MOST_PATIENCE;
+    const int cheap = lasted > LASTING && state->first_stage == CHEAP &&
+                      has_cheap_bounds(bounds_of(cache->factor));
+    const int has_factor =
+        ff_bonus_bounds_make(w, beta, gamma, cache->sample + silo * d, 1, cheap, cache->directions,
+                             d, bounds_scratch, (ff_bonus_bounds *)factor);
+    state->factor = factor;
+    state->version = has_factor ? cache->version + STAGES * ++state->made : 0;
+    state->made_at = points_count;
+    state->moved = 0.0;
+    state->grown = 1.0;
+    state->work = state->retry_at = 0;
 }
 
-/* A bonus beta a + gamma b of now is at most so much of the ||R x|| of the factor: a has not
- * grown, and b by at most moved a. */
-FF_INLINE double bonus_of(const ff_bonus_silo *own, double beta, double gamma)
+/* Return f such that every bonus beta a + gamma b is at most f ||R x|| now: a has not grown since R
+ * was computed, and b by at most moved a. */
+FF_INLINE double bonus_of(const ff_bonus_silo *state, double beta, double gamma)
 {
     if (gamma == 0.0)
         return beta;
-    const double first = beta + gamma * own->moved;
-    return hypot(first, gamma / sqrt(bounds_of(own->factor)->model.c));
+    const double first = beta + gamma * state->moved;
+    return hypot(first, gamma / sqrt(bounds_of(state->factor)->model.c));
 }
 
-/* With v = V^-1 x and r^2 = x'v = s - 1 a data point takes v v' / s from V^-1, so from V^-1 x_a at
- * most ||v|| |<x_a, v>| / s <= ||v|| r a / s, a = ||x_a||_{V^-1}. That holds for whatever W x was
- * rounded to, by which W was changed (see ff_candidates.c); v is that times W', good to (d + 8) u
- * ||W||_F r. s - 1 has lost what was below the last digit of s. The hundredth pays for rounding
- * here. */
-void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,
+/* Proof: with v = V^-1 x and r^2 = x'v = s - 1, a data point subtracts v v' / s from V^-1. So V^-1
+ * x_a changes by at most ||v|| |<x_a, v>| / s <= ||v|| r a / s, a = ||x_a||_{V^-1}. This holds for
+ * any rounding of W x, because W was updated by the rounded value (see ff_candidates.c). v is that
+ * value times W', accurate to (d + 8) u ||W||_F r. s - 1 has lost the digits below the last digit
+ * of s. The factor 1.01 covers rounding here. */
+void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d)
 {
-    ff_bonus_silo *own = k->silo + silo;
-    const double lost = (double)(d + 8) * 0x1p-52, r = sqrt(s - 1.0 + lost * s);
-    const double frobenius = bounds_of(k->factor)->model.frobenius;
+    ff_bonus_silo *state = cache->silo + silo;
+    const double precision = (double)(d + 8) * 0x1p-52, r = sqrt(s - 1.0 + precision * s);
+    const double frobenius = bounds_of(cache->factor)->model.frobenius;
     const double square = f64_dot(v, v, d);
-    const double moved = 1.01 * (sqrt(square) + lost * frobenius * r) * r / s;
-    own->moved += moved;
-    own->moved_in_all += moved;
-    own->grown *= s;
-    own->grown_in_all *= s;
+    const double moved = 1.01 * (sqrt(square) + precision * frobenius * r) * r / s;
+    state->moved += moved;
+    state->moved_in_all += moved;
+    state->grown *= s;
+    state->grown_in_all *= s;
 }
 
-/* Whether the bounds have left so much to do that a factor of the W of now is worth making; and
- * makes it. */
-FF_INLINE void renew_where_due(ff_bonus_cache *k, int64_t silo, int64_t seen, int64_t actions,
-                               const double *restrict w, double beta, double gamma, int64_t d,
-                               double *restrict room)
+/* Compute a factor of the present W if the bounds have saved too little to be worth keeping. */
+FF_INLINE void compute_own_factor_if_due(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
+                                         int64_t actions, const double *restrict w, double beta,
+                                         double gamma, int64_t d, double *restrict bounds_scratch)
 {
-    const ff_bonus_silo *own = k->silo + silo;
-    if (k->own && seen > own->from &&
-        (own->work > own->patience * cost_of(gamma, actions, d) || own->quiet ||
-         seen - own->from > MOST_POINTS))
-        renew(k, silo, seen, w, beta, gamma, d, room);
+    const ff_bonus_silo *state = cache->silo + silo;
+    if (cache->own && points_count > state->made_at &&
+        (state->work > state->patience * cost_of(gamma, actions, d) || state->retry_at ||
+         points_count - state->made_at > MOST_POINTS))
+        compute_own_factor(cache, silo, points_count, w, beta, gamma, d, bounds_scratch);
 }
 
-/* That there are bounds of a query, and how they were made. */
-FF_INLINE void keep_bounds(int64_t *kept, int64_t made, int64_t version)
+/* Record that the bounds of a query exist, and how they were computed. */
+FF_INLINE void record_bounds(int64_t *query_version, int64_t found_version, int64_t version)
 {
-    if (kept && made != version)
-        __atomic_store_n(kept, version, __ATOMIC_RELEASE);
+    if (query_version && found_version != version)
+        __atomic_store_n(query_version, version, __ATOMIC_RELEASE);
 }
 
-int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
+int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               double feature_bound, int64_t d, double *restrict scratch,
-                              double *restrict room, double *restrict x, const ff_whitened *known)
+                              double *restrict bounds_scratch, double *restrict x,
+                              const ff_whitened *whitened_x)
 {
-    ff_bonus_silo *own = k->silo ? k->silo + silo : NULL;
-    if (!own || !own->version || (!k->own && own->work > MOST_MISSES) || seen < own->quiet)
+    ff_bonus_silo *state = cache->silo ? cache->silo + silo : NULL;
+    if (!state || !state->version || (!cache->own && state->work > MOST_MISSES) ||
+        points_count < state->retry_at)
         return -1;
     const int64_t count = actions->actions, vectors = vectors_of(count);
     if (!actions->quantised && (d < WIDE || !ff_screen_i16_fits(actions, d)))
         return -1;
-    renew_where_due(k, silo, seen, count, w, beta, gamma, d, room);
-    if (!own->version || seen - own->from > MOST_POINTS)
+    compute_own_factor_if_due(cache, silo, points_count, count, w, beta, gamma, d, bounds_scratch);
+    if (!state->version || points_count - state->made_at > MOST_POINTS)
         return -1;
-    /* Exact panels come first, see ff_best_of. */
-    ff_bounded b = {.bounds = bounds_of(own->factor), .moved = own->moved, .grown = own->grown,
-                    .view = *actions, .count = count, .d = d};
+    /* Exact panels come first in the scratch, see ff_best_of. */
+    ff_score_bounds b = {.bounds = bounds_of(state->factor),
+                         .moved = state->moved,
+                         .grown = state->grown,
+                         .view = *actions,
+                         .count = count,
+                         .d = d};
     b.which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     b.upper = (float *)aligned((double *)(b.which + count));
     b.mean = b.upper + LANES * vectors;
     b.bound = b.mean + LANES * vectors;
     b.row = (int16_t *)(b.bound + LANES * vectors);
     double *back = (double *)(b.row + row_of(d));
-    b.room = room;
-    b.factor = bonus_of(own, beta, gamma);
-    int64_t made = 0, *kept = NULL;
+    b.scratch = bounds_scratch;
+    b.factor = bonus_of(state, beta, gamma);
+    int64_t found_version = 0, *query_version = NULL;
     if (actions->quantised) {
-        b.bound = k->bound + actions->first;
-        kept = k->made + actions->query;
+        b.bound = cache->bound + actions->first;
+        query_version = cache->made + actions->query;
         if (actions->ahead)
-            FF_PREFETCH(k->made + actions->ahead->query);
-        made = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
+            FF_PREFETCH(cache->made + actions->ahead->query);
+        found_version = __atomic_load_n(query_version, __ATOMIC_ACQUIRE);
     }
-    /* Two silos that share a query may both make its bounds: whichever stay are bounds. */
-    b.stage = made - own->version;
-    const int begun = b.stage >= 0 && b.stage < STAGES;
-    ff_begin_bounds(&b, own->begin, begun, theta, aligned(back + d));
-    /* Along a pool's directions few products leave few actions beside the score of one, many beside
-     * what R says that it is at least. */
-    const int close = b.stage == SOONER && k->directions;
-    int64_t best = ff_likeliest(&b, close);
-    /* Its mean reward is read after all that follows, from where nothing else is read. */
+    /* Two silos that are offered the same query may both compute its bounds; either result is
+     * valid. */
+    b.stage = found_version - state->version;
+    const int exists = b.stage >= 0 && b.stage < STAGES;
+    ff_compute_bounds(&b, state->first_stage, exists, theta, aligned(back + d));
+    /* With principal directions, cheap bounds leave few actions above an exact score, but many
+     * above a lower bound by R. */
+    const int use_score = b.stage == CHEAP && cache->directions;
+    int64_t best = ff_most_promising(&b, use_score);
+    /* The mean is read after everything that follows, from memory that nothing else reads: prefetch
+     * it. */
     if (actions->mean)
         FF_PREFETCH(actions->mean + best);
-    /* Mostly bounds alone decide; how much V has grown is not followed without a second bonus. */
-    if (!close && (!k->own || gamma != 0.0) && ff_decided(&b, theta, beta, gamma, &best)) {
-        keep_bounds(kept, made, own->version + b.stage);
-        own->work -= own->work > 0;
-        if (b.stage == SOONER)
-            own->failed -= own->failed > 0;
+    /* Usually bounds alone decide. The growth of V is not tracked without a second bonus. */
+    if (!use_score && (!cache->own || gamma != 0.0) &&
+        ff_bounds_decide(&b, theta, beta, gamma, &best)) {
+        record_bounds(query_version, found_version, state->version + b.stage);
+        state->work -= state->work > 0;
+        if (b.stage == CHEAP)
+            state->cheap_failures -= state->cheap_failures > 0;
         ff_features(actions, best, d, x);
-        if (gamma != 0.0 && (k->own || silo < FF_SAMPLES))
-            memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
+        if (gamma != 0.0 && (cache->own || silo < FF_SAMPLES))
+            memcpy(cache->sample + silo * d, x, (size_t)d * sizeof(double));
         return best;
     }
-    ff_asked q = {&b.view, w, theta, beta, gamma, b.bounds->model.frobenius,
-                  feature_bound, d, x, back, known, -1, k->own != NULL};
-    const int sooner = b.stage == SOONER;
-    int64_t n = ff_may_be_best(&b, &q, &best);
-    if (sooner) {
-        own->failed += b.stage == BY_FACTOR ? FAILURE : -(own->failed > 0);
-        own->begin = own->failed > MOST_FAILURES ? BY_FACTOR : SOONER;
+    ff_query q = {&b.view, w, theta, beta, gamma, b.bounds->model.frobenius,
+                  feature_bound, d, x, back, whitened_x, -1, cache->own != NULL};
+    const int was_cheap = b.stage == CHEAP;
+    int64_t n = ff_list_candidates(&b, &q, &best);
+    if (was_cheap) {
+        state->cheap_failures += b.stage == BY_FACTOR ? FAILURE : -(state->cheap_failures > 0);
+        state->first_stage = state->cheap_failures > MOST_FAILURES ? BY_FACTOR : CHEAP;
     }
-    ff_told first = {0.0, 0.0};
+    ff_interval best_score = {0.0, 0.0};
     if (n != 1 || b.which[0] != best) {
-        first = ff_tell(&q, best);
-        n = ff_not_below_score(&b, first);
+        best_score = ff_score_with_error(&q, best);
+        n = ff_not_below_score(&b, best_score);
     }
-    keep_bounds(kept, made, own->version + b.stage);
+    record_bounds(query_version, found_version, state->version + b.stage);
     if (n == 0 || n > FEW(count)) {
-        known->x[0] = NAN;
-        own->work += k->own ? count / 2 : MISS;
-        /* As in the first batch, where V is a multiple of I but for a silo's own points: until
-         * there are twice as many. */
-        if (k->own && seen == own->from)
-            own->quiet = seen + (seen < MOST_PATIENCE ? seen : MOST_PATIENCE);
+        whitened_x->x[0] = NAN;
+        state->work += cache->own ? count / 2 : MISS;
+        /* As in the first batch, where V is a multiple of I except for the silo's own points: retry
+         * when there are twice as many points. */
+        if (cache->own && points_count == state->made_at)
+            state->retry_at =
+                points_count + (points_count < MOST_PATIENCE ? points_count : MOST_PATIENCE);
         return -1;
     }
-    own->work += k->own ? n - 1 : -(own->work > 0);
+    state->work += cache->own ? n - 1 : -(state->work > 0);
     int64_t chosen = best;
     if (n > 1 || b.which[0] != best) {
         double score;
-        chosen = ff_best_told(&q, b.which, n, best, first, room);
+        chosen = ff_best_by_intervals(&q, b.which, n, best, best_score, bounds_scratch);
         if (chosen < 0)
             chosen = ff_best_of(actions, b.which, n, w, theta, beta, gamma, d, scratch, &score);
     }
     if (chosen != best) {
-        known->x[0] = NAN;
+        whitened_x->x[0] = NAN;
         ff_features(actions, chosen, d, x);
     }
-    if (gamma != 0.0 && (k->own || silo < FF_SAMPLES))
-        memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
+    if (gamma != 0.0 && (cache->own || silo < FF_SAMPLES))
+        memcpy(cache->sample + silo * d, x, (size_t)d * sizeof(double));
     return chosen;
 }
 
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
-                            const double *restrict w, const double *restrict theta, double beta,
-                            double gamma, const double *restrict points, int64_t seen,
-                            double *restrict now, int64_t d, double *restrict scratch,
-                            float *restrict ends)
+int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
+                                   const double *restrict w, const double *restrict theta,
+                                   double beta, double gamma, const double *restrict points,
+                                   int64_t points_count, double *restrict now, int64_t d,
+                                   double *restrict scratch, float *restrict results)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count);
     if (!ff_screen_i16_fits(actions, d))
         return 0;
     ff_bonus_bounds *bounds = (ff_bonus_bounds *)scratch;
-    double *room = scratch + ff_bonus_cache_lazy_size(d);
-    float *mean = (float *)aligned(room + 3 * d * d + d), *bound = mean + LANES * vectors;
+    double *bounds_scratch = scratch + ff_bonus_cache_lazy_size(d);
+    float *mean = (float *)aligned(bounds_scratch + 3 * d * d + d), *bound = mean + LANES * vectors;
     int16_t *row = (int16_t *)(bound + LANES * vectors);
-    measured *quantised = (measured *)aligned((double *)(row + row_of(d)));
-    memset(room, 0, (size_t)d * sizeof(double));
-    if (!ff_bonus_bounds_make(w, beta, gamma, room + 3 * d * d, 0, 1, directions, d, room, bounds) ||
-        !sooner_of(bounds))
+    action_norms *quantised = (action_norms *)aligned((double *)(row + row_of(d)));
+    memset(bounds_scratch, 0, (size_t)d * sizeof(double));
+    if (!ff_bonus_bounds_make(w, beta, gamma, bounds_scratch + 3 * d * d, 0, 1, directions, d,
+                              bounds_scratch, bounds) ||
+        !has_cheap_bounds(bounds))
         return 0;
-    ff_bonus_silo own = {.factor = scratch, .grown = 1.0};
-    ff_bonus_cache cache = {.silo = &own, .factor = scratch};
+    /* Update W and the growth bounds by the data points. */
+    ff_bonus_silo state = {.factor = scratch, .grown = 1.0};
+    ff_bonus_cache cache = {.silo = &state, .factor = scratch};
     memcpy(now, w, (size_t)(d * d) * sizeof(double));
-    for (int64_t i = 0; i < seen; i++) {
-        const double s = ff_observe(now, NULL, points + i * d, 0.0, d, room);
-        ff_bonus_cache_observe(&cache, 0, room + d, s, d);
+    for (int64_t i = 0; i < points_count; i++) {
+        const double s = ff_observe(now, NULL, points + i * d, 0.0, d, bounds_scratch);
+        ff_bonus_cache_observe(&cache, 0, bounds_scratch + d, s, d);
     }
     ff_actions view = *actions;
     ff_quantise_i16(actions, d, quantised);
     view.quantised = quantised;
-    const double by = bonus_of(&own, beta, gamma);
+    /* Three kinds of upper bounds. */
+    const double bonus_factor = bonus_of(&state, beta, gamma);
     const quantised_row t = ff_quantise_row(theta, d, row);
     ff_bound_by_few(bounds, &view, d, bound);
-    ff_bound_means(&view, row, t, by, d, mean);
-    ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
-    memcpy(ends, room, (size_t)count * sizeof(float));
+    ff_bound_means(&view, row, t, bonus_factor, d, mean);
+    ff_bound_scores(bounds, mean, bound, bonus_factor, count, d, (float *)bounds_scratch);
+    memcpy(results, bounds_scratch, (size_t)count * sizeof(float));
     ff_bound_all(bounds, &view, d, bound);
-    ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
-    memcpy(ends + count, room, (size_t)count * sizeof(float));
+    ff_bound_scores(bounds, mean, bound, bonus_factor, count, d, (float *)bounds_scratch);
+    memcpy(results + count, bounds_scratch, (size_t)count * sizeof(float));
     for (int64_t a = 0; a < count; a++)
-        ff_bound_some(bounds, &view, &a, 1, d, room, bound);
-    ff_bound_scores(bounds, mean, bound, by, count, d, (float *)room);
-    memcpy(ends + 2 * count, room, (size_t)count * sizeof(float));
-    double *x = (double *)(aligned(room + 3 * d)), *z = x + d, *back = z + d;
-    const ff_whitened known = {back + d, z};
-    ff_asked q = {&view, now, theta, beta, gamma, bounds->model.frobenius,
-                  0.0, d, x, back, &known, -1, 1};
+        ff_bound_listed(bounds, &view, &a, 1, d, bounds_scratch, bound);
+    ff_bound_scores(bounds, mean, bound, bonus_factor, count, d, (float *)bounds_scratch);
+    memcpy(results + 2 * count, bounds_scratch, (size_t)count * sizeof(float));
+    /* Three kinds of lower bounds; the last needs columns of W in float32. */
+    double *x = (double *)(aligned(bounds_scratch + 3 * d)), *z = x + d, *back = z + d;
+    const ff_whitened whitened_x = {back + d, z};
+    ff_query q = {&view, now,  theta,       beta, gamma, bounds->model.frobenius, 0.0, d,
+                  x,     back, &whitened_x, -1,   1};
     for (int64_t a = 0; a < count; a++) {
-        ends[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
-                                                beta, gamma, own.moved, own.grown, d);
+        results[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,
+                                                   beta, gamma, state.moved, state.grown, d);
         q.taken = -1;
-        ends[4 * count + a] =
-            ff_least_by_factor(&q, bounds, quantised, a, bound[a], own.moved, own.grown);
+        results[4 * count + a] =
+            ff_least_by_factor(&q, bounds, quantised, a, bound[a], state.moved, state.grown);
     }
-    if (!seen)
-        ff_bonus_bounds_keep(w, d, bounds);
+    if (!points_count)
+        ff_bonus_bounds_store_columns(w, d, bounds);
     for (int64_t a = 0; a < count; a++) {
         q.taken = -1;
-        ends[5 * count + a] =
-            ff_least_by_factor(&q, bounds, quantised, a, bound[a], own.moved, own.grown);
+        results[5 * count + a] =
+            ff_least_by_factor(&q, bounds, quantised, a, bound[a], state.moved, state.grown);
     }
     return 1;
 }
 
 #else
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
-                            const double *restrict w, const double *restrict theta, double beta,
-                            double gamma, const double *restrict points, int64_t seen,
-                            double *restrict now, int64_t d, double *restrict scratch,
-                            float *restrict ends)
+int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
+                                   const double *restrict w, const double *restrict theta,
+                                   double beta, double gamma, const double *restrict points,
+                                   int64_t points_count, double *restrict now, int64_t d,
+                                   double *restrict scratch, float *restrict results)
 {
     (void)actions, (void)w, (void)theta, (void)beta, (void)gamma, (void)d, (void)scratch;
-    (void)points, (void)seen, (void)now, (void)ends, (void)directions;
+    (void)points, (void)points_count, (void)now, (void)results, (void)directions;
     return 0;
 }
 
@@ -361,30 +383,32 @@ int64_t ff_bonus_cache_lazy_size(int64_t d)
     return 0;
 }
 
-void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
+void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int64_t released,
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch)
 {
-    (void)k, (void)w, (void)released, (void)beta, (void)gamma, (void)choices, (void)silos;
+    (void)cache, (void)w, (void)released, (void)beta, (void)gamma, (void)choices, (void)silos;
     (void)d, (void)scratch;
 }
 
-int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
+int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               double feature_bound, int64_t d, double *restrict scratch,
-                              double *restrict room, double *restrict x, const ff_whitened *known)
+                              double *restrict bounds_scratch, double *restrict x,
+                              const ff_whitened *whitened_x)
 {
-    (void)k, (void)silo, (void)seen, (void)actions, (void)w, (void)theta, (void)beta, (void)gamma;
-    (void)feature_bound, (void)d, (void)scratch, (void)room, (void)x, (void)known;
+    (void)cache, (void)silo, (void)points_count, (void)actions, (void)w, (void)theta, (void)beta,
+        (void)gamma;
+    (void)feature_bound, (void)d, (void)scratch, (void)bounds_scratch, (void)x, (void)whitened_x;
     return -1;
 }
 
-void ff_bonus_cache_rewind(ff_bonus_cache *k, int64_t silo) { (void)k, (void)silo; }
+void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo) { (void)cache, (void)silo; }
 
-void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,
+void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d)
 {
-    (void)k, (void)silo, (void)v, (void)s, (void)d;
+    (void)cache, (void)silo, (void)v, (void)s, (void)d;
 }
 #endif

@@ -1,12 +1,13 @@
-/* Choosing by cached upper bounds on the bonuses of a pool's actions, which hold until the next
+/* Choose actions by cached upper bounds on their bonuses, which are valid until the next
  * synchronisation.
  *
- * V only grows between two synchronisations, so the norm a = ||W x|| = ||x||_{V^-1} under the W of
- * the last release, the same for all silos, bounds every later one from above. b = ||V^{-1} x|| may
- * grow, by at most so much of a as is followed with every data point. Where there is a second bonus
- * both are bounded by ||R x||, of one triangular factor (ff_bonus_bounds.h), else R is W.
- * The bound of an action is computed when a silo first meets one of its query. The exact score of
- * the action whose own upper bound is largest then rules out nearly all others. */
+ * Between two synchronisations V only grows. So the norm a = ||W x|| = ||x||_{V^-1} for the W of
+ * the last release, which all silos share, is an upper bound on every later a. b = ||V^{-1} x|| may
+ * grow; its growth is bounded by a multiple of a that is updated with every data point. If there is
+ * a second bonus, a and b together are bounded by ||R x|| for one triangular factor R
+ * (ff_bonus_bounds.h); otherwise R is W. The bounds of a query's actions are computed when a silo
+ * is first offered that query. A lower bound on the score of the most promising action then rules
+ * out nearly all others. */
 #ifndef FF_BONUS_CACHE_H
 #define FF_BONUS_CACHE_H
 
@@ -14,79 +15,95 @@
 #include "ff_directions.h"
 #include "ff_scores.h"
 
-/* Silos whose last choices tell at a release what actions are like. */
+/* Number of silos whose last choices serve as typical actions at a release. */
 #define FF_SAMPLES 4
 
-/* What a silo bounds its bonuses by. */
+/* The bounds that one silo uses. */
 typedef struct {
-    int64_t version;       /* of the factor; bounds of another one do not hold. 0: none */
-    const double *factor;  /* ff_bonus_bounds, by R: the release's, or the silo's own, made since */
-    int64_t begin;         /* how bounds of a query are begun, sooner or by R .. */
-    int64_t failed;        /* .. and how often the sooner ones have lately told too little */
-    int64_t from;          /* data points that had entered V since the release when it was made */
-    int64_t made;          /* factors of its own so far */
-    double moved;          /* b has grown by at most so much of a, since the factor was made .. */
-    double moved_in_all;   /* .. and since the release */
-    double grown;          /* V is at most so many times what it was then, .. */
-    double grown_in_all;   /* .. and at the release; both where there is a second bonus */
-    int64_t work;          /* what bounds have left to do since then, in exact scores */
-    int64_t patience;      /* how much of it is borne until a factor is made anew */
-    int64_t quiet;         /* new bounds told nothing: none until so many points are in V */
+    int64_t version;        /* number of the factor that the bounds belong to; bounds of other
+                             * versions are invalid. 0: none */
+    const double *factor;   /* an ff_bonus_bounds: of the release, or of the silo's own W since
+                             * then */
+    int64_t first_stage;    /* how the bounds of a query are computed first: CHEAP or BY_FACTOR */
+    int64_t cheap_failures; /* recent failures of cheap bounds, less successes */
+    int64_t made_at;        /* data points that had entered V since the release when the factor
+                             * was computed */
+    int64_t made;           /* number of own factors since the release */
+    double moved;           /* since the factor was computed, b has grown by at most moved a .. */
+    double moved_in_all;    /* .. and since the release by at most moved_in_all a */
+    double grown;           /* V is at most grown times V at that time .. */
+    double grown_in_all;    /* .. and grown_in_all times V at the release; both only if there is
+                             * a second bonus */
+    int64_t work;           /* work that the bounds have failed to save since the factor was
+                             * computed, in exact scores */
+    int64_t patience;       /* a new factor is computed once `work` exceeds this multiple of its
+                             * cost */
+    int64_t retry_at;       /* 0; or, after new bounds ruled out too little, the number of data
+                             * points in V at which to retry */
 } ff_bonus_silo;
 
-/* Arrays belong to the caller. */
+/* The cache of a curve. The caller owns the arrays. */
 typedef struct {
-    ff_bonus_silo *silo; /* (M); NULL: no cache */
-    float *bound;        /* (rows of the pool): on ||R x||, in units of the factor; or NULL */
-    int64_t *made;       /* (queries): the version of its bounds */
-    int64_t choices;     /* of one meeting of every query: their number times the most actions */
+    ff_bonus_silo *silo; /* (M): state of each silo; NULL: no cache */
+    float *bound;        /* (rows of the pool): bounds on ||R x||, in units of the factor; or
+                          * NULL */
+    int64_t *made;       /* (queries): version of the bounds of each query, plus their stage */
+    int64_t choices;     /* queries times the largest number of actions */
     double *sample;      /* (M, d): features of the last choices; zeros: none yet */
-    double *factor;      /* bounds by R (ff_bonus_bounds.h): ff_bonus_cache_lazy_size() doubles, .. */
-    double *own;         /* .. or ff_bonus_cache_size() and M of these: where silos' W differ; or NULL */
-    int64_t version;     /* of `factor` */
-    const ff_directions *directions; /* of the pool's actions, or NULL */
+    double *factor;      /* an ff_bonus_bounds of the release: ff_bonus_cache_lazy_size()
+                          * doubles; .. */
+    double *own;         /* .. or ff_bonus_cache_size() if silos' W differ; `own` then holds M
+                          * bounds of this size, else NULL */
+    int64_t version;     /* version of `factor` */
+    const ff_directions *directions; /* principal directions of the pool's actions, or NULL */
 } ff_bonus_cache;
 
+/* Return the doubles of `factor` (and of each silo's part of `own`) for eager silos, and of
+ * `factor` for lazy ones. */
 int64_t ff_bonus_cache_size(int64_t d);
 int64_t ff_bonus_cache_lazy_size(int64_t d);
 
-/* Starts over with the W of a release, for bonuses with about these factors. choices: actions that
- * are to be chosen among until the next one. scratch: 3 d^2 + d. */
-void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
+/* Restart with the W of a release, for bonuses with about these factors. choices: number of actions
+ * in all choices until the next release. scratch: 3 d^2 + d doubles. */
+void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int64_t released,
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch);
 
-/* A silo's V is again what it was at some time since the release. */
-void ff_bonus_cache_rewind(ff_bonus_cache *k, int64_t silo);
+/* Reset a silo whose V has been rewound to an earlier state since the release. */
+void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo);
 
-/* The features x of a choice, clipped to the bound on their norm, and W x, whose squared norm is
- * x' V^-1 x. x[0] is NaN where they are not known, before and after a call. */
+/* The features x of a choice, clipped to the bound on their norm, and W x, whose squared norm is x'
+ * V^-1 x. x[0] is NaN if they are not known; also before the first call. */
 typedef struct {
     double *x, *whitened; /* (d), (d) */
 } ff_whitened;
 
-/* The action of the largest score <x, theta> + beta ||W x|| + gamma ||W'W x||, ties to the lowest
- * index, its features into x; -1 where the bounds do not decide. seen: data points that entered V
- * since the release. scratch as of ff_select, room: 3 d^2 + d. */
-int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
+/* Return the action with the largest score <x, theta> + beta ||W x|| + gamma ||W'W x||, the lowest
+ * index if several tie, and write its features to x (d); -1 if the bounds do not decide. points:
+ * data points that entered V since the release. scratch: as for ff_select; bounds_scratch: 3
+ * d^2 + d doubles. */
+int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               double feature_bound, int64_t d, double *restrict scratch,
-                              double *restrict room, double *restrict x, const ff_whitened *known);
+                              double *restrict bounds_scratch, double *restrict x,
+                              const ff_whitened *whitened_x);
 
-/* For tests: of each action upper bounds on its score by few products, by R and by R of it alone,
- * and what it is at least, by R, by ||W x|| too, and by that in float32 where no point has entered
- * V: 6 rows of K. They are made of w, and hold for `now` (d x d), which is w once `seen` points of d
- * have entered V. Returns 0 where there is nothing but R. scratch: that of a lazy cache, of a
- * panel's screening and 3 d^2 + d. */
-int64_t ff_bonus_cache_ends(const ff_actions *actions, const ff_directions *directions,
-                            const double *restrict w, const double *restrict theta, double beta,
-                            double gamma, const double *restrict points, int64_t seen,
-                            double *restrict now, int64_t d, double *restrict scratch,
-                            float *restrict ends);
+/* For tests: compute bounds on the scores of all actions into `results` (6 rows of K). The rows are
+ * upper bounds by few products, by R, and by R one action at a time; then lower bounds by R, by R
+ * and ||W x||, and (if no data point has entered V) by R and ||W x|| in float32. The bounds are
+ * computed from w and are valid for `now` (d x d), which is w after `points_count` points (., d)
+ * have entered V. Returns 0 if there are no cheap bounds. scratch: that of a lazy cache, of
+ * screening a panel, and 3 d^2 + d doubles. */
+int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
+                                   const double *restrict w, const double *restrict theta,
+                                   double beta, double gamma, const double *restrict points,
+                                   int64_t points_count, double *restrict now, int64_t d,
+                                   double *restrict scratch, float *restrict results);
 
-/* A data point entered a silo's V: v = V^{-1} x of the V before it, s the result of ff_observe. */
-void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,
+/* Update the bounds after a data point entered a silo's V. v: V^{-1} x for the previous V; s: the
+ * result of ff_observe. */
+void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d);
 
 #endif

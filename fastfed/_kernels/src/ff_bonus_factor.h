@@ -1,48 +1,50 @@
 /* One triangular factor for both bonuses of a score.
  *
- * With a = ||W x|| and b = ||W'W x||, the bonus beta a + gamma b is at most, by Cauchy-Schwarz,
- *     sqrt(beta^2 + gamma^2 / c) sqrt(a^2 + c b^2)    for any c > 0,
- * and equal to it where beta c b = gamma a. The second root is ||R x||, R being the triangular
- * factor of W'W + c (W'W)^2 = R'R: half a product, as W x is. What the bound is above the bonus is
- * of second order in how far an action's b / a is from the one that c was made for. */
+ * Let a = ||W x|| and b = ||W'W x||. By Cauchy-Schwarz the bonus beta a + gamma b is at most
+ *   sqrt(beta^2 + gamma^2 / c) sqrt(a^2 + c b^2)    for any c > 0,
+ * with equality if beta c b = gamma a. The second root is ||R x|| for the triangular factor R of
+ * W'W + c (W'W)^2 = R'R, so it costs half a matrix product, like W x. The difference between bound
+ * and bonus is of second order in the difference between an action's b / a and the ratio that c was
+ * chosen for. */
 #ifndef FF_BONUS_FACTOR_H
 #define FF_BONUS_FACTOR_H
 
 #include "ff_base.h"
 
-/* What a bound by R needs to know of it. */
+/* Properties of R that bounds need. */
 typedef struct {
     double c;         /* 0: R is W, and there is no second bonus */
-    double frobenius; /* of W */
-    double lost;      /* sqrt(a^2 + c b^2) <= ||R x|| + lost ||x||, whatever the rounding of R */
+    double frobenius; /* ||W||_F */
+    double lost;      /* covers all rounding: sqrt(a^2 + c b^2) <= ||R x|| + lost ||x|| */
 } ff_bonus_factor;
 
-/* R (d x d, lower triangular, zero above) of W and c > 0. inverse: d x d of scratch. Its c is 0
- * where rounding leaves no factor. */
+/* Compute R (d x d, lower triangular, zero above) from W and c > 0. inverse: d x d doubles of
+ * scratch. The c of the result is 0 if there is no factor because of rounding. */
 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
                                      double *restrict inverse, double *restrict r);
 
-/* c for factors beta and gamma and actions like these: count rows x of d. Where all are zero it is
- * the one of coordinates. scratch: 2 d. */
+/* Return c for the factors beta and gamma and typical actions x (count, d). If all are zero, unit
+ * vectors are used instead. scratch: 2 d doubles. */
 double ff_bonus_factor_weight(const double *restrict w, double beta, double gamma,
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch);
 
-/* The columns of W (d x d, lower triangular, zero above) in float32, for ff_norm_by_columns: so
- * many floats. */
+/* Store the columns of W (d x d, lower triangular, zero above) in float32 for ff_norm_by_columns:
+ * ff_columns_size() floats. */
 int64_t ff_columns_size(int64_t d);
 void ff_columns_make(const double *restrict w, int64_t d, float *restrict columns);
 
-/* ||W x||, and what it may be off by, a unit of ||W||_F ||x||. */
+/* Return ||W x||; and a bound on its error, for each unit of ||W||_F ||x||. */
 double ff_norm_by_columns(const float *restrict columns, const float *restrict x, int64_t d);
 double ff_norm_error(int64_t d);
 
-/* ||W x||^2, and with `both` ||W'W x||^2 (else 0), in an order of its own, W read once. room: d. */
+/* Return ||W x||^2, and ||W'W x||^2 if with_second (else 0), with sums in an order of their own and
+ * one pass over W. scratch: d doubles. */
 typedef struct {
     double first, second;
 } ff_squares;
-ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int both, int64_t d,
-                         double *restrict room);
+ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int with_second,
+                         int64_t d, double *restrict scratch);
 
 /* out = W'z. */
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,

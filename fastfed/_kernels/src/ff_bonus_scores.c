@@ -5,53 +5,58 @@
 
 #include "ff_linalg.h"
 
-/* Of so many a score for each is told sooner than the exact ones of a panel. */
-#define ALONE 16
-/* Most actions of a query that are bounded by R before that is done for all. */
-#define MOST_REFINED(actions) (2 * TOGETHER + (actions) / 3)
-/* How often more of the actions of the largest bounds are bounded by R, TOGETHER at a time. */
+/* Up to this many candidates, score one by one: it is faster than a panel. */
+#define SINGLE_MAX 16
+/* The largest number of actions that get bounds by R one by one; beyond it all actions do. */
+#define MOST_REFINED(actions) (2 * GATHERED + (actions) / 3)
+/* How often GATHERED further actions with the largest upper bounds get bounds by R. */
 #define REFINEMENTS 2
 
-/* A score by its mean and bonus. size: of theta, squared. */
-FF_INLINE ff_told told_of(double mean, double bonus, double size, double beta, double gamma,
-                          double frobenius, double length, int64_t d)
+/* Return a score with its error from mean and bonus. theta_square: ||theta||^2; length: ||x||. */
+FF_INLINE ff_interval interval_of(double mean, double bonus, double theta_square, double beta,
+                                  double gamma, double frobenius, double length, int64_t d)
 {
-    const double most = sqrt(size) + (beta + 2.0 * gamma * frobenius) * frobenius;
-    return (ff_told){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * most * length};
+    const double largest_norm = sqrt(theta_square) + (beta + 2.0 * gamma * frobenius) * frobenius;
+    return (ff_interval){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * largest_norm * length};
 }
 
-/* The score of x. back: d of scratch. */
-static ff_told tell(const double *restrict x, const ff_whitened *known, const double *restrict w,
-                    const double *restrict theta, double beta, double gamma, double frobenius,
-                    int64_t d, double *restrict back)
+/* Return the score of x from its W x in `known`. back: d doubles of scratch. */
+static ff_interval interval_from_whitened(const double *restrict x, const ff_whitened *known,
+                                          const double *restrict w, const double *restrict theta,
+                                          double beta, double gamma, double frobenius, int64_t d,
+                                          double *restrict back)
 {
-    const double mean = f64_dot(theta, x, d), size = f64_dot(theta, theta, d);
-    const double own = f64_dot(x, x, d), clipped = f64_dot(known->x, known->x, d);
+    const double mean = f64_dot(theta, x, d), theta_square = f64_dot(theta, theta, d);
+    const double x_square = f64_dot(x, x, d), clipped_square = f64_dot(known->x, known->x, d);
     const double square = f64_dot(known->whitened, known->whitened, d);
     double second = 0.0;
     if (gamma != 0.0) {
         ff_bonus_factor_back(w, known->whitened, d, back);
         second = f64_dot(back, back, d);
     }
-    const double length = sqrt(own), ratio = own > 0.0 ? length / sqrt(clipped) : 0.0;
+    const double length = sqrt(x_square),
+                 ratio = x_square > 0.0 ? length / sqrt(clipped_square) : 0.0;
     const double bonus = (beta * sqrt(square) + gamma * sqrt(second)) * ratio;
-    return told_of(mean, bonus, size, beta, gamma, frobenius, length, d);
+    return interval_of(mean, bonus, theta_square, beta, gamma, frobenius, length, d);
 }
 
-/* The same of an action whose W x is of no further use. Its features are in x then; room: d. */
-static ff_told tell_once(const ff_asked *q, int64_t a, double *restrict x, double *restrict room)
+/* Return the score of an action whose W x is not needed afterwards. x (d) receives its features;
+ * scratch: d doubles. */
+static ff_interval interval_of_action(const ff_query *q, int64_t a, double *restrict x,
+                                      double *restrict scratch)
 {
     const int64_t d = q->d;
     ff_features(q->actions, a, d, x);
-    const double mean = f64_dot(q->theta, x, d), own = f64_dot(x, x, d);
-    const double size = f64_dot(q->theta, q->theta, d);
-    const ff_squares square = ff_squares_of(q->w, x, q->gamma != 0.0, d, room);
+    const double mean = f64_dot(q->theta, x, d), x_square = f64_dot(x, x, d);
+    const double theta_square = f64_dot(q->theta, q->theta, d);
+    const ff_squares square = ff_squares_of(q->w, x, q->gamma != 0.0, d, scratch);
     const double bonus = q->beta * sqrt(square.first) + q->gamma * sqrt(square.second);
-    return told_of(mean, bonus, size, q->beta, q->gamma, q->frobenius, sqrt(own), d);
+    return interval_of(mean, bonus, theta_square, q->beta, q->gamma, q->frobenius, sqrt(x_square),
+                       d);
 }
 
-/* Features of an action into x and `known`, and its W x. */
-static void take(ff_asked *q, int64_t a)
+/* Store an action's features in q->x and q->known, and its W x, unless they are there. */
+static void whiten_action(ff_query *q, int64_t a)
 {
     if (q->taken == a)
         return;
@@ -63,104 +68,117 @@ static void take(ff_asked *q, int64_t a)
     q->taken = a;
 }
 
-ff_told ff_tell(ff_asked *q, int64_t a)
+ff_interval ff_score_with_error(ff_query *q, int64_t a)
 {
     if (!q->learns && q->taken != a) {
         q->known->x[0] = NAN;
         q->taken = -1;
-        return tell_once(q, a, q->x, q->back);
+        return interval_of_action(q, a, q->x, q->back);
     }
-    take(q, a);
-    return tell(q->x, q->known, q->w, q->theta, q->beta, q->gamma, q->frobenius, q->d, q->back);
+    whiten_action(q, a);
+    return interval_from_whitened(q->x, q->known, q->w, q->theta, q->beta, q->gamma, q->frobenius,
+                                  q->d, q->back);
 }
 
-/* A float not above what the exact score is. */
-FF_INLINE float least_of(ff_told one) { return ff_float_below(one.score - one.error); }
+/* Return a lower bound on the exact score. */
+FF_INLINE float lower_end(ff_interval interval)
+{
+    return ff_float_below(interval.score - interval.error);
+}
 
-/* ||W x|| of the features in x, which are floats, by columns of W; `off` is what it is off by. */
-static double norm_by_columns(const ff_asked *q, const float *columns, double length, double *off)
+/* Return ||W x|| of the float32 features in q->x, by columns of W; *error receives a bound on its
+ * error. */
+static double norm_by_columns(const ff_query *q, const float *columns, double length, double *error)
 {
     float *x = (float *)q->back;
     for (int64_t j = 0; j < q->d; j++)
         x[j] = (float)q->x[j];
-    *off = ff_norm_error(q->d) * q->frobenius * length + 0x1p-120;
+    *error = ff_norm_error(q->d) * q->frobenius * length + 0x1p-120;
     return ff_norm_by_columns(columns, x, q->d);
 }
 
-float ff_least_by_factor(ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
-                         int64_t a, float bound, double moved, double grown)
+float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
+                         const action_norms *restrict norms, int64_t a, float bound, double moved,
+                         double grown)
 {
-    if (k->columns && q->taken != a) {
+    if (bounds->columns && q->taken != a) {
         ff_features(q->actions, a, q->d, q->x);
         q->known->x[0] = NAN;
         q->taken = -1;
     } else {
-        take(q, a);
+        whiten_action(q, a);
     }
-    const double mean = f64_dot(q->theta, q->x, q->d), size = f64_dot(q->theta, q->theta, q->d);
+    const double mean = f64_dot(q->theta, q->x, q->d),
+                 theta_square = f64_dot(q->theta, q->theta, q->d);
     const double length = sqrt(f64_dot(q->x, q->x, q->d)), frobenius = q->frobenius;
-    double norm, off = 0.0;
+    double norm, norm_error = 0.0;
     if (q->taken == a)
-        norm = (tell(q->x, q->known, q->w, q->theta, q->beta, 0.0, frobenius, q->d, q->back).score -
-                mean) / q->beta;
+        norm = (interval_from_whitened(q->x, q->known, q->w, q->theta, q->beta, 0.0, frobenius,
+                                       q->d, q->back)
+                    .score -
+                mean) /
+               q->beta;
     else
-        norm = norm_by_columns(q, k->columns, length, &off);
-    /* Too large for float32. */
+        norm = norm_by_columns(q, bounds->columns, length, &norm_error);
+    /* Out of the range of float32. */
     if (!(norm < INFINITY))
         return -INFINITY;
-    const double most = sqrt(size) + (q->beta + 2.0 * q->gamma * frobenius) * frobenius;
-    const double error = 8.0 * (double)(q->d + 16) * 0x1p-53 * most * length + q->beta * off;
-    return ff_score_at_least_with(k, known, a, bound, mean, norm, error, q->beta, q->gamma, moved,
-                                  grown, q->d);
+    const double largest_norm =
+        sqrt(theta_square) + (q->beta + 2.0 * q->gamma * frobenius) * frobenius;
+    const double error =
+        8.0 * (double)(q->d + 16) * 0x1p-53 * largest_norm * length + q->beta * norm_error;
+    return ff_score_at_least_with(bounds, norms, a, bound, mean, norm, error, q->beta, q->gamma,
+                                  moved, grown, q->d);
 }
 
-int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n, int64_t first,
-                     ff_told best, double *restrict room)
+int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, int64_t n,
+                             int64_t first, ff_interval best, double *restrict scratch)
 {
     const int64_t d = q->d;
-    if (n > ALONE)
+    if (n > SINGLE_MAX)
         return -1;
     int64_t chosen = first;
     double others = -INFINITY;
     for (int64_t i = 0; i < n; i++) {
         if (which[i] == first)
             continue;
-        const ff_told one = tell_once(q, which[i], room, room + d);
-        const int better = one.score > best.score;
-        const ff_told lesser = better ? best : one;
-        others = lesser.score + lesser.error > others ? lesser.score + lesser.error : others;
-        if (better) {
-            best = one;
+        const ff_interval interval = interval_of_action(q, which[i], scratch, scratch + d);
+        const int is_better = interval.score > best.score;
+        const ff_interval lower = is_better ? best : interval;
+        others = lower.score + lower.error > others ? lower.score + lower.error : others;
+        if (is_better) {
+            best = interval;
             chosen = which[i];
         }
     }
     return best.score - best.error > others ? chosen : -1;
 }
 
-static int64_t first_of(const float *restrict upper, float top, int64_t count)
+/* Return the first action whose upper bound is `top`. */
+static int64_t first_at_top(const float *restrict upper, float top, int64_t count)
 {
     for (int64_t first = 0; first < count; first += LANES) {
         const f32s u = f32_load(upper + first);
-        const unsigned it = bits_of(count - first) & f32_at_least(u, f32_set(top));
-        if (it)
-            return first + __builtin_ctz(it);
+        const unsigned at_top = bits_of(count - first) & f32_at_least(u, f32_set(top));
+        if (at_top)
+            return first + __builtin_ctz(at_top);
     }
     return count - 1;
 }
 
-/* Of the actions that R bounds the one of the largest upper bound, if there are any. */
+/* Return the action with the largest upper bound among those bounded by R; 0 if there are none. */
 static int64_t first_bounded(const float *restrict upper, const float *restrict bound,
                              int64_t count)
 {
     float top = -INFINITY;
     int64_t best = 0;
     for (int64_t first = 0; first < count; first += LANES) {
-        const f32s one = f32_load_some(lanes_of(count - first), bound + first);
-        unsigned in = f32_less(one, f32_set(0.0f)) &
-                      ~f32_at_least(f32_set(top), f32_load(upper + first));
-        /* Few are left after the first. */
-        for (; in; in &= in - 1) {
-            const int64_t a = first + __builtin_ctz(in);
+        const f32s bounds = f32_load_some(lanes_of(count - first), bound + first);
+        unsigned candidates =
+            f32_less(bounds, f32_set(0.0f)) & ~f32_at_least(f32_set(top), f32_load(upper + first));
+        /* Few remain after the first vector. */
+        for (; candidates; candidates &= candidates - 1) {
+            const int64_t a = first + __builtin_ctz(candidates);
             if (upper[a] > top) {
                 top = upper[a];
                 best = a;
@@ -170,126 +188,133 @@ static int64_t first_bounded(const float *restrict upper, const float *restrict 
     return best;
 }
 
-/* Upper bounds on all scores, by those on means and bonuses. */
-FF_INLINE void score(ff_bounded *b)
+/* Compute upper bounds on all scores from the bounds on means and bonuses. */
+FF_INLINE void update_upper(ff_score_bounds *b)
 {
     b->top = ff_bound_scores(b->bounds, b->mean, b->bound, b->factor, b->count, b->d, b->upper);
 }
 
-FF_INLINE int64_t highest(const ff_bounded *b) { return first_of(b->upper, b->top, b->count); }
+/* Return the action with the largest upper bound. */
+FF_INLINE int64_t highest(const ff_score_bounds *b)
+{
+    return first_at_top(b->upper, b->top, b->count);
+}
 
-/* Whether R bounds an action, or the query. */
-FF_INLINE int by_factor(const ff_bounded *b, int64_t a)
+/* Return 1 if an action (or all of the query) is bounded by R. */
+FF_INLINE int by_factor(const ff_score_bounds *b, int64_t a)
 {
     return b->stage == BY_FACTOR || b->bound[a] < 0.0f;
 }
 
-FF_INLINE const measured *lengths_of(const ff_bounded *b)
+/* Return the norms of the actions in 16 bits. */
+FF_INLINE const action_norms *lengths_of(const ff_score_bounds *b)
 {
-    return (const measured *)b->view.quantised;
+    return (const action_norms *)b->view.quantised;
 }
 
-FF_INLINE int64_t not_below(const ff_bounded *b, float least)
+/* List the actions whose upper bound is not below `least`. */
+FF_INLINE int64_t not_below(const ff_score_bounds *b, float lower_bound)
 {
-    return ff_not_below(b->upper, least, b->count, b->which);
+    return ff_not_below(b->upper, lower_bound, b->count, b->which);
 }
 
-/* Of those among n actions that R does not bound: see ff_bound_open. */
-FF_INLINE int64_t bound_open(const ff_bounded *b, int64_t n, int64_t most)
+/* Bound those of the n listed actions by R that have only cheap bounds; see ff_bound_missing. */
+FF_INLINE int64_t bound_missing(const ff_score_bounds *b, int64_t n, int64_t limit)
 {
-    return ff_bound_open(b->bounds, &b->view, b->which, n, most, b->d, b->room, b->bound);
+    return ff_bound_missing(b->bounds, &b->view, b->which, n, limit, b->d, b->scratch, b->bound);
 }
 
-FF_INLINE int64_t bound_largest(const ff_bounded *b)
+/* Bound the actions with the largest upper bounds by R; see ff_bound_largest. */
+FF_INLINE int64_t bound_largest(const ff_score_bounds *b)
 {
-    return ff_bound_largest(b->bounds, &b->view, b->upper, b->top, b->d, b->room, b->bound);
+    return ff_bound_largest(b->bounds, &b->view, b->upper, b->top, b->d, b->scratch, b->bound);
 }
 
-void ff_begin_bounds(ff_bounded *b, int64_t stage, int there, const double *restrict theta,
-                     void *restrict own)
+void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const double *restrict theta,
+                       void *restrict buffer)
 {
     if (!b->view.quantised) {
-        ff_quantise_i16(&b->view, b->d, own);
-        b->view.quantised = own;
+        ff_quantise_i16(&b->view, b->d, buffer);
+        b->view.quantised = buffer;
     }
-    if (!there) {
+    if (!exists) {
         b->stage = b->bounds->few.rest > 0.0 ? stage : BY_FACTOR;
-        if (b->stage == SOONER)
+        if (b->stage == CHEAP)
             ff_bound_by_few(b->bounds, &b->view, b->d, b->bound);
         else
             ff_bound_all(b->bounds, &b->view, b->d, b->bound);
     }
     const quantised_row t = ff_quantise_row(theta, b->d, b->row);
     ff_bound_means(&b->view, b->row, t, b->factor, b->d, b->mean);
-    score(b);
-    if (b->stage == SOONER && bound_largest(b))
-        score(b);
+    update_upper(b);
+    if (b->stage == CHEAP && bound_largest(b))
+        update_upper(b);
 }
 
-int64_t ff_likeliest(const ff_bounded *b, int bounded_by_factor)
+int64_t ff_most_promising(const ff_score_bounds *b, int bounded_by_factor)
 {
     return bounded_by_factor ? first_bounded(b->upper, b->bound, b->count) : highest(b);
 }
 
-int ff_decided(ff_bounded *b, const double *restrict theta, double beta, double gamma,
-               int64_t *restrict best)
+int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double beta, double gamma,
+                     int64_t *restrict best)
 {
-    for (int again = 0; again < 2; again++) {
-        /* Only what R has bounded tells what a score is at least. Where the best is still not among
-         * them after REFINEMENTS more lots, sooner bounds tell too little here. */
+    for (int pass = 0; pass < 2; pass++) {
+        /* Only actions bounded by R have a lower bound on their score. If the most promising action
+         * is not among them after REFINEMENTS further lots, the cheap bounds are too loose here. */
         for (int i = 0; !by_factor(b, *best) && i < REFINEMENTS; i++) {
             bound_largest(b);
-            score(b);
+            update_upper(b);
             *best = highest(b);
         }
         if (!by_factor(b, *best))
             return 0;
-        const float least =
+        const float lower_bound =
             ff_score_at_least(b->bounds, lengths_of(b), *best, b->mean[*best], b->bound[*best],
                               theta, beta, gamma, b->moved, b->grown, b->d);
-        const int64_t n = not_below(b, least);
-        if (b->stage != SOONER || n <= 1 || again)
+        const int64_t n = not_below(b, lower_bound);
+        if (b->stage != CHEAP || n <= 1 || pass)
             return n == 1 && b->which[0] == *best;
-        const int64_t most = MOST_REFINED(b->count);
-        if (bound_open(b, n, most) > most)
+        const int64_t limit = MOST_REFINED(b->count);
+        if (bound_missing(b, n, limit) > limit)
             return 0;
-        score(b);
+        update_upper(b);
         *best = highest(b);
     }
     return 0;
 }
 
-/* A float that the score of an action is not below; its features are in x. */
-static float least_score(const ff_bounded *b, ff_asked *q, int64_t a)
+/* Return a lower bound on the score of an action; q->x then holds its features. */
+static float least_score(const ff_score_bounds *b, ff_query *q, int64_t a)
 {
     return by_factor(b, a)
                ? ff_least_by_factor(q, b->bounds, lengths_of(b), a, b->bound[a], b->moved, b->grown)
-               : least_of(ff_tell(q, a));
+               : lower_end(ff_score_with_error(q, a));
 }
 
-int64_t ff_not_below_score(const ff_bounded *b, ff_told score)
+int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval update_upper)
 {
-    return not_below(b, least_of(score));
+    return not_below(b, lower_end(update_upper));
 }
 
-int64_t ff_may_be_best(ff_bounded *b, ff_asked *q, int64_t *restrict best)
+int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict best)
 {
-    float least = least_score(b, q, *best);
-    const int64_t n = not_below(b, least), most = MOST_REFINED(b->count);
-    const int64_t open = b->stage == SOONER ? bound_open(b, n, most) : 0;
-    if (!open)
+    float lower_bound = least_score(b, q, *best);
+    const int64_t n = not_below(b, lower_bound), limit = MOST_REFINED(b->count);
+    const int64_t missing = b->stage == CHEAP ? bound_missing(b, n, limit) : 0;
+    if (!missing)
         return n;
-    if (open > most) {
+    if (missing > limit) {
         b->stage = BY_FACTOR;
         ff_bound_all(b->bounds, &b->view, b->d, b->bound);
     }
-    score(b);
-    const int64_t likely = highest(b);
-    if (likely != *best) {
-        *best = likely;
-        least = least_score(b, q, likely);
+    update_upper(b);
+    const int64_t promising = highest(b);
+    if (promising != *best) {
+        *best = promising;
+        lower_bound = least_score(b, q, promising);
     }
-    return not_below(b, least);
+    return not_below(b, lower_bound);
 }
 
 #endif

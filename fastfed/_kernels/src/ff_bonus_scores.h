@@ -1,8 +1,8 @@
-/* What the scores of a query's actions are at most, and what the best of them is at least, until
- * few are left that may be the best.
+/* Upper bounds on the scores of a query's actions, and a lower bound on the score of the best
+ * action, until few actions remain that may be the best.
  *
- * All are bounded from above (ff_bonus_bounds.h), the score of the likeliest is told, and those
- * whose bounds are below it are out; of the rest, closer bounds are made. */
+ * All scores are bounded from above (ff_bonus_bounds.h). Actions whose bounds are below the score
+ * of the most promising action are discarded; the remaining actions get tighter bounds. */
 #ifndef FF_BONUS_SCORES_H
 #define FF_BONUS_SCORES_H
 
@@ -11,75 +11,83 @@
 #ifdef FF_WIDE
 #include "ff_bonus_bounds.h"
 
-/* How bounds of a query's actions on ||R x|| were made: sooner, by few products (ff_bonus_few.h),
- * or by R. What is in doubt after that is bounded by R: these bounds have a minus sign. Where that
- * is much, all are. */
-enum { SOONER = 0, BY_FACTOR = 1, STAGES = 2 };
+/* Stages of the bounds of a query on ||R x||: cheap bounds (ff_bonus_few.h), or bounds by R. In the
+ * cheap stage, single actions that are not ruled out get bounds by R, which have a minus sign. If
+ * these are many, all actions get bounds by R, which is the second stage. */
+enum { CHEAP = 0, BY_FACTOR = 1, STAGES = 2 };
 
-/* A score, and what the exact one of ff_best_of may differ from it by: z = W x (of x, or of the x
- * that it was clipped to) and W'z are summed in an order of their own; all are off by less than
- * (d + 8) u of the largest that products and roots can be, twice that for the score itself. */
+/* An interval around a score: score +- error contains the exact score by ff_best_of. Here z = W x
+ * (for x, or for x after clipping) and W'z are summed in another order. All differ by less than
+ * (d + 8) u times the largest possible products and roots; the score itself by twice that. */
 typedef struct {
     double score, error;
-} ff_told;
+} ff_interval;
 
-/* What scores of single actions are told of. x: of the one that may be chosen. known: of the one
- * that is `taken`, -1: none. back: d. */
+/* A request for scores of single actions: the model, and what is known so far. */
 typedef struct {
-    const ff_actions *actions;
-    const double *w, *theta;
-    double beta, gamma, frobenius, feature_bound;
+    const ff_actions *actions; /* the actions of the round */
+    const double *w, *theta;   /* the model: (d, d), (d) */
+    double beta, gamma, frobenius, feature_bound; /* feature_bound: bound on the norm of
+                                                   * features; 0: none */
     int64_t d;
-    double *x, *back;
-    const ff_whitened *known;
-    int64_t taken;
-    int learns; /* by W x of the choice, which is then kept */
-} ff_asked;
+    double *x, *back;          /* (d): features of the last scored action; (d): scratch */
+    const ff_whitened *known;  /* x and W x of action `taken` */
+    int64_t taken;             /* the action that `known` belongs to; -1: none */
+    int learns;                /* 1: the silo updates V by the choice, so its W x is stored in
+                                * `known` */
+} ff_query;
 
-/* What is known of a query's actions in a round. */
+/* The bounds of a query's actions in one round. */
 typedef struct {
-    const ff_bonus_bounds *bounds;
-    double moved, grown; /* of V since these were made, see ff_bonus_silo */
-    ff_actions view;     /* the actions, in 16 bits too */
-    int64_t count, d, stage;
-    int64_t *which; /* (count): those that may be the best */
-    float *upper, *mean, *bound;
-    float top;    /* the largest of `upper` */
-    int16_t *row; /* room for theta in 16 bits */
-    double factor; /* of ||R x|| */
-    double *room;
-} ff_bounded;
+    const ff_bonus_bounds *bounds; /* the bounds on bonuses */
+    double moved, grown;         /* change of V since the bounds were computed, see ff_bonus_silo */
+    ff_actions view;             /* the actions, also in 16 bits */
+    int64_t count, d, stage;     /* number of actions; d; CHEAP or BY_FACTOR */
+    int64_t *which;              /* (count): actions that may be the best */
+    float *upper, *mean, *bound; /* upper bounds on scores and on means; bounds on ||R x|| */
+    float top;                   /* the largest entry of `upper` */
+    int16_t *row;                /* theta in 16 bits */
+    double factor;               /* a bonus is at most factor ||R x|| */
+    double *scratch;             /* scratch of the functions of ff_bonus_bounds.h */
+} ff_score_bounds;
 
-/* Bounds on the scores of all actions. stage: how those on bonuses are begun, unless they are
- * there. own: room for the actions in 16 bits, if they are not in them. */
-void ff_begin_bounds(ff_bounded *b, int64_t stage, int there, const double *restrict theta,
-                     void *restrict own);
+/* Compute bounds on the scores of all actions. stage: which bounds on bonuses to compute, unless
+ * they exist already (exists). buffer: memory for the actions in 16 bits, if they are not
+ * available. */
+void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const double *restrict theta,
+                       void *restrict buffer);
 
-/* The likeliest action, of those that R bounds if not of all. */
-int64_t ff_likeliest(const ff_bounded *b, int bounded_by_factor);
+/* Return the most promising action: the one with the largest upper bound, among all actions or
+ * among those bounded by R. */
+int64_t ff_most_promising(const ff_score_bounds *b, int bounded_by_factor);
 
-/* Whether bounds alone decide for `best`, which is the likeliest action in any case. */
-int ff_decided(ff_bounded *b, const double *restrict theta, double beta, double gamma,
-               int64_t *restrict best);
+/* Return 1 if bounds alone prove that *best is the best action. *best receives the most promising
+ * action in any case. */
+int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double beta, double gamma,
+                     int64_t *restrict best);
 
-/* The actions whose bounds are not below the score of `best`, whose features are in x: their
- * number, and which. Where bounds were made sooner those of R are made of them, one by one, or of
- * all where these are many (then the stage is BY_FACTOR); and `best` is what is the likeliest then. */
-int64_t ff_may_be_best(ff_bounded *b, ff_asked *q, int64_t *restrict best);
+/* List the actions whose upper bounds are not below the score of *best into b->which. The features
+ * of *best are then in q->x. In the cheap stage, these actions get bounds by R one by one; if they
+ * are many, all actions do (the stage becomes BY_FACTOR). *best receives the action that is the
+ * most promising after that. Returns the number of actions. */
+int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict best);
 
-/* Those not below a score. */
-int64_t ff_not_below_score(const ff_bounded *b, ff_told score);
+/* List the actions whose upper bounds are not below a score. Returns their number. */
+int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval score);
 
-/* The score of an action, which is taken if the silo learns; and a float that it is not below, where
- * R bounds it: by half the products, or by them in float32 where W stays (then it is not taken). */
-ff_told ff_tell(ff_asked *q, int64_t a);
-float ff_least_by_factor(ff_asked *q, const ff_bonus_bounds *k, const measured *restrict known,
+/* ff_score_with_error: return the score of action a with its error; W x is stored in `known` if the
+ * silo learns. ff_least_by_factor: return a lower bound on the score of an action that is bounded
+ * by R. It needs half of the products, or products in float32 if W does not change (then W x is not
+ * stored). */
+ff_interval ff_score_with_error(ff_query *q, int64_t a);
+float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *k, const action_norms *restrict norms,
                          int64_t a, float bound, double moved, double grown);
 
-/* The action of the largest score of n, of which `first` has been told; -1 if they are too
- * many to be told one by one, or rounding leaves doubt. room: 2 d. */
-int64_t ff_best_told(const ff_asked *q, const int64_t *restrict which, int64_t n, int64_t first,
-                     ff_told best, double *restrict room);
+/* Return the action with the largest score among the n actions in `which`, given the score of
+ * action `first`; -1 if they are too many for single scores, or if rounding leaves doubt. scratch:
+ * 2 d doubles. */
+int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, int64_t n,
+                             int64_t first, ff_interval best, double *restrict scratch);
 #endif
 
 #endif

@@ -6,21 +6,22 @@
 #include "ff_protocol.h"
 #include "ff_rewind.h"
 
-/* What threads do for each silo. */
+/* The arguments of a task that threads perform for each silo. */
 typedef struct {
-    ff_run *run;
-    ff_curve *curve; /* where it is of one curve */
-    int64_t first, last, watch, release;
-    int reports; /* silos report after the last round to the curves that synchronise then */
-} ff_segment;
+    ff_run *run;     /* the run */
+    ff_curve *curve; /* the curve, if the task concerns only one */
+    int64_t first, last, watch, release; /* rounds first..last; 1: stop when the trigger fires;
+                                          * number of the release */
+    int reports;     /* 1: silos report after the last round to the curves that synchronise then */
+} ff_task;
 
-/* The scratch of a thread. */
+/* Return the scratch of a thread. */
 static double *scratch_of(const ff_run *run, int64_t thread)
 {
     return run->scratch + thread * run->scratch_size;
 }
 
-/* The first silo's status that is a failure, or FF_OK. */
+/* Return the status of the first silo (by index) that failed, or FF_OK. */
 static int64_t status_of(const ff_run *run)
 {
     for (int64_t i = 0; i < run->silos; i++)
@@ -29,34 +30,35 @@ static int64_t status_of(const ff_run *run)
     return FF_OK;
 }
 
-/* One round of one silo and curve: choose, draw the reward, clip, accumulate, learn. */
+/* Simulate one round of one silo and curve: choose an action, draw its reward, clip both, add them
+ * to the batch, and learn from them. Returns a status. */
 static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                          const ff_actions *actions, const ff_parts *p, ff_pending *pending)
 {
     const int64_t d = run->dimension;
-    const int own = ff_policy_own(run, c, silo, round);
+    const int is_local = ff_policy_own(run, c, silo, round);
     p->known.x[0] = NAN;
-    const int64_t a = ff_policy_choose(run, c, silo, round, own, actions, p);
-    if (a < 0)
+    const int64_t action = ff_policy_choose(run, c, silo, round, is_local, actions, p);
+    if (action < 0)
         return FF_SCORE_FAILED;
-    /* Rows that a function made are checked here; those of a pool were when it was opened. */
+    /* Check rows that a function filled. Rows of a pool were checked when the pool was opened. */
     if (run->environment->fill && !isfinite(ff_dot(p->feature, p->feature, d)))
         return FF_NOT_FINITE;
-    const double mean = ff_mean_of(run->environment, actions, a);
+    const double mean = ff_mean_of(run->environment, actions, action);
     double y = ff_reward_of(run->environment, run->seed, run->replicate, ff_name_of(run, silo),
                             ff_time_of(run, round), mean);
     c->regret[silo] += actions->best - mean;
     if (c->actions) {
-        c->actions[silo * run->horizon + round - 1] = (int32_t)a;
+        c->actions[silo * run->horizon + round - 1] = (int32_t)action;
         c->rewards[silo * run->horizon + round - 1] = y;
     }
     if (c->random)
         return FF_OK;
     if (c->clip) {
-        const int64_t free = c->constant > 0.0 ? d - 1 : d;
-        c->clipped[2 * silo] += ff_clip_norm(p->feature, free, c->feature_bound);
-        if (free < d)
-            p->feature[free] = c->constant;
+        const int64_t free_features = c->constant > 0.0 ? d - 1 : d;
+        c->clipped[2 * silo] += ff_clip_norm(p->feature, free_features, c->feature_bound);
+        if (free_features < d)
+            p->feature[free_features] = c->constant;
         if (y < c->reward_low || y > c->reward_high) {
             y = y < c->reward_low ? c->reward_low : c->reward_high;
             c->clipped[2 * silo + 1]++;
@@ -64,8 +66,8 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         y -= c->reward_centre;
     }
     if (c->share_until) {
-        const int64_t status = ff_policy_keep(run, c, silo, round, own, y, p);
-        if (status != FF_OK || own)
+        const int64_t status = ff_policy_keep(run, c, silo, round, is_local, y, p);
+        if (status != FF_OK || is_local)
             return status;
     }
     ff_protocol_accumulate(run, c, silo, round, y, p, pending);
@@ -74,7 +76,7 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
     return FF_OK;
 }
 
-/* Index of the first checkpoint that is not before a round. */
+/* Return the index of the first checkpoint that is not before `round`. */
 static int64_t checkpoint_from(const ff_run *run, int64_t round)
 {
     int64_t low = 0, high = run->checkpoint_count;
@@ -88,7 +90,7 @@ static int64_t checkpoint_from(const ff_run *run, int64_t round)
     return low;
 }
 
-/* 1 if the silo requests a synchronisation after this round. */
+/* Return 1 if the silo's trigger requests a synchronisation after this round. */
 static int fires(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, const ff_parts *p,
                  ff_pending *pending)
 {
@@ -102,8 +104,9 @@ static int fires(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, co
                             p->trigger);
 }
 
-/* Rounds first..last of one silo. With `watch` (one curve, with a trigger) it stops after the round
- * in which its trigger fires. */
+/* Simulate rounds first..last of one silo, for all curves. With `watch` (one curve, with a trigger)
+ * stop after the round in which the silo's trigger fires, and store that round in trigger.fired.
+ * Returns a status. */
 static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t last,
                         int64_t watch, double *scratch)
 {
@@ -113,32 +116,35 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     ff_pending pending[FF_MAX_CURVES];
     for (int64_t i = 0; i < curves; i++)
         pending[i] = (ff_pending){p.pending + i * PENDING * (run->dimension + 1), 0};
-    int64_t next = checkpoint_from(run, first), status = FF_OK;
+    int64_t next_checkpoint = checkpoint_from(run, first), status = FF_OK;
+    /* `ahead` describes the memory of this round and of the next one, in turns. */
     ff_ahead ahead[2];
-    const ff_ahead *known = NULL;
+    const ff_ahead *prefetched = NULL;
     for (int64_t round = first; round <= last; round++) {
         ff_actions actions;
-        ff_ahead *coming = NULL;
+        ff_ahead *next_ahead = NULL;
         if (env->ahead && round < last) {
-            coming = ahead + round % 2;
-            *coming = env->ahead(env->state, run->seed, run->replicate, ff_name_of(run, silo),
-                               ff_time_of(run, round + 1));
+            next_ahead = ahead + round % 2;
+            *next_ahead = env->ahead(env->state, run->seed, run->replicate, ff_name_of(run, silo),
+                                     ff_time_of(run, round + 1));
         }
-        status = ff_actions_of(env, run->seed, run->replicate, ff_name_of(run, silo),
-                               ff_time_of(run, round), known, coming, p.x, p.mean, &actions);
-        known = coming;
+        status =
+            ff_actions_of(env, run->seed, run->replicate, ff_name_of(run, silo),
+                          ff_time_of(run, round), prefetched, next_ahead, p.x, p.mean, &actions);
+        prefetched = next_ahead;
         for (int64_t i = 0; status == FF_OK && i < curves; i++)
             status = run_round(run, &run->curves[i], silo, round, &actions, &p, &pending[i]);
         if (status != FF_OK) {
+            /* With a trigger, a failure counts like a firing in this round (run_until_trigger). */
             if (watch)
                 run->curves[0].trigger.fired[silo] = round;
             break;
         }
-        if (next < run->checkpoint_count && run->checkpoints[next] == round) {
+        if (next_checkpoint < run->checkpoint_count && run->checkpoints[next_checkpoint] == round) {
             for (int64_t i = 0; i < curves; i++)
-                run->curves[i].curve[silo * run->checkpoint_count + next] =
+                run->curves[i].curve[silo * run->checkpoint_count + next_checkpoint] =
                     run->curves[i].regret[silo];
-            next++;
+            next_checkpoint++;
         }
         if (!watch)
             continue;
@@ -152,67 +158,71 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     return status;
 }
 
-/* After a release that own rounds follow a silo takes its own part off the total, and believes the rest. */
+/* Begin local rounds after a release: subtract the silo's contribution from the released total, and
+ * compute the silo's posterior given the other silos' part. Returns a status. */
 static int64_t begin_own(const ff_run *run, ff_curve *c, int64_t silo, double *scratch)
 {
     const int64_t s = ff_statistic(run->dimension);
-    double *rest = c->own_rest + silo * s;
+    double *others = c->own_rest + silo * s;
     for (int64_t j = 0; j < s; j++)
-        rest[j] = c->total[j] - rest[j];
+        others[j] = c->total[j] - others[j];
     const ff_parts p = ff_cut(scratch, run);
     return ff_policy_believe(run, c, silo, &p);
 }
 
-/* The noise of release k as beliefs count it. */
+/* Set the ridges of the posterior for the noise of release k. */
 static void set_ridges(ff_curve *c, int64_t k)
 {
     for (int64_t g = 0; g < c->belief.count; g++)
         c->belief.ridge[g] = c->own_ridges[k * c->belief.count + g];
 }
 
-/* Adds a silo's message to the sum of those before it. */
-static void add_one(void *work, int64_t silo, int64_t thread)
+/* Task: add a silo's message of one curve to the sum of the messages of earlier silos. */
+static void add_message(void *work, int64_t silo, int64_t thread)
 {
     (void)thread;
-    const ff_segment *s = work;
-    ff_protocol_add(s->run, s->curve, silo);
+    const ff_task *task = work;
+    ff_protocol_add(task->run, task->curve, silo);
 }
 
-/* The same of every curve that synchronises after the last round. */
-static void add_due(void *work, int64_t silo, int64_t thread)
+/* Task: the same for every curve that synchronises after the last round. */
+static void add_due_messages(void *work, int64_t silo, int64_t thread)
 {
     (void)thread;
-    const ff_segment *s = work;
-    for (int64_t i = 0; i < s->run->curve_count; i++)
-        if (ff_next_end(&s->run->curves[i]) == s->last)
-            ff_protocol_add(s->run, &s->run->curves[i], silo);
+    const ff_task *task = work;
+    for (int64_t i = 0; i < task->run->curve_count; i++)
+        if (ff_next_end(&task->run->curves[i]) == task->last)
+            ff_protocol_add(task->run, &task->run->curves[i], silo);
 }
 
-static void report_one(void *work, int64_t silo, int64_t thread)
+/* Task: compute a silo's message of one curve. */
+static void report_silo(void *work, int64_t silo, int64_t thread)
 {
-    const ff_segment *s = work;
-    ff_protocol_report(s->run, s->curve, silo, s->release, scratch_of(s->run, thread));
+    const ff_task *task = work;
+    ff_protocol_report(task->run, task->curve, silo, task->release, scratch_of(task->run, thread));
 }
 
-static void begin_own_one(void *work, int64_t silo, int64_t thread)
+/* Task: begin the local rounds of a silo. */
+static void begin_own_of_silo(void *work, int64_t silo, int64_t thread)
 {
-    const ff_segment *s = work;
-    s->run->status[silo] = begin_own(s->run, s->curve, silo, scratch_of(s->run, thread));
+    const ff_task *task = work;
+    task->run->status[silo] =
+        begin_own(task->run, task->curve, silo, scratch_of(task->run, thread));
 }
 
-/* After `round` all silos report, if they have not; the server combines, all adopt the new estimate. */
+/* Synchronise after `round`: all silos report (unless `reported`), the server combines the
+ * messages, and all silos adopt the new estimate. Returns a status. */
 static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported)
 {
     const int64_t k = c->released + 1;
-    ff_segment segment = {.run = run, .curve = c, .release = k};
+    ff_task task = {.run = run, .curve = c, .release = k};
     if (!reported)
-        ff_team_each(run->team, &run->reports, run->silos, 1.0, report_one, add_one,
-                     &segment);
+        ff_team_each(run->team, &run->reports, run->silos, 1.0, report_silo, add_message, &task);
     ff_protocol_combine(run, c, k, run->scratch);
     c->released = k;
-    const int64_t next = checkpoint_from(run, round);
-    if (next < run->checkpoint_count)
-        c->synchronised[next]++;
+    const int64_t next_checkpoint = checkpoint_from(run, round);
+    if (next_checkpoint < run->checkpoint_count)
+        c->synchronised[next_checkpoint]++;
     if (c->synchronised_rounds)
         c->synchronised_rounds[round - 1] = 1;
     c->trigger.last = round;
@@ -221,7 +231,7 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported
     if (status != FF_OK || !c->share_until || c->own_least || (!ff_mixed(c) && k < c->releases))
         return status;
     set_ridges(c, k);
-    ff_team_each(run->team, &run->own, run->silos, 1.0, begin_own_one, NULL, &segment);
+    ff_team_each(run->team, &run->own, run->silos, 1.0, begin_own_of_silo, NULL, &task);
     return status_of(run);
 }
 
@@ -239,32 +249,32 @@ int64_t ff_run_initialise(ff_run *run)
     return FF_OK;
 }
 
-/* A silo's report follows its rounds at once: where a batch is a round, threads that waited for one
- * another between the two would wait as long as they work. */
-static void run_one(void *work, int64_t silo, int64_t thread)
+/* Task: simulate the rounds of a silo and let it report at once. If threads waited for each other
+ * between rounds and reports, short batches would spend most of the time waiting. */
+static void run_silo_and_report(void *work, int64_t silo, int64_t thread)
 {
-    const ff_segment *s = work;
-    double *scratch = scratch_of(s->run, thread);
-    const int64_t status = run_silo(s->run, silo, s->first, s->last, s->watch, scratch);
-    for (int64_t i = 0; s->reports && status == FF_OK && i < s->run->curve_count; i++) {
-        ff_curve *c = &s->run->curves[i];
-        if (ff_next_end(c) == s->last)
-            ff_protocol_report(s->run, c, silo, c->released + 1, scratch);
+    const ff_task *task = work;
+    double *scratch = scratch_of(task->run, thread);
+    const int64_t status = run_silo(task->run, silo, task->first, task->last, task->watch, scratch);
+    for (int64_t i = 0; task->reports && status == FF_OK && i < task->run->curve_count; i++) {
+        ff_curve *c = &task->run->curves[i];
+        if (ff_next_end(c) == task->last)
+            ff_protocol_report(task->run, c, silo, c->released + 1, scratch);
     }
-    s->run->status[silo] = status;
+    task->run->status[silo] = status;
 }
 
-/* Rounds first..last of all silos, without a synchronisation in between. */
+/* Simulate rounds first..last of all silos; no synchronisation lies before the end of `last`.
+ * Returns a status. */
 static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch, int reports)
 {
-    ff_segment segment = {
-        .run = run, .first = first, .last = last, .watch = watch, .reports = reports};
-    ff_team_each(run->team, &run->rounds, run->silos, (double)(last - first + 1), run_one,
-                 reports ? add_due : NULL, &segment);
+    ff_task task = {.run = run, .first = first, .last = last, .watch = watch, .reports = reports};
+    ff_team_each(run->team, &run->rounds, run->silos, (double)(last - first + 1),
+                 run_silo_and_report, reports ? add_due_messages : NULL, &task);
     return status_of(run);
 }
 
-/* Rewinds a silo that went past round `last` and runs rounds first..last again. */
+/* Rewind a silo that was simulated beyond round `last`, and simulate rounds first..last again. */
 static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, int64_t last,
                   double *scratch)
 {
@@ -278,15 +288,17 @@ static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, i
     run->status[silo] = run_silo(run, silo, first, last, 0, scratch);
 }
 
-static void rerun_one(void *work, int64_t silo, int64_t thread)
+/* Task: rerun one silo. */
+static void rerun_silo(void *work, int64_t silo, int64_t thread)
 {
-    const ff_segment *s = work;
-    rerun(s->run, s->curve, silo, s->first, s->last, scratch_of(s->run, thread));
+    const ff_task *task = work;
+    rerun(task->run, task->curve, silo, task->first, task->last, scratch_of(task->run, thread));
 }
 
-/* Rounds first..last at most, up to the first in which any trigger fires: every silo runs on its
- * own, and those that went past that round are rewound and rerun. Returns the last round simulated,
- * or a status. */
+/* Simulate rounds from `first` up to the first round in which any silo's trigger fires, or to
+ * `last`. Every silo is simulated independently until its own trigger fires; silos that went beyond
+ * the earliest firing are then rewound and rerun. Returns the last simulated round, or a status
+ * (below 0). */
 static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_t last)
 {
     const int64_t silos = run->silos;
@@ -303,15 +315,15 @@ static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_
         else if (fired[i] && (!earliest || fired[i] < earliest))
             earliest = fired[i];
     }
-    /* A failure after the first round in which a trigger fires never happened. */
+    /* A failure later than the first firing is discarded with the rounds that are rerun. */
     if (failed >= 0 && (!earliest || fired[failed] <= earliest))
         return run->status[failed];
     if (!earliest)
         return last;
     if (earliest < last) {
-        ff_segment segment = {.run = run, .curve = c, .first = first, .last = earliest};
-        ff_team_each(run->team, &run->rounds, silos, (double)(earliest - first + 1), rerun_one,
-                     NULL, &segment);
+        ff_task task = {.run = run, .curve = c, .first = first, .last = earliest};
+        ff_team_each(run->team, &run->rounds, silos, (double)(earliest - first + 1), rerun_silo,
+                     NULL, &task);
     }
     for (int64_t i = 0; i < silos; i++) {
         if (run->status[i] != FF_OK)
@@ -323,7 +335,8 @@ static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_
     return earliest;
 }
 
-/* Rounds first..last of a curve whose data decide when to synchronise; it is alone in its run. */
+/* Simulate rounds first..last of a curve with a trigger, which is the only curve of its run.
+ * Returns a status. */
 static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
 {
     ff_curve *c = &run->curves[0];
@@ -336,7 +349,7 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
                 status = run_span(run, first, end, 0, 0);
         } else {
             /* Chunks grow with the time since the last synchronisation, so few rounds are rerun. */
-            const int64_t grown = (first - trigger->last) / 8, chunk = grown > 16 ? grown : 16;
+            const int64_t since = (first - trigger->last) / 8, chunk = since > 16 ? since : 16;
             end = run_until_trigger(run, c, first, last - first < chunk ? last : first + chunk - 1);
             status = end < 0 ? end : FF_OK;
         }
@@ -349,11 +362,11 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
     return FF_OK;
 }
 
-/* The same by a schedule that is fixed. */
+/* Simulate rounds first..last of curves with fixed schedules. Returns a status. */
 static int64_t run_by_schedule(ff_run *run, int64_t first, int64_t last)
 {
     while (first <= last) {
-        /* Up to the next synchronisation of any curve. */
+        /* Simulate up to the next synchronisation of any curve. */
         int64_t end = last;
         for (int64_t i = 0; i < run->curve_count; i++) {
             const int64_t due = ff_next_end(&run->curves[i]);

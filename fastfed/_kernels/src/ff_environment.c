@@ -5,7 +5,8 @@
 #include "ff_panel.h"
 #include "ff_random.h"
 
-/* Floats of a cache line, and at least of a vector: rows lie the same at every width. */
+/* Floats of a cache line, and at least those of a vector, so rows have the same layout at every
+ * vector width. */
 #define LINE 16
 
 int64_t ff_stride(int64_t actions)
@@ -15,61 +16,65 @@ int64_t ff_stride(int64_t actions)
 
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
-    /* Features; normals, read up to a stride past the last; three numbers an action; theta. */
+    /* Features; normals, read up to a stride past the last; three numbers for each action;
+     * theta. */
     const int64_t stride = ff_stride(actions);
-    const int64_t made = stride * (dimension + 4) + ff_stride(dimension) +
-                         ff_normal_capacity_f32(actions * (dimension + 1));
+    const int64_t filled = stride * (dimension + 4) + ff_stride(dimension) +
+                           ff_normal_capacity_f32(actions * (dimension + 1));
     const int64_t in_16_bits = ff_quantised_bytes(dimension, actions) / (int64_t)sizeof(float);
-    return made > in_16_bits ? made : in_16_bits;
+    return filled > in_16_bits ? filled : in_16_bits;
 }
 
-/* A sum that is not finite tells of NaN or infinity among what a user's function wrote. */
+/* Range of the means. If the sum is not finite, a user's function wrote NaN or infinity. */
 typedef struct {
-    double least, most, sum;
+    double smallest, largest, sum;
 } extent;
 
-/* In eight lanes: one chain of comparisons would wait for its own latency. */
+/* Return the range of k means. Eight lanes, because a single chain of comparisons would be limited
+ * by latency. */
 static extent extent_of(const double *restrict mean, int64_t k)
 {
-    double least[8] FF_ALIGNED, most[8] FF_ALIGNED, sum[8] FF_ALIGNED = {0};
+    double smallest[8] FF_ALIGNED, largest[8] FF_ALIGNED, sum[8] FF_ALIGNED = {0};
     for (int l = 0; l < 8; l++)
-        least[l] = most[l] = mean[0];
+        smallest[l] = largest[l] = mean[0];
     for (int64_t a = 0; a < k; a += 8) {
         double next[8] FF_ALIGNED;
         for (int l = 0; l < 8; l++)
             next[l] = a + 8 <= k || a + l < k ? mean[a + l] : mean[0];
         for (int l = 0; l < 8; l++) {
-            least[l] = next[l] < least[l] ? next[l] : least[l];
-            most[l] = next[l] > most[l] ? next[l] : most[l];
+            smallest[l] = next[l] < smallest[l] ? next[l] : smallest[l];
+            largest[l] = next[l] > largest[l] ? next[l] : largest[l];
             sum[l] += next[l];
         }
     }
-    extent seen = {least[0], most[0], sum[0]};
+    extent range = {smallest[0], largest[0], sum[0]};
     for (int l = 1; l < 8; l++) {
-        seen.least = least[l] < seen.least ? least[l] : seen.least;
-        seen.most = most[l] > seen.most ? most[l] : seen.most;
-        seen.sum += sum[l];
+        range.smallest = smallest[l] < range.smallest ? smallest[l] : range.smallest;
+        range.largest = largest[l] > range.largest ? largest[l] : range.largest;
+        range.sum += sum[l];
     }
-    return seen;
+    return range;
 }
 
-/* Of k numbers those within `margin` of the largest: how many, the sum of their indices, and what
- * they are at least. */
+/* The numbers within a margin of the largest: a lower bound on them, their number, and the sum of
+ * their indices. */
 typedef struct {
-    double least;
+    double smallest;
     int64_t many, sum;
 } near_top;
 
+/* Find those of k means that are within `margin` of the largest. */
 FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double margin)
 {
     int64_t whole = 0;
-    double most = -INFINITY;
-    near_top found = {0.0, 0, 0};
+    double largest = -INFINITY;
+    near_top top_means = {0.0, 0, 0};
 #if defined(__GNUC__)
     whole = k - k % PANEL;
     lanes top[VECTORS];
     for (int v = 0; v < VECTORS; v++)
         top[v] = (lanes){0} - INFINITY;
+    /* The largest mean, in vectors. */
     for (int64_t a = 0; a < whole; a += PANEL)
         for (int v = 0; v < VECTORS; v++) {
             const lanes next = *(const loose *)(mean + a + v * WIDTH);
@@ -77,55 +82,57 @@ FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double ma
             top[v] = (lanes)(((masks)next & above) | ((masks)top[v] & ~above));
         }
     for (int l = 0; l < PANEL; l++)
-        most = top[l / WIDTH][l % WIDTH] > most ? top[l / WIDTH][l % WIDTH] : most;
+        largest = top[l / WIDTH][l % WIDTH] > largest ? top[l / WIDTH][l % WIDTH] : largest;
 #endif
     for (int64_t a = whole; a < k; a++)
-        most = mean[a] > most ? mean[a] : most;
-    found.least = most - margin;
+        largest = mean[a] > largest ? mean[a] : largest;
+    top_means.smallest = largest - margin;
 #if defined(__GNUC__)
-    masks many = {0}, sum = {0}, own;
+    /* Count the means within the margin, and add up their indices. */
+    masks counts = {0}, sums = {0}, index;
     for (int l = 0; l < WIDTH; l++)
-        own[l] = l;
-    for (int64_t a = 0; a < whole; a += WIDTH, own += WIDTH) {
-        const masks may = *(const loose *)(mean + a) >= found.least;
-        many -= may;
-        sum += own & may;
+        index[l] = l;
+    for (int64_t a = 0; a < whole; a += WIDTH, index += WIDTH) {
+        const masks within = *(const loose *)(mean + a) >= top_means.smallest;
+        counts -= within;
+        sums += index & within;
     }
     for (int l = 0; l < WIDTH; l++) {
-        found.many += many[l];
-        found.sum += sum[l];
+        top_means.many += counts[l];
+        top_means.sum += sums[l];
     }
 #endif
     for (int64_t a = whole; a < k; a++) {
-        found.many += mean[a] >= found.least;
-        found.sum += mean[a] >= found.least ? a : 0;
+        top_means.many += mean[a] >= top_means.smallest;
+        top_means.sum += mean[a] >= top_means.smallest ? a : 0;
     }
-    return found;
+    return top_means;
 }
 
-/* The largest mean where those told are inexact: the exact one of the only action that it may be,
- * or the largest of theirs. */
+/* Return the largest mean if the means in `actions` are inexact. Actions that may be the best are
+ * evaluated exactly. */
 static double best_of(const ff_environment *env, const ff_actions *actions)
 {
     const double *mean = actions->mean;
-    const near_top found = near_top_of(mean, actions->actions, 2.0 * env->mean_error);
-    if (found.many == 1)
-        return ff_mean_of(env, actions, found.sum);
+    const near_top top_means = near_top_of(mean, actions->actions, 2.0 * env->mean_error);
+    if (top_means.many == 1)
+        return ff_mean_of(env, actions, top_means.sum);
     double best = -INFINITY;
     for (int64_t a = 0; a < actions->actions; a++) {
-        const double exact = mean[a] >= found.least ? ff_mean_of(env, actions, a) : best;
+        const double exact = mean[a] >= top_means.smallest ? ff_mean_of(env, actions, a) : best;
         best = exact > best ? exact : best;
     }
     return best;
 }
 
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
-                      int64_t round, const ff_ahead *known, ff_ahead *next, void *x,
+                      int64_t round, const ff_ahead *prefetched, ff_ahead *next_ahead, void *x,
                       double *mean, ff_actions *out)
 {
-    out->ahead = next;
+    out->ahead = next_ahead;
     if (env->borrow)
-        return env->borrow(env->state, seed, replicate, silo, round, known, x, out);
+        return env->borrow(env->state, seed, replicate, silo, round, prefetched, x, out);
+    /* The environment fills the caller's buffers. */
     const int64_t k = env->fill(env->state, seed, replicate, silo, round, x, mean);
     if (k < 0)
         return k;
@@ -143,13 +150,14 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
         out->best = best_of(env, out);
         return FF_OK;
     }
-    const extent seen = extent_of(mean, k);
-    out->best = seen.most;
-    if (!isfinite(seen.sum))
+    const extent range = extent_of(mean, k);
+    out->best = range.largest;
+    if (!isfinite(range.sum))
         return FF_NOT_FINITE;
     const double rounding = 1e-6;
+    /* Means of Bernoulli rewards must be probabilities. */
     if (env->reward_kind == FF_REWARD_BERNOULLI &&
-        (seen.least < -rounding || seen.most > 1.0 + rounding))
+        (range.smallest < -rounding || range.largest > 1.0 + rounding))
         return FF_NOT_FINITE;
     return FF_OK;
 }
@@ -166,10 +174,10 @@ double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
     return mean + env->reward_std * ff_normal(&s);
 }
 
-/* Runs step(n, first, ...) for n vectors of actions from `first` on: two, then one, for a number
- * known to the compiler keeps sums in registers. What is past the last action is made of whatever
- * stands there, and nothing reads it. */
-#define IN_VECTORS(stride, step, ...)                                                          \
+/* Call step(n, first, ...) for all groups of n vectors of actions, `first` being the first action:
+ * groups of two, then of one. n is a constant, so sums stay in registers. Lanes past the last
+ * action hold undefined numbers that are not used. */
+#define FOR_VECTORS(stride, step, ...)                                                         \
     {                                                                                          \
         int64_t first = 0;                                                                     \
         for (; first + 2 * WIDTH32 <= (stride); first += 2 * WIDTH32)                          \
@@ -177,17 +185,20 @@ double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
         for (; first < (stride); first += WIDTH32)                                             \
             step(1, first, __VA_ARGS__);                                                       \
     }
-#define AT(p) (*(const loose32 *)(p))
-#define TO(p) (*(loose32 *)(p))
+#define LOAD32(p) (*(const loose32 *)(p))
+#define STORE32(p) (*(loose32 *)(p))
 
-/* The buffer of a fill, cut into its parts: features and, of every action, three numbers, in rows
- * of `stride` floats; theta; normals in rows of K, as they are drawn. */
+/* The buffer of a fill, cut into its parts: features; three numbers for each action (square:
+ * squared length of its normals, then the scale of its features; along: <g, theta> or the mean;
+ * target: m), in rows of `stride` floats; theta; normals in rows of K, as they are drawn. */
 typedef struct {
-    int64_t stride;
+    int64_t stride;          /* distance between rows */
+    /* (d, stride); three rows of `stride`; (d) */
     float *restrict x, *restrict square, *restrict along, *restrict target, *restrict theta;
-    float *restrict normals;
+    float *restrict normals; /* (., K) */
 } parts;
 
+/* Cut the buffer of K actions into its parts, and convert theta to float32. */
 FF_INLINE parts cut(void *buffer, int64_t k, int64_t d, const double *theta)
 {
     const int64_t stride = ff_stride(k);
@@ -200,44 +211,45 @@ FF_INLINE parts cut(void *buffer, int64_t k, int64_t d, const double *theta)
 
 /* ---- sphere ---------------------------------------------------------------------------------- */
 
-/* The squared lengths of the normals. */
+/* Compute the squared lengths of the normals of n vectors of actions, into `square`. */
 FF_INLINE void sphere_squares(int n, int64_t first, const ff_sphere *sphere, const parts *p)
 {
     lanes32 square[2] = {(lanes32){0}, (lanes32){0}};
     for (int64_t j = 0; j < sphere->dimension - 1; j++)
         for (int v = 0; v < n; v++) {
-            const lanes32 g = AT(p->normals + j * sphere->actions + first + v * WIDTH32);
+            const lanes32 g = LOAD32(p->normals + j * sphere->actions + first + v * WIDTH32);
             square[v] += g * g;
         }
     for (int v = 0; v < n; v++)
-        TO(p->square + first + v * WIDTH32) = square[v];
+        STORE32(p->square + first + v * WIDTH32) = square[v];
 }
 
-/* Features, by the scales that stand where squares stood, and means into `along`. */
+/* Compute the features (normals times the scales, which have replaced `square`), and the means into
+ * `along`. */
 FF_INLINE void sphere_features(int n, int64_t first, const ff_sphere *sphere, const parts *p)
 {
     const int64_t free = sphere->dimension - 1;
     const float constant = (float)sphere->constant, last = p->theta[free] * constant;
     lanes32 scale[2], product[2];
     for (int v = 0; v < n; v++) {
-        scale[v] = AT(p->square + first + v * WIDTH32);
+        scale[v] = LOAD32(p->square + first + v * WIDTH32);
         product[v] = (lanes32){0} + last;
-        TO(p->x + free * p->stride + first + v * WIDTH32) = (lanes32){0} + constant;
+        STORE32(p->x + free * p->stride + first + v * WIDTH32) = (lanes32){0} + constant;
     }
     for (int64_t j = 0; j < free; j++) {
         const float t = p->theta[j];
         for (int v = 0; v < n; v++) {
             const lanes32 x =
-                scale[v] * AT(p->normals + j * sphere->actions + first + v * WIDTH32);
-            TO(p->x + j * p->stride + first + v * WIDTH32) = x;
+                scale[v] * LOAD32(p->normals + j * sphere->actions + first + v * WIDTH32);
+            STORE32(p->x + j * p->stride + first + v * WIDTH32) = x;
             product[v] += t * x;
         }
     }
     for (int v = 0; v < n; v++)
-        TO(p->along + first + v * WIDTH32) = product[v];
+        STORE32(p->along + first + v * WIDTH32) = product[v];
 }
 
-/* <x_a, theta>, feature-major. */
+/* Return <x_a, theta>; x is feature-major. */
 FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, int64_t stride,
                          int64_t d, int64_t a)
 {
@@ -249,6 +261,7 @@ FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, 
 
 double ff_mean_error(int64_t d) { return 8.0 * (double)(d + 8) * 0x1p-24; }
 
+/* Return the theta of a silo. */
 FF_INLINE const double *sphere_theta(const ff_sphere *sphere, int64_t silo)
 {
     return sphere->theta + silo * sphere->theta_stride;
@@ -261,7 +274,8 @@ double ff_sphere_mean(const void *state, int64_t silo, const void *x, int64_t a)
                    sphere->dimension, a);
 }
 
-/* x = (u / sqrt 2, constant), u uniform on the (d - 1)-sphere, fresh for every (round, silo). */
+/* x = (u / sqrt 2, constant), with u uniform on the unit sphere in d - 1 dimensions, drawn for
+ * every (round, silo). */
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *restrict buffer, double *restrict mean)
 {
@@ -273,14 +287,14 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
     if (free > 0)
         ff_normals_f32(&s, k * free, p.normals);
     /* One pass for the sums, one for the roots, one for the features: in a single pass every
-     * feature would wait for its action's root. */
-    IN_VECTORS(p.stride, sphere_squares, sphere, &p)
+     * feature would wait for the square root of its action. */
+    FOR_VECTORS(p.stride, sphere_squares, sphere, &p)
     for (int64_t a = 0; a < p.stride; a++)
         p.square[a] = 0.70710678f / sqrtf(p.square[a] + 1e-30f);
-    IN_VECTORS(p.stride, sphere_features, sphere, &p)
+    FOR_VECTORS(p.stride, sphere_features, sphere, &p)
     for (int64_t a = 0; a < k; a++)
         mean[a] = (double)p.along[a];
-    /* The published code's fixed actions: (e_j, 1) / sqrt 2 for j < d, then (0, 1). */
+    /* The fixed actions of the published code: (e_j, 1) / sqrt 2 for j < d, then (0, 1). */
     for (int64_t a = 0; a < sphere->basis_actions && a < k; a++) {
         const float root_half = 0.70710678f;
         for (int64_t j = 0; j < d; j++)
@@ -293,8 +307,9 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
 
 /* ---- gap ------------------------------------------------------------------------------------- */
 
-/* m of every action into `mean`; `random` is a buffer of the generator. Streams of these purposes
- * have index 0 where an instance or an order is drawn, and rounds begin with 1: they never meet. */
+/* Draw m, the expected reward of every action, into `mean`. random: K words of scratch. Streams of
+ * these purposes have index 0 for an instance or an order; rounds begin with 1, so no stream is
+ * used twice. */
 FF_INLINE void gap_targets(const ff_gap *gap, uint64_t seed, uint32_t replicate, uint32_t silo,
                            uint32_t round, uint32_t *restrict random, double *restrict mean)
 {
@@ -310,7 +325,7 @@ FF_INLINE void gap_targets(const ff_gap *gap, uint64_t seed, uint32_t replicate,
     mean[best] = gap->best + unit * ((double)(int32_t)(random[best] >> 1) + 0.5);
 }
 
-/* Scales action a until its float32 features have norm <= 1. */
+/* Scale action a until its float32 features have norm <= 1. */
 static void gap_inside(const ff_gap *gap, const parts *p, int64_t a)
 {
     for (;;) {
@@ -326,7 +341,8 @@ static void gap_inside(const ff_gap *gap, const parts *p, int64_t a)
     }
 }
 
-/* Of the normals (g, h): their squared lengths, and <g, theta> into `along`. */
+/* With normals (g, h) for each action: compute ||g||^2 + h^2 into `square` and <g, theta> into
+ * `along`. */
 FF_INLINE void gap_sums(int n, int64_t first, const ff_gap *gap, const parts *p)
 {
     const int64_t d = gap->dimension, k = gap->actions;
@@ -334,38 +350,39 @@ FF_INLINE void gap_sums(int n, int64_t first, const ff_gap *gap, const parts *p)
     for (int64_t j = 0; j < d; j++) {
         const float t = p->theta[j];
         for (int v = 0; v < n; v++) {
-            const lanes32 g = AT(p->normals + j * k + first + v * WIDTH32);
+            const lanes32 g = LOAD32(p->normals + j * k + first + v * WIDTH32);
             square[v] += g * g;
             along[v] += g * t;
         }
     }
     for (int v = 0; v < n; v++) {
-        const lanes32 h = AT(p->normals + d * k + first + v * WIDTH32);
-        TO(p->square + first + v * WIDTH32) = square[v] + h * h;
-        TO(p->along + first + v * WIDTH32) = along[v];
+        const lanes32 h = LOAD32(p->normals + d * k + first + v * WIDTH32);
+        STORE32(p->square + first + v * WIDTH32) = square[v] + h * h;
+        STORE32(p->along + first + v * WIDTH32) = along[v];
     }
 }
 
-/* Features, by the scales that stand where squares stood. */
+/* Compute the features from the normals, the scales (which have replaced `square`) and `along`. */
 FF_INLINE void gap_features(int n, int64_t first, const ff_gap *gap, const parts *p)
 {
     lanes32 scale[2], along[2];
     for (int v = 0; v < n; v++) {
-        scale[v] = AT(p->square + first + v * WIDTH32);
-        along[v] = AT(p->along + first + v * WIDTH32);
+        scale[v] = LOAD32(p->square + first + v * WIDTH32);
+        along[v] = LOAD32(p->along + first + v * WIDTH32);
     }
     for (int64_t j = 0; j < gap->dimension; j++) {
         const float t = p->theta[j];
         for (int v = 0; v < n; v++)
-            TO(p->x + j * p->stride + first + v * WIDTH32) =
-                scale[v] * AT(p->normals + j * gap->actions + first + v * WIDTH32) + along[v] * t;
+            STORE32(p->x + j * p->stride + first + v * WIDTH32) =
+                scale[v] * LOAD32(p->normals + j * gap->actions + first + v * WIDTH32) +
+                along[v] * t;
     }
 }
 
-/* x = m theta + sqrt(1 - m^2) b, b uniform in the unit ball orthogonal to theta. The first n
- * coordinates of a uniform point on the sphere in n + 2 dimensions are uniform in the n-ball:
- * here n = d - 1, the point is (g, h) normalised, of d + 1 normals, and the two coordinates left
- * out are <g, theta> and h. No radius is drawn, and no power taken. */
+/* x = m theta + sqrt(1 - m^2) b, with b uniform in the unit ball orthogonal to theta. The first n
+ * coordinates of a uniform point on the sphere in n + 2 dimensions are uniform in the n-ball. Here
+ * n = d - 1, the point is (g, h) normalised (d + 1 normals), and the two omitted coordinates are
+ * <g, theta> and h. So neither a radius nor a power is needed. */
 int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                     void *restrict buffer, double *restrict mean)
 {
@@ -385,23 +402,24 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     memset(p.target + p.stride - LINE, 0, LINE * sizeof(float));
     for (int64_t a = 0; a < k; a++)
         p.target[a] = (float)mean[a];
-    /* Passes as of the sphere. |x|^2 is 1 - scale^2 (<g, theta>^2 + h^2) but for rounding, which is
-     * (3 d + 32) 2^-24 at most and may carry it above 1. Within five times that, it is near 1. */
-    const float near = (float)(d + 8) * 9.5367432e-7f;
-    IN_VECTORS(p.stride, gap_sums, gap, &p)
+    /* Three passes as for the sphere. |x|^2 is 1 - scale^2 (<g, theta>^2 + h^2) up to rounding
+     * error of at most (3 d + 32) 2^-24, which may make it exceed 1. Actions within five times that
+     * error of 1 are checked. */
+    const float margin = (float)(d + 8) * 9.5367432e-7f;
+    FOR_VECTORS(p.stride, gap_sums, gap, &p)
     for (int64_t a = 0; a < p.stride; a++) {
         const float m = p.target[a], g = p.along[a], h = p.normals[d * k + a];
-        const float left = 1.0f - m * m, square = p.square[a] + 1e-30f;
-        const float scale = sqrtf(left / square);
+        const float remainder = 1.0f - m * m, square = p.square[a] + 1e-30f;
+        const float scale = sqrtf(remainder / square);
         p.along[a] = m - scale * g;
         p.square[a] = scale;
-        p.target[a] = left * (g * g + h * h) - near * square;
+        p.target[a] = remainder * (g * g + h * h) - margin * square;
     }
-    IN_VECTORS(p.stride, gap_features, gap, &p)
-    int outside = 0;
+    FOR_VECTORS(p.stride, gap_features, gap, &p)
+    int any_outside = 0;
     for (int64_t a = 0; a < k; a++)
-        outside |= !(p.target[a] > 0.0f);
-    for (int64_t a = 0; outside && a < k; a++)
+        any_outside |= !(p.target[a] > 0.0f);
+    for (int64_t a = 0; any_outside && a < k; a++)
         gap_inside(gap, &p, a);
     return k;
 }
@@ -415,12 +433,12 @@ double ff_gap_mean(const void *state, int64_t silo, const void *x, int64_t a)
 
 /* ---- hard instance --------------------------------------------------------------------------- */
 
-/* ceil(2^53 exp(-1/2)): Box-Muller's radius is at most 1 for the 53-bit integers from here on. */
+/* ceil(2^53 exp(-1/2)): for 53-bit integers from here on, the radius of Box-Muller is at most 1. */
 #define HARD_FIRST 5463142506141194LL
 
-/* Action 0 has z ~ N(0, I_2) truncated to the unit disc in one of d/2 blocks, action 1 is zero.
- * Box-Muller makes z; its first uniform is restricted to [exp(-1/2), 1], which is the truncation.
- * Feature-major. */
+/* Action 0 has z ~ N(0, I_2), truncated to the unit disc, in one of d/2 blocks; action 1 is zero. z
+ * is made by Box-Muller with its first uniform restricted to [exp(-1/2), 1], which is the
+ * truncation. Feature-major. */
 int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                      void *restrict buffer, double *restrict mean)
 {
@@ -441,7 +459,8 @@ int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo
     memset(x, 0, sizeof(float) * 2 * (size_t)hard->dimension);
     mean[0] = mean[1] = 0.0;
     for (int64_t j = 0; j < 2; j++) {
-        /* Rounding to float32 lengthens by 2^-24 at most: shorter by 2^-23, no norm reaches 1. */
+        /* Rounding to float32 lengthens z by at most 2^-24; scaling by 1 - 2^-23 keeps its norm
+         * below 1. */
         x[2 * (first + j)] = (float)(z[j] * (1.0 - 1.1920928955078125e-07));
         mean[0] += hard->theta[first + j] * (double)x[2 * (first + j)];
     }
@@ -465,12 +484,13 @@ int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int
     return first + ff_uniform_int(&s, n);
 }
 
-int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
-                       int64_t round, const ff_ahead *known, void *room, ff_actions *out)
+int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
+                       const ff_ahead *prefetched, void *buffer, ff_actions *out)
 {
     const ff_pool *pool = (const ff_pool *)state;
-    const int64_t q = known ? known->query : ff_pool_query(pool, seed, replicate, silo, round);
-    const int64_t start = pool->starts[q], k = pool->starts[q + 1] - start;
+    const int64_t query =
+        prefetched ? prefetched->query : ff_pool_query(pool, seed, replicate, silo, round);
+    const int64_t start = pool->starts[query], k = pool->starts[query + 1] - start;
     const int64_t offset = start * pool->dimension;
     out->x = pool->is_double ? (const void *)((const double *)pool->values + offset)
                              : (const void *)((const float *)pool->values + offset);
@@ -479,12 +499,12 @@ int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t si
     out->feature_stride = pool->feature_major ? k : 1;
     out->actions = k;
     out->mean = pool->means + start;
-    out->best = pool->best[q];
-    out->query = q;
+    out->best = pool->best[query];
+    out->query = query;
     out->first = start;
-    out->quantised =
-        pool->quantised.starts ? ff_quantised_block(&pool->quantised, q, out, pool->dimension, room)
-                               : NULL;
+    out->quantised = pool->quantised.starts
+                         ? ff_quantised_block(&pool->quantised, query, out, pool->dimension, buffer)
+                         : NULL;
     return FF_OK;
 }
 
@@ -492,16 +512,16 @@ ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int6
                        int64_t round)
 {
     const ff_pool *pool = (const ff_pool *)state;
-    const int64_t q = ff_pool_query(pool, seed, replicate, silo, round);
-    const int64_t k = pool->starts[q + 1] - pool->starts[q], d = pool->dimension;
+    const int64_t query = ff_pool_query(pool, seed, replicate, silo, round);
+    const int64_t k = pool->starts[query + 1] - pool->starts[query], d = pool->dimension;
     const ff_quantised_store *store = &pool->quantised;
     const int64_t size = pool->is_double ? sizeof(double) : sizeof(float);
-    const char *values = (const char *)pool->values + pool->starts[q] * d * size;
-    ff_ahead ahead = {values, values + k * d * size, q};
-    FF_PREFETCH(pool->best + q);
+    const char *values = (const char *)pool->values + pool->starts[query] * d * size;
+    ff_ahead ahead = {values, values + k * d * size, query};
+    FF_PREFETCH(pool->best + query);
     if (store->starts &&
-        __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE) == FF_QUANTISED_MADE) {
-        ahead.at = store->buffer + store->starts[q];
+        __atomic_load_n(store->made + query, __ATOMIC_ACQUIRE) == FF_QUANTISED_MADE) {
+        ahead.at = store->buffer + store->starts[query];
         ahead.end = ahead.at + ff_quantised_bytes(d, k);
     }
     return ahead;

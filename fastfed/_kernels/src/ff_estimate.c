@@ -9,14 +9,14 @@ double ff_refresh(const double *restrict statistic, double lambda, int64_t d, do
                   double *restrict theta, double *restrict scratch)
 {
     const int64_t p = ff_packed(d);
-    double *v = scratch, *rest = scratch + p;
+    double *v = scratch, *scratch_d = scratch + p;
     double shift = 0.0;
     for (int tries = 0; tries < 200; tries++) {
         memcpy(v, statistic + d, (size_t)p * sizeof(double));
         for (int64_t i = 0; i < d; i++)
             v[i * (i + 1) / 2 + i] += lambda + shift;
         if (ff_factor(v, d, w) == 0) {
-            ff_solve(w, statistic, d, rest, theta);
+            ff_solve(w, statistic, d, scratch_d, theta);
             return shift;
         }
         shift = shift > 0.0 ? 2.0 * shift : (lambda > 0.0 ? lambda : 1.0);
@@ -28,7 +28,7 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
                              int64_t d, double *restrict w, double *restrict scratch)
 {
     const int64_t p = ff_packed(d);
-    int64_t low = -1, high = 8; /* low / 8 is too small, high / 8 is enough */
+    int64_t low = -1, high = 8; /* low / 8 is too small, high / 8 is large enough */
     while (floor > 0.0 && high - low > 1) {
         const int64_t middle = (low + high) / 2;
         const double lambda = full * (double)middle / 8.0;
@@ -46,9 +46,9 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d)
 {
-    const double grown = 1.0 + count / ((double)d * lambda);
+    const double growth = 1.0 + count / ((double)d * lambda);
     return radius->multiplier *
-           (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(grown)));
+           (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(growth)));
 }
 
 double ff_log_inflation(const ff_radius *radius, double inflation)
@@ -59,8 +59,8 @@ double ff_log_inflation(const ff_radius *radius, double inflation)
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d)
 {
-    const double grown = log_det + (double)d * log_inflation;
-    const double width = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
+    const double growth = log_det + (double)d * log_inflation;
+    const double width = inflation * (radius->base + (growth > 0.0 ? growth : 0.0));
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 
@@ -69,16 +69,17 @@ double ff_missing_bonus(const double *restrict w, double beta, double gamma, dou
 {
     double *restrict a = scratch, *restrict b = scratch + d * d, scale = 0.0, trace = 0.0;
     memset(a, 0, (size_t)(d * d) * sizeof(double));
-    /* W is lower triangular. */
+    /* A = V^{-1} = W'W; W is lower triangular. */
     for (int64_t k = 0; k < d; k++)
         for (int64_t i = 0; i <= k; i++)
             for (int64_t j = 0; j <= k; j++)
                 a[i * d + j] += w[k * d + i] * w[k * d + j];
-    /* In units of its trace, so that no power underflows to nothing. */
+    /* Divide A by its trace, so that the powers do not underflow. */
     for (int64_t i = 0; i < d; i++)
         scale += a[i * d + i];
     for (int64_t i = 0; i < d * d; i++)
         a[i] /= scale;
+    /* A <- A^8 by squaring three times. */
     for (int square = 0; square < 3; square++) {
         for (int64_t i = 0; i < d; i++)
             for (int64_t j = 0; j < d; j++) {
@@ -91,7 +92,7 @@ double ff_missing_bonus(const double *restrict w, double beta, double gamma, dou
     }
     for (int64_t i = 0; i < d; i++)
         trace += a[i * d + i];
-    /* Rounding is paid for. */
+    /* The last factor covers rounding error. */
     const double q = scale * sqrt(sqrt(sqrt(trace))) * (1.0 + 1e-9);
     const double missing = (1.0 - m) * (beta * sqrt(q) + gamma * q);
     return missing < 1.0 ? missing : 1.0;

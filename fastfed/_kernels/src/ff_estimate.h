@@ -1,39 +1,43 @@
-/* The ridge estimate from an aggregated statistic, and the confidence radius around it. */
+/* The ridge estimate from a released statistic, and the confidence radius around it. */
 #ifndef FF_ESTIMATE_H
 #define FF_ESTIMATE_H
 
 #include "ff_base.h"
 
-/* W and theta of V = lambda I + covariance, u = bias. While V is not positive definite it is
- * shifted by lambda, 2 lambda, 4 lambda, ... more; returns the shift (0 when none was needed),
- * or -1 when no shift helps (the statistic is not finite). scratch: packed V and d more. */
+/* Compute W (d, d) and theta (d) of V = lambda I + covariance and u = bias, where statistic (s) is
+ * u, then the packed covariance. While V is not positive definite, it is shifted by lambda, 2
+ * lambda, 4 lambda, ... Returns the shift (0 if none was needed), or -1 if no shift helps because
+ * the statistic is not finite. scratch: ff_packed(d) + d doubles. */
 double ff_refresh(const double *restrict statistic, double lambda, int64_t d, double *restrict w,
                   double *restrict theta, double *restrict scratch);
 
-/* The least lambda of full j / 8, j = 0..7, that leaves every eigenvalue of covariance + lambda I
- * above `floor`, else `full`. w: d x d, scratch: packed V. */
+/* Return the smallest lambda = full j / 8, j = 0..7, for which every eigenvalue of
+ * covariance + lambda I is above `floor`, or `full` if there is none. w: d x d, is overwritten;
+ * scratch: ff_packed(d) doubles. */
 double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
                              int64_t d, double *restrict w, double *restrict scratch);
 
-/* Confidence radii: multiplier (offset + scale sqrt(width)), where `width` is base + d ln(1 +
- * count / (d lambda)), or with `determinant` inflation (base + ln det V + d ln(inflation /
- * anchor)); see bandits/radius.py. */
+/* A confidence radius: multiplier (offset + scale sqrt(width)). Without `determinant`, width is
+ * base + d ln(1 + count / (d lambda)). With it, width is inflation (base + ln det V + d
+ * ln(inflation / anchor)). See bandits/radius.py. */
 typedef struct {
-    double multiplier, scale, base;
-    int64_t determinant;
-    double anchor;
+    double multiplier, scale, base; /* factors of the radius; constant part of the width */
+    int64_t determinant; /* 1: the width uses ln det V */
+    double anchor;       /* the lambda for which ln det V counts from 0 */
 } ff_radius;
+/* Return the radius without determinant. count: rows in V. */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d);
-/* ln(inflation / anchor), which stays from one synchronisation to the next. */
+/* Return ln(inflation / anchor), which is constant between synchronisations. */
 double ff_log_inflation(const ff_radius *radius, double inflation);
+/* Return the radius with determinant. log_inflation: ff_log_inflation(). */
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d);
 
-/* A bound on what a round's regret may gain where both bonuses are multiplied by m < 1, with a
- * largest reward of 1: min(1, (1 - m) (beta sqrt(q) + gamma q)), where q bounds the largest
- * eigenvalue of V^{-1} = W'W, as the eighth root of the trace of its eighth power.
- * scratch: 2 d^2. */
+/* Return a bound on the regret that one round may gain if both bonuses are multiplied by m < 1 and
+ * the largest reward is 1: min(1, (1 - m) (beta sqrt(q) + gamma q)). Here q bounds the largest
+ * eigenvalue of V^{-1} = W'W by the eighth root of the trace of its eighth power. scratch: 2 d^2
+ * doubles. */
 double ff_missing_bonus(const double *w, double beta, double gamma, double m, int64_t d,
                         double *scratch);
 

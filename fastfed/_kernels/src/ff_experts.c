@@ -32,65 +32,67 @@ double ff_pairwise(const double *a, int64_t n)
     return ff_pairwise(a, half) + ff_pairwise(a + half, n - half);
 }
 
+/* lost += row. */
 static void add_sums(const int64_t *restrict row, int64_t d, int64_t *restrict lost)
 {
     for (int64_t k = 0; k < d; k++)
         lost[k] += row[k];
 }
 
+/* Return the smallest entry of lost (d). */
 static int64_t least_of(const int64_t *lost, int64_t d)
 {
-    int64_t least = lost[0];
+    int64_t smallest = lost[0];
     for (int64_t k = 1; k < d; k++)
-        least = lost[k] < least ? lost[k] : least;
-    return least;
+        smallest = lost[k] < smallest ? lost[k] : smallest;
+    return smallest;
 }
 
 /* ---- What the server decides ----------------------------------------------------------------- */
 
-/* The same, and the least of them. */
+/* lost += row; return the smallest entry. */
 static int64_t add_and_least(const int64_t *restrict row, int64_t d, int64_t *restrict lost)
 {
-    int64_t least = INT64_MAX;
+    int64_t smallest = INT64_MAX;
     for (int64_t k = 0; k < d; k++) {
-        const int64_t here = lost[k] + row[k];
-        lost[k] = here;
-        least = here < least ? here : least;
+        const int64_t sum = lost[k] + row[k];
+        lost[k] = sum;
+        smallest = sum < smallest ? sum : smallest;
     }
-    return least;
+    return smallest;
 }
 
-int64_t ff_follow(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
-                  int64_t *expert, int64_t *chosen)
+int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
+                  int64_t *lost, int64_t *expert, int64_t *chosen)
 {
-    int64_t switches = 0, least = least_of(lost, d);
+    int64_t switches = 0, smallest = least_of(lost, d);
     for (int64_t i = 0; i < n; i++) {
-        if (asks[i]) {
+        if (exchanges[i]) {
             int64_t leader = 0;
-            while (lost[leader] != least) /* the first of equals */
+            while (lost[leader] != smallest) /* the first of equals */
                 leader++;
             switches += leader != *expert;
             *expert = leader;
         }
         chosen[i] = *expert;
         if (i + 1 < n)
-            least = add_and_least(sums + i * d, d, lost);
+            smallest = add_and_least(sums + i * d, d, lost);
     }
     return switches;
 }
 
-void ff_hedge(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
+void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows)
 {
-    int64_t least = least_of(lost, d);
+    int64_t smallest = least_of(lost, d);
     for (int64_t i = 0; i < n; i++) {
-        if (asks[i]) {
+        if (exchanges[i]) {
             for (int64_t k = 0; k < d; k++)
-                rows[k] = rate * (unit * (double)(lost[k] - least) / silos);
+                rows[k] = rate * (unit * (double)(lost[k] - smallest) / silos);
             rows += d;
         }
         if (i + 1 < n)
-            least = add_and_least(sums + i * d, d, lost);
+            smallest = add_and_least(sums + i * d, d, lost);
     }
 }
 
@@ -103,22 +105,22 @@ void ff_to_weights(int64_t n, int64_t d, double *rows)
     }
 }
 
-/* Draws that are made side by side. */
-#define AHEAD 64
+/* Laplace numbers that are drawn together. */
+#define NOISES 64
 
-int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, int64_t from,
+int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchanges, int64_t from,
                       int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
 {
-    double noise[AHEAD];
-    int64_t first = -AHEAD; /* the exchange of noise[0] */
+    double noise[NOISES];
+    int64_t first = -NOISES; /* number of the exchange that noise[0] belongs to */
     for (int64_t i = from; i < n; i++) {
-        if (asks[i] && !(decided && i == from)) {
+        if (exchanges[i] && !(decided && i == from)) {
             if (!s->spent) {
                 const int64_t number = s->release + 1;
-                if (number - first >= AHEAD) {
+                if (number - first >= NOISES) {
                     const ff_stream stream = ff_stream_open(
                         s->seed, FF_QUERY, (uint32_t)s->replicate, 0, (uint32_t)number);
-                    ff_laplaces(&stream, AHEAD, noise);
+                    ff_laplaces(&stream, NOISES, noise);
                     first = number;
                 }
                 const double query = s->unit * (double)lost[s->expert] - s->before;
@@ -134,18 +136,18 @@ int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, in
     return n;
 }
 
-/* ---- Regret ----------------------------------------------------------------------------------- */
+/* ---- Regret ---------------------------------------------------------------------------------- */
 
-/* Of weights x: the loss is exact where all is on one expert. */
+/* Return <open, x> for weights x (d), exactly if one expert has all the weight. */
 static double inner(const double *restrict open, const double *restrict x, int64_t d,
                     double *restrict products)
 {
-    int64_t alone = 0;
+    int64_t is_vertex = 0;
     for (int64_t k = 0; k < d; k++) {
         products[k] = open[k] * x[k];
-        alone |= x[k] == 1.0;
+        is_vertex |= x[k] == 1.0;
     }
-    if (!alone)
+    if (!is_vertex)
         return ff_pairwise(products, d);
     int64_t best = 0;
     while (x[best] != 1.0)
@@ -159,12 +161,12 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
 {
     double *restrict total = r->total, *restrict open = r->open;
     for (int64_t i = 0; i < n; i++) {
-        const int64_t *restrict row = sums + i * d, at = which[i];
+        const int64_t *restrict row = sums + i * d, decision = which[i];
         const int reached = r->at < r->count && edges[i + 1] == r->checkpoints[r->at];
-        /* Settled at once: nothing is open before or after. */
+        /* Settled at once, so no rounds are open before or after. */
         const int single = !gaps && !weights && r->rounds == 0 && (settles[i] || reached);
         if (single) {
-            r->lost += unit * (double)row[at];
+            r->lost += unit * (double)row[decision];
             for (int64_t k = 0; k < d; k++)
                 total[k] += unit * (double)row[k];
         } else {
@@ -176,8 +178,8 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
             if (gaps)
                 r->lost += (double)(silos * r->rounds) * gaps[i];
             else
-                r->lost += weights ? inner(open, weights + at * d, d, r->products)
-                                   : open[at];
+                r->lost +=
+                    weights ? inner(open, weights + decision * d, d, r->products) : open[decision];
             for (int64_t k = 0; !gaps && k < d; k++) {
                 total[k] += open[k];
                 open[k] = 0.0;
@@ -193,30 +195,32 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
     }
 }
 
-/* ---- Frank-Wolfe steps ------------------------------------------------------------------------ */
+/* ---- Frank-Wolfe steps ----------------------------------------------------------------------- */
 
-/* The bound on differences between gradients at x and at parent; `away` (d) is scratch. */
-static double most_between(const ff_walk *w, const double *x, const double *parent, int64_t d,
-                           double *away)
+/* Return a bound on the differences between gradients at x and at parent. difference (d) is
+ * scratch. */
+static double gradient_change_bound(const ff_walk *w, const double *x, const double *parent,
+                                    int64_t d, double *difference)
 {
     for (int64_t k = 0; k < d; k++)
-        away[k] = fabs(x[k] - parent[k]);
-    const double range = w->high - w->low, smooth = w->smoothness * ff_pairwise(away, d);
+        difference[k] = fabs(x[k] - parent[k]);
+    const double range = w->high - w->low, smooth = w->smoothness * ff_pairwise(difference, d);
     return smooth < range ? smooth : range;
 }
 
-/* The estimates of the next leaf at x, for all clients, into w->v from its depth on; *v is where. */
-static int64_t leaf_of(const ff_walk *w, const ff_leaf *leaf, int64_t threads,
-                       const ff_losses_scratch *scratch, const double *x, const double **v)
+/* Compute the gradient estimates of the next leaf at x for all clients, in w->v from the depth of
+ * the leaf on. *v receives their address. Returns FF_OK or a negative status. */
+static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t threads,
+                             const ff_losses_scratch *scratch, const double *x, const double **v)
 {
     const int64_t m = w->losses->silos, d = w->losses->experts, h = leaf->depth, size = m * d;
     const double n = (double)(leaf->stop - leaf->start);
-    double *here = w->v + (w->linear ? 0 : h) * size;
-    *v = here;
+    double *estimates = w->v + (w->linear ? 0 : h) * size;
+    *v = estimates;
     if (h == 0 || !w->linear) {
         const double *parent = h ? w->points + (h - 1) * d : NULL;
         const ff_gradient_bounds bounds = {
-            w->low, w->high, parent ? most_between(w, x, parent, d, w->total) : 0.0};
+            w->low, w->high, parent ? gradient_change_bound(w, x, parent, d, w->total) : 0.0};
         memset(w->sums, 0, (size_t)size * sizeof *w->sums);
         const int64_t status = ff_losses_gradients(
             w->losses, w->seed, w->replicate, w->rounds + leaf->start, w->used,
@@ -224,13 +228,13 @@ static int64_t leaf_of(const ff_walk *w, const ff_leaf *leaf, int64_t threads,
         if (status < 0)
             return status;
         for (int64_t j = 0; j < size; j++)
-            here[j] = parent ? here[j - size] + w->sums[j] / n : w->sums[j] / n;
+            estimates[j] = parent ? estimates[j - size] + w->sums[j] / n : w->sums[j] / n;
     }
-    /* Left children below take over both. */
+    /* Left children below have the same estimates and the same point. */
     if (!w->linear)
         for (int64_t depth = h; depth <= leaf->tree; depth++) {
             if (depth > h)
-                memcpy(w->v + depth * size, here, (size_t)size * sizeof *here);
+                memcpy(w->v + depth * size, estimates, (size_t)size * sizeof *estimates);
             memcpy(w->points + depth * d, x, (size_t)d * sizeof *x);
         }
     return FF_OK;
@@ -238,7 +242,7 @@ static int64_t leaf_of(const ff_walk *w, const ff_leaf *leaf, int64_t threads,
 
 int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, int64_t release,
                        int64_t threads, const ff_losses_scratch *scratch, double *x,
-                       int64_t *least)
+                       int64_t *targets)
 {
     const int64_t m = w->losses->silos, d = w->losses->experts;
     const uint32_t replicate = (uint32_t)w->replicate;
@@ -247,9 +251,10 @@ int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, i
         const ff_leaf *leaf = leaves + i;
         const double *v;
         const uint32_t number = (uint32_t)(release + i);
-        const int64_t status = leaf_of(w, leaf, threads, scratch, x, &v);
+        const int64_t status = estimate_leaf(w, leaf, threads, scratch, x, &v);
         if (status < 0)
             return status;
+        /* The sum of the clients' estimates, with the silos' noise if they add it. */
         memset(total, 0, (size_t)d * sizeof *total);
         for (int64_t silo = 0; silo < m; silo++) {
             if (w->noise_by == FF_NOISE_SILOS) {
@@ -272,10 +277,11 @@ int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, i
             for (int64_t k = 0; k < d; k++)
                 total[k] += leaf->scale / (double)m * w->drawn[k];
         }
+        /* Frank-Wolfe: move x towards the expert with the smallest score. */
         int64_t best = 0;
         for (int64_t k = 1; k < d; k++)
             best = total[k] < total[best] ? k : best;
-        least[i] = best;
+        targets[i] = best;
         for (int64_t k = 0; k < d; k++)
             x[k] *= 1.0 - leaf->step;
         x[best] += leaf->step;

@@ -5,60 +5,64 @@ static const double POWERS[23] = {
     1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22,
 };
 
+/* Return 1 if c is a decimal digit. */
 FF_INLINE int is_digit(char c)
 {
     return (unsigned char)(c - '0') < 10;
 }
 
+/* Return 1 if c is blank space within a line. */
 FF_INLINE int is_blank(char c)
 {
     return c == ' ' || c == '\t' || c == '\r';
 }
 
+/* Return 1 if c cannot belong to a number. */
 FF_INLINE int ends_token(char c)
 {
     return is_blank(c) || c == '\n' || c == '#';
 }
 
-/* Digits from `at` on, at least one and at most `most`; NULL otherwise. */
-FF_INLINE const char *whole(const char *at, int64_t most, int64_t *found)
+/* Parse at least one and at most digits_max digits. Returns the address after them, or NULL. */
+FF_INLINE const char *parse_integer(const char *cursor, int64_t digits_max, int64_t *value)
 {
-    const char *first = at;
+    const char *first = cursor;
     int64_t number = 0;
-    for (; is_digit(*at) && at - first < most; at++)
-        number = 10 * number + (*at - '0');
-    *found = number;
-    return at == first || is_digit(*at) ? NULL : at;
+    for (; is_digit(*cursor) && cursor - first < digits_max; cursor++)
+        number = 10 * number + (*cursor - '0');
+    *value = number;
+    return cursor == first || is_digit(*cursor) ? NULL : cursor;
 }
 
-/* A decimal from `at` on; NULL where there is none. `hard`: its value is not exact here. */
-FF_INLINE const char *decimal(const char *at, double *value, int *hard)
+/* Parse a decimal number. Returns the address after it, or NULL if there is none. *hard receives 1
+ * if the value is not exact here. */
+FF_INLINE const char *parse_decimal(const char *cursor, double *value, int *hard)
 {
-    const int negative = *at == '-';
-    at += negative || *at == '+';
-    uint64_t number = 0; /* wraps beyond 19 digits, which are hard */
-    const char *first = at;
-    for (; is_digit(*at); at++)
-        number = 10 * number + (uint64_t)(*at - '0');
-    int64_t digits = at - first, power = 0;
-    if (*at == '.') {
-        first = ++at;
-        for (; is_digit(*at); at++)
-            number = 10 * number + (uint64_t)(*at - '0');
-        power = first - at;
+    const int negative = *cursor == '-';
+    cursor += negative || *cursor == '+';
+    uint64_t number = 0; /* wraps beyond 19 digits, which are left to the exact parser */
+    const char *first = cursor;
+    for (; is_digit(*cursor); cursor++)
+        number = 10 * number + (uint64_t)(*cursor - '0');
+    int64_t digits = cursor - first, power = 0;
+    if (*cursor == '.') {
+        first = ++cursor;
+        for (; is_digit(*cursor); cursor++)
+            number = 10 * number + (uint64_t)(*cursor - '0');
+        power = first - cursor;
         digits -= power;
     }
     if (!digits)
         return NULL;
-    if (*at == 'e' || *at == 'E') {
-        const int down = *++at == '-';
-        at += down || *at == '+';
+    if (*cursor == 'e' || *cursor == 'E') {
+        const int exponent_negative = *++cursor == '-';
+        cursor += exponent_negative || *cursor == '+';
         int64_t exponent;
-        const char *after = whole(at, 9, &exponent);
-        if (!after)
+        const char *digits_end = parse_integer(cursor, 9, &exponent);
+        if (!digits_end)
             return NULL;
-        at = after;
-        power += down ? -exponent : exponent;
+        cursor = digits_end;
+        power += exponent_negative ? -exponent : exponent;
     }
     *hard = digits > 19 || number > (uint64_t)1 << 53 || power < -22 || power > 22;
     if (!*hard) {
@@ -66,7 +70,7 @@ FF_INLINE const char *decimal(const char *at, double *value, int *hard)
         const double rounded = power < 0 ? exact / POWERS[-power] : exact * POWERS[power];
         *value = negative ? -rounded : rounded;
     }
-    return at;
+    return cursor;
 }
 
 int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table *table)
@@ -74,50 +78,50 @@ int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table
     table->rows = table->largest = table->hards = 0;
     if (!size || text[size - 1] != '\n')
         return FF_LETOR_UNUSUAL;
-    /* No loop passes the line end that comes last. */
-    const char *at = text, *end = text + size;
+    /* The text ends with a line end, so no loop runs past it. */
+    const char *cursor = text, *end = text + size;
     const int64_t width = table->width;
     int64_t largest = 0;
-    while (at < end) {
-        while (is_blank(*at))
-            at++;
-        if (*at == '#')
-            at = memchr(at, '\n', (size_t)(end - at));
-        if (*at == '\n') {
-            at++;
+    while (cursor < end) {
+        while (is_blank(*cursor))
+            cursor++;
+        if (*cursor == '#')
+            cursor = memchr(cursor, '\n', (size_t)(end - cursor));
+        if (*cursor == '\n') {
+            cursor++;
             continue;
         }
         const int64_t row = table->rows;
         int64_t relevance, last = 0;
-        at = whole(at, 10, &relevance);
-        if (!at || relevance > INT32_MAX || !is_blank(*at))
+        cursor = parse_integer(cursor, 10, &relevance);
+        if (!cursor || relevance > INT32_MAX || !is_blank(*cursor))
             return FF_LETOR_UNUSUAL;
-        while (is_blank(*at))
-            at++;
-        if (end - at < 5 || memcmp(at, "qid:", 4))
+        while (is_blank(*cursor))
+            cursor++;
+        if (end - cursor < 5 || memcmp(cursor, "qid:", 4))
             return FF_LETOR_UNUSUAL;
-        at = whole(at + 4, 18, &table->qid[row]);
-        if (!at || !ends_token(*at))
+        cursor = parse_integer(cursor + 4, 18, &table->qid[row]);
+        if (!cursor || !ends_token(*cursor))
             return FF_LETOR_UNUSUAL;
         table->relevance[row] = (int32_t)relevance;
         float *values = table->values + row * width;
         for (;;) {
-            while (is_blank(*at))
-                at++;
-            if (*at == '#')
-                at = memchr(at, '\n', (size_t)(end - at));
-            if (*at == '\n')
+            while (is_blank(*cursor))
+                cursor++;
+            if (*cursor == '#')
+                cursor = memchr(cursor, '\n', (size_t)(end - cursor));
+            if (*cursor == '\n')
                 break;
             int64_t index;
-            at = whole(at, 9, &index);
-            if (!at || *at != ':' || index <= last || index > limit)
+            cursor = parse_integer(cursor, 9, &index);
+            if (!cursor || *cursor != ':' || index <= last || index > limit)
                 return FF_LETOR_UNUSUAL;
             last = index;
-            const char *token = ++at;
+            const char *token = ++cursor;
             double value = 0.0;
             int hard;
-            at = decimal(token, &value, &hard);
-            if (!at || !ends_token(*at))
+            cursor = parse_decimal(token, &value, &hard);
+            if (!cursor || !ends_token(*cursor))
                 return FF_LETOR_UNUSUAL;
             if (index > width)
                 continue; /* read again, into a wider table */
@@ -125,12 +129,12 @@ int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table
             if (hard) {
                 int64_t *triple = table->hard + 3 * table->hards++;
                 triple[0] = token - text;
-                triple[1] = at - text;
+                triple[1] = cursor - text;
                 triple[2] = row * width + index - 1;
             }
         }
         largest = last > largest ? last : largest;
-        at++;
+        cursor++;
         table->rows++;
     }
     table->largest = largest;

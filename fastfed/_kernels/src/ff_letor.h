@@ -1,30 +1,36 @@
-/* Learning-to-rank text, `relevance qid:N index:value ... [# comment]`, one row a line. */
+/* Parser of learning-to-rank text: `relevance qid:N index:value ... [# comment]`, one row in each
+ * line. */
 #ifndef FF_LETOR_H
 #define FF_LETOR_H
 
 #include "ff_base.h"
 
+/* What ff_letor_parse returns. */
 enum {
     FF_LETOR_READ,
-    FF_LETOR_WIDER,   /* an index is larger than the table is wide */
-    FF_LETOR_UNUSUAL, /* something that only the exact parser reads, or refuses in words */
+    FF_LETOR_WIDER,   /* an index is larger than the width of the table */
+    FF_LETOR_UNUSUAL, /* something that only the exact parser in Python reads, or refuses with a
+                       * message */
 };
 
-/* Where rows go. `values` holds zeros, as many rows as the text has lines, `width` to a row. */
+/* The table that rows are written to. `values` holds zeros; it has as many rows as the text has
+ * lines, of `width` entries each. */
 typedef struct {
-    int64_t width;
-    float *values;
-    int32_t *relevance;
-    int64_t *qid;
-    int64_t *hard; /* begin, end and cell of values for the exact parser: size / 6 + 1 triples */
-    int64_t rows, largest, hards; /* found: rows, the largest index, hard values */
+    int64_t width;                /* entries of a row of values */
+    float *values;                /* (rows, width) */
+    int32_t *relevance;           /* (rows) */
+    int64_t *qid;                 /* (rows): numbers of queries */
+    int64_t *hard;                /* triples (begin, end, cell of values) of numbers for the
+                                   * exact parser; room for size / 6 + 1 */
+    int64_t rows, largest, hards; /* results: rows, largest index, number of triples */
 } ff_letor_table;
 
-/* Read whole lines; the last byte must be a line end. Indices of a line must grow, up to `limit`.
+/* Read whole lines; the last byte must be the end of a line. The indices of a line must increase,
+ * up to `limit`. Returns one of the values above.
  *
- * A value of at most 19 digits, below 2^53 without its point, times a power of ten up to 10^22
- * either way is one exact number multiplied with or divided by another, so it is correctly rounded
- * (Clinger 1990); all other values are hard. */
+ * A value with at most 19 digits, below 2^53 without its decimal point, times a power of ten
+ * between 10^-22 and 10^22, is one exact number multiplied or divided by another. So it is
+ * correctly rounded (Clinger 1990). All other values are left to the exact parser. */
 int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table *table);
 
 #endif

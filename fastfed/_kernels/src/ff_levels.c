@@ -1,15 +1,15 @@
 /* Dispatch by instruction set. Files whose loops vectorise are compiled once for each level of
- * x86-64; setup.py reads the list here and renames each level's own functions to name_v4, name_v3
- * and name_base. Callers know the name alone: it is one jump through a pointer that
- * ff_levels_choose sets, as a linker's table would do it, but with every compiler and format of
- * objects alike (target_clones and ifunc are GNU's own, and for ELF). */
+ * x86-64. setup.py reads the lists here and renames the functions of each level to name_v4, name_v3
+ * and name_base. Callers use the plain name, which is one jump through a pointer that
+ * ff_levels_choose sets. A linker's table would do the same, but this works with every compiler and
+ * object format (target_clones and ifunc exist only in GNU tools, for ELF). */
 #include "ff_processor.h"
 
 #ifndef FF_LEVELS
 
-int ff_levels_choose(int most)
+int ff_levels_choose(int highest)
 {
-    (void)most;
+    (void)highest;
     return -1;
 }
 
@@ -68,8 +68,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_screen_f32_small_fits) each(ff_screen_f32_small)                                   
 /* clang-format on */
 
-/* Of the files that write their vectors by instructions (ff_wide.h) what others call; v4 is
- * compiled for AVX-512 VNNI too. */
+/* Functions of the files that use instructions directly (ff_wide.h), as called from other files.
+ * Their v4 is compiled for AVX-512 VNNI too. */
 /* clang-format off */
 #define EACH_WIDE(each) \
     each(ff_screen_i16_available) each(ff_screen_i16_fits) each(ff_quantised_bytes) \
@@ -77,9 +77,10 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_bonus_factor_make) \
     each(ff_bonus_cache_size) each(ff_bonus_cache_lazy_size) each(ff_bonus_cache_refresh) \
     each(ff_bonus_cache_rewind) \
-    each(ff_bonus_cache_choose) each(ff_bonus_cache_ends) each(ff_bonus_cache_observe)
+    each(ff_bonus_cache_choose) each(ff_bonus_cache_test_bounds) each(ff_bonus_cache_observe)
 
-/* What only they call: it has names of its own at each level, and no entry. */
+/* Functions that only these files call. They have a name for each level, but no entry in the
+ * table. */
 #define EACH_WITHIN(each) \
     each(ff_quantise_i16) each(ff_quantise_row) \
     each(ff_quantise_factor) each(ff_quantised_factor_size) \
@@ -87,18 +88,19 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_bonus_factor_back) each(ff_bonus_factor_weight) each(ff_squares_of) \
     each(ff_bonus_few_make) \
     each(ff_columns_size) each(ff_columns_make) each(ff_norm_by_columns) each(ff_norm_error) \
-    each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bonus_bounds_keep) \
-    each(ff_bonus_bounds_kept) \
+    each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bonus_bounds_store_columns) \
+    each(ff_bonus_bounds_columns_size) \
     each(ff_bound_all) \
-    each(ff_bound_by_few) each(ff_bound_some) \
-    each(ff_bound_largest) each(ff_bound_open) each(ff_bound_means) each(ff_bound_scores) \
+    each(ff_bound_by_few) each(ff_bound_listed) \
+    each(ff_bound_largest) each(ff_bound_missing) each(ff_bound_means) each(ff_bound_scores) \
     each(ff_not_below) each(ff_score_at_least) each(ff_score_at_least_with) \
-    each(ff_begin_bounds) each(ff_likeliest) each(ff_decided) each(ff_may_be_best) \
-    each(ff_not_below_score) each(ff_tell) each(ff_least_by_factor) \
-    each(ff_best_told)
+    each(ff_compute_bounds) each(ff_most_promising) each(ff_bounds_decide) \
+    each(ff_list_candidates) \
+    each(ff_not_below_score) each(ff_score_with_error) each(ff_least_by_factor) \
+    each(ff_best_by_intervals)
 /* clang-format on */
 
-/* The types are those of the headers, which this file does without. */
+/* The types are in the headers, which this file does not include. */
 typedef void function(void);
 
 #if defined(__APPLE__)
@@ -112,7 +114,7 @@ typedef void function(void);
 #define HIDE(name)
 #endif
 
-/* Where processors check it, a place that pointers may lead to. */
+/* A valid target of indirect jumps, where processors check that (CET). */
 #ifdef __CET__
 #define LANDING "endbr64\n"
 #else
@@ -133,11 +135,11 @@ typedef void function(void);
 EACH_OF(ENTRY)
 EACH_WIDE(ENTRY)
 
-    /* All of them; the last has no name. Tests read it. */
+    /* The table of all functions; the last entry has no name. Tests read it. */
     typedef struct {
-    const char *name;
-    function *of[FF_LEVEL_COUNT];
-    function **at;
+    const char *name; /* the function */
+    function *of[FF_LEVEL_COUNT]; /* its versions, by level */
+    function **at; /* the pointer that callers use */
 } row;
 #define ROW(name) {#name, {name##_base, name##_v3, name##_v4}, &name##_at},
 #ifdef __ELF__
@@ -146,23 +148,25 @@ __attribute__((visibility("default")))
 const row ff_levels[] = {EACH_OF(ROW){NULL, {NULL}, NULL}};
 static const row wide[] = {EACH_WIDE(ROW){NULL, {NULL}, NULL}};
 
-static int chosen = FF_LEVEL_BASE;
+static int chosen_level = FF_LEVEL_BASE;
 
-static void choose(const row *each, int level)
+/* Set the pointers of a table to one level. */
+static void set_pointers(const row *each, int level)
 {
     for (; each->name; each++)
         *each->at = each->of[level];
 }
 
-int ff_levels_choose(int most)
+int ff_levels_choose(int highest)
 {
-    const int has = ff_processor_level();
-    chosen = most < has ? most : has;
-    choose(ff_levels, chosen);
-    choose(wide, chosen == FF_LEVEL_V4 && !ff_processor_vnni() ? FF_LEVEL_V3 : chosen);
-    return chosen;
+    const int supported = ff_processor_level();
+    chosen_level = highest < supported ? highest : supported;
+    set_pointers(ff_levels, chosen_level);
+    set_pointers(wide,
+                 chosen_level == FF_LEVEL_V4 && !ff_processor_vnni() ? FF_LEVEL_V3 : chosen_level);
+    return chosen_level;
 }
 
-int ff_levels_chosen(void) { return chosen; }
+int ff_levels_chosen(void) { return chosen_level; }
 
 #endif

@@ -9,18 +9,20 @@
 typedef double four __attribute__((vector_size(32)));
 typedef double two __attribute__((vector_size(16)));
 #endif
+/* Unaligned loads and stores of one vector. */
 #define LOAD(p) (*(const loose *)(p))
 #define STORE(p, v) (*(loose *)(p) = (v))
 
-/* What sums over columns is eight partial sums at every width, in so many vectors. */
+/* Number of vectors that hold the eight partial sums of a sum over columns; the same eight at every
+ * vector width. */
 #define PARTS (8 / WIDTH)
-/* How many rows, or columns' vectors, are taken side by side: their sums fit the registers, of
- * which there are sixteen, or 32 of the widest. */
-#define TOGETHER (PARTS == 1 ? 8 : PARTS == 2 ? 4 : 2)
+/* Number of rows, or of vectors of columns, that are computed together. Their sums fit into the
+ * registers (16, or 32 of the widest). */
+#define ROWS_AT_ONCE (PARTS == 1 ? 8 : PARTS == 2 ? 4 : 2)
 #define POINT_ROWS (PARTS > 2 ? 2 : 4)
-#define ABREAST (PARTS == 1 ? 2 : 4)
-/* Vectors of columns whose sums down the rows are kept at once. */
-#define BACK 8
+#define UPDATE_VECTORS (PARTS == 1 ? 2 : 4)
+/* Vectors of columns of W'z whose sums are in registers at the same time. */
+#define SOLVE_VECTORS 8
 
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector) && defined(__GNUC__)
@@ -28,13 +30,13 @@ typedef double two __attribute__((vector_size(16)));
 #endif
 #endif
 
-/* Eight partial sums, then a fixed tree: the same at every SIMD width. */
+/* Add eight partial sums in a fixed order, the same at every SIMD width. */
 FF_INLINE double tree(const double *restrict s)
 {
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* The same of vectors, without a way through memory where the compiler knows how. */
+/* As tree, for sums in vectors. Stays in registers if the compiler has vector shuffles. */
 FF_INLINE double fold(const loose *restrict sum)
 {
 #ifdef SHUFFLES
@@ -58,6 +60,7 @@ FF_INLINE double fold(const loose *restrict sum)
 #endif
 }
 
+/* Inline version of ff_dot. */
 FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t n)
 {
     double s[8];
@@ -78,7 +81,7 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
 
 double ff_dot(const double *a, const double *b, int64_t n) { return dot(a, b, n); }
 
-/* y += f x */
+/* y += f x, n doubles. */
 FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int64_t n)
 {
     int64_t i = 0;
@@ -90,49 +93,51 @@ FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int6
 
 /* ---- the factor ------------------------------------------------------------------------- */
 
-/* Both factors go entry by entry through the same sums in the same order, whether rows are taken one
- * by one or in blocks, whose sums then stay in registers. Blocks are for these dimensions and more. */
+/* Two ways to compute the factors: row by row, or in blocks of rows whose sums stay in registers.
+ * Each entry is the same sum in the same order in both, so the bits are equal. Blocks are used from
+ * this dimension on. */
 #define BLOCKS_FROM 16
-/* Rows of L' and vectors of their columns that are made together. */
+/* Rows of L' that are computed together, and vectors of their columns. */
 #define PANEL_ROWS 4
 #define PANEL_VECTORS (PARTS == 1 ? 4 : 2)
-/* Rows of W that are made together, from so many columns at once. */
+/* Rows of W that are computed together. */
 #define BLOCK_ROWS 8
 
-/* PANEL_ROWS rows of U = L' from the first, of columns from `column` on, less what the rows above them
- * take from them; `n` columns in so many vectors. What a vector reads beyond a row's end counts for
- * nothing; there is a row more below. */
-FF_INLINE void take_rows_above(double *restrict w, int64_t d, int64_t first, int64_t column,
-                               int64_t n, const int vectors)
+/* Subtract from PANEL_ROWS rows of U = L', starting at row `first`, the contributions of all rows
+ * above; n columns from `column` on, held in `vectors` vectors. A vector may read beyond the end of
+ * a row above; it then reads the next row, and these entries are not used. */
+FF_INLINE void subtract_rows_above(double *restrict w, int64_t d, int64_t first, int64_t column,
+                                   int64_t n, const int vectors)
 {
     double edge[PANEL_ROWS * WIDTH] = {0};
     loose sum[PANEL_ROWS][PANEL_VECTORS];
     const int whole = n >= vectors * WIDTH;
     for (int r = 0; r < PANEL_ROWS; r++) {
-        const double *from = w + (first + r) * d + column;
+        const double *source = w + (first + r) * d + column;
         if (!whole)
-            from = memcpy(edge + r * WIDTH, from, (size_t)n * sizeof(double));
+            source = memcpy(edge + r * WIDTH, source, (size_t)n * sizeof(double));
         for (int v = 0; v < vectors; v++)
-            sum[r][v] = LOAD(from + v * WIDTH);
+            sum[r][v] = LOAD(source + v * WIDTH);
     }
     for (int64_t k = 0; k < first; k++) {
-        const double *restrict above = w + k * d;
+        const double *restrict row_above = w + k * d;
         for (int v = 0; v < vectors; v++) {
-            const loose x = LOAD(above + column + v * WIDTH);
+            const loose x = LOAD(row_above + column + v * WIDTH);
             for (int r = 0; r < PANEL_ROWS; r++)
-                sum[r][v] -= above[first + r] * x;
+                sum[r][v] -= row_above[first + r] * x;
         }
     }
     for (int r = 0; r < PANEL_ROWS; r++) {
-        double *to = w + (first + r) * d + column;
+        double *target = w + (first + r) * d + column;
         for (int v = 0; v < vectors; v++)
-            STORE(whole ? to + v * WIDTH : edge + r * WIDTH, sum[r][v]);
+            STORE(whole ? target + v * WIDTH : edge + r * WIDTH, sum[r][v]);
         if (!whole)
-            memcpy(to, edge + r * WIDTH, (size_t)n * sizeof(double));
+            memcpy(target, edge + r * WIDTH, (size_t)n * sizeof(double));
     }
 }
 
-/* Row j of U, of which the rows above have taken theirs; 1 where V is not positive definite. */
+/* Scale row j of U once the rows above have been subtracted. Returns 1 if V is not positive
+ * definite. */
 FF_INLINE int divide_by_root(double *restrict row, int64_t j, int64_t d)
 {
     const double pivot = row[j];
@@ -145,14 +150,15 @@ FF_INLINE int divide_by_root(double *restrict row, int64_t j, int64_t d)
     return 0;
 }
 
-/* PANEL_ROWS rows of U, of which those above are made; 1 where V is not positive definite. */
-FF_INLINE int make_rows(double *restrict w, int64_t d, int64_t first)
+/* Compute PANEL_ROWS rows of U, starting at row `first`, from the rows above. Returns 1 if V is not
+ * positive definite. */
+FF_INLINE int compute_rows(double *restrict w, int64_t d, int64_t first)
 {
     int64_t column = first;
     for (; column + PANEL_VECTORS * WIDTH <= d; column += PANEL_VECTORS * WIDTH)
-        take_rows_above(w, d, first, column, PANEL_VECTORS * WIDTH, PANEL_VECTORS);
+        subtract_rows_above(w, d, first, column, PANEL_VECTORS * WIDTH, PANEL_VECTORS);
     for (; column < d; column += WIDTH)
-        take_rows_above(w, d, first, column, d - column < WIDTH ? d - column : WIDTH, 1);
+        subtract_rows_above(w, d, first, column, d - column < WIDTH ? d - column : WIDTH, 1);
     for (int64_t j = first; j < first + PANEL_ROWS; j++) {
         double *restrict row = w + j * d;
         if (divide_by_root(row, j, d))
@@ -163,7 +169,8 @@ FF_INLINE int make_rows(double *restrict w, int64_t d, int64_t first)
     return 0;
 }
 
-/* U = L' into the upper triangle of w; what is below is of no use. */
+/* Compute U = L' into the upper triangle of w; the lower triangle is undefined. Returns 1 if V is
+ * not positive definite. */
 static int cholesky(const double *restrict packed, int64_t d, double *restrict w)
 {
     for (int64_t i = 0; i < d; i++)
@@ -171,9 +178,9 @@ static int cholesky(const double *restrict packed, int64_t d, double *restrict w
             w[j * d + i] = *packed++;
     int64_t first = 0;
     for (; d >= BLOCKS_FROM && first + PANEL_ROWS <= d; first += PANEL_ROWS)
-        if (make_rows(w, d, first))
+        if (compute_rows(w, d, first))
             return 1;
-    /* The rows that are left, by those above as they come. */
+    /* The remaining rows: subtract each row from all rows below it as soon as it is computed. */
     for (int64_t j = 0; j < d; j++) {
         double *restrict row = w + j * d;
         if (j >= first && divide_by_root(row, j, d))
@@ -194,21 +201,21 @@ int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restric
 }
 
 #if defined(__GNUC__)
-/* Eight columns from the c-th of `rows` rows of W, as far as the rows above these take part: minus the
- * sum of U_ki W_k over k < first. Right of its diagonal a row holds what is left of U. */
+/* Columns c..c + 7 of `rows` rows of W, starting at `row`: -sum_{k < first} U_ki W_k, the
+ * contribution of the rows above. To the right of its diagonal, a row of w still holds U. */
 FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int64_t row, int64_t c,
                               const int rows)
 {
-    static const int64_t own[8] FF_ALIGNED = {0, 1, 2, 3, 4, 5, 6, 7};
-    loose sum[TOGETHER][PARTS];
+    static const int64_t lane[8] FF_ALIGNED = {0, 1, 2, 3, 4, 5, 6, 7};
+    loose sum[ROWS_AT_ONCE][PARTS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < PARTS; v++)
             sum[r][v] = (loose){0};
     int64_t k = c;
     for (; k < c + 8; k++)
         for (int v = 0; v < PARTS; v++) {
-            const masks in = *(const masks *)(own + v * WIDTH) <= k - c;
-            const loose x = (loose)((masks)LOAD(w + k * d + c + v * WIDTH) & in);
+            const masks used = *(const masks *)(lane + v * WIDTH) <= k - c;
+            const loose x = (loose)((masks)LOAD(w + k * d + c + v * WIDTH) & used);
             for (int r = 0; r < rows; r++)
                 sum[r][v] += -w[k * d + row + r] * x;
         }
@@ -224,8 +231,8 @@ FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int6
 }
 #endif
 
-/* Row i of W is -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal; in place, from the top.
- * Sums over the rows before `from` stand in it already. */
+/* Row i of W is -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. Computed in place, from
+ * the top. The contributions of rows before `from` are already in the row. */
 FF_INLINE void finish_row(double *restrict w, int64_t d, int64_t i, int64_t from)
 {
     double *restrict row = w + i * d;
@@ -245,9 +252,9 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
     int64_t first = 0;
 #if defined(__GNUC__)
     for (; d >= BLOCKS_FROM && first + BLOCK_ROWS <= d; first += BLOCK_ROWS) {
-        for (int64_t row = first; row < first + BLOCK_ROWS; row += TOGETHER)
+        for (int64_t row = first; row < first + BLOCK_ROWS; row += ROWS_AT_ONCE)
             for (int64_t c = 0; c < first; c += 8)
-                sum_rows_above(w, d, first, row, c, TOGETHER);
+                sum_rows_above(w, d, first, row, c, ROWS_AT_ONCE);
         for (int64_t i = first; i < first + BLOCK_ROWS; i++)
             finish_row(w, d, i, first);
     }
@@ -259,53 +266,56 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
     return 0;
 }
 
-/* Columns to run over in row i: up to whole vectors, for past the diagonal W holds zeros, which
- * add exactly nothing, and a loop's scalar tail would cost more than they do. */
+/* Return the number of columns to process in row i, rounded up to whole vectors. The extra columns
+ * hold zeros of W, which do not change sums. Skipping them would need a scalar loop, which costs
+ * more. */
 FF_INLINE int64_t columns_of(int64_t i, int64_t d)
 {
     const int64_t whole = (i + 8) & ~(int64_t)7;
     return whole < d ? whole : d;
 }
 
-/* Entries i.. of z = W x, of TOGETHER rows of one length: loops so short cost most where they end. */
+/* Compute entries i.. of z = W x for TOGETHER rows. Short loops cost most at their ends, so the
+ * rows share one loop. */
 FF_INLINE void product_rows(const double *restrict w, const double *restrict x, int64_t d,
                             int64_t i, double *restrict z)
 {
     const double *restrict rows = w + i * d;
-    loose sum[TOGETHER][PARTS];
-    for (int r = 0; r < TOGETHER; r++)
+    loose sum[ROWS_AT_ONCE][PARTS];
+    for (int r = 0; r < ROWS_AT_ONCE; r++)
         for (int v = 0; v < PARTS; v++)
             sum[r][v] = (loose){0};
     for (int64_t j = 0; j < columns_of(i, d); j += 8)
         for (int v = 0; v < PARTS; v++) {
-            const loose shared = LOAD(x + j + v * WIDTH);
-            for (int r = 0; r < TOGETHER; r++)
-                sum[r][v] += LOAD(rows + r * d + j + v * WIDTH) * shared;
+            const loose x_part = LOAD(x + j + v * WIDTH);
+            for (int r = 0; r < ROWS_AT_ONCE; r++)
+                sum[r][v] += LOAD(rows + r * d + j + v * WIDTH) * x_part;
         }
-    for (int r = 0; r < TOGETHER; r++)
+    for (int r = 0; r < ROWS_AT_ONCE; r++)
         z[i + r] = fold(sum[r]);
 }
 
-/* Whether TOGETHER rows from the i-th have one length of whole vectors: the last ones do not. */
-FF_INLINE int go_together(int64_t i, int64_t d) { return i + 8 <= d || (i & 7); }
+/* Return 1 if TOGETHER rows from the i-th on have the same number of columns_of; the last rows do
+ * not. */
+FF_INLINE int same_length(int64_t i, int64_t d) { return i + 8 <= d || (i & 7); }
 
-/* z = W x, row by row a dot. */
+/* z = W x, each row like dot. */
 FF_INLINE void product(const double *restrict w, const double *restrict x, int64_t d,
                        double *restrict z)
 {
     int64_t i = 0;
-    for (; go_together(i, d); i += TOGETHER)
+    for (; same_length(i, d); i += ROWS_AT_ONCE)
         product_rows(w, x, d, i, z);
     for (; i < d; i++)
         z[i] = dot(w + i * d, x, columns_of(i, d));
 }
 
-/* `n` vectors of columns of W'z from `first` on, down the rows: sums stay in registers, so their
- * time does not hang on where the result lies. */
+/* Compute n vectors of columns of W'z from column `first` on, down the rows. The sums stay in
+ * registers, so the time does not depend on the alignment of `out`. */
 FF_INLINE void back_columns(const double *restrict w, const double *restrict z, int64_t d,
                             int64_t first, const int n, double *restrict out)
 {
-    loose sum[BACK];
+    loose sum[SOLVE_VECTORS];
     for (int v = 0; v < n; v++)
         sum[v] = (loose){0};
     for (int64_t i = first; i < d; i++)
@@ -320,10 +330,10 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
 {
     product(w, u, d, scratch);
     int64_t first = 0;
-    for (; first + BACK * WIDTH <= d; first += BACK * WIDTH)
-        back_columns(w, scratch, d, first, BACK, theta);
-    const int64_t left = (d - first) / WIDTH;
-    switch (left) { /* numbers that the compiler knows */
+    for (; first + SOLVE_VECTORS * WIDTH <= d; first += SOLVE_VECTORS * WIDTH)
+        back_columns(w, scratch, d, first, SOLVE_VECTORS, theta);
+    const int64_t vectors_left = (d - first) / WIDTH;
+    switch (vectors_left) { /* constants, so that the compiler unrolls the loops */
     case 1: back_columns(w, scratch, d, first, 1, theta); break;
     case 2: back_columns(w, scratch, d, first, 2, theta); break;
     case 3: back_columns(w, scratch, d, first, 3, theta); break;
@@ -332,7 +342,7 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
     case 6: back_columns(w, scratch, d, first, 6, theta); break;
     case 7: back_columns(w, scratch, d, first, 7, theta); break;
     }
-    first += left * WIDTH;
+    first += vectors_left * WIDTH;
     for (int64_t j = first; j < d; j++)
         theta[j] = 0.0;
     for (int64_t i = first; i < d; i++)
@@ -342,10 +352,10 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
 
 double ff_log_det(const double *w, int64_t d)
 {
-    enum { SOME = 64 };
-    double sum = 0.0, logs[SOME], diagonal[SOME];
-    for (int64_t first = 0; first < d; first += SOME) {
-        const int64_t n = d - first < SOME ? d - first : SOME, whole = (n + 15) & ~(int64_t)15;
+    enum { CHUNK = 64 };
+    double sum = 0.0, logs[CHUNK], diagonal[CHUNK];
+    for (int64_t first = 0; first < d; first += CHUNK) {
+        const int64_t n = d - first < CHUNK ? d - first : CHUNK, whole = (n + 15) & ~(int64_t)15;
         for (int64_t i = 0; i < n; i++)
             diagonal[i] = w[(first + i) * (d + 1)];
         for (int64_t i = n; i < whole; i++)
@@ -357,62 +367,65 @@ double ff_log_det(const double *w, int64_t d)
     return -2.0 * sum;
 }
 
-/* The columns of `n` vectors from `first` on, down the rows: their sums then stay in registers.
- * Above the diagonal this turns zeros into zeros. */
-FF_INLINE void enter_columns(double *restrict w, const double *restrict z,
-                             const double *restrict keep, const double *restrict take, int64_t d,
-                             int64_t first, const int n, double *restrict partial)
+/* Update n vectors of columns of W from column `first` on, down the rows, so that their sums stay
+ * in registers. Zeros above the diagonal stay zeros. */
+FF_INLINE void update_columns(double *restrict w, const double *restrict z,
+                              const double *restrict old_weight, const double *restrict sum_weight,
+                              int64_t d, int64_t first, const int n, double *restrict partial)
 {
-    loose sum[ABREAST];
+    loose sum[UPDATE_VECTORS];
     for (int v = 0; v < n; v++)
         sum[v] = (loose){0};
     for (int64_t i = first; i < d; i++)
         for (int v = 0; v < n; v++) {
-            double *restrict at = w + i * d + first + v * WIDTH;
-            const loose old = LOAD(at);
-            STORE(at, keep[i] * old - take[i] * sum[v]);
+            double *restrict entries = w + i * d + first + v * WIDTH;
+            const loose old = LOAD(entries);
+            STORE(entries, old_weight[i] * old - sum_weight[i] * sum[v]);
             sum[v] += z[i] * old;
         }
     for (int v = 0; v < n; v++)
         STORE(partial + first + v * WIDTH, sum[v]);
 }
 
-/* With z = W x and V + x x' = L (I + z z') L', the Cholesky factor C of I + z z' has a closed
- * inverse: with s_0 = 1, s_i = s_{i-1} + z_i^2, row i of C^{-1} W is
- *     sqrt(s_{i-1}/s_i) W_i - z_i / sqrt(s_{i-1} s_i) sum_{k<i} z_k W_k. */
-FF_INLINE double enter(double *restrict w, double *restrict theta, const double *restrict x,
-                       double y, int64_t d, double *restrict scratch)
+/* Update W and theta, with z = W x in the first d doubles of the scratch. V + x x' = L (I + z z')
+ * L', and the Cholesky factor C of I + z z' has an inverse in closed form. With s_0 = 1 and
+ * s_i = s_{i-1} + z_i^2, row i of C^{-1} W is
+ *   sqrt(s_{i-1}/s_i) W_i - z_i / sqrt(s_{i-1} s_i) sum_{k<i} z_k W_k.
+ * Returns s_d. */
+FF_INLINE double update_factor(double *restrict w, double *restrict theta, const double *restrict x,
+                               double y, int64_t d, double *restrict scratch)
 {
     double *restrict z = scratch, *restrict partial = scratch + d;
     memset(partial, 0, (size_t)d * sizeof(double));
-    /* s_i into take first: the roots then run as vectors, and the rows need not wait for them. */
-    double *restrict keep = scratch + 2 * d, *restrict take = scratch + 3 * d;
+    /* The s_i come first, so that the square roots run as vectors and the rows need not wait for
+     * them. */
+    double *restrict old_weight = scratch + 2 * d, *restrict sum_weight = scratch + 3 * d;
     double s = 1.0;
     for (int64_t i = 0; i < d; i++) {
-        keep[i] = s;
+        old_weight[i] = s;
         s += z[i] * z[i];
-        take[i] = s;
+        sum_weight[i] = s;
     }
     for (int64_t i = 0; i < d; i++) {
-        const double root = 1.0 / sqrt(keep[i] * take[i]);
-        keep[i] *= root;
-        take[i] = z[i] * root;
+        const double root = 1.0 / sqrt(old_weight[i] * sum_weight[i]);
+        old_weight[i] *= root;
+        sum_weight[i] = z[i] * root;
     }
     int64_t first = 0;
-    for (; first + ABREAST * WIDTH <= d; first += ABREAST * WIDTH)
-        enter_columns(w, z, keep, take, d, first, ABREAST, partial);
+    for (; first + UPDATE_VECTORS * WIDTH <= d; first += UPDATE_VECTORS * WIDTH)
+        update_columns(w, z, old_weight, sum_weight, d, first, UPDATE_VECTORS, partial);
     for (; WIDTH > 1 && first + WIDTH <= d; first += WIDTH)
-        enter_columns(w, z, keep, take, d, first, 1, partial);
+        update_columns(w, z, old_weight, sum_weight, d, first, 1, partial);
     for (int64_t i = first; i < d; i++) {
         double *restrict row = w + i * d;
         for (int64_t j = first; j <= i; j++) {
             const double old = row[j], sum = partial[j];
-            row[j] = keep[i] * old - take[i] * sum;
+            row[j] = old_weight[i] * old - sum_weight[i] * sum;
             partial[j] = sum + z[i] * old;
         }
     }
     if (theta) {
-        /* partial is now W'z = V^{-1} x of the old V. */
+        /* partial is now W'z = V^{-1} x for the old V. */
         double error = (y - dot(theta, x, d)) / s;
         for (int64_t j = 0; j < d; j++)
             theta[j] += error * partial[j];
@@ -424,13 +437,13 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
                   int64_t d, double *restrict scratch)
 {
     product(w, x, d, scratch);
-    return enter(w, theta, x, y, d, scratch);
+    return update_factor(w, theta, x, y, d, scratch);
 }
 
 double ff_observe_whitened(double *restrict w, double *restrict theta, const double *restrict x,
                         double y, int64_t d, double *restrict scratch)
 {
-    return enter(w, theta, x, y, d, scratch);
+    return update_factor(w, theta, x, y, d, scratch);
 }
 
 void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, double *restrict z)
@@ -438,7 +451,7 @@ void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, do
     product(w, x, d, z);
 }
 
-/* back += z_r W_r of TOGETHER rows from the i-th. */
+/* back += z_r W_r for TOGETHER rows from the i-th on. */
 FF_INLINE void add_rows(const double *restrict w, const double *restrict z, int64_t d, int64_t i,
                         double *restrict back)
 {
@@ -446,7 +459,7 @@ FF_INLINE void add_rows(const double *restrict w, const double *restrict z, int6
     for (int64_t j = 0; j < columns_of(i, d); j += 8)
         for (int v = 0; v < PARTS; v++) {
             loose out = LOAD(back + j + v * WIDTH);
-            for (int r = 0; r < TOGETHER; r++)
+            for (int r = 0; r < ROWS_AT_ONCE; r++)
                 out += z[i + r] * LOAD(rows + r * d + j + v * WIDTH);
             STORE(back + j + v * WIDTH, out);
         }
@@ -457,7 +470,7 @@ void ff_whiten_back(const double *restrict w, const double *restrict x, int64_t 
 {
     int64_t i = 0;
     memset(back, 0, (size_t)d * sizeof(double));
-    for (; go_together(i, d); i += TOGETHER) {
+    for (; same_length(i, d); i += ROWS_AT_ONCE) {
         product_rows(w, x, d, i, z);
         add_rows(w, z, d, i, back);
     }
@@ -478,11 +491,11 @@ void ff_accumulate(double *restrict gram, double *restrict bias, const double *r
 }
 
 #if defined(__GNUC__)
-/* Columns j..j+7 of `rows` rows from the i-th of a packed matrix take n points. */
-FF_INLINE void take_points(double *restrict gram, const double *restrict points, int64_t n,
-                           int64_t d, int64_t i, int64_t j, const int rows)
+/* Add n points to columns j..j+7 of `rows` rows of a packed matrix, starting at row i. */
+FF_INLINE void add_points(double *restrict gram, const double *restrict points, int64_t n,
+                          int64_t d, int64_t i, int64_t j, const int rows)
 {
-    static const int64_t own[8] FF_ALIGNED = {0, 1, 2, 3, 4, 5, 6, 7};
+    static const int64_t lane[8] FF_ALIGNED = {0, 1, 2, 3, 4, 5, 6, 7};
     loose sum[POINT_ROWS][PARTS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < PARTS; v++)
@@ -490,40 +503,41 @@ FF_INLINE void take_points(double *restrict gram, const double *restrict points,
     for (int64_t p = 0; p < n; p++) {
         const double *restrict x = points + p * (d + 1);
         for (int v = 0; v < PARTS; v++) {
-            const loose shared = LOAD(x + j + v * WIDTH);
+            const loose x_part = LOAD(x + j + v * WIDTH);
             for (int r = 0; r < rows; r++)
-                sum[r][v] += x[i + r] * shared;
+                sum[r][v] += x[i + r] * x_part;
         }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < PARTS; v++) {
-            double *at = gram + (i + r) * (i + r + 1) / 2 + j + v * WIDTH;
+            double *entries = gram + (i + r) * (i + r + 1) / 2 + j + v * WIDTH;
             const int64_t last = i + r - j;
-            /* What is past a row's end belongs to the next one, and stays as it is by now. */
-            const masks in = *(const masks *)(own + v * WIDTH) <= last;
-            STORE(at, (loose)(((masks)sum[r][v] & in) | ((masks)LOAD(at) & ~in)));
+            /* Entries past the end of a row belong to the next row and keep their value. */
+            const masks used = *(const masks *)(lane + v * WIDTH) <= last;
+            STORE(entries, (loose)(((masks)sum[r][v] & used) | ((masks)LOAD(entries) & ~used)));
         }
 }
 #endif
 
-/* Every entry takes the points in their order, as if they came one by one, but is loaded and stored
+/* Each entry is the same sum in the same order as for single points, but is loaded and stored
  * once. */
 void ff_accumulate_many(double *restrict gram, double *restrict bias,
                         const double *restrict points, int64_t n, int64_t d)
 {
     int64_t i = 0;
 #if defined(__GNUC__)
-    /* Rows share what is loaded of a point; the last ones would run over the matrix' end. */
+    /* Several rows share the loads of a point. The last rows are single, because vectors would
+     * reach beyond the end of the matrix. */
     for (; i + POINT_ROWS + 8 <= d; i += POINT_ROWS)
         for (int64_t j = 0; j < i + POINT_ROWS; j += 8)
-            take_points(gram, points, n, d, i, j, POINT_ROWS);
+            add_points(gram, points, n, d, i, j, POINT_ROWS);
 #endif
     for (; i < d; i++) {
         double *restrict row = gram + i * (i + 1) / 2;
         int64_t j = 0;
 #if defined(__GNUC__)
         for (; j + 8 <= i + 1; j += 8)
-            take_points(gram, points, n, d, i, j, 1);
+            add_points(gram, points, n, d, i, j, 1);
 #endif
         for (; j <= i; j++)
             for (int64_t p = 0; p < n; p++)
@@ -551,7 +565,7 @@ void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int
     for (int64_t i = 0; i < d; i++)
         scratch[i] = dot(inverse + i * d, x, d);
     double scale = 1.0 / (1.0 + dot(scratch, x, d));
-    /* Both triangles get the same products, so the result stays exactly symmetric. */
+    /* Both triangles get the same products, so the result is exactly symmetric. */
     for (int64_t i = 0; i < d; i++) {
         double *restrict row = inverse + i * d;
         for (int64_t j = 0; j < d; j++)
@@ -565,14 +579,15 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
     if (square <= bound * bound)
         return 0;
     if (square == INFINITY) {
-        /* The squares overflowed, the norm need not: take it in units of the largest entry. */
+        /* The squares overflowed, although the norm may be finite: scale by the largest entry
+         * first. */
         for (int64_t j = 0; j < d; j++)
             largest = fabs(x[j]) > largest ? fabs(x[j]) : largest;
         for (int64_t j = 0; j < d; j++)
             x[j] /= largest;
         square = dot(x, x, d);
     }
-    /* Float32 contexts of norm 1 may lie 1e-7 above it: scaled all the same, not counted. */
+    /* float32 contexts of norm 1 may be 1e-7 longer. They are scaled too, but not reported. */
     double scale = bound / sqrt(square);
     for (int64_t j = 0; j < d; j++)
         x[j] *= scale;

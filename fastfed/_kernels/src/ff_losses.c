@@ -6,25 +6,27 @@
 #include "ff_random.h"
 #include "ff_threads.h"
 
-/* Divides what ff_random_u32 writes. */
-#define FF_COINS_TOGETHER 16
-/* Rows that a thread adds up before it hands its sums over. */
+/* Coins that are compared together; divides what ff_random_u32 writes. */
+#define COINS_AT_ONCE 16
+/* Rows that a thread adds up before it passes on its sums. */
 #define BLOCK_ROWS 256
 
 int64_t ff_losses_row_capacity(int64_t experts) { return ff_random_u32_capacity(experts); }
 
+/* Return the unit of the losses. */
 FF_INLINE double unit_of(const ff_losses *l)
 {
     return l->kind == FF_LOSS_COINS ? 1.0 : 1.0 / (double)(1 << FF_LOSS_BITS);
 }
 
-/* Whether the planned expert loses in this round: in rounds 2, 4, ... until it has `lost` times. */
-FF_INLINE int64_t loses(const ff_losses *l, int64_t round)
+/* Return 1 if the planned expert loses in this round: in rounds 2, 4, ... until it has lost `lost`
+ * times. */
+FF_INLINE int64_t planned_loses(const ff_losses *l, int64_t round)
 {
     return round % 2 == 0 && round / 2 <= l->lost;
 }
 
-/* How often it does in rounds first..last. */
+/* Return how often the planned expert loses in rounds first..last. */
 static int64_t losses_of_planned(const ff_losses *l, int64_t first, int64_t last)
 {
     const int64_t until = last / 2 < l->lost ? last / 2 : l->lost;
@@ -32,12 +34,14 @@ static int64_t losses_of_planned(const ff_losses *l, int64_t first, int64_t last
     return until - before;
 }
 
-static void coins(const uint32_t *restrict chance, int64_t d, uint32_t *restrict row)
+/* Replace uniform words in row (d) by coins with the given probabilities. */
+static void throw_coins(const uint32_t *restrict chance, int64_t d, uint32_t *restrict row)
 {
     for (int64_t n = 0; n < d; n++)
         row[n] = (row[n] >> (32 - FF_CHANCE_BITS)) < chance[n];
 }
 
+/* total += times row. */
 static void add_row(const uint32_t *restrict row, int64_t d, int64_t times,
                     int64_t *restrict total)
 {
@@ -57,16 +61,17 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
             ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)key,
                                          (uint32_t)round);
             ff_random_u32(&s, d, row);
-            coins(l->chance, d, row);
+            throw_coins(l->chance, d, row);
         }
         if (l->planned >= 0)
-            row[l->planned] = (uint32_t)loses(l, round);
+            row[l->planned] = (uint32_t)planned_loses(l, round);
         return FF_OK;
     }
     if (l->kind == FF_LOSS_TABLE) {
         memcpy(row, l->table + (key * l->rounds + round - 1) * d, (size_t)d * sizeof *row);
         return FF_OK;
     }
+    /* A user's function; its losses are rounded to units. */
     const double *loss = scratch->called;
     int64_t status = l->call(l->state, seed, replicate, key, round, scratch->called);
     if (status < 0)
@@ -79,8 +84,9 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
     return FF_OK;
 }
 
-/* How often coins fall in rounds first..last at silos 0..rows-1, behind the row: less than 2^32 times.
- * Whole vectors, beyond the d-th expert too: there the chances are 0. */
+/* Count the ones of all coins in rounds first..last at silos 0..rows-1, into the second row of the
+ * scratch; counts are below 2^32. Runs over whole vectors, also beyond the d-th expert, where
+ * probabilities are 0. */
 static void count_coins(const ff_losses *l, int64_t first, int64_t last, int64_t rows,
                         const ff_stream *coin, const ff_losses_scratch *scratch)
 {
@@ -94,19 +100,21 @@ static void count_coins(const ff_losses *l, int64_t first, int64_t last, int64_t
             s.silo = (uint32_t)silo;
             s.index = (uint32_t)round;
             ff_random_u32(&s, l->experts, row);
-            for (int64_t base = 0; base < capacity; base += FF_COINS_TOGETHER)
-                for (int64_t n = base; n < base + FF_COINS_TOGETHER; n++)
+            for (int64_t base = 0; base < capacity; base += COINS_AT_ONCE)
+                for (int64_t n = base; n < base + COINS_AT_ONCE; n++)
                     counts[n] += (row[n] >> (32 - FF_CHANCE_BITS)) < chance[n];
         }
 }
 
-/* The rows of all silos in rounds first..last added up, into sums (d). */
+/* Add up the rows of all silos in rounds first..last, into sums (d). Returns FF_OK or a negative
+ * status. */
 static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
                         int64_t last, const ff_stream *coin, const ff_losses_scratch *scratch,
                         int64_t *restrict sums)
 {
     const int64_t d = l->experts;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
+    /* One round of one row: no counts are needed. */
     if (l->kind == FF_LOSS_COINS && rows == 1 && first == last && first <= l->last) {
         ff_stream s = *coin;
         s.index = (uint32_t)first;
@@ -114,9 +122,10 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
         for (int64_t n = 0; n < d; n++)
             sums[n] = (scratch->row[n] >> (32 - FF_CHANCE_BITS)) < l->chance[n] ? times : 0;
         if (l->planned >= 0)
-            sums[l->planned] = l->silos * loses(l, first);
+            sums[l->planned] = l->silos * planned_loses(l, first);
         return FF_OK;
     }
+    /* Coins: count ones. */
     if (l->kind == FF_LOSS_COINS) {
         count_coins(l, first, last, rows, coin, scratch);
         const uint32_t *counts = scratch->row + ff_random_u32_capacity(d);
@@ -126,6 +135,7 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
             sums[l->planned] = l->silos * losses_of_planned(l, first, last);
         return FF_OK;
     }
+    /* Tables and functions: add up rows. */
     memset(sums, 0, (size_t)d * sizeof *sums);
     for (int64_t round = first; round <= last; round++)
         for (int64_t silo = 0; silo < rows; silo++) {
@@ -137,30 +147,33 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
     return FF_OK;
 }
 
-/* What threads do for each block of rounds. */
+/* The arguments of sum_block. */
 typedef struct {
     const ff_losses *l;
     uint64_t seed;
-    int64_t replicate, block, rounds, segments;
-    const int64_t *edges;
-    ff_stream coin; /* of silo 0, in no round */
+    int64_t replicate, block, rounds, segments; /* rounds of a block; all rounds; segments */
+    const int64_t *edges; /* (segments + 1): round before each segment */
+    ff_stream coin;       /* the stream of silo 0 with index 0 */
     const ff_losses_scratch *scratch;
-    int64_t *totals; /* whole numbers, so their order changes nothing */
-    int64_t failed;
+    int64_t *totals;      /* (segments, d): integers, so the order of additions does not matter */
+    int64_t failed;       /* FF_OK, or the status of a failure */
 } ff_blocks;
 
+/* Task: add up the rows of one block of rounds. */
 static void sum_block(void *work, int64_t index, int64_t thread)
 {
-    ff_blocks *b = work;
-    /* Nothing more is asked of a function that has failed. */
-    if (FF_ATOMIC_READ(&b->failed) != FF_OK)
+    ff_blocks *blocks = work;
+    /* Stop calling a function that has failed. */
+    if (FF_ATOMIC_READ(&blocks->failed) != FF_OK)
         return;
-    const ff_losses_scratch *mine = &b->scratch[thread];
-    const int64_t d = b->l->experts, at = index * b->block, *edges = b->edges;
-    const int64_t past = at + b->block < b->rounds ? at + b->block : b->rounds;
-    const int64_t from = edges[0] + at, end = edges[0] + past;
-    int64_t low = 0, high = b->segments;
-    /* The segment that the block begins in. */
+    const ff_losses_scratch *thread_scratch = &blocks->scratch[thread];
+    const int64_t d = blocks->l->experts, first_index = index * blocks->block,
+                  *edges = blocks->edges;
+    const int64_t end_index =
+        first_index + blocks->block < blocks->rounds ? first_index + blocks->block : blocks->rounds;
+    const int64_t from = edges[0] + first_index, end = edges[0] + end_index;
+    int64_t low = 0, high = blocks->segments;
+    /* Find the segment that the block begins in. */
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
         if (edges[middle] <= from)
@@ -168,21 +181,22 @@ static void sum_block(void *work, int64_t index, int64_t thread)
         else
             high = middle;
     }
-    for (int64_t done = from; done < end; low++) {
+    for (int64_t last_done = from; last_done < end; low++) {
         const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
-        if (last <= done)
+        if (last <= last_done)
             continue;
-        /* A segment that lies inside the block is nobody else's. */
+        /* If a segment lies inside the block, no other thread adds to it. */
         const int whole = edges[low] >= from && edges[low + 1] <= end;
-        int64_t *sums = whole ? b->totals + low * d : mine->sums;
-        const int64_t status = sum_rows(b->l, b->seed, b->replicate, done + 1, last, &b->coin, mine, sums);
+        int64_t *sums = whole ? blocks->totals + low * d : thread_scratch->sums;
+        const int64_t status = sum_rows(blocks->l, blocks->seed, blocks->replicate, last_done + 1,
+                                        last, &blocks->coin, thread_scratch, sums);
         if (status < 0) {
-            FF_ATOMIC_WRITE(&b->failed, status);
+            FF_ATOMIC_WRITE(&blocks->failed, status);
             return;
         }
-        done = last;
+        last_done = last;
         for (int64_t n = 0; !whole && n < d; n++)
-            FF_ATOMIC_ADD(&b->totals[low * d + n], mine->sums[n]);
+            FF_ATOMIC_ADD(&blocks->totals[low * d + n], thread_scratch->sums[n]);
     }
 }
 
@@ -199,7 +213,8 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
     memset(totals, 0, (size_t)(segments * l->experts) * sizeof *totals);
     ff_pace pace = {0};
     ff_team *team = ff_team_open(threads);
-    ff_team_each(team, &pace, (rounds + blocks.block - 1) / blocks.block, 1.0, sum_block, NULL, &blocks);
+    ff_team_each(team, &pace, (rounds + blocks.block - 1) / blocks.block, 1.0, sum_block, NULL,
+                 &blocks);
     ff_team_close(team);
     return blocks.failed;
 }
@@ -214,17 +229,17 @@ double ff_square_gradient(const double *g, const double *x, int64_t d, double *o
     return inner;
 }
 
-/* The gradient at x of the loss of one silo in one round, clipped, into out (d); its row, where it
- * has one, is in g (d) already. */
-static int64_t one_gradient(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
-                            int64_t round, const double *x, const ff_gradient_bounds *bounds,
-                            const double *restrict g, double *restrict out)
+/* Compute the gradient at x of the loss of one silo in one round, clipped, into out (d). g (d)
+ * holds the row of the round, if the losses have rows. Returns FF_OK or a negative status. */
+static int64_t clipped_gradient(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
+                                int64_t round, const double *x, const ff_gradient_bounds *bounds,
+                                const double *restrict g, double *restrict out)
 {
     const int64_t d = l->experts;
     if (l->kind == FF_LOSS_GRADIENT) {
         double value = ff_losses_value(l, seed, replicate, silo, round, x, out);
         for (int64_t k = 0; k < d; k++)
-            value += 0.0 * out[k]; /* NaN if any is not finite */
+            value += 0.0 * out[k]; /* NaN if any entry is not finite */
         if (!isfinite(value))
             return FF_CALLBACK_FAILED;
     } else if (l->quadratic) {
@@ -239,7 +254,8 @@ static int64_t one_gradient(const ff_losses *l, uint64_t seed, int64_t replicate
     return FF_OK;
 }
 
-/* total (d) += gradients of one silo's losses, or their differences. */
+/* Add the gradients of one silo's losses, or their differences, to total (d). Returns FF_OK or a
+ * negative status. */
 static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                              const int64_t *rounds, int64_t n, const double *x,
                              const double *parent, const ff_gradient_bounds *bounds,
@@ -247,7 +263,7 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
 {
     const int64_t d = l->experts;
     const double unit = unit_of(l), most = bounds->most;
-    double *g = scratch->called, *here = g + d, *there = here + d;
+    double *g = scratch->called, *gradient = g + d, *parent_gradient = gradient + d;
     for (int64_t i = 0; i < n; i++) {
         int64_t status = FF_OK;
         if (l->kind != FF_LOSS_GRADIENT) {
@@ -256,45 +272,49 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
                 g[k] = unit * (double)scratch->row[k];
         }
         if (status == FF_OK)
-            status = one_gradient(l, seed, replicate, silo, rounds[i], x, bounds, g, here);
+            status = clipped_gradient(l, seed, replicate, silo, rounds[i], x, bounds, g, gradient);
         if (status == FF_OK && parent)
-            status = one_gradient(l, seed, replicate, silo, rounds[i], parent, bounds, g, there);
+            status = clipped_gradient(l, seed, replicate, silo, rounds[i], parent, bounds, g,
+                                      parent_gradient);
         if (status < 0)
             return status;
+        /* Clip the differences of gradients. */
         for (int64_t k = 0; parent && k < d; k++) {
-            const double step = here[k] - there[k];
-            const double low = step < -most ? -most : step;
-            here[k] = low > most ? most : low;
+            const double difference = gradient[k] - parent_gradient[k];
+            const double low = difference < -most ? -most : difference;
+            gradient[k] = low > most ? most : low;
         }
         for (int64_t k = 0; k < d; k++)
-            total[k] += here[k];
+            total[k] += gradient[k];
     }
     return FF_OK;
 }
 
-/* What threads do for each silo. */
+/* The arguments of gradients_of. */
 typedef struct {
     const ff_losses *l;
     uint64_t seed;
     int64_t replicate, stride, n;
-    const int64_t *rounds;
-    const double *x, *parent;
+    const int64_t *rounds;    /* (m, stride); n of each row are used */
+    const double *x, *parent; /* where to take gradients; see ff_losses_gradients */
     const ff_gradient_bounds *bounds;
     const ff_losses_scratch *scratch;
-    double *totals;
-    int64_t failed;
+    double *totals;           /* (m, d) */
+    int64_t failed;           /* FF_OK, or the status of a failure */
 } ff_gradients;
 
+/* Task: add the gradients of one silo. */
 static void gradients_of(void *work, int64_t silo, int64_t thread)
 {
-    ff_gradients *g = work;
-    if (FF_ATOMIC_READ(&g->failed) != FF_OK)
+    ff_gradients *task = work;
+    if (FF_ATOMIC_READ(&task->failed) != FF_OK)
         return;
     const int64_t status =
-        add_gradients(g->l, g->seed, g->replicate, silo, g->rounds + silo * g->stride, g->n, g->x,
-                      g->parent, g->bounds, &g->scratch[thread], g->totals + silo * g->l->experts);
+        add_gradients(task->l, task->seed, task->replicate, silo,
+                      task->rounds + silo * task->stride, task->n, task->x, task->parent,
+                      task->bounds, &task->scratch[thread], task->totals + silo * task->l->experts);
     if (status < 0)
-        FF_ATOMIC_WRITE(&g->failed, status);
+        FF_ATOMIC_WRITE(&task->failed, status);
 }
 
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
@@ -319,10 +339,10 @@ double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, in
     double *gradient = scratch->called;
     for (int64_t round = first; round <= last; round++)
         for (int64_t silo = 0; silo < l->silos; silo++) {
-            const double here = ff_losses_value(l, seed, replicate, silo, round, x, gradient);
-            const double best =
+            const double value = ff_losses_value(l, seed, replicate, silo, round, x, gradient);
+            const double best_value =
                 ff_losses_value(l, seed, replicate, silo, round, optimum, gradient);
-            lost += here - best;
+            lost += value - best_value;
             if (!isfinite(lost))
                 return NAN;
         }

@@ -1,91 +1,99 @@
 /* Losses of experts in (replicate, silo, round), and their gradients.
  *
- * A row holds d losses in [0, 1] as whole multiples of a unit, so sums are exact and do not depend
- * on order or threads. Every answer is a function of (seed, replicate, silo, round) alone. */
+ * A row holds the losses of d experts, in [0, 1], as whole multiples of a unit. So sums are exact
+ * and do not depend on the order or on threads. Every answer depends on (seed, replicate, silo,
+ * round) only. */
 #ifndef FF_LOSSES_H
 #define FF_LOSSES_H
 
 #include "ff_base.h"
 
+/* Kinds of losses: independent coins, a table, a user's function of losses, a user's function of
+ * gradients. */
 enum { FF_LOSS_COINS = 0, FF_LOSS_TABLE = 1, FF_LOSS_CALLED = 2, FF_LOSS_GRADIENT = 3 };
 
-/* Units: of coins 1, of everything else 2^-24. */
+/* The unit of a loss is 1 for coins and 2^-24 for all other kinds. */
 #define FF_LOSS_BITS 24
-/* Chances are whole multiples of 2^-31. */
+/* Probabilities are whole multiples of 2^-31. */
 #define FF_CHANCE_BITS 31
 
-/* Signatures of a user's numba.cfunc. The first writes d losses and returns 0; the second writes
- * the gradient (d) at x (d) and returns the loss there. A negative status, or NaN, is a failure. */
+/* Signatures of a user's numba.cfunc. The first writes d losses and returns 0. The second writes
+ * the gradient (d) at x (d) and returns the loss at x. A negative status, or NaN, reports a
+ * failure. */
 typedef int64_t (*ff_loss_call)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                                 int64_t round, double *loss);
 typedef double (*ff_gradient_call)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                                    int64_t round, const double *x, double *gradient);
 
+/* The losses of a system. */
 typedef struct {
-    int64_t kind;
-    int64_t experts;  /* d */
-    int64_t silos;    /* m */
-    int64_t common;   /* 1: one row a round for all silos */
-    int64_t quadratic; /* 1: a row g stands for the loss <g, x>^2 / 2, not <g, x> */
-    /* coins: expert n loses 1 with this chance, and 0 otherwise; all lose 0 after round `last`. With
-     * zeros behind, ff_losses_row_capacity(d) numbers. */
+    int64_t kind;      /* FF_LOSS_* */
+    int64_t experts;   /* d */
+    int64_t silos;     /* m */
+    int64_t common;    /* 1: all silos have the same row in a round */
+    int64_t quadratic; /* 1: the loss of a row g is <g, x>^2 / 2; 0: it is <g, x> */
+    /* Coins: expert n loses 1 with probability chance[n], otherwise 0; after round `last` all lose
+     * 0. chance has ff_losses_row_capacity(d) numbers, zeros at the end. */
     const uint32_t *chance;
-    int64_t last;
-    /* ... but expert `planned` (-1: none), which loses 1 in rounds 2, 4, ..., 2 lost */
+    int64_t last; /* last round with losses */
+    /* The exception is expert `planned` (-1: none), which loses 1 in rounds 2, 4, ..., 2 lost. */
     int64_t planned, lost;
-    /* table (1 or m, T, d) */
+    /* Table (1 or m, T, d), in units. */
     const uint32_t *table;
-    int64_t rounds;
-    /* a user's */
+    int64_t rounds; /* T */
+    /* A user's functions. */
     ff_loss_call call;
     ff_gradient_call gradient;
-    void *state;
+    void *state; /* first argument of the functions */
 } ff_losses;
 
-/* Scratch of a thread: room for two rows, 3 d doubles, d sums. */
+/* Scratch of a thread. */
 typedef struct {
-    uint32_t *row;
-    double *called;
-    int64_t *sums;
+    uint32_t *row;  /* two rows: 2 ff_losses_row_capacity(d) */
+    double *called; /* 3 d */
+    int64_t *sums;  /* d */
 } ff_losses_scratch;
 
-/* Numbers of `row`: d, rounded up to what the generator writes. */
+/* Return the capacity of a row: d, rounded up to the numbers that the generator writes. */
 int64_t ff_losses_row_capacity(int64_t experts);
 
-/* The row (d) of one silo in one round, in units, into scratch->row; 0 or a negative status. */
+/* Compute the row (d) of one silo in one round, in units, into scratch->row. Returns 0 or a
+ * negative status. */
 int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, const ff_losses_scratch *scratch);
 
-/* totals (segments, d): the rows of all silos in rounds edges[i] + 1 .. edges[i + 1] added up. */
+/* Add up the rows of all silos in rounds edges[i] + 1 .. edges[i + 1], into totals (segments, d).
+ * Returns 0 or a negative status. */
 int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, const int64_t *edges,
                        int64_t segments, int64_t threads, const ff_losses_scratch *scratch,
                        int64_t *totals);
 
-/* What gradients are clipped to: every coordinate to [low, high], every coordinate of a difference
- * of two of them to [-most, most]. */
+/* Bounds for clipping: every coordinate of a gradient is clipped to [low, high], and every
+ * coordinate of a difference of two gradients to [-most, most]. */
 typedef struct {
     double low, high, most;
 } ff_gradient_bounds;
 
-/* totals (m, d) += gradients at x of the losses of each silo in its n rounds, one after the other;
- * where parent (d) is not NULL, less the gradients there. A silo's rounds begin `stride` numbers
- * after those of the one before. */
+/* Add to totals (m, d) the gradients at x of each silo's losses in its n rounds, one after the
+ * other; if parent (d) is not NULL, minus the gradients at parent. The rounds of a silo begin
+ * `stride` numbers after those of the previous silo. Returns 0 or a negative status. */
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
                             const int64_t *rounds, int64_t stride, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,
                             int64_t threads, const ff_losses_scratch *scratch, double *totals);
 
-/* lost + sum over rounds first..last and silos, in this order, of the loss at x less that at
- * `optimum`, of losses given as gradients; NaN for a failure. */
+/* Return lost + the sum over rounds first..last and silos, in this order, of the loss at x minus
+ * the loss at `optimum`, for losses given as gradients; NaN if a function failed. */
 double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
                         int64_t last, const double *x, const double *optimum, double lost,
                         const ff_losses_scratch *scratch);
 
-/* Of one loss given as a gradient: its value at x, which is NaN for a failure, and the gradient. */
+/* Return the value at x of one loss given as a gradient (NaN if the function failed), and write the
+ * gradient. */
 double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, const double *x, double *gradient);
 
-/* The gradient g <g, x> (d) of <g, x>^2 / 2, sums in index order; returns <g, x>. */
+/* Write the gradient g <g, x> (d) of <g, x>^2 / 2; sums are in index order. Returns <g, x>. */
 double ff_square_gradient(const double *g, const double *x, int64_t d, double *out);
 
 #endif

@@ -4,16 +4,17 @@
 
 #include "ff_aggregation.h"
 
+/* The largest number of sweeps, and the relative size up to which eigenvalues count as 0. */
 #define SWEEPS 40
 #define RANK 1e-10
 
-/* Turns rows and columns p < q of A, and rows p, q of Q, so that A_pq becomes 0. */
-static void turn(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
+/* Rotate rows and columns p < q of A, and rows p and q of Q, so that A_pq becomes 0. */
+static void rotate(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
 {
-    const double off = a[p * d + q];
-    if (off == 0.0)
+    const double off_diagonal = a[p * d + q];
+    if (off_diagonal == 0.0)
         return;
-    const double tau = (a[q * d + q] - a[p * d + p]) / (2.0 * off);
+    const double tau = (a[q * d + q] - a[p * d + p]) / (2.0 * off_diagonal);
     const double t = (tau >= 0.0 ? 1.0 : -1.0) / (fabs(tau) + sqrt(1.0 + tau * tau));
     const double c = 1.0 / sqrt(1.0 + t * t), s = t * c;
     for (int64_t k = 0; k < d; k++) {
@@ -37,16 +38,18 @@ static void turn(double *restrict a, double *restrict rows, int64_t p, int64_t q
 int ff_least_squares(const double *restrict statistic, int64_t d, double *restrict scratch,
                      double *restrict theta)
 {
-    double *a = scratch, *rows = scratch + d * d, largest = 0.0, size = 0.0;
+    double *a = scratch, *rows = scratch + d * d, largest = 0.0, largest_entry = 0.0;
     memset(theta, 0, (size_t)d * sizeof(double));
     for (int64_t j = 0; j < ff_statistic(d); j++) {
         if (!isfinite(statistic[j]))
             return 0;
-        size = j >= d && fabs(statistic[j]) > size ? fabs(statistic[j]) : size;
+        largest_entry =
+            j >= d && fabs(statistic[j]) > largest_entry ? fabs(statistic[j]) : largest_entry;
     }
-    /* V in units of a power of two near its largest entry: squares neither over- nor underflow. */
+    /* Scale V by a power of two near its largest entry, so that squares neither overflow nor
+     * underflow. */
     int power = 0;
-    frexp(size, &power);
+    frexp(largest_entry, &power);
     memset(rows, 0, (size_t)(d * d) * sizeof(double));
     for (int64_t i = 0, e = d; i < d; i++) {
         rows[i * d + i] = 1.0;
@@ -54,20 +57,20 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
             a[i * d + j] = a[j * d + i] = ldexp(statistic[e], -power);
     }
     for (int sweep = 0; sweep < SWEEPS; sweep++) {
-        double off = 0.0, on = 0.0;
+        double off_diagonal = 0.0, on_diagonal = 0.0;
         for (int64_t i = 0; i < d; i++)
             for (int64_t j = 0; j < d; j++) {
                 const double square = a[i * d + j] * a[i * d + j];
                 if (i == j)
-                    on += square;
+                    on_diagonal += square;
                 else
-                    off += square;
+                    off_diagonal += square;
             }
-        if (off <= 0x1p-104 * on)
+        if (off_diagonal <= 0x1p-104 * on_diagonal)
             break;
         for (int64_t p = 0; p < d; p++)
             for (int64_t q = p + 1; q < d; q++)
-                turn(a, rows, p, q, d);
+                rotate(a, rows, p, q, d);
     }
     for (int64_t i = 0; i < d; i++)
         largest = a[i * d + i] > largest ? a[i * d + i] : largest;
@@ -75,11 +78,11 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
         const double value = a[i * d + i];
         if (!(value > RANK * largest))
             continue;
-        double along = 0.0;
+        double product = 0.0;
         for (int64_t k = 0; k < d; k++)
-            along += rows[i * d + k] * statistic[k];
+            product += rows[i * d + k] * statistic[k];
         for (int64_t k = 0; k < d; k++)
-            theta[k] += along / value * rows[i * d + k];
+            theta[k] += product / value * rows[i * d + k];
     }
     for (int64_t k = 0; k < d; k++)
         theta[k] = ldexp(theta[k], -power);

@@ -5,15 +5,15 @@
 
 #include "ff_base.h"
 
-/* theta <- V^+ u for a statistic (u, packed V), V positive semidefinite: the pseudo-inverse by
- * cyclic Jacobi rotations. Eigenvalues up to 1e-10 of the largest count as 0: rounding of sums of
- * rows, no data. Returns 1, or 0 (and theta = 0) where the statistic is not finite. scratch:
- * 2 d^2 + d. */
+/* Compute theta <- V^+ u for a statistic (u, packed V), V positive semidefinite. The pseudo-inverse
+ * uses cyclic Jacobi rotations. Eigenvalues up to 1e-10 times the largest count as 0, because they
+ * come from rounding, not from data. Returns 1, or 0 (and theta = 0) if the statistic is not
+ * finite. scratch: 2 d^2 + d doubles. */
 int ff_least_squares(const double *restrict statistic, int64_t d, double *restrict scratch,
                      double *restrict theta);
 
-/* values <- H values in place, H the Hadamard matrix of n = 2^k rows in Sylvester's order (its own
- * inverse but for the factor n): n log2(n) additions. */
+/* values <- H values in place, with H the Hadamard matrix of n = 2^k rows in Sylvester's order (H
+ * H = n I). Takes n log2(n) additions. */
 void ff_hadamard(double *restrict values, int64_t n);
 
 #endif

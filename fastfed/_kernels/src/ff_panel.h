@@ -6,10 +6,12 @@
 
 #include "ff_vectors.h"
 
-/* A panel holds feature j of so many actions side by side, so each action's arithmetic is its
- * own lane and depends neither on K nor on layout. */
+/* Number of actions in a panel. A panel (d, PANEL) holds feature j of its actions side by side.
+ * Each action has its own lane of arithmetic, so its result depends neither on K nor on the
+ * layout. */
 #define PANEL 8
-/* Rows taken together, so that every panel load serves that many products. */
+/* Rows of the matrix that are multiplied together, so that every load of the panel serves ROWS
+ * products. */
 #define ROWS 6
 
 #if defined(__GNUC__)
@@ -18,18 +20,20 @@
 #define VECTORS32 32
 #endif
 #define VECTORS (PANEL / WIDTH)
-/* Screening: two vectors, so that with ROWS rows its sums fill twelve registers of sixteen. */
+/* Number of actions in a panel of screening: two vectors, so that with ROWS rows the sums fill
+ * twelve of sixteen registers. */
 #define SCREEN_PANEL (VECTORS32 * WIDTH32)
 
-/* sum[r] = rows r of W (ld apart) times the panel. The columns past a row's own diagonal are
- * zeros of W and add exactly nothing. One definition for every element type and row count. */
+/* Define a function: sum[r] = row r of W (rows are ld apart) times the panel, over `columns`
+ * columns. Columns past the diagonal of a row are zeros of W and do not change the sum. One
+ * definition for every element type and number of rows. */
 #define PRODUCT(name, element, vector, vectors, n)                                             \
     FF_INLINE void name(const element *restrict w, int64_t ld, int64_t columns,                \
                         const element *restrict panel, vector *restrict sum)                   \
     {                                                                                          \
         const vector *restrict p = (const vector *)panel;                                      \
         vector acc[n][vectors];                                                                \
-        /* One by one: a memset of so many bytes can keep them from registers. */              \
+        /* Element by element: a memset can keep the sums from registers. */                   \
         for (int r = 0; r < n; r++)                                                            \
             for (int v = 0; v < vectors; v++)                                                  \
                 acc[r][v] = (vector){0};                                                       \
@@ -40,20 +44,22 @@
         memcpy(sum, acc, sizeof acc);                                                          \
     }
 
+/* Return p rounded up to a multiple of 64 bytes. */
 FF_INLINE double *aligned(double *p)
 {
     return (double *)(((uintptr_t)p + 63) & ~(uintptr_t)63);
 }
 
-/* At least || |W| ||_2, of the sums of its squared entries and of those on the diagonal, and the
- * largest of these: the smaller of the Frobenius norm and, far below it while W is near a multiple
- * of I, the largest diagonal entry plus the Frobenius norm of the rest. */
+/* Return an upper bound on || |W| ||_2. total: sum of the squared entries; diagonal: sum of the
+ * squared diagonal entries; largest: the largest diagonal entry. The bound is the smaller of the
+ * Frobenius norm and the largest diagonal entry plus the Frobenius norm of the other entries. The
+ * second is much smaller while W is close to a multiple of I. */
 FF_INLINE double norm_bound(double total, double diagonal, double largest, int64_t d)
 {
-    /* The sums have partial ones of about d^2 / 16 terms: cancellation can take rest d^2 2^-56 of
-     * the total too low, and below zero. */
-    const double rest = total > diagonal ? total - diagonal : 0.0, frobenius = sqrt(total);
-    const double split = largest + sqrt(rest + (1e-12 + (double)(d * d) * 0x1p-56) * total);
+    /* The sums have partial sums of about d^2 / 16 terms. Cancellation can make `off_diagonal` too
+     * small by d^2 2^-56 of the total, even negative. */
+    const double off_diagonal = total > diagonal ? total - diagonal : 0.0, frobenius = sqrt(total);
+    const double split = largest + sqrt(off_diagonal + (1e-12 + (double)(d * d) * 0x1p-56) * total);
     return split < frobenius ? split : frobenius;
 }
 

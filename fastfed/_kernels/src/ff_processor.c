@@ -3,10 +3,10 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <cpuid.h>
 
-/* Bits of cpuid's registers, by leaf. */
+/* A bit of a register of cpuid. */
 #define HAS(word, bit) (((word) >> (bit)) & 1u)
 
-/* What the operating system saves of the registers when it changes tasks (XCR0). */
+/* Return which registers the operating system saves when it switches tasks (XCR0). */
 static uint64_t saved_registers(void)
 {
     uint32_t low, high;
@@ -14,18 +14,20 @@ static uint64_t saved_registers(void)
     return (uint64_t)high << 32 | low;
 }
 
+/* The level that is supported, and whether AVX-512 VNNI is. */
 typedef struct {
     int level, vnni;
 } processor;
 
-/* The levels as the psABI of x86-64 defines them. Compilers' own __builtin_cpu_supports knows them
- * by name in gcc 11 and clang 18 only, and needs a library that clang on Windows does not link. */
-static processor ask(void)
+/* Detect the level as the psABI of x86-64 defines it. The compilers' own __builtin_cpu_supports
+ * knows the levels by name only from gcc 11 and clang 18 on, and needs a library that clang on
+ * Windows does not link. */
+static processor detect(void)
 {
     uint32_t a, b, c, d, extended = 0, b7 = 0, c7 = 0;
-    processor found = {FF_LEVEL_BASE, 0};
+    processor result = {FF_LEVEL_BASE, 0};
     if (!__get_cpuid(1, &a, &b, &c, &d))
-        return found;
+        return result;
     const uint32_t c1 = c;
     if (__get_cpuid(0x80000001, &a, &b, &c, &d))
         extended = c;
@@ -40,25 +42,25 @@ static processor ask(void)
     const uint32_t v4 =
         v3 & HAS(b7, 16) & HAS(b7, 17) & HAS(b7, 28) & HAS(b7, 30) & HAS(b7, 31);
     if (!v3)
-        return found;
+        return result;
     const uint64_t saved = saved_registers();
     if ((saved & 0x6) != 0x6)
-        return found;
-    found.level = FF_LEVEL_V3;
-    /* macOS turns the wide registers on when a thread first uses them. */
+        return result;
+    result.level = FF_LEVEL_V3;
+    /* macOS enables the wide registers when a thread first uses them. */
 #ifndef __APPLE__
     if ((saved & 0xE0) != 0xE0)
-        return found;
+        return result;
 #endif
     if (v4) {
-        found.level = FF_LEVEL_V4;
-        found.vnni = (int)HAS(c7, 11);
+        result.level = FF_LEVEL_V4;
+        result.vnni = (int)HAS(c7, 11);
     }
-    return found;
+    return result;
 }
 
-int ff_processor_level(void) { return ask().level; }
-int ff_processor_vnni(void) { return ask().vnni; }
+int ff_processor_level(void) { return detect().level; }
+int ff_processor_vnni(void) { return detect().vnni; }
 
 #else
 int ff_processor_level(void) { return FF_LEVEL_BASE; }

@@ -20,6 +20,7 @@ void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, i
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
     int64_t levels[64] = {0};
+    /* The nodes that contain the present leaf: one without a tree, else a path of the tree. */
     const int64_t leaf = c->released + 1;
     const int64_t nodes = c->analyzer == FF_ADD ? leaf <= c->releases
                                                 : ff_touched_levels(leaf, c->releases, levels);
@@ -36,7 +37,8 @@ void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, i
     }
 }
 
-/* Standard normals of a node's noise. owner: the silo that adds it, or M for the server. */
+/* Draw the standard normals of a node's noise into `normals` (s). owner: the silo that adds the
+ * noise, or M for the server. key: number of the draw. */
 static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, int64_t key,
                          double *normals)
 {
@@ -46,51 +48,58 @@ static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, in
         ff_node_normals(run->seed, run->replicate, owner, key, run->dimension, normals);
 }
 
-/* Prefixes whose noise is begun together. */
+/* Number of prefixes for which the contributions of earlier draws are summed in one pass. */
 #define LOT 8
 
-/* The noise of prefix k, a weighted sum of the k draws so far: rows of `history`, each of which holds
- * what its prefix gets of draws before its lot until it is drawn itself. */
+/* The noise of prefix k for FF_TOEPLITZ and FF_FACTORISED: a weighted sum of draws 1..k, into
+ * p->normals (s). Row i of `history` (K, s) holds draw i once it is made. Before that, it holds the
+ * contribution of the draws of all earlier lots to prefix i. */
 static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, double *history,
                          int64_t k, const ff_parts *p)
 {
-    const int64_t s = ff_statistic(run->dimension), before = (k - 1) / LOT * LOT;
-    /* The weight of draw i in prefix k, from 0 and 1 on: f[k - 1 - i], or entry (k - 1, i). */
+    const int64_t s = ff_statistic(run->dimension), lot_start = (k - 1) / LOT * LOT;
+    /* weights[i step] is the weight of draw i (counted from 0) in prefix k: f[k - 1 - i] or entry
+     * (k - 1, i). */
     const int toeplitz = c->release == FF_TOEPLITZ;
     const int64_t next = toeplitz ? 1 : c->releases, step = toeplitz ? -1 : 1;
     const double *weights = c->coefficients + (k - 1) * next;
-    double *row = history + (k - 1) * s;
-    if (before == k - 1) {
-        const int64_t left = c->releases - before;
-        ff_begin_weighted(history, before, left < LOT ? left : LOT, weights, next, step, s);
+    double *own_row = history + (k - 1) * s;
+    if (lot_start == k - 1) {
+        const int64_t remaining = c->releases - lot_start;
+        ff_begin_weighted(history, lot_start, remaining < LOT ? remaining : LOT, weights, next,
+                          step, s);
     }
     node_normals(run, c, owner, ff_key_of(run, k), p->normals);
     for (int64_t j = 0; j < s; j++) {
-        const double begun = row[j];
-        row[j] = p->normals[j];
-        p->normals[j] = begun;
+        const double earlier = own_row[j];
+        own_row[j] = p->normals[j];
+        p->normals[j] = earlier;
     }
-    ff_add_weighted(history + before * s, weights + before * step, step, k - before, s, p->normals);
+    ff_add_weighted(history + lot_start * s, weights + lot_start * step, step, k - lot_start, s,
+                    p->normals);
 }
 
-/* Standard normals of the noise in prefix k, into p->normals. owner: the silo that adds it, or M
- * for the server; its state is row `row` of nodes or history. */
-static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t row, int64_t k,
+/* Compute the standard normals of the noise in prefix k by the mechanism c->release, into
+ * p->normals (s). owner: the silo that adds the noise, or M for the server. slot: the owner's index
+ * into c->nodes or c->history. */
+static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t slot, int64_t k,
                           const ff_parts *p)
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
     if (c->release == FF_TOEPLITZ || c->release == FF_FACTORISED) {
-        shared_noise(run, c, owner, c->history + row * c->releases * s, k, p);
+        shared_noise(run, c, owner, c->history + slot * c->releases * s, k, p);
         return;
     }
+    /* Update the buffers by a new draw. */
     if (c->release == FF_BUFFERED) {
         node_normals(run, c, owner, ff_key_of(run, k), p->normals);
         memcpy(p->point, p->normals, (size_t)s * sizeof(double));
-        ff_buffered(p->point, c->coefficients, c->buffers, s, c->nodes + row * c->buffers * s,
+        ff_buffered(p->point, c->coefficients, c->buffers, s, c->nodes + slot * c->buffers * s,
                     p->normals);
         return;
     }
-    double *estimates = c->nodes + row * c->levels * s;
+    double *estimates = c->nodes + slot * c->levels * s;
+    /* The noise of prefix k is the sum of the first ff_nested_draws(k) draws. */
     if (c->release == FF_NESTED) {
         for (int64_t i = ff_nested_draws(k - 1) + 1; i <= ff_nested_draws(k); i++) {
             node_normals(run, c, owner, ff_key_of(run, i), p->normals);
@@ -99,6 +108,8 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
         memcpy(p->normals, estimates, (size_t)s * sizeof(double));
         return;
     }
+    /* Honaker's tree: estimate the node that leaf k completes from its own draw and its children's
+     * estimates; the noise of the prefix is a sum of such estimates. */
     const int64_t level = ff_node_level(k), number = ff_honaker_number(k);
     node_normals(run, c, owner, ff_key_of(run, number), p->normals);
     memcpy(p->point, p->normals, (size_t)s * sizeof(double));
@@ -110,8 +121,9 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
     ff_prefix(estimates, k, s, p->normals);
 }
 
-/* out <- values with noise. Where the last feature is a constant of the code, the last entry is a
- * public number and gets none, unless a secret coin decides who is counted. */
+/* out <- values + noise, each of s doubles. If c->public_constant, the last entry (the sum of
+ * squares of the constant feature) is a public number and gets no noise. (With a secret coin this
+ * number is not public.) */
 FF_INLINE void add_noise(const ff_curve *c, const double *values, const double *normals,
                          const ff_noise_std *std, int64_t d, double *out)
 {
@@ -122,7 +134,7 @@ FF_INLINE void add_noise(const ff_curve *c, const double *values, const double *
         out[last] = count;
 }
 
-/* The tree level of what the k-th synchronisation completes. */
+/* Return the level of the tree node that the k-th synchronisation completes; 0 without a tree. */
 FF_INLINE int64_t level_of(const ff_curve *c, int64_t k)
 {
     return c->analyzer == FF_ADD ? 0 : ff_node_level(k);
@@ -135,6 +147,7 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
     const double f = c->noise_scale[silo] * (c->release_scale ? c->release_scale[k - 1] : 1.0);
     const ff_noise_std std = {f * c->noise_std.bias, f * c->noise_std.off_diagonal,
                               f * c->noise_std.diagonal};
+    /* The sum of the rounded points plus centred binomial noise. The p-sum restarts from zero. */
     if (c->randomizer == FF_SEND_BITS) {
         double *sum = c->sums + (silo * c->levels + level) * s;
         const ff_stream stream = ff_stream_open(run->seed, FF_BIT_NOISE,
@@ -180,8 +193,8 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
         }
     }
     memset(batch, 0, (size_t)s * sizeof(double));
-    /* What a silo knows of the total beside the others' part: its message where the total is a sum
-     * of messages, its raw sums elsewhere. */
+    /* Remember the silo's contribution to the total, which begin_own (ff_driver.c) subtracts: its
+     * message if the total is a sum of messages, otherwise its raw sums. */
     if (c->share_until && !c->own_least && (ff_mixed(c) || k == c->releases)) {
         const double *raw = (ff_mixed(c) ? c->own_shared : c->own_sums) + silo * s;
         memcpy(c->own_rest + silo * s, c->analyzer == FF_REPLACE ? message : raw,
@@ -200,6 +213,7 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
 {
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
     double *sum = c->messages;
+    /* The sum of the messages in the shuffler's order. */
     if (c->shuffled) {
         const ff_stream stream = ff_stream_open(run->seed, FF_SHUFFLE, (uint32_t)run->replicate,
                                                 0, (uint32_t)ff_key_of(run, k));
@@ -208,6 +222,7 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
         for (int64_t i = 1; i < run->silos; i++)
             ff_add(sum, c->messages + c->order[i] * s, s);
     }
+    /* From the sum of bits to real units. */
     if (c->randomizer == FF_SEND_BITS)
         ff_multiply(sum, c->unit + (c->by_release ? k - 1 : level) * s, s);
     if (c->analyzer == FF_ADD) {
@@ -237,10 +252,11 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
     const int64_t d = run->dimension, k = ff_entry(c);
     const ff_parts p = ff_cut(scratch, run);
     double lambda = c->regularizer[k];
+    /* Direct radius: lower lambda as far as the required least eigenvalue permits. */
     if (c->direct) {
-        const double full = lambda;
-        lambda = ff_choose_regularizer(c->total, full, c->floor[k], d, c->w, p.packed);
-        c->inflation = lambda < full ? 1.0 + (full - lambda) / c->floor[k] : 1.0;
+        const double full_lambda = lambda;
+        lambda = ff_choose_regularizer(c->total, full_lambda, c->floor[k], d, c->w, p.packed);
+        c->inflation = lambda < full_lambda ? 1.0 + (full_lambda - lambda) / c->floor[k] : 1.0;
     }
     const double shift = ff_refresh(c->total, lambda, d, c->w, c->theta, p.packed);
     if (shift < 0.0)
@@ -254,15 +270,16 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
     }
     if (c->allowance) {
-        /* What is charged is a bound on the regret that the smaller bonus may add in the batch. */
+        /* Use the smaller bonus if a bound on the regret that it may add in the coming batch fits
+         * into the allowance. */
         const double beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
                                                   c->log_inflation, c->log_det, d);
-        const double next = c->released < c->releases ? (double)ff_end_of(c, c->released + 1)
-                                                      : (double)run->horizon;
-        const double rounds = next - (double)ff_end_of(c, c->released);
-        const double added = ff_missing_bonus(c->w, beta, c->second_bonus, c->least_bonus, d,
-                                              p.bound);
-        const double ledger = c->ledger + c->radius_count * rounds * added;
+        const double next_end = c->released < c->releases ? (double)ff_end_of(c, c->released + 1)
+                                                          : (double)run->horizon;
+        const double rounds = next_end - (double)ff_end_of(c, c->released);
+        const double added_regret = ff_missing_bonus(c->w, beta, c->second_bonus, c->least_bonus, d,
+                                                     p.bound);
+        const double ledger = c->ledger + c->radius_count * rounds * added_regret;
         c->bonus = ledger <= c->allowance[c->released] ? c->least_bonus : 1.0;
         if (c->bonus < 1.0)
             c->ledger = ledger;
@@ -270,10 +287,11 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
     }
     c->alike = ff_multiple_of_identity(c->w, d) != 0.0;
     if (c->bonus_cache.silo) {
-        const int64_t last = c->trigger.last, next = ff_next_end(c);
-        const double rounds = (double)((next < run->horizon ? next : run->horizon) - last);
+        const int64_t last_end = c->trigger.last, next_end = ff_next_end(c);
+        const double rounds =
+            (double)((next_end < run->horizon ? next_end : run->horizon) - last_end);
         ff_bonus_cache_refresh(&c->bonus_cache, c->w, c->released,
-                               ff_policy_radius(c, c->log_det, last + 1, d), c->second_bonus,
+                               ff_policy_radius(c, c->log_det, last_end + 1, d), c->second_bonus,
                                rounds * (double)(run->silos * run->environment->actions),
                                run->silos, d, p.bound);
     }
@@ -281,8 +299,9 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         ff_trigger_restart(&c->trigger, c->total, lambda + shift, c->w, run->silos, d, p.trigger);
     for (int64_t i = 0; ff_learns(c) && i < run->silos; i++)
         c->log_dets[i] = c->log_det;
+    /* Silos learn separately from here on, so each gets a copy of W and theta. */
     for (int64_t i = 1; ff_learns(c) && i < run->silos; i++) {
-        /* Above the diagonal all are zeros already. */
+        /* Entries above the diagonal are zero already. */
         for (int64_t j = 0; j < d; j++)
             memcpy(c->w + i * d * d + j * d, c->w + j * d, (size_t)(j + 1) * sizeof(double));
         memcpy(c->theta + i * d, c->theta, (size_t)d * sizeof(double));

@@ -1,23 +1,25 @@
-/* The protocol of a curve: from the data points of silos to the statistic that all share.
+/* The protocol of a curve: from the data points of silos to the statistic that all silos share.
  *
- * A silo accumulates its data points in a batch. At a synchronisation its randomizer turns the
- * batch into a message (ff_protocol_report), the server combines the messages into the total
- * (ff_protocol_combine), and all silos go on with its ridge estimate (ff_protocol_refresh). */
+ * A silo adds its data points to the statistic of its batch. At a synchronisation the silo's
+ * randomizer turns the batch into a message (ff_protocol_report), the server combines the messages
+ * into the total (ff_protocol_combine), and all silos adopt the ridge estimate of that total
+ * (ff_protocol_refresh). */
 #ifndef FF_PROTOCOL_H
 #define FF_PROTOCOL_H
 
 #include "ff_run.h"
 
-/* Moves pending data points into the batch. */
+/* Add the buffered data points to the silo's batch, and empty the buffer. */
 void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending *pending);
 
-/* Bits: adds the data point to every tree node that will hold it, rounded anew for each of them
- * (zhou-chowdhury-2024, Alg. 5 line 7). */
+/* Bits: add the data point to every tree node that will contain it, with fresh rounding for each
+ * node (zhou-chowdhury-2024, Alg. 5 line 7). */
 void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                  double y, const ff_parts *p);
 
-/* Adds the data point (p->feature, y) of a round to what the silo will send. Points of a batch
- * wait in `pending` until it is full. Inline, for the shortest rounds take 0.2 microseconds. */
+/* Add the data point (p->feature, y) of a round to the statistic that the silo will send. Points
+ * are buffered in `pending` until it is full. Inline, because the shortest rounds take 0.2
+ * microseconds. */
 FF_INLINE void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                       double y, const ff_parts *p, ff_pending *pending)
 {
@@ -33,18 +35,19 @@ FF_INLINE void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t si
         ff_protocol_flush(run, c, silo, pending);
 }
 
-/* Writes the message of a silo after its k-th batch into its row of messages. */
+/* Compute the silo's message after its k-th batch, into its row of c->messages. */
 void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch);
 
-/* Adds a silo's message to the sum of those before it, in the first row of messages. Called of all
- * silos in their order. Where a shuffler gives another order, this does nothing. */
+/* Add a silo's message to the sum of the messages of earlier silos, which is in the first row of
+ * c->messages. Called for all silos in order. Does nothing if a shuffler gives the order. */
 void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo);
 
-/* The server's part: updates the total from the sum of the k-th messages, which it adds up itself
- * where they come from a shuffler, in its order. */
+/* Update c->total from the sum of the k-th messages (the server's part). If a shuffler gives the
+ * order, add up the messages here in that order. */
 void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch);
 
-/* Makes W and theta of all silos from the total, with the radius that holds from now on. */
+/* Compute W, theta and the radius of all silos from c->total. They hold until the next
+ * synchronisation. Returns a status. */
 int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch);
 
 #endif

@@ -1,20 +1,20 @@
-/* Actions in 16-bit integers, for screening (ff_screen_i16.h). What is read next is asked for
- * meanwhile (ask_ahead). */
+/* Quantise actions to 16-bit integers, for screening (ff_screen_i16.h). Meanwhile memory that will
+ * be read next is prefetched (prefetch_line). */
 #include "ff_screen_i16.h"
 
 #ifdef FF_WIDE
 #include "ff_screen_i16_parts.h"
 
-/* Vectors of actions whose lengths are summed in registers: of the widest, of which there are twice as
- * many, and of these. */
-#define ABREAST 12
-#define ABREAST_HERE (FF_WIDE == 64 ? ABREAST : 6)
-/* Features of more vectors that are added before sums go back to memory. */
+/* Vectors of actions whose squared lengths are summed in registers: with 32 registers, and with
+ * those of this level. */
+#define VECTORS_MAX 12
+#define VECTORS_IN_REGISTERS (FF_WIDE == 64 ? VECTORS_MAX : 6)
+/* Features of further vectors that are added before the sums return to memory. */
 #define FEATURES 4
-/* A block is kept when its query is met for the second time: writing what may not be read again takes
- * a tenth of a round. Before the first it is 0. */
-enum { MADE = FF_QUANTISED_MADE, BEING_MADE, MET };
-/* Up to here what rounding adds to a length is below a hundredth of it. */
+/* States of a block. It is stored when its query is offered for the second time: storing what may
+ * not be read again would take a tenth of a round. The state is 0 before the first time. */
+enum { MADE = FF_QUANTISED_MADE, BEING_MADE, OFFERED_ONCE };
+/* Up to this dimension rounding changes a length by less than 1 percent. */
 #define LARGEST_DIMENSION 65536
 
 int64_t ff_screen_i16_available(void) { return 1; }
@@ -26,44 +26,44 @@ int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
 
 int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 {
-    /* The panels follow. */
-    return vectors_of(actions) * ((int64_t)sizeof(measured) + FF_WIDE * pairs_of(d));
+    /* The panels follow the norms. */
+    return vectors_of(actions) * ((int64_t)sizeof(action_norms) + FF_WIDE * pairs_of(d));
 }
 
-/* Features as whole numbers, in the last 16 bits; what rounding takes of them is added to lost,
- * squared. Past 2^23 floats are whole numbers, whose last bits these are: so one instruction scales
- * and rounds. */
-FF_INLINE i32s whole(f32s x, f32s scale, f32s *restrict lost)
+/* Return features scaled and rounded, in the last 16 bits of each lane; add the squared rounding
+ * errors to *lost. Floats above 2^23 are whole numbers, and their last bits are the rounded value.
+ * So one instruction scales and rounds. */
+FF_INLINE i32s round_features(f32s x, f32s scale, f32s *restrict lost)
 {
-    const f32s far = f32_set(0x1.8p23f), q = f32_fma(x, scale, far);
-    const f32s rest = f32_fms(x, scale, f32_sub(q, far));
-    *lost = f32_fma(rest, rest, *lost);
+    const f32s shift = f32_set(0x1.8p23f), q = f32_fma(x, scale, shift);
+    const f32s error = f32_fms(x, scale, f32_sub(q, shift));
+    *lost = f32_fma(error, error, *lost);
     return i32_bits(q);
 }
 
-/* Which lanes of the last two vectors hold actions. */
+/* Masks of the lanes that hold actions in the last two vectors. */
 typedef struct {
     mask32 before, last;
 } last_two;
 
-/* Vector v of `width`, the last two of which hold as many actions as `in` says. */
-FF_INLINE f32s features(const float *at, int v, const int width, last_two in)
+/* Load one feature of vector v of `width`, masked in the last two vectors. */
+FF_INLINE f32s features(const float *source, int v, const int width, last_two in)
 {
-    return v < width - 2 ? f32_load(at + LANES * v)
-                         : f32_load_some(v == width - 2 ? in.before : in.last, at + LANES * v);
+    return v < width - 2 ? f32_load(source + LANES * v)
+                         : f32_load_some(v == width - 2 ? in.before : in.last, source + LANES * v);
 }
 
-/* Squares of the lengths of `width` vectors of actions into their `length`, their largest features
- * into `unit`. Feature by feature as they lie, for that is what memory is fast at. */
+/* Compute the squared lengths of `width` vectors of actions into their `length`, and their largest
+ * features into `unit`. Feature by feature, in the order of memory, which is fastest. */
 FF_INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const int width,
-                       last_two in, const ff_actions *actions, measured *restrict known)
+                       last_two in, const ff_actions *actions, action_norms *restrict norms)
 {
-    f32s square[ABREAST], largest[ABREAST];
+    f32s square[VECTORS_MAX], largest[VECTORS_MAX];
     UNROLLED
     for (int v = 0; v < width; v++)
         square[v] = largest[v] = f32_set(0.0f);
     for (int64_t j = 0; j < d; j++) {
-        ask_ahead(actions);
+        prefetch_line(actions);
         UNROLLED
         for (int v = 0; v < width; v++) {
             const f32s f = features(x + j * stride, v, width, in);
@@ -73,79 +73,82 @@ FF_INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const
     }
     UNROLLED
     for (int v = 0; v < width; v++) {
-        f32_store(known[v].length, square[v]);
-        f32_store(known[v].unit, largest[v]);
+        f32_store(norms[v].length, square[v]);
+        f32_store(norms[v].unit, largest[v]);
     }
 }
 
-/* `count` features of a vector of actions into what is known of it. */
-FF_INLINE void measure_some(const float *restrict x, int64_t stride, const int count, int64_t left,
-                            measured *restrict known)
+/* Update the squared lengths and largest features of one vector of actions by `count` features. */
+FF_INLINE void measure_some(const float *restrict x, int64_t stride, const int count,
+                            int64_t remaining, action_norms *restrict norms)
 {
-    f32s square = f32_load(known->length), largest = f32_load(known->unit);
+    f32s square = f32_load(norms->length), largest = f32_load(norms->unit);
     for (int j = 0; j < count; j++) {
-        const float *at = x + j * stride;
-        const f32s f = left >= LANES ? f32_load(at) : f32_load_some(lanes_of(left), at);
+        const float *source = x + j * stride;
+        const f32s f =
+            remaining >= LANES ? f32_load(source) : f32_load_some(lanes_of(remaining), source);
         square = f32_fma(f, f, square);
         largest = f32_max(f32_abs(f), largest);
     }
-    f32_store(known->length, square);
-    f32_store(known->unit, largest);
+    f32_store(norms->length, square);
+    f32_store(norms->unit, largest);
 }
 
-/* The same of more vectors than registers hold. Still feature by feature: reading a part of each
- * takes twice the time. */
+/* As measure, for more vectors than the registers hold. Still feature by feature: reading a part of
+ * each feature takes twice as long. */
 FF_INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d,
-                            const ff_actions *actions, measured *restrict known)
+                            const ff_actions *actions, action_norms *restrict norms)
 {
     const int64_t count = actions->actions;
-    memset(known, 0, (size_t)vectors_of(count) * sizeof *known);
+    memset(norms, 0, (size_t)vectors_of(count) * sizeof *norms);
     int64_t j = 0;
     for (; j + FEATURES <= d; j += FEATURES)
         for (int64_t v = 0; LANES * v < count; v++) {
             if (v < FEATURES)
-                ask_ahead(actions);
+                prefetch_line(actions);
             measure_some(x + j * stride + LANES * v, stride, FEATURES, count - LANES * v,
-                         known + v);
+                         norms + v);
         }
     for (; j < d; j++)
         for (int64_t v = 0; LANES * v < count; v++)
-            measure_some(x + j * stride + LANES * v, stride, 1, count - LANES * v, known + v);
+            measure_some(x + j * stride + LANES * v, stride, 1, count - LANES * v, norms + v);
 }
 
-/* A panel of `width` vectors of actions, and what rounding takes from their lengths. */
+/* Quantise a panel of `width` vectors of actions, and store how much length rounding took. */
 FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d, const int width,
-                              last_two in, const ff_actions *actions,
-                              measured *restrict known, i32s *restrict panel)
+                              last_two in, const ff_actions *actions, action_norms *restrict norms,
+                              i32s *restrict panel)
 {
     f32s scale[PANEL_VECTORS], lost[PANEL_VECTORS];
     UNROLLED
     for (int v = 0; v < width; v++) {
-        scale[v] = f32_div(f32_set(1.0f), f32_load(known[v].unit));
+        scale[v] = f32_div(f32_set(1.0f), f32_load(norms[v].unit));
         lost[v] = f32_set(0.0f);
     }
     int64_t j = 0;
+    /* Two features at a time: they form the pairs of 16 bits that are multiplied together. */
     for (; j + 2 <= d; j += 2) {
-        ask_ahead(actions);
+        prefetch_line(actions);
         UNROLLED
         for (int v = 0; v < width; v++) {
-            const float *at = x + j * stride;
-            const i32s low = whole(features(at, v, width, in), scale[v], lost + v);
-            const i32s high = whole(features(at + stride, v, width, in), scale[v], lost + v);
+            const float *source = x + j * stride;
+            const i32s low = round_features(features(source, v, width, in), scale[v], lost + v);
+            const i32s high =
+                round_features(features(source + stride, v, width, in), scale[v], lost + v);
             panel[j / 2 * width + v] = i32_pairs(low, high);
         }
     }
     UNROLLED
     for (int v = 0; j < d && v < width; v++) {
-        const i32s low = whole(features(x + j * stride, v, width, in), scale[v], lost + v);
+        const i32s low = round_features(features(x + j * stride, v, width, in), scale[v], lost + v);
         panel[j / 2 * width + v] = i32_pairs(low, i32_set(0));
     }
     UNROLLED
     for (int v = 0; v < width; v++) {
-        const f32s length = f32_load(known[v].length);
-        const f32s unit = f32_load(known[v].unit);
+        const f32s length = f32_load(norms[v].length);
+        const f32s unit = f32_load(norms[v].unit);
         const f32s rounding = f32_mul(f32_sqrt(lost[v]), unit);
-        f32_store(known[v].lost, f32_fma(length, f32_set(0x1p-21f), rounding));
+        f32_store(norms[v].lost, f32_fma(length, f32_set(0x1p-21f), rounding));
     }
 }
 
@@ -153,52 +156,54 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
 {
     const float *restrict x = (const float *)actions->x;
     const int64_t stride = actions->feature_stride, count = actions->actions;
-    const int64_t vectors = vectors_of(count), over = count - LANES * (vectors - 2);
-    const last_two in = {lanes_of(over), lanes_of(over - LANES)},
+    const int64_t vectors = vectors_of(count), last_actions = count - LANES * (vectors - 2);
+    const last_two in = {lanes_of(last_actions), lanes_of(last_actions - LANES)},
                    all = {lanes_of(LANES), lanes_of(LANES)};
-    measured *known = (measured *)quantised;
-    i32s *panels = (i32s *)(known + vectors);
-    switch (vectors <= ABREAST_HERE ? vectors : 0) {
-    case 2: measure(x, stride, d, 2, in, actions, known); break;
-    case 4: measure(x, stride, d, 4, in, actions, known); break;
-    case 6: measure(x, stride, d, 6, in, actions, known); break;
-    case 8: measure(x, stride, d, 8, in, actions, known); break;
-    case 10: measure(x, stride, d, 10, in, actions, known); break;
-    case 12: measure(x, stride, d, 12, in, actions, known); break;
-    default: measure_many(x, stride, d, actions, known);
+    action_norms *norms = (action_norms *)quantised;
+    i32s *panels = (i32s *)(norms + vectors);
+    switch (vectors <= VECTORS_IN_REGISTERS ? vectors : 0) {
+    case 2: measure(x, stride, d, 2, in, actions, norms); break;
+    case 4: measure(x, stride, d, 4, in, actions, norms); break;
+    case 6: measure(x, stride, d, 6, in, actions, norms); break;
+    case 8: measure(x, stride, d, 8, in, actions, norms); break;
+    case 10: measure(x, stride, d, 10, in, actions, norms); break;
+    case 12: measure(x, stride, d, 12, in, actions, norms); break;
+    default:
+        measure_many(x, stride, d, actions, norms);
     }
+    /* Lengths and units; the unit is the smallest for which LENGTH_X and LARGEST hold. */
     for (int64_t v = 0; v < vectors; v++) {
-        const f32s root = f32_sqrt(f32_load(known[v].length));
+        const f32s root = f32_sqrt(f32_load(norms[v].length));
         const f32s length = f32_add(root, f32_set(0x1p-60f));
-        const f32s largest = f32_load(known[v].unit);
+        const f32s largest = f32_load(norms[v].unit);
         const f32s unit = f32_max(f32_mul(length, f32_set((float)(1.0 / LENGTH_X))),
                                   f32_mul(largest, f32_set((float)(1.0 / LARGEST))));
-        f32_store(known[v].length, length);
-        f32_store(known[v].unit, unit);
+        f32_store(norms[v].length, length);
+        f32_store(norms[v].unit, unit);
     }
     for (int64_t v = 0; v < vectors; v += PANEL_VECTORS) {
         i32s *panel = panels + v * pairs_of(d);
         if (v + PANEL_VECTORS < vectors)
-            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, all, actions, known + v, panel);
+            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, all, actions, norms + v, panel);
         else if (v + PANEL_VECTORS == vectors)
-            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, in, actions, known + v, panel);
+            quantise_panel(x + LANES * v, stride, d, PANEL_VECTORS, in, actions, norms + v, panel);
         else
-            quantise_panel(x + LANES * v, stride, d, 2, in, actions, known + v, panel);
+            quantise_panel(x + LANES * v, stride, d, 2, in, actions, norms + v, panel);
     }
 }
 
-/* A block that is read later, past the caches: they would fetch what is to be overwritten, and
- * drop for it what comes first. */
-static void put_away(const char *restrict from, int64_t bytes, char *restrict to)
+/* Copy a block that will be read later to memory, bypassing the caches: they would load what is
+ * overwritten and evict what is needed first. */
+static void store_past_caches(const char *restrict from, int64_t bytes, char *restrict to)
 {
     for (int64_t i = 0; i < bytes; i += FF_WIDE)
         i32_store_past((i32s *)(to + i), *(const i32s *)(from + i));
-    /* Such stores do not wait for those that follow. */
+    /* Such stores are not ordered with later ones. */
     _mm_sfence();
 }
 
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
-                               const ff_actions *actions, int64_t d, void *restrict room)
+                               const ff_actions *actions, int64_t d, void *restrict buffer)
 {
     if (!ff_screen_i16_fits(actions, d))
         return NULL;
@@ -206,22 +211,22 @@ const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
     uint8_t state = __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE);
     if (state == MADE)
         return block;
-    /* One thread makes it, the others meanwhile do without. */
-    const uint8_t next = state == MET ? BEING_MADE : MET;
+    /* One thread stores the block; meanwhile the others do without. */
+    const uint8_t next = state == OFFERED_ONCE ? BEING_MADE : OFFERED_ONCE;
     if (state == BEING_MADE ||
         !__atomic_compare_exchange_n(store->made + q, &state, next, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE))
         return NULL;
-    ff_quantise_i16(actions, d, room);
-    if (next == MET)
-        return room;
-    put_away((const char *)room, store->starts[q + 1] - store->starts[q], block);
+    ff_quantise_i16(actions, d, buffer);
+    if (next == OFFERED_ONCE)
+        return buffer;
+    store_past_caches((const char *)buffer, store->starts[q + 1] - store->starts[q], block);
     __atomic_store_n(store->made + q, MADE, __ATOMIC_RELEASE);
-    return room;
+    return buffer;
 }
 
 #else
-/* Built without: nothing fits. */
+/* Built without these instructions: no actions are suitable. */
 int64_t ff_screen_i16_available(void) { return 0; }
 
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
@@ -237,9 +242,9 @@ int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 }
 
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
-                               const ff_actions *actions, int64_t d, void *restrict room)
+                               const ff_actions *actions, int64_t d, void *restrict buffer)
 {
-    (void)store, (void)q, (void)actions, (void)d, (void)room;
+    (void)store, (void)q, (void)actions, (void)d, (void)buffer;
     return NULL;
 }
 #endif

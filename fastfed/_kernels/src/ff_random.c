@@ -7,7 +7,8 @@
 #define PHILOX_W0 0x9E3779B9u
 #define PHILOX_W1 0xBB67AE85u
 
-/* splitmix64's finaliser (Steele, Lea, Flood 2014): spreads nearby seeds over all bits. */
+/* Mix the bits of z: the finaliser of splitmix64 (Steele, Lea, Flood 2014). It spreads nearby seeds
+ * over all bits. */
 FF_INLINE uint64_t mix64(uint64_t z)
 {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -23,6 +24,7 @@ ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, ui
     return s;
 }
 
+/* One round of Philox4x32 on counter words c0..c3 with key words k0, k1. */
 FF_INLINE void philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0,
                             uint32_t k1)
 {
@@ -34,12 +36,13 @@ FF_INLINE void philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *
     *c3 = l0;
 }
 
+/* Compute the four words of one Philox block. */
 FF_INLINE void philox_block(uint32_t k0, uint32_t k1, uint32_t block, uint32_t replicate,
                             uint32_t silo, uint32_t index, uint32_t *w0, uint32_t *w1,
                             uint32_t *w2, uint32_t *w3)
 {
     uint32_t c0 = block, c1 = index, c2 = silo, c3 = replicate;
-    /* Written out: a loop here would keep the caller's loop over blocks from vectorising. */
+    /* Unrolled: a loop here would prevent the caller's loop over blocks from being vectorised. */
 #define ROUND(i) philox_round(&c0, &c1, &c2, &c3, k0 + (i)*PHILOX_W0, k1 + (i)*PHILOX_W1)
     ROUND(0u);
     ROUND(1u);
@@ -71,13 +74,13 @@ uint64_t ff_key(const ff_stream *s)
     return (uint64_t)w[1] << 32 | w[0];
 }
 
-/* ---- float32: Box-Muller with polynomials of our own ------------------------------------ */
+/* ---- float32: Box-Muller with our own polynomials ----------------------------------------- */
 
-/* Box-Muller's radius sqrt(-2 ln u) for u = (a + 1/2) 2^-24, a of 24 bits: never 0 nor above 1.
- * ln u by its exponent's bits and ln m = 2 atanh s, s = (m - 1)/(m + 1). First s, and the part of
- * -2 ln u that is the exponent's; the factors 2^-24, 2 and -2 are folded into constants: powers of
- * two round nothing. */
-FF_INLINE void start_radius(uint32_t a, float *s, float *whole)
+/* The radius of Box-Muller is sqrt(-2 ln u) for u = (a + 1/2) 2^-24, where a has 24 bits; so u is
+ * never 0 and never above 1. ln u is computed from the exponent of u and ln m = 2 atanh s, s = (m -
+ * 1)/(m + 1). start_radius computes s and the exponent's part of -2 ln u. The factors 2^-24, 2 and
+ * -2 are folded into constants; powers of two do not round. */
+FF_INLINE void start_radius(uint32_t a, float *s, float *exponent_part)
 {
     const float x = (float)(int32_t)a + 0.5f;
     uint32_t bits;
@@ -89,19 +92,20 @@ FF_INLINE void start_radius(uint32_t a, float *s, float *whole)
     float m;
     memcpy(&m, &mbits, 4);
     *s = (m - 1.0f) / (m + 1.0f);
-    *whole = (float)e * (-2.0f * 0.69314718056f);
+    *exponent_part = (float)e * (-2.0f * 0.69314718056f);
 }
 
-FF_INLINE float end_radius(float s, float whole)
+/* Finish the radius from s and the exponent's part. */
+FF_INLINE float end_radius(float s, float exponent_part)
 {
     const float z = s * s;
     const float p =
         z * (z * (z * (-4.0f * (1.0f / 7.0f)) + -4.0f * (1.0f / 5.0f)) + -4.0f * (1.0f / 3.0f)) +
         -4.0f;
-    return sqrtf(whole + s * p);
+    return sqrtf(exponent_part + s * p);
 }
 
-/* x, its sign changed where the top bit of `sign` is set. */
+/* Return x with its sign changed if the top bit of `sign` is set. */
 FF_INLINE float flipped(float x, uint32_t sign)
 {
     uint32_t bits;
@@ -111,8 +115,8 @@ FF_INLINE float flipped(float x, uint32_t sign)
     return x;
 }
 
-/* cos and sin of 2 pi w / 2^32: Taylor on [-pi/4, pi/4] of what lies beyond the nearest quarter
- * turn; the two top bits of `turned` count quarters. */
+/* Compute cos and sin of 2 pi w / 2^32 by Taylor series on [-pi/4, pi/4] around the nearest quarter
+ * turn. The two top bits of `turned` count quarter turns. */
 FF_INLINE void turn_f32(uint32_t w, float *x, float *y)
 {
     const uint32_t turned = w + 0x20000000u;
@@ -133,20 +137,21 @@ int64_t ff_normal_capacity_f32(int64_t n)
     return (n + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
 }
 
-/* Sixteen xoshiro128++ generators side by side (Blackman and Vigna 2021), each started from its
- * own Philox block of the stream: a third of Philox's cost a word, and still a function of the
- * key. For contexts and fixed-point rounding; privacy noise takes every word from Philox. */
+/* Sixteen xoshiro128++ generators side by side (Blackman and Vigna 2021), each started from its own
+ * Philox block of the stream. A word costs a third of a Philox word and is still a function of the
+ * key. Used for contexts and fixed-point rounding; privacy noise takes every word from Philox. */
 #if defined(__GNUC__)
 typedef uint32_t lanes_u32 __attribute__((vector_size(4 * LANES)));
 #else
 typedef uint32_t lanes_u32[LANES];
 #endif
 
+/* The state of the generators. */
 typedef struct {
-    uint32_t s[4][LANES];
+    uint32_t s[4][LANES]; /* word i of the state of every generator */
 } xoshiro;
 
-/* The same, where it can stay in registers. */
+/* The same state as vectors, which can stay in registers. */
 typedef struct {
     lanes_u32 s0, s1, s2, s3;
 } generators;
@@ -154,9 +159,9 @@ typedef struct {
 #if defined(__AVX512F__) && defined(__GNUC__)
 #include <immintrin.h>
 
-/* Every block of xoshiro_start side by side, eight counters of 32 bits in the lower halves of a
- * vector's lanes: one instruction multiplies eight pairs to 64 bits, and compilers do not find it.
- * What stands in the upper halves is not read. */
+/* xoshiro_start with AVX-512: computes all Philox blocks side by side, eight 32-bit counters in the
+ * lower halves of the lanes of a vector. One instruction multiplies eight pairs to 64 bits, which
+ * compilers do not find by themselves. The upper halves are not used. */
 static void start_wide(const ff_stream *s, xoshiro *x)
 {
     const __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
@@ -178,7 +183,8 @@ static void start_wide(const ff_stream *s, xoshiro *x)
             c1[half] = p1;
             c3[half] = p0;
         }
-    /* Whole vectors, as they are read: two halves would have to be written first. */
+    /* Store whole vectors, as they are loaded later; loads of a vector stored in two halves would
+     * stall. */
     const __m512i c[4][2] = {{c0[0], c0[1]}, {c1[0], c1[1]}, {c2[0], c2[1]}, {c3[0], c3[1]}};
     for (int i = 0; i < 4; i++)
         _mm512_storeu_si512(x->s[i], _mm512_inserti64x4(_mm512_castsi256_si512(
@@ -187,6 +193,7 @@ static void start_wide(const ff_stream *s, xoshiro *x)
 }
 #endif
 
+/* Start the generators of a stream. */
 FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
 {
 #if defined(__AVX512F__) && defined(__GNUC__)
@@ -211,6 +218,7 @@ FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
         s3 = ROTATE(s3, 11);                                                                   \
     } while (0)
 
+/* Draw the next sixteen words. */
 FF_INLINE void next_u32(generators *g, uint32_t *restrict out)
 {
 #if defined(__GNUC__)
@@ -225,27 +233,26 @@ FF_INLINE void next_u32(generators *g, uint32_t *restrict out)
 #endif
 }
 
-/* Vectors of pairs that are made side by side: one after the other, each would wait for its own
- * chain of operations. */
-#define TOGETHER 4
+/* Vectors of pairs that are computed together, so that their chains of operations overlap. */
+#define PAIR_VECTORS 4
 
-/* The next n <= TOGETHER vectors of pairs, cosines before sines. The turns, which wait for nothing,
- * come between the divisions and what waits for them. */
+/* Draw the next n <= TOGETHER vectors of pairs, cosines before sines. The angles depend on nothing
+ * else, so they are computed while the divisions of the radii are in flight. */
 FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
 {
-    uint32_t radius[TOGETHER * LANES] FF_ALIGNED, angle[TOGETHER * LANES] FF_ALIGNED;
-    float s[TOGETHER * LANES] FF_ALIGNED, whole[TOGETHER * LANES] FF_ALIGNED;
-    float x[TOGETHER * LANES] FF_ALIGNED, y[TOGETHER * LANES] FF_ALIGNED;
+    uint32_t radius[PAIR_VECTORS * LANES] FF_ALIGNED, angle[PAIR_VECTORS * LANES] FF_ALIGNED;
+    float s[PAIR_VECTORS * LANES] FF_ALIGNED, exponent_part[PAIR_VECTORS * LANES] FF_ALIGNED;
+    float x[PAIR_VECTORS * LANES] FF_ALIGNED, y[PAIR_VECTORS * LANES] FF_ALIGNED;
     for (int i = 0; i < n; i++) {
         next_u32(g, radius + i * LANES);
         next_u32(g, angle + i * LANES);
     }
     for (int l = 0; l < n * LANES; l++)
-        start_radius(radius[l] >> 8, s + l, whole + l);
+        start_radius(radius[l] >> 8, s + l, exponent_part + l);
     for (int l = 0; l < n * LANES; l++)
         turn_f32(angle[l], x + l, y + l);
     for (int l = 0; l < n * LANES; l++)
-        s[l] = end_radius(s[l], whole[l]);
+        s[l] = end_radius(s[l], exponent_part[l]);
     for (int i = 0; i < n; i++, out += 2 * LANES)
         for (int l = 0; l < LANES; l++) {
             out[l] = s[i * LANES + l] * x[i * LANES + l];
@@ -261,8 +268,8 @@ void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
     xoshiro_start(s, &x);
     memcpy(&g, &x, sizeof g);
     int64_t base = 0;
-    for (; base + 2 * TOGETHER * LANES <= capacity; base += 2 * TOGETHER * LANES)
-        normal_pairs(&g, TOGETHER, out + base);
+    for (; base + 2 * PAIR_VECTORS * LANES <= capacity; base += 2 * PAIR_VECTORS * LANES)
+        normal_pairs(&g, PAIR_VECTORS, out + base);
     for (; base < capacity; base += 2 * LANES)
         normal_pairs(&g, 1, out + base);
 }
@@ -280,8 +287,9 @@ void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
         next_u32(&g, out + base);
 }
 
-/* ---- float64: the same shape, 53 bits ----------------------------------------------------- */
+/* ---- float64: the same algorithms with 53 bits --------------------------------------------- */
 
+/* Inline version of ff_log. */
 FF_INLINE double log_f64(double x)
 {
     uint64_t bits;
@@ -307,15 +315,15 @@ FF_INLINE double log_f64(double x)
     return (double)(int32_t)e * 0.6931471805599453 + 2.0 * (s * p);
 }
 
-/* sin and cos of 2 pi w / 2^53. */
+/* Compute sin and cos of 2 pi w / 2^53. */
 FF_INLINE void sincos_f64(uint64_t w, double *sine, double *cosine)
 {
     uint64_t turned = w + (1ull << 50);
     uint64_t quadrant = turned >> 51;
-    /* The remainder is below 2^51, so the float conversion by the 2^52 trick is exact. */
-    uint64_t rest = (turned & ((1ull << 51) - 1)) | 0x4330000000000000ull;
+    /* The remainder is below 2^51, so converting it by adding 2^52 is exact. */
+    uint64_t remainder = (turned & ((1ull << 51) - 1)) | 0x4330000000000000ull;
     double shifted;
-    memcpy(&shifted, &rest, 8);
+    memcpy(&shifted, &remainder, 8);
     double a = (shifted - 4503599627370496.0 - 1125899906842624.0) * 6.975736996017264e-16;
     double z = a * a;
     double s = 1.0 / 355687428096000.0;
@@ -343,7 +351,7 @@ FF_INLINE void sincos_f64(uint64_t w, double *sine, double *cosine)
     *cosine = ((quadrant + 1u) & 2u) ? -v : v;
 }
 
-/* ((a + 1/2) 2^-53) for a 53-bit a: split so that both halves convert exactly. */
+/* Return (a + 1/2) 2^-53 for a 53-bit a. Split into halves that convert exactly. */
 FF_INLINE double unit_f64(uint64_t a)
 {
     double high = (double)(int32_t)(a >> 26);
@@ -351,6 +359,7 @@ FF_INLINE double unit_f64(uint64_t a)
     return (high * 67108864.0 + low + 0.5) * 1.1102230246251565e-16;
 }
 
+/* Compute two standard normals from 53-bit integers a (radius) and b (angle). */
 FF_INLINE void box_muller_f64(uint64_t a, uint64_t b, double *x, double *y)
 {
     double r = sqrt(-2.0 * log_f64(unit_f64(a)));
@@ -360,6 +369,7 @@ FF_INLINE void box_muller_f64(uint64_t a, uint64_t b, double *x, double *y)
     *y = r * s;
 }
 
+/* Return the upper 53 of 64 bits. */
 FF_INLINE uint64_t bits53(uint32_t high, uint32_t low)
 {
     return (((uint64_t)high << 32) | low) >> 11;
@@ -398,13 +408,14 @@ void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
     }
 }
 
-/* The 53-bit a as a point of the cdf, inverted from the nearer tail: a + 1/2 is exact there. */
+/* Return the Laplace quantile of a 53-bit a. The nearer tail is inverted, where a + 1/2 is
+ * exact. */
 FF_INLINE double laplace_f64(uint64_t a)
 {
     uint64_t upper = a >> 52;
     uint64_t tail = upper ? (1ull << 53) - 1 - a : a;
-    double size = -log_f64(2.0 * unit_f64(tail));
-    return upper ? size : -size;
+    double magnitude = -log_f64(2.0 * unit_f64(tail));
+    return upper ? magnitude : -magnitude;
 }
 
 int64_t ff_laplace_capacity(int64_t n) { return ff_normal_capacity_f64(n); }
@@ -436,9 +447,10 @@ void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
     }
 }
 
-/* ---- ideal draws: the first 64 bits of uniforms that go on for ever ----------------------- */
+/* ---- exact draws: the first 64 bits of uniforms with unlimited bits ------------------------- */
 
-/* a 2^-64 for a 64-bit a, rounded once: the halves of a stand in the mantissas of 2^84 and 2^52. */
+/* Return a 2^-64 for a 64-bit a, rounded once. The halves of a become mantissas of 2^84 and
+ * 2^52. */
 FF_INLINE double unit_of_word(uint64_t a)
 {
     const uint64_t upper = (a >> 32) | 0x4530000000000000ull;
@@ -449,39 +461,37 @@ FF_INLINE double unit_of_word(uint64_t a)
     return (high - 19342813118337666422669312.0 + low) * 5.421010862427522e-20;
 }
 
-/* Too near 0 or 1 for 64 bits to tell the logarithm well: 2^-20 of either. */
-FF_INLINE int at_the_ends(uint64_t a)
-{
-    return a + (1ull << 44) < (2ull << 44);
-}
+/* Return 1 if the uniform is within 2^-20 of 0 or 1, where 64 bits do not determine the logarithm
+ * to the stated error. */
+FF_INLINE int near_0_or_1(uint64_t a) { return a + (1ull << 44) < (2ull << 44); }
 
 int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out)
 {
     const uint64_t *restrict turns = words + half;
     double *restrict cosines = out, *restrict sines = out + half;
-    int64_t unsure = 0;
+    int64_t unsettled = 0;
     for (int64_t l = 0; l < half; l++) {
         const double r = sqrt(-2.0 * log_f64(unit_of_word(words[l])));
         double s, c;
         sincos_f64(turns[l] >> 11, &s, &c);
         cosines[l] = r * c;
         sines[l] = r * s;
-        unsure += at_the_ends(words[l]);
+        unsettled += near_0_or_1(words[l]);
     }
-    return unsure;
+    return unsettled;
 }
 
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out)
 {
-    int64_t unsure = 0;
+    int64_t unsettled = 0;
     for (int64_t l = 0; l < n; l++) {
-        /* The top bit is the sign, the others are the uniform's first 63. */
+        /* The top bit is the sign; the others are the first 63 bits of the uniform. */
         const uint64_t a = words[l] << 1;
-        const double size = -log_f64(unit_of_word(a));
-        out[l] = words[l] >> 63 ? size : -size;
-        unsure += at_the_ends(a);
+        const double magnitude = -log_f64(unit_of_word(a));
+        out[l] = words[l] >> 63 ? magnitude : -magnitude;
+        unsettled += near_0_or_1(a);
     }
-    return unsure;
+    return unsettled;
 }
 
 /* ---- single draws --------------------------------------------------------------------------- */
@@ -506,10 +516,10 @@ void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
             a[l] = bits53(w0, w1);
         }
         for (int l = 0; l < LANES; l++) {
-            const double below_one = 1.0 - 0x1p-53, unit = unit_f64(a[l]);
-            const double u = unit < below_one ? unit : below_one, rest = 1.0 - u;
-            const double size = -log_f64(2.0 * (rest < u ? rest : u));
-            drawn[l] = u < 0.5 ? -size : size;
+            const double below_one = 1.0 - 0x1p-53, uniform = unit_f64(a[l]);
+            const double u = uniform < below_one ? uniform : below_one, complement = 1.0 - u;
+            const double magnitude = -log_f64(2.0 * (complement < u ? complement : u));
+            drawn[l] = u < 0.5 ? -magnitude : magnitude;
         }
         memcpy(out + base, drawn, (size_t)(n - base < LANES ? n - base : LANES) * sizeof *out);
     }
@@ -534,8 +544,9 @@ void ff_logs(const double *restrict x, int64_t n, double *restrict out)
         out[i] = log_f64(x[i]);
 }
 
-/* Lemire's multiply-and-reject; `block` runs on while words are rejected. */
-FF_INLINE int64_t below(const ff_stream *s, uint32_t n, uint32_t *block)
+/* Return a uniform integer in [0, n) by Lemire's multiply-and-reject. *block is advanced past the
+ * words used. */
+FF_INLINE int64_t uniform_below(const ff_stream *s, uint32_t n, uint32_t *block)
 {
     uint32_t threshold = (0u - n) % n;
     for (;;) {
@@ -552,38 +563,41 @@ FF_INLINE int64_t below(const ff_stream *s, uint32_t n, uint32_t *block)
 int64_t ff_uniform_int(const ff_stream *s, int64_t n)
 {
     uint32_t block = 0;
-    return below(s, (uint32_t)n, &block);
+    return uniform_below(s, (uint32_t)n, &block);
 }
 
-/* Blocks of words that are made side by side. */
-#define AHEAD 64
+/* Blocks that are computed together. */
+#define CACHED_BLOCKS 64
 
+/* Blocks of a stream that are computed in advance. */
 typedef struct {
-    uint32_t w[4][AHEAD];
-    uint32_t first; /* the number of the first of them */
-} blocks_ahead;
+    uint32_t w[4][CACHED_BLOCKS]; /* the words of AHEAD consecutive blocks */
+    uint32_t first;               /* number of the first block */
+} block_cache;
 
-static void make_ahead(const ff_stream *s, uint32_t first, blocks_ahead *a)
+/* Compute AHEAD blocks from number `first` on. */
+static void fill_cache(const ff_stream *s, uint32_t first, block_cache *cache)
 {
-    a->first = first;
-    for (uint32_t l = 0; l < AHEAD; l++)
-        philox_block(s->key0, s->key1, first + l, s->replicate, s->silo, s->index, &a->w[0][l],
-                     &a->w[1][l], &a->w[2][l], &a->w[3][l]);
+    cache->first = first;
+    for (uint32_t l = 0; l < CACHED_BLOCKS; l++)
+        philox_block(s->key0, s->key1, first + l, s->replicate, s->silo, s->index, &cache->w[0][l],
+                     &cache->w[1][l], &cache->w[2][l], &cache->w[3][l]);
 }
 
-/* below() from blocks that have been made, and the same number. */
-FF_INLINE int64_t below_ahead(const ff_stream *s, uint32_t n, uint32_t *block, blocks_ahead *a)
+/* As below(), from blocks computed in advance; returns the same number. */
+FF_INLINE int64_t uniform_below_cached(const ff_stream *s, uint32_t n, uint32_t *block,
+                                       block_cache *cache)
 {
     for (;;) {
-        uint32_t at = *block - a->first;
-        if (at >= AHEAD) {
-            make_ahead(s, *block, a);
-            at = 0;
+        uint32_t position = *block - cache->first;
+        if (position >= CACHED_BLOCKS) {
+            fill_cache(s, *block, cache);
+            position = 0;
         }
         *block += 1;
         for (int j = 0; j < 4; j++) {
-            const uint64_t product = (uint64_t)a->w[j][at] * n;
-            /* What is rejected is less than (2^32 - n) mod n, so less than n. */
+            const uint64_t product = (uint64_t)cache->w[j][position] * n;
+            /* Rejection needs a product below (2^32 - n) mod n, which is below n. */
             if ((uint32_t)product >= n || (uint32_t)product >= (0u - n) % n)
                 return (int64_t)(product >> 32);
         }
@@ -593,14 +607,14 @@ FF_INLINE int64_t below_ahead(const ff_stream *s, uint32_t n, uint32_t *block, b
 void ff_permutation(const ff_stream *s, int64_t n, int64_t *restrict out)
 {
     uint32_t block = 0;
-    blocks_ahead ahead;
-    make_ahead(s, 0, &ahead);
+    block_cache cache;
+    fill_cache(s, 0, &cache);
     for (int64_t i = 0; i < n; i++)
         out[i] = i;
     for (int64_t i = n - 1; i > 0; i--) {
-        int64_t j = below_ahead(s, (uint32_t)(i + 1), &block, &ahead);
-        int64_t t = out[i];
+        int64_t j = uniform_below_cached(s, (uint32_t)(i + 1), &block, &cache);
+        int64_t swapped = out[i];
         out[i] = out[j];
-        out[j] = t;
+        out[j] = swapped;
     }
 }

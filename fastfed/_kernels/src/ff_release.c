@@ -7,9 +7,9 @@
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
 {
-    const double v = 1.0 / (2.0 - ldexp(1.0, -(int)level)), rest = 1.0 - v;
+    const double v = 1.0 / (2.0 - ldexp(1.0, -(int)level)), other_weight = 1.0 - v;
     for (int64_t j = 0; j < s; j++)
-        estimate[j] = v * node[j] + rest * (sibling[j] + estimate[j]);
+        estimate[j] = v * node[j] + other_weight * (sibling[j] + estimate[j]);
 }
 
 int64_t ff_honaker_number(int64_t k)
@@ -25,7 +25,7 @@ int64_t ff_nested_draws(int64_t k)
     return k ? 1 + (int64_t)ff_log((double)(k + 1)) : 0;
 }
 
-/* out += four rows times their weights, one after the other; or one row. */
+/* out += four rows (s apart) times their weights, one after the other; n entries each. */
 FF_INLINE void add_four(const double *restrict rows, int64_t s, const double *restrict weights,
                         int64_t step, int64_t n, double *restrict out)
 {
@@ -35,13 +35,14 @@ FF_INLINE void add_four(const double *restrict rows, int64_t s, const double *re
                  e * rows[3 * s + j];
 }
 
+/* out += weight row, n entries. */
 FF_INLINE void add_one(const double *restrict row, double weight, int64_t n, double *restrict out)
 {
     for (int64_t j = 0; j < n; j++)
         out[j] += weight * row[j];
 }
 
-/* Entries of a row that stay in the first cache with those of all sums. */
+/* Entries of a row that fit into the first-level cache together with those of all sums. */
 #define PART 256
 
 void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
@@ -80,20 +81,20 @@ int64_t ff_round_noisy(const double *restrict values, const double *restrict noi
                        const double *restrict std, const double *restrict grid, double error,
                        int64_t s, double *restrict out, uint8_t *restrict doubtful)
 {
-    int64_t doubts = 0;
+    int64_t doubtful_count = 0;
     for (int64_t j = 0; j < s; j++) {
-        /* Quotients by powers of two, floors and what they leave are exact. */
-        const double steps = values[j] / grid[j], whole = floor(steps);
+        /* Quotients by powers of two, floors and their remainders are exact. */
+        const double steps = values[j] / grid[j], whole_steps = floor(steps);
         const double ratio = std[j] / grid[j];
-        const double moved = (steps - whole) + ratio * noise[j];
-        /* To the nearest integer, as long as it is below 2^51. */
-        const double nearest = (moved + 6755399441055744.0) - 6755399441055744.0;
-        const double unsure = ratio * error + (fabs(moved) + 1.0) * 4.440892098500626e-16;
-        out[j] = (whole + nearest) * grid[j];
-        doubtful[j] = !(fabs(moved - nearest) + unsure < 0.5);
-        doubts += doubtful[j];
+        const double position = (steps - whole_steps) + ratio * noise[j];
+        /* Round to the nearest integer; valid below 2^51. */
+        const double nearest = (position + 6755399441055744.0) - 6755399441055744.0;
+        const double uncertainty = ratio * error + (fabs(position) + 1.0) * 4.440892098500626e-16;
+        out[j] = (whole_steps + nearest) * grid[j];
+        doubtful[j] = !(fabs(position - nearest) + uncertainty < 0.5);
+        doubtful_count += doubtful[j];
     }
-    return doubts;
+    return doubtful_count;
 }
 
 void ff_buffered(const double *restrict z, const double *restrict coefficients, int64_t q,
@@ -103,10 +104,10 @@ void ff_buffered(const double *restrict z, const double *restrict coefficients, 
         out[j] = coefficients[0] * z[j];
     for (int64_t i = 0; i < q; i++) {
         const double decay = coefficients[2 * i + 1], weight = coefficients[2 * i + 2];
-        double *restrict row = buffers + i * s;
+        double *restrict buffer = buffers + i * s;
         for (int64_t j = 0; j < s; j++) {
-            row[j] = decay * row[j] + z[j];
-            out[j] += weight * row[j];
+            buffer[j] = decay * buffer[j] + z[j];
+            out[j] += weight * buffer[j];
         }
     }
 }
@@ -120,15 +121,15 @@ void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t 
     memset(state, 0, (size_t)q * sizeof *state);
     for (int64_t k = 0; k < n; k++) {
         /* The next z for which B z is 1, 0, 0, ...: a coefficient of 1 / b(x). */
-        double made = k == 0 ? 1.0 : 0.0;
+        double z = k == 0 ? 1.0 : 0.0;
         for (int64_t i = 0; i < q; i++) {
             state[i] *= coefficients[2 * i + 1];
-            made -= coefficients[2 * i + 2] * state[i];
+            z -= coefficients[2 * i + 2] * state[i];
         }
-        made /= first;
+        z /= first;
         for (int64_t i = 0; i < q; i++)
-            state[i] += made;
-        sum += made;
+            state[i] += z;
+        sum += z;
         out[k] = sum;
     }
 }

@@ -2,8 +2,8 @@
 
 int64_t ff_snapshot_size(int64_t d) { return d * d + d + ff_statistic(d) + 4; }
 
-/* Copies a silo into its snapshot, or back. */
-static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t back)
+/* Copy a silo's state into its snapshot (back = 0), or from it (back = 1). */
+static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t restore)
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
     struct {
@@ -20,7 +20,7 @@ static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t back)
     double *saved = c->trigger.snapshot + silo * ff_snapshot_size(d);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const size_t bytes = (size_t)parts[i].doubles * sizeof(double);
-        memcpy(back ? parts[i].at : saved, back ? saved : parts[i].at, bytes);
+        memcpy(restore ? parts[i].at : saved, restore ? saved : parts[i].at, bytes);
         saved += parts[i].doubles;
     }
 }

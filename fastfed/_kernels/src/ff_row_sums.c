@@ -5,19 +5,21 @@
 
 #include "ff_wide.h"
 
-/* Results side by side, and vectors of columns of each, whose sums stay in registers: a row of m is
- * loaded once for all. With 32 registers there are twice as many results, or vectors. */
+/* Number of results, and of vectors of columns of each, that are summed together in registers, so
+ * that a row of m is loaded once for all. With 32 registers there are twice as many results, or
+ * vectors. */
 #define MOST_RESULTS (FF_WIDE == 64 ? 6 : 3)
 #define RESULTS 3
-#define ABREAST (FF_WIDE == 64 ? 8 : 4)
-#define ABREAST_OF(results) ((results) > 3 ? 4 : ABREAST)
+#define VECTORS_AT_ONCE (FF_WIDE == 64 ? 8 : 4)
+#define VECTORS_FOR(results) ((results) > 3 ? 4 : VECTORS_AT_ONCE)
 
-/* ff_sum_rows of `results` results and `vectors` vectors of columns, the last as far as `in` says. */
+/* ff_sum_rows for `results` results and `vectors` vectors of columns, the last one masked by
+ * `in`. */
 FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                          const int results, int64_t from, int64_t to, const int vectors, mask64 in,
                          const double *start, double sign, double *out)
 {
-    f64s sum[MOST_RESULTS][ABREAST];
+    f64s sum[MOST_RESULTS][VECTORS_AT_ONCE];
     for (int r = 0; r < results; r++)
         for (int v = 0; v < vectors; v++)
             sum[r][v] = !start             ? f64_set(0.0)
@@ -28,8 +30,8 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
         for (int r = 0; r < results; r++)
             factor[r] = f64_set(sign * by[r * row + k * step]);
         for (int v = 0; v < vectors; v++) {
-            const double *at = m + k * d + LANES64 * v;
-            const f64s x = v == vectors - 1 ? f64_load_some(in, at) : f64_load(at);
+            const double *source = m + k * d + LANES64 * v;
+            const f64s x = v == vectors - 1 ? f64_load_some(in, source) : f64_load(source);
             for (int r = 0; r < results; r++)
                 sum[r][v] = f64_fma(factor[r], x, sum[r][v]);
         }
@@ -49,20 +51,23 @@ FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t
     int64_t first = 0;
     while (first < n) {
         const int64_t vectors = (n - first + LANES64 - 1) / LANES64;
-        const int64_t most = ABREAST_OF(results);
-        const int64_t now = vectors >= most ? most : vectors >= 4 ? 4 : vectors >= 2 ? 2 : 1;
-        const mask64 in = lanes64_of(n - first - LANES64 * (now - 1));
-        const double *own = start ? start + first : NULL;
-        if (now == most)
-            sum_block(m + first, d, by, row, step, results, from, to, ABREAST_OF(results), in, own,
-                      sign, out + first);
-        else if (now == 4)
-            sum_block(m + first, d, by, row, step, results, from, to, 4, in, own, sign, out + first);
-        else if (now == 2)
-            sum_block(m + first, d, by, row, step, results, from, to, 2, in, own, sign, out + first);
+        const int64_t widest = VECTORS_FOR(results);
+        const int64_t width = vectors >= widest ? widest : vectors >= 4 ? 4 : vectors >= 2 ? 2 : 1;
+        const mask64 in = lanes64_of(n - first - LANES64 * (width - 1));
+        const double *start_part = start ? start + first : NULL;
+        if (width == widest)
+            sum_block(m + first, d, by, row, step, results, from, to, VECTORS_FOR(results), in,
+                      start_part, sign, out + first);
+        else if (width == 4)
+            sum_block(m + first, d, by, row, step, results, from, to, 4, in, start_part, sign,
+                      out + first);
+        else if (width == 2)
+            sum_block(m + first, d, by, row, step, results, from, to, 2, in, start_part, sign,
+                      out + first);
         else
-            sum_block(m + first, d, by, row, step, results, from, to, 1, in, own, sign, out + first);
-        first += LANES64 * now;
+            sum_block(m + first, d, by, row, step, results, from, to, 1, in, start_part, sign,
+                      out + first);
+        first += LANES64 * width;
     }
 }
 
@@ -72,16 +77,18 @@ void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int6
 {
     int64_t r = 0;
     for (; MOST_RESULTS > RESULTS && r + MOST_RESULTS <= rows; r += MOST_RESULTS) {
-        const double *own = start ? start + r * d : NULL;
-        sum_results(m, d, by + r * row, row, step, MOST_RESULTS, from, to, n, own, sign, out + r * d);
+        const double *start_part = start ? start + r * d : NULL;
+        sum_results(m, d, by + r * row, row, step, MOST_RESULTS, from, to, n, start_part, sign,
+                    out + r * d);
     }
     for (; r + RESULTS <= rows; r += RESULTS) {
-        const double *own = start ? start + r * d : NULL;
-        sum_results(m, d, by + r * row, row, step, RESULTS, from, to, n, own, sign, out + r * d);
+        const double *start_part = start ? start + r * d : NULL;
+        sum_results(m, d, by + r * row, row, step, RESULTS, from, to, n, start_part, sign,
+                    out + r * d);
     }
     for (; r < rows; r++) {
-        const double *own = start ? start + r * d : NULL;
-        sum_results(m, d, by + r * row, row, step, 1, from, to, n, own, sign, out + r * d);
+        const double *start_part = start ? start + r * d : NULL;
+        sum_results(m, d, by + r * row, row, step, 1, from, to, n, start_part, sign, out + r * d);
     }
 }
 

@@ -1,9 +1,15 @@
-/* The state of a run: one replicate of one or several curves over one environment.
+/* The state of a run. A run simulates one replicate of one or several curves over one environment.
  *
- * A curve is one federation: a plan (schedule, policy, protocol, noise, radius) and the state that
- * it has reached. Arrays belong to the caller. The driver (ff_driver.h) advances a run; policy
- * (ff_policy.h), protocol (ff_protocol.h) and rewind (ff_rewind.h) are its parts. They call the
- * same leaf functions in the same order as the step driver in Python, so both agree bit for bit. */
+ * A curve is one federation: its plan (schedule, policy, protocol, noise, radius) and the state
+ * that the simulation has reached. The caller owns all arrays. The driver (ff_driver.h) advances a
+ * run. It uses the policy (ff_policy.h), the protocol (ff_protocol.h) and snapshots (ff_rewind.h).
+ * All of them call the same leaf functions in the same order as the step driver in Python, so both
+ * drivers give the same bits.
+ *
+ * Symbols in comments: M silos, T rounds (the horizon), d features, K releases in this file (in
+ * files about scores K is the number of actions), s = ff_statistic(d) doubles of a statistic.
+ * Throughout the C files `c` is a curve, `p` the scratch of a thread (ff_parts), and `k` counts
+ * releases. A release is the total that the server publishes at a synchronisation. */
 #ifndef FF_RUN_H
 #define FF_RUN_H
 
@@ -21,20 +27,26 @@
 #include "ff_tracked.h"
 #include "ff_trigger.h"
 
-/* What a silo sends at a synchronisation (the randomizer), and how the server combines it (the
- * analyzer). */
+/* The randomizer: what a silo sends at a synchronisation. The "noisy" ones contain the silo's own
+ * noise. */
 enum {
-    FF_SEND_BATCH = 0,
-    FF_SEND_NODE = 1,
-    FF_SEND_NOISY_NODE = 2,
-    FF_SEND_NOISY_PREFIX = 3,
-    FF_SEND_BITS = 4,       /* counted: the centred number of ones of each entry */
-    FF_SEND_NOISY_SUM = 5,  /* the prefix sum with the noise of `release` */
-    FF_SEND_NOISY_BATCH = 6 /* the batch with noise of its own */
+    FF_SEND_BATCH = 0,        /* the statistic of the batch */
+    FF_SEND_NODE = 1,         /* the p-sum of the tree node that the batch completes */
+    FF_SEND_NOISY_NODE = 2,   /* that p-sum with noise */
+    FF_SEND_NOISY_PREFIX = 3, /* the prefix sum (over all batches so far), as a sum of noisy
+                               * nodes */
+    FF_SEND_BITS = 4,         /* the centred number of ones in each entry, for bits */
+    FF_SEND_NOISY_SUM = 5,    /* the prefix sum with noise by the mechanism `release` */
+    FF_SEND_NOISY_BATCH = 6   /* the statistic of the batch with fresh noise */
 };
+/* The analyzer: how the server computes the total from the sum of the messages. FF_ADD adds the sum
+ * to the total. FF_TREE stores it as a tree node and adds up nodes; FF_NOISY_TREE does so after
+ * adding noise to the node. FF_REPLACE takes the sum as the new total. FF_NOISY_ADD adds the sum to
+ * a raw prefix sum and releases that sum with noise by the mechanism `release`. */
 enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3, FF_NOISY_ADD = 4 };
 
-/* The mechanism that makes the noise of a prefix. */
+/* The mechanism that makes the noise of a prefix sum (fastfed/privacy/releases). The numbers are
+ * those of RELEASES in fastfed/protocols/release.py. */
 enum {
     FF_TREE_RELEASE = 0,
     FF_HONAKER = 1,
@@ -44,153 +56,203 @@ enum {
     FF_NESTED = 5
 };
 
-/* The last choice of a silo that acts on released statistics only. Until the next synchronisation
- * it chooses the same action whenever the environment offers the same rows. */
+/* The last choice of a silo whose policy is lazy (acts on released statistics only). Until the
+ * next synchronisation the silo chooses the same action whenever the environment offers the same
+ * rows. */
 typedef struct {
-    const void *x;
-    int64_t released, action;
+    const void *x;            /* address of the offered actions */
+    int64_t released, action; /* releases so far when the choice was made; the chosen action */
 } ff_choice;
 
+/* One curve. The first half is its plan, which a run does not change. The second half is its state.
+ * Fields have the names of the keys of fastfed/simulation/compiled.py:state. "own" in a name means:
+ * of local rounds, in which a silo shares nothing. */
 typedef struct {
-    /* plan */
-    int64_t batch_size; /* rounds between synchronisations, at most; 0: never, 1 with a trigger */
-    int64_t releases;   /* K, the most of them */
-    const int64_t *ends; /* (K): the rounds after which silos synchronise; NULL: all batches alike */
-    const double *release_scale; /* (K): users' noise in a batch, in units of noise_std, or NULL */
-    int64_t by_release; /* 1: bits are encoded by release, not by level of the tree */
-    ff_trigger trigger; /* when to synchronise, where the data decide */
-    int64_t lazy;       /* 1: actions from released statistics only (Alg. 8) */
-    int64_t random;     /* 1: a uniformly random action each round */
-    ff_score score;     /* a user's score function, or NULL: upper confidence bounds */
-    const double *score_state; /* (score_state_size) copied for every call, or NULL */
-    int64_t score_state_size;
-    int64_t randomizer, analyzer, release;
-    const double *coefficients; /* f of the Toeplitz factor, rows (K, K) of another, or buffers' */
-    int64_t buffers;            /* how many, of FF_BUFFERED */
-    ff_noise_std noise_std;
-    const double *noise_scale; /* (M): each silo's noise, in units of noise_std */
-    int64_t drawn_once;        /* 1: the server's noise stands for the sum of all silos' noises */
-    ff_radius radius;
-    int64_t direct;                /* 1: lambda may fall, and there is a second bonus */
-    double radius_count;           /* rows of V that a round adds: M, or 1 for a silo alone */
-    int64_t last_entry;            /* of the arrays by release; it stands for all later ones */
-    const double *regularizer;     /* lambda after k releases, k = 0..releases */
-    const double *radius_offset;   /* after k releases */
-    const double *radius_lambda;   /* after k releases */
-    double tau;                    /* bound on ||theta||; direct radius only */
-    const double *error_bound;     /* after k releases; direct radius only */
-    const double *floor;           /* required least eigenvalue of V; direct radius only */
-    double least_bonus;            /* m, the factor on the bonuses where the ledger allows it */
-    const double *allowance;       /* (K + 1): most of the ledger after the batch; NULL: m is 1 */
-    double tie_bonus;              /* factor on the bonuses between scores of at least.. */
-    double reward_limit;           /* .. the largest mean reward, which tie; 1: none do */
-    int64_t clip;
-    int64_t public_constant; /* 1: the last entry of a statistic is a public number, without noise */
-    double constant;      /* the last feature, which the code writes; 0: an ordinary feature */
-    double reward_centre; /* what rewards are released less of */
-    double feature_bound, reward_low, reward_high; /* of the others, where one is constant */
-    int64_t levels;
-    int64_t shuffled;           /* 1: messages reach the server in random order */
-    /* Bits only, by level or by release: g of bias and covariance entries (., 2); b, the noise bits
-     * of a data point; the value of a 1 in a summed message (., s). */
-    const int64_t *bit_levels, *noise_bits;
-    const double *unit;
-    /* Own rounds, of which nothing enters a batch: those after share_until, and before it those
-     * that a rule or a secret coin names. */
-    int64_t share_until;        /* the last shared round; 0: all rounds are shared */
-    const uint8_t *share_rule;  /* (share_until): 1 where a round is shared; NULL: all, or coins */
-    int64_t share_coin;         /* 1: a coin decides of each user, below share_until */
-    uint64_t share_threshold;   /* a coin's 64 bits are below it where the user is shared */
-    int64_t own_least;          /* 1: own rounds by the least of two bounds, 0: by a belief */
-    ff_radius own_radius;       /* of the silo's own bound */
-    double own_offset;
-    ff_belief_model belief;
-    const double *own_ridges;   /* (K + 1, count): ridges of the belief after k releases */
-    double own_bonus;           /* factor on ||x||_{V^-1} in own rounds */
-    /* state */
-    int64_t released;            /* synchronisations so far */
-    int64_t *synchronised;       /* (checkpoints): synchronisations since the one before */
-    uint8_t *requested;          /* (T, M): 1 where the silo's trigger fired; or NULL */
-    uint8_t *synchronised_rounds; /* (T): 1 where the silos synchronised after the round; or NULL */
-    double second_bonus;         /* gamma: of the direct radius, else 0 */
-    double inflation;            /* of the direct radius */
-    double bonus;                /* factor on both bonuses until the next synchronisation */
-    double ledger;               /* regret that factors below 1 may have added so far */
-    double log_inflation;        /* see ff_log_inflation */
-    double log_det;              /* ln det V of what is synchronised */
-    ff_choice *choice;           /* (M): lazy policy only */
-    ff_candidates *candidates;   /* (M): eager policy over rows that come again */
-    ff_tracked *tracked;         /* (M): eager policy over one fixed set each; or NULL */
-    double *tracked_values;      /* (M, ff_tracked_size) */
-    ff_bonus_cache bonus_cache;
-    int64_t *chosen;  /* lazy, of a pool's queries: the release, plus one, and the action, or NULL */
-    double *history;             /* (M or 1, K, s): standard normals that later prefixes use, and
-                                    what prefixes to come use of them (ff_protocol.c) */
-    int64_t alike;               /* 1: the released V is a multiple of I */
-    double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
-    double *log_dets;            /* (M or 1): ln det V of silos that learn within the batch */
-    double *batch;               /* (M, s): the statistic of the current batch */
-    double *sums;                /* (M, levels, s): p-sums, raw or rounded point by point */
-    double *nodes;               /* (M or 1, levels or buffers, s): noisy p-sums, Honaker's
-                                    estimates, or buffers */
-    double *messages;            /* (M, s) */
-    double *own_w, *own_theta;   /* (M, d, d), (M, d): own rounds only */
-    double *own_sums;            /* (M, s): the raw statistic of all of a silo's rounds */
-    double *own_shared;          /* (M, s): the same of shared rounds, where they are mixed; or NULL */
-    double *own_rest;            /* (M, s): what others released, the silo's own taken off */
-    int64_t *order;              /* (M): the order in which the shuffler passes messages on */
-    double *total;               /* (s): the synchronised statistic */
-    double *regret;              /* (M): so far */
-    double *curve;               /* (M, checkpoints) */
-    int64_t *clipped;            /* (M, 2): features, rewards */
-    int64_t *indefinite;         /* (1): synchronisations whose V had to be shifted */
-    int32_t *actions;            /* (M, T) or NULL */
-    double *rewards;             /* (M, T) or NULL */
+    /* Plan */
+    int64_t batch_size;          /* largest number of rounds between synchronisations; 0: never
+                                  * synchronise; 1 with a trigger */
+    int64_t releases;            /* K, the largest number of releases */
+    const int64_t *ends;         /* (K): the rounds after which silos synchronise; NULL: every
+                                  * batch_size rounds */
+    const double *release_scale; /* (K): factor on the noise of a user in each batch, in units of
+                                  * noise_std; or NULL: all are 1 */
+    int64_t by_release;          /* 1: bits are encoded by release; 0: by level of the tree */
+    ff_trigger trigger;          /* when to synchronise, if that depends on the data */
+    int64_t lazy;                /* 1: actions depend on released statistics only (feducb Alg. 8) */
+    int64_t random;              /* 1: choose a uniformly random action in each round */
+    ff_score score;              /* a user's score function, or NULL: choose by upper confidence
+                                  * bounds */
+    const double *score_state;   /* (score_state_size): state of the score function, copied for
+                                  * every call; or NULL */
+    int64_t score_state_size;    /* doubles of score_state */
+    int64_t randomizer, analyzer, release; /* numbers of the enumerations above */
+    const double *coefficients;  /* FF_TOEPLITZ: f (K). FF_FACTORISED: the factor (K, K).
+                                  * FF_BUFFERED: coefficients of the buffers */
+    int64_t buffers;             /* number of buffers of FF_BUFFERED */
+    ff_noise_std noise_std;      /* standard deviations of the noise in the entries of a
+                                  * statistic */
+    const double *noise_scale;   /* (M): factor on noise_std for each silo */
+    int64_t drawn_once;          /* 1: one draw by the server stands for the sum of all silos'
+                                  * noises */
+    ff_radius radius;            /* the confidence radius beta */
+    int64_t direct;              /* 1: the radius is direct: lambda may fall below the
+                                  * regularizer, and there is a second bonus */
+    double radius_count;         /* rows that one round adds to V: M, or 1 if each silo learns
+                                  * alone */
+    int64_t last_entry;          /* last index of the arrays below that are indexed by release;
+                                  * it holds for all later ones */
+    const double *regularizer;   /* (last_entry + 1): lambda after k releases */
+    const double *radius_offset; /* (last_entry + 1): offset of the radius after k releases */
+    const double *radius_lambda; /* (last_entry + 1): lambda in the logarithm of the radius */
+    double tau;                  /* bound on ||theta||; direct radius only */
+    const double *error_bound;   /* (last_entry + 1): error bound after k releases; direct radius
+                                  * only */
+    const double *floor;         /* (last_entry + 1): least eigenvalue required of V; direct
+                                  * radius only */
+    double least_bonus;          /* m, the factor on both bonuses while the regret allowance
+                                  * permits it */
+    const double *allowance;     /* (K + 1): largest value of `ledger` after k releases for which
+                                  * m is used; NULL: m is 1 */
+    double tie_bonus;            /* factor on the bonuses of actions whose scores tie; 1: none
+                                  * do. Scores tie .. */
+    double reward_limit;         /* .. if they are at least this limit, the largest mean reward */
+    int64_t clip;                /* 1: clip features and rewards to the bounds below */
+    int64_t public_constant;     /* 1: the last entry of a statistic is a public number and gets
+                                  * no noise */
+    double constant;             /* value of the last feature if the code writes it; 0: an
+                                  * ordinary feature */
+    double reward_centre;        /* subtracted from every reward */
+    double feature_bound, reward_low, reward_high; /* largest norm of the features without the
+                                                    * constant one; range of rewards */
+    int64_t levels;              /* levels of the tree */
+    int64_t shuffled;            /* 1: a shuffler passes messages to the server in random order */
+    /* Bits only; the first index is the level, or the release if by_release. */
+    const int64_t *bit_levels, *noise_bits; /* (., 2): steps g of bias and covariance entries;
+                                             * (.): noise bits b for each data point */
+    const double *unit; /* (., s): value of a 1 in the sum of the messages */
+    /* Local rounds: nothing of them enters a batch. All rounds after share_until are local. Before
+     * it a rule or a secret coin decides. */
+    int64_t share_until;       /* the last shared round; 0: all rounds are shared */
+    const uint8_t *share_rule; /* (share_until): 1 if the round is shared; NULL: all are, or
+                                * coins decide */
+    int64_t share_coin;        /* 1: a coin decides for each user of rounds up to share_until */
+    uint64_t share_threshold;  /* the round is shared if the coin's 64 bits are below it */
+    int64_t own_least;         /* rule of local rounds; 1: the smaller of two bounds; 0: the
+                                * silo's posterior ("belief") */
+    ff_radius own_radius;      /* own_least: radius of the bound that the silo computes from its
+                                * data */
+    double own_offset;         /* own_least: offset of that radius */
+    ff_belief_model belief;    /* the model of the posterior */
+    const double *own_ridges;  /* (K + 1, count): ridges of that model after k releases */
+    double own_bonus;          /* factor on ||x||_{V^-1} in local rounds */
+    /* State */
+    int64_t released;             /* synchronisations so far */
+    int64_t *synchronised;        /* (checkpoints): synchronisations since the previous
+                                   * checkpoint */
+    uint8_t *requested;           /* (T, M): 1 if the silo's trigger fired in the round; or NULL */
+    uint8_t *synchronised_rounds; /* (T): 1 if the silos synchronised after the round; or NULL */
+    double second_bonus;          /* gamma, the factor on ||V^-1 x||; 0 unless the radius is
+                                   * direct */
+    double inflation;             /* factor of the direct radius for a lambda below the
+                                   * regularizer; otherwise 1 */
+    double bonus;                 /* factor on both bonuses until the next synchronisation:
+                                   * least_bonus or 1 */
+    double ledger;                /* bound on the regret that factors below 1 may have added so
+                                   * far (the regret allowance spent) */
+    double log_inflation;         /* ln(inflation / anchor), see ff_log_inflation */
+    double log_det;               /* ln det V at the last synchronisation */
+    ff_choice *choice;            /* (M): last choices; lazy policy only */
+    ff_candidates *candidates;    /* (M): eager policy over rows that are offered repeatedly */
+    ff_tracked *tracked;          /* (M): eager policy if each silo has one fixed set of actions;
+                                   * or NULL */
+    double *tracked_values;       /* (M, ff_tracked_size): arrays of `tracked` */
+    ff_bonus_cache bonus_cache;   /* cached bounds on bonuses */
+    int64_t *chosen;              /* (queries of a pool): (releases + 1) << 32 | action that a
+                                   * lazy policy chose; or NULL */
+    double *history;              /* (M or 1, K, s): standard normals of past prefixes, which
+                                   * later prefixes use, and partial sums of later prefixes
+                                   * (ff_protocol.c) */
+    int64_t alike;                /* 1: V of the last release is a multiple of I */
+    double *w, *theta;            /* (M or 1, d, d), (M or 1, d): inverse factor of V
+                                   * (ff_linalg.h) and estimate */
+    double *log_dets;             /* (M or 1): ln det V of each silo, if silos learn within a
+                                   * batch */
+    double *batch;                /* (M, s): the statistic of the current batch */
+    double *sums;                 /* (M, levels, s): p-sums; raw, or with each data point rounded */
+    double *nodes;                /* (M or 1, levels or buffers, s): noisy p-sums, Honaker's
+                                   * estimates, or buffers */
+    double *messages;             /* (M, s): messages of the current synchronisation */
+    double *own_w, *own_theta;    /* (M, d, d), (M, d): the same for local rounds */
+    double *own_sums;             /* (M, s): the raw statistic of a silo's rounds, shared and
+                                   * local */
+    double *own_shared;           /* (M, s): the raw statistic of shared rounds, if local rounds
+                                   * come between them; or NULL */
+    double *own_rest;             /* (M, s): first a silo's contribution to the total, then the
+                                   * total without it */
+    int64_t *order;               /* (M): order in which the shuffler passes on messages */
+    double *total;                /* (s): the released statistic, sum over all silos and batches */
+    double *regret;               /* (M): regret so far */
+    double *curve;                /* (M, checkpoints): regret at each checkpoint */
+    int64_t *clipped;             /* (M, 2): numbers of clipped features and of clipped rewards */
+    int64_t *indefinite;          /* (1): number of synchronisations at which V had to be shifted */
+    int32_t *actions;             /* (M, T): chosen actions; or NULL */
+    double *rewards;              /* (M, T): rewards; or NULL */
 } ff_curve;
 
+/* A run: the environment, the sizes, the curves and the scratch of all threads. */
 typedef struct {
     const ff_environment *environment;
-    uint64_t seed;
-    int64_t replicate, silos, dimension, horizon;
-    /* Where this run is a part of a larger one: silo i is silo names[i] there (NULL: i), and its
-     * rounds are those t = phase modulo stride (0 and 1: all). */
+    uint64_t seed; /* seed of all random streams */
+    int64_t replicate, silos, dimension, horizon; /* number of the replicate; M; d; T */
+    /* If this run is a part of a larger one: its silo i is silo names[i] of the larger run (NULL:
+     * i), and its rounds are those t of the larger run with t = phase modulo stride (phase 0,
+     * stride 1: all). */
     const int64_t *names;
     int64_t phase, stride;
-    const int64_t *checkpoints; /* ascending rounds */
+    const int64_t *checkpoints;   /* rounds in ascending order, after which regret is recorded */
     int64_t checkpoint_count;
-    ff_curve *curves;
+    ff_curve *curves;             /* (curve_count) */
     int64_t curve_count;
-    int64_t threads;
-    double *scratch; /* threads x ff_run_scratch() */
-    int64_t fill_scratch, score_scratch; /* ff_fill_capacity() and ff_score_scratch() of it .. */
-    int64_t belief_scratch;              /* .. and for own rounds */
-    int64_t scratch_size;
-    int64_t *status; /* (M) */
-    ff_team *team;   /* of one call, or NULL */
-    ff_pace rounds, reports, own; /* of silos' rounds, their reports, the beginnings of own rounds */
+    int64_t threads;              /* number of threads */
+    double *scratch;              /* (threads, scratch_size) */
+    int64_t fill_scratch, score_scratch; /* doubles: ff_fill_capacity() and ff_score_scratch() of
+                                          * the environment */
+    int64_t belief_scratch;       /* doubles: ff_belief_scratch() if a curve has local rounds,
+                                   * else 0 */
+    int64_t scratch_size;         /* doubles for each thread */
+    int64_t *status;              /* (M): status of each silo, FF_OK or a failure */
+    ff_team *team;                /* the threads of one call of ff_run_rounds, or NULL */
+    ff_pace rounds, reports, own; /* measured times of: rounds, reports, first posteriors of
+                                   * local rounds */
 } ff_run;
 
-/* The most curves of a run. */
+/* The largest number of curves in a run. */
 #define FF_MAX_CURVES 64
 
-/* Data points of a silo that are buffered before they enter its batch together. */
+/* Data points that are buffered for each silo and curve before they are added to the batch
+ * together. */
 #define PENDING 16
 
-/* The scratch of one thread, cut into its parts. */
+/* The scratch of one thread, cut into its parts (pointers to doubles unless stated otherwise). */
 typedef struct {
-    void *x;
+    void *x; /* the actions of the round, ff_fill_capacity() doubles */
+    /* mean (K actions), score (score_scratch), feature (d: the chosen action's), observe (5 d),
+     * normals (ff_noise_capacity(d)), packed (ff_packed(d) + 2 d), trigger (ff_trigger_scratch(d)),
+     * point (s), bound (3 d^2 + d), belief (belief_scratch) */
     double *mean, *score, *feature, *observe, *normals, *packed, *trigger, *point, *bound, *belief;
-    double *pending;
-    ff_whitened known; /* its W x stands where ff_observe wants it */
-    uint32_t *random;
+    double *pending;   /* (curve_count, PENDING, d + 1) */
+    ff_whitened known; /* x and W x of the chosen action if the bonus cache computed them; in
+                        * `observe`, where ff_observe_whitened reads W x */
+    uint32_t *random;  /* words of random bits for rounding */
 } ff_parts;
 
-/* The buffered data points of one curve: PENDING x (d + 1), features and reward. */
+/* The buffered data points of one curve and silo. */
 typedef struct {
-    double *points;
-    int64_t count;
+    double *points; /* (PENDING, d + 1): features, then the reward */
+    int64_t count;  /* number of points in the buffer */
 } ff_pending;
 
+/* Cut the scratch of one thread into its parts. */
 FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
 {
     const int64_t actions = run->environment->actions, d = run->dimension;
@@ -212,9 +274,9 @@ FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
     return p;
 }
 
-/* Doubles of scratch that one thread needs. Where a curve has a user's score function,
- * ff_scored_scratch() more at the end; where one has own rounds, belief_scratch more. levels: the
- * most of any curve that sends bits. */
+/* Return the doubles of scratch that one thread needs. Add ff_scored_scratch() if a curve has a
+ * user's score function, and belief_scratch if a curve has local rounds. levels: the largest number
+ * of tree levels of any curve that sends bits. */
 FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int64_t curves)
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
@@ -224,51 +286,58 @@ FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int
            ff_random_u32_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
 
-/* The entry of the arrays by release that holds now. */
+/* Return the index for the present release into arrays indexed by release. */
 FF_INLINE int64_t ff_entry(const ff_curve *c)
 {
     return c->released < c->last_entry ? c->released : c->last_entry;
 }
 
-/* The round after which the k-th synchronisation is due, where rounds are fixed; 0 for k = 0. */
+/* Return the round after which the k-th synchronisation is due under a fixed schedule; 0 for
+ * k = 0. */
 FF_INLINE int64_t ff_end_of(const ff_curve *c, int64_t k)
 {
     return c->ends && k ? c->ends[k - 1] : k * c->batch_size;
 }
 
-/* The round after which the next synchronisation is due, or INT64_MAX. */
+/* Return the round after which the next synchronisation is due, or INT64_MAX if there is none. */
 FF_INLINE int64_t ff_next_end(const ff_curve *c)
 {
     return c->released < c->releases ? ff_end_of(c, c->released + 1) : INT64_MAX;
 }
 
-/* 1 if silos learn within a batch. What they would learn in a batch of one round nobody acts on. */
+/* Return 1 if silos learn within a batch. In batches of one round they need not: the next release
+ * replaces what they would learn before they act on it. */
 FF_INLINE int ff_learns(const ff_curve *c)
 {
     return !c->lazy && (c->trigger.kind || c->share_until ||
                         ff_next_end(c) != ff_end_of(c, c->released) + 1);
 }
 
-/* The factor that a silo decides with: its own where silos learn, the shared one otherwise. */
+/* Return the index of the W and theta that a silo decides with: its own if silos learn within a
+ * batch, otherwise 0, the shared one. */
 FF_INLINE int64_t ff_slot(const ff_curve *c, int64_t silo) { return ff_learns(c) ? silo : 0; }
 
-/* 1 if own rounds come between shared ones, not only after them. */
+/* Return 1 if local rounds come between shared ones, not only after them. */
 FF_INLINE int ff_mixed(const ff_curve *c) { return c->share_rule != NULL || c->share_coin; }
 
-/* Silo, round and tree node as the random streams know them. */
+/* Return the number of a silo in the larger run, if this run is a part of one (see ff_run). Random
+ * streams are named by the numbers of the larger run. */
 FF_INLINE int64_t ff_name_of(const ff_run *run, int64_t silo)
 {
     return run->names ? run->names[silo] : silo;
 }
+/* Return the number of a round in the larger run. */
 FF_INLINE int64_t ff_time_of(const ff_run *run, int64_t round)
 {
     return (run->phase ? run->phase : run->stride) + (round - 1) * run->stride;
 }
+/* Return the number of a tree node in the larger run. */
 FF_INLINE int64_t ff_key_of(const ff_run *run, int64_t node)
 {
     return (node - 1) * run->stride + run->phase + 1;
 }
 
+/* Open the random stream of a purpose for one silo and round. */
 FF_INLINE ff_stream ff_stream_of(const ff_run *run, uint64_t purpose, int64_t silo, int64_t round)
 {
     return ff_stream_open(run->seed, purpose, (uint32_t)run->replicate,

@@ -7,16 +7,17 @@
 #include "ff_screen_f32.h"
 #include "ff_screen_i16.h"
 
-/* From this dimension on screening in 16 bits pays even if it has to quantise the actions. */
+/* From this dimension on screening in 16 bits pays even if the actions must be quantised for it. */
 #define WIDE 32
 
-/* Scoring more of K candidates than these exactly takes longer than screening in float32. */
+/* If more than this many of K candidates remain, screening in float32 is faster than scoring them
+ * exactly. */
 #define FEW(actions) (PANEL + (actions) / 8)
 
-/* Rows of W taken together: the sums fit the registers, of which there are sixteen or more. */
+/* Rows of W that are multiplied together: their sums fit into the registers (sixteen or more). */
 #define GROUP (VECTORS == 4 ? ROWS / 2 : ROWS)
 
-/* Columns of W taken together, likewise. */
+/* Columns of W that are multiplied together, chosen in the same way. */
 #define COLUMNS (VECTORS == 1 ? 8 : VECTORS == 2 ? 4 : 2)
 
 PRODUCT(product_group, double, lanes, VECTORS, GROUP)
@@ -26,17 +27,18 @@ int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
     const int64_t f32 = ff_screen_f32_scratch(d, actions);
     const int64_t i16 = ff_screen_i16_scratch(d, actions);
-    const int64_t most = f32 > i16 ? f32 : i16;
-    /* Exact panel and W x of it, candidates, screening's own; and space to align. */
-    return 2 * PANEL * d + actions + (most > actions ? most : actions) + 16;
+    const int64_t screening = f32 > i16 ? f32 : i16;
+    /* A panel and its W x, the candidates, the scratch of screening, and space for alignment. */
+    return 2 * PANEL * d + actions + (screening > actions ? screening : actions) + 16;
 }
 
-/* A panel of consecutive actions from `first`, zeros past the last one. */
+/* Copy PANEL consecutive actions from `first` on into a panel (d, PANEL); columns past the last
+ * action are zero. A panel holds one action in each column, so that vectors run over actions. */
 FF_INLINE void pack(const ff_actions *actions, int64_t first, int64_t d, double *restrict panel)
 {
     const int64_t as = actions->action_stride, fs = actions->feature_stride;
-    const int64_t left = actions->actions - first;
-    const int64_t n = left < PANEL ? left : PANEL;
+    const int64_t remaining = actions->actions - first;
+    const int64_t n = remaining < PANEL ? remaining : PANEL;
     if (n < PANEL)
         memset(panel, 0, (size_t)(PANEL * d) * sizeof(double));
     if (actions->is_double) {
@@ -58,7 +60,7 @@ FF_INLINE void pack(const ff_actions *actions, int64_t first, int64_t d, double 
     }
 }
 
-/* The actions named in `which`, zeros past the n-th. */
+/* Copy the n actions listed in `which` into a panel (d, PANEL); further columns are zero. */
 FF_INLINE void gather(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                       int64_t d, double *restrict panel)
 {
@@ -75,8 +77,9 @@ FF_INLINE void gather(const ff_actions *actions, const int64_t *restrict which, 
     }
 }
 
-/* ||.||^2 of entries first..first + n - 1 of V^{-1} x = W'z, of a panel: each is summed down its
- * column, from the diagonal on, and what lies side by side in W is read together. */
+/* Add the squares of entries first..first + n - 1 of V^{-1} x = W'z to square (PANEL), for the
+ * panel whose z = W x is given. Each entry is summed down a column of W, starting at the diagonal.
+ * The n columns are taken together, because their entries are adjacent in memory. */
 FF_INLINE void second_columns(const double *restrict w, const double *restrict z, int64_t d,
                               int64_t first, const int n, lanes *restrict square)
 {
@@ -98,7 +101,7 @@ FF_INLINE void second_columns(const double *restrict w, const double *restrict z
             square[v] += sum[j][v] * sum[j][v];
 }
 
-/* gamma ||V^{-1} x|| of a panel, from z = W x: V^{-1} x = W' z. */
+/* Add gamma ||V^{-1} x|| to out (PANEL) for a panel, using V^{-1} x = W'z with z = W x. */
 FF_INLINE void second_bonus(const double *restrict w, const double *restrict z, double gamma,
                             int64_t d, double *restrict out)
 {
@@ -116,7 +119,8 @@ FF_INLINE void second_bonus(const double *restrict w, const double *restrict z, 
         out[a] += gamma * sqrt(square[a]);
 }
 
-/* The exact scores of one panel; z (PANEL d) is filled only when the second bonus needs it. */
+/* Compute the exact scores of one panel into out (PANEL). z (d, PANEL) is scratch; it is filled
+ * only if the second bonus needs it. */
 FF_INLINE void score_panel(const double *restrict panel, const double *restrict w,
                            const double *restrict theta, double beta, double gamma, int64_t d,
                            double *restrict z, double *restrict out)
@@ -125,6 +129,7 @@ FF_INLINE void score_panel(const double *restrict panel, const double *restrict 
     for (int v = 0; v < VECTORS; v++)
         square[v] = (lanes){0};
     product_1(theta, 0, d, panel, mean);
+    /* W x in groups of rows, then the sums of their squares. */
     for (int64_t i = 0; i < d;) {
         const int n = i + GROUP <= d ? GROUP : 1;
         if (n == GROUP)
@@ -138,11 +143,11 @@ FF_INLINE void score_panel(const double *restrict panel, const double *restrict 
             memcpy(z + i * PANEL, rows, (size_t)n * VECTORS * sizeof(lanes));
         i += n;
     }
-    double m[PANEL], q[PANEL];
-    memcpy(m, mean, sizeof m);
-    memcpy(q, square, sizeof q);
+    double means[PANEL], squares[PANEL];
+    memcpy(means, mean, sizeof means);
+    memcpy(squares, square, sizeof squares);
     for (int a = 0; a < PANEL; a++)
-        out[a] = m[a] + beta * sqrt(q[a]);
+        out[a] = means[a] + beta * sqrt(squares[a]);
     if (gamma != 0.0)
         second_bonus(w, z, gamma, d, out);
 }
@@ -152,12 +157,13 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
                double *restrict scores)
 {
     double *panel = aligned(scratch), *z = panel + PANEL * d;
-    double block[PANEL];
+    double panel_scores[PANEL];
     for (int64_t first = 0; first < actions->actions; first += PANEL) {
-        int64_t left = actions->actions - first;
+        int64_t remaining = actions->actions - first;
         pack(actions, first, d, panel);
-        score_panel(panel, w, theta, beta, gamma, d, z, block);
-        memcpy(scores + first, block, (size_t)(left < PANEL ? left : PANEL) * sizeof(double));
+        score_panel(panel, w, theta, beta, gamma, d, z, panel_scores);
+        memcpy(scores + first, panel_scores,
+               (size_t)(remaining < PANEL ? remaining : PANEL) * sizeof(double));
     }
 }
 
@@ -168,17 +174,18 @@ int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
                         double *restrict x)
 {
     double *panel = aligned(scratch), *z = panel + PANEL * d;
-    double best = -INFINITY, block[PANEL], other[PANEL];
+    double best = -INFINITY, panel_scores[PANEL], other_scores[PANEL];
     int64_t chosen = 0;
     for (int64_t first = 0; first < actions->actions; first += PANEL) {
-        const int64_t left = actions->actions - first;
+        const int64_t remaining = actions->actions - first;
         pack(actions, first, d, panel);
-        score_panel(panel, w, theta, beta, gamma, d, z, block);
-        score_panel(panel, other_w, other_theta, other_beta, 0.0, d, z, other);
-        for (int64_t a = 0; a < (left < PANEL ? left : PANEL); a++) {
-            const double least = block[a] < other[a] ? block[a] : other[a];
-            if (least > best) {
-                best = least;
+        score_panel(panel, w, theta, beta, gamma, d, z, panel_scores);
+        score_panel(panel, other_w, other_theta, other_beta, 0.0, d, z, other_scores);
+        for (int64_t a = 0; a < (remaining < PANEL ? remaining : PANEL); a++) {
+            const double smaller =
+                panel_scores[a] < other_scores[a] ? panel_scores[a] : other_scores[a];
+            if (smaller > best) {
+                best = smaller;
                 chosen = first + a;
             }
         }
@@ -192,15 +199,15 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
                    double gamma, int64_t d, double *restrict scratch, double *restrict score)
 {
     double *panel = aligned(scratch), *z = panel + PANEL * d;
-    double best = -INFINITY, block[PANEL];
+    double best = -INFINITY, panel_scores[PANEL];
     int64_t chosen = which[0];
     for (int64_t first = 0; first < n; first += PANEL) {
-        const int64_t held = n - first < PANEL ? n - first : PANEL;
-        gather(actions, which + first, held, d, panel);
-        score_panel(panel, w, theta, beta, gamma, d, z, block);
-        for (int64_t a = 0; a < held; a++) {
-            if (block[a] > best) {
-                best = block[a];
+        const int64_t columns = n - first < PANEL ? n - first : PANEL;
+        gather(actions, which + first, columns, d, panel);
+        score_panel(panel, w, theta, beta, gamma, d, z, panel_scores);
+        for (int64_t a = 0; a < columns; a++) {
+            if (panel_scores[a] > best) {
+                best = panel_scores[a];
                 chosen = which[first + a];
             }
         }
@@ -209,22 +216,25 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
     return chosen;
 }
 
-/* Where W is `scale` I, as before any data: the actions whose score may be the largest, as of
- * ff_screen_f32; all unit actions tie in float32, and mostly not in float64.
+/* If W is `scale` I, as before any data: find the actions that may have the largest score, into
+ * `candidates`. Returns their number. (All unit actions tie in ff_screen_f32, but rarely in
+ * float64.)
  *
- * The score is <x, theta> + (beta scale + gamma scale^2) ||x||. Taken like that it is within
- * (d + 8) u (||theta|| + beta scale + gamma scale^2) ||x|| of the real one, u = 2^-53, and so is
- * what ff_best_of takes: every row of W x is one product, and each sum has at most d terms. */
-static int64_t screen_alike(const ff_actions *actions, double scale, const double *restrict theta,
-                            double beta, double gamma, int64_t d, double *restrict panel,
-                            double *restrict score, int64_t *restrict candidates)
+ * The score is <x, theta> + (beta scale + gamma scale^2) ||x||. Computed in this form it is within
+ * (d + 8) u (||theta|| + beta scale + gamma scale^2) ||x|| of the real score, u = 2^-53. The same
+ * bound holds for the score computed by ff_best_of: every entry of W x is one product, and each sum
+ * has at most d terms. */
+static int64_t screen_identity(const ff_actions *actions, double scale,
+                               const double *restrict theta, double beta, double gamma, int64_t d,
+                               double *restrict panel, double *restrict score,
+                               int64_t *restrict candidates)
 {
     const int64_t count = actions->actions;
     const double bonus = beta * scale + gamma * scale * scale;
-    const double size = ff_dot(theta, theta, d);
+    const double theta_square = ff_dot(theta, theta, d);
     double best = -INFINITY, longest = 0.0;
     for (int64_t first = 0; first < count; first += PANEL) {
-        double m[PANEL], q[PANEL];
+        double means[PANEL], squares[PANEL];
         lanes square[VECTORS], mean[VECTORS];
         const lanes *restrict x = (const lanes *)panel;
         pack(actions, first, d, panel);
@@ -233,57 +243,60 @@ static int64_t screen_alike(const ff_actions *actions, double scale, const doubl
         for (int64_t j = 0; j < d; j++)
             for (int v = 0; v < VECTORS; v++)
                 square[v] += x[j * VECTORS + v] * x[j * VECTORS + v];
-        for (int64_t j = 0; size != 0.0 && j < d; j++)
+        for (int64_t j = 0; theta_square != 0.0 && j < d; j++)
             for (int v = 0; v < VECTORS; v++)
                 mean[v] += theta[j] * x[j * VECTORS + v];
-        memcpy(m, mean, sizeof m);
-        memcpy(q, square, sizeof q);
+        memcpy(means, mean, sizeof means);
+        memcpy(squares, square, sizeof squares);
         for (int64_t a = 0; a < PANEL && first + a < count; a++) {
-            const double one = m[a] + bonus * sqrt(q[a]);
-            score[first + a] = one;
-            best = one > best ? one : best;
-            longest = q[a] > longest ? q[a] : longest;
+            const double score_a = means[a] + bonus * sqrt(squares[a]);
+            score[first + a] = score_a;
+            best = score_a > best ? score_a : best;
+            longest = squares[a] > longest ? squares[a] : longest;
         }
     }
-    /* Underflow costs a root 2^-511, and what could overflow there is not taken. */
-    const double error = 8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(size) + bonus) * sqrt(longest) +
-                         (1.0 + beta + gamma) * 0x1p-500;
-    const double least = best - 2.0 * error, square = scale * scale;
-    const int sound = least > -INFINITY && least < INFINITY &&
+    /* Underflow changes a square root by at most 2^-511. If a square could overflow, no action is
+     * discarded. */
+    const double error =
+        8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(theta_square) + bonus) * sqrt(longest) +
+        (1.0 + beta + gamma) * 0x1p-500;
+    const double threshold = best - 2.0 * error, square = scale * scale;
+    const int sound = threshold > -INFINITY && threshold < INFINITY &&
                       longest * square * (1.0 + square) < 0x1p1000;
-    int64_t kept = 0;
+    int64_t candidate_count = 0;
     for (int64_t a = 0; a < count; a++)
-        if (!sound || !(score[a] < least))
-            candidates[kept++] = a;
-    return kept;
+        if (!sound || !(score[a] < threshold))
+            candidates[candidate_count++] = a;
+    return candidate_count;
 }
 
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x, ff_bounds *bounds)
 {
-    /* Panel and W x of it come first, see ff_best_of. */
+    /* A panel and its W x come first in the scratch, as ff_best_of expects. */
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
-    double *own = (double *)(candidates + actions->actions);
-    int64_t kept = -1;
+    double *screen_scratch = (double *)(candidates + actions->actions);
+    int64_t candidate_count = -1;
     const double scale = bounds ? 0.0 : fabs(ff_multiple_of_identity(w, d));
     if (scale != 0.0)
-        kept = screen_alike(actions, scale, theta, beta, gamma, d, aligned(scratch), own,
-                            candidates);
+        candidate_count = screen_identity(actions, scale, theta, beta, gamma, d, aligned(scratch),
+                                          screen_scratch, candidates);
     else if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) &&
         ff_screen_i16_fits(actions, d))
-        kept = ff_screen_i16(actions, w, theta, beta, d, own, candidates);
-    if (scale == 0.0 && (kept < 0 || kept > FEW(actions->actions)))
-        kept = ff_screen_f32(actions, w, theta, beta, gamma, d, own, candidates, bounds);
+        candidate_count = ff_screen_i16(actions, w, theta, beta, d, screen_scratch, candidates);
+    if (scale == 0.0 && (candidate_count < 0 || candidate_count > FEW(actions->actions)))
+        candidate_count =
+            ff_screen_f32(actions, w, theta, beta, gamma, d, screen_scratch, candidates, bounds);
     double score;
-    const int64_t chosen = kept > 1 ? ff_best_of(actions, candidates, kept, w, theta, beta, gamma,
-                                                 d, scratch, &score)
-                                    : candidates[0];
+    const int64_t chosen = candidate_count > 1 ? ff_best_of(actions, candidates, candidate_count, w,
+                                                            theta, beta, gamma, d, scratch, &score)
+                                               : candidates[0];
     ff_features(actions, chosen, d, x);
     return chosen;
 }
 
-/* The score of one action. */
+/* Return the score of one action. */
 static double score_of(const ff_actions *actions, int64_t a, const double *restrict w,
                        const double *restrict theta, double beta, double gamma, int64_t d,
                        double *restrict scratch)
@@ -297,8 +310,9 @@ int64_t ff_select_tied(const ff_actions *actions, const double *restrict w,
                        const double *restrict theta, double beta, double gamma, double limit,
                        double tie, int64_t d, double *restrict scratch, double *restrict x)
 {
-    /* Two screenings decide nearly always, in an order that changes nothing but time: the best by
-     * the smaller bonus is right if it reaches the limit, the best score is if it does not. */
+    /* Two screenings nearly always decide. First: the best action under the smaller bonus wins if
+     * its score reaches the limit. Second: the action with the best score wins if that score does
+     * not reach the limit. The order of the two affects only the time. */
     const int likely = score_of(actions, 0, w, theta, beta, gamma, d, scratch) >= limit;
     for (int i = 0; i < 2; i++) {
         const int tied = (i == 0) == likely;
@@ -309,15 +323,17 @@ int64_t ff_select_tied(const ff_actions *actions, const double *restrict w,
         if (tied == (score >= limit))
             return a;
     }
+    /* Some score reaches the limit, but not that of the best action under the smaller bonus:
+     * compute all scores. */
     double *panel = aligned(scratch), *z = panel + PANEL * d;
     double best = -INFINITY, score[PANEL], smaller[PANEL];
     int64_t chosen = 0;
     for (int64_t first = 0; first < actions->actions; first += PANEL) {
-        const int64_t left = actions->actions - first;
+        const int64_t remaining = actions->actions - first;
         pack(actions, first, d, panel);
         score_panel(panel, w, theta, beta, gamma, d, z, score);
         score_panel(panel, w, theta, tie * beta, tie * gamma, d, z, smaller);
-        for (int64_t a = 0; a < (left < PANEL ? left : PANEL); a++) {
+        for (int64_t a = 0; a < (remaining < PANEL ? remaining : PANEL); a++) {
             if (score[a] >= limit && smaller[a] > best) {
                 best = smaller[a];
                 chosen = first + a;
@@ -353,18 +369,19 @@ int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint6
                   double *restrict scratch, double *restrict x)
 {
     const int64_t n = actions->actions;
-    double *rows = scratch, *scores = rows + n * d, *factor = scores + n, *center = factor + d * d;
-    double *own = state ? center + d : NULL;
+    double *x_rows = scratch, *scores = x_rows + n * d, *w_copy = scores + n,
+           *theta_copy = w_copy + d * d;
+    double *state_copy = state ? theta_copy + d : NULL;
     for (int64_t a = 0; a < n; a++)
-        ff_features(actions, a, d, rows + a * d);
-    memcpy(factor, w, (size_t)(d * d) * sizeof(double));
-    memcpy(center, theta, (size_t)d * sizeof(double));
-    /* One user's data must not bounds the next one's scores: neither through the state nor through
-     * what the last call left where this one writes. */
+        ff_features(actions, a, d, x_rows + a * d);
+    memcpy(w_copy, w, (size_t)(d * d) * sizeof(double));
+    memcpy(theta_copy, theta, (size_t)d * sizeof(double));
+    /* One user's data must not affect another user's scores, neither through the state nor through
+     * values that an earlier call left in the output array. */
     if (state)
-        memcpy(own, state, (size_t)state_size * sizeof(double));
+        memcpy(state_copy, state, (size_t)state_size * sizeof(double));
     memset(scores, 0, (size_t)n * sizeof(double));
-    if (score(own, key, round, n, d, rows, factor, center, beta, gamma, scores) != n)
+    if (score(state_copy, key, round, n, d, x_rows, w_copy, theta_copy, beta, gamma, scores) != n)
         return -1;
     int64_t chosen = 0;
     for (int64_t a = 0; a < n; a++) {

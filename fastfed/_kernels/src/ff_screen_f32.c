@@ -5,13 +5,14 @@
 #include "ff_screen_f32_parts.h"
 #include "ff_screen_f32_small.h"
 
-/* z = ROWS rows of w (ld apart) times features 0..columns of a panel, `stride` floats apart. */
+/* z = ROWS rows of w (ld apart) times features 0..columns - 1 of a panel, whose features are
+ * `stride` floats apart. */
 FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
                          const float *restrict panel, int64_t stride,
                          lanes32 (*restrict z)[VECTORS32])
 {
     lanes32 acc[ROWS][VECTORS32];
-    /* One by one: a memset of so many bytes is slow, and keeps them from registers. */
+    /* Element by element: a memset of this size is slow and prevents the use of registers. */
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS32; v++)
             acc[r][v] = (lanes32){0};
@@ -22,11 +23,11 @@ FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
     memcpy(z, acc, sizeof acc);
 }
 
-/* Rows of the float32 matrix [W; theta; zeros], a whole number of ROWS groups. */
+/* Return the rows of the float32 matrix [W; theta; zeros], whole groups of ROWS. */
 FF_INLINE int64_t padded_rows(int64_t d) { return (d + 1 + ROWS - 1) / ROWS * ROWS; }
 
-/* ||V^{-1} x|| of a panel, squared, approximately: V^{-1} x = W' z. transposed: W' and zeros,
- * z: W x. */
+/* Compute ||V^{-1} x||^2 of a panel approximately, by V^{-1} x = W' z. transposed: W' and zeros; z:
+ * W x. */
 FF_INLINE void second_panel(const float *restrict transposed, const float *restrict z, int64_t d,
                             float *restrict square)
 {
@@ -43,27 +44,28 @@ FF_INLINE void second_panel(const float *restrict transposed, const float *restr
     memcpy(square, sum[0], sizeof sum[0]);
 }
 
-/* V and the bonuses in float32. */
+/* The model in float32. */
 typedef struct {
-    const float *w, *transposed; /* [W; theta; zeros]; [W'; zeros] where gamma is not 0 */
-    float beta, gamma;
-    int twice; /* gamma is not 0, though as a float it may be */
-} narrowed;
+    const float *w, *transposed; /* [W; theta; zeros]; and [W'; zeros] if gamma is not 0 */
+    float beta, gamma;           /* factors of the bonuses */
+    int has_second;              /* 1: gamma is not 0 (as a float it may be) */
+} model32;
 
-/* Lane by lane over the panels so far: the largest approximate score, and the largest squares of
- * ||W x||, ||V^-1 x|| and ||x||. */
+/* By lane, over the panels so far: the largest approximate score, and the largest squares of ||W
+ * x||, ||V^-1 x|| and ||x||. */
 typedef struct {
     float score[SCREEN_PANEL] FF_ALIGNED, width[SCREEN_PANEL] FF_ALIGNED;
     float second[SCREEN_PANEL] FF_ALIGNED, length[SCREEN_PANEL] FF_ALIGNED;
 } extremes;
 
-/* Approximate scores of a panel, and the extremes with it. */
-FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const narrowed *n,
-                            int64_t d, int64_t held, float *restrict kept,
-                            float *restrict score, extremes *restrict seen)
+/* Compute the approximate scores of a panel into `score`, and update the extremes. valid: number of
+ * actions from this panel on; wx: scratch for W x. */
+FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const model32 *model,
+                            int64_t d, int64_t valid, float *restrict wx, float *restrict score,
+                            extremes *restrict so_far)
 {
-    const float *restrict w = n->w;
-    /* Independent partial sums: one chain of additions would wait for its own latency. */
+    const float *restrict w = model->w;
+    /* Several partial sums, because a single chain of additions would be limited by latency. */
     lanes32 square[2][VECTORS32], norm[2][VECTORS32], z[ROWS][VECTORS32], mean[VECTORS32];
     for (int v = 0; v < VECTORS32; v++) {
         square[0][v] = square[1][v] = norm[0][v] = norm[1][v] = mean[v] = (lanes32){0};
@@ -72,12 +74,12 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const n
     for (; j + 2 <= d; j += 2)
         for (int i = 0; i < 2; i++)
             for (int v = 0; v < VECTORS32; v++) {
-                const lanes32 x = *(const loose32 *)(panel + (j + i) * stride + v * WIDTH32);
-                norm[i][v] += x * x;
+                const lanes32 lengths = *(const loose32 *)(panel + (j + i) * stride + v * WIDTH32);
+                norm[i][v] += lengths * lengths;
             }
     for (int v = 0; j < d && v < VECTORS32; v++) {
-        const lanes32 x = *(const loose32 *)(panel + j * stride + v * WIDTH32);
-        norm[0][v] += x * x;
+        const lanes32 lengths = *(const loose32 *)(panel + j * stride + v * WIDTH32);
+        norm[0][v] += lengths * lengths;
     }
     int64_t i = 0;
     for (; i + ROWS <= d; i += ROWS) {
@@ -85,13 +87,13 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const n
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS32; v++)
                 square[r & 1][v] += z[r][v] * z[r][v];
-        if (n->twice)
-            memcpy(kept + i * SCREEN_PANEL, z, sizeof z);
+        if (model->has_second)
+            memcpy(wx + i * SCREEN_PANEL, z, sizeof z);
     }
-    /* The last rows of W, theta, and zeros. */
+    /* The last rows of W, then theta and zeros. */
     product32(w + i * d, d, d, panel, stride, z);
-    if (n->twice)
-        memcpy(kept + i * SCREEN_PANEL, z, (size_t)((d - i) * SCREEN_PANEL) * sizeof(float));
+    if (model->has_second)
+        memcpy(wx + i * SCREEN_PANEL, z, (size_t)((d - i) * SCREEN_PANEL) * sizeof(float));
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS32; v++) {
             if (i + r < d)
@@ -99,34 +101,37 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const n
             else if (i + r == d)
                 mean[v] = z[r][v];
         }
-    float m[SCREEN_PANEL] FF_ALIGNED, q[SCREEN_PANEL] FF_ALIGNED, x[SCREEN_PANEL] FF_ALIGNED;
-    float second[SCREEN_PANEL] FF_ALIGNED = {0}, made[SCREEN_PANEL] FF_ALIGNED;
+    float means[SCREEN_PANEL] FF_ALIGNED, squares[SCREEN_PANEL] FF_ALIGNED,
+        lengths[SCREEN_PANEL] FF_ALIGNED;
+    float second[SCREEN_PANEL] FF_ALIGNED = {0}, scores[SCREEN_PANEL] FF_ALIGNED;
     for (int v = 0; v < VECTORS32; v++) {
         square[0][v] += square[1][v];
         norm[0][v] += norm[1][v];
     }
-    memcpy(m, mean, sizeof m);
-    memcpy(q, square[0], sizeof q);
-    memcpy(x, norm[0], sizeof x);
-    const float beta = n->beta, gamma = n->gamma;
-    if (n->twice) {
-        second_panel(n->transposed, kept, d, second);
+    memcpy(means, mean, sizeof means);
+    memcpy(squares, square[0], sizeof squares);
+    memcpy(lengths, norm[0], sizeof lengths);
+    const float beta = model->beta, gamma = model->gamma;
+    if (model->has_second) {
+        second_panel(model->transposed, wx, d, second);
         for (int a = 0; a < SCREEN_PANEL; a++) {
-            seen->second[a] = second[a] > seen->second[a] ? second[a] : seen->second[a];
-            m[a] += gamma * sqrtf(second[a]);
+            so_far->second[a] = second[a] > so_far->second[a] ? second[a] : so_far->second[a];
+            means[a] += gamma * sqrtf(second[a]);
         }
     }
     for (int a = 0; a < SCREEN_PANEL; a++) {
-        made[a] = m[a] + beta * sqrtf(q[a]);
-        /* What a short panel is filled up with is no action; nor is it long. What is not a number
-         * proves nothing. */
-        seen->score[a] = ((a < held) & (made[a] > seen->score[a])) ? made[a] : seen->score[a];
-        seen->width[a] = q[a] > seen->width[a] ? q[a] : seen->width[a];
-        seen->length[a] = x[a] > seen->length[a] ? x[a] : seen->length[a];
+        scores[a] = means[a] + beta * sqrtf(squares[a]);
+        /* The padding of a short panel is not an action, and has length zero. NaN proves
+         * nothing. */
+        so_far->score[a] =
+            ((a < valid) & (scores[a] > so_far->score[a])) ? scores[a] : so_far->score[a];
+        so_far->width[a] = squares[a] > so_far->width[a] ? squares[a] : so_far->width[a];
+        so_far->length[a] = lengths[a] > so_far->length[a] ? lengths[a] : so_far->length[a];
     }
-    memcpy(score, made, sizeof made);
+    memcpy(score, scores, sizeof scores);
 }
 
+/* Return the largest lane. */
 FF_INLINE double largest_of(const float *restrict lane)
 {
     float top[SCREEN_PANEL] FF_ALIGNED;
@@ -137,10 +142,10 @@ FF_INLINE double largest_of(const float *restrict lane)
     return (double)top[0];
 }
 
-/* Features side by side that are copied at a time. */
+/* Features of one action that are copied together. */
 #define SIDE_BY_SIDE 8
 
-/* n actions, entry (a, j) at x[a as + j fs], into a panel. */
+/* Copy n actions into a panel; entry (a, j) is x[a as + j fs]. */
 #define PACK(x)                                                                                    \
     {                                                                                              \
         int64_t j = 0;                                                                             \
@@ -153,11 +158,12 @@ FF_INLINE double largest_of(const float *restrict lane)
                 panel[j * SCREEN_PANEL + a] = (float)(x)[a * as + j * fs];                         \
     }
 
+/* Copy the actions from `first` on into a float32 panel; padding is zero. */
 FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float *restrict panel)
 {
     const int64_t as = actions->action_stride, fs = actions->feature_stride;
-    const int64_t left = actions->actions - first;
-    const int64_t n = left < SCREEN_PANEL ? left : SCREEN_PANEL;
+    const int64_t remaining = actions->actions - first;
+    const int64_t n = remaining < SCREEN_PANEL ? remaining : SCREEN_PANEL;
     if (n < SCREEN_PANEL)
         memset(panel, 0, (size_t)(SCREEN_PANEL * d) * sizeof(float));
     if (actions->is_double) {
@@ -176,11 +182,12 @@ FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float
 int64_t ff_screen_f32_scratch(int64_t d, int64_t actions)
 {
     const int64_t padded = (actions + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
-    /* In floats: upper bounds, panel and W of it, [W; theta], W'. */
+    /* In floats: upper bounds, a panel and its W x, [W; theta], W'. */
     return padded / 2 + SCREEN_PANEL * d + padded_rows(d) * d + 1 + 16;
 }
 
-/* W' in whole groups of rows, zeros before a group's own diagonal and past the last row. */
+/* Write W' in whole groups of rows, with zeros before the diagonal of each group and past the last
+ * row. */
 FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict transposed)
 {
     const int64_t rows = (d + ROWS - 1) / ROWS * ROWS;
@@ -198,44 +205,45 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
     float *score = (float *)aligned(scratch), *panel = score + padded;
-    float *kept = panel + SCREEN_PANEL * d, *w32 = kept + SCREEN_PANEL * d;
+    float *wx = panel + SCREEN_PANEL * d, *w32 = wx + SCREEN_PANEL * d;
     float *transposed = w32 + rows * d;
-    extremes seen;
+    extremes so_far;
     for (int a = 0; a < SCREEN_PANEL; a++) {
-        seen.score[a] = -INFINITY;
-        seen.width[a] = seen.second[a] = seen.length[a] = 0.0f;
+        so_far.score[a] = -INFINITY;
+        so_far.width[a] = so_far.second[a] = so_far.length[a] = 0.0f;
     }
-    const double w_norm = narrow_factor(w, d, w32);
+    const double w_norm = factor_to_float32(w, d, w32);
     double lane[8] FF_ALIGNED = {0};
-    narrow(theta, d, w32 + d * d, lane);
+    to_float32(theta, d, w32 + d * d, lane);
     const double theta_norm = sqrt(sum_of(lane)), slack = slack_of(d, theta_norm);
     memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
     if (gamma != 0.0)
         transpose(w32, d, transposed);
-    const narrowed made = {w32, transposed, (float)beta, (float)gamma, gamma != 0.0};
-    const int ready = lies_ready(actions);
+    const model32 model = {w32, transposed, (float)beta, (float)gamma, gamma != 0.0};
+    const int in_place = is_readable_in_place(actions);
     for (int64_t from = 0; from < count; from += SCREEN_PANEL) {
-        /* The last panel of ready actions overlaps the one before instead of running over. */
-        const int64_t last = count - SCREEN_PANEL, first = ready && from > last ? last : from;
+        /* If actions are read in place, the last panel overlaps the previous one instead of running
+         * past the end. */
+        const int64_t last = count - SCREEN_PANEL, first = in_place && from > last ? last : from;
         const float *x = (const float *)actions->x + first;
-        if (!ready) {
+        if (!in_place) {
             pack32(actions, first, d, panel);
             x = panel;
         }
-        screen_panel(x, ready ? actions->feature_stride : SCREEN_PANEL, &made, d, count - first,
-                     kept, score + first, &seen);
+        screen_panel(x, in_place ? actions->feature_stride : SCREEN_PANEL, &model, d, count - first,
+                     wx, score + first, &so_far);
     }
     for (int64_t a = count; a < padded; a++)
         score[a] = -INFINITY;
-    const double length = sqrt(largest_of(seen.length)) * (1.0 + slack) + 0x1p-60;
-    const double width = sqrt(largest_of(seen.width));
-    const double second = sqrt(largest_of(seen.second));
+    const double length = sqrt(largest_of(so_far.length)) * (1.0 + slack) + 0x1p-60;
+    const double width = sqrt(largest_of(so_far.width));
+    const double second = sqrt(largest_of(so_far.second));
     const double error = error_of(beta, gamma, slack, theta_norm, w_norm, length, width, second);
     if (bounds) {
         for (int64_t a = 0; a < count; a++)
             score[a] += (float)(1.01 * error);
         *bounds = (ff_bounds){score, width + slack * (w_norm * length + width), length};
     }
-    const double best = largest_of(seen.score) + (bounds ? 1.01 * error : 0.0);
-    return survivors(score, (float)(best - 2.02 * error), count, candidates);
+    const double best = largest_of(so_far.score) + (bounds ? 1.01 * error : 0.0);
+    return list_survivors(score, (float)(best - 2.02 * error), count, candidates);
 }

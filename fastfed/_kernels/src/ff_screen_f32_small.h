@@ -1,11 +1,11 @@
-/* Screening in float32 where the dimension is small and known to the compiler. */
+/* Screening in float32 for small dimensions that are compile-time constants. */
 #ifndef FF_SCREEN_F32_SMALL_H
 #define FF_SCREEN_F32_SMALL_H
 
 #include "ff_base.h"
 #include "ff_scores.h"
 
-/* 1 if these actions have such a dimension, and a layout that can be read in place. */
+/* Return 1 if these actions have such a dimension, and a layout that can be read in place. */
 int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d);
 
 /* As ff_screen_f32 with gamma 0. */

@@ -1,47 +1,49 @@
-/* Screening in 16-bit integers, which processors with AVX2, or AVX-512 VNNI, multiply fastest.
+/* Screening in 16-bit integers, which processors with AVX2 or AVX-512 VNNI multiply fastest.
  *
- * Actions, W and theta are quantised to int16 (ff_quantise_i16.c, ff_screen_i16_factor.c).
- * Products are exact in 32 bits, so only quantisation and a few float32 operations cost accuracy,
- * and their error is bounded (ff_screen_i16.c). */
+ * Actions, W and theta are quantised to int16 (ff_quantise_i16.c, ff_screen_i16_factor.c). Products
+ * are exact in 32 bits, so only quantisation and a few float32 operations cause errors, which are
+ * bounded (ff_screen_i16.c). */
 #ifndef FF_SCREEN_I16_H
 #define FF_SCREEN_I16_H
 
 #include "ff_base.h"
 #include "ff_scores.h"
 
-/* 1 if this build and this processor have the instructions. */
+/* Return 1 if this build and this processor have the instructions. */
 int64_t ff_screen_i16_available(void);
 
-/* 1 if this processor has the instructions, and these actions the layout (float32, features side by
- * side) and the dimension for it. */
+/* Return 1 if this processor has the instructions, and these actions have a suitable layout
+ * (float32, feature-major) and dimension. */
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d);
 
-/* Bytes that K actions take in 16 bits; a multiple of 64. */
+/* Return the bytes that K actions take in 16 bits; a multiple of 64. */
 int64_t ff_quantised_bytes(int64_t d, int64_t actions);
 
-/* Quantises actions, each scaled to the same length, into `quantised` (64-byte aligned). */
+/* Quantise actions, each scaled to the same length, into `quantised` (64-byte aligned). */
 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quantised);
 
-/* Actions in 16 bits, kept from their second use on: those of block q stand at buffer + starts[q]
+/* Actions in 16 bits, stored from their second use on. Those of block q are at buffer + starts[q]
  * once made[q] is FF_QUANTISED_MADE. */
 #define FF_QUANTISED_MADE 1
 typedef struct {
-    char *buffer; /* 64-byte aligned */
-    const int64_t *starts;
-    uint8_t *made;
+    char *buffer;          /* 64-byte aligned */
+    const int64_t *starts; /* (blocks + 1): byte offsets */
+    uint8_t *made;         /* (blocks): state of each block */
 } ff_quantised_store;
 
-/* Block q, whose actions these are, in 16 bits; NULL where they do not fit, or another thread makes
- * it. Until it is kept it stands in `room`, which has space for it and is 64-byte aligned. */
+/* Return block q, which holds these actions, in 16 bits; NULL if they are unsuitable or another
+ * thread is storing the block. Until the block is stored, it is quantised into `buffer` (64-byte
+ * aligned). */
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
-                               const ff_actions *actions, int64_t d, void *restrict room);
+                               const ff_actions *actions, int64_t d, void *restrict buffer);
 
-/* Doubles of scratch for at most K actions, those in 16 bits among them. */
+/* Return the doubles of scratch for at most K actions, including the actions in 16 bits. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions);
 
-/* As ff_screen_f32 without a second bonus: every action whose score <x, theta> + beta ||W x|| may
- * be the largest, ascending, into candidates (K); returns how many. It keeps more of them, for its
- * bounds are off by some 1e-3 of a bonus. -1: it cannot tell. */
+/* As ff_screen_f32 without a second bonus: write every action whose score <x, theta> + beta ||W x||
+ * may be the largest to `candidates` (K), in ascending order. Returns their number, or -1 if the
+ * bounds rule out too little. More candidates remain than in float32, because the bounds have
+ * errors of some 1e-3 of a bonus. */
 int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
                       const double *restrict theta, double beta, int64_t d,
                       double *restrict scratch, int64_t *restrict candidates);

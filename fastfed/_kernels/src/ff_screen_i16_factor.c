@@ -1,4 +1,4 @@
-/* W and theta in 16-bit integers, for screening (ff_screen_i16.h) and the bonus cache. */
+/* Quantise W and theta to 16-bit integers, for screening (ff_screen_i16.h) and the bonus cache. */
 #include "ff_base.h"
 
 #ifdef FF_WIDE
@@ -8,25 +8,25 @@
 
 int64_t ff_quantised_factor_size(int64_t d)
 {
-    /* Units, squares, rows; and space to align these. */
+    /* Units, squares, rows; and space for alignment. */
     const int64_t groups = groups_of(d);
     return groups + (groups + 1) / 2 + ROWS * groups * row_of(d) / 4 + 8;
 }
 
-/* The entries of a row from the j-th; past the d-th they are zero. */
+/* Return the entries of a row from the j-th on; past the d-th they are zero. */
 FF_INLINE f64s entries(const double *restrict row, int64_t j, int64_t d, int whole)
 {
     return whole ? f64_load(row + j) : f64_load_some(lanes64_of(d - j), row + j);
 }
 
-/* Whether the group of rows that ends with the n-th has all of them, and whole vectors in each. */
+/* Return 1 if the group of rows that ends with row n is complete and consists of whole vectors. */
 FF_INLINE int whole_rows(int64_t n, int64_t d)
 {
     return n % ROWS == 0 && ((n + LANES64 - 1) & ~(int64_t)(LANES64 - 1)) <= d;
 }
 
-/* The largest squared length among `count` <= ROWS rows of n entries, d apart; their sum too. All
- * rows side by side: loops so short cost most where they end. */
+/* Return the largest squared length among `count` <= ROWS rows of n entries (d apart); add all
+ * squared lengths to *sum. The rows share one loop, because short loops cost most at their ends. */
 FF_INLINE double longest(const double *restrict rows, const int count, int64_t n, int64_t d,
                          int whole, double *restrict sum)
 {
@@ -40,31 +40,31 @@ FF_INLINE double longest(const double *restrict rows, const int count, int64_t n
             square[r] = f64_fma(x, x, square[r]);
         }
     for (int r = 0; r < count; r++) {
-        const double one = f64_sum(square[r]);
-        /* What is not a number stays. */
-        largest = one <= largest ? largest : one;
-        *sum += one;
+        const double row_square = f64_sum(square[r]);
+        /* NaN stays NaN. */
+        largest = row_square <= largest ? largest : row_square;
+        *sum += row_square;
     }
     return largest;
 }
 
-/* Rows as above, times `scale`, in 16 bits; returns what rounding has changed, squared. */
+/* Quantise rows as above, times `scale`. Returns the sum of the squared rounding errors. */
 FF_INLINE double quantise_rows(const double *restrict rows, const int count, int64_t n, int64_t d,
                                int whole, double scale, int16_t *restrict to)
 {
-    /* Past 2^52 doubles are whole numbers, whose last bits these are: so one instruction scales
-     * and rounds. */
-    const f64s by = f64_set(scale), far = f64_set(0x1.8p52);
+    /* Doubles above 2^52 are whole numbers, and their last bits are the rounded value. So one
+     * instruction scales and rounds. */
+    const f64s factor = f64_set(scale), shift = f64_set(0x1.8p52);
     f64s even = f64_set(0.0), odd = even;
     for (int64_t j = 0; j < n; j += LANES64)
         for (int r = 0; r < count; r++) {
             const f64s x = entries(rows + r * d, j, d, whole);
-            const f64s q = f64_fma(x, by, far);
-            const f64s rest = f64_fms(x, by, f64_sub(q, far));
+            const f64s q = f64_fma(x, factor, shift);
+            const f64s error = f64_fms(x, factor, f64_sub(q, shift));
             if (r & 1)
-                odd = f64_fma(rest, rest, odd);
+                odd = f64_fma(error, error, odd);
             else
-                even = f64_fma(rest, rest, even);
+                even = f64_fma(error, error, even);
             f64_store_last16(to + r * row_of(d) + j, q);
         }
     return f64_sum(f64_add(even, odd));
@@ -86,7 +86,7 @@ quantised_factor ff_quantise_factor(const double *restrict w, const double *rest
     float *restrict squares = (float *)(units + groups);
     int16_t *restrict rows = (int16_t *)aligned(units + groups + (groups + 1) / 2);
     double total = 0.0, diagonal = 0.0, largest = 0.0, lost = 0.0, unit = 0.0;
-    /* All lengths first: their roots then run as vectors, and no row waits for its own. */
+    /* All lengths come first, so their square roots run as vectors. */
     for (int64_t i = 0; i < d; i += ROWS) {
         const int count = d - i < ROWS ? (int)(d - i) : ROWS;
         const int64_t n = i + count;
@@ -107,23 +107,23 @@ quantised_factor ff_quantise_factor(const double *restrict w, const double *rest
         const int count = d - i < ROWS ? (int)(d - i) : ROWS;
         const int64_t n = i + count;
         const double *group = w + i * d;
-        const double own = units[i / ROWS], scale = 1.0 / own;
-        lost += own * own *
+        const double group_unit = units[i / ROWS], scale = 1.0 / group_unit;
+        lost += group_unit * group_unit *
                 (whole_rows(n, d) ? quantise_rows(group, ROWS, n, d, 1, scale, rows + i * ld)
                                   : quantise_rows(group, count, n, d, 0, scale, rows + i * ld));
-        const float relative = (float)(own / unit);
+        const float relative = (float)(group_unit / unit);
         squares[i / ROWS] = relative * relative;
     }
     if (used < groups)
         squares[used] = 0.0f;
     memset(rows + d * ld, 0, (size_t)((groups * ROWS - d) * ld) * sizeof *rows);
-    const quantised_row none = {0.0, 0.0, 0.0};
+    const quantised_row no_theta = {0.0, 0.0, 0.0};
     return (quantised_factor){unit,
-                         norm_bound(total, diagonal, largest, d),
-                         sqrt(total),
-                         sqrt(lost),
-                         squares,
-                         rows,
-                         theta ? ff_quantise_row(theta, d, rows + d * ld) : none};
+                              norm_bound(total, diagonal, largest, d),
+                              sqrt(total),
+                              sqrt(lost),
+                              squares,
+                              rows,
+                              theta ? ff_quantise_row(theta, d, rows + d * ld) : no_theta};
 }
 #endif

@@ -6,75 +6,76 @@
 #include "ff_screen_i16.h"
 #include "ff_wide.h"
 
-/* Sums stay in registers only where all loops over them are unrolled. */
+/* Sums stay in registers only if all loops over them are unrolled. */
 #ifdef __clang__
 #define UNROLLED _Pragma("unroll")
 #else
 #define UNROLLED _Pragma("GCC unroll 12")
 #endif
-/* Vectors of LANES actions in a panel, but for a last one of 2: as many as leave sums of ROWS rows
- * in registers, of which there are 32 and 16. */
+/* Vectors of LANES actions in a panel; the last panel may have 2. As many as leave the sums of ROWS
+ * rows in registers (32 or 16). */
 #define PANEL_VECTORS (FF_WIDE == 64 ? 4 : 2)
-/* Actions that are bounded by R at a time. */
-#define TOGETHER 8
-/* Rows of W are scaled to at most the one length, and actions to the other, before they are
- * rounded: by Cauchy-Schwarz every product then fits 32 bits. No entry is above LARGEST, to fit
- * 16. */
+/* Actions that are bounded by R together (one by one, in ff_bonus_bounds.h). */
+#define GATHERED 8
+/* Before rounding, rows of W are scaled to at most length LENGTH, and actions to LENGTH_X, so
+ * every product fits into 32 bits by Cauchy-Schwarz. No entry is above LARGEST, so it fits into
+ * 16 bits. */
 #define LENGTH 32000.0
 #define LENGTH_X 65000.0
 #define LARGEST 32700.0
 
-/* Entries of a row of W, theta or zeros: whole vectors. */
+/* Return the entries of a row of W, theta or zeros: whole vectors. */
 FF_INLINE int64_t row_of(int64_t d) { return (d + 31) & ~(int64_t)31; }
-/* Groups of rows: those of W, theta, and zeros. */
+/* Return the number of groups of ROWS rows: those of W, theta, and zeros. */
 FF_INLINE int64_t groups_of(int64_t d) { return (d + ROWS) / ROWS; }
+/* Return the number of pairs of features. */
 FF_INLINE int64_t pairs_of(int64_t d) { return (d + 1) / 2; }
-/* Four features of TOGETHER actions are side by side: a cache line. */
+/* Return the number of groups of four features; four features of GATHERED actions fill a cache
+ * line. */
 FF_INLINE int64_t quads_of(int64_t d) { return (d + 3) / 4; }
-#define QUAD (2 * TOGETHER)
-/* Vectors of all panels. */
+#define QUAD (2 * GATHERED)
+/* Return the number of vectors in all panels. */
 FF_INLINE int64_t vectors_of(int64_t actions)
 {
-    const int64_t vectors = (actions + LANES - 1) / LANES, over = vectors % PANEL_VECTORS;
-    return vectors - over + (over == 0 ? 0 : over <= 2 ? 2 : PANEL_VECTORS);
+    const int64_t vectors = (actions + LANES - 1) / LANES, extra = vectors % PANEL_VECTORS;
+    return vectors - extra + (extra == 0 ? 0 : extra <= 2 ? 2 : PANEL_VECTORS);
 }
 
-/* Lengths of a vector of actions, never zero, their units, and bounds on the length that rounding
- * took. */
+/* Norms of a vector of actions: lengths (never zero), units in 16 bits, and bounds on the length
+ * that rounding took. */
 typedef struct {
     float length[LANES], unit[LANES], lost[LANES];
-} measured;
+} action_norms;
 
 /* Length and unit of a single row, and the length that rounding took. */
 typedef struct {
     double norm, unit, lost;
 } quantised_row;
 
-/* [W; theta; zeros] in 16 bits: the rows of W in units by the group, theta in its own; what
- * rounding has changed of them, as lengths. */
+/* [W; theta; zeros] in 16 bits. The rows of W have one unit for each group, theta has its own. */
 typedef struct {
-    double unit;            /* the largest of the groups' units */
-    double norm, frobenius; /* at least || |W| ||_2 and ||W||_F */
-    double lost;            /* of W: ||.||_F */
-    float *squares;         /* of the groups' units, the largest being 1 */
-    int16_t *rows;
-    quantised_row theta;
+    double unit;            /* the largest unit of the groups */
+    double norm, frobenius; /* upper bounds on || |W| ||_2 and ||W||_F */
+    double lost;            /* ||.||_F of what rounding changed of W */
+    float *squares;         /* (groups): squared units of the groups, relative to the largest */
+    int16_t *rows;          /* (ROWS groups, row_of(d)) */
+    quantised_row theta;    /* norms of theta */
 } quantised_factor;
 
-/* The next `lines` lines of what is read soon, to be asked for; or, where there are none, of what
- * is read now, which costs nothing. */
+/* Return the address of the next `lines` cache lines to prefetch, and advance. If there is nothing
+ * to prefetch, return `now`, memory that is being read anyway, which costs nothing. */
 FF_INLINE const char *lines_ahead(const ff_actions *actions, int64_t lines, const void *now)
 {
     ff_ahead *ahead = actions->ahead;
     if (!ahead || ahead->at >= ahead->end)
         return (const char *)now;
-    const char *at = ahead->at;
+    const char *address = ahead->at;
     ahead->at += 64 * lines;
-    return at;
+    return address;
 }
 
-/* Asks for one more line of what is read soon. */
-FF_INLINE void ask_ahead(const ff_actions *actions)
+/* Prefetch one more line of what will be read soon. */
+FF_INLINE void prefetch_line(const ff_actions *actions)
 {
     ff_ahead *ahead = actions->ahead;
     if (ahead && ahead->at < ahead->end) {
@@ -83,9 +84,9 @@ FF_INLINE void ask_ahead(const ff_actions *actions)
     }
 }
 
-/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile as many lines
- * from `ahead` on are asked for: one with each pair, for memory has no more of them under way at a
- * time than some 16, and whatever comes after these waits. */
+/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile prefetch as many
+ * lines from `ahead` on, one with each pair: memory handles only some 16 requests at a time, and
+ * further loads would wait. */
 FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
                            const i32s *restrict panel, const int width, const char *ahead,
                            i32s (*restrict acc)[PANEL_VECTORS])
@@ -97,9 +98,9 @@ FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pai
     for (int64_t j = 0; j < pairs; j++) {
         _mm_prefetch(ahead + 64 * j, _MM_HINT_T1);
         for (int r = 0; r < ROWS; r++) {
-            int32_t entries;
-            memcpy(&entries, rows + r * ld + 2 * j, sizeof entries);
-            const i32s w = i32_set(entries);
+            int32_t pair_w;
+            memcpy(&pair_w, rows + r * ld + 2 * j, sizeof pair_w);
+            const i32s w = i32_set(pair_w);
             for (int v = 0; v < width; v++)
                 MULTIPLY(sum[r][v], w, panel[j * width + v]);
         }
@@ -109,8 +110,8 @@ FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pai
             acc[r][v] = sum[r][v];
 }
 
-/* ||R x||^2 of the actions of a panel, in largest units of a lower triangular R, d x d, and units of
- * the actions. */
+/* Compute ||R x||^2 of the actions of a panel, in squared units of the factor and of the actions; R
+ * is d x d, lower triangular. */
 FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *panel, int64_t width,
                            const ff_actions *actions, f32s *restrict square)
 {
@@ -137,12 +138,13 @@ FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *pan
     }
 }
 
-/* W and theta (NULL: none) in 16 bits, into a buffer of ff_quantised_factor_size(). */
+/* Quantise W and theta (NULL: none) to 16 bits, into a buffer of ff_quantised_factor_size()
+ * doubles. */
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
                                     int64_t d, double *restrict buffer);
 int64_t ff_quantised_factor_size(int64_t d);
 
-/* A row of d into `to` (16-byte aligned, row_of(d) entries). */
+/* Quantise a row (d) into `to` (row_of(d) entries, 16-byte aligned). */
 quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *restrict to);
 
 #endif

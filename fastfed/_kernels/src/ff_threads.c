@@ -1,6 +1,7 @@
 #include "ff_threads.h"
 
-static void each_alone(int64_t first, int64_t count, ff_item item, ff_item follow, void *work)
+/* Do all items from `first` on in this thread. */
+static void run_alone(int64_t first, int64_t count, ff_item item, ff_item follow, void *work)
 {
     for (int64_t i = first; i < count; i++) {
         item(work, i, 0);
@@ -25,7 +26,7 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
                   ff_item follow, void *work)
 {
     (void)team, (void)pace, (void)units;
-    each_alone(0, count, item, follow, work);
+    run_alone(0, count, item, follow, work);
 }
 
 #else
@@ -45,111 +46,119 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
 #define PAUSE
 #endif
 
-/* Pauses before a thread sleeps: 10 to 50 microseconds, about what waking it takes. */
+/* Pauses before a thread sleeps: 10 to 50 microseconds, about the time of waking it. */
 #define SPINS 1000
-/* Of these, pauses in which a part that is to be followed is left to its own thread. */
+/* Pauses during which a part with a `follow` function is left to its own thread. */
 #define PATIENCE 64
 _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to close it");
-/* Pieces of work before several threads are judged, and the fewest and most that are done alone
- * after a judgement against them. */
-#define JUDGED 8
-/* One that takes so many times as long as alone is judged at once: a thread has lost its processor
- * with an item in hand, and would again. */
+/* Pieces of work before several threads are judged against one, and the smallest and largest number
+ * that one thread does after a judgement against several. */
+#define PIECES_TO_JUDGE 8
+/* A piece that takes this many times as long as on one thread is judged at once: a thread has lost
+ * its processor while it held an item, and would lose it again. */
 #define STALLED 4.0
-#define FEWEST 16
-#define MOST 4096
-/* Pieces of work that go well before the next judgement weighs half. */
+#define HOLD_MIN 16
+#define HOLD_MAX 4096
+/* After this many good pieces, the next judgement against several threads holds half as long. */
 #define FORGIVEN 1024
-/* Beside others the caller's own units take longer than alone: they change caches, and may share its
- * processor. So where they differ by more than an eighth from what a thread takes alone, that is seen
- * anew by a few pieces, now and then: it may be so, or the work may have changed. */
+/* Beside other threads the caller's units take longer, because threads share caches and perhaps a
+ * core. If they differ by more than DIFFERS from `alone`, `alone` is measured again by
+ * MEASURED_AGAIN pieces, once in BETWEEN pieces: the times may really differ, or the work may have
+ * changed. */
 #define DIFFERS .125
-#define SEEN_ANEW 4
+#define MEASURED_AGAIN 4
 #define BETWEEN 256
-/* A piece of so many seconds tells enough by itself: several alone would cost too much. */
+/* From this many seconds on, one piece measures well enough; several would cost too much. */
 #define LONG .0005
-/* Weight of the newest piece of work in what is known of its kind; more where few are. */
+/* Weight of the newest piece of work in the measured times; more while there are few. */
 #define NEWEST .25
 
-/* A thread's part, in a cache line of its own. */
+/* The part of a thread, in a cache line of its own. */
 typedef struct {
-    _Alignas(64) _Atomic uint64_t left; /* items low..high-1, as (high << 32) | low */
-    _Atomic int64_t open;               /* items that are not done */
-    int64_t next, last;                 /* items that are not followed: next..last-1 */
+    _Alignas(64) _Atomic uint64_t left; /* remaining items low..high-1, as (high << 32) | low */
+    _Atomic int64_t open; /* number of items that are not done */
+    int64_t next, last;   /* items without `follow` so far: next..last-1 */
 } part;
 
-/* How far a piece of work has come: parts are closed one after the other, each when all its items are
- * done and followed. The number of the piece stands above, so that one is never taken for another. */
-#define TAKEN 1u   /* somebody follows the items of this part now */
-#define ORDERED 2u /* there is something to follow with */
+/* Progress of a piece of work. Parts are closed one after the other, each when all its items are
+ * done and followed. progress = (number of the piece << 32) | number of the first open part times
+ * PART | flags. */
+#define TAKEN 1u   /* flag: a thread is calling `follow` for this part */
+#define ORDERED 2u /* flag: there is a `follow` function */
 #define PART 4u
 
 struct ff_team {
-    int64_t asked, threads; /* none yet: 0 */
-    part *parts;
-    /* One piece of work. Written while nobody holds an item or follows a part; whoever does may
-     * read it. */
+    int64_t requested, threads; /* threads requested; threads started (0: none yet) */
+    part *parts;                /* (requested) */
+    /* The present piece of work. Written while no thread holds an item or follows a part; threads
+     * that do may read it. */
     ff_item item, follow;
     void *work;
-    _Alignas(64) _Atomic uint64_t progress;
-    _Alignas(64) _Atomic uint64_t turn; /* how many pieces of work there have been */
-    _Atomic int closing, sleeping, waiting;
+    _Alignas(64) _Atomic uint64_t progress; /* see TAKEN, ORDERED and PART */
+    _Alignas(64) _Atomic uint64_t turn; /* number of pieces of work so far */
+    _Atomic int closing, sleeping, waiting; /* 1: the other threads must end; number of sleeping
+                                             * threads; 1: the caller sleeps */
     pthread_mutex_t lock;
-    pthread_cond_t more, all_done;
-    pthread_t *others;
-    _Atomic int64_t named;
+    pthread_cond_t more, all_done; /* signals: a new piece of work, or the end; the last part is
+                                    * closed */
+    pthread_t *handles;          /* (requested): the other threads */
+    _Atomic int64_t next_thread; /* number of the next thread that starts */
 };
 
-static double now(void)
+/* Return the time in seconds. */
+static double time_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* An item of a part, from its beginning (own) or its end; -1 if none is left. */
-static int64_t take(part *p, int own)
+/* Take an item of a part, from its beginning (from_start) or its end. Returns its index, or -1 if
+ * none remains. */
+static int64_t take_item(part *p, int from_start)
 {
-    uint64_t left = atomic_load_explicit(&p->left, memory_order_relaxed);
+    uint64_t range = atomic_load_explicit(&p->left, memory_order_relaxed);
     for (;;) {
-        const uint64_t low = left & 0xffffffffu, high = left >> 32;
+        const uint64_t low = range & 0xffffffffu, high = range >> 32;
         if (low >= high)
             return -1;
-        const uint64_t rest = own ? (high << 32 | (low + 1)) : ((high - 1) << 32 | low);
-        if (atomic_compare_exchange_weak_explicit(&p->left, &left, rest, memory_order_acquire,
+        const uint64_t remaining = from_start ? (high << 32 | (low + 1)) : ((high - 1) << 32 | low);
+        if (atomic_compare_exchange_weak_explicit(&p->left, &range, remaining, memory_order_acquire,
                                                   memory_order_relaxed))
-            return (int64_t)(own ? low : high - 1);
+            return (int64_t)(from_start ? low : high - 1);
     }
 }
 
-/* Takes and does items until none is left. Returns how many. */
-static int64_t help(ff_team *team, int64_t thread)
+/* Take items and do them until none remains. Returns their number. */
+static int64_t run_items(ff_team *team, int64_t thread)
 {
-    int64_t all = 0;
+    int64_t total = 0;
     for (int64_t n = 0; n < team->threads; n++) {
-        const int64_t of = (thread + n) % team->threads;
-        part *p = &team->parts[of];
+        const int64_t part_index = (thread + n) % team->threads;
+        part *p = &team->parts[part_index];
         int64_t finished = 0, i;
-        while ((i = take(p, n == 0)) >= 0) {
+        while ((i = take_item(p, n == 0)) >= 0) {
             team->item(team->work, i, thread);
             finished++;
-            /* The first part waits for no other. */
-            if (team->follow && n == 0 && of == 0 && i == p->next) {
+            /* The first part waits for no other part, so its items can be followed at once. */
+            if (team->follow && n == 0 && part_index == 0 && i == p->next) {
                 team->follow(team->work, i, thread);
                 p->next++;
             }
         }
         if (finished)
             atomic_fetch_sub(&p->open, finished);
-        all += finished;
+        total += finished;
     }
-    return all;
+    return total;
 }
 
+/* Return the first open part. */
 static int64_t part_of(uint64_t progress) { return (int64_t)((progress & 0xffffffffu) / PART); }
 
-/* Closes parts, in their order, as long as there are any to close: a thread its own, and others that
- * their threads leave. Who finished the last item of a part comes here, so every part is closed. */
+/* Close parts in order as long as one can be closed. A thread closes its own part, and parts that
+ * their threads leave. The thread that finished the last item of a part comes here, so every part
+ * is closed. */
 static void close_parts(ff_team *team, int64_t thread)
 {
     uint64_t progress = atomic_load(&team->progress);
@@ -158,8 +167,8 @@ static void close_parts(ff_team *team, int64_t thread)
          progress = atomic_load(&team->progress)) {
         const int64_t n = part_of(progress);
         part *p = &team->parts[n];
-        const int ours = !(progress & ORDERED) || n == thread || idle >= PATIENCE;
-        if (!(progress & TAKEN) && ours && atomic_load(&p->open) == 0) {
+        const int may_close = !(progress & ORDERED) || n == thread || idle >= PATIENCE;
+        if (!(progress & TAKEN) && may_close && atomic_load(&p->open) == 0) {
             if (!atomic_compare_exchange_strong(&team->progress, &progress, progress | TAKEN))
                 continue;
             if (progress & ORDERED)
@@ -172,7 +181,7 @@ static void close_parts(ff_team *team, int64_t thread)
                 pthread_cond_signal(&team->all_done);
                 pthread_mutex_unlock(&team->lock);
             }
-            /* Where one thread is not there, others may not be either. */
+            /* If one thread is missing, others may be missing too. */
             idle = idle < PATIENCE ? 0 : PATIENCE;
         } else if (idle++ == SPINS) {
             return;
@@ -182,32 +191,33 @@ static void close_parts(ff_team *team, int64_t thread)
     }
 }
 
+/* The main loop of the other threads. */
 static void *serve(void *argument)
 {
     ff_team *team = argument;
-    const int64_t thread = atomic_fetch_add(&team->named, 1);
-    uint64_t seen = 0;
+    const int64_t thread = atomic_fetch_add(&team->next_thread, 1);
+    uint64_t last_turn = 0;
     for (;;) {
-        for (int n = 0; n < SPINS && atomic_load(&team->turn) == seen; n++)
+        for (int n = 0; n < SPINS && atomic_load(&team->turn) == last_turn; n++)
             PAUSE;
-        if (atomic_load(&team->turn) == seen) {
+        if (atomic_load(&team->turn) == last_turn) {
             pthread_mutex_lock(&team->lock);
             atomic_fetch_add(&team->sleeping, 1);
-            while (atomic_load(&team->turn) == seen)
+            while (atomic_load(&team->turn) == last_turn)
                 pthread_cond_wait(&team->more, &team->lock);
             atomic_fetch_sub(&team->sleeping, 1);
             pthread_mutex_unlock(&team->lock);
         }
-        seen = atomic_load(&team->turn);
+        last_turn = atomic_load(&team->turn);
         if (atomic_load(&team->closing))
             return NULL;
-        help(team, thread);
+        run_items(team, thread);
         close_parts(team, thread);
     }
 }
 
-/* Shows the others that there is something new. */
-static void call(ff_team *team)
+/* Announce a new piece of work, or the end, to the other threads. */
+static void wake_others(ff_team *team)
 {
     atomic_fetch_add(&team->turn, 1);
     if (atomic_load(&team->sleeping)) {
@@ -217,25 +227,27 @@ static void call(ff_team *team)
     }
 }
 
+/* Return 1 if all parts are closed. */
 static int all_closed(ff_team *team)
 {
     return part_of(atomic_load(&team->progress)) == team->threads;
 }
 
-/* Returns how long the caller took for an item. */
-static double each_together(ff_team *team, int64_t first, int64_t count, ff_item item,
-                            ff_item follow, void *work)
+/* Do items first..count-1 with all threads. Returns the seconds that the caller took for one
+ * item. */
+static double run_together(ff_team *team, int64_t first, int64_t count, ff_item item,
+                           ff_item follow, void *work)
 {
-    const int64_t left = count - first;
-    const double begin = now();
+    const int64_t items = count - first;
+    const double begin = time_now();
     team->item = item;
     team->follow = follow;
     team->work = work;
-    /* Neighbouring silos have cache lines in common: so a part is a stretch of them. */
+    /* Neighbouring silos share cache lines, so a part is a range of consecutive items. */
     for (int64_t n = 0; n < team->threads; n++) {
         part *p = &team->parts[n];
-        p->next = first + left * n / team->threads;
-        p->last = first + left * (n + 1) / team->threads;
+        p->next = first + items * n / team->threads;
+        p->last = first + items * (n + 1) / team->threads;
         atomic_store(&p->open, p->last - p->next);
     }
     const uint64_t piece = (atomic_load(&team->turn) + 1) & 0xffffffffu;
@@ -245,9 +257,9 @@ static double each_together(ff_team *team, int64_t first, int64_t count, ff_item
         const uint64_t low = (uint64_t)p->next, high = (uint64_t)p->last;
         atomic_store_explicit(&p->left, high << 32 | low, memory_order_release);
     }
-    call(team);
-    const int64_t own = help(team, 0);
-    const double took = (now() - begin) / (double)(own ? own : 1);
+    wake_others(team);
+    const int64_t own_items = run_items(team, 0);
+    const double seconds = (time_now() - begin) / (double)(own_items ? own_items : 1);
     close_parts(team, 0);
     if (!all_closed(team)) {
         pthread_mutex_lock(&team->lock);
@@ -257,11 +269,11 @@ static double each_together(ff_team *team, int64_t first, int64_t count, ff_item
         atomic_store(&team->waiting, 0);
         pthread_mutex_unlock(&team->lock);
     }
-    return took;
+    return seconds;
 }
 
-/* Makes the other threads, if that has not been done. 0 if there can be none. */
-static int started(ff_team *team)
+/* Start the other threads, if that has not been done. Returns 0 if there are none. */
+static int start_threads(ff_team *team)
 {
     if (team->threads)
         return team->threads > 1;
@@ -269,89 +281,93 @@ static int started(ff_team *team)
     pthread_cond_init(&team->more, NULL);
     pthread_cond_init(&team->all_done, NULL);
     /* Signals are for Python's threads. */
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    int64_t made = 1;
-    while (made < team->asked && pthread_create(&team->others[made], NULL, serve, team) == 0)
-        made++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    /* The others read it after the first call only. */
-    team->threads = made;
-    return made > 1;
+    sigset_t all_signals, previous_mask;
+    sigfillset(&all_signals);
+    pthread_sigmask(SIG_SETMASK, &all_signals, &previous_mask);
+    int64_t started = 1;
+    while (started < team->requested &&
+           pthread_create(&team->handles[started], NULL, serve, team) == 0)
+        started++;
+    pthread_sigmask(SIG_SETMASK, &previous_mask, NULL);
+    /* The other threads read this only after the first piece of work is announced. */
+    team->threads = started;
+    return started > 1;
 }
 
-/* What is known by `pieces` pieces of work, and one more. */
-static double mixed(double known, int64_t pieces, double newest)
+/* Return the mean of `pieces` earlier measurements updated by the newest one. */
+static double updated_mean(double mean, int64_t pieces, double newest)
 {
-    const double even = 1.0 / (double)(pieces + 1);
-    return known + (even > NEWEST ? even : NEWEST) * (newest - known);
+    const double equal_weight = 1.0 / (double)(pieces + 1);
+    return mean + (equal_weight > NEWEST ? equal_weight : NEWEST) * (newest - mean);
 }
 
-/* Whether all threads do a piece of `all` units. */
+/* Return 1 if all threads should share a piece of `all` units. */
 static int is_shared(const ff_pace *pace, double all)
 {
     return ff_least_shared < 0.0 || (pace->hold == 0 && pace->alone * all >= ff_least_shared);
 }
 
-/* What a unit took alone. */
-static void saw_alone(ff_pace *pace, double took)
+/* Record the seconds that a unit took on one thread. */
+static void record_alone(ff_pace *pace, double seconds)
 {
-    pace->alone = mixed(pace->alone, pace->lone++, took);
+    pace->alone = updated_mean(pace->alone, pace->lone++, seconds);
     pace->hold -= pace->hold > 0;
 }
 
-/* The next pieces, so many, are done alone, and what they take is all that is known of that. */
-static void hold(ff_pace *pace, int64_t pieces)
+/* Let one thread do the next `pieces` pieces, and measure `alone` from them only. */
+static void hold_alone(ff_pace *pace, int64_t pieces)
 {
     pace->hold = pieces;
     pace->lone = 0;
 }
 
-/* What a unit took all threads, and the caller for its own; `all` units were one piece of work. */
-static void saw_together(ff_pace *pace, double all, double took, double own)
+/* Record the seconds that a unit took on all threads (seconds), and for the caller's own items
+ * (own_seconds), in a piece of `all` units; decide whether several threads pay. */
+static void record_together(ff_pace *pace, double all, double seconds, double own_seconds)
 {
-    pace->own = mixed(pace->own, pace->seen, own);
-    pace->together = mixed(pace->together, pace->seen, took);
-    if (++pace->seen < JUDGED && took < STALLED * pace->alone)
+    pace->own = updated_mean(pace->own, pace->seen, own_seconds);
+    pace->together = updated_mean(pace->together, pace->seen, seconds);
+    if (++pace->seen < PIECES_TO_JUDGE && seconds < STALLED * pace->alone)
         return;
     if (pace->together > pace->alone) {
-        pace->back = 2 * pace->back < FEWEST ? FEWEST : 2 * pace->back < MOST ? 2 * pace->back : MOST;
-        hold(pace, pace->back);
+        pace->back = 2 * pace->back < HOLD_MIN   ? HOLD_MIN
+                     : 2 * pace->back < HOLD_MAX ? 2 * pace->back
+                                                 : HOLD_MAX;
+        hold_alone(pace, pace->back);
         pace->seen = 0;
         return;
     }
     if (pace->seen % FORGIVEN == 0)
         pace->back /= 2;
-    /* No whole piece was done alone as yet, only the first item, which finds nothing in the caches. */
+    /* If lone is 0, `alone` comes from the first item only, which found nothing in the caches. */
     const int unknown = pace->lone == 0 || fabs(pace->own - pace->alone) > DIFFERS * pace->alone;
-    if (unknown && (pace->seen == JUDGED || pace->seen % BETWEEN == 0))
-        hold(pace, pace->alone * all < LONG ? SEEN_ANEW : 1);
+    if (unknown && (pace->seen == PIECES_TO_JUDGE || pace->seen % BETWEEN == 0))
+        hold_alone(pace, pace->alone * all < LONG ? MEASURED_AGAIN : 1);
 }
 
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
                   ff_item follow, void *work)
 {
     if (!team || count < 2 || count > INT32_MAX) {
-        each_alone(0, count, item, follow, work);
+        run_alone(0, count, item, follow, work);
         return;
     }
     int64_t first = 0;
-    double begin = now();
+    double begin = time_now();
     if (pace->alone <= 0.0) {
-        each_alone(0, 1, item, follow, work);
+        run_alone(0, 1, item, follow, work);
         first = 1;
-        const double end = now();
+        const double end = time_now();
         pace->alone = (end - begin) / units;
         begin = end;
     }
     const double all = (double)(count - first) * units;
-    if (is_shared(pace, all) && started(team)) {
-        const double own = each_together(team, first, count, item, follow, work) / units;
-        saw_together(pace, all, (now() - begin) / all, own);
+    if (is_shared(pace, all) && start_threads(team)) {
+        const double own = run_together(team, first, count, item, follow, work) / units;
+        record_together(pace, all, (time_now() - begin) / all, own);
     } else {
-        each_alone(first, count, item, follow, work);
-        saw_alone(pace, (now() - begin) / all);
+        run_alone(first, count, item, follow, work);
+        record_alone(pace, (time_now() - begin) / all);
     }
 }
 
@@ -361,17 +377,17 @@ ff_team *ff_team_open(int64_t threads)
         return NULL;
     ff_team *team = aligned_alloc(64, (sizeof *team + 63) / 64 * 64);
     part *parts = aligned_alloc(64, (size_t)threads * sizeof *parts);
-    pthread_t *others = malloc((size_t)threads * sizeof *others);
-    if (!team || !parts || !others) {
-        free(team), free(parts), free(others);
+    pthread_t *handles = malloc((size_t)threads * sizeof *handles);
+    if (!team || !parts || !handles) {
+        free(team), free(parts), free(handles);
         return NULL;
     }
     memset(team, 0, sizeof *team);
     memset(parts, 0, (size_t)threads * sizeof *parts);
-    team->asked = threads;
+    team->requested = threads;
     team->parts = parts;
-    team->others = others;
-    atomic_store(&team->named, 1);
+    team->handles = handles;
+    atomic_store(&team->next_thread, 1);
     return team;
 }
 
@@ -381,14 +397,14 @@ void ff_team_close(ff_team *team)
         return;
     if (team->threads) {
         atomic_store(&team->closing, 1);
-        call(team);
+        wake_others(team);
         for (int64_t n = 1; n < team->threads; n++)
-            pthread_join(team->others[n], NULL);
+            pthread_join(team->handles[n], NULL);
         pthread_cond_destroy(&team->all_done);
         pthread_cond_destroy(&team->more);
         pthread_mutex_destroy(&team->lock);
     }
-    free(team->others);
+    free(team->handles);
     free(team->parts);
     free(team);
 }

@@ -1,5 +1,5 @@
-/* Vectors that are written out, as wide as the registers of the level a file is compiled for. Wider
- * ones are legal, but lie in memory, which makes them many times slower. */
+/* Vector types, as wide as the registers of the level that a file is compiled for. Wider types
+ * would be correct, but the compiler would put them in memory, which is many times slower. */
 #ifndef FF_VECTORS_H
 #define FF_VECTORS_H
 
@@ -13,7 +13,8 @@
 #define FF_BYTES 16
 #endif
 
-/* Doubles and floats; the same at any address; and what comparing doubles gives. */
+/* lanes, lanes32: vectors of doubles and floats. loose, loose32: the same at any address. masks:
+ * the result of comparing doubles. WIDTH, WIDTH32: their number of entries. */
 #if defined(__GNUC__)
 typedef double lanes __attribute__((vector_size(FF_BYTES)));
 typedef float lanes32 __attribute__((vector_size(FF_BYTES)));

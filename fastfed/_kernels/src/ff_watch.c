@@ -21,57 +21,57 @@ int ff_watch_owner(int pipe)
 #include <signal.h>
 #include <unistd.h>
 
-/* The next byte of a pipe; -1 where it is closed, -2 where none comes within so many milliseconds (below 0: for
- * ever). */
+/* Return the next byte of a pipe; -1 if the pipe is closed, -2 if no byte comes within
+ * `milliseconds` (below 0: no limit). */
 static int next_byte(int pipe, int milliseconds)
 {
     unsigned char byte;
     for (;;) {
-        struct pollfd one = {pipe, POLLIN, 0};
-        int ready = poll(&one, 1, milliseconds);
+        struct pollfd descriptor = {pipe, POLLIN, 0};
+        int ready = poll(&descriptor, 1, milliseconds);
         if (ready == 0)
             return -2;
         if (ready < 0 && errno != EINTR)
             return -1;
         if (ready < 0)
             continue;
-        ssize_t got = read(pipe, &byte, 1);
-        if (got == 1)
+        ssize_t bytes_read = read(pipe, &byte, 1);
+        if (bytes_read == 1)
             return byte;
-        if (got == 0 || (errno != EINTR && errno != EAGAIN))
+        if (bytes_read == 0 || (errno != EINTR && errno != EAGAIN))
             return -1;
     }
 }
 
 int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
 {
-    int pending = 0, patience = -1;
+    int pending = 0, timeout = -1;
     for (;;) {
-        int byte = next_byte(pipe, patience);
-        int ends = byte == SIGINT || byte == SIGTERM || byte == SIGHUP;
+        int byte = next_byte(pipe, timeout);
+        int is_ending = byte == SIGINT || byte == SIGTERM || byte == SIGHUP;
         if (byte == -1 || byte == 0)
             return FF_WATCH_CLOSED;
         if (byte == FF_WATCH_HEARD) {
-            /* The program ends by itself, unless it is told once more. */
-            patience = -1;
-        } else if (byte == -2 || (ends && pending && patience >= 0)) {
+            /* The program will end by itself, unless another signal comes. */
+            timeout = -1;
+        } else if (byte == -2 || (is_ending && pending && timeout >= 0)) {
             if (write(STDERR_FILENO, message, size) < 0) {
-                /* Nobody listens, and there is nobody to tell. */
+                /* Writing failed; there is nobody to report that to. */
             }
-            _exit(128 + (ends ? byte : pending));
-        } else if (ends) {
+            _exit(128 + (is_ending ? byte : pending));
+        } else if (is_ending) {
             pending = byte;
-            patience = grace;
+            timeout = grace;
         }
     }
 }
 
 int ff_watch_owner(int pipe)
 {
-    struct pollfd one = {pipe, POLLIN, 0};
+    struct pollfd descriptor = {pipe, POLLIN, 0};
     int ready;
     do
-        ready = poll(&one, 1, -1);
+        ready = poll(&descriptor, 1, -1);
     while (ready == 0 || (ready < 0 && errno == EINTR));
     if (ready < 0)
         return FF_WATCH_CLOSED;

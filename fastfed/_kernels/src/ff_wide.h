@@ -1,9 +1,9 @@
-/* Vectors of floats, doubles and integers by instructions of the processor, for bounds, whose bits
- * decide nothing: as wide as the registers, which changes the order of sums. Elsewhere loops are
- * written so that compilers find vectors (ff_vectors.h).
+/* Vectors of floats, doubles and integers by instructions of the processor. They are for bounds,
+ * whose last bits do not matter: vectors are as wide as the registers, and the width changes the
+ * order of sums. All other loops are written so that compilers vectorise them (ff_vectors.h).
  *
- * Files that include this are compiled with AVX-512 VNNI, with AVX2, and with neither; then they
- * have no more in them than what says so (FF_WIDE of ff_base.h). */
+ * Files that include this are compiled with AVX-512 VNNI, with AVX2, and with neither. In the last
+ * case they contain only stubs (FF_WIDE of ff_base.h). */
 #ifndef FF_WIDE_H
 #define FF_WIDE_H
 
@@ -14,121 +14,129 @@
 
 #define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 
-/* Floats, or integers of 32 bits, of a vector; and doubles. */
+/* Number of lanes: floats or 32-bit integers; doubles. */
 #define LANES (FF_WIDE / 4)
 #define LANES64 (FF_WIDE / 8)
 
-/* A bit for each lane that holds something, when so many are left. */
-FF_INLINE unsigned bits_of(int64_t left)
+/* Return a bit for each of the first n lanes. */
+FF_INLINE unsigned bits_of(int64_t n)
 {
-    return left >= LANES ? (1u << LANES) - 1 : left > 0 ? (1u << left) - 1 : 0u;
+    return n >= LANES ? (1u << LANES) - 1 : n > 0 ? (1u << n) - 1 : 0u;
 }
 
 #if FF_WIDE == 64
 typedef __m512 f32s;
 typedef __m512d f64s;
 typedef __m512i i32s;
-/* Which lanes are meant. */
+/* Masks: selected lanes. */
 typedef __mmask16 mask32;
 typedef __mmask8 mask64;
 
-/* sum += products of 16 bits, pair by pair; of `i32s` and of __m256i. By name: of the intrinsic gcc
- * makes a copy of every sum at every turn. */
+/* sum += products of pairs of 16-bit integers, added within each pair; for i32s and __m256i. Inline
+ * assembly, because gcc copies every sum at every turn if the intrinsic is used. */
 #define MULTIPLY(sum, pairs, panel)                                                                \
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
 
-/* The lanes that hold something, when so many are left. */
-FF_INLINE mask32 lanes_of(int64_t left) { return (mask32)bits_of(left); }
-FF_INLINE mask64 lanes64_of(int64_t left)
-{
-    return left >= LANES64 ? (mask64)0xff : (mask64)bits_of(left);
-}
+/* Return the mask of the first n lanes. */
+FF_INLINE mask32 lanes_of(int64_t n) { return (mask32)bits_of(n); }
+FF_INLINE mask64 lanes64_of(int64_t n) { return n >= LANES64 ? (mask64)0xff : (mask64)bits_of(n); }
 
+/* float32: set all lanes to x; load and store at any address. */
 FF_INLINE f32s f32_set(float x) { return _mm512_set1_ps(x); }
 FF_INLINE f32s f32_load(const float *at) { return _mm512_loadu_ps(at); }
 FF_INLINE void f32_store(float *to, f32s x) { _mm512_storeu_ps(to, x); }
-/* Other lanes are zero; they are not touched. */
+/* Load selected lanes; other lanes are zero and their memory is not read. */
 FF_INLINE f32s f32_load_some(mask32 in, const float *at) { return _mm512_maskz_loadu_ps(in, at); }
-FF_INLINE void f32_store_left(float *to, int64_t left, f32s x)
+FF_INLINE void f32_store_left(float *to, int64_t n, f32s x)
 {
-    _mm512_mask_storeu_ps(to, lanes_of(left), x);
+    _mm512_mask_storeu_ps(to, lanes_of(n), x);
 }
+/* Lane by lane. */
 FF_INLINE f32s f32_add(f32s a, f32s b) { return _mm512_add_ps(a, b); }
 FF_INLINE f32s f32_sub(f32s a, f32s b) { return _mm512_sub_ps(a, b); }
 FF_INLINE f32s f32_mul(f32s a, f32s b) { return _mm512_mul_ps(a, b); }
 FF_INLINE f32s f32_div(f32s a, f32s b) { return _mm512_div_ps(a, b); }
-/* a b + c, and a b - c, rounded once. */
+/* a b + c and a b - c, with one rounding. */
 FF_INLINE f32s f32_fma(f32s a, f32s b, f32s c) { return _mm512_fmadd_ps(a, b, c); }
 FF_INLINE f32s f32_fms(f32s a, f32s b, f32s c) { return _mm512_fmsub_ps(a, b, c); }
 FF_INLINE f32s f32_sqrt(f32s x) { return _mm512_sqrt_ps(x); }
 FF_INLINE f32s f32_abs(f32s x) { return _mm512_abs_ps(x); }
-/* Where either is not a number, b. */
+/* The larger; b if either is NaN. */
 FF_INLINE f32s f32_max(f32s a, f32s b) { return _mm512_max_ps(a, b); }
-/* b where a mask says so, else a. */
+/* b in lanes of the mask, else a. */
 FF_INLINE f32s f32_select(mask32 in, f32s a, f32s b) { return _mm512_mask_mov_ps(a, in, b); }
-/* In lanes of the mask the lesser; where either is not a number, b. Elsewhere a. */
+/* In lanes of the mask the smaller (b if either is NaN); elsewhere a. */
 FF_INLINE f32s f32_min_some(mask32 in, f32s a, f32s b) { return _mm512_mask_min_ps(a, in, a, b); }
+/* The largest lane; the smallest lane. */
 FF_INLINE float f32_largest(f32s x) { return _mm512_reduce_max_ps(x); }
 FF_INLINE float f32_least(f32s x) { return _mm512_reduce_min_ps(x); }
-/* By lane a bit: a < b, a >= b; neither of what is not a number. */
+/* A bit for each lane: a < b; a >= b. 0 if either is NaN. */
 FF_INLINE unsigned f32_less(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 FF_INLINE unsigned f32_at_least(f32s a, f32s b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 
+/* int32: set all lanes to x; load from any address. */
 FF_INLINE i32s i32_set(int32_t x) { return _mm512_set1_epi32(x); }
 FF_INLINE i32s i32_load(const int32_t *at) { return _mm512_loadu_si512(at); }
-/* The eight bytes at `at`, again and again. */
+/* Repeat the eight bytes at `at`. */
 FF_INLINE i32s i32_set_two(const void *at)
 {
-    int64_t both;
-    memcpy(&both, at, sizeof both);
-    return _mm512_set1_epi64(both);
+    int64_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return _mm512_set1_epi64(pair);
 }
-/* In even lanes a with the lane after, in odd ones b with the lane before. */
+/* Even lanes: a plus the next lane of a. Odd lanes: b plus the previous lane of b. */
 FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
 {
-    const i32s kept = _mm512_mask_blend_epi32(0xaaaa, a, b);
-    const i32s other = _mm512_mask_blend_epi32(0xaaaa, b, a);
-    return _mm512_add_epi32(kept, _mm512_shuffle_epi32(other, _MM_PERM_CDAB));
+    const i32s first = _mm512_mask_blend_epi32(0xaaaa, a, b);
+    const i32s second = _mm512_mask_blend_epi32(0xaaaa, b, a);
+    return _mm512_add_epi32(first, _mm512_shuffle_epi32(second, _MM_PERM_CDAB));
 }
-/* To memory, not to the caches. */
+/* Store to memory, bypassing the caches. */
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm512_stream_si512(to, x); }
+/* Lane by lane; convert to float32. */
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm512_add_epi32(a, b); }
 FF_INLINE f32s f32_of(i32s x) { return _mm512_cvtepi32_ps(x); }
-/* The same bits. */
+/* Reinterpret the bits. */
 FF_INLINE i32s i32_bits(f32s x) { return _mm512_castps_si512(x); }
-/* Of each lane 16 bits of `low`, and 16 of `high` above them. */
+/* In each lane: the lower 16 bits of `low`, and those of `high` above them. */
 FF_INLINE i32s i32_pairs(i32s low, i32s high)
 {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
 }
 
+/* float64: set all lanes to x. */
 FF_INLINE f64s f64_set(double x) { return _mm512_set1_pd(x); }
-/* The first half of the lanes, and the other one. */
+/* Convert the lower half of the lanes; the upper half. */
 FF_INLINE f64s f64_of_low(f32s x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 FF_INLINE f64s f64_of_high(f32s x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
+/* Load and store at any address; all lanes or selected ones. */
 FF_INLINE f64s f64_load(const double *at) { return _mm512_loadu_pd(at); }
 FF_INLINE void f64_store(double *to, f64s x) { _mm512_storeu_pd(to, x); }
 FF_INLINE f64s f64_load_some(mask64 in, const double *at) { return _mm512_maskz_loadu_pd(in, at); }
 FF_INLINE void f64_store_some(double *to, mask64 in, f64s x) { _mm512_mask_storeu_pd(to, in, x); }
+/* Lane by lane. */
 FF_INLINE f64s f64_add(f64s a, f64s b) { return _mm512_add_pd(a, b); }
 FF_INLINE f64s f64_sub(f64s a, f64s b) { return _mm512_sub_pd(a, b); }
 FF_INLINE f64s f64_fma(f64s a, f64s b, f64s c) { return _mm512_fmadd_pd(a, b, c); }
 FF_INLINE f64s f64_fms(f64s a, f64s b, f64s c) { return _mm512_fmsub_pd(a, b, c); }
+/* The sum of the lanes. */
 FF_INLINE double f64_sum(f64s x) { return _mm512_reduce_add_pd(x); }
-/* The last 16 bits of each lane. */
+/* Store the last 16 bits of each lane. */
 FF_INLINE void f64_store_last16(int16_t *to, f64s x)
 {
     _mm_store_si128((__m128i *)to, _mm512_cvtepi64_epi16(_mm512_castpd_si512(x)));
 }
 
 #else
+/* The same with AVX2. */
 typedef __m256 f32s;
 typedef __m256d f64s;
 typedef __m256i i32s;
 typedef __m256i mask32;
 typedef __m256i mask64;
 
-/* By name: gcc would make all products first, for which registers do not suffice. */
+/* Inline assembly, because gcc would compute all products first, for which there are not enough
+ * registers. */
 #define MULTIPLY(sum, pairs, panel)                                                                \
     do {                                                                                           \
         i32s product;                                                                              \
@@ -137,27 +145,27 @@ typedef __m256i mask64;
                 : "x"(pairs), "x"(panel));                                                         \
     } while (0)
 
-FF_INLINE mask32 lanes_of(int64_t left)
+FF_INLINE mask32 lanes_of(int64_t n)
 {
-    const int32_t count = left >= LANES ? LANES : left > 0 ? (int32_t)left : 0;
+    const int32_t count = n >= LANES ? LANES : n > 0 ? (int32_t)n : 0;
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-FF_INLINE mask64 lanes64_of(int64_t left)
+FF_INLINE mask64 lanes64_of(int64_t n)
 {
-    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(left), _mm256_setr_epi64x(0, 1, 2, 3));
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
 }
 
 FF_INLINE f32s f32_set(float x) { return _mm256_set1_ps(x); }
 FF_INLINE f32s f32_load(const float *at) { return _mm256_loadu_ps(at); }
 FF_INLINE void f32_store(float *to, f32s x) { _mm256_storeu_ps(to, x); }
 FF_INLINE f32s f32_load_some(mask32 in, const float *at) { return _mm256_maskload_ps(at, in); }
-FF_INLINE void f32_store_left(float *to, int64_t left, f32s x)
+FF_INLINE void f32_store_left(float *to, int64_t n, f32s x)
 {
-    /* Some processors take dozens of cycles for a masked store. */
-    if (left >= LANES)
+    /* Masked stores take dozens of cycles on some processors. */
+    if (n >= LANES)
         _mm256_storeu_ps(to, x);
     else
-        _mm256_maskstore_ps(to, lanes_of(left), x);
+        _mm256_maskstore_ps(to, lanes_of(n), x);
 }
 FF_INLINE f32s f32_add(f32s a, f32s b) { return _mm256_add_ps(a, b); }
 FF_INLINE f32s f32_sub(f32s a, f32s b) { return _mm256_sub_ps(a, b); }
@@ -201,14 +209,14 @@ FF_INLINE i32s i32_set(int32_t x) { return _mm256_set1_epi32(x); }
 FF_INLINE i32s i32_load(const int32_t *at) { return _mm256_loadu_si256((const i32s *)at); }
 FF_INLINE i32s i32_set_two(const void *at)
 {
-    int64_t both;
-    memcpy(&both, at, sizeof both);
-    return _mm256_set1_epi64x(both);
+    int64_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return _mm256_set1_epi64x(pair);
 }
 FF_INLINE i32s i32_add_neighbours(i32s a, i32s b)
 {
-    const i32s kept = _mm256_blend_epi32(a, b, 0xaa), other = _mm256_blend_epi32(b, a, 0xaa);
-    return _mm256_add_epi32(kept, _mm256_shuffle_epi32(other, 0xb1));
+    const i32s first = _mm256_blend_epi32(a, b, 0xaa), second = _mm256_blend_epi32(b, a, 0xaa);
+    return _mm256_add_epi32(first, _mm256_shuffle_epi32(second, 0xb1));
 }
 FF_INLINE void i32_store_past(i32s *to, i32s x) { _mm256_stream_si256(to, x); }
 FF_INLINE i32s i32_add(i32s a, i32s b) { return _mm256_add_epi32(a, b); }
@@ -237,7 +245,7 @@ FF_INLINE double f64_sum(f64s x)
 }
 FF_INLINE void f64_store_last16(int16_t *to, f64s x)
 {
-    /* Of each half its two results, then both halves side by side. */
+    /* Select the two results of each half, then join the halves. */
     const __m128i from = _mm_setr_epi8(0, 1, 8, 9, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
     const __m256i all = _mm256_castpd_si256(x);
     const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128(all), from);
@@ -246,24 +254,25 @@ FF_INLINE void f64_store_last16(int16_t *to, f64s x)
 }
 #endif
 
-/* The sum of n products, two vectors of them at once: one after the other each waits for the last. */
+/* Return the sum of n products, with two vectors of partial sums, so that their chains of additions
+ * overlap. */
 FF_INLINE double f64_dot(const double *a, const double *b, int64_t n)
 {
-    f64s sum = f64_set(0.0), other = sum;
+    f64s sum = f64_set(0.0), second = sum;
     int64_t j = 0;
     for (; j + 2 * LANES64 <= n; j += 2 * LANES64) {
         sum = f64_fma(f64_load(a + j), f64_load(b + j), sum);
-        other = f64_fma(f64_load(a + j + LANES64), f64_load(b + j + LANES64), other);
+        second = f64_fma(f64_load(a + j + LANES64), f64_load(b + j + LANES64), second);
     }
     for (; j < n; j += LANES64) {
         const mask64 in = lanes64_of(n - j);
         sum = f64_fma(f64_load_some(in, a + j), f64_load_some(in, b + j), sum);
     }
-    return f64_sum(f64_add(sum, other));
+    return f64_sum(f64_add(sum, second));
 }
 
-/* Not a number where x has left the range of floats: what has tells nothing, whatever its sign. */
-FF_INLINE f32s f32_told(f32s x) { return f32_fma(x, f32_set(0.0f), x); }
+/* Return x, but NaN if x is infinite: an overflowed value proves nothing, whatever its sign. */
+FF_INLINE f32s f32_nan_if_infinite(f32s x) { return f32_fma(x, f32_set(0.0f), x); }
 
 #endif
 #endif
