@@ -573,7 +573,7 @@ def test_simulation_is_said_of_simulations_only():
         assert not any("simulation" in c for c in system.deployed_certificate.caveats)
         assert system.deployed_certificate.exact == system.certificate.exact
         text = " ".join(system.certificate.caveats)
-        assert "real-valued Laplace noise and exact probabilities" in text and "Gaussian" not in text
+        assert "Laplace noise and exact probabilities" in text and "Gaussian" not in text
 
 
 # -- Bounds ----------------------------------------------------------------------------------------
