@@ -561,6 +561,13 @@ class SiloParty(Speaker):
             return None
         return charge.report if digest(self.report(release)) != charge.report else None
 
+    def _lost_by_ledger(self) -> dict[int, bytes]:
+        """Return digests of charged reports that this state does not give and the hub has not."""
+        last = max(self.lost, default=self.plan.releases)
+        later = (k for k in range(last + 1, self.plan.releases + 1) if not self.sessions.missing(k))
+        charged = ((k, self._charged_but_lost(k)) for k in later)
+        return {k: report for k, report in charged if report is not None}
+
     def report(self, release: int) -> bytes:
         """Make the report of a release. The same records give the same bytes."""
         self._hide(release)
@@ -812,7 +819,8 @@ class SiloParty(Speaker):
         If the same records are still here, the report is made again with the same bytes. If not,
         the report is given up. A record may then be in two leaves, so the whole plan is charged a
         second time, as release -k, where k is the last lost release. If more reports are lost
-        later, it is charged again.
+        later, it is charged again. Reports that the hub has not received count as lost, too, if the
+        ledger has their charge.
 
         Raises
         ------
@@ -820,11 +828,12 @@ class SiloParty(Speaker):
             If the hub has not sent the sessions of a lost release yet.
         """
         writes: list[Write | Charge] = []
-        second_charge = -max(self.lost, default=0)
-        for release in range(1, max(self.lost, default=0) + 1):
+        lost = self.lost | self._lost_by_ledger()
+        second_charge = -max(lost, default=0)
+        for release in range(1, max(lost, default=0) + 1):
             if release in self.sealed or release in self.without:
                 continue
-            lost_digest = self.lost.get(release)
+            lost_digest = lost.get(release)
             no_sessions = self.sessions.missing(release)
             if lost_digest is not None and no_sessions and release not in self.sessions.foreign:
                 raise InputError(f"the hub has not sent the sessions of release {release} yet")

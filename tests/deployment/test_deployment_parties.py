@@ -348,6 +348,31 @@ def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(l
     assert (2, 0) in hub.reports and hub.reports[2, 0] == silo.party.sealed[2]
 
 
+def test_one_recovery_gives_up_the_reports_that_the_hub_has_and_those_that_the_ledger_alone_knows():
+    made = running()
+    made.ledgers["silo0"].set_ceiling("records", 9.0, 1e-6)
+    backup = list(made.processes["silo0"].store.writes())
+    served(made, 1)
+    made.settle()
+    hub = made.processes.pop("hub")
+    # The report of release 2 is charged and sealed, and the hub is away.
+    served(made, 2)
+    made.settle()
+    assert 2 in made.processes["silo0"].party.sealed and (2, 0) not in hub.party.reports
+    made.add(hub)
+    silo = restored(made, "silo0", backup)
+    made.settle()
+    assert sorted(silo.party.lost) == [1]
+    silo.recover()
+    made.settle()
+    assert sorted(silo.party.without) == [1, 2] and not silo.party.lost
+    assert [c.release for c in silo.ledger.charges("records")] == [-2, 1, 2]
+    silo.reward(silo.decide(ROWS).id, 0.5)
+    served(made, 3)
+    made.settle()
+    assert (3, 0) in hub.party.reports
+
+
 def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_reports_have_left():
     """A reward that is told again after each restore enters a leaf each time: three in all."""
     made = running()
