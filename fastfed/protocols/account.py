@@ -171,7 +171,7 @@ def check_combination(plan: Plan) -> None:
         f"silo_noise of {silos} silos that add noise, or none": (
             not plan.silo_noise or (protocol.noise_by == "silos" and len(plan.silo_noise) == silos)
         ),
-        "an encoding where users send bits, and only there": (
+        "an encoding if users send bits, and only then": (
             (plan.encoding is not None) == protocol.bits
         ),
         "the batch_size of its longest batch": (
@@ -181,13 +181,13 @@ def check_combination(plan: Plan) -> None:
         f"a trigger of kind {DETERMINANT} or {PRIVATE_DETERMINANT}": (
             trigger is None or trigger.kind in (DETERMINANT, PRIVATE_DETERMINANT)
         ),
-        "batch_size 1 and no release_rounds beside a trigger": (
+        "batch_size 1 and no release_rounds with a trigger": (
             trigger is None or (plan.batch_size == 1 and not plan.release_rounds)
         ),
         "one silo for each user, or silos with noise of one budget that meet a user once each": (
             plan.privacy is None or _supports_silos_met(plan, plan.privacy)
         ),
-        'protocol "silo-ldp-prefix" where a trigger reads noisy sums': (
+        'protocol "silo-ldp-prefix" if a trigger reads noisy sums': (
             not noisy_trigger or protocol.id == "silo-ldp-prefix"
         ),
     }

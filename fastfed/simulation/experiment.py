@@ -356,7 +356,7 @@ def make_problem(environment: Environment, silos: int | None, horizon: int) -> P
         raise InputError("silos is required: how many silos share the learning")
     silos = integer("silos", silos, at_least=1, at_most=2**31)
     if silos_of_data is not None and silos != silos_of_data:
-        raise InputError(f"silos must be {silos_of_data}, as the data say, got {silos}")
+        raise InputError(f"silos must be {silos_of_data} for these data, got {silos}")
     with ENVIRONMENTS.guard(environment.kind):
         facts = environment.facts(silos, horizon)
     return Problem(environment, facts, silos)

@@ -630,7 +630,7 @@ def test_silos_and_rounds_of_an_array():
     each = make("oblivious-losses")
     found = fastfed.simulate(each, horizon=12, checkpoints=12, **keys).curves[0]
     assert found.silos == 4 and found.dimension == 3
-    with pytest.raises(InputError, match="silos must be 4, as the data say, got 5"):
+    with pytest.raises(InputError, match="silos must be 4 for these data, got 5"):
         fastfed.simulate(each, horizon=12, silos=5, **keys)
     with pytest.raises(
         InputError, match="horizon must be at most 12, the rounds of losses, got 13"

@@ -320,7 +320,7 @@ CASES_HERE = {
         lambda: at("linucb-sdp-vec", lambda p: replace(
             p, batch_size=1, horizon=7, trigger=Trigger(PRIVATE_DETERMINANT, 1.0, std=(0.1, 0.1))
         )),
-        'must have protocol "silo-ldp-prefix" where a trigger reads noisy sums',
+        'must have protocol "silo-ldp-prefix" if a trigger reads noisy sums',
     ),
     "a schedule of no kind": (
         lambda: at("feducb private-determinant", lambda p: replace(
