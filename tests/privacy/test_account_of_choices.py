@@ -343,7 +343,7 @@ CASES_HERE = {
         lambda: at("silo-ldp", lambda p: replace(
             p, encoding=CASES["shuffle-vector"].make().plan.encoding
         )),
-        "an encoding where users send bits",
+        "an encoding if users send bits",
     ),
     "a longest batch that is none": (
         lambda: at("linucb-ldp growing", lambda p: replace(p, batch_size=1)),
