@@ -43,7 +43,12 @@ def untimed(path: Path) -> object:
 def content(path: Path) -> dict[str, list[tuple[object, ...]]]:
     """Return what a store says about its simulations, with rows in their stored order."""
     with closing(sqlite3.connect(path)) as db:
-        rows_by_table = {table_name: list(db.execute(f"SELECT * FROM {table_name}")) for table_name in ("meta", "curves", "cells")}
+        rows_by_table = {
+            table_name: list(db.execute(f"SELECT * FROM {table_name}"))
+            for table_name in ("meta", "curves", "cells")
+        }
         for table in ("timings", "cells"):
-            rows_by_table[f"{table} by key"] = list(db.execute(f"SELECT position, replicate FROM {table}"))
+            rows_by_table[f"{table} by key"] = list(
+                db.execute(f"SELECT position, replicate FROM {table}")
+            )
     return rows_by_table

@@ -1,4 +1,4 @@
-"""Looks for phrases that the pages must not use, and draws text for a reading.
+"""Looks for phrases that pages, docstrings and comments must not use, and draws text for a reading.
 
 scripts/prose              prints file, line and what to write instead; fails if there is any
 scripts/prose --draw 7     30 random functions and 30 random paragraphs, the same for one seed
@@ -6,9 +6,11 @@ scripts/prose --draw 7     30 random functions and 30 random paragraphs, the sam
 
 import argparse
 import ast
+import io
 import random
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,12 +73,31 @@ def banned_phrases(text: str) -> Iterator[tuple[int, str, str]]:
             yield line, " ".join(match[0].split()), advice
 
 
+def docstrings_and_comments(source: str) -> str:
+    """The docstrings and comments of a Python file, at their lines; all other lines are empty."""
+    lines = [""] * (source.count("\n") + 2)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if (text := ast.get_docstring(node, clean=True)) is not None:
+                first = node.body[0].lineno - 1
+                # Indented examples in a docstring are code.
+                for number, line in enumerate(text.split("\n"), first):
+                    lines[number] = "" if line.startswith(">>>") else line.lstrip()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] = token.string.lstrip("#: ")
+    return "\n".join(lines)
+
+
 def complaints() -> list[str]:
-    """One sentence for every banned phrase of the pages."""
+    """One sentence for every banned phrase in pages, docstrings and comments of the package."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    for path in sorted((ROOT / "fastfed").rglob("*.py")):
+        texts[path] = docstrings_and_comments(path.read_text(encoding="utf-8"))
     return [
-        f"{page.relative_to(ROOT)}:{line}: {phrase!r}; write instead: {advice}"
-        for page in pages()
-        for line, phrase, advice in sorted(banned_phrases(page.read_text(encoding="utf-8")))
+        f"{path.relative_to(ROOT)}:{line}: {phrase!r}; write instead: {advice}"
+        for path, text in texts.items()
+        for line, phrase, advice in sorted(banned_phrases(text))
     ]
 
 

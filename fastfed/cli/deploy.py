@@ -528,7 +528,7 @@ def export(folder: Path, output: Path | None) -> None:
 def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) -> None:
     """Run hub and three silos as processes, kill them, and compare with a calm run.
 
-    One silo is put back to an old backup, too, and a stolen message is sent again.
+    One silo is also restored from an old backup, and a stolen message is sent again.
     """
     from fastfed.deployment import demo as demonstration
 

@@ -232,7 +232,7 @@ WIDTH = 100
 def predict(
     ready: Sequence[tuple[Figure, Experiment]], folder: Path, resources: Resources
 ) -> list[PlannedFigure]:
-    """Predict what is left of each figure, and print it."""
+    """Predict the remaining work of each figure, and print it."""
     plan = plan_figures(
         ready,
         folder,
@@ -318,7 +318,7 @@ def simulate_several(
 
 
 def simulate_figure(each: PlannedFigure, folder: Path, resources: Resources) -> None:
-    """Simulate what is left of a figure and write its report, unless the same is there already."""
+    """Simulate the missing replicates of a figure and write its report, unless it is up to date."""
     same = each.unchanged(folder)
     simulate_silently(each.experiment, folder, resources)
     if not same:

@@ -299,7 +299,7 @@ def plan(
 
     def on_stage(text: str) -> None:
         nonlocal stages
-        if not stages:  # what is wrong with the arguments is said before
+        if not stages:  # errors of the arguments come before this line
             say(f"about {seconds:g} s of simulation on one core")
         stages += 1
         say(text)

@@ -153,8 +153,8 @@ def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
 def report(folder: Path, formats: tuple[str, ...]) -> None:
     """Write page, pictures and tables of an output folder again.
 
-    Nothing is simulated: everything comes from DIR/results.sqlite. Where DIR holds several
-    experiments in folders of their own, as `reproduce` leaves them, each gets its report, and
+    Nothing is simulated: everything comes from DIR/results.sqlite. If DIR holds several
+    experiments in subfolders, as `reproduce` writes them, each gets its report, and
     DIR/report.html is one page over all of them.
     """
     from fastfed.cli.execution import NO_MATPLOTLIB

@@ -46,7 +46,7 @@ class StochasticLosses:
 
     In every round every client draws g in {0, 1}^d with independent entries. An entry is 1 with
     probability ``mean``, and with probability ``mean - gap`` for the best expert, which is drawn
-    anew for each replicate. Regret is pseudo-regret: it compares with the point of the simplex
+    again for each replicate. Regret is pseudo-regret: it compares with the point of the simplex
     that has the least expected loss.
 
     Parameters
@@ -526,8 +526,8 @@ def quantise_losses(losses: Any) -> np.ndarray:
 class RealizableLosses:
     """One expert never loses; others lose 1 with probability ``mean`` in each round at each client.
 
-    The adversary is oblivious: losses do not depend on decisions. The best expert is drawn anew for
-    each replicate. Regret is the total loss minus the total loss of the best expert.
+    The adversary is oblivious: losses do not depend on decisions. The best expert is drawn again
+    for each replicate. Regret is the total loss minus the total loss of the best expert.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ from fastfed.environments.pool import SAMPLING
 class Sphere:
     """x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere.
 
-    Actions are drawn anew for every (round, silo). The expected reward (1 + <u, v>)/2 lies in
+    Actions are drawn again for every (round, silo). The expected reward (1 + <u, v>)/2 lies in
     [0, 1].
     Source: zhou-chowdhury-2024, Section 6.
 
@@ -139,7 +139,7 @@ class Gap:
 
     theta* is uniform on the unit sphere and drawn once for each replicate. The expected reward m
     of the best action is uniform in [0.7, 0.8]. The expected rewards m of the other K - 1 actions
-    are uniform in [0.6 - gap, 0.7 - gap]. Actions are drawn anew for every (round, silo). With
+    are uniform in [0.6 - gap, 0.7 - gap]. Actions are drawn again for every (round, silo). With
     d = 1 there is no b.
 
     Source: dubey-pentland-2020, Section 4.4, with ``gap`` = 0.1 (Figure 2 varies it). The paper

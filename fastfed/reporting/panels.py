@@ -197,8 +197,8 @@ def _groups(
 ) -> list[tuple[str, Sequence[int]]]:
     """Return the title and the positions of the curves of each panel.
 
-    Curves without the keys of the facet are in every panel if there is room, otherwise in a panel
-    of their own.
+    Curves without the keys of the facet are in every panel if there is room, otherwise in a
+    separate panel.
     """
     by_values: dict[tuple[str, ...], list[int]] = {}
     without_keys = []

@@ -473,7 +473,7 @@ def calibrate_release(
         Noise of the covariance stream over noise of the bias stream.
     returning : int
         The largest number of batches of one user. If it is above 1, q is the largest squared
-        sensitivity to so many leaves; for "honaker" and "factorised" an upper bound of it
+        sensitivity to that number of leaves; for "honaker" and "factorised" an upper bound of it
         (`participation.max_squared_sensitivity`, `Factor.squared_sensitivity`).
     factor : Factor, optional
         The matrix factor for "factorised". Default: the optimal factor of equal batches.
