@@ -77,12 +77,11 @@ def docstrings_and_comments(source: str) -> str:
     """The docstrings and comments of a Python file, at their lines; all other lines are empty."""
     lines = [""] * (source.count("\n") + 2)
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if (text := ast.get_docstring(node, clean=True)) is not None:
-                first = node.body[0].lineno - 1
-                # Indented examples in a docstring are code.
-                for number, line in enumerate(text.split("\n"), first):
-                    lines[number] = "" if line.startswith(">>>") else line.lstrip()
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        text = ast.get_docstring(node) if isinstance(node, documented) else None
+        for number, line in enumerate(text.split("\n"), node.body[0].lineno - 1) if text else ():
+            # Indentation is no code here; examples are.
+            lines[number] = "" if line.startswith(">>>") else line.lstrip()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             lines[token.start[0] - 1] = token.string.lstrip("#: ")

@@ -311,7 +311,7 @@ class PoolEnvironment(ABC):
     Parameters
     ----------
     sampling : {"with-replacement", "without-replacement", "in-order"}
-        A uniformly drawn query in each round; a random order, drawn again for each replicate; or the
+        A uniformly drawn query in each round; a random order, drawn for each replicate; or the
         order of the file. With the last two no query appears twice, so the horizon is at most the
         number of queries of the smallest silo.
     reward : RewardDistribution
