@@ -671,9 +671,9 @@ def test_a_wrong_trigger_is_noticed(name, change):
         ("noisy", "_rounds"),
         ("quiet", "_rounds"),
         ("many", "_batch"),
-        ("many", "_before"),
+        ("many", "_synced_log_det"),
         ("quiet", "_batch"),
-        ("quiet", "_before"),
+        ("quiet", "_synced_log_det"),
     ],
 )
 def test_what_is_not_reset_at_a_synchronisation_is_noticed(name, kept, monkeypatch):
