@@ -1,4 +1,4 @@
-"""Formulas whose arguments are all checked: what a module of bounds refuses, and in which words."""
+"""Check that the functions of a module refuse bad arguments, and with which messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from fastfed._validate import InputError
 
 
 def formulas(module: ModuleType) -> list[Callable[..., Any]]:
-    """Public functions of a module; those that read a ProblemSpec get checked values."""
+    """Return a module's public functions, except those that take a ProblemSpec.
+
+    The values of a ProblemSpec are checked when it is created.
+    """
     return [
         function
         for name, function in inspect.getmembers(module, inspect.isfunction)
@@ -26,19 +29,19 @@ def formulas(module: ModuleType) -> list[Callable[..., Any]]:
 def check_refusals(
     functions: list[Callable[..., Any]], arguments: Mapping[str, tuple[Any, tuple[Any, ...], str]]
 ) -> None:
-    """Check that each function takes good values and refuses each bad one.
+    """Check that each function accepts good values and refuses each bad value.
 
-    ``arguments`` are, by name: a good value, bad ones just outside, and the sentence up to the
-    value.
+    ``arguments`` maps an argument's name to a good value, bad values just outside the allowed
+    range, and the start of the error message, up to the refused value.
     """
     for function in functions:
-        good = {name: arguments[name][0] for name in inspect.signature(function).parameters}
-        function(**good)
-        for name in good:
-            _, wrong, sentence = arguments[name]
-            for bad in wrong:
-                with pytest.raises(InputError) as refused:
-                    function(**good | {name: bad})
-                said = str(refused.value)
-                assert said.startswith(sentence), function.__name__
-                assert f", got {bad!r}" in said
+        good_values = {name: arguments[name][0] for name in inspect.signature(function).parameters}
+        function(**good_values)
+        for name in good_values:
+            _, bad_values, message_start = arguments[name]
+            for bad_value in bad_values:
+                with pytest.raises(InputError) as error:
+                    function(**good_values | {name: bad_value})
+                message = str(error.value)
+                assert message.startswith(message_start), function.__name__
+                assert f", got {bad_value!r}" in message

@@ -1,4 +1,4 @@
-"""Packages that extend fastfed, put on the path of a child process as pip would leave them."""
+"""Install packages that extend fastfed for a child process, as pip would install them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "extending"
 
 
 def write(folder: Path, name: str, entry_points: str, version: str = "0.1.0") -> None:
-    """The metadata of an installed distribution, without a tool that needs the network."""
+    """Write the metadata of an installed distribution; pip would need the network for this."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -23,7 +23,7 @@ def write(folder: Path, name: str, entry_points: str, version: str = "0.1.0") ->
 
 
 def install(example: str, folder: Path, version: str | None = None) -> None:
-    """One of examples/extending, as its pyproject.toml says, into a folder."""
+    """Install a package of examples/extending into a folder, as its pyproject.toml says."""
     source = EXAMPLES / example
     with (source / "pyproject.toml").open("rb") as file:
         pyproject = tomllib.load(file)
@@ -39,8 +39,8 @@ def install(example: str, folder: Path, version: str | None = None) -> None:
 def python(
     folder: Path, *arguments: object, cwd: Path | None = None
 ) -> subprocess.CompletedProcess:
-    """A child Python that sees the packages of the folder first."""
-    path = os.pathsep.join(filter(None, [str(folder), *map(_whole, _paths())]))
+    """Run Python in a child process that finds the packages of the folder first."""
+    path = os.pathsep.join(filter(None, [str(folder), *map(_absolute, _python_path())]))
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,
@@ -51,23 +51,23 @@ def python(
 
 
 def fastfed(folder: Path, *arguments: object) -> subprocess.CompletedProcess:
-    """The command line in a child process."""
+    """Run the command line in a child process."""
     return python(folder, "-m", "fastfed", *arguments)
 
 
-def _paths() -> list[str]:
+def _python_path() -> list[str]:
     return os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
-def _whole(path: str) -> str:
+def _absolute(path: str) -> str:
     return os.path.abspath(path) if path else ""
 
 
 def module(example: str, name: str):
-    """The module of an example, imported here."""
+    """Import an example's module into this process and return it."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / example / f"{name}.py")
-    made = importlib.util.module_from_spec(spec)
-    # A dataclass looks for its module.
-    sys.modules.setdefault(name, made)
-    spec.loader.exec_module(made)
-    return made
+    example_module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up in sys.modules.
+    sys.modules.setdefault(name, example_module)
+    spec.loader.exec_module(example_module)
+    return example_module

@@ -1,4 +1,4 @@
-"""Small plans of records for tests: columns, actions and outcomes, and a silo in memory."""
+"""Small plans for tests with declared columns, actions and outcomes, and a silo in memory."""
 
 import federation
 
@@ -17,33 +17,38 @@ SCORE = {"column": "score", "low": 0, "high": 50, "unit": "points"}
 
 
 def spec(columns=(AGE, PAIN, SEX), actions=ACTIONS, reward=CORRECT, **more):
-    made = federation.spec(columns=list(columns), actions=actions, reward=reward, **more)
+    """Return the spec of a federation on records; keywords replace its tables."""
+    spec_table = federation.spec(columns=list(columns), actions=actions, reward=reward, **more)
     if "norm" not in more:
-        del made["norm"]
-    return made
+        del spec_table["norm"]
+    return spec_table
 
 
 def schema(*columns, actions=ACTIONS, reward=CORRECT, **more):
+    """Return the schema of these columns; without columns, of age, pain and sex."""
     return schema_of(
         {"columns": list(columns or (AGE, PAIN, SEX)), "actions": actions, "reward": reward} | more
     )
 
 
 def context(record, *columns):
+    """Return a record's context under the schema of these columns."""
     return schema(*columns).records.context(record)
 
 
-_MADE = {}
+_PLANS = {}
 
 
 def deployed(**more):
+    """Return the compiled plan of a spec; compile each spec once."""
     key = repr(more)
-    if key not in _MADE:
-        _MADE[key] = plans.compile_plan(spec(**more))
-    return _MADE[key]
+    if key not in _PLANS:
+        _PLANS[key] = plans.compile_plan(spec(**more))
+    return _PLANS[key]
 
 
 def silo(plan, name="silo0", store=None, clock=lambda: 1010.0):
+    """Return a silo's process with a new ledger in memory."""
     ledger = Ledger(":memory:")
     ledger.set_ceiling("records", 1.0, 1e-6)
     party = SiloParty(plan, name, federation.secret(name), ledger)
