@@ -1,7 +1,7 @@
-"""What the tests of robin and of experts at real silos share.
+"""Helpers shared by the tests of deployed robin and expert systems, which send no batches.
 
-These systems send no batches: specs, charges, schedules of kills and restores, faults to plant in
-their parties, and the commands that make and open their plans.
+They make specs, check charges, run schedules of kills and restores, plant faults in parties, and
+run the commands that create and open plans.
 """
 
 import math
@@ -26,21 +26,21 @@ from fastfed.deployment.wire import Report
 from fastfed.privacy.account import released
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
-#: Losses of three experts.
+#: The losses of three experts in one decision.
 LOSSES = [0.9, 0.1, 0.8]
 
 
 def spec_of_experts(system, silos=3, dimension=3, tables=None):
-    """A spec whose columns are experts; ``tables`` adds keys to [federation]."""
-    made = federation.spec(silos=silos, dimension=dimension)
-    made["federation"] |= tables or {}
-    made["columns"] = [{"name": f"e{i}", "low": 0.0, "high": 1.0} for i in range(dimension)]
-    made["system"] = {"epsilon": 1.0, "delta": 1e-6} | system
-    return made
+    """Return a spec whose columns are experts; ``tables`` adds keys to [federation]."""
+    spec = federation.spec(silos=silos, dimension=dimension)
+    spec["federation"] |= tables or {}
+    spec["columns"] = [{"name": f"e{i}", "low": 0.0, "high": 1.0} for i in range(dimension)]
+    spec["system"] = {"epsilon": 1.0, "delta": 1e-6} | system
+    return spec
 
 
 def values(plan, data, kind=Report):
-    """The numbers of a message."""
+    """Return the values of a message as an array."""
     if kind is Report:
         return np.frombuffer(federation.opened_report(plan, data))
     return np.frombuffer(plan.wire.body(plan.wire.read(data), kind).values)
@@ -49,29 +49,32 @@ def values(plan, data, kind=Report):
 # ---- plan files and charges ----------------------------------------------------------------------
 
 
-def check_refused(plan, *changed):
-    """A plan file that holds other numbers than those of its choices is refused."""
-    for each in changed:
-        numbers = codec.numbers_of(each)
+def check_refused(plan, *changed_plans):
+    """Check that a plan file is refused when its numbers are those of a changed plan."""
+    for changed_plan in changed_plans:
+        numbers = codec.numbers_of(changed_plan)
         assert numbers != plan.document.numbers
         with pytest.raises(InputError, match="the plan file"):
             plans.checked(msgspec.structs.replace(plan.document, numbers=numbers), {})
 
 
 def check_one_charge(plan, least):
-    """All releases cost what one does: ``least`` to 1, and no less than the certificate proves."""
+    """Check that all releases together cost what one release costs.
+
+    Its epsilon is above ``least``, at most 1, and at least what the certificate proves.
+    """
     ledger = Ledger(":memory:")
     (event,) = released(plan.executed)
     ledger.set_ceiling("records", 1.0, 1e-6)
-    for k in range(1, plan.plan.releases + 1):
-        ledger.charge(charge_of(plan.executed, plan.digest, "records", k))
+    for release in range(1, plan.plan.releases + 1):
+        ledger.charge(charge_of(plan.executed, plan.digest, "records", release))
         assert least < ledger.epsilon("records") <= 1.0
-    mu2, told = charges.totals_of_scores(event)
+    mu_squared, tail_delta = charges.totals_of_scores(event)
     for delta in (1e-6, 1e-4, 1e-2):
-        # The certificate's bound is above the truth by 10^-4 of it at most.
-        proven = event.exact(delta) * (1.0 - 2e-4)
-        assert gaussian_epsilon(math.sqrt(mu2), delta - told) >= proven
-        assert ledger.epsilon("records", delta) >= proven
+        # The certificate's upper bound may exceed the true epsilon by a relative 10^-4.
+        proven_epsilon = event.exact(delta) * (1.0 - 2e-4)
+        assert gaussian_epsilon(math.sqrt(mu_squared), delta - tail_delta) >= proven_epsilon
+        assert ledger.epsilon("records", delta) >= proven_epsilon
     with pytest.raises(InputError, match="ceiling"):
         ledger.charge(charge_of(plan.executed, plan.digest, "records", -1))
 
@@ -80,7 +83,7 @@ def check_one_charge(plan, least):
 
 
 class ExpertWorld(World):
-    """A world whose applications report losses, and that checks whose place they enter."""
+    """A world whose applications report losses; it checks that each loss enters its phase."""
 
     def act(self, name):
         silo, rng = self.parties[name], self.random
@@ -89,25 +92,25 @@ class ExpertWorld(World):
         with suppress(InputError):
             if self.open[name] and rng.random() < 0.5:
                 decision = self.open[name].pop(rng.randrange(len(self.open[name])))
-                loss = [rng.random() for _ in range(3)]
-                while not self.perform(name, self.parties[name].losses(decision, loss, self.now)):
+                losses = [rng.random() for _ in range(3)]
+                while not self.perform(name, self.parties[name].losses(decision, losses, self.now)):
                     pass
             else:
-                step, made = silo.decide(None, self.now)
+                step, new_decision = silo.decide(None, self.now)
                 if self.perform(name, step):
-                    self.open[name].append(made.id)
+                    self.open[name].append(new_decision.id)
 
     def check_write(self, name, write):
         super().check_write(name, write)
         if write.kind == "ended" and name != "hub":
             ended = msgspec.msgpack.decode(write.value, type=Lost)
-            own = self.parties[name].decisions[write.key].time
-            if ended.leaf not in (0, self.plan.document.calendar.period(own)):
+            decided_at = self.parties[name].decisions[write.key].time
+            if ended.leaf not in (0, self.plan.document.calendar.period(decided_at)):
                 raise Violation(f"a loss of {name} entered another phase than its own")
 
 
 def schedules(plan, seeds, kinds, world=World, **chances):
-    """Worlds after their whole schedules."""
+    """Run a world with each seed and return the worlds."""
     worlds = []
     for seed in seeds:
         worlds.append(world(plan, seed, kinds=kinds, **chances))
@@ -116,7 +119,7 @@ def schedules(plan, seeds, kinds, world=World, **chances):
 
 
 def schedules_with_the_hub_put_back(spec, seeds, kinds, world=World):
-    """The same where the hub is put back, and waits for silos as long as they are away."""
+    """Run worlds whose hub is restored from backups and waits while silos are away."""
     plan = plans.compile_plan(spec | {"calendar": federation.PATIENT})
     worlds = []
     for seed in seeds:
@@ -129,21 +132,21 @@ def schedules_with_the_hub_put_back(spec, seeds, kinds, world=World):
 
 
 class Redrawing:
-    """A hub whose noise is no function: what it makes again differs."""
+    """A faulty hub: its noise is random, so repeating a release gives a different release."""
 
     def _serving(self, noise):
         return super()._serving(SystemNoise())
 
 
 class Uncharged:
-    """A silo that seals what it has not paid for."""
+    """A faulty silo that sends reports without charging its ledger."""
 
     def _charge(self, release, report=b""):
         return ()
 
 
 class Moving:
-    """A silo of experts that lets a late loss into the phase that is open when it comes."""
+    """A faulty silo of experts that adds a late loss to the phase in which the loss arrives."""
 
     def losses(self, name, losses, now):
         step = super().losses(name, losses, now)
@@ -155,71 +158,86 @@ class Moving:
 
 
 def with_fault(kinds, party, fault):
-    """The parties' classes, one of them with a fault."""
+    """Return the parties' classes with a fault planted in one class."""
     return kinds | {party: type(fault.__name__, (fault, kinds[party]), {})}
 
 
-# ---- plans that go on ----------------------------------------------------------------------------
+# ---- plans that resume ---------------------------------------------------------------------------
 
 LATER = {"start": federation.START + 5000, "period": 100, "grace": 50, "reward_deadline": 250}
 
 
-def gone_on(made, system, **keys):
-    """A plan that goes on after one of a federation; and its parties on the old ledgers."""
-    broadcasts = made.processes["hub"].party.broadcasts
-    last = broadcasts[max(broadcasts)] if broadcasts else b""
-    plan = folders.extended({"system": system, "calendar": LATER}, made.plan, last, **keys)
+def gone_on(federation_before, system, **keys):
+    """Extend a federation's plan; return the new plan and a federation on the old ledgers."""
+    broadcasts = federation_before.processes["hub"].party.broadcasts
+    last_broadcast = broadcasts[max(broadcasts)] if broadcasts else b""
+    plan = folders.extended(
+        {"system": system, "calendar": LATER}, federation_before.plan, last_broadcast, **keys
+    )
     assert plans.load(plan.as_bytes()).digest == plan.digest
-    new = federation.Federation(plan)
-    new.now = float(plan.document.calendar.start)
+    new_federation = federation.Federation(plan)
+    new_federation.now = float(plan.document.calendar.start)
     for name in plan.silos:
-        process = new.processes[name]
-        process.ledger = process.party.ledger = ledger = made.ledgers[name]
+        process = new_federation.processes[name]
+        process.ledger = process.party.ledger = ledger = federation_before.ledgers[name]
         ledger.set_ceiling("records", 4.0, 1e-6)
         folders.check_room(ledger, "records", plan)
-    return plan, new
+    return plan, new_federation
 
 
 def check_together(made, plan, new, condition):
-    """What certificate, status and ledger say of both plans is one number, above each."""
+    """Check that certificate, status and ledger agree on the epsilon of the two plans together.
+
+    It is larger than the epsilon of each single plan.
+    """
     (entry,) = plan.certificate.also
-    both = entry.exact.epsilon
+    epsilon_together = entry.exact.epsilon
     assert entry.status == "proven" and entry.conditions == (condition,)
     status = new.processes["silo0"].party.status()["extends"]
-    assert status["plans"] == [made.plan.digest.hex()] and status["epsilon_together"] == both
-    assert both > max(status["epsilon"]) and status["start"] == len(
+    assert (
+        status["plans"] == [made.plan.digest.hex()]
+        and status["epsilon_together"] == epsilon_together
+    )
+    assert epsilon_together > max(status["epsilon"]) and status["start"] == len(
         made.processes["hub"].party.broadcasts
     )
     ledger = made.ledgers["silo0"]
-    spent = {c.plan for c in ledger.charges("records")}
-    assert spent == {made.plan.digest, plan.digest}
-    assert ledger.epsilon("records", plan.certificate.exact.delta) <= both * (1.0 + 1e-9)
+    charged_plans = {charge.plan for charge in ledger.charges("records")}
+    assert charged_plans == {made.plan.digest, plan.digest}
+    assert ledger.epsilon("records", plan.certificate.exact.delta) <= epsilon_together * (
+        1.0 + 1e-9
+    )
     with pytest.raises(InputError, match="more than the ceiling"):
-        folders.check_room(ledger, "records", plan, (both * 0.999, 1e-6))
+        folders.check_room(ledger, "records", plan, (epsilon_together * 0.999, 1e-6))
 
 
 # ---- commands ------------------------------------------------------------------------------------
 
 
 def deploy(*words):
-    """The output of `fastfed deploy`."""
-    done = CliRunner().invoke(cli, ["deploy", *map(str, words)])
-    assert done.exit_code == 0, done.output
-    return done.output
+    """Run `fastfed deploy` and return its output."""
+    result = CliRunner().invoke(cli, ["deploy", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
-def opened(folder, made, said):
-    """Processes of two silos and a hub that joined a plan by commands; ``new`` says ``said``."""
+def opened(folder, spec, said):
+    """Create a plan by commands and return the opened processes of two silos and a hub.
+
+    The output of `fastfed deploy new` must contain ``said``.
+    """
     names = ("silo0", "silo1", "hub")
     keys = {name: folders.make_keys(folder / name) for name in names}
-    text = "[federation]\nname = 'tests'\n[calendar]\nstart = 1000\nperiod = 100\n[system]\n"
-    text += "".join(f"{key} = {value!r}\n" for key, value in made["system"].items())
-    for column in made["columns"]:
-        text += "[[columns]]\n" + "".join(f"{key} = {v!r}\n" for key, v in column.items())
+    spec_text = "[federation]\nname = 'tests'\n[calendar]\nstart = 1000\nperiod = 100\n[system]\n"
+    spec_text += "".join(f"{key} = {value!r}\n" for key, value in spec["system"].items())
+    for column in spec["columns"]:
+        spec_text += "[[columns]]\n" + "".join(
+            f"{key} = {entry!r}\n" for key, entry in column.items()
+        )
     for name in names:
-        text += f"[[silos]]\nname = '{name}'\n" if name != "hub" else "[hub]\n"
-        text += f"sign = '{keys[name]['sign']}'\nopen = '{keys[name]['open']}'\n"
-    (folder / "spec.toml").write_text(text)
+        spec_text += f"[[silos]]\nname = '{name}'\n" if name != "hub" else "[hub]\n"
+        spec_text += f"sign = '{keys[name]['sign']}'\nopen = '{keys[name]['open']}'\n"
+    (folder / "spec.toml").write_text(spec_text)
     assert said in deploy("new", folder / "spec.toml", folder / "plan")
     for name in names:
         ceiling = () if name == "hub" else ("--epsilon", 1, "--delta", 1e-6)

@@ -1,4 +1,4 @@
-"""A small federation for tests: keys, spec, parties in memory, and a seeded scheduler of faults."""
+"""A small federation for tests: keys, spec, parties in memory, and seeded schedules of faults."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.sums import TO_HUB, Helper, share_context
 from fastfed.deployment.wire import Broadcast, News, Opened, Refused
 
-#: Ed25519 is a function of key and message. In tests one message is signed many times over, and
-#: checked by every receiver: what was signed here is looked up, anything else is checked as ever.
+#: Cached Ed25519 signatures. Tests sign a message many times, and every receiver verifies it. A
+#: signature is deterministic, so it is looked up here; Ed25519 verifies all other signatures.
 _SIGNED = {}
 _SIGN, _VERIFIED, _AGREED = Identity.sign, wire.verified, Identity.agreed_with
 _READ, _RANGE = wire.Wire.read, party_module.Range
-#: While schedules run: what was read, and the ranges of plans, once for each.
+#: Not empty while schedules run. Then results of pure functions, and ranges of plans, are cached.
 _QUICK = []
-_KNOWN, _RANGES = {}, {}
+_CACHED, _RANGES = {}, {}
 
 
 @contextmanager
 def quickly():
-    """Sign by a hash of this process, and do what depends on a plan or message alone once.
+    """Sign by a hash instead of Ed25519, and cache what depends on a plan or a message only.
 
-    Nobody forges signatures in a schedule; whose a message is, and that a changed one is refused,
-    stays as it is. Thousands of schedules spend a third of their time on Ed25519 and on reading
-    again what was read.
+    Nobody forges signatures in a schedule. The hash still names the sender, and a changed message
+    is still refused. Without this, thousands of schedules spend a third of their time on Ed25519
+    and on parsing messages again.
     """
     _QUICK.append(True)
     try:
@@ -48,36 +48,36 @@ def quickly():
 
 
 def _read(self, data, kinds=tuple(wire.KINDS)):
-    found = _KNOWN.get((self, data)) if _QUICK else None
-    # A kind that is not asked for is refused by the whole check.
-    if found is None or found.kind not in kinds:
-        found = _READ(self, data, kinds)
+    message = _CACHED.get((self, data)) if _QUICK else None
+    # The uncached function refuses a message of a kind that is not in ``kinds``.
+    if message is None or message.kind not in kinds:
+        message = _READ(self, data, kinds)
         if _QUICK:
             _forget()
-            _KNOWN[self, data] = found
-    return found
+            _CACHED[self, data] = message
+    return message
 
 
 def _range(plan):
     if not _QUICK:
         return _RANGE(plan)
     if id(plan) not in _RANGES:
-        # The plan is kept, so that no other one has its id.
+        # The plan is stored too, so that no other plan can get its id.
         _RANGES[id(plan)] = plan, _RANGE(plan)
     return _RANGES[id(plan)][1]
 
 
 def _drawn(draw):
-    """A draw of sealed noise, which is a function of its key: once for each."""
+    """Cache a method that draws sealed noise: the noise is a function of the key."""
 
     def drawn(self, silo, node, *sizes):
         if not _QUICK:
             return draw(self, silo, node, *sizes)
         key = self.key(b"schedule", silo, node), draw.__name__, *sizes
-        if key not in _KNOWN:
+        if key not in _CACHED:
             _forget()
-            _KNOWN[key] = draw(self, silo, node, *sizes)
-        return _KNOWN[key].copy()
+            _CACHED[key] = draw(self, silo, node, *sizes)
+        return _CACHED[key].copy()
 
     return drawn
 
@@ -86,15 +86,15 @@ def _agreed(self, public, context):
     if not _QUICK:
         return _AGREED(self, public, context)
     key = self.public, public, context
-    if key not in _KNOWN:
+    if key not in _CACHED:
         _forget()
-        _KNOWN[key] = _AGREED(self, public, context)
-    return _KNOWN[key]
+        _CACHED[key] = _AGREED(self, public, context)
+    return _CACHED[key]
 
 
 def _forget():
-    if len(_KNOWN) > 20_000:
-        _KNOWN.clear()
+    if len(_CACHED) > 20_000:
+        _CACHED.clear()
 
 
 def _hashed(public, data):
@@ -118,7 +118,7 @@ def _verified(public, signature, data):
     return _SIGNED.get((public, data)) == signature or _VERIFIED(public, signature, data)
 
 
-# Another signature than the one that was made here is checked by Ed25519 itself.
+# A signature that is not in the cache is verified by Ed25519.
 Identity.sign, wire.verified, plans.verified = _sign, _verified, _verified
 wire.Wire.read, party_module.Range, Identity.agreed_with = _read, _range, _agreed
 SealedNoise.coins, SealedNoise.binomials = map(_drawn, (SealedNoise.coins, SealedNoise.binomials))
@@ -127,39 +127,42 @@ Identity.public.__set_name__(Identity, "public")
 plans.Identity = lru_cache(maxsize=64)(Identity)
 
 START, PERIOD, GRACE = 1000, 100, 50
-#: A hub that was put back waits for silos: they are away for 200 seconds at most, messages late.
+#: A restored hub waits for silos, which are away for at most 200 seconds and send late messages.
 PATIENT = {"start": START, "period": PERIOD, "grace": 900, "reward_deadline": 250}
-#: Secure sums under pairwise masks, and all protocols whose reports are words.
+#: Protocols with sums under pairwise masks, and all protocols whose reports are integer words.
 MASKS = "secure-sum by masks"
 MASKED_BITS = "shuffle-vector by masks"
 WORDS = ("secure-sum", MASKS, "shuffle-vector", MASKED_BITS)
 
 
-#: Two actions of the small federation, by its columns.
+#: Context vectors of two actions; the small federation has two columns.
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
+#: Protocols whose release is set to "tree" in tests.
 TREES = ("silo-ldp", "central", "shuffle-vector", MASKED_BITS)
 
 
 def secret(name):
+    """Return the secret key of a party, a function of its name."""
     return keyed_digest(b"s" * 32, b"tests", name.encode())
 
 
 def party(name):
+    """Return a party's table of public keys, as a spec lists it."""
     sign, open_ = Identity(secret(name)).public
     return {"name": name, "sign": sign.hex(), "open": open_.hex()}
 
 
 def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
-    """A spec as a mapping; keywords replace its tables."""
+    """Return a spec as a mapping; keywords replace its tables."""
     system = {"horizon": batches * batch, "protocol": protocol, "epsilon": 1.0, "delta": 1e-6}
     if protocol == "feducb":
         system["algorithm"] = system.pop("protocol")
-    # Most of these tests are about nodes of trees; the default release has tests of its own.
-    tree = {"release": "tree"} if protocol in TREES else {}
-    system |= more.pop("system", {"batch_size": batch, **tree})
-    made = {
+    # Most deployment tests are about nodes of trees. Other tests check the default release.
+    tree_keys = {"release": "tree"} if protocol in TREES else {}
+    system |= more.pop("system", {"batch_size": batch, **tree_keys})
+    spec_table = {
         "federation": {"name": "tests", "least": 2},
         "system": system,
         "calendar": {"start": START, "period": PERIOD, "grace": GRACE, "reward_deadline": 250},
@@ -169,20 +172,20 @@ def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
         "hub": {k: v for k, v in party("hub").items() if k != "name"},
     }
     if protocol in WORDS:
-        made["federation"]["least"] = silos
+        spec_table["federation"]["least"] = silos
     if protocol in (MASKS, MASKED_BITS):
         system["protocol"] = "secure-sum" if protocol == MASKS else "shuffle-vector"
-        made["federation"]["sum"] = "masks"
+        spec_table["federation"]["sum"] = "masks"
     elif protocol in WORDS:
-        made["helper"] = {k: v for k, v in party("helper").items() if k != "name"}
-    return made | more
+        spec_table["helper"] = {k: v for k, v in party("helper").items() if k != "name"}
+    return spec_table | more
 
 
 _PLANS = {}
 
 
 def deployed(protocol="silo-ldp", **keys):
-    """A compiled plan; made once for each spec."""
+    """Return the compiled plan of a spec; compile each spec once."""
     text = repr((protocol, sorted(keys.items(), key=str)))
     if text not in _PLANS:
         _PLANS[text] = plans.compile_plan(spec(protocol, **keys))
@@ -190,7 +193,7 @@ def deployed(protocol="silo-ldp", **keys):
 
 
 def sealed_report(plan, index, release, values, share=b"", identity=None, name=None):
-    """A silo's report of these values, encrypted to the hub as its own reports are."""
+    """Return a silo's report of these values, signed by the silo and encrypted to the hub."""
     name = name or plan.silos[index]
     identity = identity or Identity(secret(name))
     context = share_context(plan, index, release, TO_HUB)
@@ -200,38 +203,38 @@ def sealed_report(plan, index, release, values, share=b"", identity=None, name=N
 
 
 def opened_report(plan, data):
-    """What the hub reads in a report: bytes of values."""
-    found = plan.wire.read(data)
-    context = share_context(plan, plan.index(found.sender), found.release, TO_HUB)
-    body = plan.wire.body(found, wire.Report)
+    """Return the bytes of values that the hub decrypts from a report."""
+    message = plan.wire.read(data)
+    context = share_context(plan, plan.index(message.sender), message.release, TO_HUB)
+    body = plan.wire.body(message, wire.Report)
     return Identity(secret("hub")).opened(body.values, context)
 
 
 def seen(plan, index, report, last=0, head=b"", release=None):
-    """What a silo tells all others about its report."""
+    """Return the message in which a silo gives all parties the digest of its report."""
     release = plan.wire.read(report).release if release is None else release
     body = wire.Seen(digest(report), last, head)
     return plan.wire.made(Identity(secret(plan.silos[index])), plan.silos[index], release, body)
 
 
 def news(plan, broadcast, before=b""):
-    """A broadcast as the hub sends it; before: the last one that its silos have seen."""
-    found = plan.wire.read(broadcast)
-    last = found.release - 1 if before else 0
-    entries = plan.wire.body(found, Broadcast).entries
-    told = []
+    """Return the hub's message with a broadcast; ``before`` is the last broadcast silos saw."""
+    message = plan.wire.read(broadcast)
+    last_release = message.release - 1 if before else 0
+    entries = plan.wire.body(message, Broadcast).entries
+    digests = []
     for entry in entries:
         if entry.silo >= len(plan.silos):
             continue
-        body = wire.Seen(entry.digest, last, digest(before) if before else b"")
+        body = wire.Seen(entry.digest, last_release, digest(before) if before else b"")
         name = plan.silos[entry.silo]
-        told.append(plan.wire.made(Identity(secret(name)), name, found.release, body))
+        digests.append(plan.wire.made(Identity(secret(name)), name, message.release, body))
     hub = Identity(secret("hub"))
-    return plan.wire.made(hub, "hub", found.release, wire.News(broadcast, tuple(told)))
+    return plan.wire.made(hub, "hub", message.release, wire.News(broadcast, tuple(digests)))
 
 
 class Federation:
-    """Processes in memory whose messages all arrive at once."""
+    """All parties of a plan as processes in memory; messages arrive at once."""
 
     def __init__(self, plan, noise=None):
         self.plan, self.now = plan, float(START)
@@ -256,7 +259,7 @@ class Federation:
         self.processes[process.party.name] = process
 
     def settle(self):
-        """Ticks and messages until nothing new is said."""
+        """Tick all processes and deliver messages until no party sends anything new."""
         for _ in range(6):
             mail = [m for process in self.processes.values() for m in process.tick()]
             while mail:
@@ -267,34 +270,37 @@ class Federation:
                     mail += self.processes[to].handle(data)[1]
 
 
-def served(made, release, names=None, reward=0.5):
-    """One record at each silo in the period of a release, and then its close."""
-    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
-    for name in names or made.plan.silos:
-        process = made.processes[name]
+def served(federation, release, names=None, reward=0.5):
+    """Add a record at each silo in the period of a release, and move the clock to its close."""
+    federation.now = federation.plan.document.calendar.closes[release - 1] - 10.0
+    for name in names or federation.plan.silos:
+        process = federation.processes[name]
         process.reward(process.decide(ROWS).id, reward)
-    made.now += 10.0
+    federation.now += 10.0
 
 
-def period(made, release, names=None, reward=0.5):
-    """One record at each silo in the period of a release, its close, and all that is said then."""
-    served(made, release, names, reward)
-    made.settle()
+def period(federation, release, names=None, reward=0.5):
+    """Add a record at each silo, close the period of the release and deliver all messages."""
+    served(federation, release, names, reward)
+    federation.settle()
 
 
 class Violation(AssertionError):
-    """An invariant that did not hold."""
+    """Raised when an invariant of the protocol does not hold."""
 
 
 class Forgetful(MemoryStore):
-    """A store whose last writes are lost when its process is killed: no fsync."""
+    """A store without fsync: its last three writes are lost when its process is killed."""
 
     def kept(self):
         return MemoryStore(self._writes[: max(1, len(self._writes) - 3)])
 
 
 class World:
-    """Parties, a network that loses and repeats, a clock, and a random number generator."""
+    """Parties, a network that loses and repeats messages, a clock and a seeded random generator.
+
+    The world checks the invariants of the protocol at every write and every message.
+    """
 
     def __init__(
         self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, hub_restore=0.0, reverse=False,
@@ -304,11 +310,11 @@ class World:
         self.kinds = {"silo": SiloParty, "hub": Hub, "helper": Helper} | (kinds or {})
         self.kill_chance, self.restore_chance = kill, restore
         self.reverse, self.forget, self.stride = reverse, forget, stride
-        #: Clocks are wrong by so many seconds at most, and are set anew now and then.
+        #: Machine clocks are wrong by at most ``skew`` seconds; their errors change now and then.
         self.skew, self.wrong, self.clocks = skew, {}, {}
         self.hub_restore_chance, self.hub_restores, self.behind = hub_restore, 0, 0
         self.helper_restore_chance, self.helper_restores = helper_restore, 0
-        #: How often a message comes as another version of the program would send it.
+        #: Probability that a message first arrives in another version of the format.
         self.version_chance, self.versions = versions, 0
         self.now, self.network, self.kills, self.restores = float(START), [], 0, 0
         self.stores = {p.name: (Forgetful if forget else MemoryStore)() for p in plan.parties}
@@ -316,47 +322,47 @@ class World:
         for ledger in self.ledgers.values():
             ledger.set_ceiling("records", 20.0, 1e-5)
         self.backups = {each.name: [] for each in plan.parties}
-        self.truth = {}  # (silo, decision) -> (leaf by the calendar)
+        self.truth = {}  # (silo, decision) -> leaf by the calendar
         self.open = {name: [] for name in plan.silos}
         self.reports, self.sets, self.broadcasts, self.stolen = {}, {}, {}, []
-        self.named = {}  # release -> the sets that the hub asked the helper to open
-        self.told = {}  # (silo, release) -> the message with its session
+        self.named = {}  # release -> sets that the hub asked the helper to open
+        self.told = {}  # (silo, release) -> message with the silo's session
         self.parties, self.down = {}, {}
         for each in plan.parties:
             self.start(each.name)
 
     def clock(self, name):
-        """What a party takes the time to be; it learns how far its machine's clock is from it."""
+        """Return the time by a party's clock; tell the party how far its machine's clock is off."""
         now = self.clocks[name]()
         self.parties[name].ahead = self.clocks[name].ahead
         return now
 
     def take(self, name, data):
-        """A message arrives; a refused one says what time it is, too."""
+        """Let a party handle a message; even a refused message corrects the party's clock."""
         now, party = self.clock(name), self.parties[name]
         with suppress(InputError):
             self.perform(name, self.ask(name, lambda: party.handle(data, now)))
-        said, party.clock_said = party.clock_said, None
-        if said is not None:
-            self.clocks[name].heard(said)
+        clock_said, party.clock_said = party.clock_said, None
+        if clock_said is not None:
+            self.clocks[name].heard(clock_said)
 
     # ---- processes -------------------------------------------------------------------------------
 
     def start(self, name):
         if name in self.plan.silos:
-            made = self.kinds["silo"](
+            new_party = self.kinds["silo"](
                 self.plan, name, secret(name), self.ledgers[name], entropy=self.random.randbytes
             )
         elif name == "hub":
-            made = self.kinds["hub"](self.plan, secret(name))
+            new_party = self.kinds["hub"](self.plan, secret(name))
         else:
-            made = self.kinds["helper"](self.plan, secret(name))
-        self.parties[name] = made
+            new_party = self.kinds["helper"](self.plan, secret(name))
+        self.parties[name] = new_party
         self.clocks[name] = SteadyClock(
             lambda: self.now + self.wrong.get(name, 0.0), lambda: self.now
         )
         for write in self.stores[name].writes():
-            made.fold(write)
+            new_party.fold(write)
 
     def kill(self, name):
         self.kills += 1
@@ -380,28 +386,30 @@ class World:
         return True
 
     def restore(self, name):
-        """Put a silo's state, and not its ledger, back to an old backup."""
+        """Restore a silo's state, but not its ledger, from an old backup."""
         if self.backups[name]:
             self.restores += 1
             self.stores[name] = MemoryStore(self.random.choice(self.backups[name]))
             self.start(name)
-            # The application tells again what the silo does not know any more.
+            # The application repeats outcomes that the restored silo no longer knows.
             ended = self.parties[name].ended
-            self.open[name] = [each for each in self.parties[name].decisions if each not in ended]
+            self.open[name] = [
+                decision for decision in self.parties[name].decisions if decision not in ended
+            ]
 
     def restore_hub(self):
-        """Put the hub back to an old backup, or take one."""
+        """Restore the hub from an old backup, or make a backup."""
         if self.backups["hub"] and self.random.random() < self.hub_restore_chance:
             self.hub_restores += 1
-            before = len(self.parties["hub"].broadcasts)
+            broadcasts_before = len(self.parties["hub"].broadcasts)
             self.stores["hub"] = MemoryStore(self.random.choice(self.backups["hub"]))
             self.start("hub")
-            self.behind += before > len(self.parties["hub"].broadcasts)
+            self.behind += broadcasts_before > len(self.parties["hub"].broadcasts)
         else:
             self.backups["hub"].append(list(self.stores["hub"].writes()))
 
     def restore_helper(self):
-        """Put the helper back to an old backup, or take one."""
+        """Restore the helper from an old backup, or make a backup."""
         if self.backups["helper"] and self.random.random() < self.helper_restore_chance:
             self.helper_restores += 1
             self.stores["helper"] = MemoryStore(self.random.choice(self.backups["helper"]))
@@ -410,7 +418,10 @@ class World:
             self.backups["helper"].append(list(self.stores["helper"].writes()))
 
     def perform(self, name, step):
-        """Writes one by one, then messages one by one; killed anywhere between two of them."""
+        """Apply a step's writes, then send its messages; before each the party may be killed.
+
+        Return whether the party survived.
+        """
         writes = step.writes[::-1] if self.reverse else step.writes
         for write in writes:
             if self.dies(name):
@@ -428,7 +439,7 @@ class World:
         return True
 
     def ask(self, name, question):
-        """A step of a party, asked for twice: it must be the same."""
+        """Return the step that ``question`` computes; check at times that it repeats exactly."""
         if self.now < self.down.get(name, 0):
             return Step()
         first = question()
@@ -440,54 +451,60 @@ class World:
 
     def check_write(self, name, write):
         if write.kind == "sealed":
-            paid = {c.release for c in self.ledgers[name].charges("records")}
-            if int(write.key) not in paid:
+            charged_releases = {charge.release for charge in self.ledgers[name].charges("records")}
+            if int(write.key) not in charged_releases:
                 raise Violation(f"invariant 5: {name} sealed release {write.key} uncharged")
         if write.kind in ("set", "answer"):
             self.check_set(name, self.plan.wire.read(write.value), Opened)
         if write.kind == "ended" and name != "hub":
-            ended = self.parties[name]
+            silo = self.parties[name]
             leaf = _ended(write).leaf
-            # A leaf is closed once it was charged, and under masks once its session was told,
-            # whatever the clock says next.
-            paid = {c.release for c in self.ledgers[name].charges("records")}
-            closed = max(ended.done, ended.sessions.last)
-            while closed + 1 in paid:
+            # A leaf is closed after it was charged and, under masks, after its session was sent,
+            # even if the clock goes back.
+            charged_releases = {charge.release for charge in self.ledgers[name].charges("records")}
+            closed = max(silo.done, silo.sessions.last)
+            while closed + 1 in charged_releases:
                 closed += 1
-            wanted = max(self.plan.document.calendar.period(self.clock(name)), closed + 1)
-            if leaf and leaf != wanted:
+            open_leaf = max(self.plan.document.calendar.period(self.clock(name)), closed + 1)
+            if leaf and leaf != open_leaf:
                 raise Violation(
-                    f"invariant 3: a record of {name} entered leaf {leaf}, not {wanted}"
+                    f"invariant 3: a record of {name} entered leaf {leaf}, not {open_leaf}"
                 )
 
     def check_sent(self, name, message):
-        found = self.plan.wire.read(message.data)
-        if found.kind == "report":
-            known = self.reports.setdefault((name, found.release), message.data)
-            if known != message.data:
-                raise Violation(f"invariant 1: two reports of {name} for release {found.release}")
-        elif found.kind == "sessions" and name != "hub" and not self.restores:
-            known = self.told.setdefault((name, found.release), message.data)
-            if known != message.data:
-                raise Violation(f"invariant 2: two sessions of {name} for release {found.release}")
-        elif found.kind == "news":
-            self.check_sent(name, Message(message.to, self.plan.wire.body(found, News).broadcast))
-        elif found.kind in ("set", "broadcast"):
-            self.check_set(name, found, Opened if found.kind == "set" else Broadcast)
-            if found.kind == "broadcast":
-                known = self.broadcasts.setdefault(found.release, message.data)
-                if known != message.data:
-                    raise Violation(f"invariant 6: two broadcasts of release {found.release}")
+        envelope = self.plan.wire.read(message.data)
+        if envelope.kind == "report":
+            first_data = self.reports.setdefault((name, envelope.release), message.data)
+            if first_data != message.data:
+                raise Violation(
+                    f"invariant 1: two reports of {name} for release {envelope.release}"
+                )
+        elif envelope.kind == "sessions" and name != "hub" and not self.restores:
+            first_data = self.told.setdefault((name, envelope.release), message.data)
+            if first_data != message.data:
+                raise Violation(
+                    f"invariant 2: two sessions of {name} for release {envelope.release}"
+                )
+        elif envelope.kind == "news":
+            self.check_sent(
+                name, Message(message.to, self.plan.wire.body(envelope, News).broadcast)
+            )
+        elif envelope.kind in ("set", "broadcast"):
+            self.check_set(name, envelope, Opened if envelope.kind == "set" else Broadcast)
+            if envelope.kind == "broadcast":
+                first_data = self.broadcasts.setdefault(envelope.release, message.data)
+                if first_data != message.data:
+                    raise Violation(f"invariant 6: two broadcasts of release {envelope.release}")
 
-    def check_set(self, name, found, kind):
-        """One opened set for each release, and none that is too small.
+    def check_set(self, name, envelope, kind):
+        """Check that each release has only one opened set of silos, and that no set is too small.
 
-        A set is opened by whoever can: the hub, or the helper where shares are encrypted to it.
-        Then a hub alone names sets. It may name another one after it was put back, if the helper
-        has not opened the first: nothing was seen of it.
+        The hub opens sets, except where shares are encrypted to the helper: then the hub only
+        names a set and the helper opens it. A restored hub may name a second set if the helper
+        has not opened the first set, because nobody has seen anything of the first set.
         """
-        release, entries = found.release, self.plan.wire.body(found, kind).entries
-        if not entries:  # a question which set there was
+        release, entries = envelope.release, self.plan.wire.body(envelope, kind).entries
+        if not entries:  # a query for the set
             return
         if len(entries) < self.plan.document.least:
             raise Violation(f"invariant 4: a set of {len(entries)} silos")
@@ -512,21 +529,23 @@ class World:
         self.take(to, data)
 
     def refuses_another_version(self, to, data):
-        """A message that its sender signs for another version of the format changes nothing."""
+        """Check that a party refuses a message signed in another version of the format."""
         self.versions += 1
-        found = self.plan.wire.read(data)
-        other = msgspec.structs.replace(found, version=self.random.choice((1, 3)), signature=b"")
-        signature = Identity(secret(found.sender)).sign(other.signed_part())
-        other = msgspec.structs.replace(other, signature=signature)
+        envelope = self.plan.wire.read(data)
+        foreign = msgspec.structs.replace(
+            envelope, version=self.random.choice((1, 3)), signature=b""
+        )
+        signature = Identity(secret(envelope.sender)).sign(foreign.signed_part())
+        foreign = msgspec.structs.replace(foreign, signature=signature)
         try:
-            self.parties[to].handle(other.as_bytes(), self.clock(to))
-        except Refused as refused:
-            if "must be of version" in str(refused):
+            self.parties[to].handle(foreign.as_bytes(), self.clock(to))
+        except Refused as refusal:
+            if "must be of version" in str(refusal):
                 return
-        raise Violation(f"{to} took in a {found.kind} of another version")
+        raise Violation(f"{to} took in a {envelope.kind} of another version")
 
     def act(self, name):
-        """The application of a silo: a decision, or a reward for an old one."""
+        """Let a silo's application request a decision, or report a reward for an open decision."""
         silo, rng = self.parties[name], self.random
         if self.now < self.down.get(name, 0):
             return
@@ -536,21 +555,24 @@ class World:
                 if rng.random() < 0.1:
                     self.perform(name, silo.cancel(decision, self.clock(name)))
                 else:
-                    y = rng.random() * 1.2 - 0.1
-                    # An application that gets no answer asks again.
+                    reward = rng.random() * 1.2 - 0.1
+                    # The application repeats a report while the silo does not answer.
                     while not self.perform(
-                        name, self.parties[name].reward(decision, y, self.clock(name))
+                        name, self.parties[name].reward(decision, reward, self.clock(name))
                     ):
                         pass
             else:
-                rows = [[rng.uniform(-1, 1) for _ in range(self.plan.plan.dimension)] for _ in "ab"]
-                step, made = silo.decide(rows, self.clock(name))
+                contexts = [
+                    [rng.uniform(-1, 1) for _ in range(self.plan.plan.dimension)] for _ in "ab"
+                ]
+                step, new_decision = silo.decide(contexts, self.clock(name))
                 if self.perform(name, step):
-                    self.open[name].append(made.id)
+                    self.open[name].append(new_decision.id)
         except InputError:
             pass
 
     def moment(self):
+        """Do one random thing: deliver, act, tick, move the clock, replay, back up or restore."""
         rng, names = self.random, list(self.parties)
         if self.skew and rng.random() < 0.03:
             self.wrong[rng.choice(names)] = rng.uniform(-self.skew, self.skew)
@@ -560,17 +582,17 @@ class World:
         if self.helper_restore_chance and rng.random() < 0.05:
             self.restore_helper()
             return
-        choice = rng.random()
-        if choice < 0.45 and self.network:
+        draw = rng.random()
+        if draw < 0.45 and self.network:
             self.deliver(rng.randrange(len(self.network)))
-        elif choice < 0.65:
+        elif draw < 0.65:
             self.act(rng.choice(self.plan.silos))
-        elif choice < 0.9:
+        elif draw < 0.9:
             name = rng.choice(names)
             self.perform(name, self.ask(name, lambda: self.parties[name].tick(self.clock(name))))
-        elif choice < 0.97:
+        elif draw < 0.97:
             self.now += rng.uniform(0, self.stride)
-        elif choice < 0.98 and self.stolen:
+        elif draw < 0.98 and self.stolen:
             self.network.append(rng.choice(self.stolen))
         else:
             name = rng.choice(self.plan.silos)
@@ -580,12 +602,13 @@ class World:
             self.backups[name].append(list(self.stores[name].writes()))
 
     def run(self, moments=350):
+        """Run a schedule with faults, then heal the federation and return the last model."""
         for _ in range(moments):
             self.moment()
         return self.heal()
 
     def calm(self, rounds):
-        """Every party has some turns, and all messages arrive."""
+        """Give every party some turns without faults of the network: all messages arrive."""
         for _ in range(rounds):
             self.now += 5.0
             for name in self.parties:
@@ -599,7 +622,7 @@ class World:
                 self.take(to, data)
 
     def run_with_the_hub_put_back(self, stretches=6, moments=40, rounds=10):
-        """Unrest, a calm in which releases are made, and the hub put back to any of its states."""
+        """Alternate faults and calm stretches; after each stretch restore the hub from a backup."""
         for _ in range(stretches):
             for _ in range(moments):
                 self.moment()
@@ -609,18 +632,20 @@ class World:
         return self.heal()
 
     def heal(self):
-        """Calm: nothing is lost any more, silos are recovered, all leaves close."""
+        """Stop all faults, recover the silos and let all leaves close."""
         self.kill_chance, self.down, self.wrong = 0.0, {}, {}
         calendar = self.plan.document.calendar
-        # A clock that was just set right may take BELIEVED seconds to be believed.
+        # A corrected clock may need BELIEVED seconds until its party trusts it.
         end = calendar.closes[-1] + 2 * max(GRACE, calendar.grace) + 2 * BELIEVED
         for _ in range(200):
             # Small steps while leaves close, then larger ones to the end of the grace period.
-            over = self.now >= calendar.closes[-1] + PERIOD
-            self.now = min(self.now + (min(max(20, (end - self.now) / 4), 60) if over else 20), end)
+            calendar_closed = self.now >= calendar.closes[-1] + PERIOD
+            self.now = min(
+                self.now + (min(max(20, (end - self.now) / 4), 60) if calendar_closed else 20), end
+            )
             for name in self.parties:
                 if getattr(self.parties[name], "lost", None):
-                    # Not yet, while the hub has not said under which masks it was.
+                    # A silo cannot recover before the hub has sent the lost release's sessions.
                     with suppress(InputError):
                         self.perform(name, self.parties[name].recover())
                 for _ in range(8):
@@ -640,14 +665,14 @@ class World:
             ):
                 if self.now == end:
                     break
-                # Everything is released; what the rest of the time leads to is seen at its end.
+                # All releases are done: jump to the end and check what happens there.
                 self.now = end
         else:
             raise Violation("the federation did not come to its end")
         return self.check_end()
 
     def check_end(self):
-        """The log replays, and all silos act on the same model."""
+        """Check that the hub's log replays and all silos have one model; return its theta."""
         replayed = self.kinds["hub"](self.plan, secret("hub"))
         for write in self.stores["hub"].writes():
             replayed.fold(write)

@@ -28,14 +28,14 @@ def untimed(path: Path) -> object:
         return [row[:-1] for row in rows]
     if path.name == "table.txt":
         # The last column holds speeds; its width depends on the largest speed.
-        head, speed_column, rest = path.read_text().partition("agent-rounds/s\n")
-        assert speed_column
+        head, removed, rest = path.read_text().partition("agent-rounds/s\n")
+        assert removed
         table, _, rest = rest.partition("\n\n")
         rule, *rows = table.splitlines()
         return head, rule.rstrip("-"), [re.sub(r"\s+\S+( [kMG])?$", "", r) for r in rows], rest
     if path.name == "report.html":
-        text, count = TIMES.subn("", path.read_text())
-        assert count == 3
+        text, removed = TIMES.subn("", path.read_text())
+        assert removed == 3
         return text
     return path.read_bytes()
 

@@ -1,4 +1,7 @@
-"""Small problems that cover the corners: used by the driver and the oracle tests."""
+"""Small problems that cover corner cases, for the tests of drivers and oracles.
+
+A problem is a name and a dict: the keys of ``SIZES`` and the keys of one curve's table.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,35 @@ PROTOCOLS = (
     *("shuffle-amplified", "shuffle-vector", "secure-sum"),
 )
 
-# Systems of a single agent; in a problem they stand where others name their protocol.
+# Systems of a single agent. A problem names one of them under "protocol".
 AGENTS = ("linucb", "linucb-jdp", "linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec")
 
-# What a problem says beside its curve; all else are keys of the curve.
+# Keys of a problem that are not keys of its curve.
 SIZES = ("silos", "horizon", "dimension", "actions", "protocol")
 
 
 def ordinary_cases(cases: Iterable, ordinary: Callable[..., bool]) -> list:
-    """Cases for parametrize: those that are not ordinary run with `scripts/test --all` only.
+    """Return the cases for parametrize; mark as slow those for which ``ordinary`` is false.
 
-    A case that is a tuple stands for several arguments.
+    Slow cases run with `scripts/test --all` only. A tuple holds several arguments of one case.
     """
-    out = []
+    parameters = []
     for case in cases:
         values = case if isinstance(case, tuple) else (case,)
-        out.append(pytest.param(*values, marks=() if ordinary(*values) else pytest.mark.slow))
-    assert 0 < sum(not case.marks for case in out) < len(out)
-    return out
+        parameters.append(
+            pytest.param(*values, marks=() if ordinary(*values) else pytest.mark.slow)
+        )
+    assert 0 < sum(not case.marks for case in parameters) < len(parameters)
+    return parameters
 
 
 def keys_of(sizes: dict) -> dict:
-    """The keys of the curve's table in a problem."""
+    """Return those keys of a problem that belong to its curve's table."""
     return {key: value for key, value in sizes.items() if key not in SIZES}
 
 
 def curve(protocol: str, **keys) -> dict:
-    """A curve's table for a protocol by its name; "none" and "local" are the public systems."""
+    """Return a curve's table for a protocol; "none" and "local" are the systems without privacy."""
     if protocol == "local":
         keys.pop("batch_size", None)
         keys.pop("lazy", None)
@@ -48,18 +53,19 @@ def curve(protocol: str, **keys) -> dict:
     if protocol in AGENTS:
         budget = {} if protocol == "linucb" else {"epsilon": 20.0, "delta": 0.01}
         if protocol == "linucb-jdp":
-            budget["release"] = "tree"  # the paper's, which the oracle knows
+            budget["release"] = "tree"  # the paper's release, which the oracle computes
         return {"label": protocol, "algorithm": protocol, **budget, **keys}
     private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol}
     if "share" not in keys:
-        private["release"] = "tree"  # the paper's, which the oracles know
+        private["release"] = "tree"  # the paper's release, which the oracles compute
     return {"label": protocol, "algorithm": "private-fedlinucb", **private, **keys}
 
 
 def releases() -> list[tuple[str, dict]]:
-    """Prefix sums other than the paper's tree: at 2^k releases and one less and more, and long.
+    """Return problems whose prefix sums are released by other mechanisms than the paper's tree.
 
-    In "low noise" the data outgrow the noise, so that the direct radius lowers lambda.
+    Their numbers of releases are 2^k, one less and one more, and larger. In "low noise" the data
+    outgrow the noise, so that the direct radius lowers lambda.
     """
     small = {"silos": 2, "dimension": 3, "actions": 4, "batch_size": 3}
     sizes = {
@@ -85,7 +91,7 @@ def releases() -> list[tuple[str, dict]]:
 
 
 def corners() -> list[tuple[str, dict]]:
-    """(name, {silos, horizon, dimension, actions, protocol, and keys of the curve})."""
+    """Return corner cases of federations: every protocol, eager and lazy, at corner sizes."""
     sizes = {
         "plain": {"silos": 3, "horizon": 40, "dimension": 4, "actions": 9, "batch_size": 8},
         "short last batch": {
@@ -121,9 +127,10 @@ def corners() -> list[tuple[str, dict]]:
 
 
 def agents() -> list[tuple[str, dict]]:
-    """The same for the systems of a single agent, ``protocol`` one of ``AGENTS``.
+    """Return corner cases of single agents; ``protocol`` is one of ``AGENTS``.
 
-    Trees matter to "linucb-jdp" alone. In "low noise" the direct radius lowers lambda.
+    Only "linucb-jdp" releases trees, so the sizes around 2^k releases are for it. In "low
+    noise" the direct radius lowers lambda.
     """
     sizes = {
         "every round": {"horizon": 13, "dimension": 3, "actions": 5, "batch_size": 1},
@@ -176,7 +183,10 @@ def agents() -> list[tuple[str, dict]]:
 
 
 def schedules() -> list[tuple[str, dict]]:
-    """Batches that differ, factors, shuffles without a tree, centred rewards and ledgers."""
+    """Return problems with unequal batches, factorised and flat releases, and centred rewards.
+
+    Some also scale the bonus (key ``bonus``) within a regret allowance (key ``ledger``).
+    """
     sizes = {
         "growing": {"horizon": 41, "batch_size": "growing", "batch_ratio": 1.4},
         "explicit": {"horizon": 30, "release_rounds": [1, 2, 9, 10, 24]},
@@ -186,7 +196,7 @@ def schedules() -> list[tuple[str, dict]]:
         "one round": {"horizon": 1, "release_rounds": [1]},
         "equal": {"horizon": 22, "batch_size": 5},
     }
-    kinds = {
+    releases_by_name = {
         "none": ("none", {}),
         "silo-ldp, tree": ("silo-ldp", {}),
         "silo-ldp, factorised": ("silo-ldp", {"release": "factorised"}),
@@ -210,57 +220,73 @@ def schedules() -> list[tuple[str, dict]]:
         "linucb-sdp-vec": ("linucb-sdp-vec", {}),
         "linucb-sdp-vec, individual": ("linucb-sdp-vec", {"messages": "individual"}),
     }  # fmt: skip
-    made: list[tuple[str, dict]] = []
+    problems: list[tuple[str, dict]] = []
 
-    def add(name: str, protocol: str, keys: dict) -> None:
-        small = {"silos": 1 if protocol in AGENTS else 2, "dimension": 3, "actions": 5}
-        made.append((name, {**small, "protocol": protocol, **keys}))
+    def add_problem(name: str, protocol: str, keys: dict) -> None:
+        small_sizes = {"silos": 1 if protocol in AGENTS else 2, "dimension": 3, "actions": 5}
+        problems.append((name, {**small_sizes, "protocol": protocol, **keys}))
 
     everywhere = ("growing", "explicit")
-    for (size, rounds), (kind, (protocol, keys)) in itertools.product(sizes.items(), kinds.items()):
-        if size == "equal" and "factorised" not in kind and "flat" not in kind:
+    for (size_name, batch_keys), (release_name, (protocol, keys)) in itertools.product(
+        sizes.items(), releases_by_name.items()
+    ):
+        if size_name == "equal" and "factorised" not in release_name and "flat" not in release_name:
             continue
-        if size not in (*everywhere, "equal") and kind not in (
+        if size_name not in (*everywhere, "equal") and release_name not in (
             "none", "silo-ldp, tree", "central, factorised", "shuffle-vector, flat", "linucb-ldp",
             "linucb-sdp-vec",
         ):  # fmt: skip
             continue
-        add(f"{size}, {kind}, lazy", protocol, {**rounds, **keys})
-        eager = kind in ("none", "silo-ldp, tree", "silo-ldp, factorised", "central, factorised",
-                         "shuffle-vector, flat")  # fmt: skip
-        if eager and size in everywhere:
-            add(f"{size}, {kind}, eager", protocol, {**rounds, **keys, "lazy": False})
-    for size in everywhere:
-        rounds = sizes[size]
-        add(f"{size}, silo-ldp, factorised, lemma-c2", "silo-ldp",
-            {**rounds, "release": "factorised", "radius": "lemma-c2"})  # fmt: skip
-        add(f"{size}, one of everything, lazy", "silo-ldp",
-            {**rounds, "release": "factorised", "silos": 1, "dimension": 1,
+        add_problem(f"{size_name}, {release_name}, lazy", protocol, {**batch_keys, **keys})
+        eager = release_name in (
+            "none", "silo-ldp, tree", "silo-ldp, factorised", "central, factorised",
+            "shuffle-vector, flat",
+        )  # fmt: skip
+        if eager and size_name in everywhere:
+            add_problem(
+                f"{size_name}, {release_name}, eager",
+                protocol,
+                {**batch_keys, **keys, "lazy": False},
+            )
+    for size_name in everywhere:
+        batch_keys = sizes[size_name]
+        add_problem(f"{size_name}, silo-ldp, factorised, lemma-c2", "silo-ldp",
+            {**batch_keys, "release": "factorised", "radius": "lemma-c2"})  # fmt: skip
+        add_problem(f"{size_name}, one of everything, lazy", "silo-ldp",
+            {**batch_keys, "release": "factorised", "silos": 1, "dimension": 1,
              "actions": 1})  # fmt: skip
-        add(f"{size}, low noise, lazy", "central",
-            {**rounds, "release": "factorised", "epsilon": 3000.0, "silos": 3})  # fmt: skip
-        add(f"{size}, unclipped, lazy", "shuffle-vector",
-            {**rounds, "release": "flat", "clip": False})  # fmt: skip
+        add_problem(f"{size_name}, low noise, lazy", "central",
+            {**batch_keys, "release": "factorised", "epsilon": 3000.0, "silos": 3})  # fmt: skip
+        add_problem(f"{size_name}, unclipped, lazy", "shuffle-vector",
+            {**batch_keys, "release": "flat", "clip": False})  # fmt: skip
         feducb = {"algorithm": "feducb", "schedule": "fixed", "radius": "direct",
                   "epsilon": 20.0, "delta": 0.01}  # fmt: skip
-        add(f"{size}, feducb", "none", {**rounds, **feducb})
+        add_problem(f"{size_name}, feducb", "none", {**batch_keys, **feducb})
         peers = {**feducb, "algorithm": "feducb-decentralized", "graph": "line", "silos": 3}
-        add(f"{size}, feducb-decentralized", "none", {**rounds, **peers, "horizon": 60})
-    centred = {"reward_centre": 0.5}
-    for kind in ("none", "silo-ldp, tree", "silo-ldp, factorised", "silo-ldp-prefix",
+        add_problem(
+            f"{size_name}, feducb-decentralized", "none", {**batch_keys, **peers, "horizon": 60}
+        )
+    centred_rewards = {"reward_centre": 0.5}
+    for release_name in ("none", "silo-ldp, tree", "silo-ldp, factorised", "silo-ldp-prefix",
                  "central, tree", "central, factorised", "shuffle-amplified",
                  "shuffle-vector, flat", "linucb-jdp, factorised", "linucb-ldp",
                  "linucb-ldp, individual", "linucb-sdp-vec"):  # fmt: skip
-        protocol, keys = kinds[kind]
-        add(f"centred, {kind}", protocol, {**sizes["equal"], **keys, **centred})
-        add(f"centred, {kind}, growing", protocol, {**sizes["growing"], **keys, **centred})
-    add("centred, base rate, eager", "silo-ldp",
+        protocol, keys = releases_by_name[release_name]
+        add_problem(
+            f"centred, {release_name}", protocol, {**sizes["equal"], **keys, **centred_rewards}
+        )
+        add_problem(
+            f"centred, {release_name}, growing",
+            protocol,
+            {**sizes["growing"], **keys, **centred_rewards},
+        )
+    add_problem("centred, base rate, eager", "silo-ldp",
         {**sizes["growing"], "reward_centre": 0.4, "base_rates": [0.3, 0.6],
          "lazy": False})  # fmt: skip
-    for bonus, size in itertools.product((0.0, 0.3), ("equal", "growing")):
-        for kind in ("none", "silo-ldp", "central, factorised", "shuffle-vector, flat",
+    for bonus, size_name in itertools.product((0.0, 0.3), ("equal", "growing")):
+        for release_name in ("none", "silo-ldp", "central, factorised", "shuffle-vector, flat",
                      "linucb-jdp, tree", "linucb-sdp-vec"):  # fmt: skip
-            protocol, keys = kinds.get(kind, ("silo-ldp", {}))
-            add(f"ledger, {kind}, {size}, {bonus}", protocol,
-                {**sizes[size], **keys, "bonus": bonus, "ledger": 0.2})  # fmt: skip
-    return made
+            protocol, keys = releases_by_name.get(release_name, ("silo-ldp", {}))
+            add_problem(f"ledger, {release_name}, {size_name}, {bonus}", protocol,
+                {**sizes[size_name], **keys, "bonus": bonus, "ledger": 0.2})  # fmt: skip
+    return problems

@@ -1,4 +1,4 @@
-"""The public doors of fastfed.kernels: values against plain NumPy, in-place rules, messages."""
+"""Public functions of fastfed.kernels agree with NumPy, update in place and check arguments."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from fastfed._validate import InputError
 from fastfed.privacy.releases.prefix_sums import prefix_nodes
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds
 
-BOTH = pytest.mark.parametrize("implementation", ["compiled", "numpy"], indirect=True)
+BOTH_IMPLEMENTATIONS = pytest.mark.parametrize(
+    "implementation", ["compiled", "numpy"], indirect=True
+)
 SIZES = pytest.mark.parametrize("d", [1, 2, 7, 33, 140])
 
 
 @pytest.fixture
 def implementation(request, monkeypatch):
-    """The compiled functions, or their twins in their place."""
+    """Use the compiled functions, or replace them by their NumPy twins."""
     if request.param == "numpy":
         twins.stand_in(monkeypatch)
 
 
 def problem(d, k=20):
-    draw = np.random.default_rng(d)
-    x = draw.normal(size=(3 * d, d)) / np.sqrt(d)
-    return np.eye(d) + x.T @ x, draw.normal(size=(k, d)), draw.normal(size=d)
+    """Return a positive definite V (d, d), actions (k, d) and theta (d,)."""
+    rng = np.random.default_rng(d)
+    x = rng.normal(size=(3 * d, d)) / np.sqrt(d)
+    return np.eye(d) + x.T @ x, rng.normal(size=(k, d)), rng.normal(size=d)
 
 
 # ---- updates in place ---------------------------------------------------------------------------
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @SIZES
-def test_rank_one_update(d, implementation):
+def test_rank_one_update_adds_the_outer_product_in_place(d, implementation):
     gram, actions, bias = problem(d)
     expected = gram + np.outer(actions[0], actions[0]), bias + actions[0] * 0.5
     result = kernels.rank_one_update(gram, bias, actions[0], 0.5)
@@ -47,9 +50,9 @@ def test_rank_one_update(d, implementation):
     assert np.array_equal(gram, gram.T)
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @SIZES
-def test_sherman_morrison(d, implementation):
+def test_sherman_morrison_updates_the_inverse_in_place(d, implementation):
     v, actions, _ = problem(d)
     inverse = np.ascontiguousarray(np.linalg.inv(v))
     result = kernels.sherman_morrison(inverse, actions[0])
@@ -58,7 +61,7 @@ def test_sherman_morrison(d, implementation):
     np.testing.assert_allclose(inverse, expected, rtol=1e-9, atol=1e-11)
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 def test_vectors_may_be_lists_integers_views_and_parts_of_the_target(implementation):
     gram, bias = np.eye(2), np.zeros(2)
     kernels.rank_one_update(gram, bias, [1, 2], 3)
@@ -77,7 +80,7 @@ def frozen(array):
     return array
 
 
-UNFIT = [
+UNFIT_TARGETS = [
     (np.eye(3, dtype=np.float32), "must be a float64 array, for it is updated in place, got float"),
     (np.eye(3, dtype=int), "must be a float64 array, for it is updated in place, got int"),
     (np.eye(3).tolist(), "must be a float64 array, for it is updated in place, got list"),
@@ -92,7 +95,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize(("target", "message"), UNFIT)
+@pytest.mark.parametrize(("target", "message"), UNFIT_TARGETS)
 def test_unfit_targets_are_refused(target, message):
     with pytest.raises(InputError, match=f"^gram {message}"):
         kernels.rank_one_update(target, np.zeros(3), np.ones(3), 1.0)
@@ -133,20 +136,20 @@ def test_refused_updates_change_nothing():
 # ---- scores -------------------------------------------------------------------------------------
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @SIZES
-def test_inverse_factor(d, implementation):
+def test_inverse_factor_whitens_v(d, implementation):
     v, _, _ = problem(d)
     factor = kernels.inverse_factor(v)
     np.testing.assert_allclose(factor @ v @ factor.T, np.eye(d), atol=1e-10)
     assert not np.triu(factor, 1).any()
-    # A cost of rounding in V's upper triangle is not the caller's fault.
+    # Rounding errors in V's upper triangle are accepted and ignored.
     assert np.array_equal(kernels.inverse_factor(v + np.triu(v, 1) * 1e-15), factor)
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @SIZES
-def test_scores_and_argmax_are_the_formula(d, implementation):
+def test_scores_and_argmax_agree_with_the_formula(d, implementation):
     v, actions, theta = problem(d)
     factor, inverse = kernels.inverse_factor(v), np.linalg.inv(v)
     width = np.sqrt(np.einsum("ki,ij,kj->k", actions, inverse, actions))
@@ -155,8 +158,8 @@ def test_scores_and_argmax_are_the_formula(d, implementation):
         expected += second * np.linalg.norm(actions @ inverse, axis=1)
         keywords = {"second_radius": second}
         for x in (actions, frozen(np.asfortranarray(actions)), np.repeat(actions, 2, 1)[:, ::2]):
-            found = kernels.ucb_scores(x, factor, theta, 1.3, **keywords)
-            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+            scores = kernels.ucb_scores(x, factor, theta, 1.3, **keywords)
+            np.testing.assert_allclose(scores, expected, rtol=1e-10, atol=1e-10)
             chosen = kernels.ucb_argmax(x, factor, theta, 1.3, **keywords)
             assert chosen == int(np.argmax(expected)) and type(chosen) is int
         single = kernels.ucb_scores(actions.astype(np.float32), factor, theta, 1.3, **keywords)
@@ -164,8 +167,7 @@ def test_scores_and_argmax_are_the_formula(d, implementation):
 
 
 def row_by_row(v):
-    """W of V by the same sums in the same order, one row after the other; None where V is not
-    positive definite."""
+    """Compute W of V row by row, with sums in the kernel's order; None if V is not definite."""
     a, d = np.tril(v), len(v)
     for j in range(d):
         if not 0.0 < a[j, j] < math.inf:
@@ -183,24 +185,24 @@ def row_by_row(v):
 
 
 @pytest.mark.parametrize("d", [1, 2, 7, *range(15, 34), 57, 135])
-def test_blocks_of_the_factor_have_the_bits_of_row_by_row(d):
-    draw = np.random.default_rng(d)
-    x = draw.normal(size=(d + 3, d)) * np.exp(3.0 * draw.normal(size=d))
+def test_the_blocked_factor_equals_the_factor_row_by_row_in_every_bit(d):
+    rng = np.random.default_rng(d)
+    x = rng.normal(size=(d + 3, d)) * np.exp(3.0 * rng.normal(size=d))
     v = x.T @ x + 0.01 * np.eye(d)
     v = (v + v.T) / 2.0
     packed = v[np.tril_indices(d)]
     np.testing.assert_array_equal(linalg.factor(packed, d), row_by_row(v))
-    for last in {0, d // 2, d - 1}:  # a pivot that is below zero, early or late
-        bad = v.copy()
-        bad[last, last] = 1e-9 * v[last, last] if d > 1 else -1.0
-        assert row_by_row(bad) is None
-        assert linalg.factor(bad[np.tril_indices(d)], d) is None
+    for last in {0, d // 2, d - 1}:  # a pivot is negative, early or late
+        indefinite_v = v.copy()
+        indefinite_v[last, last] = 1e-9 * v[last, last] if d > 1 else -1.0
+        assert row_by_row(indefinite_v) is None
+        assert linalg.factor(indefinite_v[np.tril_indices(d)], d) is None
 
 
 @pytest.mark.parametrize("d", [5, 8, 10, 31, 40, 96])
 @pytest.mark.parametrize("second", [0.0, 0.5])
-def test_a_mean_may_pass_the_range_of_float32_on_its_way(d, second):
-    """The best score, 9e37, is a sum that is -6e38 in between; all others are about 1."""
+def test_partial_sums_of_a_mean_may_exceed_the_range_of_float32(d, second):
+    """The best score is 9e37, but a partial sum of it is -6e38. Other scores are about 1."""
     theta, x = np.zeros(d), np.zeros((16, d), np.float32)
     theta[:4] = 1e30
     x[1, :4] = np.array([-3e8, -3e8, 3e8, 3.9e8])
@@ -210,28 +212,28 @@ def test_a_mean_may_pass_the_range_of_float32_on_its_way(d, second):
         assert kernels.ucb_argmax(actions, factor, theta, 1.0, second_radius=second) == 1
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_stack_of_models_scores_as_each_of_them(implementation, trusted):
-    draw, d = np.random.default_rng(3), 9
-    actions = draw.normal(size=(4, d)).astype(np.float32)
+def test_a_stack_of_models_gives_the_scores_of_each_model(implementation, trusted):
+    rng, d = np.random.default_rng(3), 9
+    actions = rng.normal(size=(4, d)).astype(np.float32)
     factors = np.stack([kernels.inverse_factor(problem(d)[0] * c) for c in (1, 2, 5)])
-    thetas = draw.normal(size=(3, d))
+    thetas = rng.normal(size=(3, d))
     keywords = {"second_radius": 0.3, "trusted": trusted}
     expected = [
         kernels.ucb_scores(actions, w, theta, 0.7, **keywords)
         for w, theta in zip(factors, thetas, strict=True)
     ]
     for stack in (factors, factors.tolist(), np.asfortranarray(factors)):
-        found = kernels.ucb_scores(actions, stack, thetas, 0.7, **keywords)
-        assert found.shape == (3, 4) and np.array_equal(found, expected)
-    # The last model of a stack is looked at like the first.
+        scores = kernels.ucb_scores(actions, stack, thetas, 0.7, **keywords)
+        assert scores.shape == (3, 4) and np.array_equal(scores, expected)
+    # The last model of a stack is checked too.
     factors[2, 0, 1] = 1.0
     if not trusted:
         with pytest.raises(InputError, match="factor must be lower triangular"):
             kernels.ucb_scores(actions, factors, thetas, 0.7, **keywords)
     factors[2, 0, 1] = 0.0
-    for wrong, theta, message in (
+    for bad_factors, theta, message in (
         (factors, thetas[:2], r"theta must have shape \(3, 9\), got \(2, 9\)"),
         (factors, thetas[0], r"theta must have shape \(3, 9\), got \(9,\)"),
         (factors[:, :8], thetas, r"factor must have shape \(d, d\) with d >= 1, got \(8, 9\)"),
@@ -239,18 +241,18 @@ def test_a_stack_of_models_scores_as_each_of_them(implementation, trusted):
         (factors[None], thetas, r"factor must have shape \(any, any\), got \(1, 3, 9, 9\)"),
     ):
         with pytest.raises(InputError, match=message):
-            kernels.ucb_scores(actions, wrong, theta, 0.7, **keywords)
+            kernels.ucb_scores(actions, bad_factors, theta, 0.7, **keywords)
     with pytest.raises(InputError, match=r"a set for each of 3 models, .* got shape \(4, 9\)"):
         kernels.ucb_argmax(actions, factors, thetas, 0.7, **keywords)
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 def test_actions_of_other_types_are_converted(implementation):
     factor = np.eye(2)
     rows = [[1, 0], [0, 3], [0, 3]]
     for actions in (rows, np.array(rows), np.array(rows, ">f8"), np.array(rows, np.float16)):
-        found = kernels.ucb_scores(actions, factor, [0, 1], 2)
-        assert found.tolist() == [2.0, 9.0, 9.0]
+        scores = kernels.ucb_scores(actions, factor, [0, 1], 2)
+        assert scores.tolist() == [2.0, 9.0, 9.0]
         assert kernels.ucb_argmax(actions, factor, [0, 1], 2) == 1
     packed = np.zeros(3, np.dtype([("tag", "u1"), ("x", "f8", 2)]))
     packed["x"] = rows
@@ -277,13 +279,18 @@ def test_actions_of_other_types_are_converted(implementation):
         ({"second_radius": -0.5}, "second_radius must be >= 0, got -0.5"),
     ],
 )
-def test_bad_scores_input(door, changed, message):
-    given = {"actions": np.ones((3, 2)), "factor": np.eye(2), "theta": np.ones(2), "radius": 1.0}
+def test_bad_arguments_of_scores_are_refused(door, changed, message):
+    arguments = {
+        "actions": np.ones((3, 2)),
+        "factor": np.eye(2),
+        "theta": np.ones(2),
+        "radius": 1.0,
+    }
     with pytest.raises(InputError, match=message):
-        door(**(given | changed))
+        door(**(arguments | changed))
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @pytest.mark.parametrize(
     ("v", "message"),
     [
@@ -295,7 +302,7 @@ def test_bad_scores_input(door, changed, message):
         ([[0.0]], "V must be positive definite"),
     ],
 )
-def test_bad_matrices(v, message, implementation):
+def test_bad_matrices_are_refused(v, message, implementation):
     with pytest.raises(InputError, match=message):
         kernels.inverse_factor(v)
 
@@ -303,7 +310,7 @@ def test_bad_matrices(v, message, implementation):
 # ---- the factor, row by row ---------------------------------------------------------------------
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @SIZES
 @pytest.mark.parametrize("trusted", [False, True])
 def test_factor_update_is_the_ridge_estimate_with_one_more_row(d, implementation, trusted):
@@ -319,10 +326,10 @@ def test_factor_update_is_the_ridge_estimate_with_one_more_row(d, implementation
     assert not np.triu(factor, 1).any()
 
 
-def test_what_is_trusted_has_the_bits_of_what_is_checked():
+def test_trusted_calls_return_the_bits_of_checked_calls():
     v, actions, theta = problem(57, 120)
     factor = kernels.inverse_factor(v)
-    strided = np.asfortranarray(factor)  # trusted or not, it need not be ready for the kernels
+    strided = np.asfortranarray(factor)  # any layout is allowed, trusted or not
     for x in (actions, actions.astype(np.float32), actions.tolist()):
         for w in (factor, strided, factor.tolist()):
             expected = kernels.ucb_scores(x, factor, theta, 1.3, second_radius=0.2)
@@ -364,28 +371,28 @@ def test_x_may_be_a_row_of_the_factor():
     ],
 )
 def test_unfit_rows_change_no_factor(changed, message, trusted):
-    good = {"factor": np.eye(2), "theta": np.zeros(2), "x": [1.0, 1.0], "y": 1.0}
+    good_arguments = {"factor": np.eye(2), "theta": np.zeros(2), "x": [1.0, 1.0], "y": 1.0}
     with pytest.raises(InputError, match=f"^{message}"):
-        kernels.factor_update(**(good | changed), trusted=trusted)
-    assert np.array_equal(good["factor"], np.eye(2)) and not good["theta"].any()
+        kernels.factor_update(**(good_arguments | changed), trusted=trusted)
+    assert np.array_equal(good_arguments["factor"], np.eye(2)) and not good_arguments["theta"].any()
 
 
-def test_a_factor_is_looked_at_unless_it_is_trusted():
-    both = {"x": [1.0, 1.0], "y": 1.0}
+def test_a_factor_is_checked_unless_it_is_trusted():
+    row = {"x": [1.0, 1.0], "y": 1.0}
     with pytest.raises(InputError, match=r"factor must be lower triangular .*inverse_factor"):
-        kernels.factor_update(np.ones((2, 2)), np.zeros(2), **both)
+        kernels.factor_update(np.ones((2, 2)), np.zeros(2), **row)
     with pytest.raises(InputError, match=r"factor must be finite, got nan at index \(0, 0\)"):
-        kernels.factor_update(np.diag([np.nan, 1.0]), np.zeros(2), **both)
+        kernels.factor_update(np.diag([np.nan, 1.0]), np.zeros(2), **row)
     with pytest.raises(InputError, match="theta must be finite, got inf"):
-        kernels.factor_update(np.eye(2), np.full(2, np.inf), **both)
-    held = np.zeros(6)
+        kernels.factor_update(np.eye(2), np.full(2, np.inf), **row)
+    buffer = np.zeros(6)
     with pytest.raises(InputError, match="factor and theta must not share memory"):
-        kernels.factor_update(held[:4].reshape(2, 2), held[2:4], **both, trusted=True)
+        kernels.factor_update(buffer[:4].reshape(2, 2), buffer[2:4], **row, trusted=True)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("entry", [np.nan, np.inf, 1e300])
-def test_a_trusted_factor_that_is_none_spoils_scores_and_nothing_else(dtype, entry):
+def test_a_bad_trusted_factor_gives_bad_scores_but_no_crash(dtype, entry):
     actions = problem(40, 120)[1].astype(dtype)
     factor = np.full((40, 40), entry)
     assert 0 <= kernels.ucb_argmax(actions, factor, np.zeros(40), 1.0, trusted=True) < 120
@@ -401,23 +408,23 @@ def test_a_trusted_factor_that_is_none_spoils_scores_and_nothing_else(dtype, ent
 # ---- noise --------------------------------------------------------------------------------------
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tree_noise_of_a_node(layout, implementation):
-    """The very normals a simulation draws, at the layout's scales, in a symmetric matrix."""
+def test_tree_noise_of_a_node_equals_the_noise_of_a_simulation(layout, implementation):
+    """Noise of a node is made of the normals of a simulation, scaled as the layout says."""
     d, std = 6, 1.7
     key = {"replicate": 2, "silo": 5, "layout": layout}
     bias, covariance = kernels.tree_noise(9, 12, d, std, of="node", **key)
-    drawn = SeededNoise(9, 2).node(5, 12, d)
+    normals = SeededNoise(9, 2).node(5, 12, d)
     off, on = layout_stds(layout, std)
     scale = np.where(np.eye(d, dtype=bool), on, off)
-    assert np.array_equal(bias, std * drawn[:d])
+    assert np.array_equal(bias, std * normals[:d])
     assert np.array_equal(covariance, covariance.T)
-    expected = (scale[np.tril_indices(d)] * drawn[d:]).tolist()
+    expected = (scale[np.tril_indices(d)] * normals[d:]).tolist()
     assert covariance[np.tril_indices(d)].tolist() == expected
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 @pytest.mark.parametrize("release", [1, 2, 3, 7, 8, 9, 22, 2**20 + 5, 2**32 - 1])
 def test_tree_noise_of_a_prefix_is_the_sum_of_its_nodes(release, implementation):
     bias, covariance = kernels.tree_noise(3, release, 4, 0.5)
@@ -431,15 +438,15 @@ def test_tree_noise_without_noise_is_zero():
     assert not bias.any() and not covariance.any()
 
 
-@BOTH
-def test_normals_are_keyed(implementation):
-    base = kernels.normals(1, 33)
-    assert base.dtype == np.float64 and base.shape == (33,)
-    assert np.array_equal(base, kernels.normals(1, 33))
-    assert np.array_equal(base, rng.normals_f64(1, 0, 0, 0, 0, 33))
+@BOTH_IMPLEMENTATIONS
+def test_normals_differ_in_every_part_of_the_key(implementation):
+    base_normals = kernels.normals(1, 33)
+    assert base_normals.dtype == np.float64 and base_normals.shape == (33,)
+    assert np.array_equal(base_normals, kernels.normals(1, 33))
+    assert np.array_equal(base_normals, rng.normals_f64(1, 0, 0, 0, 0, 33))
     for part in ("purpose", "replicate", "silo", "index"):
-        assert not np.isin(kernels.normals(1, 33, **{part: 1}), base).any()
-    assert not np.isin(kernels.normals(2, 33), base).any()
+        assert not np.isin(kernels.normals(1, 33, **{part: 1}), base_normals).any()
+    assert not np.isin(kernels.normals(2, 33), base_normals).any()
     single = kernels.normals(1, 5, dtype="float32")
     assert single.dtype == np.float32 and len(single) == 5
     assert kernels.normals(1, 0).shape == (0,)
@@ -464,32 +471,32 @@ def test_normals_are_keyed(implementation):
         (kernels.tree_noise, {"silo": -1}, "silo must be an integer >= 0"),
     ],
 )
-def test_bad_keys(door, given, message):
+def test_bad_keys_are_refused(door, given, message):
     if door is kernels.tree_noise:
         given = {"seed": 1, "release": 3, "dimension": 2, "noise_std": 1.0} | given
     with pytest.raises(InputError, match=message):
         door(**given)
 
 
-def test_all_names_are_public():
+def test_all_public_names_have_docstrings():
     for name in kernels.__all__:
         assert getattr(kernels, name).__doc__
 
 
-@BOTH
+@BOTH_IMPLEMENTATIONS
 def test_bits_are_encoded_and_shuffled(implementation):
     bits = kernels.encode_bits([0, 3, 5], 5)
     assert bits.tolist() == [[0] * 5, [1, 1, 1, 0, 0], [1] * 5]
     wide = np.repeat(bits, 200, axis=1)
-    before = wide.copy()
+    unshuffled = wide.copy()
     assert kernels.shuffle_bits(wide, 3) is wide
-    assert np.array_equal(wide.sum(axis=1), before.sum(axis=1))
-    assert not np.array_equal(wide[1], before[1])
-    # What a simulation's shuffler does to the first release.
-    other = before.copy()
-    for label, row in enumerate(other):
+    assert np.array_equal(wide.sum(axis=1), unshuffled.sum(axis=1))
+    assert not np.array_equal(wide[1], unshuffled[1])
+    # A simulation's shuffler does the same to the first release.
+    shuffled_by_simulation = unshuffled.copy()
+    for label, row in enumerate(shuffled_by_simulation):
         SeededNoise(3).shuffle_bits(1, label, row)
-    assert np.array_equal(wide, other)
+    assert np.array_equal(wide, shuffled_by_simulation)
 
 
 @pytest.mark.parametrize(
@@ -505,6 +512,6 @@ def test_bits_are_encoded_and_shuffled(implementation):
         ),
     ],
 )
-def test_bad_bits(call, message):
+def test_bad_bits_are_refused(call, message):
     with pytest.raises(InputError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""First of all: what is tested is the installed package, not the files beside it."""
+"""Tests run against the installed package, not against the checkout. This file runs first."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ def test_every_public_name_loads():
     assert set(fastfed.__all__) <= set(dir(fastfed))
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_raises_an_attribute_error():
     assert not hasattr(fastfed, "nonsense")
 
 
@@ -35,8 +35,8 @@ def test_an_unknown_name_is_an_attribute_error():
     or platform.libc_ver()[0] != "glibc"
     or not shutil.which("gcc")
     or os.environ.get("CC", "gcc") != "gcc",
-    reason="levels are promised where gcc and glibc build for x86-64",
+    reason="instruction levels need gcc and glibc on x86-64",
 )
-def test_the_installation_has_a_level_for_every_processor():
-    """Without them tests of levels are skipped, and everything is several times slower."""
+def test_the_installation_has_kernels_for_all_instruction_levels():
+    """Without these kernels, tests of levels are skipped and fastfed is several times slower."""
     assert _native.HAS_LEVELS

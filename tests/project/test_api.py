@@ -1,4 +1,4 @@
-"""Functions of the face that do what the commands do: run, reproduce, report, audit and plan."""
+"""fastfed.run, reproduce, report, compare, audit and plan do the same as the commands."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ batch_size = 5
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
+    """Return the path of a small spec file."""
     path = tmp_path / "small.toml"
     path.write_text(SPEC)
     return path
@@ -52,7 +53,7 @@ def spec(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two figures in place of the package's; one of them needs data."""
+    """Replace the package's figures by "small" and "files", which needs data; return a folder."""
     folder = tmp_path / "figures"
     folder.mkdir()
     monkeypatch.setattr(experiments, "FOLDER", folder)
@@ -65,8 +66,9 @@ def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
-def command(*args: object) -> str:
-    result = CliRunner().invoke(cli, [str(a) for a in args])
+def command(*words: object) -> str:
+    """Run a command that succeeds and return what it prints to stdout."""
+    result = CliRunner().invoke(cli, [str(word) for word in words])
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -76,19 +78,19 @@ def regrets(results: fastfed.Results) -> list[np.ndarray]:
 
 
 def test_run_takes_a_spec_file_or_an_experiment(spec: Path, tmp_path: Path) -> None:
-    left = fastfed.run(str(spec), tmp_path / "a", replicates=2, seed=5)
-    right = fastfed.run(load_experiment(spec, replicates=2, seed=5), tmp_path / "b")
-    np.testing.assert_array_equal(regrets(left), regrets(right))
-    assert left.curves[0].replicates == (0, 1)
+    from_path = fastfed.run(str(spec), tmp_path / "a", replicates=2, seed=5)
+    from_experiment = fastfed.run(load_experiment(spec, replicates=2, seed=5), tmp_path / "b")
+    np.testing.assert_array_equal(regrets(from_path), regrets(from_experiment))
+    assert from_path.curves[0].replicates == (0, 1)
     command("run", spec, "-o", tmp_path / "c", "--quick")
     quick = fastfed.run(spec, tmp_path / "d", quick=True)
-    assert quick.curves[0].horizon == 5  # a batch
+    assert quick.curves[0].horizon == 5  # one batch
     np.testing.assert_array_equal(regrets(quick), regrets(fastfed.load(tmp_path / "c")))
     with pytest.raises(InputError, match="go with a spec file"):
         fastfed.run(load_experiment(spec), tmp_path / "e", quick=True)
 
 
-def test_modules_beside_a_spec_can_be_named_in_it(tmp_path: Path) -> None:
+def test_a_spec_may_name_modules_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "mine_for_api.py").write_text(
         "def draw(seed, replicate, silo, t):\n    return [[1.0, 0.0]], [0.5]\n"
     )
@@ -98,38 +100,44 @@ def test_modules_beside_a_spec_can_be_named_in_it(tmp_path: Path) -> None:
     assert len(fastfed.run(path, tmp_path / "out").curves) == 1
 
 
-def test_reproduce_does_what_the_command_does(figures: Path) -> None:
-    heard: list[str] = []
-    found = fastfed.reproduce("small", figures, quick=True, on_figure=heard.append)
-    assert list(found) == heard == ["small"]
-    other = figures.with_name("other")
-    command("reproduce", "small", "-o", other, "--quick")
-    np.testing.assert_array_equal(regrets(found["small"]), regrets(fastfed.load(other / "small")))
-    assert sorted(p.name for p in figures.iterdir()) == sorted(p.name for p in other.iterdir())
-    assert (figures / "statements.json").read_text() == (other / "statements.json").read_text()
+def test_reproduce_writes_the_same_results_as_the_command(figures: Path) -> None:
+    figures_started: list[str] = []
+    results = fastfed.reproduce("small", figures, quick=True, on_figure=figures_started.append)
+    assert list(results) == figures_started == ["small"]
+    command_folder = figures.with_name("other")
+    command("reproduce", "small", "-o", command_folder, "--quick")
+    np.testing.assert_array_equal(
+        regrets(results["small"]), regrets(fastfed.load(command_folder / "small"))
+    )
+    assert sorted(path.name for path in figures.iterdir()) == sorted(
+        path.name for path in command_folder.iterdir()
+    )
+    assert (figures / "statements.json").read_text() == (
+        command_folder / "statements.json"
+    ).read_text()
 
 
-def test_all_figures_leave_out_those_that_need_data(figures: Path) -> None:
+def test_reproducing_all_figures_skips_figures_that_need_data(figures: Path) -> None:
     agent_rounds: list[int] = []
-    found = fastfed.reproduce("all", figures, progress=agent_rounds.append)
-    assert list(found) == ["small"] and sum(agent_rounds) == 40 * 3 * 2
+    results = fastfed.reproduce("all", figures, progress=agent_rounds.append)
+    assert list(results) == ["small"] and sum(agent_rounds) == 40 * 3 * 2
     rows = json.loads((figures / "statements.json").read_text())["statements"]
-    assert {(r["figure"], r["verdict"]) for r in rows} == {
+    assert {(row["figure"], row["verdict"]) for row in rows} == {
         ("small", "not judged"), ("files", "not played"),
     }  # fmt: skip
-    # The same call again repeats nothing.
+    # Repeating the call simulates nothing.
     assert list(fastfed.reproduce("all", figures, progress=agent_rounds.append)) == ["small"]
     assert sum(agent_rounds) == 40 * 3 * 2
 
 
 def test_reproduce_refuses_before_anything_is_simulated(figures: Path) -> None:
-    for names, options, words in (
+    for names, options, message in (
         ("smal", {}, 'unknown figure "smal"'),
         (["small", "files"], {}, "--data PATH"),
         ("small", {"quick": True, "full": True}, "quick and full"),
         ("small", {"replicates": 0}, "replicates"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             fastfed.reproduce(names, figures, **options)
     assert not figures.exists()
 
@@ -141,19 +149,19 @@ def test_report_and_compare_read_output_folders(figures: Path) -> None:
     assert written[-1] == figures / "report.html" and all(path.is_file() for path in written)
     (figures / "bad").mkdir()
     (figures / "bad" / "results.sqlite").write_text("no store")
-    heard: list[str] = []
-    fastfed.report(figures, on_left_out=heard.append)
-    assert len(heard) == 1 and "bad" in heard[0]
+    left_out: list[str] = []
+    fastfed.report(figures, on_left_out=left_out.append)
+    assert len(left_out) == 1 and "bad" in left_out[0]
     assert (
         fastfed.compare(figures / "small", figures / "small").comparisons[0].curves[0].mean == 0.0
     )
 
 
 def test_audit_takes_a_name_or_a_function() -> None:
-    found = fastfed.audit("laplace", trials=200, seed=3)
-    assert isinstance(found, AuditResult) and found.trials == 200
-    stored = json.loads(command("audit", "laplace", "--trials", 200, "--seed", 3, "--json"))
-    assert stored["epsilon_lower_bound"] == found.epsilon_lower_bound
+    result = fastfed.audit("laplace", trials=200, seed=3)
+    assert isinstance(result, AuditResult) and result.trials == 200
+    command_result = json.loads(command("audit", "laplace", "--trials", 200, "--seed", 3, "--json"))
+    assert command_result["epsilon_lower_bound"] == result.epsilon_lower_bound
 
     def noisy(data: float, rng: np.random.Generator) -> float:
         return data + rng.laplace(scale=0.5)
@@ -168,9 +176,9 @@ def test_audit_takes_a_name_or_a_function() -> None:
 
 
 def test_plan_takes_the_environment_of_a_spec_file(spec: Path) -> None:
-    ask = {"silos": 4, "horizon": 60, "epsilon": 4.0, "delta": 1e-5, "trust": "central"}
-    found = fastfed.plan(environment=spec, seconds=0.01, **ask)
-    table = fastfed.plan(
-        environment={"kind": "sphere", "dimension": 3, "actions": 4}, seconds=0.01, **ask
+    requirements = {"silos": 4, "horizon": 60, "epsilon": 4.0, "delta": 1e-5, "trust": "central"}
+    plan_from_spec = fastfed.plan(environment=spec, seconds=0.01, **requirements)
+    plan_from_table = fastfed.plan(
+        environment={"kind": "sphere", "dimension": 3, "actions": 4}, seconds=0.01, **requirements
     )
-    assert found.to_builtins() == table.to_builtins()
+    assert plan_from_spec.to_builtins() == plan_from_table.to_builtins()

@@ -1,6 +1,6 @@
-"""The containers of examples/deployment and the pages beside them name commands that exist.
+"""Containers of examples/deployment and pages about them use commands that fastfed has.
 
-No container is started: files are read as text, their commands parsed as fastfed would.
+The tests start no container. They read the files as text and parse the commands as fastfed does.
 """
 
 import json
@@ -30,37 +30,41 @@ PAGES = [HERE / "README.md"] + [
 ]
 
 
-def understood(words):
-    """The names of a command's parameters that are given, if fastfed has all of them."""
+def parsed(words):
+    """Parse a fastfed command and return the names of its given parameters.
+
+    Raise an error for unknown commands and options, and for missing or extra parameters.
+    """
     command, words = cli, list(words)
     while isinstance(command, click.Group):
         command = command.get_command(click.Context(command), words.pop(0))
         assert command is not None, words
         if isinstance(command, LazyCommand):
             command = command.load()
-    given, rest, _ = command.make_parser(click.Context(command)).parse_args(words)
-    assert not rest, f"{command.name} has no use for {rest}"
-    given = {name for name, value in given.items() if isinstance(value, str | bool)}
-    missing = {p.name for p in command.params if p.required} - given
+    parameters, extra_words, _ = command.make_parser(click.Context(command)).parse_args(words)
+    assert not extra_words, f"{command.name} has no use for {extra_words}"
+    parameters = {name for name, value in parameters.items() if isinstance(value, str | bool)}
+    missing = {parameter.name for parameter in command.params if parameter.required} - parameters
     assert not missing, f"{command.name} needs {missing}"
-    return given
+    return parameters
 
 
 def services():
-    """The text of each service."""
+    """Return the text of each service in compose.yaml, by name."""
     _, text = COMPOSE.split("\nservices:\n")
     text, _ = text.split("\nvolumes:\n")
     parts = re.split(r"^  ([a-z]+):\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def listed(key, text):
-    (found,) = re.findall(rf"^ +{key}: (\[.*\])$", text, re.MULTILINE)
-    return json.loads(found)
+def list_of(key, text):
+    """Return the list under this key in a service's text."""
+    (json_list,) = re.findall(rf"^ +{key}: (\[.*\])$", text, re.MULTILINE)
+    return json.loads(json_list)
 
 
 def console(page):
-    """The commands of fastfed in a page's console blocks."""
+    """Yield the fastfed commands in the console blocks of a page."""
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
@@ -76,44 +80,50 @@ def console(page):
                     yield words[words.index("fastfed") + 1 :]
 
 
-def test_a_command_that_fastfed_has_not_is_found():
-    good = ["silo", "/data", "--hub", "https://hub:8443", "--ca", "/ca/ca.pem"]
-    assert understood(good) == {"folder", "hub", "ca"}
+def test_parsing_refuses_commands_and_options_that_do_not_exist():
+    command = ["silo", "/data", "--hub", "https://hub:8443", "--ca", "/ca/ca.pem"]
+    assert parsed(command) == {"folder", "hub", "ca"}
     with pytest.raises(click.NoSuchOption):
-        understood([*good, "--insecure"])
+        parsed([*command, "--insecure"])
     with pytest.raises(AssertionError, match="needs"):
-        understood(["silo"])
+        parsed(["silo"])
     with pytest.raises(AssertionError):
-        understood(["deploy", "merge", "/data"])
+        parsed(["deploy", "merge", "/data"])
     with pytest.raises(AssertionError, match="no use for"):
-        understood([*good, "more"])
+        parsed([*command, "more"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_pages_show_commands_that_fastfed_has(page):
-    found = [understood(words) for words in console(page)]
-    assert len(found) >= 2
+def test_pages_show_only_commands_that_exist(page):
+    parsed_commands = [parsed(words) for words in console(page)]
+    assert len(parsed_commands) >= 2
 
 
-def test_services_are_a_hub_and_three_silos_apart():
-    found = services()
-    assert list(found) == ["hub", "north", "east", "south"]
-    for name, text in found.items():
-        command = listed("command", text)
+def test_services_are_a_hub_and_three_silos_with_separate_volumes():
+    service_texts = services()
+    assert list(service_texts) == ["hub", "north", "east", "south"]
+    for name, text in service_texts.items():
+        command = list_of("command", text)
         assert command[:2] == ["serve" if name == "hub" else "silo", "/data"]
-        understood(command)
-        kept, *others = listed("volumes", text)
-        # A party sees its own volume; what it shares with others it cannot write.
-        assert kept == f"{name}:/data" and all(other.endswith(":ro") for other in others)
-        assert ("ports:" in text) == (name == "hub") == any("tls" in each for each in others)
+        parsed(command)
+        party_volume, *shared_volumes = list_of("volumes", text)
+        # A party can write only to its volume; volumes shared with others are read-only.
+        assert party_volume == f"{name}:/data" and all(
+            volume.endswith(":ro") for volume in shared_volumes
+        )
+        assert (
+            ("ports:" in text)
+            == (name == "hub")
+            == any("tls" in volume_name for volume_name in shared_volumes)
+        )
         assert f"\n  {name}:\n" in COMPOSE.split("\nvolumes:")[1]
         assert "<<: *party" in text
-    test = listed("test", found["hub"])
+    test = list_of("test", service_texts["hub"])
     assert test[:2] == ["CMD", "fastfed"]
-    understood(test[2:])
+    parsed(test[2:])
 
 
-def test_the_image_holds_no_secret_and_runs_as_nobody_special():
+def test_the_image_holds_no_secret_and_runs_without_root():
     copied = re.findall(r"^COPY (?!--from)(.*)$", IMAGE, re.MULTILINE)
     names = [word for line in copied for word in line.split()[:-1]]
     assert names and all((ROOT / name).exists() for name in names)
@@ -132,19 +142,19 @@ def test_the_image_holds_no_secret_and_runs_as_nobody_special():
 
 
 def test_the_image_has_the_libraries_that_the_kernels_need():
-    """A slim image has few; which are needed, the extension itself says."""
+    """A slim image has few libraries; the compiled extension names those that it needs."""
     needed = set(re.findall(rb"lib(\w+)\.so\.[0-9]+", Path(_native.__file__).read_bytes()))
     last = IMAGE.rpartition("\nFROM ")[2]
     for name in needed - {b"c", b"m", b"pthread", b"dl", b"rt"}:
         assert f"lib{name.decode()}1" in last, name
 
 
-def test_the_spec_compiles_once_it_has_keys():
+def test_the_spec_compiles_after_keys_are_added():
     text = (HERE / "spec.toml").read_text(encoding="utf-8")
     spec = tomllib.loads(text)
     names = [silo["name"] for silo in spec["silos"]]
     assert names == list(services())[1:]
     spec["silos"] = [federation.party(name) for name in names]
     spec["hub"] = federation.party("hub")
-    found = compile_plan(spec)
-    assert (found.certificate.status, found.plan.releases) == ("proven", 10)
+    plan = compile_plan(spec)
+    assert (plan.certificate.status, plan.plan.releases) == ("proven", 10)

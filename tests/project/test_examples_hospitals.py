@@ -1,4 +1,4 @@
-"""examples/deployment/hospitals.py: four tables of four kinds are the records that they were."""
+"""examples/deployment/hospitals.py reads the same records from four kinds of tables."""
 
 import csv
 import importlib.util
@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parents[2] / "examples" / "deployment"
 
 @pytest.fixture(scope="module")
 def script():
+    """Import hospitals.py as a module."""
     spec = importlib.util.spec_from_file_location("deployed_hospitals", HERE / "hospitals.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -29,7 +30,7 @@ def script():
 
 @pytest.fixture
 def data(tmp_path):
-    """Twelve patients of each hospital, the same ones at all four."""
+    """Write a CSV file with the same twelve patients at each of the four hospitals."""
     sites = ("cleveland", "hungarian", "switzerland", "va_long_beach")
     rng = np.random.default_rng(0)
     rows = []
@@ -53,31 +54,36 @@ def data(tmp_path):
     return folder
 
 
-def test_every_hospital_reads_its_own_kind_of_table(script, data, tmp_path):
+def test_all_hospitals_read_equal_records_from_their_tables(script, data, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     plan = script.make_plan(home, "silo-ldp", (3.0, 1e-5), 2)
     script.write_files(script.patients(data), home)
-    assert {p.suffix for n in script.SITES for p in (home / n).iterdir()} >= {".csv", ".sqlite"}
-    told = []
+    assert {path.suffix for site in script.SITES for path in (home / site).iterdir()} >= {
+        ".csv",
+        ".sqlite",
+    }
+    rows_by_hospital = []
     for name in script.SITES:
         source = load_source(home / name / "source.toml")
-        found = cases(source, plan.document.schema)
-        assert survey(plan, source, found)["learned"] == 12
+        hospital_cases = cases(source, plan.document.schema)
+        assert survey(plan, source, hospital_cases)["learned"] == 12
         records = plan.document.schema.records
-        rows = [
+        rows_of_hospital = [
             (
                 *np.round(records.context(case.record)[:6], 12),
-                records.outcome.reward(case.outcome, a),
+                records.outcome.reward(case.outcome, action),
             )
-            for case in found
-            for a in ("ill",)
+            for case in hospital_cases
+            for action in ("ill",)
         ]
-        told.append(sorted(rows))
-    assert told[0] == told[1] == told[2] == told[3]
-    assert len({row[-1] for row in told[0]}) == 2
-    alone = script.without_privacy(home, plan, ["swiss"])["swiss"]
-    assert 0.0 <= alone <= 1.0 and 0.0 <= script.commoner(home, plan, "swiss") <= 0.5
+        rows_by_hospital.append(sorted(rows_of_hospital))
+    assert rows_by_hospital[0] == rows_by_hospital[1] == rows_by_hospital[2] == rows_by_hospital[3]
+    assert len({row[-1] for row in rows_by_hospital[0]}) == 2
+    error_without_privacy = script.without_privacy(home, plan, ["swiss"])["swiss"]
+    assert (
+        0.0 <= error_without_privacy <= 1.0 and 0.0 <= script.commoner(home, plan, "swiss") <= 0.5
+    )
 
 
 def test_a_folder_without_the_records_is_refused(script, data, tmp_path):
@@ -89,7 +95,7 @@ def test_a_folder_without_the_records_is_refused(script, data, tmp_path):
 
 
 @pytest.mark.slow
-def test_hub_and_hospitals_run_as_processes_and_one_of_them_leaves(script, data):
+def test_hub_and_hospitals_run_as_processes_and_one_hospital_leaves(script, data):
     result = CliRunner().invoke(script.main, [str(data), "--period", "1"])
     assert result.exit_code == 0, result.output
     assert result.output.count("hungary leaves") == 2

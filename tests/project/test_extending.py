@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md, installed beside fastfed: they run, and do what they say."""
+"""The example packages of docs/extending.md run next to fastfed and keep their promises."""
 
 import json
 import math
@@ -29,14 +29,14 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A folder on the path of a child, with all four packages."""
+    """Return a folder with all four example packages, for the path of a child process."""
     folder = tmp_path_factory.mktemp("packages")
     for example in KINDS:
         plugins.install(example, folder)
     return folder
 
 
-def test_the_examples_are_these_and_each_is_whole():
+def test_every_example_has_a_readme_and_is_on_the_page():
     assert {p.name for p in plugins.EXAMPLES.iterdir() if p.is_dir()} == {*KINDS, "policy"}
     for example, (kind, name, _) in KINDS.items():
         text = (plugins.EXAMPLES / example / "README.md").read_text(encoding="utf-8")
@@ -45,10 +45,10 @@ def test_the_examples_are_these_and_each_is_whole():
         assert name in text and f"examples/extending/{example}" in PAGE
 
 
-def test_list_says_where_they_come_from(installed):
-    listed = json.loads(plugins.fastfed(installed, "list", "--json").stdout)
+def test_list_names_the_package_of_each_plugin(installed):
+    entries_by_kind = json.loads(plugins.fastfed(installed, "list", "--json").stdout)
     for kind, name, package in KINDS.values():
-        (entry,) = [e for e in listed[kind] if e["package"] is not None]
+        (entry,) = [e for e in entries_by_kind[kind] if e["package"] is not None]
         assert (entry["id"], entry["package"]) == (name, f"{package} 0.1.0")
         assert entry["summary"]
 
@@ -61,23 +61,23 @@ def test_list_says_where_they_come_from(installed):
         pytest.param("score", marks=pytest.mark.slow),
     ],
 )
-def test_a_spec_runs_and_its_results_say_what_played(installed, example, tmp_path):
-    spec, out = plugins.EXAMPLES / example / "spec.toml", tmp_path / "out"
-    done = plugins.fastfed(installed, "run", spec, "-o", out)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(plugins.fastfed(installed, "results", out, "--json").stdout)
+def test_an_example_spec_runs_and_its_results_name_the_package(installed, example, tmp_path):
+    spec, folder = plugins.EXAMPLES / example / "spec.toml", tmp_path / "out"
+    child = plugins.fastfed(installed, "run", spec, "-o", folder)
+    assert child.returncode == 0, child.stderr
+    results = json.loads(plugins.fastfed(installed, "results", folder, "--json").stdout)
     package = KINDS[example][2]
-    used = [c["packages"] for c in found["curves"]]
-    assert {example: f"{package} 0.1.0"} in used
-    assert ({} in used) == (example != "environment")
-    # What others play needs no package to be read.
-    assert [c.packages for c in fastfed.load(out).curves] == used
-    again = plugins.fastfed(installed, "run", spec, "-o", out)
-    assert again.returncode == 0 and "nothing" in again.stderr
+    packages_of_curves = [curve["packages"] for curve in results["curves"]]
+    assert {example: f"{package} 0.1.0"} in packages_of_curves
+    assert ({} in packages_of_curves) == (example != "environment")
+    # Results load without the package that produced them.
+    assert [curve.packages for curve in fastfed.load(folder).curves] == packages_of_curves
+    repeated = plugins.fastfed(installed, "run", spec, "-o", folder)
+    assert repeated.returncode == 0 and "nothing" in repeated.stderr
 
 
 @pytest.mark.slow
-def test_results_of_another_version_are_not_mixed(tmp_path):
+def test_results_of_different_package_versions_are_not_mixed(tmp_path):
     (tmp_path / "spec.toml").write_text(
         'name = "x"\nhorizon = 8\nsilos = 2\nenvironment = { kind = "logistic" }\n'
         '[[curve]]\nalgorithm = "local-linucb"\n',
@@ -87,17 +87,17 @@ def test_results_of_another_version_are_not_mixed(tmp_path):
         folder = tmp_path / version
         folder.mkdir()
         plugins.install("environment", folder, version)
-        done = plugins.fastfed(folder, "run", tmp_path / "spec.toml", "-o", tmp_path / "out")
-    assert done.returncode == 2
-    assert 'holds a different experiment ("x", different packages)' in done.stderr
-    without = tmp_path / "without"
-    without.mkdir()
-    done = plugins.fastfed(without, "run", tmp_path / "spec.toml", "-o", tmp_path / "out")
-    assert done.returncode == 2 and 'unknown environment "logistic"' in done.stderr
+        child = plugins.fastfed(folder, "run", tmp_path / "spec.toml", "-o", tmp_path / "out")
+    assert child.returncode == 2
+    assert 'holds a different experiment ("x", different packages)' in child.stderr
+    without_package = tmp_path / "without"
+    without_package.mkdir()
+    child = plugins.fastfed(without_package, "run", tmp_path / "spec.toml", "-o", tmp_path / "out")
+    assert child.returncode == 2 and 'unknown environment "logistic"' in child.stderr
 
 
-def test_they_are_used_together_from_python(installed):
-    """One curve of algorithm, environment and score, by both drivers and with threads."""
+def test_algorithm_environment_and_score_work_together_from_python(installed):
+    """A curve that uses all three gives equal results with both drivers and with threads."""
     (installed / "together.py").write_text(
         """
 import numpy as np
@@ -117,11 +117,11 @@ print(fastfed.privacy.calibrate("staircase", fastfed.privacy.Budget(1.0, 0.0)).n
 """,
         encoding="utf-8",
     )
-    done = plugins.python(installed, "together.py")
-    assert done.returncode == 0, done.stderr
-    used, deployed, std = done.stdout.splitlines()
+    child = plugins.python(installed, "together.py")
+    assert child.returncode == 0, child.stderr
+    packages, deployed, std = child.stdout.splitlines()
     assert (
-        used
+        packages
         == str(
             [
                 ("algorithm", "fastfed-noisy-batches 0.1.0"),
@@ -142,6 +142,7 @@ print(fastfed.privacy.calibrate("staircase", fastfed.privacy.Budget(1.0, 0.0)).n
 
 @pytest.fixture
 def noisy(monkeypatch):
+    """Register the example algorithm "noisy-batches" and return its entry."""
     entry = plugins.module("algorithm", "noisy_batches").ALGORITHM
     monkeypatch.setitem(ALGORITHMS.builtin, "noisy-batches", entry)
     return entry
@@ -152,8 +153,8 @@ def noisy(monkeypatch):
     ("silos", "horizon", "batch_size"), [(3, 40, 8), (2, 37, 6), (2, 17, 1), (1, 6, 2), (2, 9, 9),
                                         (2, 30, "growing")],
 )  # fmt: skip
-def test_noisy_batches_play_alike_in_both_drivers(noisy, lazy, silos, horizon, batch_size):
-    e = make_experiment(
+def test_noisy_batches_give_equal_results_in_both_drivers(noisy, lazy, silos, horizon, batch_size):
+    experiment = make_experiment(
         name="x",
         environment=fastfed.environments.Sphere(dimension=3, actions=5),
         curves=[{"algorithm": "noisy-batches", "epsilon": 20.0, "delta": 0.01, "lazy": lazy,
@@ -163,15 +164,15 @@ def test_noisy_batches_play_alike_in_both_drivers(noisy, lazy, silos, horizon, b
         seed=7,
         checkpoints=5,
     )  # fmt: skip
-    (fast,), (readable,) = test_drivers.both(e)
-    test_drivers.same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = test_drivers.both(experiment)
+    test_drivers.same(compiled_outcome, step_outcome)
 
 
 def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
-    """Of constant noise 1 (standard normals all 1), and the law that the theory is told."""
-    setting = ProblemSpec(silos=3, horizon=20, dimension=2)
+    """With all standard normals equal to 1, sums of zero data show the number of noises."""
+    problem = ProblemSpec(silos=3, horizon=20, dimension=2)
     keys = {"epsilon": 2.0, "delta": 1e-5, "batch_size": 4}
-    system = noisy.make(keys, setting)
+    system = noisy.make(keys, problem)
 
     class Ones(fastfed.parties.SeededNoise):
         def node(self, silo, node, dimension):
@@ -187,8 +188,8 @@ def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
             broadcast = server.combine([silo.report() for silo in silos])
             for silo in silos:
                 silo.receive(broadcast)
-            noises, std = 3 * round // 4, system.plan.noise_std
-            expected = noises * np.array(
+            noise_count, std = 3 * round // 4, system.plan.noise_std
+            expected = noise_count * np.array(
                 [std.bias] * 2 + [std.diagonal, std.off_diagonal, std.diagonal]
             )
             np.testing.assert_allclose(broadcast.values, expected, rtol=1e-12)
@@ -196,19 +197,19 @@ def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
 
 
 def test_noisy_batches_are_certified_as_one_release(noisy):
-    setting = ProblemSpec(silos=3, horizon=200, dimension=2)
+    problem = ProblemSpec(silos=3, horizon=200, dimension=2)
     keys = {"epsilon": 2.0, "delta": 1e-5, "batch_size": 4}
-    system = noisy.make(keys, setting)
+    system = noisy.make(keys, problem)
     tree = ALGORITHMS["private-fedlinucb"].make(
-        {**keys, "release": "tree", "covariance_ratio": 1.0}, setting
+        {**keys, "release": "tree", "covariance_ratio": 1.0}, problem
     )
     assert system.certificate.status == "proven"
     assert 1.999 < system.certificate.exact.epsilon <= 2.0
-    # The tree has 6 levels, each as noisy as six releases of everybody are.
-    ratio = tree.plan.noise_std.bias / system.plan.noise_std.bias
-    assert ratio == pytest.approx(math.sqrt(6.0), rel=1e-6)
-    eager = noisy.make({**keys, "lazy": False}, setting).certificate
-    assert eager.status == "unproven" and eager.exact is None
+    # The tree has 6 levels, so each user enters 6 nodes instead of one release.
+    std_ratio = tree.plan.noise_std.bias / system.plan.noise_std.bias
+    assert std_ratio == pytest.approx(math.sqrt(6.0), rel=1e-6)
+    eager_certificate = noisy.make({**keys, "lazy": False}, problem).certificate
+    assert eager_certificate.status == "unproven" and eager_certificate.exact is None
 
 
 # ---- the mechanism ------------------------------------------------------------------------------
@@ -217,68 +218,72 @@ STAIRCASE = plugins.module("mechanism", "staircase")
 
 
 def density(x, epsilon):
-    """Of the noise for sensitivity 1, from its definition."""
+    """Return the density of staircase noise for sensitivity 1, by its definition."""
     b, g = math.exp(-epsilon), 1.0 / (1.0 + math.exp(epsilon / 2.0))
     level = np.floor(np.abs(x)) + (np.abs(x) % 1.0 >= g)
     return (1.0 - b) / (2.0 * (g + b * (1.0 - g))) * b**level
 
 
 def grid(epsilon):
-    """Cells so fine that the density and its shifts by tenths are constant on each, and a width."""
-    # g is near no multiple of the width; the cell it is in errs by a width at most.
+    """Return the centres of cells, and their width.
+
+    The density and its shifts by tenths are constant on nearly every cell.
+    """
+    # g is not a multiple of the width. The error of its cell is at most one width.
     width = 1e-4
     edge = math.ceil(40.0 / epsilon) + 1
     return (np.arange(-edge / width, edge / width) + 0.5) * width, width
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
-def test_the_staircase_is_the_law_that_the_accounting_says(epsilon):
+def test_the_accounting_of_the_staircase_agrees_with_its_density(epsilon):
     x, width = grid(epsilon)
     f = density(x, epsilon)
     assert f.sum() * width == pytest.approx(1.0, abs=1e-3)
     assert math.sqrt((f * x**2).sum() * width) == pytest.approx(
         STAIRCASE.noise_std(epsilon), rel=1e-3
     )
-    for moved in (1.0, 0.7, 0.3):
-        g = density(x - moved, epsilon)
-        losses = np.round(np.log(f / g) / epsilon, 6)
+    for shift in (1.0, 0.7, 0.3):
+        f_shifted = density(x - shift, epsilon)
+        losses = np.round(np.log(f / f_shifted) / epsilon, 6)
         assert set(losses) <= {-1.0, 0.0, 1.0}
         for target in (0.0, 0.3 * epsilon, 0.9 * epsilon, epsilon):
-            delta = np.maximum(0.0, f - math.exp(target) * g).sum() * width
-            found = STAIRCASE.delta_of(epsilon, 1, target)
-            assert delta <= found + 1e-3
-            if moved == 1.0:
-                assert delta == pytest.approx(found, abs=1e-3)
+            delta = np.maximum(0.0, f - math.exp(target) * f_shifted).sum() * width
+            accounted_delta = STAIRCASE.delta_of(epsilon, 1, target)
+            assert delta <= accounted_delta + 1e-3
+            if shift == 1.0:
+                assert delta == pytest.approx(accounted_delta, abs=1e-3)
 
 
-def test_composition_is_that_of_all_ways_it_can_go():
-    """Three releases: every triple of losses, one by one."""
-    each, epsilon = 0.8, 1.1
-    b, g, h = STAIRCASE.shape(each)
+def test_composition_agrees_with_a_sum_over_all_losses():
+    """For three releases, sum over every triple of privacy losses."""
+    epsilon_each, epsilon = 0.8, 1.1
+    b, g, h = STAIRCASE.shape(epsilon_each)
     p = (g + (0.5 - g) * b) / h
-    chance = {-1: b * p, 0: 1.0 - (1.0 + b) * p, 1: p}
+    probability = {-1: b * p, 0: 1.0 - (1.0 + b) * p, 1: p}
     delta = sum(
-        chance[i] * chance[j] * chance[k] * max(0.0, -math.expm1(epsilon - each * (i + j + k)))
-        for i in chance for j in chance for k in chance
+        probability[i] * probability[j] * probability[k]
+        * max(0.0, -math.expm1(epsilon - epsilon_each * (i + j + k)))
+        for i in probability for j in probability for k in probability
     )  # fmt: skip
-    assert STAIRCASE.delta_of(each, 3, epsilon) == pytest.approx(delta, rel=1e-12)
+    assert STAIRCASE.delta_of(epsilon_each, 3, epsilon) == pytest.approx(delta, rel=1e-12)
 
 
 def test_draws_follow_the_density():
-    """Chi-square over cells of a hundred thousand draws, false alarm 1e-4."""
+    """A chi-square test of 100 000 draws, which fails by chance with probability 1e-4."""
     epsilon, n = 1.0, 100_000
-    drawn = STAIRCASE.draw(epsilon, n, np.random.default_rng(2))
-    assert drawn.std() == pytest.approx(STAIRCASE.noise_std(epsilon), rel=0.02)
+    draws = STAIRCASE.draw(epsilon, n, np.random.default_rng(2))
+    assert draws.std() == pytest.approx(STAIRCASE.noise_std(epsilon), rel=0.02)
     _, g, _ = STAIRCASE.shape(epsilon)
     edges = np.unique([s * (k + part) for s in (-1, 1) for k in range(6) for part in (0.0, g)])
-    counts, _ = np.histogram(drawn, edges)
-    middle = (edges[1:] + edges[:-1]) / 2
-    expected = n * density(middle, epsilon) * np.diff(edges)
+    counts, _ = np.histogram(draws, edges)
+    centres = (edges[1:] + edges[:-1]) / 2
+    expected = n * density(centres, epsilon) * np.diff(edges)
     counts, expected = np.append(counts, n - counts.sum()), np.append(expected, n - expected.sum())
     assert stats.chisquare(counts, expected).pvalue > 1e-4
 
 
-def test_the_whole_budget_is_used_and_never_more():
+def test_the_largest_share_uses_the_whole_budget_and_no_more():
     for delta in (0.0, 1e-6, 1e-2):
         for releases in (1, 2, 7, 64, 400):
             budget = Budget(1.0, delta)
@@ -291,19 +296,19 @@ def test_the_whole_budget_is_used_and_never_more():
                 assert share == pytest.approx(1.0 / releases, rel=1e-9)
 
 
-def test_calibrate_gives_what_the_readme_asks_for(installed):
-    done = plugins.fastfed(
+def test_calibrate_gives_less_noise_than_gaussian_and_laplace(installed):
+    child = plugins.fastfed(
         installed, "calibrate", "staircase", "--epsilon", 1, "--delta", 1e-6, "--releases", 3,
         "--json",
     )  # fmt: skip
-    found = json.loads(done.stdout)
+    calibrated = json.loads(child.stdout)
     gaussian = fastfed.privacy.calibrate("gaussian", Budget(1.0, 1e-6), 3)
-    assert 2.0 < found["noise_std"] < 0.6 * gaussian.noise_std
-    # Less than Laplace noise of the same share.
+    assert 2.0 < calibrated["noise_std"] < 0.6 * gaussian.noise_std
+    # The noise is smaller than Laplace noise for the same share.
     share = STAIRCASE.largest_share(Budget(1.0, 1e-6), 3)
-    assert found["noise_std"] < math.sqrt(2.0) * 2.0 / share
-    nothing = STAIRCASE.staircase(Budget(1.0, 1e-6), 0, None)
-    assert nothing.noise_std == 0.0
+    assert calibrated["noise_std"] < math.sqrt(2.0) * 2.0 / share
+    without_releases = STAIRCASE.staircase(Budget(1.0, 1e-6), 0, None)
+    assert without_releases.noise_std == 0.0
 
 
 # ---- the environment ----------------------------------------------------------------------------
@@ -311,57 +316,61 @@ def test_calibrate_gives_what_the_readme_asks_for(installed):
 
 @pytest.fixture
 def logistic(monkeypatch):
+    """Register the example environment "logistic" and return its class."""
     cls = plugins.module("environment", "logistic").Logistic
     monkeypatch.setitem(registries()["environments"].builtin, "logistic", (cls, "logistic"))
     return cls
 
 
-def test_logistic_rounds_are_what_they_say(logistic):
+def test_logistic_rounds_have_unit_contexts_and_logistic_means(logistic):
     environment = logistic(dimension=4, actions=6, slope=3.0)
     theta = fastfed.kernels.normals(9, 4, replicate=2)
     theta /= np.linalg.norm(theta)
-    opened, seen = environment.open(9, 2, 5), []
+    problem, contexts = environment.open(9, 2, 5), []
     for silo in range(5):
         for round in range(1, 101):
-            x, mean = opened.round(silo, round)
+            x, mean = problem.round(silo, round)
             assert x.shape == (6, 4)
             np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1.0, rtol=1e-12)
             np.testing.assert_allclose(mean, 1.0 / (1.0 + np.exp(-3.0 * x @ theta)), rtol=1e-12)
-            seen.append(x)
-    # A coordinate of a uniform point of the 3-sphere has variance 1/4, and no two are the same.
-    seen = np.concatenate(seen)
-    assert len(np.unique(seen, axis=0)) == len(seen)
-    np.testing.assert_allclose(seen.T @ seen / len(seen), np.eye(4) / 4, atol=0.03)
+            contexts.append(x)
+    # A coordinate of a uniform point on the 3-sphere has variance 1/4. All points differ.
+    contexts = np.concatenate(contexts)
+    assert len(np.unique(contexts, axis=0)) == len(contexts)
+    np.testing.assert_allclose(contexts.T @ contexts / len(contexts), np.eye(4) / 4, atol=0.03)
 
 
-def test_logistic_worlds_are_told_apart_and_their_numbers_swept(logistic):
-    base = {"kind": "logistic", "dimension": 3, "actions": 5}
-    r = fastfed.simulate(base, "local-linucb", silos=2, horizon=20, slope=[1.0, 8.0])
-    assert [c.label for c in r.curves] == ["local-linucb, slope = 1.0", "local-linucb, slope = 8.0"]
-    assert r.curves[0].final() != r.curves[1].final()
+def test_logistic_slopes_can_be_swept_and_unknown_keys_are_refused(logistic):
+    environment = {"kind": "logistic", "dimension": 3, "actions": 5}
+    results = fastfed.simulate(environment, "local-linucb", silos=2, horizon=20, slope=[1.0, 8.0])
+    assert [curve.label for curve in results.curves] == [
+        "local-linucb, slope = 1.0",
+        "local-linucb, slope = 8.0",
+    ]
+    assert results.curves[0].final() != results.curves[1].final()
     with pytest.raises(fastfed.InputError, match=r'unknown key "slop".*did you mean "slope"'):
-        fastfed.simulate({**base, "slop": 1.0}, "local-linucb", silos=2, horizon=20)
+        fastfed.simulate({**environment, "slop": 1.0}, "local-linucb", silos=2, horizon=20)
 
 
-def test_logistic_says_that_the_model_is_not_linear(logistic):
-    e = make_experiment(
+def test_the_certificate_of_logistic_rewards_states_that_theory_assumes_linear_ones(logistic):
+    experiment = make_experiment(
         name="x", environment=logistic(), silos=2, horizon=20,
         curves=[{"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-5, "batch_size": 5}],
     )  # fmt: skip
-    certificate = e.curves[0].system.certificate
+    certificate = experiment.curves[0].system.certificate
     assert certificate.status == "proven"
-    assert any("the expected reward is <x, theta*>" in c for c in certificate.caveats)
-    opened, plan = e.environment.open(0, 0, 2), e.curves[0].system.plan
-    (fast,) = dispatch.run(opened, [plan], e.checkpoints, threads=2)
-    slow = dispatch.run_steps(opened, plan, e.checkpoints)
-    np.testing.assert_array_equal(fast.group_regret, slow.group_regret)
+    assert any("the expected reward is <x, theta*>" in caveat for caveat in certificate.caveats)
+    problem, plan = experiment.environment.open(0, 0, 2), experiment.curves[0].system.plan
+    (compiled_outcome,) = dispatch.run(problem, [plan], experiment.checkpoints, threads=2)
+    step_outcome = dispatch.run_steps(problem, plan, experiment.checkpoints)
+    np.testing.assert_array_equal(compiled_outcome.group_regret, step_outcome.group_regret)
 
 
 # ---- the page -----------------------------------------------------------------------------------
 
 
-def test_the_page_shows_what_is_in_the_examples():
-    """Every block of Python or TOML on the page stands in a file of the examples, word for word."""
+def test_every_code_block_of_the_page_is_in_an_example():
+    """Every Python or TOML block of the page is copied word for word from an example file."""
     files = "\n".join(
         path.read_text(encoding="utf-8")
         for path in plugins.EXAMPLES.rglob("*")

@@ -1,4 +1,4 @@
-"""The names that `import fastfed` offers: few, loaded lazily, with real types; old names warn."""
+"""`import fastfed` offers few public names, which are loaded lazily and have types."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def commands(spec: str, folder: str) -> None:
     print(curves, first, paired, sentence, verdict, std, names, world.kind)
 """
 
-#: In the script, a text and what it is replaced with; then what the type checker says of it.
+#: A text of the script, a wrong replacement, and a word of the type checker's error about it.
 WRONG = (
     ("fastfed.simulate(", "fastfed.simulat(", "simulat"),
     ("action: int", "action: str", "int"),
@@ -77,7 +77,7 @@ WRONG = (
 )
 
 
-def test_the_face_is_small_and_every_name_is_there() -> None:
+def test_public_names_are_few_and_documented() -> None:
     names = [name for name in fastfed.__all__ if name != "__version__"]
     assert names == api.__all__ == sorted(names) and len(names) <= 18
     for name in names:
@@ -85,23 +85,23 @@ def test_the_face_is_small_and_every_name_is_there() -> None:
         assert getattr(fastfed, name).__doc__, name
 
 
-def test_no_name_is_also_a_module() -> None:
-    """An imported submodule would take the name's place in the package."""
+def test_no_public_name_is_also_a_module() -> None:
+    """Importing a submodule of the same name would replace the public name."""
     modules = {module.name for module in pkgutil.iter_modules([str(FOLDER)])}
     assert modules.isdisjoint(fastfed.__all__)
     assert modules.issuperset(fastfed._SUBMODULES)
 
 
 @pytest.mark.parametrize("name", fastfed._SUBMODULES)
-def test_public_submodules_list_what_they_have(name: str) -> None:
+def test_public_submodules_have_all_names_that_they_list(name: str) -> None:
     module = getattr(fastfed, name)
     assert module is importlib.import_module(f"fastfed.{name}")
     assert module.__doc__
-    for each in getattr(module, "__all__", ()):
-        assert getattr(module, each) is not None
+    for public_name in getattr(module, "__all__", ()):
+        assert getattr(module, public_name) is not None
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="simulat"):
         fastfed.simulat  # noqa: B018
 
@@ -111,38 +111,40 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "import sys, fastfed\ndir(fastfed)\n"
         "print([m for m in ('numpy', 'scipy', 'numba', 'fastfed.api') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout == "[]\n"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "[]\n"
 
 
 def type_errors(command: list[str], folder: Path, text: str) -> list[str]:
+    """Return the errors that a type checker's command finds in a script with this text."""
     script = folder / "script.py"
     script.write_text(text)
-    # A checkout is named to the type checker: hooks of editable installs mean nothing to it.
+    # Type checkers do not follow the import hooks of an editable install: pass its folder.
     checkout = [] if "site-packages" in FOLDER.parts else [str(FOLDER.parent)]
     (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": checkout}))
-    run = subprocess.run(
+    child = subprocess.run(
         [*command, str(script)], capture_output=True, text=True, cwd=folder,
         env={**os.environ, "MYPYPATH": os.pathsep.join(checkout)},
     )  # fmt: skip
-    return [line for line in run.stdout.splitlines() if "script.py" in line and "error" in line]
+    return [line for line in child.stdout.splitlines() if "script.py" in line and "error" in line]
 
 
 def check_types(command: list[str], folder: Path) -> None:
+    """Check that a type checker accepts the script and finds each planted mistake."""
     assert type_errors(command, folder, SCRIPT) == []
     for right, wrong, word in WRONG:
         assert right in SCRIPT
-        found = type_errors(command, folder, SCRIPT.replace(right, wrong, 1))
-        assert any(word in line for line in found), (wrong, found)
+        errors = type_errors(command, folder, SCRIPT.replace(right, wrong, 1))
+        assert any(word in line for line in errors), (wrong, errors)
 
 
 @pytest.mark.slow
-def test_mypy_sees_the_types_of_all_names(tmp_path: Path) -> None:
+def test_mypy_knows_the_types_of_public_names(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     check_types([sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
-def test_pyright_sees_the_types_of_all_names(tmp_path: Path) -> None:
+def test_pyright_knows_the_types_of_public_names(tmp_path: Path) -> None:
     check_types(["pyright", "--project", str(tmp_path), "--pythonpath", sys.executable], tmp_path)

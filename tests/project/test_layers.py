@@ -1,4 +1,4 @@
-"""Who may import whom: the layers of the package, walked over the source of every module."""
+"""Modules import only modules of lower layers; the source of every module is checked."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from fastfed import _display
 
 ROOT = Path(fastfed.__file__).parent
 SHARED = {"_validate", "_random", "_kernels", "kernels", "__init__"}
-# What each layer may import beside itself; kernels know nothing, the CLI may know all.
+# Layers that each layer may import besides itself. The CLI may import all layers.
 ALLOWED = {
     "_kernels": set(),
     "_validate": set(),
@@ -70,22 +70,24 @@ ALLOWED = {
 
 
 def modules():
+    """Yield (layer, relative path, path) of every module of the package."""
     for path in sorted(ROOT.rglob("*.py")):
         relative = path.relative_to(ROOT)
         yield relative.parts[0].removesuffix(".py"), relative, path
 
 
 def imports(path: Path, package: list[str]):
+    """Yield the layers that a module of this package imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{a.name}" for a in node.names]
+            names = [f"{node.module}.{member.name}" for member in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1]
             module = [node.module] if node.module else []
-            names = [".".join([*base, *module, a.name]) for a in node.names]
+            names = [".".join([*base, *module, member.name]) for member in node.names]
         for name in names:
             parts = name.split(".")
             if parts[0] == "fastfed" and len(parts) > 1 and parts[1] != "__version__":
@@ -100,12 +102,12 @@ def test_lower_layers_never_import_higher_ones(layer, relative, path):
         assert layer in {"cli", "__init__", "__main__"}, f"{relative} belongs to no layer"
         return
     package = ["fastfed", *relative.parts[:-1]]
-    found = set(imports(path, package)) - {layer}
-    assert found <= ALLOWED[layer], f"{relative} imports {sorted(found - ALLOWED[layer])}"
+    imported = set(imports(path, package)) - {layer}
+    assert imported <= ALLOWED[layer], f"{relative} imports {sorted(imported - ALLOWED[layer])}"
 
 
-def by_name(path: Path):
-    """Modules of the package that a module names in a text, or takes from the package."""
+def layers_named(path: Path):
+    """Yield the layers that a module names in a string, or reads as attributes of fastfed."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -116,19 +118,21 @@ def by_name(path: Path):
 
 
 def test_no_layer_reaches_a_higher_one_by_name():
-    """Neither by a text for `import_module` nor through the lazy names of the package."""
+    """Neither a string for `import_module` nor a lazy name of the package leads to one."""
     for layer, relative, path in modules():
         if layer in ALLOWED:
-            groups = {"algorithms", "environments", "mechanisms", "scores"}  # entry points
-            found = set(by_name(path)) - {layer, "__version__"} - groups
-            assert found <= ALLOWED[layer], f"{relative} names {sorted(found - ALLOWED[layer])}"
+            entry_points = {"algorithms", "environments", "mechanisms", "scores"}
+            named = set(layers_named(path)) - {layer, "__version__"} - entry_points
+            assert named <= ALLOWED[layer], f"{relative} names {sorted(named - ALLOWED[layer])}"
 
 
-def test_what_displays_values_is_registered_from_above():
-    assert set(by_name(ROOT / "_display.py")) == set(imports(ROOT / "_display.py", [])) == set()
+def test_display_imports_nothing_and_reporting_registers_the_renderer():
+    assert (
+        set(layers_named(ROOT / "_display.py")) == set(imports(ROOT / "_display.py", [])) == set()
+    )
     assert _display.renderer().__name__ == "fastfed.reporting.notebook"
 
 
-def test_the_walk_sees_imports():
-    seen = set(imports(ROOT / "simulation" / "server.py", ["fastfed", "simulation"]))
-    assert {"bandits", "protocols", "_random"} <= seen
+def test_imports_finds_the_imports_of_a_module():
+    imported = set(imports(ROOT / "simulation" / "server.py", ["fastfed", "simulation"]))
+    assert {"bandits", "protocols", "_random"} <= imported

@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ show what runs, and name what exists."""
+"""Code in the README and in docs/ runs, and names, links and numbers there are correct."""
 
 import importlib.util
 import math
@@ -19,6 +19,7 @@ DOCS = ROOT / "docs"
 
 
 def page(name):
+    """Return the text of a page of docs/."""
     return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
@@ -26,8 +27,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SPEC, FIGURES, FEDUCB = page("spec"), page("figures"), page("feducb")
 GLOSSARY = page("glossary")
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-#: Pages that stand alone: each of their blocks runs by itself.
-ALONE = {
+#: Pages whose Python blocks each run without the blocks before.
+PAGES_OF_SEPARATE_BLOCKS = {
     "README.md": README,
     "certificates.md": page("certificates"),
     "deployment.md": page("deployment"),
@@ -37,40 +38,47 @@ ALONE = {
 
 
 def blocks(language, page=README):
+    """Return the code blocks of a language in a page's text."""
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def rows(text):
-    """The cells of every row of the tables in a text, without heads and rules."""
+    """Return the cells of every row of the tables in a text, including header rows."""
     lines = [line for line in text.split("\n") if line.startswith("| ") and "---" not in line]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
 @pytest.mark.parametrize(
     ("name", "block"),
-    [(name, block) for name, text in ALONE.items() for block in blocks("python", text)],
+    [
+        (name, block)
+        for name, text in PAGES_OF_SEPARATE_BLOCKS.items()
+        for block in blocks("python", text)
+    ],
     ids=lambda text: text.split("\n")[0][:30],
 )
 def test_python_blocks_run_and_print_what_the_page_shows(name, block, capsys):
     exec(compile(block, name, "exec"), {"__name__": "page"})
-    shown = re.match(r"```\s*```text\n(.*?)```", ALONE[name].split(block)[1], re.DOTALL)
-    if shown:
-        assert capsys.readouterr().out == shown[1]
+    output_block = re.match(
+        r"```\s*```text\n(.*?)```", PAGES_OF_SEPARATE_BLOCKS[name].split(block)[1], re.DOTALL
+    )
+    if output_block:
+        assert capsys.readouterr().out == output_block[1]
 
 
 def test_the_blocks_of_the_feducb_page_run_in_order(capsys):
-    scope = {"__name__": "page"}
+    namespace = {"__name__": "page"}
     for block in blocks("python", FEDUCB):
-        exec(compile(block, "feducb.md", "exec"), scope)
+        exec(compile(block, "feducb.md", "exec"), namespace)
     printed = capsys.readouterr().out.split()
     assert printed == ["18.89", "1.000", "84.49", "1.000", "proven", "proven"]
-    # sqrt(20) of one silo's noise; without it the person has sqrt(20) times mu.
+    # Noise for a person in all 20 silos has sqrt(20) times the std; without it mu grows as much.
     assert float(printed[2]) == pytest.approx(math.sqrt(20) * float(printed[0]), rel=1e-3)
-    met = gaussian_epsilon(math.sqrt(20) * gaussian_mu(1.0, 1e-6), 1e-6)
-    assert f"give ({met:.2f}, 1e-6)" in " ".join(FEDUCB.split())
-    # Dwork and others' advanced composition, as the paper prints it: twenty times (1, 1e-6).
-    paper = math.sqrt(2.0 * 20 * math.log(1e6)) + 20 * (math.e - 1.0)
-    assert f"proves {paper:.1f} at a delta of 2.1e-5" in " ".join(FEDUCB.split())
+    epsilon_of_person = gaussian_epsilon(math.sqrt(20) * gaussian_mu(1.0, 1e-6), 1e-6)
+    assert f"give ({epsilon_of_person:.2f}, 1e-6)" in " ".join(FEDUCB.split())
+    # Advanced composition (Dwork et al.) of twenty (1, 1e-6) releases, as the paper states it.
+    epsilon_of_paper = math.sqrt(2.0 * 20 * math.log(1e6)) + 20 * (math.e - 1.0)
+    assert f"proves {epsilon_of_paper:.1f} at a delta of 2.1e-5" in " ".join(FEDUCB.split())
 
 
 def test_the_blocks_of_the_agent_page_run(capsys, tmp_path, monkeypatch):
@@ -93,10 +101,10 @@ def test_the_blocks_of_the_experts_page_run(capsys):
     (spec,) = blocks("toml", page)
     assert len(experiment_from_spec(tomllib.loads(spec)).curves) == 4
     losses, deployment = blocks("python", page)
-    scope = {"__name__": "page"}
-    exec(compile(losses, "experts.md", "exec"), scope)
+    namespace = {"__name__": "page"}
+    exec(compile(losses, "experts.md", "exec"), namespace)
     assert float(capsys.readouterr().out.split("'mean': ")[1].split(",")[0]) < 50
-    exec(compile(deployment, "experts.md", "exec"), scope)
+    exec(compile(deployment, "experts.md", "exec"), namespace)
     assert "epsilon=1.0" in capsys.readouterr().out
 
 
@@ -105,18 +113,18 @@ def test_the_blocks_of_the_notebook_page_run_in_order(capsys):
     pytest.importorskip("pandas")
     from matplotlib import pyplot
 
-    scope = {"__name__": "page"}
+    namespace = {"__name__": "page"}
     for block in blocks("python", (ROOT / "docs" / "notebook.md").read_text(encoding="utf-8")):
-        exec(compile(block, "notebook.md", "exec"), scope)
+        exec(compile(block, "notebook.md", "exec"), namespace)
     pyplot.close("all")
-    out = capsys.readouterr().out
-    assert out.startswith("label\n") and "\nno privacy None " in out
-    assert "Privacy certificate  proven" in out
+    output = capsys.readouterr().out
+    assert output.startswith("label\n") and "\nno privacy None " in output
+    assert "Privacy certificate  proven" in output
 
 
-def test_there_are_blocks_to_run():
-    assert sum(len(blocks("python", text)) for text in ALONE.values()) >= 3
-    assert all(blocks("python", text) for text in ALONE.values())
+def test_the_pages_contain_blocks_to_run():
+    assert sum(len(blocks("python", text)) for text in PAGES_OF_SEPARATE_BLOCKS.values()) >= 3
+    assert all(blocks("python", text) for text in PAGES_OF_SEPARATE_BLOCKS.values())
     assert len(blocks("toml", SPEC)) == 1
 
 
@@ -127,49 +135,54 @@ def test_the_readme_is_short_and_says_how_to_test():
 
 def test_the_toml_block_is_a_spec_and_simulates():
     (block,) = blocks("toml", SPEC)
-    e = experiment_from_spec(tomllib.loads(block))
-    assert [c.label for c in e.curves] == ["LDP, epsilon = 1.0", "LDP, epsilon = 5.0"]
+    experiment = experiment_from_spec(tomllib.loads(block))
+    assert [curve.label for curve in experiment.curves] == [
+        "LDP, epsilon = 1.0",
+        "LDP, epsilon = 5.0",
+    ]
 
 
 @pytest.mark.slow
-def test_the_readme_shows_what_its_command_prints(tmp_path):
+def test_the_readme_shows_the_output_of_its_command(tmp_path):
     from fastfed.cli import cli
 
-    (command,) = [line for b in blocks("sh") for line in b.split("\n") if "fastfed run" in line]
+    (command,) = [
+        line for block in blocks("sh") for line in block.split("\n") if "fastfed run" in line
+    ]
     assert command.split()[:3] == ["fastfed", "run", "examples/sphere.toml"]
 
     def run(spec, folder):
-        done = CliRunner().invoke(cli, ["run", str(spec), "-o", str(tmp_path / folder)])
-        assert done.exit_code == 0, done.output
-        return done.output, fastfed.load(tmp_path / folder)
+        result = CliRunner().invoke(cli, ["run", str(spec), "-o", str(tmp_path / folder)])
+        assert result.exit_code == 0, result.output
+        return result.output, fastfed.load(tmp_path / folder)
 
     spec = ROOT / "examples" / "sphere.toml"
-    printed, results = run(spec, "out")
+    output, results = run(spec, "out")
     table = next(text for text in blocks("text") if text.startswith("curve "))
     for line in table.splitlines():
-        assert f"\n{line}" in printed  # the column of speed is left out
+        assert f"\n{line}" in output  # without the speed column
     mean, error = results.paired_difference("silo-level LDP", "each silo alone")
     assert f"leaves {-mean:.0f} ± {error:.0f} *less* than" in " ".join(README.split())
 
     _, results = run(ROOT / "examples" / "visits.toml", "visits")
     for label in ("trusted server", "each silo alone"):
-        wrong = results[label].final()["mean"] / (results.horizon * 40)
-        assert f"{100 * wrong:.1f} %" in README
+        regret_per_visit = results[label].final()["mean"] / (results.horizon * 40)
+        assert f"{100 * regret_per_visit:.1f} %" in README
 
 
-def test_the_readme_says_the_ratios_of_the_speed_page():
-    measured = page("speed").split("### The papers' constants")[1]
-    ratios = [int(n) for row in rows(measured)[1:] for n in re.findall(r"\d+", row[-1])]
+def test_the_readme_states_the_ratios_of_the_speed_page():
+    section = page("speed").split("### The papers' constants")[1]
+    ratios = [int(number) for row in rows(section)[1:] for number in re.findall(r"\d+", row[-1])]
     assert f"{min(ratios)} to {max(ratios)} times the papers' style" in " ".join(README.split())
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_files_that_pages_point_at_exist(path):
+def test_links_of_pages_lead_to_existing_files(path):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
         assert target.startswith("http") or (path.parent / target).exists(), target
 
 
-def test_the_index_has_every_page_and_the_readme_the_index():
+def test_the_index_links_every_page_and_the_readme_links_the_index():
     index = page("index")
     for path in PAGES[1:]:
         assert path.stem == "index" or f"]({path.name})" in index, path.name
@@ -194,13 +207,13 @@ def test_every_environment_is_on_the_spec_page():
         assert f"`{kind}`" in SPEC and f'kind = "{kind}"' in SPEC, kind
 
 
-def test_the_figures_page_has_every_figure_with_its_size():
-    shown = {}
-    for ids, title, *sizes in rows(FIGURES.split("## All figures")[1]):
-        for name in re.findall(r"`([^`]+)`", ids):
-            shown[name] = title, *sizes
-    assert sorted(shown) == experiments.figure_ids()
-    for name, (title, *sizes) in shown.items():
+def test_the_figures_page_lists_every_figure_with_its_size():
+    listed_figures = {}
+    for id_cell, title, *sizes in rows(FIGURES.split("## All figures")[1]):
+        for name in re.findall(r"`([^`]+)`", id_cell):
+            listed_figures[name] = title, *sizes
+    assert sorted(listed_figures) == experiments.figure_ids()
+    for name, (title, *sizes) in listed_figures.items():
         figure = experiments.figure(name)
         assert sizes == [str(figure.spec[key]) for key in ("silos", "horizon", "replicates")], name
         assert figure.needs_data == title.endswith(" (needs `--data`)"), name
@@ -208,41 +221,45 @@ def test_the_figures_page_has_every_figure_with_its_size():
             assert title.removesuffix(" (needs `--data`)") == figure.title
 
 
-def test_the_counts_of_statements_add_up():
-    """Those of all figures; one without statements counts for its sentence, as ours."""
-    found = [experiments.figure(name).spec["figure"] for name in experiments.figure_ids()]
-    tags = [s["tag"] for t in found for s in t.get("statement", [{"tag": "ours"}])]
+def test_the_stated_counts_of_claims_add_up():
+    """A figure without statements counts as one claim with the tag "ours"."""
+    figure_tables = [experiments.figure(name).spec["figure"] for name in experiments.figure_ids()]
+    tags = [
+        statement["tag"]
+        for table_of_figure in figure_tables
+        for statement in table_of_figure.get("statement", [{"tag": "ours"}])
+    ]
     for text in (README, FIGURES):
-        said = re.search(
+        counts = re.search(
             r"Of (\d+) statements\D+(\d+) hold\D+(\d+) fail, (\d+) \D+(\d+) are about "
             r"systems\D+(\d+) \D+(\d+) need files or hours",
             " ".join(text.split()),
         )
-        most, *parts = map(int, said.groups())
-        assert most == len(tags) == sum(parts)
+        total, *parts = map(int, counts.groups())
+        assert total == len(tags) == sum(parts)
     table = rows(FIGURES.split("**Of ")[1].split("Variants are")[0])[1:]
-    by_tag = {cells[0]: [int(n) for n in cells[1:]] for cells in table}
-    named = {"paper": "printed figures, as printed", "variant": "variants", "ours": "ours"}
-    for tag, name in named.items():
+    by_tag = {cells[0]: [int(number) for number in cells[1:]] for cells in table}
+    row_names = {"paper": "printed figures, as printed", "variant": "variants", "ours": "ours"}
+    for tag, name in row_names.items():
         assert sum(by_tag[name]) == tags.count(tag), tag
     assert [sum(column) for column in zip(*by_tag.values(), strict=True)] == parts
-    printed = re.search(
+    paper_counts = re.search(
         r"(\d+) are about printed figures\D+ back in (\d+) of them \((\d+) fail, "
         r"(\d+) are undecided, (\d+) not judged, (\d+) not played",
         " ".join(FIGURES.split()),
     )
-    whole, *parts = map(int, printed.groups())
-    assert whole == sum(parts) == tags.count("paper")
+    paper_total, *parts = map(int, paper_counts.groups())
+    assert paper_total == sum(parts) == tags.count("paper")
 
 
 def test_the_glossary_names_modules_and_pages_that_exist():
-    """Every entry says where it stands: a module of fastfed, and a page where there is one."""
+    """Every entry names a module of fastfed or a file that exists."""
     entries = [row for row in rows(GLOSSARY.split("## Symbols")[0]) if row[0] != "here"]
     assert len(entries) > 60
-    for here, _, code, _ in entries:
-        found = re.findall(r"`([a-z_0-9./]+)`", code)
-        assert found, here
-        for name in found:
+    for term, _, code, _ in entries:
+        names = re.findall(r"`([a-z_0-9./]+)`", code)
+        assert names, term
+        for name in names:
             if "/" in name:
                 assert (ROOT / name).exists(), name
             else:
@@ -262,8 +279,8 @@ def test_the_quickstart_specs_load(name, curves):
         pytest.importorskip("sklearn")
     if name == "visits":
         pytest.importorskip("statsmodels")
-    e = fastfed.simulation.load_experiment(ROOT / "examples" / f"{name}.toml")
-    assert len(e.curves) == curves
+    experiment = fastfed.simulation.load_experiment(ROOT / "examples" / f"{name}.toml")
+    assert len(experiment.curves) == curves
 
 
 def test_the_keys_of_the_glossary_are_keys_of_a_spec():

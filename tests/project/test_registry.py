@@ -1,4 +1,4 @@
-"""Packages that add names by entry points: found when needed, refused in a sentence."""
+"""Packages add names by entry points, which are loaded when needed and refused if broken."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def check(name, found):
 
 @pytest.fixture
 def numbers(tmp_path, monkeypatch):
-    """A registry with one entry of its own, and packages that add to it."""
+    """A registry with one built-in entry, and packages that add entries to it."""
     (tmp_path / "found_numbers.py").write_text("TWO, WORD = 2, 'x'\n", encoding="utf-8")
     (tmp_path / "fails.py").write_text("raise SystemExit('no\\n licence')\n", encoding="utf-8")
     group = "fastfed.test-numbers"
@@ -66,7 +66,7 @@ def test_packages_add_names_after_the_built_in_ones(numbers):
     assert numbers.get("three") is None
 
 
-def test_a_built_in_name_cannot_be_taken(numbers):
+def test_a_package_cannot_replace_a_built_in_name(numbers):
     assert numbers["one"] == 1
     assert numbers.origin("one") is None
     assert "one" not in numbers.plugins
@@ -90,35 +90,35 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_is_broken_is_said_in_one_sentence(numbers, name):
-    with pytest.raises(InputError) as caught:
+def test_a_broken_entry_gives_one_clear_sentence(numbers, name):
+    with pytest.raises(InputError) as error:
         numbers[name]
-    assert re.fullmatch(FAULTS[name], str(caught.value))
-    assert numbers.problems()[name] == str(caught.value)
+    assert re.fullmatch(FAULTS[name], str(error.value))
+    assert numbers.problems()[name] == str(error.value)
     assert set(numbers.problems()) == {*FAULTS, "one"}
     assert numbers["two"] == 2
 
 
-def test_an_unknown_name_is_told_the_nearest(numbers):
+def test_an_unknown_name_gets_the_nearest_name_as_a_hint(numbers):
     with pytest.raises(InputError, match=r'unknown number "too"; did you mean "two"\? \(known: on'):
         numbers.choose("too")
     with pytest.raises(InputError, match='unknown number "7"'):
         numbers.choose(7)
 
 
-def test_nothing_is_looked_for_before_it_is_needed(monkeypatch):
-    def no(**_):
+def test_entry_points_are_read_only_for_names_that_are_not_built_in(monkeypatch):
+    def fail(**_):
         raise AssertionError("looked")
 
-    monkeypatch.setattr("importlib.metadata.entry_points", no)
+    monkeypatch.setattr("importlib.metadata.entry_points", fail)
     registry = Registry("fastfed.none", "number", {"one": 1}, check)
     assert registry["one"] == registry.choose("one") == 1 and "one" in registry
     with pytest.raises(AssertionError, match="looked"):
         registry.choose("two")
 
 
-def test_help_and_built_in_names_never_look(tmp_path):
-    """In a child: playing built-in names and asking for help imports no package's metadata."""
+def test_help_and_built_in_names_never_read_entry_points(tmp_path):
+    """In a child process, help and simulations of built-in names read no entry points."""
     (tmp_path / "spy.py").write_text(
         """
 import importlib.metadata, sys
@@ -136,11 +136,11 @@ print("never looked")
 """,
         encoding="utf-8",
     )
-    done = plugins.python(tmp_path, "spy.py")
-    assert done.stdout == "never looked\n", done.stderr
+    child = plugins.python(tmp_path, "spy.py")
+    assert child.stdout == "never looked\n", child.stderr
 
 
-def test_no_package_is_needed_for_the_registries_themselves():
+def test_the_registries_have_built_in_names():
     assert [r.what for r in registries().values()] == [
         "algorithm", "environment", "mechanism", "score",
     ]  # fmt: skip
@@ -150,7 +150,7 @@ def test_no_package_is_needed_for_the_registries_themselves():
 
 
 @pytest.mark.parametrize(
-    ("kind", "found", "reason"),
+    ("kind", "entry", "reason"),
     [
         ("algorithms", 3, "must be an Algorithm of fastfed.bandits or of fastfed.experts, got 3"),
         (
@@ -172,40 +172,41 @@ def test_no_package_is_needed_for_the_registries_themselves():
         ),
     ],
 )
-def test_what_a_registry_takes(kind, found, reason):
+def test_a_registry_refuses_entries_of_a_wrong_type(kind, entry, reason):
     registry = registries()[kind]
     with pytest.raises(InputError, match=re.escape(reason)):
-        registry._check("mine", found)
+        registry._check("mine", entry)
 
 
 def test_an_environment_must_have_its_methods():
     from dataclasses import make_dataclass
 
-    half = make_dataclass(
+    incomplete = make_dataclass(
         "Half", [], namespace={"kind": "mine", "natural_silos": lambda self: None}
     )
     with pytest.raises(InputError, match="must have the method facts"):
-        registries()["environments"]._check("mine", half)
+        registries()["environments"]._check("mine", incomplete)
 
 
-def test_a_point_without_a_distribution_is_still_named():
+def test_an_entry_point_without_a_distribution_has_an_unknown_package():
     registry = Registry("fastfed.none", "number", {}, check)
     registry._found = {"x": [EntryPoint("x", "nowhere:X", "fastfed.none")]}
     with pytest.raises(InputError, match='number "x" of an unknown package'):
         registry["x"]
 
 
-def test_first_line():
+def test_first_line_of_a_docstring():
     assert first_line(None) == ""
     assert first_line(check) == ""
     assert (
-        first_line(numbers) == "A registry with one entry of its own, and packages that add to it"
+        first_line(numbers)
+        == "A registry with one built-in entry, and packages that add entries to it"
     )
 
 
 @pytest.fixture
 def broken(tmp_path):
-    """Packages of which none can be used, and one of experts that can."""
+    """Return a folder with a broken package, and with one that adds a system of experts."""
     (tmp_path / "experts_of_mine.py").write_text(EXPERT, encoding="utf-8")
     plugins.write(
         tmp_path,
@@ -222,40 +223,43 @@ def broken(tmp_path):
     return tmp_path
 
 
-def test_the_command_line_lists_around_broken_packages(broken):
-    done = plugins.fastfed(broken, "list", "--json")
-    assert done.returncode == 0
-    listed = json.loads(done.stdout)
-    ids = [a["id"] for a in listed["algorithms"]]
+def test_list_and_doctor_work_despite_broken_packages(broken):
+    child = plugins.fastfed(broken, "list", "--json")
+    assert child.returncode == 0
+    listed = json.loads(child.stdout)
+    ids = [algorithm["id"] for algorithm in listed["algorithms"]]
     assert ids == [*ALGORITHMS.builtin, "my-leader"]
     assert listed["algorithms"][-1]["package"] == "my-experts 0.1.0"
-    assert {a["package"] for a in listed["algorithms"][:-1]} == {None}
-    warnings = done.stderr.splitlines()
+    assert {algorithm["package"] for algorithm in listed["algorithms"][:-1]} == {None}
+    warnings = child.stderr.splitlines()
     assert len(warnings) == 5 and all(line.startswith("warning: ") for line in warnings)
     assert all("broken 9.9 (entry point fastfed." in line for line in warnings)
-    text = plugins.fastfed(broken, "list", "algorithms").stdout
-    assert re.search(r"my-leader +none +the leader again +my-experts 0\.1\.0", text)
+    table = plugins.fastfed(broken, "list", "algorithms").stdout
+    assert re.search(r"my-leader +none +the leader again +my-experts 0\.1\.0", table)
     doctor = plugins.fastfed(broken, "doctor", "--json")
     assert doctor.returncode == 1
-    found = json.loads(doctor.stdout)
-    assert found["plugins"]["algorithms"] == {"mine": "broken 9.9", "my-leader": "my-experts 0.1.0"}
-    assert len(found["problems"]) == 5
+    doctor_report = json.loads(doctor.stdout)
+    assert doctor_report["plugins"]["algorithms"] == {
+        "mine": "broken 9.9",
+        "my-leader": "my-experts 0.1.0",
+    }
+    assert len(doctor_report["problems"]) == 5
 
 
 @pytest.mark.slow
-def test_built_in_names_play_beside_broken_packages(broken):
+def test_built_in_names_run_despite_broken_packages(broken):
     spec = broken / "spec.toml"
-    head = f'name = "x"\nhorizon = 6\nsilos = 2\n{SPHERE}\n[[curve]]\nbatch_size = 3\n'
-    for algorithm, code in (("fedlinucb", 0), ("mine", 2)):
-        spec.write_text(f'{head}algorithm = "{algorithm}"\n', encoding="utf-8")
-        done = plugins.fastfed(broken, "run", spec, "-o", broken / algorithm)
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
+    spec_head = f'name = "x"\nhorizon = 6\nsilos = 2\n{SPHERE}\n[[curve]]\nbatch_size = 3\n'
+    for algorithm, exit_code in (("fedlinucb", 0), ("mine", 2)):
+        spec.write_text(f'{spec_head}algorithm = "{algorithm}"\n', encoding="utf-8")
+        child = plugins.fastfed(broken, "run", spec, "-o", broken / algorithm)
+        assert child.returncode == exit_code, child.stderr
+        assert "Traceback" not in child.stderr
     assert re.fullmatch(
         r'error: .*algorithm "mine" of broken 9\.9 \(entry point fastfed\.algorithms: mine = '
         r"nowhere:X\) cannot be loaded: ModuleNotFoundError: No module named 'nowhere' "
         r'\(curve "mine"\)\n',
-        done.stderr,
+        child.stderr,
     )
     assert not (broken / "mine").exists()
     for arguments, sentence in (
@@ -269,13 +273,13 @@ def test_built_in_names_play_beside_broken_packages(broken):
             'mechanism "always-list" must return a Calibrated, got [1.0',
         ),
     ):
-        done = plugins.fastfed(broken, *arguments, "--epsilon", 1, "--delta", 1e-5)
-        assert done.returncode == 2 and sentence in done.stderr, done.stderr
-        assert "Traceback" not in done.stderr
+        child = plugins.fastfed(broken, *arguments, "--epsilon", 1, "--delta", 1e-5)
+        assert child.returncode == 2 and sentence in child.stderr, child.stderr
+        assert "Traceback" not in child.stderr
 
 
-def test_a_package_adds_a_system_of_experts(broken):
-    """It plays what the built-in one plays, by both drivers."""
+def test_a_package_can_add_a_system_of_experts(broken):
+    """Its results equal those of the built-in system that it wraps, with both drivers."""
     (broken / "play.py").write_text(
         """
 import numpy as np
@@ -291,11 +295,11 @@ print(r.curves[0].final()["mean"] > 0)
 """,
         encoding="utf-8",
     )
-    done = plugins.python(broken, "play.py")
-    assert done.stdout == "True\n", done.stderr
+    child = plugins.python(broken, "play.py")
+    assert child.stdout == "True\n", child.stderr
 
 
-def test_what_fails_in_a_package_is_said_with_its_name(numbers):
+def test_an_exception_in_a_package_is_reported_with_the_package_name(numbers):
     sentence = f'"word" {WHERE}.* failed: ZeroDivisionError: division'
     with pytest.raises(InputError, match=sentence), numbers.guard("word"):
         1 / 0  # noqa: B018

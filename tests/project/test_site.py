@@ -1,6 +1,6 @@
-"""The documentation's site, as far as it can be checked without building it, and what is released.
+"""Check the documentation without building its site, and the metadata of the package.
 
-`scripts/docs` builds it, runs the gallery, and stops at the first broken link.
+`scripts/docs` builds the site, runs the gallery, and stops at the first broken link.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 GALLERY = sorted(path for path in (DOCS / "gallery").glob("*.md") if path.stem != "index")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-#: Below a second each; the others are run where the site is built.
+#: Gallery pages that run in less than a second. `scripts/docs` runs the other pages.
 QUICK = {"noise-for-a-budget", "own-loop"}
 
 
-def test_every_page_stands_once_in_the_navigation():
+def test_the_navigation_lists_every_page_once():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1]
     listed = re.findall(r"^ +- (\S+\.md)$", nav, re.MULTILINE)
     assert len(listed) == len(set(listed))
@@ -37,26 +37,26 @@ def test_every_page_stands_once_in_the_navigation():
     [pytest.param(p, marks=[pytest.mark.slow] * (p.stem not in QUICK)) for p in GALLERY],
     ids=lambda path: path.stem,
 )
-def test_the_gallery_runs_and_draws(path):
+def test_code_of_the_gallery_runs_and_draws_a_figure(path):
     pytest.importorskip("matplotlib").use("Agg")
     from matplotlib import pyplot
 
     pyplot.close("all")
-    scope = {"__name__": "page"}
+    namespace = {"__name__": "page"}
     for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
-        exec(compile(block, path.name, "exec"), scope)
+        exec(compile(block, path.name, "exec"), namespace)
     assert pyplot.get_fignums()
     pyplot.close("all")
 
 
 @pytest.mark.parametrize("path", [*GALLERY, DOCS / "gallery" / "index.md"], ids=lambda p: p.stem)
-def test_files_that_the_gallery_points_at_exist(path):
+def test_links_of_the_gallery_lead_to_existing_files(path):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
 
 
 def test_broken_links_are_found(tmp_path):
-    broken = runpy.run_path(str(ROOT / "scripts" / "site" / "links.py"))["broken"]
+    broken_links = runpy.run_path(str(ROOT / "scripts" / "site" / "links.py"))["broken"]
     (tmp_path / "a.html").write_text(
         '<h1 id="top">A</h1><a href="#top">.</a><a href="b/">.</a><a href="b/#end">.</a>'
         '<a href="https://elsewhere.example">.</a>'
@@ -64,12 +64,12 @@ def test_broken_links_are_found(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "index.html").write_text('<p id="end"><img src="../picture.svg#only-dark">')
     (tmp_path / "picture.svg").write_text("<svg/>")
-    assert broken(tmp_path) == (2, [])
+    assert broken_links(tmp_path) == (2, [])
     (tmp_path / "b" / "index.html").write_text('<script src="https://cdn.example/x.js"></script>')
     (tmp_path / "picture.svg").unlink()
     with (tmp_path / "a.html").open("a") as page:
         page.write('<a href="c.html">.</a><a href="#bottom">.</a><img src="picture.svg">')
-    assert broken(tmp_path) == (
+    assert broken_links(tmp_path) == (
         2,
         [
             "a.html: no anchor for b/#end",
@@ -81,18 +81,20 @@ def test_broken_links_are_found(tmp_path):
     )
 
 
-def test_the_address_and_the_version_are_said_once():
-    """In pyproject.toml and fastfed/__init__.py; the conda recipe and the citation follow."""
+def test_recipe_and_citation_have_the_version_of_the_package():
+    """pyproject.toml defines the address of the repository, and fastfed/__init__.py the version."""
     recipe = (ROOT / "conda" / "recipe.yaml").read_text()
     assert f"repository: {PROJECT['urls']['Repository']}\n" in recipe
     assert f'version: "{fastfed.__version__}"\n' in recipe
     assert f"version: {fastfed.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_conda_recipe_asks_for_what_the_package_does():
+def test_the_conda_recipe_has_the_dependencies_of_the_package():
     recipe = (ROOT / "conda" / "recipe.yaml").read_text().split("  run:\n")[1].split("\ntests:")[0]
-    asked = {line.strip("- ").replace(" ", "") for line in recipe.split("\n") if ">=" in line}
-    assert asked == set(PROJECT["dependencies"])
+    requirements = {
+        line.strip("- ").replace(" ", "") for line in recipe.split("\n") if ">=" in line
+    }
+    assert requirements == set(PROJECT["dependencies"])
 
 
 def test_links_of_the_readme_work_on_the_package_index():

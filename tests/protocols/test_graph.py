@@ -1,6 +1,6 @@
-"""Graphs, clique covers and the network of FedUCB without a server, against the oracle.
+"""Graphs, clique covers and the network of FedUCB without a server agree with the oracle.
 
-The one statistical test has a fixed seed and was allowed a false alarm of 1e-6.
+The one statistical test has fixed seeds; it fails by chance with probability 1e-6.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ class Message:
 
 
 def adjacency(graph: Graph) -> np.ndarray:
-    full = np.zeros((graph.silos, graph.silos), dtype=int)
+    """Return the adjacency matrix (M, M) of a graph."""
+    matrix = np.zeros((graph.silos, graph.silos), dtype=int)
     for i, j in graph.edges:
-        full[i, j] = full[j, i] = 1
-    return full
+        matrix[i, j] = matrix[j, i] = 1
+    return matrix
 
 
 def random_graphs(count: int, largest: int = 9):
-    """Small graphs of every density, trees among them, and the named ones."""
+    """Yield small random graphs of every density, some of them trees, and the named graphs."""
     draw = np.random.default_rng(20200603)
     for seed in range(count):
         silos = int(draw.integers(1, largest + 1))
-        share = float(draw.choice([0.0, 0.1, 0.3, 0.7]))
-        yield Graph.named("random", silos, seed, probability=share)
+        density = float(draw.choice([0.0, 0.1, 0.3, 0.7]))
+        yield Graph.named("random", silos, seed, probability=density)
     for name in GRAPHS:
         for silos in (1, 2, 3, 7):
             yield Graph.named(name, silos)
@@ -52,7 +53,7 @@ def random_graphs(count: int, largest: int = 9):
 # ---- graphs -------------------------------------------------------------------------------------
 
 
-def test_the_named_graphs():
+def test_named_graphs_have_their_edges_and_diameters():
     edges = {name: Graph.named(name, 4).edges for name in GRAPHS}
     assert edges["complete"] == ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
     assert edges["star"] == ((0, 1), (0, 2), (0, 3))
@@ -76,7 +77,7 @@ def test_edges_in_any_order_make_the_same_graph():
     assert pickle.loads(pickle.dumps(graph)) == graph
 
 
-def test_distances_are_the_oracles():
+def test_distances_agree_with_the_oracle():
     for graph in random_graphs(60):
         expected = oracle.distances(adjacency(graph))
         np.testing.assert_array_equal(graph.distances, expected)
@@ -84,33 +85,33 @@ def test_distances_are_the_oracles():
         assert [len(n) for n in graph.neighbours] == adjacency(graph).sum(axis=1).tolist()
 
 
-def test_random_graphs_have_the_fewest_edges_beyond_those_drawn():
+def test_random_graphs_add_only_the_edges_that_connect_them():
     connected = set()
     for seed in range(60):
-        silos, share = 3 + seed % 8, (0.05, 0.3, 0.6)[seed % 3]
-        drawn = np.zeros((silos, silos))
+        silos, density = 3 + seed % 8, (0.05, 0.3, 0.6)[seed % 3]
+        uniforms = np.zeros((silos, silos))
         for i in range(1, silos):
-            drawn[i, :i] = rng.random_u32(seed, INSTANCE, 0, i, 0, i) / 2.0**32
-        chosen = np.tril(drawn < share, -1)
-        parts = connected_components(chosen)[0]
-        connected.add(parts == 1)
-        graph = Graph.named("random", silos, seed, probability=share)
+            uniforms[i, :i] = rng.random_u32(seed, INSTANCE, 0, i, 0, i) / 2.0**32
+        chosen = np.tril(uniforms < density, -1)
+        components = connected_components(chosen)[0]
+        connected.add(components == 1)
+        graph = Graph.named("random", silos, seed, probability=density)
         assert {(int(j), int(i)) for i, j in np.argwhere(chosen)} <= set(graph.edges)
-        assert len(graph.edges) == chosen.sum() + parts - 1
-        denser = Graph.named("random", silos, seed, probability=share + 0.2)
+        assert len(graph.edges) == chosen.sum() + components - 1
+        denser = Graph.named("random", silos, seed, probability=density + 0.2)
         assert set(graph.edges) <= set(denser.edges)
     assert connected == {True, False}
     assert len(Graph.named("random", 40, 5, probability=0.0).edges) == 39
     assert Graph.named("random", 12, probability=1.0) == Graph.named("complete", 12)
 
 
-def test_every_pair_is_linked_alike():
-    """12 silos at 0.6 are connected but for 12 0.4^11 = 5e-4: edges are then Bernoulli(0.6)."""
-    silos, share, count = 12, 0.6, 300
-    linked = sum(
-        adjacency(Graph.named("random", silos, seed, probability=share)) for seed in range(count)
+def test_every_pair_of_silos_is_linked_with_equal_probability():
+    """12 silos at 0.6 are connected except with probability 5e-4, so edges are Bernoulli(0.6)."""
+    silos, density, count = 12, 0.6, 300
+    link_counts = sum(
+        adjacency(Graph.named("random", silos, seed, probability=density)) for seed in range(count)
     )[np.triu_indices(silos, 1)]
-    z = (linked - count * share) / np.sqrt(count * share * (1 - share))
+    z = (link_counts - count * density) / np.sqrt(count * density * (1 - density))
     assert np.sum(z**2) < stats.chi2.isf(FALSE_ALARM / 2, len(z))
     assert np.sum(z**2) > stats.chi2.ppf(FALSE_ALARM / 2, len(z))
 
@@ -119,28 +120,28 @@ def test_a_random_graph_is_a_function_of_the_seed():
     graphs = [Graph.named("random", 10, seed) for seed in range(20)]
     assert graphs == [Graph.named("random", 10, seed) for seed in range(20)]
     assert len(set(graphs)) == 20
-    share = 2 * np.log(10) / 10
-    assert graphs[3] == Graph.named("random", 10, 3, probability=share)
+    default_density = 2 * np.log(10) / 10
+    assert graphs[3] == Graph.named("random", 10, 3, probability=default_density)
 
 
-def test_what_a_spec_may_say():
+def test_a_spec_may_name_a_graph_or_list_its_edges():
     line = Graph.named("line", 3)
     assert Graph.of("line", 3) == Graph.of([[1, 2], [0, 1]], 3) == Graph.of(line, 3) == line
     assert Graph.of(np.array([[1, 2], [0, 1]]), 3) == line
     assert Graph.of("random", 10, 4) == Graph.named("random", 10, 4)
-    # A multigraph as networkx would hand it over: nodes out of order, edges with keys.
-    made = SimpleNamespace(nodes=[2, 0, np.int64(1)], edges=[(0, 1, 0), (1, 0, 1), (2, 1, 0)])
-    assert Graph.of(made, 3) == Graph.from_networkx(made) == line
+    # A multigraph like those of networkx has unordered nodes and edges with keys.
+    multigraph = SimpleNamespace(nodes=[2, 0, np.int64(1)], edges=[(0, 1, 0), (1, 0, 1), (2, 1, 0)])
+    assert Graph.of(multigraph, 3) == Graph.from_networkx(multigraph) == line
 
 
-def test_graphs_of_networkx():
+def test_graphs_of_networkx_are_converted():
     networkx = pytest.importorskip("networkx")
     graph = networkx.petersen_graph()
-    made = Graph.of(graph, 10)
-    assert (len(made.edges), made.diameter) == (15, 2)
+    converted = Graph.of(graph, 10)
+    assert (len(converted.edges), converted.diameter) == (15, 2)
     for i, hops in networkx.all_pairs_shortest_path_length(graph):
-        assert made.distances[i].tolist() == [hops[j] for j in range(10)]
-    assert Graph.from_networkx(networkx.MultiGraph(graph)) == made
+        assert converted.distances[i].tolist() == [hops[j] for j in range(10)]
+    assert Graph.from_networkx(networkx.MultiGraph(graph)) == converted
     with pytest.raises(InputError, match="graph must be undirected"):
         Graph.of(networkx.DiGraph(graph), 10)
     with pytest.raises(InputError, match=r"nodes of a graph must be the silos 0\.\.M-1"):
@@ -169,12 +170,12 @@ def test_graphs_of_networkx():
         (SimpleNamespace(nodes=[], edges=[]), 1, "nodes of a graph must be"),
     ],
 )
-def test_what_is_no_graph_is_refused(value, silos, message):
+def test_bad_graphs_are_refused(value, silos, message):
     with pytest.raises(InputError, match=message):
         Graph.of(value, silos)
 
 
-def test_probabilities_belong_to_random_graphs():
+def test_only_random_graphs_have_a_probability():
     with pytest.raises(InputError, match='probability is for the graph "random" only, got 0'):
         Graph.named("ring", 4, probability=0.5)
     with pytest.raises(InputError, match=r"probability must be >= 0 and <= 1, got 1\.5"):
@@ -186,41 +187,44 @@ def test_probabilities_belong_to_random_graphs():
 # ---- cliques ------------------------------------------------------------------------------------
 
 
-def test_cliques_partition_the_power():
+def test_cliques_are_a_partition_and_cliques_of_the_power_graph():
     for graph in random_graphs(60):
-        full = adjacency(graph)
+        matrix = adjacency(graph)
         for gamma in range(1, graph.diameter + 2):
             cover = graph.cliques(gamma)
             assert cover == graph.cliques(gamma) == tuple(sorted(cover))
-            members = oracle.clique_of(full, gamma, cover)
+            members = oracle.clique_of(matrix, gamma, cover)
             assert [tuple(clique) for clique in members] == [
-                next(c for c in cover if i in c) for i in range(graph.silos)
+                next(clique_of_silo for clique_of_silo in cover if i in clique_of_silo)
+                for i in range(graph.silos)
             ]
             if gamma >= graph.diameter:
                 assert cover == (tuple(range(graph.silos)),)
-            # No two cliques could be one.
-            power = oracle.graph_power(full, gamma) + np.eye(graph.silos, dtype=int)
+            # No two cliques can be merged.
+            power = oracle.graph_power(matrix, gamma) + np.eye(graph.silos, dtype=int)
             assert not any(power[np.ix_(a, b)].all() for a in cover for b in cover if a is not b)
 
 
 def greedy(hops: np.ndarray, gamma: int) -> list[list[int]]:
-    """The documented rule, counted anew at every step."""
+    """Return the cliques of the documented rule, with all counts computed again at each step."""
     partners = {i: {j for j in range(len(hops)) if hops[i, j] <= gamma} for i in range(len(hops))}
-    free, found = set(partners), []
+    free, cliques = set(partners), []
     while free:
-        few = {i: len(partners[i] & free) for i in free}
-        clique = [min(free, key=lambda i: (few[i], i))]
+        free_partners = {i: len(partners[i] & free) for i in free}
+        clique = [min(free, key=lambda i: (free_partners[i], i))]
         while True:
-            fit = set.intersection(free, *(partners[i] for i in clique)) - set(clique)
-            if not fit:
+            candidates = set.intersection(free, *(partners[i] for i in clique)) - set(clique)
+            if not candidates:
                 break
-            clique.append(min(fit, key=lambda i: (-len(partners[i] & fit), few[i], i)))
+            clique.append(
+                min(candidates, key=lambda i: (-len(partners[i] & candidates), free_partners[i], i))
+            )
         free -= set(clique)
-        found.append(sorted(clique))
-    return sorted(found)
+        cliques.append(sorted(clique))
+    return sorted(cliques)
 
 
-def test_cliques_grow_as_documented():
+def test_cliques_follow_the_documented_rule():
     for seed in range(40):
         graph = Graph.named("random", 22, seed, probability=(0.0, 0.15, 0.4)[seed % 3])
         for gamma in (1, 2, 3):
@@ -231,10 +235,10 @@ def test_cliques_grow_as_documented():
 @pytest.mark.parametrize("gamma", [1, 2, 3, 5])
 @pytest.mark.parametrize("silos", [1, 2, 6, 7, 12, 23])
 def test_cliques_are_the_fewest_on_simple_graphs(silos, gamma):
-    """gamma + 1 neighbours in a row are a clique of line and ring; a star's is centre and leaf."""
+    """Cliques are gamma + 1 silos in a row on line and ring, and centre and leaf on a star."""
     pieces = -(-silos // (gamma + 1))
     assert len(Graph.named("line", silos).cliques(gamma)) == pieces
-    if silos > 3 * gamma:  # otherwise three silos all around a ring may be a clique
+    if silos > 3 * gamma:  # in a smaller ring, three silos around it may be a clique
         assert len(Graph.named("ring", silos).cliques(gamma)) == pieces
     star = Graph.named("star", silos).cliques(gamma)
     assert len(star) == (max(1, silos - 1) if gamma == 1 else 1)
@@ -242,12 +246,12 @@ def test_cliques_are_the_fewest_on_simple_graphs(silos, gamma):
 
 
 def test_paths_may_leave_a_clique():
-    """Leaves of a star are two hops apart, through a centre that is in another clique."""
+    """Two leaves of a star are two hops apart; their path leads through another clique."""
     star = Graph.named("star", 4)
     assert star.checked_cliques([[3, 1], [2, 0]], 2) == ((0, 2), (1, 3))
 
 
-def test_own_covers_are_checked_like_the_oracles():
+def test_given_clique_covers_are_checked_as_by_the_oracle():
     draw = np.random.default_rng(7)
     verdicts = set()
     for graph in random_graphs(60):
@@ -279,7 +283,7 @@ def test_own_covers_are_checked_like_the_oracles():
         (4, "cliques must be lists of silos, got 4"),
     ],
 )  # fmt: skip
-def test_what_is_no_cover_is_refused(cover, message):
+def test_bad_clique_covers_are_refused(cover, message):
     with pytest.raises(InputError, match=message):
         Graph.named("line", 4).checked_cliques(cover, 1)
 
@@ -296,43 +300,45 @@ def test_gamma_is_a_positive_integer(gamma):
 # ---- network ------------------------------------------------------------------------------------
 
 
-def test_message_by_message_like_the_oracle():
-    """The same arrivals in the same rounds and order, the same bytes after every round."""
+def test_the_network_delivers_messages_as_the_oracle_does():
+    """Messages arrive in the same rounds and order; sent bytes are equal after every round."""
     draw = np.random.default_rng(11)
-    heard = 0
+    arrival_count = 0
     for graph in random_graphs(50):
         gamma = int(draw.integers(1, 6))
         network: Network[oracle.Request] = Network(graph, gamma)
-        other = oracle.Network(adjacency(graph), gamma)
+        oracle_network = oracle.Network(adjacency(graph), gamma)
         for t in range(1, 15):
-            expected = other.deliver()
+            expected = oracle_network.deliver()
             arrivals = network.deliver()
-            assert [(i, m.number) for i, m in arrivals] == [(i, m.round) for i, m in expected]
-            heard += len(arrivals)
+            assert [(i, message.number) for i, message in arrivals] == [
+                (i, message.round) for i, message in expected
+            ]
+            arrival_count += len(arrivals)
             for silo in draw.permutation(graph.silos)[: draw.integers(0, 3)]:
                 number = 100 * t + int(silo)
-                # The oracle's requests have 24 bytes.
+                # A request of the oracle has 24 bytes.
                 network.broadcast(int(silo), Message(24, number))
-                other.broadcast(int(silo), oracle.Request(int(silo), 0, number))
-            assert network.bytes_sent == other.bytes_sent
-    assert heard > 1000
+                oracle_network.broadcast(int(silo), oracle.Request(int(silo), 0, number))
+            assert network.bytes_sent == oracle_network.bytes_sent
+    assert arrival_count > 1000
 
 
-def test_messages_arrive_after_as_many_rounds_as_hops():
+def test_a_message_arrives_after_one_round_per_hop():
     for graph in random_graphs(30):
         for gamma in (1, 2, 4):
             network: Network[Message] = Network(graph, gamma)
             message = Message(1)
             network.broadcast(0, message)
             for hop in range(1, graph.silos + 2):
-                wanted = np.flatnonzero(graph.distances[0] == hop) if hop <= gamma else []
+                expected_silos = np.flatnonzero(graph.distances[0] == hop) if hop <= gamma else []
                 arrivals = network.deliver()
-                assert sorted(i for i, _ in arrivals) == list(wanted)
-                assert all(m is message for _, m in arrivals)
+                assert sorted(i for i, _ in arrivals) == list(expected_silos)
+                assert all(arrived is message for _, arrived in arrivals)
 
 
-def test_bytes_in_closed_form():
-    """Cut off after any number of rounds, as at a horizon; sizes as they come."""
+def test_sent_bytes_agree_with_edges_crossed():
+    """The agreement holds after any number of rounds, as a horizon may end a run."""
     for graph in random_graphs(30):
         for silo in range(graph.silos):
             for gamma in (1, 2, 3, graph.diameter + 3):
@@ -348,27 +354,29 @@ def test_bytes_in_closed_form():
     assert [star.edges_crossed(0, hops, 9) for hops in range(5)] == [0, 3, 6, 6, 6]
 
 
-def test_a_plan_has_the_crossings_of_all_silos():
-    """All at once, for one by one takes minutes where silos are many; at any gamma."""
+def test_a_plan_has_the_edges_crossed_from_every_silo():
+    """The plan computes all silos at once: one by one, many silos would take minutes."""
     for graph in random_graphs(20):
         for gamma in (1, 2, graph.diameter + 4):
-            found = PeerPlan(graph, gamma, 9, 2, ()).crossings
-            assert found.shape == (graph.silos, gamma + 1)
-            for silo, row in enumerate(found):
-                assert [graph.edges_crossed(silo, h, gamma) for h in range(gamma + 1)] == [*row]
+            crossings = PeerPlan(graph, gamma, 9, 2, ()).crossings
+            assert crossings.shape == (graph.silos, gamma + 1)
+            for silo, crossings_of_silo in enumerate(crossings):
+                assert [graph.edges_crossed(silo, hops, gamma) for hops in range(gamma + 1)] == [
+                    *crossings_of_silo
+                ]
 
 
-def test_bytes_of_a_run_that_ends_at_a_horizon():
+def test_bytes_of_a_run_stop_at_the_horizon():
     graph, gamma, horizon = Graph.named("random", 8, 2, probability=0.1), 3, 9
     assert graph.diameter > gamma
-    sent = [(t, (3 * t) % 8, 10 + t) for t in range(1, horizon + 1)]
+    broadcasts = [(t, (3 * t) % 8, 10 + t) for t in range(1, horizon + 1)]
     network: Network[Message] = Network(graph, gamma)
-    for _, silo, size in sent:
+    for _, silo, size in broadcasts:
         network.deliver()
         network.broadcast(silo, Message(size))
     assert network.bytes_sent == sum(
         size * graph.edges_crossed(silo, min(gamma, horizon - t + 1), gamma)
-        for t, silo, size in sent
+        for t, silo, size in broadcasts
     )
 
 
@@ -384,36 +392,36 @@ def test_one_object_may_be_broadcast_again():
 
 @pytest.mark.parametrize(
     ("name", "silos", "gamma", "rounds"),
-    # Forgotten where the time to live ends, and where everybody has heard.
+    # A message is dropped when its time to live ends, or when every silo has received it.
     [("line", 6, 2, 2), ("line", 6, 99, 5), ("complete", 4, 9, 1), ("line", 1, 3, 0)],
 )
-def test_messages_are_forgotten(name, silos, gamma, rounds):
+def test_delivered_messages_are_dropped_from_memory(name, silos, gamma, rounds):
     network: Network[Message] = Network(Graph.named(name, silos), gamma)
     message = Message(1)
-    alive = weakref.ref(message)
+    message_reference = weakref.ref(message)
     network.broadcast(0, message)
     del message
     for _ in range(rounds):
-        assert alive() is not None
+        assert message_reference() is not None
         network.deliver()
-    assert alive() is None
+    assert message_reference() is None
 
 
 def test_memory_does_not_grow_with_rounds():
     network: Network[Message] = Network(Graph.named("ring", 6), 2)
-    sent = []
+    message_references = []
     for _ in range(50):
         network.deliver()
         message = Message(1)
-        sent.append(weakref.ref(message))
+        message_references.append(weakref.ref(message))
         network.broadcast(0, message)
         del message
-        # One for each hop that is left.
-        assert sum(alive() is not None for alive in sent) <= 2
+        # At most one message for each of the two hops is in flight.
+        assert sum(reference() is not None for reference in message_references) <= 2
     assert len(network._flights) == 2
 
 
-def test_what_is_no_network_is_refused():
+def test_bad_arguments_of_a_network_are_refused():
     graph = Graph.named("line", 3)
     with pytest.raises(InputError, match="graph must be a Graph, got str"):
         Network("line", 2)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Budgets of their own for silos: noise, law and certificate of each."""
+"""Silos may have different budgets: each gets its noise and its certificate."""
 
 from __future__ import annotations
 
@@ -21,21 +21,34 @@ KEYS = {"silos": 3, "horizon": 60, "dimension": 3, "batch_size": 6, "delta": 1e-
 
 
 def system(**keys):
+    """Return a private FedLinUCB system; keywords add to KEYS."""
     return make_system("private-fedlinucb", **{**KEYS, **keys})
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix"])
 def test_each_silo_has_the_noise_of_its_budget(protocol):
-    own = system(protocol=protocol, silo_epsilon=[0.5, 2.0, 0.5])
-    alone = {e: system(protocol=protocol, epsilon=e) for e in (0.5, 2.0)}
+    mixed = system(protocol=protocol, silo_epsilon=[0.5, 2.0, 0.5])
+    single_budget = {
+        epsilon_of_silo: system(protocol=protocol, epsilon=epsilon_of_silo)
+        for epsilon_of_silo in (0.5, 2.0)
+    }
     for silo, epsilon in enumerate((0.5, 2.0, 0.5)):
-        std = own.plan.noise_std.times(own.plan.noise_scale[silo])
-        assert std.parts == pytest.approx(alone[epsilon].plan.noise_std.parts)
-    # The law adds up variances: one radius between those of the two budgets.
-    bounds = [s.plan.radius.error_bound[-1] for s in (alone[2.0], own, alone[0.5])]
+        std = mixed.plan.noise_std.times(mixed.plan.noise_scale[silo])
+        assert std.parts == pytest.approx(single_budget[epsilon].plan.noise_std.parts)
+    # Variances add, so the common radius lies between the radii of the two budgets.
+    bounds = [
+        each_system.plan.radius.error_bound[-1]
+        for each_system in (single_budget[2.0], mixed, single_budget[0.5])
+    ]
     assert bounds[0] < bounds[1] < bounds[2]
-    shares = sum(alone[e].plan.noise_std.bias ** 2 for e in (0.5, 2.0, 0.5)) / 3
-    expected = bounds[0] * math.sqrt(shares) / alone[2.0].plan.noise_std.bias
+    mean_variance = (
+        sum(
+            single_budget[epsilon_of_silo].plan.noise_std.bias ** 2
+            for epsilon_of_silo in (0.5, 2.0, 0.5)
+        )
+        / 3
+    )
+    expected = bounds[0] * math.sqrt(mean_variance) / single_budget[2.0].plan.noise_std.bias
     assert bounds[1] == pytest.approx(expected)
 
 
@@ -43,29 +56,36 @@ def test_the_certificate_names_every_budget():
     certificate = system(silo_epsilon=[0.5, 2.0, 0.5]).certificate
     assert certificate.claimed.epsilon == 2.0
     assert certificate.exact.epsilon == pytest.approx(2.0)
-    named = {s.model.split("; ")[-1]: s for s in certificate.also if "users of silo" in s.model}
-    assert named["users of silos 0, 2"].exact.epsilon == pytest.approx(0.5)
-    assert named["users of silo 1"].exact.epsilon == pytest.approx(2.0)
+    certificates_by_users = {
+        statement.model.split("; ")[-1]: statement
+        for statement in certificate.also
+        if "users of silo" in statement.model
+    }
+    assert certificates_by_users["users of silos 0, 2"].exact.epsilon == pytest.approx(0.5)
+    assert certificates_by_users["users of silo 1"].exact.epsilon == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("release", ["tree", "toeplitz", "honaker"])
 @pytest.mark.parametrize("lazy", [True, False])
-def test_the_two_drivers_agree(release, lazy):
+def test_the_two_drivers_agree_where_budgets_differ(release, lazy):
     curve = {
         "label": "own", "algorithm": "private-fedlinucb", "silo_epsilon": [5.0, 50.0, 500.0],
         "delta": 1e-3, "batch_size": 6, "release": release, "lazy": lazy,
     }  # fmt: skip
-    e = make_experiment(
+    experiment = make_experiment(
         name="own", environment=Sphere(dimension=3, actions=5), curves=[curve], horizon=40, silos=3
     )
-    opened, plans = e.environment.open(0, 0, 3), [c.system.plan for c in e.curves]
-    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
-    (other,) = server.run_steps(opened, plans, e.checkpoints)
-    assert np.array_equal(one.total, other.total)
-    assert np.array_equal(one.actions, other.actions)
+    problem, plans = (
+        experiment.environment.open(0, 0, 3),
+        [each_curve.system.plan for each_curve in experiment.curves],
+    )
+    (compiled_outcome,) = compiled.run(problem, plans, experiment.checkpoints, record=True)
+    (step_outcome,) = server.run_steps(problem, plans, experiment.checkpoints)
+    assert np.array_equal(compiled_outcome.total, step_outcome.total)
+    assert np.array_equal(compiled_outcome.actions, step_outcome.actions)
 
 
-def test_a_list_of_budgets_is_no_sweep():
+def test_a_list_of_budgets_gives_one_curve_and_no_sweep():
     results = fastfed.simulate(
         {"kind": "sphere", "dimension": 2, "actions": 3}, "private-fedlinucb", silos=2, horizon=20,
         batch_size=5, silo_epsilon=[1.0, 3.0], delta=1e-3,
@@ -82,16 +102,17 @@ def test_a_list_of_budgets_is_no_sweep():
         ({"silo_epsilon": [1.0] * 3, "protocol": "central"}, "in which each silo adds noise"),
     ],
 )
-def test_bad_budgets(keys, message):
+def test_bad_budgets_are_refused(keys, message):
     with pytest.raises(InputError, match=message):
         system(**keys)
 
 
-# -- feducb: each silo's own (epsilon, delta) ------------------------------------------------------
+# -- feducb: one (epsilon, delta) per silo ---------------------------------------------------------
 
 FEDUCB = {"silos": 3, "horizon": 60, "dimension": 3, "batch_size": 6, "schedule": "fixed"}
 BUDGETS = ((0.5, 1e-4), (2.0, 1e-6), (0.5, 1e-4))
-OWN = {"silo_epsilon": [e for e, _ in BUDGETS], "silo_delta": [d for _, d in BUDGETS]}
+#: Keys of a system whose silos have different budgets.
+MIXED = {"silo_epsilon": [e for e, _ in BUDGETS], "silo_delta": [d for _, d in BUDGETS]}
 
 
 def feducb(**keys):
@@ -100,52 +121,71 @@ def feducb(**keys):
 
 @pytest.mark.parametrize("calibration", ["exact", "theorem"])
 def test_each_silo_of_feducb_has_the_noise_of_its_budget(calibration):
-    own = feducb(**OWN, calibration=calibration).plan
-    alone = [feducb(epsilon=e, delta=d, calibration=calibration).plan for e, d in BUDGETS]
-    for silo, plan in enumerate(alone):
-        std = own.noise_std.times(own.noise_scale[silo])
+    mixed = feducb(**MIXED, calibration=calibration).plan
+    single_budget = [
+        feducb(epsilon=epsilon, delta=delta, calibration=calibration).plan
+        for epsilon, delta in BUDGETS
+    ]
+    for silo, plan in enumerate(single_budget):
+        std = mixed.noise_std.times(mixed.noise_scale[silo])
         assert std.parts == pytest.approx(plan.noise_std.parts)
-    assert min(own.noise_scale) == 1.0
-    # Proposition 2 adds up what each silo's regularizer is bounded by.
-    expected = np.mean([plan.regularizer for plan in alone], axis=0)
-    np.testing.assert_allclose(own.regularizer, expected, rtol=1e-12)
-    assert own.radius.anchor == pytest.approx(np.mean([plan.radius.anchor for plan in alone]))
-    # sqrt(sum rho_max_i) + sqrt(sum kappa_i^2), where alone both are of M equal ones.
+    assert min(mixed.noise_scale) == 1.0
+    # Proposition 2 adds the bounds on the regularizers of all silos.
+    expected = np.mean([plan.regularizer for plan in single_budget], axis=0)
+    np.testing.assert_allclose(mixed.regularizer, expected, rtol=1e-12)
+    assert mixed.radius.anchor == pytest.approx(
+        np.mean([plan.radius.anchor for plan in single_budget])
+    )
+    # sqrt(sum rho_max_i) + sqrt(sum kappa_i^2); with one budget all M terms are equal.
     for part in range(2):
-        high = [3.0 * plan.radius.anchor for plan in alone]
+        high = [3.0 * plan.radius.anchor for plan in single_budget]
         kappa = [
-            plan.radius.offset[part] - math.sqrt(h) for plan, h in zip(alone, high, strict=True)
+            plan.radius.offset[part] - math.sqrt(h)
+            for plan, h in zip(single_budget, high, strict=True)
         ]
         sums = math.sqrt(np.mean(high)) + math.sqrt(np.mean(np.square(kappa)))
-        assert own.radius.offset[part] == pytest.approx(sums)
+        assert mixed.radius.offset[part] == pytest.approx(sums)
 
 
-def test_what_proposition_2_takes_of_sums_holds():
+def test_the_inequality_that_proposition_2_uses_holds():
     """h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i, for h = sum h_i and any H_i > 0."""
-    r = np.random.default_rng(4)
+    rng = np.random.default_rng(4)
     for _ in range(50):
-        factors = r.normal(size=(4, 3, 3)) * r.choice([0.1, 1.0, 10.0], size=(4, 1, 1))
+        factors = rng.normal(size=(4, 3, 3)) * rng.choice([0.1, 1.0, 10.0], size=(4, 1, 1))
         matrices = factors @ factors.transpose(0, 2, 1) + 0.1 * np.eye(3)
-        h = r.normal(size=(4, 3))
-        whole = h.sum(axis=0) @ np.linalg.solve(matrices.sum(axis=0), h.sum(axis=0))
-        each = sum(a @ np.linalg.solve(b, a) for a, b in zip(h, matrices, strict=True))
-        assert whole <= each * (1 + 1e-9)
+        h = rng.normal(size=(4, 3))
+        left_side = h.sum(axis=0) @ np.linalg.solve(matrices.sum(axis=0), h.sum(axis=0))
+        right_side = sum(a @ np.linalg.solve(b, a) for a, b in zip(h, matrices, strict=True))
+        assert left_side <= right_side * (1 + 1e-9)
 
 
 def test_the_certificate_of_feducb_names_every_budget_and_the_weakest():
-    found = feducb(**OWN).certificate
-    assert (found.claimed.epsilon, found.claimed.delta) == (2.0, 1e-4)
-    # The least noise, that of silo 1, at the largest delta: less than 2.
-    assert found.status == "proven" and 1.4 < found.exact.epsilon < 1.6
-    named = {s.model.split("; ")[-1]: s for s in found.also if "users of silo" in s.model}
-    for who, (epsilon, delta) in {
+    certificate = feducb(**MIXED).certificate
+    assert (certificate.claimed.epsilon, certificate.claimed.delta) == (2.0, 1e-4)
+    # The exact account takes the least noise (silo 1) at the largest delta, so epsilon is below 2.
+    assert certificate.status == "proven" and 1.4 < certificate.exact.epsilon < 1.6
+    certificates_by_users = {
+        statement.model.split("; ")[-1]: statement
+        for statement in certificate.also
+        if "users of silo" in statement.model
+    }
+    for users, (epsilon, delta) in {
         "users of silos 0, 2": BUDGETS[0], "users of silo 1": BUDGETS[1]
     }.items():  # fmt: skip
-        side = named[who]
-        assert (side.claimed.epsilon, side.claimed.delta) == (epsilon, delta)
-        assert side.exact.epsilon == pytest.approx(epsilon) and side.exact.delta == delta
-        assert side.exact.epsilon <= epsilon and side.status == "proven"
-    assert set(named) == {"users of silos 0, 2", "users of silo 1"}
+        certificate_of_users = certificates_by_users[users]
+        assert (certificate_of_users.claimed.epsilon, certificate_of_users.claimed.delta) == (
+            epsilon,
+            delta,
+        )
+        assert (
+            certificate_of_users.exact.epsilon == pytest.approx(epsilon)
+            and certificate_of_users.exact.delta == delta
+        )
+        assert (
+            certificate_of_users.exact.epsilon <= epsilon
+            and certificate_of_users.status == "proven"
+        )
+    assert set(certificates_by_users) == {"users of silos 0, 2", "users of silo 1"}
 
 
 @pytest.mark.parametrize("radius", ["proposition-2", "direct"])
@@ -167,21 +207,23 @@ def test_the_two_drivers_of_feducb_agree(radius, lazy):
 
 
 @pytest.mark.parametrize("keys", [{}, {"batch_size": "theorem"}, {"radius": "direct"}])
-def test_equal_budgets_play_what_one_budget_plays(keys):
+def test_equal_budgets_give_the_results_of_one_budget(keys):
     world = {"kind": "sphere", "dimension": 3, "actions": 5}
     sizes = {"silos": 4, "horizon": 60, "replicates": 2, "schedule": "fixed", "batch_size": 6}
-    one = fastfed.simulate(world, "feducb", **{**sizes, **keys}, epsilon=50.0, delta=1e-3)
-    own = fastfed.simulate(
+    one_budget = fastfed.simulate(world, "feducb", **{**sizes, **keys}, epsilon=50.0, delta=1e-3)
+    equal_budgets = fastfed.simulate(
         world, "feducb", **{**sizes, **keys}, silo_epsilon=[50.0] * 4, silo_delta=[1e-3] * 4
     )
-    assert len(own.curves) == 1  # no sweep
-    np.testing.assert_array_equal(one.curves[0].group_regret, own.curves[0].group_regret)
-    assert own.curves[0].certificate["exact"] == one.curves[0].certificate["exact"]
+    assert len(equal_budgets.curves) == 1  # no sweep
+    np.testing.assert_array_equal(
+        one_budget.curves[0].group_regret, equal_budgets.curves[0].group_regret
+    )
+    assert equal_budgets.curves[0].certificate["exact"] == one_budget.curves[0].certificate["exact"]
 
 
-def test_a_plan_with_budgets_of_silos_travels():
-    """Their numbers are stored, and are those of the plan that they are read into."""
-    for keys in (OWN, {"epsilon": 1.0, "delta": 1e-4}):
+def test_a_plan_with_budgets_of_silos_can_be_stored_and_read():
+    """The stored numbers include every delta and lead back to the same plan."""
+    for keys in (MIXED, {"epsilon": 1.0, "delta": 1e-4}):
         plan = feducb(**keys).plan
         numbers = codec.numbers_of(plan)
         assert codec.executed(plan, numbers) is plan
@@ -189,17 +231,19 @@ def test_a_plan_with_budgets_of_silos_travels():
 
 
 def test_a_silo_of_feducb_with_less_noise_is_refused():
-    plan = feducb(**OWN).plan
-    first, *others = plan.silo_noise
-    weaker = dataclasses.replace(plan, silo_noise=(first / 1.5, *others))
+    plan = feducb(**MIXED).plan
+    first_noise, *other_noise = plan.silo_noise
+    plan_with_less_noise = dataclasses.replace(plan, silo_noise=(first_noise / 1.5, *other_noise))
     with pytest.raises(InputError, match="its certificate says"):
-        fastfed.parties.Silo(weaker)
-    stricter = msgspec.structs.replace(plan.privacy, delta_by_silo=(1e-4, 1e-9, 1e-4))
+        fastfed.parties.Silo(plan_with_less_noise)
+    privacy_with_small_delta = msgspec.structs.replace(
+        plan.privacy, delta_by_silo=(1e-4, 1e-9, 1e-4)
+    )
     with pytest.raises(InputError, match="its certificate says"):
-        fastfed.parties.Silo(dataclasses.replace(plan, privacy=stricter))
-    short = msgspec.structs.replace(plan.privacy, delta_by_silo=(1e-4, 1e-9))
+        fastfed.parties.Silo(dataclasses.replace(plan, privacy=privacy_with_small_delta))
+    privacy_of_two_silos = msgspec.structs.replace(plan.privacy, delta_by_silo=(1e-4, 1e-9))
     with pytest.raises(InputError, match="one number for each of 3 silos"):
-        fastfed.parties.Silo(dataclasses.replace(plan, privacy=short))
+        fastfed.parties.Silo(dataclasses.replace(plan, privacy=privacy_of_two_silos))
 
 
 @pytest.mark.parametrize(
@@ -211,26 +255,29 @@ def test_a_silo_of_feducb_with_less_noise_is_refused():
         ({"silo_epsilon": [1.0, 0.0, 1.0], "delta": 1e-4}, "silo_epsilon must be .*got 0.0"),
         ({"silo_epsilon": [1.0] * 3, "silo_delta": [0.1, 1.0, 0.1]}, "silo_delta must be .*got 1"),
         ({"silo_epsilon": [1.0] * 3, "epsilon": 1.0, "delta": 1e-4}, "either epsilon or silo_eps"),
-        ({**OWN, "delta": 1e-4}, "either delta or silo_delta, not both"),
+        ({**MIXED, "delta": 1e-4}, "either delta or silo_delta, not both"),
         ({"epsilon": 1.0, "silo_delta": [1e-4] * 3}, "silo_delta needs silo_epsilon"),
         ({"silo_epsilon": [1.0] * 3}, "delta is required"),
-        ({**OWN, "schedule": "determinant", "batch_size": None}, 'needs schedule "fixed"'),
-        ({**OWN, "schedule": "private-determinant", "batch_size": None}, 'needs schedule "fixed"'),
-        ({**OWN, "private": False}, "silo_epsilon has no meaning where private = false"),
+        ({**MIXED, "schedule": "determinant", "batch_size": None}, 'needs schedule "fixed"'),
+        (
+            {**MIXED, "schedule": "private-determinant", "batch_size": None},
+            'needs schedule "fixed"',
+        ),
+        ({**MIXED, "private": False}, "silo_epsilon has no meaning where private = false"),
     ],
 )  # fmt: skip
-def test_bad_budgets_of_feducb(keys, message):
+def test_bad_budgets_of_feducb_are_refused(keys, message):
     with pytest.raises(InputError, match=message):
         feducb(**keys)
 
 
-def test_without_a_server_all_silos_have_one_noise():
+def test_silo_budgets_without_a_server_are_refused():
     with pytest.raises(InputError, match="silo_epsilon needs a server"):
-        make_system("feducb-decentralized", **{**FEDUCB, **OWN}, graph="line")
+        make_system("feducb-decentralized", **{**FEDUCB, **MIXED}, graph="line")
 
 
-def test_a_federation_of_feducb_has_budgets_of_single_silos():
-    """Its plan file says them; a ledger is charged for the weakest silo, as it is elsewhere."""
+def test_a_deployed_federation_of_feducb_may_have_silo_budgets():
+    """The plan file contains the budgets; each ledger is charged for the weakest silo."""
     pytest.importorskip("cryptography")
     import federation
 
@@ -242,17 +289,22 @@ def test_a_federation_of_feducb_has_budgets_of_single_silos():
         "silo_epsilon": [0.5, 1.0, 0.25], "silo_delta": [1e-6, 1e-6, 1e-7],
     }  # fmt: skip
     plan = plans.compile_plan(spec)
-    assert len([s for s in plan.certificate.also if "users of silo" in s.model]) == 3
+    assert (
+        len(
+            [statement for statement in plan.certificate.also if "users of silo" in statement.model]
+        )
+        == 3
+    )
     assert plans.load(plan.as_bytes()).plan.silo_noise == plan.plan.silo_noise
-    made = federation.Federation(plan)
-    made.settle()
+    deployment = federation.Federation(plan)
+    deployment.settle()
     for close in plan.document.calendar.closes:
-        made.now = close - 1.0
+        deployment.now = close - 1.0
         for name in plan.silos:
-            decision = made.processes[name].decide(np.eye(2))
-            made.processes[name].reward(decision.id, 0.3)
-        made.now = float(close)
-        made.settle()
-    assert made.processes["hub"].party.status()["released"] == plan.plan.releases == 4
-    for ledger in made.ledgers.values():
+            decision = deployment.processes[name].decide(np.eye(2))
+            deployment.processes[name].reward(decision.id, 0.3)
+        deployment.now = float(close)
+        deployment.settle()
+    assert deployment.processes["hub"].party.status()["released"] == plan.plan.releases == 4
+    for ledger in deployment.ledgers.values():
         assert 0.999 < ledger.epsilon("records") <= 1.0

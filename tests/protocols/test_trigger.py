@@ -1,7 +1,8 @@
-"""The determinant rule: the compiled driver looks only when it may fire, and misses nothing.
+"""The compiled driver evaluates the determinant rule only when it may fire, and never fires late.
 
-The step driver takes the determinant in every round, so both play alike only if the bound on what a
-determinant has grown by holds.
+The determinant rule makes a silo synchronise when its determinant has grown enough. The step driver
+computes the determinant in every round. The compiled driver computes a cheap upper bound first, so
+both drivers agree only if this bound on the growth holds.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def lengths(draw: np.random.Generator, round: int) -> Any:
     return 10.0 ** draw.uniform(-4.0, 2.0)
 
 
-#: Directions and lengths of one round's actions.
+#: By name: the dimension that actions span, and the length of actions in round t.
 FEATURES = {
     "sphere": (D, lambda draw, t: 1.0),
     "over decades": (D, lengths),
-    # V^{-1} stays as large as it was in what no action has.
+    # V^{-1} does not shrink in directions that no action has.
     "in a plane": (2, lambda draw, t: 1.0),
     "tiny": (D, lambda draw, t: 1e-7),
     "longer and longer": (D, lambda draw, t: 1.05**t),
@@ -41,11 +42,11 @@ def world(name: str) -> Python:
     span, length = FEATURES[name]
 
     def function(seed: int, replicate: int, silo: int, round: int) -> tuple[Any, Any]:
-        draw = np.random.default_rng([seed, replicate, silo, round])
+        rng = np.random.default_rng([seed, replicate, silo, round])
         features = np.zeros((3, D))
-        features[:, :span] = draw.normal(size=(3, span))
+        features[:, :span] = rng.normal(size=(3, span))
         features /= np.linalg.norm(features, axis=1, keepdims=True)
-        return features * length(draw, round), draw.uniform(size=3)
+        return features * length(rng, round), rng.uniform(size=3)
 
     return Python(
         function=function, dimension=D, actions=3, reward=RewardDistribution("gaussian", 0.5)
@@ -57,21 +58,21 @@ def make(name: str, communication: float, **keys: Any) -> Experiment:
 
 
 def values(e: Experiment) -> np.ndarray:
-    """(M, T): what the rule compares with D, of silos that never synchronise."""
-    opened, plan = e.environment.open(e.seed, 0, SILOS), e.curves[0].system.plan
-    found = np.zeros((SILOS, ROUNDS))
+    """Return (M, T): values that the rule compares with D, for silos that never synchronise."""
+    environment, plan = e.environment.open(e.seed, 0, SILOS), e.curves[0].system.plan
+    rule_values = np.zeros((SILOS, ROUNDS))
     for i in range(SILOS):
         silo = fastfed.parties.Silo(plan, i, SeededNoise(e.seed, 0))
         for t in range(1, ROUNDS + 1):
-            features, _ = opened.round(i, t)
+            features, _ = environment.round(i, t)
             silo.select(features)
             silo.observe(0.0)
             assert silo.trigger is not None
-            found[i, t - 1] = silo.trigger.value
-    return found
+            rule_values[i, t - 1] = silo.trigger.value
+    return rule_values
 
 
-#: Laws of features that ordinary tests play by one rule.
+#: Features that ordinary tests run with one rule.
 FEW_LAWS = ("sphere", "in a plane")
 RULES: dict[str, dict[str, Any]] = {
     "open": {**OPEN, "clip": False, "rho_min": 0.5},
@@ -87,15 +88,18 @@ RULES: dict[str, dict[str, Any]] = {
         lambda name, rule: name == "silent, then loud" or (rule == "noisy" and name in FEW_LAWS),
     ),
 )
-def test_it_fires_in_the_very_round_that_reaches_the_threshold(name, rule):
-    """Lazy silos: features that are played do not depend on rewards before the first release."""
-    grown = values(make(name, 1e30, **RULES[rule])).max(axis=0)
-    best = np.maximum.accumulate(grown)
-    reached = np.flatnonzero(np.diff(best, prepend=-np.inf) > 0) + 1
-    reached = reached[grown[reached - 1] > 0]
-    for round in {*reached[[0, len(reached) // 3, len(reached) // 2]], *reached[-3:]}:
-        # D / n may round up.
-        e = make(name, float(best[round - 1]) * (1.0 - 1e-15), **RULES[rule])
+def test_the_rule_fires_in_the_round_that_reaches_the_threshold(name, rule):
+    """Silos are lazy, so chosen features do not depend on rewards before the first release."""
+    largest_values = values(make(name, 1e30, **RULES[rule])).max(axis=0)
+    running_maximum = np.maximum.accumulate(largest_values)
+    record_rounds = np.flatnonzero(np.diff(running_maximum, prepend=-np.inf) > 0) + 1
+    record_rounds = record_rounds[largest_values[record_rounds - 1] > 0]
+    for round in {
+        *record_rounds[[0, len(record_rounds) // 3, len(record_rounds) // 2]],
+        *record_rounds[-3:],
+    }:
+        # The factor compensates for rounding up in D / n.
+        e = make(name, float(running_maximum[round - 1]) * (1.0 - 1e-15), **RULES[rule])
         assert synchronised(fast(e))[0] == round
 
 
@@ -103,18 +107,18 @@ def test_it_fires_in_the_very_round_that_reaches_the_threshold(name, rule):
     ("name", "rule", "lazy"),
     ordinary_cases(
         [(name, rule, lazy) for name in FEATURES for rule in RULES for lazy in (True, False)],
-        # Three laws of features eagerly by one rule, and all rules, lazily too, in one of them.
+        # Ordinary: three features with one rule and eager silos; all rules, eager and lazy, on one.
         lambda name, rule, lazy: (
             name == "tiny" or ((rule, lazy) == ("open", False) and name in FEW_LAWS)
         ),
     ),
 )
-def test_the_drivers_fire_alike(name, rule, lazy):
+def test_the_drivers_synchronise_in_the_same_rounds(name, rule, lazy):
     keys = {**RULES[rule], "lazy": lazy}
-    whole = float(np.max(values(make(name, 1e30, **keys))))
+    largest_value = float(np.max(values(make(name, 1e30, **keys))))
     counts = []
     for share in (1e-4, 0.02, 0.3):
-        e = make(name, max(whole * share, 1e-12), **keys)
+        e = make(name, max(largest_value * share, 1e-12), **keys)
         outcome = fast(e)
         same(outcome, readable(e))
         counts.append(len(synchronised(outcome)))

@@ -1,4 +1,4 @@
-"""Pictures are drawn once: again only where what they show has changed, or a file has."""
+"""Figures are drawn once, and again only if their content or one of their files has changed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ actions = 3
 """
 
 
+#: Drawn figures by digest of their content and kinds, shared by all tests.
 DRAWN: dict[tuple[str, tuple[str, ...]], dict[str, bytes]] = {}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of one experiment with its report."""
+    """Return a folder of one experiment with its report, shared by all tests."""
     folder = tmp_path_factory.mktemp("made")
     run(folder / "small")
     page.report(folder / "small")
@@ -45,108 +46,118 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def out(made: Path, tmp_path: Path) -> Path:
+    """Return a copy of the folder that a test may change."""
     return Path(shutil.copytree(made, tmp_path / "small"))
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Kinds of each call that draws; what was drawn in an earlier test is not waited for again."""
+    """Return a list that gets the kinds of each call that draws; reuse earlier drawings."""
     calls: list[tuple[str, ...]] = []
     draw_all = page.draw_all
 
-    def counted(source, kinds=page.KINDS):
+    def record_call(source, kinds=page.KINDS):
         calls.append(tuple(kinds))
         key = kept.made_from_digest(source), tuple(kinds)
         if key not in DRAWN:
             DRAWN[key] = draw_all(source, kinds)
         return dict(DRAWN[key])
 
-    monkeypatch.setattr(page, "draw_all", counted)
+    monkeypatch.setattr(page, "draw_all", record_call)
     return calls
 
 
 def run(folder: Path, replicates: int = 1) -> None:
+    """Run the spec into a folder."""
     spec = folder.with_suffix(".toml")
     tables = [
-        "[[curve]]\n" + "".join(f"{k} = {v!r}\n" for k, v in curve.items()) for curve in CURVES
+        "[[curve]]\n" + "".join(f"{key} = {value!r}\n" for key, value in curve.items())
+        for curve in CURVES
     ]
     spec.write_text(SPEC + "\n".join(tables))
     fastfed.run(spec, folder, replicates=replicates)
 
 
 def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return inode, time and content of each file except the store."""
     return {
-        p.name: (p.stat().st_ino, p.stat().st_mtime_ns, p.read_bytes())
-        for p in folder.iterdir()
-        if p.name != "results.sqlite"
+        path.name: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.iterdir()
+        if path.name != "results.sqlite"
     }
 
 
-def test_a_second_report_draws_nothing_and_leaves_every_file(out: Path, drawn: list) -> None:
-    before = state(out)
+def test_a_second_report_draws_nothing_and_changes_no_file(out: Path, drawn: list) -> None:
+    state_before = state(out)
     page.report(out)
     assert drawn == []
-    assert state(out) == before
+    assert state(out) == state_before
     assert "<svg" in (out / "report.html").read_text()
 
 
-def test_the_page_needs_no_picture_file(out: Path, drawn: list) -> None:
-    before = (out / "report.html").read_bytes()
+def test_the_report_needs_no_figure_file(out: Path, drawn: list) -> None:
+    report_before = (out / "report.html").read_bytes()
     for path in (*out.glob("*.png"), *out.glob("*.svg"), out / "report.html", out / kept.FILE):
         path.unlink()
     page.report(out, formats=[])
     assert drawn == []
-    assert (out / "report.html").read_bytes() == before
+    assert (out / "report.html").read_bytes() == report_before
 
 
-def test_another_replicate_is_drawn(out: Path, drawn: list) -> None:
-    before = state(out)
+def test_figures_are_drawn_again_after_a_new_replicate(out: Path, drawn: list) -> None:
+    state_before = state(out)
     run(out, replicates=2)
     page.report(out)
-    after = state(out)
+    state_after = state(out)
     assert len(drawn) == 1
-    assert all(after[name][2] != before[name][2] for name in ("figure.png", "report.html"))
+    assert all(
+        state_after[name][2] != state_before[name][2] for name in ("figure.png", "report.html")
+    )
 
 
 @pytest.mark.parametrize("how", ["changed", "gone", "kept changed", "kept cut", "nothing kept"])
-def test_files_that_somebody_changed_are_drawn_again(out: Path, drawn: list, how: str) -> None:
-    before = state(out)
+def test_changed_or_missing_files_are_drawn_again(out: Path, drawn: list, how: str) -> None:
+    state_before = state(out)
     path = out / ("figure.png" if "kept" not in how else kept.FILE)
     data = path.read_bytes()
     if how in ("gone", "nothing kept"):
         path.unlink()
     elif how == "kept changed":
-        found = msgspec.msgpack.decode(data)
-        digests = found["digests"]
+        cache = msgspec.msgpack.decode(data)
+        digests = cache["digests"]
         digests["figure.svg"] = digests["communication.svg"]
-        path.write_bytes(msgspec.msgpack.encode(found))
+        path.write_bytes(msgspec.msgpack.encode(cache))
     else:
         path.write_bytes(data[: len(data) // 2])
     page.report(out)
     assert len(drawn) == 1
-    assert {n: s[2] for n, s in state(out).items()} == {n: s[2] for n, s in before.items()}
+    assert {name: file_state[2] for name, file_state in state(out).items()} == {
+        name: file_state[2] for name, file_state in state_before.items()
+    }
 
 
-def test_other_code_draws_again(out: Path, drawn: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_drawn_again_after_a_change_of_the_code(
+    out: Path, drawn: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kept, "_code", lambda: "another")
     page.report(out)
     assert len(drawn) == 1
 
 
-def test_formats_are_kept_beside_each_other(out: Path, drawn: list) -> None:
+def test_figures_of_several_formats_are_stored_together(out: Path, drawn: list) -> None:
     page.report(out, formats=["pdf"])
     page.report(out, formats=["pdf"])
     page.report(out)
     assert drawn == [("pdf",)]
 
 
-def test_a_picture_that_is_gone_does_not_draw_other_formats(out: Path, drawn: list) -> None:
+def test_a_missing_figure_draws_only_its_format(out: Path, drawn: list) -> None:
     (out / "communication.png").unlink()
     page.report(out)
     assert drawn == [("png",)] and (out / "communication.png").exists()
 
 
-def test_pictures_of_fewer_replicates_are_named(out: Path) -> None:
+def test_figures_of_fewer_replicates_are_out_of_date(out: Path) -> None:
     assert page.out_of_date(read_source(out), out) == []
     (out / "figure.pgf").write_text("of an earlier version")
     assert page.out_of_date(read_source(out), out) == ["figure.pgf"]
@@ -157,11 +168,11 @@ def test_pictures_of_fewer_replicates_are_named(out: Path) -> None:
     assert page.out_of_date(read_source(out), out) == names
 
 
-def test_the_page_over_several_experiments_draws_none_of_them(out: Path, drawn: list) -> None:
+def test_the_overview_of_several_experiments_draws_no_figure(out: Path, drawn: list) -> None:
     shutil.copytree(out, out.with_name("twin"))
-    before = page.write_overview(out.parent)
-    assert before is not None and drawn == []
-    assert before[0].read_text().count('<section class="experiment"') == 2
-    stamp = before[0].stat().st_mtime_ns
+    overview = page.write_overview(out.parent)
+    assert overview is not None and drawn == []
+    assert overview[0].read_text().count('<section class="experiment"') == 2
+    time_before = overview[0].stat().st_mtime_ns
     page.write_overview(out.parent)
-    assert drawn == [] and before[0].stat().st_mtime_ns == stamp
+    assert drawn == [] and overview[0].stat().st_mtime_ns == time_before

@@ -1,6 +1,7 @@
-"""Every figure plays and promises at its quick size what figures_quick.json says; see digests.py.
+"""Results, certificates and bounds of every figure at its quick size equal figures_quick.json.
 
-A restructuring changes none of it. Where a change is meant, CONTRIBUTING says what to do.
+See digests.py. A restructuring changes no digest. CONTRIBUTING says what to do for an intended
+change.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from fastfed.protocols.plan import Radius
 from fastfed.results.results import CurveResult
 
-#: Of different papers and drivers, seconds in all; the others are for scripts/test --all.
+#: Figures of different papers and drivers, which take seconds. scripts/test --all runs all figures.
 ORDINARY = ("cz22-fig1b", "g24-stoch", "zc24-fig2b")
 
 PLAN = Radius(1.0, 0.5, 2.0, np.array([0.25, 0.75]), np.zeros(2))
@@ -29,7 +30,7 @@ def stored() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def exact(stored: dict[str, Any]) -> bool:
-    """Whether this machine's libraries give the bits that the stored digests were made with."""
+    """Return whether this machine's arithmetic equals the arithmetic of the stored digests."""
     return digests.arithmetic() == stored["arithmetic"]
 
 
@@ -37,21 +38,25 @@ def exact(stored: dict[str, Any]) -> bool:
     "name",
     [n if n in ORDINARY else pytest.param(n, marks=pytest.mark.slow) for n in digests.names()],
 )
-def test_figure_is_the_stored_one(name: str, stored: dict[str, Any], exact: bool) -> None:
-    found = digests.play(name)
-    said = digests.differences(name, stored["figures"].get(name, {}), found, exact=exact)
-    assert not said, "\n".join([*said, 'see "Restructuring" in CONTRIBUTING.md'])
+def test_a_figure_has_its_stored_digests(name: str, stored: dict[str, Any], exact: bool) -> None:
+    new_digests = digests.play(name)
+    messages = digests.differences(name, stored["figures"].get(name, {}), new_digests, exact=exact)
+    assert not messages, "\n".join([*messages, 'see "Restructuring" in CONTRIBUTING.md'])
 
 
 def test_all_figures_without_data_are_stored(stored: dict[str, Any]) -> None:
     assert list(stored["figures"]) == digests.names()
     assert set(ORDINARY) <= set(stored["figures"])
-    kinds = {tuple(each) for curves in stored["figures"].values() for each in curves.values()}
+    kinds = {
+        tuple(digests_of_curve)
+        for curves in stored["figures"].values()
+        for digests_of_curve in curves.values()
+    }
     assert kinds == {digests.KINDS}
 
 
 def curve(**changes: Any) -> CurveResult:
-    """A curve of two replicates, three checkpoints and one of everything."""
+    """Return a curve of two replicates and three checkpoints; keywords replace its fields."""
     zeros = np.zeros((2, 3))
     base = CurveResult(
         label="A",
@@ -73,8 +78,8 @@ def curve(**changes: Any) -> CurveResult:
     return replace(base, **changes)
 
 
-def moved(values: Any, at: tuple[int, ...], by: float) -> np.ndarray:
-    """The values with one of them larger by this share, or by one unit in the last place (0)."""
+def with_one_changed(values: Any, at: tuple[int, ...], by: float) -> np.ndarray:
+    """Return the values with one value larger by the share ``by``, or, if 0, by one last bit."""
     values = np.array(values, np.float64)
     values[at] = values[at] * (1.0 + by) if by else np.nextafter(values[at], np.inf)
     return values
@@ -83,7 +88,7 @@ def moved(values: Any, at: tuple[int, ...], by: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        ("play", {"group_regret": moved(curve().group_regret, (1, 0), 1e-6)}),
+        ("play", {"group_regret": with_one_changed(curve().group_regret, (1, 0), 1e-6)}),
         ("play", {"group_regret": curve().group_regret[::-1]}),
         ("play", {"rounds": np.array([10, 21, 30])}),
         ("play", {"synchronisation_counts": np.array([[1, 2, 3], [1, 2, 4]])}),
@@ -98,53 +103,72 @@ def moved(values: Any, at: tuple[int, ...], by: float) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("exact", [True, False])
-def test_each_change_is_named(kind: str, changes: dict[str, Any], exact: bool) -> None:
-    before, after = ({"A": digests.digests(c, PLAN)} for c in (curve(), curve(**changes)))
+def test_each_kind_of_change_is_named(kind: str, changes: dict[str, Any], exact: bool) -> None:
+    before, after = (
+        {"A": digests.digests(each_curve, PLAN)} for each_curve in (curve(), curve(**changes))
+    )
     assert digests.differences("f", before, after, exact=exact) == [f"f: A: another {kind}"]
 
 
-def test_last_bits_count_on_the_same_arithmetic_alone() -> None:
-    last = moved(curve().group_regret, (1, 2), 0.0)
-    before, after = ({"A": digests.digests(c, PLAN)} for c in (curve(), curve(group_regret=last)))
+def test_last_bits_are_compared_only_on_the_same_arithmetic() -> None:
+    changed_regret = with_one_changed(curve().group_regret, (1, 2), 0.0)
+    before, after = (
+        {"A": digests.digests(each_curve, PLAN)}
+        for each_curve in (curve(), curve(group_regret=changed_regret))
+    )
     assert digests.differences("f", before, after, exact=False) == []
-    said = digests.differences("f", before, after, exact=True)
-    assert said == ["f: A: another play (beyond 8 digits)"]
+    messages = digests.differences("f", before, after, exact=True)
+    assert messages == ["f: A: another play (beyond 8 digits)"]
 
 
-def test_a_plan_is_the_set_of_its_numbers() -> None:
-    def said(plan: Any, exact: bool = True) -> list[str]:
-        before, after = ({"A": digests.digests(curve(), each)} for each in (PLAN, plan))
+def test_the_digest_of_a_plan_depends_only_on_its_set_of_numbers() -> None:
+    def differences_from_plan(plan: Any, exact: bool = True) -> list[str]:
+        before, after = ({"A": digests.digests(curve(), each_plan)} for each_plan in (PLAN, plan))
         return digests.differences("f", before, after, exact=exact)
 
-    # Moved, renamed, kept twice and with whole numbers beside them, they are the same.
+    # Numbers may be moved, renamed or repeated, and integers added, without a change.
     moved_plan = {"name": [(0.25, 0.75), {"a": 0.5}], "rest": np.array([2.0, 1.0, 0.0, 2.0])}
-    assert said(moved_plan) == said({"whole": 7, "text": "seven", "inner": [PLAN, 0.5]}) == []
+    assert (
+        differences_from_plan(moved_plan)
+        == differences_from_plan({"whole": 7, "text": "seven", "inner": [PLAN, 0.5]})
+        == []
+    )
     for exact in (True, False):
-        assert said(replace(PLAN, scale=0.51), exact) == ["f: A: another plan"]
-        assert said([PLAN, 0.1], exact) == ["f: A: another plan"]
-    last = replace(PLAN, offset=moved(PLAN.offset, (1,), 0.0))
-    assert said(last) == ["f: A: another plan (beyond 8 digits)"] and said(last, exact=False) == []
+        assert differences_from_plan(replace(PLAN, scale=0.51), exact) == ["f: A: another plan"]
+        assert differences_from_plan([PLAN, 0.1], exact) == ["f: A: another plan"]
+    plan_with_other_last_bit = replace(PLAN, offset=with_one_changed(PLAN.offset, (1,), 0.0))
+    assert (
+        differences_from_plan(plan_with_other_last_bit) == ["f: A: another plan (beyond 8 digits)"]
+        and differences_from_plan(plan_with_other_last_bit, exact=False) == []
+    )
 
 
-def test_what_does_not_change_play_is_left_out() -> None:
+def test_speed_and_date_are_not_part_of_the_digest() -> None:
     timed = curve(agent_rounds_per_second=5.0, made={"version": "0", "date": "2031-01-01"})
     assert digests.digests(timed, PLAN) == digests.digests(curve(), PLAN)
 
 
-def test_curves_that_come_and_go_are_named() -> None:
-    one = digests.digests(curve(), PLAN)
-    said = digests.differences("f", {"A": one, "B": one}, {"A": one, "C": one}, exact=True)
-    assert said == ["f: C: this curve is new", "f: B: this curve is gone"]
+def test_new_and_missing_curves_are_named() -> None:
+    digests_of_curve = digests.digests(curve(), PLAN)
+    messages = digests.differences(
+        "f",
+        {"A": digests_of_curve, "B": digests_of_curve},
+        {"A": digests_of_curve, "C": digests_of_curve},
+        exact=True,
+    )
+    assert messages == ["f: C: this curve is new", "f: B: this curve is gone"]
 
 
-def test_writing_and_reading_keeps_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_digests_are_read_as_they_were_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setattr(digests, "STORED", tmp_path / "stored.json")
     figures = {
         "f": {'"A", b': digests.digests(curve(), PLAN)},
         "e": {"A": digests.digests(curve(), PLAN)},
     }
     digests.write(figures)
-    kept = digests.load()
-    assert kept["figures"] == figures and kept["arithmetic"] == digests.arithmetic()
-    # A line for each curve.
+    loaded = digests.load()
+    assert loaded["figures"] == figures and loaded["arithmetic"] == digests.arithmetic()
+    # The file has one line per curve.
     assert sum("certificate" in line for line in (tmp_path / "stored.json").open()) == 2

@@ -1,4 +1,4 @@
-"""Every bit of a store that means something is seen when it is lost."""
+"""Digests detect every change to a store that would change its results."""
 
 from __future__ import annotations
 
@@ -26,42 +26,50 @@ def experiment(*epsilons: float, replicates: int = 2) -> Experiment:
     )  # fmt: skip
 
 
-def written(folder: Path) -> Path:
+def written_store(folder: Path) -> Path:
+    """Run an experiment of two curves and return the path of its store."""
     run(experiment(1.0, 5.0), folder, threads=1)
     return folder / FILE
 
 
-def plain(results: fastfed.Results) -> list:
-    return [(c.label, c.group_regret.tolist(), c.certificate, c.events) for c in results.curves]
+def plain_values(results: fastfed.Results) -> list:
+    """Return results as plain values that can be compared."""
+    return [
+        (curve.label, curve.group_regret.tolist(), curve.certificate, curve.events)
+        for curve in results.curves
+    ]
 
 
-def flips(path: Path, folder: Path, count: int) -> tuple[int, int]:
-    """(seen, harmless) of so many flipped bits; any other would be taken for a result."""
-    whole, want = path.read_bytes(), plain(load(path.parent))
+def count_flips(path: Path, folder: Path, count: int) -> tuple[int, int]:
+    """Flip ``count`` random bits, one at a time, and count the detected and the harmless flips.
+
+    A flip that is neither would change results without notice.
+    """
+    store_bytes, expected = path.read_bytes(), plain_values(load(path.parent))
     folder.mkdir()
-    rng, seen, harmless = random.Random(4), 0, 0
+    rng, detected, harmless = random.Random(4), 0, 0
     for _ in range(count):
-        body = bytearray(whole)
-        body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
-        (folder / FILE).write_bytes(bytes(body))
+        changed_bytes = bytearray(store_bytes)
+        changed_bytes[rng.randrange(len(changed_bytes))] ^= 1 << rng.randrange(8)
+        (folder / FILE).write_bytes(bytes(changed_bytes))
         try:
-            found = plain(load(folder))
+            loaded = plain_values(load(folder))
         except InputError as error:
-            seen += FILE in str(error)
+            detected += FILE in str(error)
         else:
-            harmless += found == want
-    return seen, harmless
+            harmless += loaded == expected
+    return detected, harmless
 
 
-def test_a_flipped_bit_is_seen_or_harmless(tmp_path: Path) -> None:
-    seen, harmless = flips(written(tmp_path / "a"), tmp_path / "b", 60)
-    assert seen + harmless == 60 and seen > 2
+def test_a_flipped_bit_is_detected_or_harmless(tmp_path: Path) -> None:
+    detected, harmless = count_flips(written_store(tmp_path / "a"), tmp_path / "b", 60)
+    assert detected + harmless == 60 and detected > 2
 
 
 @pytest.mark.slow
-def test_300_flipped_bits(tmp_path: Path) -> None:
-    seen, harmless = flips(written(tmp_path / "a"), tmp_path / "b", 300)
-    assert seen + harmless == 300
+def test_300_flipped_bits_are_detected_or_harmless(tmp_path: Path) -> None:
+    detected, harmless = count_flips(written_store(tmp_path / "a"), tmp_path / "b", 300)
+    assert detected + harmless == 300
 
 
 @pytest.mark.parametrize(
@@ -77,8 +85,8 @@ def test_300_flipped_bits(tmp_path: Path) -> None:
         "DELETE FROM digests WHERE name = 'cells'",
     ],
 )
-def test_a_changed_row_is_named_and_nothing_goes_on(change: str, tmp_path: Path) -> None:
-    path = written(tmp_path)
+def test_a_changed_row_is_named_and_the_store_is_refused(change: str, tmp_path: Path) -> None:
+    path = written_store(tmp_path)
     with sqlite3.connect(path) as db:
         db.execute(change)
     for use in (lambda: load(tmp_path), lambda: run(experiment(1.0, 5.0), tmp_path, threads=1)):
@@ -86,8 +94,8 @@ def test_a_changed_row_is_named_and_nothing_goes_on(change: str, tmp_path: Path)
             use()
 
 
-def test_stores_without_digests_open_and_get_them(tmp_path: Path) -> None:
-    path = written(tmp_path)
+def test_stores_without_digests_load_and_a_resumed_run_adds_them(tmp_path: Path) -> None:
+    path = written_store(tmp_path)
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE digests")
         db.execute("DELETE FROM cells WHERE replicate = 1")
@@ -99,13 +107,13 @@ def test_stores_without_digests_open_and_get_them(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM digests WHERE name = 'cells'").fetchone() == (4,)
 
 
-def test_stores_that_grow_keep_digests(tmp_path: Path) -> None:
-    written(tmp_path)
+def test_stores_that_get_more_curves_keep_valid_digests(tmp_path: Path) -> None:
+    written_store(tmp_path)
     run(experiment(0.5, 1.0, 5.0, replicates=3), tmp_path, threads=1)
     assert [c.label for c in load(tmp_path).curves] == ["0.5", "1.0", "5.0"]
 
 
-def test_what_python_says_of_a_damaged_row_is_not_passed_on(tmp_path: Path) -> None:
+def test_a_python_error_about_a_damaged_row_becomes_a_clear_sentence(tmp_path: Path) -> None:
     with (
         pytest.raises(InputError, match=r"is damaged, or .* \(a row cannot be read\)"),
         _name_damaged(tmp_path / FILE),

@@ -1,4 +1,4 @@
-"""`fastfed bench` measures: every kind of case runs, on tiny sizes; agents play alike."""
+"""`fastfed bench` measures every kind of case; reference agents act like fastfed's agents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fastfed.simulation.bench import (
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.limits import Bound, Peaks, Work
 
-#: One operation in a nanosecond, a byte as well; farther memory is slower.
+#: Peaks per second, about one operation or one byte per nanosecond; farther memory is slower.
 PEAKS = Peaks(
     {
         **{"int16": 1e9, "float32": 1e9, "float64": 5e8, "normals": 1e8},
@@ -67,69 +67,78 @@ AGENTS = {case.protocol: case for case in CASES if case.name.startswith("fixed-k
     ids=lambda case: case.name,
 )  # fmt: skip
 def test_every_kind_of_case_is_measured(case):
-    found = measure(case, reference_cases.reference_microseconds, 1, lambda: PEAKS)
-    assert found["name"] == case.name
-    assert found["microseconds_per_agent_round"] > 0
-    assert found["ratio"] >= found["ratio_without_data"] > 0
+    measurement = measure(case, reference_cases.reference_microseconds, 1, lambda: PEAKS)
+    assert measurement["name"] == case.name
+    assert measurement["microseconds_per_agent_round"] > 0
+    assert measurement["ratio"] >= measurement["ratio_without_data"] > 0
     if case.work is None:
-        assert found["limit_microseconds"] is found["bound"] is found["share_of_limit"] is None
+        assert (
+            measurement["limit_microseconds"]
+            is measurement["bound"]
+            is measurement["share_of_limit"]
+            is None
+        )
     else:
-        assert found["bound"] in (*limits.ARITHMETIC, *limits.MEMORY)
-        taken = found["limit_microseconds"] / found["share_of_limit"]
-        assert taken == pytest.approx(found["microseconds_per_agent_round"])
+        assert measurement["bound"] in (*limits.ARITHMETIC, *limits.MEMORY)
+        microseconds = measurement["limit_microseconds"] / measurement["share_of_limit"]
+        assert microseconds == pytest.approx(measurement["microseconds_per_agent_round"])
 
 
-def test_outside_a_checkout_there_are_no_ratios_and_no_limit():
+def test_without_the_reference_there_are_no_ratios_and_no_limit():
     case = Case("sphere", sphere_work, lambda: Sphere(dimension=3, actions=4), 50, 25)
-    found = measure(case, None, 1)
-    assert found["microseconds_per_agent_round"] > 0
-    assert {key for key, value in found.items() if value is None} == {
+    measurement = measure(case, None, 1)
+    assert measurement["microseconds_per_agent_round"] > 0
+    assert {key for key, value in measurement.items() if value is None} == {
         *("reference_microseconds_per_agent_round", "ratio", "ratio_without_data"),
         *("limit_microseconds", "bound", "share_of_limit"),
     }
 
 
-def test_a_bound_is_the_longer_of_arithmetic_and_memory():
-    """Times of one kind of unit add up; what takes most of the longer side is named."""
+def test_a_bound_is_the_longer_of_arithmetic_and_memory_time():
+    """Arithmetic times add up, and so do memory times; the slowest unit gives the name."""
     work = Work(int16=4e3, float64=1e3, reads=((5e2, 10.0), (5e2, 1e9)))
     assert limits.bound(work, PEAKS) == Bound(pytest.approx(4.0 + 2.0), "int16")
-    far = Work(int16=4e3, reads=((5e2, 10.0), (5e3, 5e3)))
-    assert limits.bound(far, PEAKS) == Bound(pytest.approx(0.1 + 10.0), "L3")
+    memory_bound_work = Work(int16=4e3, reads=((5e2, 10.0), (5e3, 5e3)))
+    assert limits.bound(memory_bound_work, PEAKS) == Bound(pytest.approx(0.1 + 10.0), "L3")
     assert limits.bound(Work(), PEAKS).microseconds == 0.0
 
 
-def test_without_16_bit_products_float32_does_them():
+def test_without_16_bit_products_their_work_counts_as_float32():
     rates = {name: rate for name, rate in PEAKS.rates.items() if name != "int16"}
-    found = limits.bound(Work(int16=2e3, float32=1e3), Peaks(rates, PEAKS.sizes))
-    assert found == Bound(pytest.approx(3.0), "float32")
+    bound = limits.bound(Work(int16=2e3, float32=1e3), Peaks(rates, PEAKS.sizes))
+    assert bound == Bound(pytest.approx(3.0), "float32")
 
 
-def test_the_better_of_two_measurements_is_a_peak():
-    other = Peaks({**PEAKS.rates, "int16": 5e9, "L1": 1e9}, PEAKS.sizes)
-    assert limits.best_of(PEAKS, other).rates == {**PEAKS.rates, "int16": 5e9}
+def test_a_peak_is_the_better_of_two_measurements():
+    other_peaks = Peaks({**PEAKS.rates, "int16": 5e9, "L1": 1e9}, PEAKS.sizes)
+    assert limits.best_of(PEAKS, other_peaks).rates == {**PEAKS.rates, "int16": 5e9}
 
 
 def test_the_work_of_a_pool_follows_its_batches():
-    """Two silos with ten queries each; one batch of 25 rounds and a short last one."""
+    """Two silos have ten queries each; a batch of 25 rounds is followed by one of 10."""
     case = Case("pool", pool_work, lambda: SyntheticPool(6, 3, queries=20), 35, 25, silos=2)
     experiment = experiments_of(case)[0]
     plan = experiment.curves[0].system.plan
     assert (plan.releases, plan.end(1), plan.lazy) == (1, 25, False)
-    met = 10 * (1 - 0.9**25 + 1 - 0.9**10) / 35
+    distinct_queries = 10 * (1 - 0.9**25 + 1 - 0.9**10) / 35
     work = pool_work(experiment)
-    assert work.int16 == pytest.approx(2 * 6 * (met * 6 + 3))
+    assert work.int16 == pytest.approx(2 * 6 * (distinct_queries * 6 + 3))
     assert work.float64 == pytest.approx(7 * 6 + 2 / 3 * 27 / (35 * 2))
-    assert work.bytes == pytest.approx(2 * 6 * 3 + 2 * met * 6 + 8 * 6)
+    assert work.bytes == pytest.approx(2 * 6 * 3 + 2 * distinct_queries * 6 + 8 * 6)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks.c is for gcc and clang on Linux")
 def test_peaks_are_measured():
-    """Loosely: no core makes more float64 than float32, or reads memory faster than its L1."""
-    found = peaks.measure(runs=3)
-    assert found is not None and set(found.rates) >= {*limits.MEMORY, "float32", "float64"}
-    assert found.rates["float64"] < 1.2 * found.rates["float32"]
-    assert found.rates["DRAM"] < 1.2 * found.rates["L1"]
-    assert all(1e7 < rate < 1e13 for rate in found.rates.values())
+    """Measured peaks are plausible: float64 is no faster than float32, DRAM no faster than L1."""
+    measured_peaks = peaks.measure(runs=3)
+    assert measured_peaks is not None and set(measured_peaks.rates) >= {
+        *limits.MEMORY,
+        "float32",
+        "float64",
+    }
+    assert measured_peaks.rates["float64"] < 1.2 * measured_peaks.rates["float32"]
+    assert measured_peaks.rates["DRAM"] < 1.2 * measured_peaks.rates["L1"]
+    assert all(1e7 < rate < 1e13 for rate in measured_peaks.rates.values())
 
 
 def test_the_vector_case_has_the_tree_of_the_paper():
@@ -161,8 +170,8 @@ def agent_experiment(system: str, horizon: int, **keys: Any) -> Experiment:
     )
 
 
-#: Regularizers above what the noise of 200 rounds makes of V: an indefinite one is an error.
-PLAYED: dict[str, dict[str, Any]] = {
+#: Keys of the compared agents. The regularizers exceed the noise, so that V stays definite.
+AGENT_KEYS: dict[str, dict[str, Any]] = {
     "linucb": {},
     "linucb-jdp": {"regularizer": 150.0},
     "linucb-ldp": {"regularizer": 100.0},
@@ -174,44 +183,52 @@ PLAYED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "system", ordinary_cases(AGENTS, lambda system: system in ("linucb", "linucb-ldp"))
 )
-def test_the_reference_of_an_agent_plays_what_ours_plays(system, monkeypatch):
-    """Final regret over 100 instances, the same on both sides: the mean of the differences.
+def test_the_reference_of_an_agent_has_the_regret_of_ours(system, monkeypatch):
+    """The mean difference of final regrets over 100 shared instances is near 0.
 
-    Student t of 99 degrees of freedom beyond 4.5 on either side: a false alarm in 5e4 seeds, for
-    each of the five systems.
+    It is a Student t test with 99 degrees of freedom. |t| > 4.5 happens by chance for one seed in
+    5e4, for each of the five systems.
     """
     instances = 100
-    e = agent_experiment(system, 200, **PLAYED[system])
-    plan = e.curves[0].system.plan
-    ours = [
-        compiled.run(e.environment.open(e.seed, i, 1), [plan], e.checkpoints)[0]
-        for i in range(instances)
+    experiment = agent_experiment(system, 200, **AGENT_KEYS[system])
+    plan = experiment.curves[0].system.plan
+    outcomes = [
+        compiled.run(
+            experiment.environment.open(experiment.seed, instance, 1),
+            [plan],
+            experiment.checkpoints,
+        )[0]
+        for instance in range(instances)
     ]
-    assert not any(outcome.events["indefinite"] for outcome in ours)
+    assert not any(outcome.events["indefinite"] for outcome in outcomes)
 
     def t_of_reference():
-        found = [
-            reference_cases.agent_reference(e, i)["group_regret"][-1] - ours[i].group_regret[-1]
-            for i in range(instances)
+        regret_differences = [
+            reference_cases.agent_reference(experiment, instance)["group_regret"][-1]
+            - outcomes[instance].group_regret[-1]
+            for instance in range(instances)
         ]
-        return np.mean(found) / np.std(found, ddof=1) * math.sqrt(instances)
+        return (
+            np.mean(regret_differences) / np.std(regret_differences, ddof=1) * math.sqrt(instances)
+        )
 
     assert abs(t_of_reference()) < 4.5
     if system != "linucb":
-        # The check can fail: what is played without noise has another regret.
+        # The test has power: a reference without noise has a different regret.
         monkeypatch.setattr(reference_cases, "agent_sums", lambda *_: reference_agent.PlainSums(3))
         assert abs(t_of_reference()) > 4.5
 
 
 @pytest.mark.parametrize("system", [name for name in AGENTS if name != "linucb"])
 def test_the_reference_of_an_agent_has_the_noise_of_the_plan(system):
-    """Noise of the first release, of a batch of users without data.
+    """A first release of users without data is pure noise with the plan's standard deviations.
 
-    600 releases of d = 3: a standard deviation has a relative standard error of 1.7 % at most
-    (three entries of each kind), so 9 % is beyond 5 of them: a false alarm in 1e6 seeds.
+    The test draws 600 releases with d = 3, so three entries of each kind. A measured standard
+    deviation has a relative standard error of at most 1.7 %. An error of 9 % exceeds five of
+    these, which happens by chance for one seed in 1e6.
     """
-    e = agent_experiment(system, 200)
-    plan = e.curves[0].system.plan
+    experiment = agent_experiment(system, 200)
+    plan = experiment.curves[0].system.plan
     mechanism = np.random.default_rng(4)
     bias, covariance = [], []
     for _ in range(600):
@@ -222,12 +239,17 @@ def test_the_reference_of_an_agent_has_the_noise_of_the_plan(system):
         assert np.array_equal(matrix, matrix.T)
         bias.append(vector)
         covariance.append(matrix)
-    found = np.array(covariance)
-    diagonal, off = found[:, range(3), range(3)], found[:, [0, 0, 1], [1, 2, 2]]
-    expected = plan.noise_std.parts
+    covariances = np.array(covariance)
+    diagonal, off_diagonal = (
+        covariances[:, range(3), range(3)],
+        covariances[:, [0, 0, 1], [1, 2, 2]],
+    )
+    expected_std = plan.noise_std.parts
     if plan.encoding is not None:
         trials = plan.batch_size * plan.encoding.noise_bits[0]
         g = plan.encoding.steps(0)
-        expected = [math.sqrt(3 / 16 * trials) / g[i] for i in (0, 1, 1)]
-    measured = [np.sqrt(np.mean(np.square(part))) for part in (bias, off, diagonal)]
-    np.testing.assert_allclose(measured, expected, rtol=0.09)
+        expected_std = [math.sqrt(3 / 16 * trials) / g[i] for i in (0, 1, 1)]
+    measured_std = [
+        np.sqrt(np.mean(np.square(entries))) for entries in (bias, off_diagonal, diagonal)
+    ]
+    np.testing.assert_allclose(measured_std, expected_std, rtol=0.09)

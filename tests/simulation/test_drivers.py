@@ -1,4 +1,4 @@
-"""The step driver and the compiled driver play the same rounds, bit for bit."""
+"""The step driver and the compiled driver give the same results, bit for bit."""
 
 import numpy as np
 import problems
@@ -12,6 +12,7 @@ from fastfed.simulation.experiment import make_experiment
 
 
 def experiment(environment, sizes, **more):
+    """Return an experiment of one curve from a problem (see problems.py)."""
     table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **more)
     return make_experiment(
         name="drivers",
@@ -25,6 +26,7 @@ def experiment(environment, sizes, **more):
 
 
 def same(a, b):
+    """Check that two outcomes are equal in every bit."""
     np.testing.assert_array_equal(a.actions, b.actions)
     np.testing.assert_array_equal(a.rewards, b.rewards)
     np.testing.assert_array_equal(a.group_regret, b.group_regret)
@@ -36,10 +38,11 @@ def same(a, b):
 
 
 def both(e, **keys):
-    opened = e.environment.open(e.seed, 0, e.silos)
-    plans = [c.system.plan for c in e.curves]
-    played = compiled.run(opened, plans, e.checkpoints, record=True, **keys)
-    return played, server.run_steps(opened, plans, e.checkpoints)
+    """Return the outcomes of all curves by the compiled driver and by the step driver."""
+    environment = e.environment.open(e.seed, 0, e.silos)
+    plans = [curve.system.plan for curve in e.curves]
+    compiled_outcomes = compiled.run(environment, plans, e.checkpoints, record=True, **keys)
+    return compiled_outcomes, server.run_steps(environment, plans, e.checkpoints)
 
 
 @pytest.mark.parametrize(
@@ -47,21 +50,21 @@ def both(e, **keys):
 )
 def test_the_two_drivers_agree_bit_for_bit(sizes):
     sphere = Sphere(dimension=sizes["dimension"], actions=sizes["actions"])
-    (fast,), (readable,) = both(experiment(sphere, sizes))
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(experiment(sphere, sizes))
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
 @pytest.mark.parametrize("regularizer", [1e-3, 2.0])
-def test_they_agree_where_the_noisy_v_is_indefinite(regularizer, radius):
-    """A regularizer far below the noise: V must be shifted, and both drivers count it."""
+def test_drivers_agree_where_the_noisy_v_is_indefinite(regularizer, radius):
+    """With a regularizer far below the noise, both drivers shift V and count the shifts."""
     sizes = {"silos": 3, "horizon": 60, "batch_size": 4, "lazy": True, "protocol": "silo-ldp"}
     keys = {"regularizer": regularizer, "epsilon": 1.0, "radius": radius}
     e = experiment(Sphere(dimension=6, actions=8), sizes, **keys)
-    (fast,), (readable,) = both(e)
-    assert fast.events["indefinite"] > 0
-    assert np.isfinite(fast.total).all()
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(e)
+    assert compiled_outcome.events["indefinite"] > 0
+    assert np.isfinite(compiled_outcome.total).all()
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize(
@@ -69,94 +72,103 @@ def test_they_agree_where_the_noisy_v_is_indefinite(regularizer, radius):
     [s for n, s in problems.releases() if n.startswith("low noise")],
     ids=[n for n, _ in problems.releases() if n.startswith("low noise")],
 )
-def test_they_agree_where_lambda_falls(sizes):
-    """The last total alone lies above the floor, so lambda is 0 and V is the noisy sum."""
+def test_drivers_agree_where_lambda_falls_to_zero(sizes):
+    """The noisy sum is above the floor by itself, so lambda is 0 and V is the noisy sum."""
     e = experiment(Sphere(dimension=sizes["dimension"], actions=sizes["actions"]), sizes)
     plan = e.curves[0].system.plan
     assert plan.radius.direct and plan.radius.floor[-1] > 0.0
-    (fast,), (readable,) = both(e)
+    (compiled_outcome,), (step_outcome,) = both(e)
     v = np.zeros((plan.dimension, plan.dimension))
-    v[np.tril_indices(plan.dimension)] = fast.total[plan.dimension :]
+    v[np.tril_indices(plan.dimension)] = compiled_outcome.total[plan.dimension :]
     assert np.linalg.eigvalsh(v)[0] > plan.radius.floor[-1]
-    same(fast, readable)
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("release", ["honaker", "toeplitz", "buffered"])
-def test_they_agree_where_lambda_falls_in_part(release):
-    """At the last release, which the last rounds play with: neither 0 nor full is chosen."""
+def test_drivers_agree_where_lambda_falls_in_part(release):
+    """At the last release, which the last rounds use, lambda is neither 0 nor the full value."""
     keys = {"batch_size": 5, "lazy": False, "protocol": "silo-ldp", "release": release}
     sizes = {"silos": 2, "horizon": 24, **keys}
     e = experiment(Sphere(dimension=3, actions=5), sizes, epsilon=5.0)
     plan = e.curves[0].system.plan
-    (fast,), (readable,) = both(e)
+    (compiled_outcome,), (step_outcome,) = both(e)
     v = np.zeros((3, 3))
-    v[np.tril_indices(3)] = fast.total[3:]
+    v[np.tril_indices(3)] = compiled_outcome.total[3:]
     floor, full = plan.radius.floor[-1], plan.regularizer[-1]
     assert floor - full * 7 / 8 < np.linalg.eigvalsh(v)[0] < floor
-    same(fast, readable)
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
 @pytest.mark.parametrize("release", ["toeplitz", "factorised"])
 @pytest.mark.parametrize("releases", [1, 7, 8, 9, 16, 21, 43])
-def test_they_agree_on_noise_that_prefixes_share(release, releases, protocol):
-    """Sums of draws are begun eight prefixes at a time, for the last lot fewer."""
+def test_drivers_agree_on_noise_shared_by_prefix_sums(release, releases, protocol):
+    """The compiled driver sums draws for eight prefixes at a time; the last group is smaller."""
     sizes = {"silos": 2, "horizon": 2 * releases, "batch_size": 2, "lazy": True}
     sizes |= {"protocol": protocol, "release": release}
     e = experiment(Sphere(dimension=3, actions=4), sizes, epsilon=100.0)
     assert e.curves[0].system.plan.releases == releases
-    (fast,), (readable,) = both(e)
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(e)
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("radius", ["direct", "published-code"])
-def test_they_agree_where_batches_of_one_round_come_among_longer_ones(radius):
-    """In a batch of one round no silo learns for itself, in the others each does."""
+def test_drivers_agree_where_some_batches_have_a_single_round(radius):
+    """In a batch of several rounds a silo learns from its local rounds; in one round it cannot."""
     ends = [t for t in range(1, 60) if t % 8 in {1, 2, 4, 7}]
     sizes = {"silos": 3, "horizon": 64, "lazy": False, "protocol": "silo-ldp"}
     keys = {"release_rounds": ends, "radius": radius, "epsilon": 1000.0}
     e = experiment(Sphere(dimension=3, actions=300), sizes, **keys)
     assert e.curves[0].system.plan.release_rounds == tuple(ends)
-    (fast,), (readable,) = both(e)
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(e)
+    same(compiled_outcome, step_outcome)
 
 
-def test_they_agree_on_gaussian_rewards_that_are_clipped():
+def test_drivers_agree_on_clipped_gaussian_rewards():
     sizes = {"silos": 2, "horizon": 30, "batch_size": 5, "lazy": False, "protocol": "central"}
     sphere = Sphere(
         dimension=3, actions=4, reward=fastfed.environments.RewardDistribution("gaussian", 0.5)
     )
-    (fast,), (readable,) = both(experiment(sphere, sizes))
-    assert fast.events["clipped_rewards"] > 0
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(experiment(sphere, sizes))
+    assert compiled_outcome.events["clipped_rewards"] > 0
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("sampling", ["in-order", "without-replacement", "with-replacement"])
-def test_they_agree_on_a_pool(recorded, sampling):
+def test_drivers_agree_on_a_pool_of_recorded_rounds(recorded, sampling):
     sizes = {"silos": 3, "horizon": 24, "batch_size": 5, "lazy": False, "protocol": "silo-ldp"}
     replay = Replay.from_arrays(*recorded, sampling=sampling)
-    (fast,), (readable,) = both(experiment(replay, sizes))
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(experiment(replay, sizes))
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("rounds_per_call", [1, 7, None])
-def test_threads_and_calls_change_nothing(threads, rounds_per_call):
+def test_threads_and_rounds_per_call_change_no_result(threads, rounds_per_call):
     sizes = dict(problems.corners())["plain, silo-ldp, eager"]
     e = experiment(Sphere(dimension=4, actions=9), sizes)
-    opened = e.environment.open(e.seed, 0, e.silos)
-    plans = [c.system.plan for c in e.curves]
-    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
-    (many,) = compiled.run(
-        opened, plans, e.checkpoints, record=True, threads=threads, rounds_per_call=rounds_per_call
+    environment = e.environment.open(e.seed, 0, e.silos)
+    plans = [curve.system.plan for curve in e.curves]
+    (one_thread,) = compiled.run(environment, plans, e.checkpoints, record=True)
+    (several_threads,) = compiled.run(
+        environment,
+        plans,
+        e.checkpoints,
+        record=True,
+        threads=threads,
+        rounds_per_call=rounds_per_call,
     )
-    same(one, many)
+    same(one_thread, several_threads)
 
 
-def test_curves_played_together_equal_curves_played_alone():
+def test_curves_simulated_together_equal_curves_simulated_alone():
     environment = Sphere(dimension=4, actions=9)
-    curves = [problems.curve(p, batch_size=b, lazy=z) for p, b, z in (
-        ("none", 7, True), ("silo-ldp", 5, False), ("central", 1, True))]  # fmt: skip
+    curves = [
+        problems.curve(protocol, batch_size=batch_size, lazy=lazy)
+        for protocol, batch_size, lazy in (
+            ("none", 7, True), ("silo-ldp", 5, False), ("central", 1, True),
+        )
+    ]  # fmt: skip
     keys = {"horizon": 43, "silos": 3, "seed": 3, "replicates": 2, "checkpoints": 9}
     together = fastfed.simulate(environment, curves=curves, threads=2, **keys)
     for curve in curves:
@@ -166,28 +178,30 @@ def test_curves_played_together_equal_curves_played_alone():
         )
 
 
-def test_simulate_with_the_step_driver_equals_the_compiled_one():
+def test_simulate_gives_equal_regret_with_both_drivers():
     keys = {"horizon": 30, "silos": 3, "replicates": 2, "seed": 11, "batch_size": 4,
             "epsilon": [5.0, 50.0], "delta": 1e-3}  # fmt: skip
     environment = {"kind": "sphere", "dimension": 3, "actions": 6}
-    a = fastfed.simulate(environment, "private-fedlinucb", **keys)
-    b = fastfed.simulate(environment, "private-fedlinucb", driver="step", **keys)
-    for one, other in zip(a.curves, b.curves, strict=True):
-        np.testing.assert_array_equal(one.group_regret, other.group_regret)
+    compiled_results = fastfed.simulate(environment, "private-fedlinucb", **keys)
+    step_results = fastfed.simulate(environment, "private-fedlinucb", driver="step", **keys)
+    for compiled_curve, step_curve in zip(
+        compiled_results.curves, step_results.curves, strict=True
+    ):
+        np.testing.assert_array_equal(compiled_curve.group_regret, step_curve.group_regret)
 
 
-def test_the_seed_matters_and_repeats():
+def test_a_seed_repeats_its_results_and_another_seed_does_not():
     def regret(seed):
-        r = fastfed.simulate({"kind": "sphere", "dimension": 3, "actions": 6}, "fedlinucb",
+        results = fastfed.simulate({"kind": "sphere", "dimension": 3, "actions": 6}, "fedlinucb",
                              horizon=30, silos=2, batch_size=5, seed=seed)  # fmt: skip
-        return r.curves[0].group_regret
+        return results.curves[0].group_regret
 
     np.testing.assert_array_equal(regret(1), regret(1))
     assert (regret(1) != regret(2)).any()
 
 
 def test_silo_and_server_with_system_noise_learn_and_reuse_node_noise():
-    """The public pieces, deployed: OS noise, prefix protocol, noise of a node drawn once."""
+    """Use the public parties as deployed: noise of the operating system, prefix protocol."""
     system = fastfed.make_system(
         "private-fedlinucb", silos=2, horizon=40, dimension=2, protocol="silo-ldp-prefix",
         batch_size=5, epsilon=50.0, delta=1e-3,
@@ -197,8 +211,8 @@ def test_silo_and_server_with_system_noise_learn_and_reuse_node_noise():
     actions = np.array([[1.0, 0.0], [0.0, 1.0]])
     for _ in range(40):
         for silo in silos:
-            a = silo.select(actions)
-            silo.observe(float(a == 1))
+            action = silo.select(actions)
+            silo.observe(float(action == 1))
         if silos[0].due:
             broadcast = server.combine([s.report() for s in reversed(silos)])
             for silo in silos:
@@ -209,7 +223,7 @@ def test_silo_and_server_with_system_noise_learn_and_reuse_node_noise():
     assert "simulation" not in " ".join(system.deployed_certificate.caveats)
 
 
-def test_misuse_of_a_silo_is_one_clear_sentence():
+def test_misuse_of_a_silo_gives_one_clear_sentence():
     system = fastfed.make_system("fedlinucb", silos=2, horizon=10, dimension=2, batch_size=5)
     silo = fastfed.parties.Silo(system.plan, 0, SeededNoise(0))
     with pytest.raises(fastfed.InputError, match="observe needs a select"):

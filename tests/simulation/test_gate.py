@@ -1,4 +1,4 @@
-"""The gate: its statistic on times of known law, its workloads, its trees, its plants."""
+"""The speed gate: its statistic, its workloads, its source trees and its planted slowdowns."""
 
 from __future__ import annotations
 
@@ -29,31 +29,34 @@ from fastfed.simulation.systems import ALGORITHMS
 
 
 def block(base: float, head: float) -> Block:
-    """A block without disturbance."""
+    """Return a block whose times are measured without noise."""
     return Block((base, base), (head, head), (base, base), (head, head))
 
 
 def noisy(rng: random.Random, ratio: float, pairs: int = 3, blocks: int = 5) -> list[list[Block]]:
-    """Times of a busy machine: a level that wanders, a long tail, a bias of each process."""
-    found = []
+    """Return times of a busy machine: changing level, long tail, and a bias per process."""
+    blocks_by_pair = []
     for _ in range(pairs):
         bias = math.exp(rng.gauss(0.0, 0.02))
-        found.append([])
+        blocks_by_pair.append([])
         for _ in range(blocks):
             level = math.exp(rng.gauss(0.0, 0.3))
 
-            def taken(scale: float, level: float = level) -> float:
+            def noisy_time(scale: float, level: float = level) -> float:
                 tail = rng.paretovariate(3.0) - 1.0 if rng.random() < 0.3 else 0.0
                 return scale * level * (1.0 + 0.05 * rng.random() + tail)
 
-            base, head = [(taken(1.0), taken(1.0)), (taken(ratio * bias), taken(ratio * bias))]
-            found[-1].append(Block(base, head, base, head))
-    return found
+            base, head = [
+                (noisy_time(1.0), noisy_time(1.0)),
+                (noisy_time(ratio * bias), noisy_time(ratio * bias)),
+            ]
+            blocks_by_pair[-1].append(Block(base, head, base, head))
+    return blocks_by_pair
 
 
 @pytest.mark.parametrize("alpha", [0.001, 0.05])
-def test_an_interval_misses_the_median_as_rarely_as_it_says(alpha):
-    """By counting: the k-th of n is beyond the median if fewer than k of n coins show heads."""
+def test_an_interval_misses_the_median_with_probability_alpha_at_most(alpha):
+    """The k-th of n values is beyond the median if fewer than k of n coins show heads."""
     for n in range(1, 60):
         k = misses(n, alpha)
         beyond = [sum(math.comb(n, i) for i in range(j)) / 2**n for j in range(n // 2 + 1)]
@@ -68,7 +71,7 @@ def test_intervals_are_order_statistics():
     assert interval([1.0] * 5) == (0.0, math.inf)  # five blocks prove nothing at 0.001
 
 
-def test_a_block_goes_by_the_lesser_of_two_times():
+def test_the_ratio_of_a_block_uses_the_lesser_of_two_times():
     assert Block((2.0, 9.0), (3.0, 3.3), (1, 1), (1, 1)).ratio == 1.5
 
 
@@ -77,52 +80,60 @@ def test_a_block_goes_by_the_lesser_of_two_times():
     [(1.3, SLOWER), (1.0, EQUAL), (0.7, FASTER), (1.14, EQUAL), (1.16, SLOWER)],
 )
 def test_verdicts_without_noise(ratio, verdict):
-    found = compare([[block(1.0, ratio)] * 5] * 3)
-    assert found.verdict == found.last_verdict == verdict
-    assert found.low == found.high == found.ratio == pytest.approx(ratio)
+    comparison = compare([[block(1.0, ratio)] * 5] * 3)
+    assert comparison.verdict == comparison.last_verdict == verdict
+    assert comparison.low == comparison.high == comparison.ratio == pytest.approx(ratio)
 
 
-def test_one_pair_of_processes_alone_proves_no_slowness():
-    """Its memory may lie badly: 1.3 in two pairs of three is open, and then the median decides."""
+def test_a_single_pair_of_processes_proves_no_slowdown():
+    """A process may have an unlucky memory layout, so few slow pairs leave the verdict open.
+
+    The last verdict then follows the median.
+    """
     pairs = [[block(1.0, 1.0)] * 5] + [[block(1.0, 1.3)] * 10] * 5
-    found = compare(pairs)
-    assert found.low > LIMIT and found.verdict == OPEN and found.last_verdict == SLOWER
+    comparison = compare(pairs)
+    assert (
+        comparison.low > LIMIT and comparison.verdict == OPEN and comparison.last_verdict == SLOWER
+    )
     mostly_equal = compare([[block(1.0, 1.3)] * 5, *[[block(1.0, 1.0)] * 5] * 2])
     assert mostly_equal.verdict == OPEN and mostly_equal.last_verdict == EQUAL
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.0, EQUAL), (1.3, SLOWER)])
 def test_the_verdict_is_right_in_noise(ratio, verdict):
-    """Of 400 comparisons at most 4 are wrong as they end, after as many pairs as they ask for."""
+    """At most 4 of 400 comparisons end with a wrong verdict, with up to 12 pairs each."""
     rng = random.Random(1)
-    wrong = 0
+    wrong_verdicts = 0
     for _ in range(400):
         pairs = noisy(rng, ratio)
         while compare(pairs).verdict == OPEN and len(pairs) < 12:
             pairs += noisy(rng, ratio, pairs=1)
-        wrong += compare(pairs).last_verdict != verdict
-    assert wrong <= 4
+        wrong_verdicts += compare(pairs).last_verdict != verdict
+    assert wrong_verdicts <= 4
 
 
-def test_the_interval_holds_the_median():
-    """Of a skewed law with median 1.2, 15 values; 10 and more of 2000 are missed once in 3e4."""
+def test_the_interval_contains_the_median():
+    """Intervals of 15 values of a skewed distribution contain its median, 1.2.
+
+    10 or more of 2000 intervals miss it with probability 1 / 3e4.
+    """
     rng = random.Random(2)
 
     def value() -> float:
         return 1.2 * (1.0 + rng.expovariate(1.0)) if rng.random() < 0.5 else rng.uniform(1.1, 1.2)
 
-    found = [interval([value() for _ in range(15)]) for _ in range(2000)]
-    assert sum(not low <= 1.2 <= high for low, high in found) < 10
+    intervals = [interval([value() for _ in range(15)]) for _ in range(2000)]
+    assert sum(not low <= 1.2 <= high for low, high in intervals) < 10
 
 
-def test_waiting_is_seen_where_it_is_in_every_run():
-    asleep = Block((1.0, 1.0), (1.0, 1.0), (1.0, 1.1), (1.3, 1.4))
-    assert waits([[asleep] * 5] * 3)
-    once = Block((1.0, 1.0), (1.0, 1.0), (1.0, 1.1), (1.3, 1.1))
-    assert not waits([[asleep] * 14 + [once]])
-    # Where few runs have the processor at once it may be base's that do.
-    busy = Block((1.0, 1.0), (1.0, 1.0), (3.0, 2.0), (2.0, 5.0))
-    assert not waits([[busy] * 12 + [asleep] * 3])
+def test_waiting_is_detected_where_it_is_in_every_run():
+    waiting = Block((1.0, 1.0), (1.0, 1.0), (1.0, 1.1), (1.3, 1.4))
+    assert waits([[waiting] * 5] * 3)
+    almost_waiting = Block((1.0, 1.0), (1.0, 1.0), (1.0, 1.1), (1.3, 1.1))
+    assert not waits([[waiting] * 14 + [almost_waiting]])
+    # Where few runs get the processor at once, they may be runs of base.
+    busy_machine = Block((1.0, 1.0), (1.0, 1.0), (3.0, 2.0), (2.0, 5.0))
+    assert not waits([[busy_machine] * 12 + [waiting] * 3])
 
 
 # ---- workloads ----------------------------------------------------------------------------------
@@ -133,12 +144,12 @@ def test_every_system_and_every_public_kernel_is_timed():
     assert len(set(names)) == len(names)
     systems = {name.split()[1].partition("/")[0] for name in names if name.startswith("system")}
     assert systems == set(ALGORITHMS.builtin) - set(workloads.NOT_TIMED)
-    timed = {name.split()[1] for name in names if name.startswith("kernel")}
-    assert timed == set(kernels.__all__)
+    timed_kernels = {name.split()[1] for name in names if name.startswith("kernel")}
+    assert timed_kernels == set(kernels.__all__)
 
 
-def test_workloads_can_be_made():
-    """One of each group here; `benches/bench_workloads.py` makes them all."""
+def test_workloads_can_be_created_and_run():
+    """Run one workload of each group; `benches/bench_workloads.py` runs all workloads."""
     for name in ("system hedge", "bench fixed-k100-d5", "kernel solve d=10", "size ring M=100"):
         workloads.make(name)()
 
@@ -148,6 +159,7 @@ def test_workloads_can_be_made():
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
+    """Return a git repository with one commit of empty sources."""
     root = tmp_path / "repository"
     kernels_ = root / "fastfed" / "_kernels" / "src"
     kernels_.mkdir(parents=True)
@@ -155,13 +167,17 @@ def repository(tmp_path: Path) -> Path:
     for name in builds.SOURCES:
         (root / name).write_text("\n")
     (root / ".gitignore").write_text("*.so\n")
-    own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*own, "commit", "-qm", "one"]):
-        subprocess.run(["git", *words], cwd=root, check=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for arguments in (
+        ["init", "-q", "-b", "main"],
+        ["add", "-A"],
+        [*identity, "commit", "-qm", "one"],
+    ):
+        subprocess.run(["git", *arguments], cwd=root, check=True)
     return root
 
 
-def test_trees_are_the_commit_and_the_checkout(repository, tmp_path):
+def test_trees_hold_the_base_commit_and_the_checkout(repository, tmp_path):
     (repository / "fastfed" / "_kernels" / "src" / "a.c").write_text("int b;\n")
     (repository / "new.py").write_text("")
     (repository / "old.so").write_text("")
@@ -172,12 +188,12 @@ def test_trees_are_the_commit_and_the_checkout(repository, tmp_path):
     assert (head / "new.py").exists() and not (head / "old.so").exists()
     assert builds.digest(base) != builds.digest(head)
     (head / source).write_text("int a;\n")
-    assert builds.digest(base) == builds.digest(head)  # Python does not count
+    assert builds.digest(base) == builds.digest(head)  # Python files are not part of the digest
     with pytest.raises(builds.BuildError, match="nothing"):
         builds.base_tree("nothing", root=repository, cache=tmp_path / "cache")
 
 
-def test_the_base_is_where_head_left_main(repository):
+def test_the_default_base_is_where_the_branch_left_main(repository):
     def commit(*words: str) -> str:
         own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         builds.git(*own, "commit", "-q", "--allow-empty", "-m", *words, root=repository)
@@ -185,7 +201,7 @@ def test_the_base_is_where_head_left_main(repository):
 
     first = builds.git("rev-parse", "HEAD", root=repository)
     second = commit("two")
-    assert builds.default_base(repository) == first  # on main: the one before
+    assert builds.default_base(repository) == first  # on main: the commit before
     builds.git("checkout", "-q", "-b", "work", root=repository)
     commit("three")
     commit("four")
@@ -193,8 +209,8 @@ def test_the_base_is_where_head_left_main(repository):
 
 
 @pytest.mark.parametrize("name", trials.PLANTS)
-def test_plants_fit_the_checkout(name):
-    """So that `gate.trials` can still show that the gate fails where it should."""
+def test_planted_slowdowns_apply_to_the_checkout(name):
+    """Then `gate.trials` can still show that the gate detects a slowdown."""
     plant = trials.PLANTS[name]
     assert (builds.ROOT / plant.file).read_text().count(plant.before) == 1
     assert plant.workload in workloads.names()

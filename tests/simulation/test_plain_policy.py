@@ -1,4 +1,4 @@
-"""Plain policies: classes with select and observe beside our systems, in Python and in specs."""
+"""Plain policies, classes with select and observe, run in simulations next to fastfed's systems."""
 
 import importlib
 import linecache
@@ -19,20 +19,20 @@ from fastfed.simulation.policies import Policy
 WORLD = Sphere(dimension=3, actions=6)
 
 
-class Noted:
-    """Notes all it is told in a list that outlives it."""
+class Recorder:
+    """A policy that records its rounds; a class variable holds all instances."""
 
     told: ClassVar[list] = []
 
     def __init__(self, dimension, horizon, silos, silo, seed, shift=0):
         self.about, self.shift, self.round = (dimension, horizon, silos, silo, seed), shift, 0
-        Noted.told.append(self)
+        Recorder.told.append(self)
         self.seen = []
 
     def select(self, actions):
         self.round += 1
         self.seen.append((actions, None))
-        actions[0, 0] += 0.0  # a policy may write to what is its own
+        actions[0, 0] += 0.0  # a policy may write to its array of actions
         return np.int64((self.round + self.shift) % len(actions))
 
     def observe(self, reward):
@@ -50,14 +50,14 @@ class Uniform:
         pass
 
 
-class Wrong(Uniform):
+class FixedAnswer(Uniform):
     answer = 6
 
     def select(self, actions):
         return self.answer
 
 
-class Silent:
+class WithoutObserve:
     def select(self, actions):
         return 0
 
@@ -67,40 +67,40 @@ def make_uniform(seed):
 
 
 def simulate(policy, world=WORLD, **keys):
-    given = {"silos": 2, "horizon": 30, "replicates": 2, "seed": 5} | keys
-    return fastfed.simulate(world, "policy", policy=policy, **given)
+    arguments = {"silos": 2, "horizon": 30, "replicates": 2, "seed": 5} | keys
+    return fastfed.simulate(world, "policy", policy=policy, **arguments)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_policy_is_told_all_rounds_of_its_silo(shared):
-    Noted.told.clear()
-    results = simulate(Noted, parameters={"shift": 2}, shared=shared, replicates=1, threads=1)
+def test_a_policy_gets_all_rounds_of_its_silo(shared):
+    Recorder.told.clear()
+    results = simulate(Recorder, parameters={"shift": 2}, shared=shared, replicates=1, threads=1)
     (curve,) = results.curves
-    owners = Noted.told[-1:] if shared else Noted.told[-2:]
-    assert len({policy.about[-1] for policy in owners}) == len(owners)  # seeds differ
+    policies = Recorder.told[-1:] if shared else Recorder.told[-2:]
+    assert len({policy.about[-1] for policy in policies}) == len(policies)  # seeds differ
     experiment = make_experiment(
         name="x", environment=WORLD, silos=2, horizon=30, seed=5,
-        curves=[{"algorithm": "policy", "policy": Noted, "parameters": {"shift": 2}}],
+        curves=[{"algorithm": "policy", "policy": Recorder, "parameters": {"shift": 2}}],
     )  # fmt: skip
     environment = experiment.problem.open(5, 0)
     regret = 0.0
     for round in range(1, 31):
         for silo in range(2):
-            policy = owners[0 if shared else silo]
-            at = 2 * (round - 1) + silo if shared else round - 1
-            actions, reward = policy.seen[at]
+            policy = policies[0 if shared else silo]
+            index = 2 * (round - 1) + silo if shared else round - 1
+            actions, reward = policy.seen[index]
             features, means = environment.round(silo, round)
             assert actions.dtype == np.float64 and np.array_equal(actions, features)
-            chosen = (at + 1 + 2) % 6
+            chosen = (index + 1 + 2) % 6
             assert type(reward) is float
             assert reward == environment.reward(silo, round, means[chosen])
             regret += means.max() - means[chosen]
     assert curve.final()["mean"] == pytest.approx(regret, rel=1e-12)
-    for silo, policy in enumerate(owners):
+    for silo, policy in enumerate(policies):
         assert policy.about[:4] == (3, 30, 2, silo) and len(policy.seen) == 30 * (1 + shared)
 
 
-def test_unknown_privacy_is_never_a_number():
+def test_a_policy_gets_no_epsilon_because_its_privacy_is_unknown():
     results = simulate(Uniform)
     certificate = results.curves[0].certificate
     assert certificate["status"] == "none"
@@ -112,30 +112,30 @@ def test_unknown_privacy_is_never_a_number():
         fastfed.parties.Silo(system.plan)
 
 
-def test_both_drivers_threads_and_calls_agree():
+def test_drivers_and_threads_agree_for_every_way_to_name_a_policy():
     curves = [
-        simulate(policy, **how).curves[0].group_regret
+        simulate(policy, **options).curves[0].group_regret
         for policy in (Uniform, make_uniform, f"{__name__}:Uniform")
-        for how in ({"threads": 1}, {"threads": 2}, {"driver": "step"})
+        for options in ({"threads": 1}, {"threads": 2}, {"driver": "step"})
     ]
-    for other in curves[1:]:
-        assert np.array_equal(curves[0], other)
+    for curve in curves[1:]:
+        assert np.array_equal(curves[0], curve)
     replicates = simulate(Uniform).curves[0].group_regret
     assert not np.array_equal(*replicates)  # seeds differ by replicate
     experiment = make_experiment(
         name="x", environment=WORLD, silos=2, horizon=30,
         curves=[{"algorithm": "policy", "policy": Uniform}],
     )  # fmt: skip
-    (plan,) = (c.system.plan for c in experiment.curves)
-    given = experiment.problem.open(0, 0), [plan], experiment.checkpoints
-    assert dispatch.run(*given)[0].actions is None
-    (recorded,) = dispatch.run(*given, record=True)
-    steps = dispatch.run_steps(given[0], plan, experiment.checkpoints)
-    assert np.array_equal(recorded.actions, steps.actions)
+    (plan,) = (each_curve.system.plan for each_curve in experiment.curves)
+    arguments = experiment.problem.open(0, 0), [plan], experiment.checkpoints
+    assert dispatch.run(*arguments)[0].actions is None
+    (recorded_outcome,) = dispatch.run(*arguments, record=True)
+    step_outcome = dispatch.run_steps(arguments[0], plan, experiment.checkpoints)
+    assert np.array_equal(recorded_outcome.actions, step_outcome.actions)
 
 
-def test_our_own_agent_is_a_plain_policy():
-    """Every round's action and estimate are those of the same agent outside."""
+def test_the_agent_linucb_is_a_plain_policy():
+    """A simulated LinUCB has the regret of an agent that the test runs round by round."""
     world = FixedSet(dimension=4, actions=9)
     results = fastfed.simulate(
         world, silos=1, horizon=200, replicates=1,
@@ -145,17 +145,17 @@ def test_our_own_agent_is_a_plain_policy():
             {"label": "random", "algorithm": "random"},
         ],
     )  # fmt: skip
-    ours, spec, chance = results.curves
-    assert np.array_equal(ours.group_regret, spec.group_regret)
+    from_class, from_name, random = results.curves
+    assert np.array_equal(from_class.group_regret, from_name.group_regret)
     agent, problem = fastfed.LinUCB(4), world.open(0, 0, 1)
     regret = 0.0
     for round in range(1, 201):
         features, means = problem.round(0, round)
-        a = agent.select(np.array(features, np.float64))
-        agent.observe(problem.reward(0, round, means[a]))
-        regret += means.max() - means[a]
-    assert ours.final()["mean"] == pytest.approx(regret)
-    assert ours.final()["mean"] < 0.7 * chance.final()["mean"]
+        action = agent.select(np.array(features, np.float64))
+        agent.observe(problem.reward(0, round, means[action]))
+        regret += means.max() - means[action]
+    assert from_class.final()["mean"] == pytest.approx(regret)
+    assert from_class.final()["mean"] < 0.7 * random.final()["mean"]
     assert isinstance(agent, Policy)
 
 
@@ -170,7 +170,11 @@ def test_our_own_agent_is_a_plain_policy():
         ("nowhere", {}, 'policy must be "module:name", got "nowhere"'),
         (f"{__name__}:WORLD", {}, "policy must be a class, or a function that makes one"),
         (f"{__name__}:Nothing", {}, 'has no "Nothing"'),
-        (Silent, {}, r"must make objects with select\(actions\) and observe\(reward\), got"),
+        (
+            WithoutObserve,
+            {},
+            r"must make objects with select\(actions\) and observe\(reward\), got",
+        ),
         (
             Uniform,
             {"parameters": {"tau": 1}},
@@ -179,22 +183,22 @@ def test_our_own_agent_is_a_plain_policy():
         (Uniform, {"shared": 1}, "shared must be true or false"),
         (Uniform, {"source": "00"}, r"must have the source of the spec \(00\), got"),
         (Uniform, {"epsilon": 1.0}, 'unknown key "epsilon" for policy'),
-        (Wrong, {}, "must select an integer from 0 to 5, got 6"),
+        (FixedAnswer, {}, "must select an integer from 0 to 5, got 6"),
     ],
 )
-def test_bad_policies(policy, keys, message):
+def test_bad_policies_are_refused(policy, keys, message):
     with pytest.raises(InputError, match=message):
         simulate(policy, **keys)
 
 
 @pytest.mark.parametrize("answer", [True, 1.0, None, -1, "1"])
-def test_bad_choices(answer, monkeypatch):
-    monkeypatch.setattr(Wrong, "answer", answer)
+def test_bad_choices_of_a_policy_are_refused(answer, monkeypatch):
+    monkeypatch.setattr(FixedAnswer, "answer", answer)
     with pytest.raises(InputError, match="must select an integer from 0 to 5, got"):
-        simulate(Wrong)
+        simulate(FixedAnswer)
 
 
-def test_what_a_policy_raises_is_what_its_writer_sees(monkeypatch):
+def test_exceptions_of_a_policy_are_raised_unchanged(monkeypatch):
     def broken(self, reward):
         raise RuntimeError("mine")
 
@@ -203,19 +207,17 @@ def test_what_a_policy_raises_is_what_its_writer_sees(monkeypatch):
         simulate(Uniform, threads=1)
 
 
-def test_losses_are_nothing_for_a_policy():
+def test_a_policy_cannot_run_on_losses_without_contexts():
     from fastfed.environments import StochasticLosses
 
     with pytest.raises(InputError, match="policy needs contexts"):
         simulate(Uniform, StochasticLosses(experts=4))
 
 
-def test_the_spec_of_the_example_runs_and_an_edited_class_is_another_experiment(
-    tmp_path, monkeypatch
-):
+def test_the_example_spec_runs_and_an_edited_class_is_a_different_experiment(tmp_path, monkeypatch):
     source = plugins.EXAMPLES / "policy"
-    text = (source / "spec.toml").read_text().replace("horizon = 500", "horizon = 40")
-    (tmp_path / "spec.toml").write_text(text)
+    spec_text = (source / "spec.toml").read_text().replace("horizon = 500", "horizon = 40")
+    (tmp_path / "spec.toml").write_text(spec_text)
     monkeypatch.syspath_prepend(tmp_path)
     code = (source / "softmax.py").read_text()
 
@@ -230,34 +232,34 @@ def test_the_spec_of_the_example_runs_and_an_edited_class_is_another_experiment(
             sys.modules.pop("softmax", None)
 
     curves = run(code).curves
-    assert [c.certificate["status"] for c in curves] == ["none", "none", "proven", "proven"]
+    assert [curve.certificate["status"] for curve in curves] == ["none", "none", "proven", "proven"]
     assert run(code).curves[0].final() == curves[0].final()
     with pytest.raises(InputError, match="holds a different experiment"):
         run(code.replace("tau: float = 0.05", "tau: float = 0.051"))
 
 
-def test_the_script_of_the_page_prints_what_it_shows():
-    done = plugins.python(plugins.EXAMPLES / "policy", "first.py")
-    assert done.stdout == "['none', 'proven']\n", done.stderr
+def test_the_script_of_the_page_prints_the_output_shown_there():
+    child = plugins.python(plugins.EXAMPLES / "policy", "first.py")
+    assert child.stdout == "['none', 'proven']\n", child.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "processes"])
-def test_the_example_as_its_page_says(tmp_path, engine):
+def test_the_example_runs_with_the_command_of_its_page(tmp_path, engine):
     source = plugins.EXAMPLES / "policy"
-    done = plugins.fastfed(source, "run", source / "spec.toml", "-o", tmp_path, "--engine", engine)
-    assert done.returncode == 0, done.stderr
-    assert "softmax" in done.stdout and "none" in done.stdout
+    child = plugins.fastfed(source, "run", source / "spec.toml", "-o", tmp_path, "--engine", engine)
+    assert child.returncode == 0, child.stderr
+    assert "softmax" in child.stdout and "none" in child.stdout
 
 
-def test_all_that_plugins_import_is_in_one_module():
+def test_plugins_import_from_fastfed_plugins_only():
     from fastfed import plugins as public
 
     for name in public.__all__:
         assert getattr(public, name) is not None and f"`{name}`" in public.__doc__, name
-    packages = [p for p in plugins.EXAMPLES.glob("*/*.py") if p.parent.name != "policy"]
-    assert len(packages) == 4
-    for path in packages:
+    plugin_files = [p for p in plugins.EXAMPLES.glob("*/*.py") if p.parent.name != "policy"]
+    assert len(plugin_files) == 4
+    for path in plugin_files:
         for line in path.read_text().splitlines():
             if "fastfed" in line and line.startswith(("import", "from")):
                 assert line.startswith("from fastfed.plugins import"), path

@@ -1,4 +1,4 @@
-"""Runs that are stored: what is committed, what is repeated, what is refused."""
+"""Stored runs: what a store holds, how a run resumes, and what is refused."""
 
 import contextlib
 import hashlib
@@ -29,6 +29,7 @@ from fastfed.simulation.run import collect
 
 
 def spec(**changes):
+    """Return the spec of a small experiment with three curves; keywords replace its keys."""
     return {
         "name": "small",
         "horizon": 60,
@@ -51,31 +52,32 @@ def spec(**changes):
     }
 
 
-def check_resumed(given, folder):
-    """Check that a run of more replicates repeats nothing, and is that of all at once.
+def check_resumed(spec_table, folder):
+    """Check that adding replicates to a store repeats no batch and equals one run of them all.
 
-    Returns how many passes were left in each of three calls, and the results, which are the same.
+    Returns the number of batches simulated by each of the first three runs, and the four results,
+    which are equal.
     """
-    left = []
+    batches_per_run = []
 
-    def counted(passes, threads):
-        left.append(len(passes))
+    def count_batches(batches, threads):
+        batches_per_run.append(len(batches))
 
-    few = experiment_from_spec(given | {"replicates": 1})
-    fastfed.run(few, folder / "a", on_start=counted)
-    grown = fastfed.run(experiment_from_spec(given), folder / "a", on_start=counted)
-    before = cells(folder / "a")
-    again = fastfed.run(experiment_from_spec(given), folder / "a", on_start=counted)
-    assert cells(folder / "a") == before
-    straight = fastfed.run(experiment_from_spec(given), folder / "b", threads=2)
-    found = [grown, again, straight, fastfed.load(folder / "a")]
-    for other in found[1:]:
-        same(grown, other)
-    return left, found
+    one_replicate = experiment_from_spec(spec_table | {"replicates": 1})
+    fastfed.run(one_replicate, folder / "a", on_start=count_batches)
+    resumed = fastfed.run(experiment_from_spec(spec_table), folder / "a", on_start=count_batches)
+    cells_before = cells(folder / "a")
+    repeated = fastfed.run(experiment_from_spec(spec_table), folder / "a", on_start=count_batches)
+    assert cells(folder / "a") == cells_before
+    in_one_run = fastfed.run(experiment_from_spec(spec_table), folder / "b", threads=2)
+    results = [resumed, repeated, in_one_run, fastfed.load(folder / "a")]
+    for other_results in results[1:]:
+        same(resumed, other_results)
+    return batches_per_run, results
 
 
 def cells(folder):
-    """Everything in the store but timings, byte for byte."""
+    """Return all rows of the store, except timings."""
     with sqlite3.connect(folder / FILE) as db:
         return [
             list(db.execute(f"SELECT * FROM {table} ORDER BY 1, 2"))
@@ -84,18 +86,19 @@ def cells(folder):
 
 
 def same(a, b):
-    assert [c.label for c in a.curves] == [c.label for c in b.curves]
-    for one, other in zip(a.curves, b.curves, strict=True):
-        for counted in (
+    """Check that two results hold the same curves, counts and certificates."""
+    assert [curve.label for curve in a.curves] == [curve.label for curve in b.curves]
+    for curve_a, curve_b in zip(a.curves, b.curves, strict=True):
+        for counts in (
             "group_regret", "synchronisation_counts", "bits_up_counts", "bits_down_counts",
         ):  # fmt: skip
-            first, second = getattr(one, counted), getattr(other, counted)
-            np.testing.assert_array_equal(first, second)
-            assert first.dtype == second.dtype
-        assert one.certificate == other.certificate
+            counts_a, counts_b = getattr(curve_a, counts), getattr(curve_b, counts)
+            np.testing.assert_array_equal(counts_a, counts_b)
+            assert counts_a.dtype == counts_b.dtype
+        assert curve_a.certificate == curve_b.certificate
 
 
-def test_labels_of_a_sweep_carry_the_values():
+def test_labels_of_a_sweep_contain_the_swept_values():
     e = experiment_from_spec(spec())
     assert [c.label for c in e.curves] == [
         "plain",
@@ -104,23 +107,23 @@ def test_labels_of_a_sweep_carry_the_values():
     ]
 
 
-def test_a_run_is_stored_and_loads_as_it_was(tmp_path):
-    played = fastfed.run(experiment_from_spec(spec()), tmp_path / "out")
+def test_a_stored_run_loads_with_equal_results(tmp_path):
+    results = fastfed.run(experiment_from_spec(spec()), tmp_path / "out")
     loaded = fastfed.load(tmp_path / "out")
-    same(played, loaded)
+    same(results, loaded)
     assert loaded.curves[0].group_regret.shape == (3, 7)
     assert loaded.curves[0].rounds[-1] == 60
     assert loaded.curves[0].agent_rounds_per_second > 0
-    direct = fastfed.simulate(
+    simulated = fastfed.simulate(
         spec()["environment"], curves=spec()["curve"], horizon=60, silos=3, replicates=3, seed=4,
         checkpoints=7,
     )  # fmt: skip
-    same(played, direct)
+    same(results, simulated)
 
 
-def test_a_fixed_schedule_counts_the_same_in_every_replicate(tmp_path):
+def test_a_fixed_schedule_has_equal_counts_in_all_replicates(tmp_path):
     curve = fastfed.run(experiment_from_spec(spec()), tmp_path).curves[0]
-    # Batches of 10 rounds; 9 entries of 64 bits from and to each of 3 silos.
+    # Batches of 10 rounds. Each of 3 silos sends and receives 9 entries of 64 bits per batch.
     assert curve.rounds.tolist() == [9, 18, 26, 35, 43, 52, 60]
     expected = np.tile([0, 1, 2, 3, 4, 5, 6], (3, 1))
     np.testing.assert_array_equal(curve.synchronisation_counts, expected)
@@ -128,34 +131,35 @@ def test_a_fixed_schedule_counts_the_same_in_every_replicate(tmp_path):
     np.testing.assert_array_equal(curve.bits_down_counts, expected * 3 * 9 * 64)
 
 
-def test_results_of_more_noise_are_another_experiment(tmp_path):
-    """Where a tighter account has come to choose less noise; all other stores stay valid."""
+def test_results_with_more_noise_are_a_different_experiment(tmp_path):
+    """Refuse stores from before a tighter account chose less noise; other stores stay valid."""
 
-    def played(silos=3, **keys):
+    def experiment_of(silos=3, **keys):
         keys = {"batch_size": 10, "epsilon": 1e-6, "delta": 1e-9, **keys}
         curve = {"label": "a", "algorithm": "private-fedlinucb", **keys}
         return experiment_from_spec(spec(silos=silos, curve=[curve]))
 
-    lemma = {"protocol": "shuffle-amplified", "silos": 10**6, "batch_size": 60}
-    for new in ({"release": "honaker"}, lemma):
-        e = played(**new)
-        assert e.identity()["accounts"] == {"a": 2}
-        assert "accounts" not in spec_text(e.identity(), 3, {})
-        before = {k: v for k, v in e.identity().items() if k != "accounts"}
-        meta = {"identity": before, "rounds": e.checkpoints.tolist(), "figure": {}}
-        folder = tmp_path / new.get("release", "lemma")
-        with Store.create_or_resume(folder, meta, run_module.curve_rows(e)):
+    amplified = {"protocol": "shuffle-amplified", "silos": 10**6, "batch_size": 60}
+    for changed_keys in ({"release": "honaker"}, amplified):
+        experiment = experiment_of(**changed_keys)
+        assert experiment.identity()["accounts"] == {"a": 2}
+        assert "accounts" not in spec_text(experiment.identity(), 3, {})
+        old_identity = {k: v for k, v in experiment.identity().items() if k != "accounts"}
+        meta = {"identity": old_identity, "rounds": experiment.checkpoints.tolist(), "figure": {}}
+        folder = tmp_path / changed_keys.get("release", "lemma")
+        with Store.create_or_resume(folder, meta, run_module.curve_rows(experiment)):
             pass
         with pytest.raises(fastfed.InputError, match="different accounts"):
-            Store.done_in(folder, e.identity())
-    for old in ({}, {"release": "toeplitz"}, {**lemma, "calibration": "theorem"}):
-        assert "accounts" not in played(**old).identity()
-    # By silo-level LDP, as before.
-    assert "accounts" not in played(protocol="shuffle-amplified").identity()
+            Store.done_in(folder, experiment.identity())
+    for unchanged_keys in ({}, {"release": "toeplitz"}, {**amplified, "calibration": "theorem"}):
+        assert "accounts" not in experiment_of(**unchanged_keys).identity()
+    # This small federation gets its noise from silo-level LDP, whose account did not change.
+    assert "accounts" not in experiment_of(protocol="shuffle-amplified").identity()
     assert "accounts" not in experiment_from_spec(spec()).identity()
 
 
 def outcome(synchronisations, bits_up, bits_down):
+    """Return one replicate's outcome with these counts at two checkpoints."""
     return Outcome(
         group_regret=np.array([1.0, 2.0]),
         synchronisations=np.array(synchronisations),
@@ -167,51 +171,67 @@ def outcome(synchronisations, bits_up, bits_down):
 
 
 def stored(folder, outcomes):
-    """A store of one curve with these outcomes, one for each replicate."""
-    e = experiment_from_spec(
+    """Store these outcomes, one per replicate, as one curve; return experiment and results."""
+    experiment = experiment_from_spec(
         spec(checkpoints=2, replicates=len(outcomes), curve=spec()["curve"][:1])
     )
-    meta = {"identity": e.identity(), "rounds": e.checkpoints.tolist(), "figure": {}}
-    with Store.create_or_resume(folder, meta, run_module.curve_rows(e)) as store:
-        for replicate, one in enumerate(outcomes):
-            store.commit(run_module.cells(RunBatch(replicate, (0,)), [one]), 1.0, 1, 1)
-        return e, store.results()
+    meta = {
+        "identity": experiment.identity(),
+        "rounds": experiment.checkpoints.tolist(),
+        "figure": {},
+    }
+    with Store.create_or_resume(folder, meta, run_module.curve_rows(experiment)) as store:
+        for replicate, replicate_outcome in enumerate(outcomes):
+            store.commit(
+                run_module.cells(RunBatch(replicate, (0,)), [replicate_outcome]), 1.0, 1, 1
+            )
+        return experiment, store.results()
 
 
-def test_what_was_sent_is_counted_replicate_by_replicate(tmp_path):
-    """Replicates that synchronise when their data say so differ, and the curve says the mean."""
+def test_synchronisations_and_bits_are_counted_for_each_replicate(tmp_path):
+    """Data-dependent synchronisation differs between replicates; a curve reports the mean."""
     outcomes = [
         outcome([2, 12], [16, 20], [8, 9]),
         outcome([2, 13], [16, 40], [8, 17]),
         outcome([2, 12], [16, 20], [9, 9]),
     ]
-    e, loaded = stored(tmp_path / "a", outcomes)
-    same(loaded, collect(e, {(0, r): one for r, one in enumerate(outcomes)}))
+    experiment, loaded = stored(tmp_path / "a", outcomes)
+    same(
+        loaded,
+        collect(
+            experiment, {(0, r): replicate_outcome for r, replicate_outcome in enumerate(outcomes)}
+        ),
+    )
     (curve,) = loaded.curves
     assert curve.synchronisation_counts.tolist() == [[2, 12], [2, 13], [2, 12]]
     assert curve.synchronisation_counts.dtype == np.int64
     assert curve.synchronisations == pytest.approx(37 / 3)
     assert (curve.bits_up, curve.bits_down) == (pytest.approx(80 / 3), pytest.approx(35 / 3))
-    # Whole bytes in each replicate: 3, 5, 3 up and 2, 3, 2 down.
+    # Bits are rounded up to whole bytes per replicate: 3, 5, 3 up and 2, 3, 2 down.
     assert (curve.bytes_up, curve.bytes_down) == (pytest.approx(11 / 3), pytest.approx(7 / 3))
     assert curve.bytes_curve == [pytest.approx(3 + 1 / 3), pytest.approx(6)]
     assert curve.bytes_sent == curve.bytes_curve[-1]
-    listed = curve.to_builtins()
-    assert listed["synchronisations"] == curve.synchronisations
-    assert listed["synchronisations_curve"] == [2, curve.synchronisations]
-    assert listed["bytes_curve"] == curve.bytes_curve
+    curve_dict = curve.to_builtins()
+    assert curve_dict["synchronisations"] == curve.synchronisations
+    assert curve_dict["synchronisations_curve"] == [2, curve.synchronisations]
+    assert curve_dict["bytes_curve"] == curve.bytes_curve
 
-    # Where all agree counts are whole, and where only the mean is whole it is a mean.
-    assert type(listed["synchronisations_curve"][0]) is int
-    even = [outcome([1, last], [8, 8], [0, 0]) for last in (12, 14)]
-    _, two = stored(tmp_path / "b", even)
-    assert repr(two.curves[0].synchronisations) == "13.0"
-    assert repr(two.curves[0].bits_up) == "8" and repr(two.curves[0].bytes_up) == "1"
-    assert two.curves[0].bytes_curve == [1, 1]
+    # A count that all replicates share is an integer. A mean is a float, even a whole one.
+    assert type(curve_dict["synchronisations_curve"][0]) is int
+    outcomes_with_whole_mean = [
+        outcome([1, synchronisations], [8, 8], [0, 0]) for synchronisations in (12, 14)
+    ]
+    _, whole_mean_results = stored(tmp_path / "b", outcomes_with_whole_mean)
+    assert repr(whole_mean_results.curves[0].synchronisations) == "13.0"
+    assert (
+        repr(whole_mean_results.curves[0].bits_up) == "8"
+        and repr(whole_mean_results.curves[0].bytes_up) == "1"
+    )
+    assert whole_mean_results.curves[0].bytes_curve == [1, 1]
 
 
-def test_huge_counts_are_kept_and_listed(tmp_path):
-    """Vector sums send more bits than a 64-bit integer holds; equal ones are their own mean."""
+def test_counts_above_64_bits_are_stored_and_listed(tmp_path):
+    """Vector sums send more bits than a 64-bit integer holds; the mean of equal counts is exact."""
     large = 2.0**53 - 1.0
     _, loaded = stored(tmp_path, [outcome([1, 1], [large, 3e30], [0, 0])] * 3)
     (curve,) = loaded.curves
@@ -222,7 +242,7 @@ def test_huge_counts_are_kept_and_listed(tmp_path):
     assert b"3e30" in msgspec.json.encode(curve.to_builtins())
 
 
-def test_a_store_of_an_older_form_is_refused(tmp_path):
+def test_a_store_of_an_older_format_is_refused(tmp_path):
     fastfed.run(experiment_from_spec(spec()), tmp_path)
     with sqlite3.connect(tmp_path / FILE) as db:
         db.execute("UPDATE meta SET value = '\"2\"' WHERE key = 'format'")
@@ -232,63 +252,65 @@ def test_a_store_of_an_older_form_is_refused(tmp_path):
         fastfed.run(experiment_from_spec(spec()), tmp_path)
 
 
-def test_more_replicates_later_repeat_nothing_and_equal_a_straight_run(tmp_path, monkeypatch):
-    few = experiment_from_spec(spec(replicates=2))
-    fastfed.run(few, tmp_path / "a")
-    played = []
+def test_adding_replicates_repeats_nothing_and_equals_one_run_of_all(tmp_path, monkeypatch):
+    two_replicates = experiment_from_spec(spec(replicates=2))
+    fastfed.run(two_replicates, tmp_path / "a")
+    simulated_replicates = []
     original = passes_module.run_together
 
-    def counted(experiment, work, *rest, **keys):
-        played.append(work.replicate)
-        return original(experiment, work, *rest, **keys)
+    def record_replicate(experiment, batch, *rest, **keys):
+        simulated_replicates.append(batch.replicate)
+        return original(experiment, batch, *rest, **keys)
 
-    monkeypatch.setattr(passes_module, "run_together", counted)
-    grown = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
-    assert sorted(played) == [2, 3, 4]
+    monkeypatch.setattr(passes_module, "run_together", record_replicate)
+    resumed = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
+    assert sorted(simulated_replicates) == [2, 3, 4]
     fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
-    assert sorted(played) == [2, 3, 4]
-    straight = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "b")
-    same(grown, straight)
+    assert sorted(simulated_replicates) == [2, 3, 4]
+    in_one_run = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "b")
+    same(resumed, in_one_run)
     assert cells(tmp_path / "a") == cells(tmp_path / "b")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_leave_the_same_bytes(tmp_path, threads):
+def test_the_number_of_threads_does_not_change_the_store(tmp_path, threads):
     fastfed.run(experiment_from_spec(spec()), tmp_path / "one", threads=1)
     fastfed.run(experiment_from_spec(spec()), tmp_path / "many", threads=threads)
     assert cells(tmp_path / "one") == cells(tmp_path / "many")
 
 
-def test_an_interrupted_run_keeps_what_was_played(tmp_path):
-    e = experiment_from_spec(spec())
-    heard = []
+def test_an_interrupted_run_keeps_the_batches_that_ended(tmp_path):
+    experiment = experiment_from_spec(spec())
+    progress = []
 
     def stop(agent_rounds):
-        heard.append(agent_rounds)
-        if sum(heard) > 2 * 3 * 60 * 3:
+        progress.append(agent_rounds)
+        if sum(progress) > 2 * 3 * 60 * 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fastfed.run(e, tmp_path / "out", threads=1, progress=stop)
-    left = missing_batches(e, {(c[0], c[1]) for c in cells(tmp_path / "out")[2]})
-    assert 0 < len(left) < 3
-    finished = fastfed.run(e, tmp_path / "out")
-    same(finished, fastfed.run(e, tmp_path / "straight"))
+        fastfed.run(experiment, tmp_path / "out", threads=1, progress=stop)
+    missing = missing_batches(
+        experiment, {(cell[0], cell[1]) for cell in cells(tmp_path / "out")[2]}
+    )
+    assert 0 < len(missing) < 3
+    resumed = fastfed.run(experiment, tmp_path / "out")
+    same(resumed, fastfed.run(experiment, tmp_path / "straight"))
     assert cells(tmp_path / "out") == cells(tmp_path / "straight")
 
 
-def test_another_experiment_in_the_folder_is_refused_and_untouched(tmp_path):
+def test_a_folder_of_a_different_experiment_is_refused_and_unchanged(tmp_path):
     fastfed.run(experiment_from_spec(spec()), tmp_path)
-    before = cells(tmp_path)
-    other = experiment_from_spec(spec(horizon=50))
+    cells_before = cells(tmp_path)
+    different_experiment = experiment_from_spec(spec(horizon=50))
     with pytest.raises(
         fastfed.InputError, match=r'a different experiment \("small", different horizon'
     ):
-        fastfed.run(other, tmp_path)
-    assert cells(tmp_path) == before
+        fastfed.run(different_experiment, tmp_path)
+    assert cells(tmp_path) == cells_before
 
 
-def test_what_is_not_a_store_is_refused(tmp_path):
+def test_files_and_folders_without_a_store_are_refused(tmp_path):
     (tmp_path / FILE).write_text("not a database at all")
     with pytest.raises(fastfed.InputError, match="not a store of fastfed"):
         fastfed.load(tmp_path)
@@ -302,26 +324,26 @@ def test_what_is_not_a_store_is_refused(tmp_path):
         fastfed.load(tmp_path / "nowhere")
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_created_gives_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(fastfed.InputError, match="cannot write to"):
         fastfed.run(experiment_from_spec(spec()), tmp_path / "file" / "out")
 
 
-def test_the_prediction_is_a_positive_time():
-    e = experiment_from_spec(spec())
-    assert predict_seconds(e, missing_batches(e, set()), 2) > 0
-    assert predict_seconds(e, [], 2) == 0
+def test_the_predicted_time_is_positive():
+    experiment = experiment_from_spec(spec())
+    assert predict_seconds(experiment, missing_batches(experiment, set()), 2) > 0
+    assert predict_seconds(experiment, [], 2) == 0
 
 
 def test_paired_differences_are_less_noisy_than_the_curves(tmp_path):
-    r = fastfed.run(experiment_from_spec(spec(replicates=12)), tmp_path)
-    mean, stderr = r.paired_difference("private, epsilon = 1.0", "plain")
-    a, b = r["private, epsilon = 1.0"], r["plain"]
-    assert mean == pytest.approx(a.mean[-1] - b.mean[-1])
-    assert stderr < np.hypot(a.stderr[-1], b.stderr[-1])
+    results = fastfed.run(experiment_from_spec(spec(replicates=12)), tmp_path)
+    mean, stderr = results.paired_difference("private, epsilon = 1.0", "plain")
+    private, plain = results["private, epsilon = 1.0"], results["plain"]
+    assert mean == pytest.approx(private.mean[-1] - plain.mean[-1])
+    assert stderr < np.hypot(private.stderr[-1], plain.stderr[-1])
     with pytest.raises(KeyError, match="no curve"):
-        r["nonsense"]
+        results["nonsense"]
 
 
 @pytest.mark.parametrize(
@@ -357,7 +379,7 @@ def test_paired_differences_are_less_noisy_than_the_curves(tmp_path):
         ({"environment": {"kind": "sphere", "reward": {"kind": "none", "std": 1}}}, "reward.std"),
     ],
 )
-def test_bad_specs_are_one_clear_sentence(changes, sentence):
+def test_a_bad_spec_gives_one_clear_sentence(changes, sentence):
     with pytest.raises(fastfed.InputError, match=sentence) as error:
         experiment_from_spec(spec(**changes))
     assert "\n" not in str(error.value)
@@ -379,12 +401,12 @@ def test_data_paths_are_relative_to_the_spec(tmp_path):
         '[[curve]]\nalgorithm = "fedlinucb"\nbatch_size = 2\n'
     )
     pytest.importorskip("sklearn")
-    e = load_experiment(tmp_path / "s.toml")
-    assert e.facts.dimension == 3
+    experiment = load_experiment(tmp_path / "s.toml")
+    assert experiment.facts.dimension == 3
 
 
 def test_checkpoints_are_distinct_rounds_that_end_with_the_last():
-    """Every horizon and count: a floating ceiling once landed on a round past the last."""
+    """Test many horizons and counts: a floating-point ceiling once exceeded the horizon."""
     from fastfed.simulation.driver import checkpoint_rounds
 
     for horizon in [*range(1, 400), 10_000, 25_000, 10**5, 10**6]:
@@ -396,8 +418,8 @@ def test_checkpoints_are_distinct_rounds_that_end_with_the_last():
             assert (np.diff(rounds) > 0).all()
 
 
-def test_a_resumed_store_shows_the_certificate_of_today(tmp_path):
-    """What is known of a run's privacy may change; what it played may not."""
+def test_a_resumed_store_shows_the_current_certificate(tmp_path):
+    """The privacy analysis of a run may improve later; its simulated results may not change."""
     fastfed.run(experiment_from_spec(spec()), tmp_path)
     with sqlite3.connect(tmp_path / FILE) as db:
         db.execute("UPDATE curves SET certificate = '{}' WHERE position = 1")
@@ -407,7 +429,7 @@ def test_a_resumed_store_shows_the_certificate_of_today(tmp_path):
 
 
 def bounded(rounds):
-    """Bounds that only the rounds decide: one without end, one of counts, one promising late."""
+    """Return three bounds, functions of the rounds; "late" is infinite before round 30."""
     assert rounds.dtype == np.int64
     return {
         "theorem-1": (3.0 * rounds).tolist(),
@@ -417,6 +439,7 @@ def bounded(rounds):
 
 
 def with_bounds(experiment, position, bounds_at=bounded):
+    """Return the experiment with bounds on the curve at this position."""
     curves = list(experiment.curves)
     system = replace(curves[position].system, bounds_at=bounds_at)
     curves[position] = replace(curves[position], system=system)
@@ -424,8 +447,8 @@ def with_bounds(experiment, position, bounds_at=bounded):
 
 
 def test_bounds_of_a_system_are_stored_at_the_checkpoints(tmp_path):
-    e = with_bounds(experiment_from_spec(spec()), 1)
-    played = fastfed.run(e, tmp_path)
+    experiment = with_bounds(experiment_from_spec(spec()), 1)
+    results_of_run = fastfed.run(experiment, tmp_path)
     loaded = fastfed.load(tmp_path)
     rounds = [9, 18, 26, 35, 43, 52, 60]
     expected = {
@@ -433,58 +456,61 @@ def test_bounds_of_a_system_are_stored_at_the_checkpoints(tmp_path):
         "synchronisations-proposition-1": [math.sqrt(t) for t in rounds],
         "late": [math.inf, math.inf, math.inf, 35.0, 43.0, 52.0, 60.0],
     }
-    passes = missing_batches(e, set())
+    batches = missing_batches(experiment, set())
     outcomes = {
-        (position, work.replicate): one
-        for work in passes
-        for position, one in zip(
-            work.positions, passes_module.run_together(e, work, 1).outcomes, strict=True
+        (position, batch.replicate): batch_outcome
+        for batch in batches
+        for position, batch_outcome in zip(
+            batch.positions, passes_module.run_together(experiment, batch, 1).outcomes, strict=True
         )
     }
-    direct = collect(e, outcomes)
-    for results in (played, loaded, direct):
-        assert [c.bounds for c in results.curves] == [{}, expected, {}]
+    collected = collect(experiment, outcomes)
+    for results in (results_of_run, loaded, collected):
+        assert [curve.bounds for curve in results.curves] == [{}, expected, {}]
         assert list(results.curves[1].rounds) == rounds
-    listed = msgspec.json.decode(msgspec.json.encode(loaded.to_builtins()))["curves"]
-    assert [c["bounds"] for c in listed][::2] == [{}, {}]
-    assert listed[1]["bounds"]["late"] == [None, None, None, 35, 43, 52, 60]
-    assert listed[1]["bounds"]["theorem-1"] == expected["theorem-1"]
+    curve_dicts = msgspec.json.decode(msgspec.json.encode(loaded.to_builtins()))["curves"]
+    assert [curve["bounds"] for curve in curve_dicts][::2] == [{}, {}]
+    assert curve_dicts[1]["bounds"]["late"] == [None, None, None, 35, 43, 52, 60]
+    assert curve_dicts[1]["bounds"]["theorem-1"] == expected["theorem-1"]
 
 
-def test_a_store_without_bounds_loads_and_gets_them_when_it_is_resumed(tmp_path, monkeypatch):
-    e = experiment_from_spec(spec())
-    fastfed.run(e, tmp_path)
+def test_a_store_without_bounds_loads_and_a_resumed_run_adds_them(tmp_path, monkeypatch):
+    experiment = experiment_from_spec(spec())
+    fastfed.run(experiment, tmp_path)
     facts = [msgspec.json.decode(row[4]) for row in cells(tmp_path)[1]]
     assert facts == [{"silos": 3, "dimension": 3}] * 3
-    assert all(c.bounds == {} for c in fastfed.load(tmp_path).curves)
-    before = cells(tmp_path)[2]
-    monkeypatch.setattr(passes_module, "run_together", None)  # nothing is played again
-    resumed = fastfed.run(with_bounds(e, 2), tmp_path)
+    assert all(curve.bounds == {} for curve in fastfed.load(tmp_path).curves)
+    results_before = cells(tmp_path)[2]
+    monkeypatch.setattr(passes_module, "run_together", None)  # fails if a batch is simulated again
+    resumed = fastfed.run(with_bounds(experiment, 2), tmp_path)
     assert resumed.curves[2].bounds["theorem-1"][-1] == 180.0
-    assert cells(tmp_path)[2] == before
+    assert cells(tmp_path)[2] == results_before
 
 
 def test_a_bound_that_misses_a_checkpoint_is_refused(tmp_path):
-    e = with_bounds(experiment_from_spec(spec()), 0, lambda rounds: {"short": [1.0]})
+    experiment = with_bounds(experiment_from_spec(spec()), 0, lambda rounds: {"short": [1.0]})
     with pytest.raises(fastfed.InputError, match=r"bound short must have shape \(7,\)"):
-        fastfed.run(e, tmp_path / "out")
+        fastfed.run(experiment, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_changed_data_of_the_same_size_are_another_experiment(tmp_path):
-    def table(rows):
-        (tmp_path / "d.csv").write_text("x,label\n" + "".join(f"{a},{b}\n" for a, b in rows))
+def test_changed_data_of_the_same_size_are_a_different_experiment(tmp_path):
+    def experiment_on(rows):
+        (tmp_path / "d.csv").write_text(
+            "x,label\n" + "".join(f"{x},{label}\n" for x, label in rows)
+        )
         environment = {"kind": "classification", "data": str(tmp_path / "d.csv"), "label": "label"}
         curve = [{"algorithm": "fedlinucb", "batch_size": 2}]
         return experiment_from_spec(spec(environment=environment, curve=curve, silos=2, horizon=4))
 
-    fastfed.run(table([(i, i % 2) for i in range(8)]), tmp_path / "out")
-    changed = table([(i, (i + 1) % 2) for i in range(8)])
+    fastfed.run(experiment_on([(i, i % 2) for i in range(8)]), tmp_path / "out")
+    changed = experiment_on([(i, (i + 1) % 2) for i in range(8)])
     with pytest.raises(fastfed.InputError, match="a different experiment"):
         fastfed.run(changed, tmp_path / "out")
 
 
 def real_records(tmp_path, **keys):
+    """Return an experiment on a data set; keywords go to `environments.Classification`."""
     rows = "\n".join(f"{20 + i % 50},{i % 2}" for i in range(60))
     (tmp_path / "people.csv").write_text(f"age,ill\n{rows}\n")
     environment = fastfed.environments.Classification(
@@ -499,30 +525,32 @@ def real_records(tmp_path, **keys):
     )
 
 
-def test_what_no_certificate_covers_stands_first_where_records_are_real(tmp_path):
-    """On the page, in the table and beside certificates; also where they come from a store."""
-    for keys, failed in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
-        out = tmp_path / str(failed)
-        run_module.run(real_records(tmp_path, **keys), out, threads=1)
-        source = read_source(out)
+def test_reports_on_real_records_begin_with_what_no_certificate_covers(tmp_path):
+    """The report, the table and the certificates all say it, also for stored results."""
+    for keys, has_scaling_note in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
+        folder = tmp_path / str(has_scaling_note)
+        run_module.run(real_records(tmp_path, **keys), folder, threads=1)
+        source = read_source(folder)
         assert source.about_records[0].startswith("Made of real records: regret, curves, tables")
         assert "`fastfed plan`" in source.about_records[1]
-        scaled = "features are scaled by declared ranges, not by ranges of these data"
-        assert any(scaled in note for note in source.about_records) == failed
-        pages = {path.name: path.read_text() for path in write_report(source, out, {})}
-        page = pages["report.html"]
-        above = page[: page.index("</header>")]
+        scaling_note = "features are scaled by declared ranges, not by ranges of these data"
+        assert any(scaling_note in note for note in source.about_records) == has_scaling_note
+        pages = {path.name: path.read_text() for path in write_report(source, folder, {})}
+        report = pages["report.html"]
+        report_header = report[: report.index("</header>")]
         for note in source.about_records:
-            assert note in html.unescape(re.sub("<[^>]*>", "", above))
+            assert note in html.unescape(re.sub("<[^>]*>", "", report_header))
             assert note in pages["table.txt"]
-            flat = " ".join(pages["certificates.txt"].split())
-            assert flat.index(" ".join(note.split())) < flat.index("Privacy certificate")
-        assert "<details" not in above
-        stored = source.results.to_builtins()["curves"][0]["about_records"]
-        assert tuple(stored) == source.about_records
+            certificates = " ".join(pages["certificates.txt"].split())
+            assert certificates.index(" ".join(note.split())) < certificates.index(
+                "Privacy certificate"
+            )
+        assert "<details" not in report_header
+        stored_notes = source.results.to_builtins()["curves"][0]["about_records"]
+        assert tuple(stored_notes) == source.about_records
 
 
-def test_where_nobodys_records_are_played_nothing_is_said(tmp_path):
+def test_reports_on_synthetic_data_do_not_mention_real_records(tmp_path):
     run_module.run(experiment_from_spec(spec()), tmp_path, threads=1)
     source = read_source(tmp_path)
     assert source.about_records == ()
@@ -530,7 +558,7 @@ def test_where_nobodys_records_are_played_nothing_is_said(tmp_path):
     assert "real records" not in text
 
 
-def test_an_older_store_of_real_records_says_so_too(tmp_path):
+def test_an_older_store_of_a_data_set_mentions_real_records_too(tmp_path):
     run_module.run(real_records(tmp_path), tmp_path / "out", threads=1)
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
         facts = json.loads(db.execute("SELECT facts FROM curves").fetchone()[0])
@@ -543,36 +571,39 @@ def test_an_older_store_of_real_records_says_so_too(tmp_path):
     assert note.startswith("Made of real records") and "earlier version" in note
     (curve,) = source.results.curves
     assert curve.made == {} and curve.dated_certificate == curve.certificate
-    # Whoever continues it learns what is known today.
+    # Resuming the run adds the current notes.
     run_module.run(real_records(tmp_path), tmp_path / "out", threads=1)
     source = read_source(tmp_path / "out")
     assert len(source.about_records) == 3 and source.results.curves[0].made["version"]
 
 
-def test_certificates_say_by_what_and_when_they_were_made(tmp_path, monkeypatch):
-    e = real_records(tmp_path)
-    days = iter(["2031-01-01", "2031-01-02", "2031-01-03"])
+def test_certificates_name_version_spec_digest_and_date(tmp_path, monkeypatch):
+    experiment = real_records(tmp_path)
+    dates = iter(["2031-01-01", "2031-01-02", "2031-01-03"])
 
-    def on(identity):
-        return {**made_now(identity), "date": next(days)}
+    def with_next_date(identity):
+        return {**made_now(identity), "date": next(dates)}
 
-    monkeypatch.setattr(store_module, "made_now", on)
-    first = run_module.run(e, tmp_path / "out", threads=1).curves[0]
-    digest = hashlib.sha256(msgspec.json.encode(e.identity(), order="sorted")).hexdigest()
+    monkeypatch.setattr(store_module, "made_now", with_next_date)
+    first = run_module.run(experiment, tmp_path / "out", threads=1).curves[0]
+    digest = hashlib.sha256(msgspec.json.encode(experiment.identity(), order="sorted")).hexdigest()
     assert first.made == {
         "version": fastfed.__version__, "spec_digest": digest, "date": "2031-01-01"
     }  # fmt: skip
-    assert digest.startswith(e.digest())
-    # A certificate that stays as it is keeps its day; another one has its own.
-    again = run_module.run(e, tmp_path / "out", threads=1).curves[0]
-    assert again.made == first.made and again.certificate == first.certificate
+    assert digest.startswith(experiment.digest())
+    # An unchanged certificate keeps its date; a changed certificate gets a new date.
+    repeated = run_module.run(experiment, tmp_path / "out", threads=1).curves[0]
+    assert repeated.made == first.made and repeated.certificate == first.certificate
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
         db.execute("UPDATE curves SET certificate = replace(certificate, 'conditional', 'none')")
         digests.seal(db)
-    assert run_module.run(e, tmp_path / "out", threads=1).curves[0].made["date"] == "2031-01-03"
-    shown = first.to_builtins()["certificate"]
-    assert shown == {**first.certificate, **first.made}
+    assert (
+        run_module.run(experiment, tmp_path / "out", threads=1).curves[0].made["date"]
+        == "2031-01-03"
+    )
+    shown_certificate = first.to_builtins()["certificate"]
+    assert shown_certificate == {**first.certificate, **first.made}
     text = write_report(read_source(tmp_path / "out"), tmp_path / "out", {})[2].read_text()
     assert f"by fastfed {fastfed.__version__} on 2031-01-03 (UTC)" in text and digest in text
-    # What is compared of two runs has no date.
+    # Certificates of two runs are compared without the date.
     assert "date" not in first.certificate

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and functions of the user's that never come back, or end their process."""
+"""Runs stop on Ctrl-C and SIGTERM, even if a user's function hangs or ends its process."""
 
 import os
 import signal
@@ -17,7 +17,8 @@ from fastfed.simulation.experiment import experiment_from_spec, make_experiment
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals as on POSIX")
 
-#: Of replicate 1, from round 7 on: `holds` keeps Python's lock, `swallows` every exception.
+#: Environments that fail in round 7. `holds` never releases the GIL, `swallows` ignores every
+#: exception, `ends` exits from its process, and `lacks` runs out of memory.
 MINE = """
 import itertools
 import os
@@ -66,6 +67,7 @@ batch_size = 10
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
+    """Return a function that writes the spec of an environment of MINE and returns its path."""
     (tmp_path / "stopping_mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -78,7 +80,7 @@ def mine(tmp_path, monkeypatch):
     return spec
 
 
-# ---- the watch ----------------------------------------------------------------------------------
+# ---- signals ------------------------------------------------------------------------------------
 
 CHILD = """
 import itertools, sys, time
@@ -103,7 +105,7 @@ except KeyboardInterrupt as error:
         ("time.sleep(60)", signal.SIGTERM, True),
     ],
 )
-def test_a_signal_ends_what_holds_the_lock_of_python(does, number, itself):
+def test_a_signal_ends_a_process_even_if_code_holds_the_gil(does, number, itself):
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD.format(does)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -112,16 +114,16 @@ def test_a_signal_ends_what_holds_the_lock_of_python(does, number, itself):
     assert child.stdout is not None and child.stdout.readline() == "ready\n"
     time.sleep(0.1)
     child.send_signal(number)
-    out, errors = child.communicate(timeout=60)
+    output, errors = child.communicate(timeout=60)
     assert child.returncode == 128 + number
-    assert (out, errors) == (
+    assert (output, errors) == (
         ("by itself\n", "") if itself else ("", f"{_signals.SENTENCE}; kept\n")
     )
 
 
 @POSIX
-def test_handlers_are_put_back_and_ignored_signals_stay_ignored():
-    before = {number: signal.getsignal(number) for number in _signals.ENDING}
+def test_handlers_are_restored_and_ignored_signals_stay_ignored():
+    handlers_before = {number: signal.getsignal(number) for number in _signals.ENDING}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with _signals.stoppable():
@@ -130,44 +132,44 @@ def test_handlers_are_put_back_and_ignored_signals_stay_ignored():
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(5)
             _signals.heard()
-            with _signals.stoppable():  # within another it does nothing
+            with _signals.stoppable():  # a nested one does nothing
                 pass
         assert _signals.exit_code(error.value) == 143
     finally:
-        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
-    assert {number: signal.getsignal(number) for number in _signals.ENDING} == before
+        signal.signal(signal.SIGHUP, handlers_before[signal.SIGHUP])
+    assert {number: signal.getsignal(number) for number in _signals.ENDING} == handlers_before
     assert _signals.exit_code(KeyboardInterrupt()) == 130
 
 
 # ---- engines ------------------------------------------------------------------------------------
 
 
-def test_a_thread_that_does_not_stop_is_left_behind(tmp_path):
-    come, go = threading.Event(), threading.Event()
+def test_a_run_ends_without_waiting_for_a_thread_that_hangs(tmp_path):
+    hanging, released = threading.Event(), threading.Event()
 
     def function(seed, replicate, silo, round):
         if (replicate, round) == (1, 7):
-            come.set()
-            go.wait(60)
+            hanging.set()
+            released.wait(60)
         return [[1.0]], [0.5]
 
     def stop(agent_rounds):
         if agent_rounds:
-            come.wait(60)
+            hanging.wait(60)
             raise KeyboardInterrupt
 
     environment = fastfed.environments.Python(function=function, dimension=1, actions=1)
-    e = make_experiment(
+    experiment = make_experiment(
         name="x", environment=environment, horizon=30, silos=1, replicates=3,
         curves=[{"algorithm": "fedlinucb", "batch_size": 5}],
     )  # fmt: skip
     start = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            fastfed.run(e, tmp_path, threads=2, progress=stop)
+            fastfed.run(experiment, tmp_path, threads=2, progress=stop)
         assert time.monotonic() - start < 20.0 and local.left_behind()
     finally:
-        go.set()
+        released.set()
     for _ in range(200):
         if not local.left_behind():
             break
@@ -183,56 +185,59 @@ def test_a_thread_that_does_not_stop_is_left_behind(tmp_path):
     ("function", "number"),
     [("holds", signal.SIGINT), ("swallows", signal.SIGINT), ("swallows", signal.SIGTERM)],
 )
-def test_a_function_that_never_comes_back(engine, function, number, mine, tmp_path):
+def test_a_run_with_a_function_that_hangs_stops_on_a_signal(
+    engine, function, number, mine, tmp_path
+):
     if engine == "dask":
         pytest.importorskip("distributed")
-    # A worker of dask that cannot get the GIL cannot send what it has finished, either.
-    keeps = (engine, function) != ("dask", "holds")
-    out = tmp_path / "out"
+    # A Dask worker that cannot get the GIL cannot send its finished batches either.
+    stores_replicate = (engine, function) != ("dask", "holds")
+    folder = tmp_path / "out"
     child = subprocess.Popen(
-        [sys.executable, "-m", "fastfed", "run", mine(function), "-o", out,
+        [sys.executable, "-m", "fastfed", "run", mine(function), "-o", folder,
          "--engine", engine, "--threads", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
-        until = time.monotonic() + (100 if keeps else 20)
-        while time.monotonic() < until and "replicates: 1" not in done(out):
+        deadline = time.monotonic() + (100 if stores_replicate else 20)
+        while time.monotonic() < deadline and "replicates: 1" not in done(folder):
             time.sleep(0.3)
         time.sleep(0.5)
         child.send_signal(number)
         start = time.monotonic()
         _, errors = child.communicate(timeout=60)
-        took = time.monotonic() - start
+        seconds = time.monotonic() - start
         assert child.returncode == 128 + number, errors
-        assert took < (30.0 if engine == "dask" else 8.0)  # on a busy machine
+        assert seconds < (30.0 if engine == "dask" else 8.0)  # on a busy machine
         assert "interrupted: " in errors and "Traceback" not in errors
         assert "same command continues" in errors
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
-    if keeps:
-        assert command("results", out).exit_code == 0
-        assert "replicates: 1" in done(out)
+    if stores_replicate:
+        assert command("results", folder).exit_code == 0
+        assert "replicates: 1" in done(folder)
 
 
 def done(folder):
-    """How many replicates of the first curve there are."""
+    """Return the number of stored replicates of the first curve as text."""
     try:
-        found = fastfed.load(folder).curves
+        curves = fastfed.load(folder).curves
     except fastfed.InputError:
         return ""
-    return f"replicates: {len(found[0].replicates)}" if found else ""
+    return f"replicates: {len(curves[0].replicates)}" if curves else ""
 
 
-def test_what_ends_its_worker_is_not_timed(mine):
+def test_a_function_that_ends_its_worker_gets_no_time_estimate(mine):
     for function in ("ends", "lacks"):
-        e = experiment_from_spec_file(mine(function))
-        assert processes.time_kinds(e, [(0,)]) == {}
+        experiment = experiment_from_spec_file(mine(function))
+        assert processes.time_kinds(experiment, [(0,)]) == {}
 
 
 def experiment_from_spec_file(path):
+    """Return the experiment of a spec file."""
     import tomllib
 
     return experiment_from_spec(tomllib.loads(path.read_text()))
@@ -240,14 +245,16 @@ def experiment_from_spec_file(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "end"), [("ends", "exit code 0"), ("lacks", "out of memory")])
-def test_processes_survive_what_ends_its_process_while_it_is_timed(function, end, mine, tmp_path):
-    out = tmp_path / "out"
+def test_the_processes_engine_survives_a_function_that_ends_its_worker(
+    function, end, mine, tmp_path
+):
+    folder = tmp_path / "out"
     child = subprocess.run(
-        [sys.executable, "-m", "fastfed", "run", mine(function), "-o", out,
+        [sys.executable, "-m", "fastfed", "run", mine(function), "-o", folder,
          "--engine", "processes", "--threads", "2"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert child.returncode == 1, child.stderr
     assert "for an unknown time" in child.stderr and "Traceback" not in child.stderr
     assert f'curve "fedlinucb", replicate 0: every worker that ran it ended ({end})' in child.stderr
-    assert fastfed.load(out).curves[0].replicates == (1, 2)
+    assert fastfed.load(folder).curves[0].replicates == (1, 2)

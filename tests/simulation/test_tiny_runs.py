@@ -1,4 +1,4 @@
-"""What a small run loads: its processor time is nearly all imports, so these are counted."""
+"""Small runs import no heavy packages: imports take nearly all of a small run's CPU time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAVY = {
     "Cython", "asyncio", "cryptography", "dask", "jinja2", "matplotlib", "narwhals", "numba",
     "pandas", "rich", "rich_click", "scipy", "sklearn", "ssl", "statsmodels", "unittest",
 }  # fmt: skip
-#: Loaded where the interpreter starts, by whatever is installed beside fastfed.
+#: Remembers the modules that the interpreter loads at its start; they do not count.
 BEFORE = "import sys; before = set(sys.modules)\n"
 PRINT = "\nprint(*sorted(set(sys.modules) - before))"
 SIMULATE = """
@@ -37,6 +37,7 @@ algorithm = "fedlinucb"
 
 
 def loaded(code: str) -> set[str]:
+    """Run code in a child process and return the names of the modules that it imports."""
     result = subprocess.run(
         [sys.executable, "-c", BEFORE + code + PRINT], capture_output=True, text=True, check=True
     )
@@ -44,18 +45,20 @@ def loaded(code: str) -> set[str]:
 
 
 def test_a_run_without_privacy_loads_nothing_heavy() -> None:
-    found = loaded(SIMULATE.format(curve={"label": "a", "algorithm": "fedlinucb"}))
-    assert "fastfed.simulation.compiled" in found
-    assert not found & HEAVY
+    modules = loaded(SIMULATE.format(curve={"label": "a", "algorithm": "fedlinucb"}))
+    assert "fastfed.simulation.compiled" in modules
+    assert not modules & HEAVY
 
 
-def test_a_private_run_loads_special_functions_and_triangles_alone() -> None:
-    found = loaded(SIMULATE.format(curve={"label": "a", **PRIVATE}))
-    assert not found & (HEAVY - {"scipy", "unittest", "Cython"})  # SciPy loads these two
-    parts = {".".join(name.split(".")[:2]) for name in found if name.startswith("scipy.")}
-    assert {name for name in parts if not name.startswith("scipy._")} <= {
+def test_a_private_run_loads_only_special_functions_and_linalg_of_scipy() -> None:
+    modules = loaded(SIMULATE.format(curve={"label": "a", **PRIVATE}))
+    assert not modules & (HEAVY - {"scipy", "unittest", "Cython"})  # SciPy imports the other two
+    scipy_packages = {
+        ".".join(name.split(".")[:2]) for name in modules if name.startswith("scipy.")
+    }
+    assert {name for name in scipy_packages if not name.startswith("scipy._")} <= {
         "scipy.linalg", "scipy.special", "scipy.version",
-        "scipy.sparse",  # by the linalg of SciPy 1.13
+        "scipy.sparse",  # imported by scipy.linalg of SciPy 1.13
     }  # fmt: skip
 
 
@@ -64,22 +67,22 @@ def test_a_run_with_its_report_loads_no_matplotlib(tmp_path: Path) -> None:
     spec.write_text(SPEC)
 
     def run(*options: str) -> set[str]:
-        arguments = ["fastfed", "run", str(spec), "-o", str(tmp_path / "out"), *options]
+        command = ["fastfed", "run", str(spec), "-o", str(tmp_path / "out"), *options]
         return loaded(
             "import sys\n"
             "from fastfed.cli import main\n"
-            f"sys.argv = {arguments!r}\n"
+            f"sys.argv = {command!r}\n"
             "try:\n"
             "    main()\n"
             "except SystemExit as end:\n"
             "    assert not end.code, end.code\n"
         )
 
-    light = HEAVY - {"rich", "rich_click"}
-    assert not run() & light
+    heavy_packages = HEAVY - {"rich", "rich_click"}
+    assert not run() & heavy_packages
     assert "<polyline" in (tmp_path / "out" / "report.html").read_text()
     pytest.importorskip("matplotlib")
     assert "matplotlib" in run("--format", "png")
-    # What is there already is not drawn again.
-    assert not run("--format", "png") & light
-    assert not run() & light
+    # Figures that exist already are not drawn again.
+    assert not run("--format", "png") & heavy_packages
+    assert not run() & heavy_packages
