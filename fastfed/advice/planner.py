@@ -259,7 +259,7 @@ def _environment(
         return Sphere(dimension=d, actions=k, intercept=kappa), {**table, "intercept": kappa}
     if intercept is not None:
         raise InputError(
-            "intercept belongs to the default sphere; an environment declares its own intercept"
+            "intercept belongs to the sphere; an environment declares its own intercept"
         )
     if isinstance(environment, str) and environment in ENVIRONMENTS:
         raise InputError(
