@@ -1,8 +1,8 @@
 """Display of values in notebooks and terminals.
 
-Lower layers define values and import no reporting code. `Displayed` gives such a value the hooks
-that IPython and rich call; the renderer behind them is registered from above, when `fastfed` is
-imported, and loaded when the first value is displayed.
+Lower layers define values and do not import reporting code. The mixin `Displayed` adds the display
+hooks of IPython and rich to a value. Importing `fastfed` registers the renderer that these hooks
+call; it is loaded when the first value is displayed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Renderer(Protocol):
-    """Functions that turn a value into HTML, rich output or text, and results into a plot."""
+    """Interface of functions that convert values to HTML, rich output or text, and plot results."""
 
     def as_html(self, value: Any) -> str: ...
 
@@ -36,9 +36,9 @@ def register_renderer(load: Callable[[], Any]) -> None:
 
 
 def renderer() -> Renderer:
-    """The registered renderer.
+    """Return the registered renderer.
 
-    Raises RuntimeError if none was registered, which importing `fastfed` does.
+    Raises RuntimeError if there is none; importing `fastfed` registers it.
     """
     if _loader is None:
         raise RuntimeError("no renderer is registered: import fastfed first")
@@ -47,9 +47,9 @@ def renderer() -> Renderer:
 
 
 class Displayed:
-    """Mixin of values that display themselves: HTML in notebooks, styled text wherever rich prints.
+    """Mixin for values with HTML display in notebooks and styled text where rich prints.
 
-    ``repr`` is left as it is.
+    ``repr`` does not change.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from fastfed._validate import InputError
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it finds the old content or the new one, whole.
+    """Write a file atomically: readers see the complete old or the complete new content.
 
     Raises
     ------
     InputError
-        If it cannot be written; the old file stays.
+        If the file cannot be written. The old file does not change.
     """
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(fresh, "xb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, path)
+        os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):
-            fresh.unlink()
+            temporary.unlink()
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
-    if os.name == "posix":  # the name, too, has to reach the disk
+    if os.name == "posix":  # the directory entry must reach the disk too
         with suppress(OSError):
             folder = os.open(path.parent, os.O_RDONLY)
             try:

@@ -1,4 +1,4 @@
-"""Memory that this process may still take, and sizes as text."""
+"""Memory available to this process, and conversion of sizes to and from text."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE
 
 
 def available(proc: Path = _PROC) -> int | None:
-    """Return the bytes that can still be taken, or None where the system does not say.
+    """Return the bytes available to this process, or None if they are unknown.
 
-    This is the least of three: free memory of the system (pages that it would give up at once
-    count as free), what the control groups of this process (versions 1 and 2) leave it, and what
-    its limit of address space leaves.
+    This is the minimum of three values: the system's available memory (including pages that it can
+    reclaim at once), the remaining limits of the control groups of this process (versions 1 and 2),
+    and the remaining address space limit.
     """
     limits = [_system(proc), *_groups(proc), _addresses(proc)]
     known = [max(0, size) for size in limits if size is not None]
@@ -28,7 +28,7 @@ def available(proc: Path = _PROC) -> int | None:
 
 
 def _system(proc: Path) -> int | None:
-    """Return free memory of the whole system; where it is not Linux, perhaps all memory."""
+    """Return the available memory of the system; without /proc perhaps the total memory."""
     try:
         for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -44,7 +44,7 @@ def _system(proc: Path) -> int | None:
 
 
 def _groups(proc: Path) -> Iterator[int]:
-    """Yield what is left in each control group of this process, and in each group around it."""
+    """Yield the remaining bytes of each control group of this process and of its ancestors."""
     root = proc.parent / "sys" / "fs" / "cgroup"
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
@@ -60,7 +60,7 @@ def _groups(proc: Path) -> Iterator[int]:
 
 
 def _left(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Yield limit less usage of a group and all around it; in a container its own is the root."""
+    """Yield limit minus usage for a group and its ancestors, up to the (container's) root."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts), -1, -1):
         folder = root.joinpath(*parts[:depth])
@@ -69,12 +69,12 @@ def _left(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterato
             used = int((folder / usage).read_text())
         except (OSError, ValueError):
             continue
-        # Cached files stay in memory only until it is needed.
+        # The system reclaims cached files when memory is needed.
         yield most - max(0, used - _statistic(folder / "memory.stat", cached))
 
 
 def _statistic(path: Path, name: str) -> int:
-    """Return a number of a memory.stat file, 0 where there is none."""
+    """Return the number of a name in a memory.stat file, 0 if there is none."""
     try:
         for line in path.read_text().splitlines():
             key, _, value = line.partition(" ")
@@ -86,7 +86,7 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def _addresses(proc: Path) -> int | None:
-    """Return what ``ulimit -v`` leaves, or None where there is no such limit."""
+    """Return the bytes that remain under ``ulimit -v``, or None without such a limit."""
     try:
         import resource
 
@@ -100,7 +100,7 @@ def _addresses(proc: Path) -> int | None:
 
 
 def parse_size(name: str, value: object) -> int:
-    """Return the bytes of a size such as 40GB, 1.5 GiB or 4e9; a number counts bytes.
+    """Return the bytes of a size such as "40GB", "1.5 GiB" or 4e9 (a number of bytes).
 
     Raises InputError, with the name of the argument, for anything else.
     """

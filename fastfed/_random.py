@@ -1,8 +1,8 @@
 """Sources of randomness: counter-based streams for simulations, system entropy for deployments.
 
-Every stream of a simulation starts from a key (seed, purpose, replicate, silo, round or node),
-never from a thread, a call order or a curve. A deployment draws from the operating system and
-remembers the nodes that it drew, so that none is drawn twice.
+In a simulation, every stream is determined by a key (seed, purpose, replicate, silo, and round or
+node). It does not depend on threads, on the order of calls or on the curve. A deployment draws from
+the operating system and records each draw, so that no noise is drawn twice.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fastfed._sampling import Laplaces, Normals, Uniforms, fair_binomials
 from fastfed._validate import InputError, Once, integer, once, show
 
 T = TypeVar("T")
-#: Seed, purpose, replicate, silo, and round, node or release.
+#: Key of a stream: seed, purpose, replicate, silo, and round, node or release.
 Key = tuple[int, int, int, int, int]
 
-#: Purposes of streams; the same numbers are in src/ff_random.h, and never change.
+#: Purposes of streams. The same numbers are in src/ff_random.h; they never change.
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
 ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
 ROTATION, RANGE, LAPLACE = range(12, 15)
 SAMPLE, SCORE_NOISE, THRESHOLD, QUERY, CHOICE = range(15, 20)
 SCORE_KEY, PARTICIPATION = 20, 21
 SUM_BIAS_NOISE, SUM_COV_NOISE = 22, 23
-#: Names of the purposes of a server's uniform numbers, for messages.
+#: Names of the purposes of a server's draws, for messages.
 PURPOSES = {
     ROTATION: "the rotation",
     RANGE: "the range",
@@ -41,14 +41,14 @@ PURPOSES = {
     QUERY: "the query's noise",
     CHOICE: "the choice",
 }
-#: The most features d of anything: a statistic then has half a billion numbers.
+#: The largest number of features d; a statistic then has half a billion numbers.
 MAX_DIMENSION = 2**15
 #: The largest number below 1.
 BELOW_ONE = 1.0 - 2.0**-53
-#: Purpose of the noise bits of single data points; the level of their node is added.
+#: Purpose of the noise bits of single data points, plus the level of the tree node.
 POINT_NOISE = 64
 
-# A server draws noise of its own under the silo index M, the number of silos.
+# The server's noise has silo index M, the number of silos.
 
 
 def check_seed(seed: object) -> int:
@@ -57,19 +57,19 @@ def check_seed(seed: object) -> int:
 
 
 def _whole(name: str, value: int, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Return an integer argument of a draw if it is in range; numbers of keys have 32 bits."""
+    """Return an integer argument of a draw if it is in range, else raise InputError."""
     if type(value) is int and least <= value <= most:
         return value
     return integer(name, value, at_least=least, at_most=most)
 
 
 def _place(silo: int, name: str, index: int) -> tuple[int, int]:
-    """Return the last two numbers of a key: a silo, and a round, node or release."""
+    """Return the last two numbers of a key, checked: a silo, and a round, node or release."""
     return _whole("silo", silo, most=2**32 - 1), _whole(name, index, most=2**32 - 1)
 
 
 class NoiseSource(Protocol):
-    """Interface of the noise of silos, shuffler and server; one key never has two draws."""
+    """Interface of noise for silos, shuffler and server; each key is drawn at most once."""
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
@@ -86,8 +86,10 @@ class NoiseSource(Protocol):
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
-        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each of the d + d (d + 1) / 2 entries of one
-        node: uint64, n = ``trials`` of bias, off-diagonal and diagonal entries, even."""
+        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for the d + d (d + 1) / 2 entries of one node.
+
+        ``trials`` gives even n for bias, off-diagonal and diagonal entries. The result is uint64.
+        """
         ...
 
     def point_binomials(
@@ -138,11 +140,11 @@ class NoiseSource(Protocol):
 
 
 class IdealSource(NoiseSource, Protocol):
-    """A source with draws that are real numbers, so that releases can be exact: `SystemNoise`."""
+    """A source of exactly sampled real numbers, so that releases can be exact (`SystemNoise`)."""
 
     @property
     def exact(self) -> bool:
-        """True: the source has ideal draws."""
+        """True: the source samples real numbers exactly."""
         ...
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
@@ -167,12 +169,12 @@ class IdealSource(NoiseSource, Protocol):
 
 
 def is_exact(noise: NoiseSource) -> TypeGuard[IdealSource]:
-    """Return True if a source has ideal draws, so that releases can be exact."""
+    """Return True if a source samples real numbers exactly, so that releases can be exact."""
     return getattr(noise, "exact", False) is True
 
 
 class SeededNoise:
-    """Counter-based noise for simulations. Who knows the seed can remove it: it protects nothing.
+    """Counter-based noise for simulations. It gives no privacy to anybody who knows the seed.
 
     Every draw is a function of the seed, the replicate and the method's arguments.
 
@@ -186,7 +188,7 @@ class SeededNoise:
     Raises
     ------
     InputError
-        For values out of range, here and in every method: silos, nodes, rounds, releases and
+        If a value is out of range, here and in every method. Silos, nodes, rounds, releases and
         phases are integers in [0, 2^32), counts and labels in [0, 2^31), dimensions in [1, 2^15].
     """
 
@@ -224,8 +226,8 @@ class SeededNoise:
     ) -> np.ndarray:
         """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64.
 
-        The node's normals of variance n / 4, rounded to integers: for large n the distribution
-        of the binomial but for 1/n and the last bits of float64.
+        The draws are the node's normals of variance n / 4, rounded to integers. For large n, their
+        distribution differs from the binomial by O(1/n) and by float64 rounding.
         """
         normals = self.node(silo, node, dimension)
         stds = [math.sqrt(n) / 2.0 for n in entries(dimension, trials)]
@@ -296,9 +298,10 @@ class SeededNoise:
 
 
 class SummedNoise(SeededNoise):
-    """Noise of the sum over silos that a simulation draws once, of purposes of its own.
+    """Noise of the sum over silos, which a simulation draws once.
 
-    So it depends on no noise of a silo, nor of a trusted server. ``silo`` is the number of silos.
+    It uses separate purposes, so it is independent of the noise of silos and of a trusted server.
+    ``silo`` is the number of silos.
     """
 
     def _normals(self, silo: int, node: int, dimension: int) -> np.ndarray:
@@ -307,11 +310,11 @@ class SummedNoise(SeededNoise):
 
 @dataclass(frozen=True)
 class InterleavedNoise:
-    """The source of one of ``stride`` systems that take turns, number ``phase`` (src/ff_run.h).
+    """Noise source of system number ``phase`` of ``stride`` systems that take turns in one run.
 
-    Round u of this system is the u-th round t of the run with t = phase modulo stride; its silo i
-    is silo ``names[i]`` of the run; its tree nodes are numbered so that no two systems share a
-    draw.
+    Round u of the system is the u-th round t of the run with t = phase modulo stride. Silo i of the
+    system is silo ``names[i]`` of the run. Tree nodes are numbered so that no two systems share a
+    draw. See src/ff_run.h.
     """
 
     source: NoiseSource
@@ -321,11 +324,11 @@ class InterleavedNoise:
 
     @property
     def exact(self) -> bool:
-        """True if the source has ideal draws."""
+        """True if the source samples real numbers exactly."""
         return is_exact(self.source)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a draw of `IdealSource` that takes the keys of this system."""
+        """Return a method of `IdealSource` that translates this system's keys to the run's keys."""
         if name not in _PARAMETERS:
             raise AttributeError(name)
 
@@ -343,15 +346,15 @@ class InterleavedNoise:
         return draw
 
     def _time(self, round: int) -> int:
-        """Return the round of the run of a round of this system."""
+        """Convert a round of this system to a round of the run."""
         return (self.phase or self.stride) + (round - 1) * self.stride
 
     def _key(self, node: int) -> int:
-        """Return the node of the run of a node of this system."""
+        """Convert a node of this system to a node of the run."""
         return (node - 1) * self.stride + self.phase + 1
 
 
-#: Draw -> the names of its parameters.
+#: The parameter names of each method that draws.
 _PARAMETERS = {
     name: tuple(signature(draw).parameters)[1:]
     for name, draw in {**vars(NoiseSource), **vars(IdealSource)}.items()
@@ -362,14 +365,14 @@ _PARAMETERS = {
 class SystemNoise(Once):
     """Noise from the entropy of the operating system, for deployments.
 
-    It remembers the nodes that it has drawn and refuses to draw one again: noise that is added to
-    two statistics hides neither. One object serves one system, and cannot be copied. Its ``ideal``
-    draws are real numbers, computed to any precision that is needed (`fastfed._sampling`).
+    It records each draw and refuses to repeat one, because the same noise added to two statistics
+    protects neither. One object serves one system and cannot be copied. Its ``ideal`` draws are
+    exactly sampled real numbers, computed to any precision needed (`fastfed._sampling`).
 
     Raises
     ------
     InputError
-        From every method that would draw the noise of one node twice.
+        If the noise of a node would be drawn a second time.
     """
 
     exact = True
@@ -379,17 +382,17 @@ class SystemNoise(Once):
 
     @once
     def _once(self, draw: str) -> None:
-        """Refuse a second draw of the same noise."""
+        """Record a draw; raise InputError if the same noise was drawn before."""
         if draw in self._drawn:
             raise InputError(f"{draw} was drawn already; use one SystemNoise for each system")
         self._drawn.add(draw)
 
     def _once_at(self, silo: int, node: int) -> None:
-        """Refuse a second draw of the noise of a node."""
+        """Record the draw of a node's noise; raise InputError at a second one."""
         self._once(f"the noise of node {node} of silo {silo}")
 
     def _once_for(self, purpose: int, release: int) -> None:
-        """Refuse a second draw of a purpose of a release."""
+        """Record the draw for a purpose and release; raise InputError at a second one."""
         self._once(f"{PURPOSES[purpose]} of release {release}")
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
@@ -422,7 +425,7 @@ class SystemNoise(Once):
         self._once_for(purpose, release)
         return drawn
 
-    # The same draws as float64, for display only: value + noise in float64 leaks (Mironov 2012).
+    # The same draws in float64, for display only: float64 noise does not protect (Mironov 2012).
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
@@ -495,7 +498,7 @@ class SystemNoise(Once):
 
 
 def entries(dimension: int, of: tuple[T, T, T]) -> list[T]:
-    """List what bias, off-diagonal and diagonal entries have, by entry of a packed statistic."""
+    """List a value for each entry of a packed statistic, given (bias, off-diagonal, diagonal)."""
     bias, off, on = of
     rows = [[off] * i + [on] for i in range(dimension)]
     return [bias] * dimension + [each for row in rows for each in row]
@@ -510,7 +513,7 @@ def system_uniforms(count: int) -> np.ndarray:
 def system_permutation(count: int) -> np.ndarray:
     """Draw a uniform permutation of 0..count-1 from os.urandom."""
     while True:
-        # Sorting uniform integers permutes uniformly, unless two are equal.
+        # Sorting uniform integers gives a uniform permutation, unless two integers are equal.
         keys = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
         order = np.argsort(keys, kind="stable")
         if (np.diff(keys[order]) > 0).all():
@@ -525,14 +528,14 @@ def system_u32(count: int) -> np.ndarray:
 def system_binomials(count: int, trials: int) -> np.ndarray:
     """Draw Bin(trials, 1/4) - trials / 4 (count,) from os.urandom."""
     drawn = np.full(count, np.nan)
-    while (left := np.isnan(drawn)).any():
-        words = system_u32(4 * int(left.sum())).reshape(-1, 4)
-        drawn[left] = rng.binomials_from_words(words, trials)
+    while (missing := np.isnan(drawn)).any():
+        words = system_u32(4 * int(missing.sum())).reshape(-1, 4)
+        drawn[missing] = rng.binomials_from_words(words, trials)
     return drawn
 
 
 def instance_normals(seed: int, replicate: int, count: int) -> np.ndarray:
-    """Draw standard normals (count,) that fix an instance, such as its theta*."""
+    """Draw standard normals (count,) that determine an instance, such as its theta*."""
     return rng.normals_f64(seed, INSTANCE, replicate, 0, 0, count)
 
 

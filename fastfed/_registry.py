@@ -1,7 +1,7 @@
-"""Registries of names in a spec: fastfed's own entries, and entry points of installed packages.
+"""Registries of names in a spec: built-in entries, and entry points of installed packages.
 
-Packages are searched only for a name that is not fastfed's own, or when all names are listed.
-Nothing is imported before it is used, so a broken package affects only those who use it.
+Packages are searched only for names that are not built in, or when all names are listed. Entries
+are imported at their first use, so that a broken package affects only specs that use it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Entries by name: built-in ones first, then those of installed packages.
+    """Entries by name: built-in entries first, then entries of installed packages.
 
     A package cannot take a built-in name, and a name that two packages claim is refused.
 
@@ -32,10 +32,10 @@ class Registry(Mapping[str, T], Generic[T]):
     what : str
         Name of one entry for messages, such as "algorithm".
     builtin : mapping
-        fastfed's own entries.
+        Built-in entries.
     check : callable
-        ``check(name, found)`` returns the entry for the object that an entry point names, or
-        raises InputError that says what it must be.
+        ``check(name, loaded)`` returns the entry for the object loaded from an entry point. It
+        raises InputError, with the expected type, if the object is unsuitable.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _found(self) -> dict[str, list[EntryPoint]]:
-        """Entry points by name, usable or not."""
+        """Entry points by name, including those that cannot be loaded."""
         from importlib.metadata import entry_points
 
         found: dict[str, list[EntryPoint]] = {}
@@ -61,7 +61,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """Names that packages add, loadable or not."""
+        """Names that packages add, including those that cannot be loaded."""
         return tuple(name for name in self._found if name not in self.builtin)
 
     def __contains__(self, name: object) -> bool:
@@ -75,7 +75,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self.builtin) + len(self.plugins)
 
     def __getitem__(self, name: str) -> T:
-        """Return an entry; InputError names package and entry point of one that cannot be used."""
+        """Return an entry. An InputError names the package and entry point that failed."""
         if name in self.builtin:
             return self.builtin[name]
         if name not in self._loaded:
@@ -89,20 +89,20 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _load(self, point: EntryPoint) -> T:
-        """Import what an entry point names, and check it."""
-        who = f'{self.what} "{point.name}" of {_named(point)}'
+        """Import the object of an entry point and check it."""
+        source = f'{self.what} "{point.name}" of {_named(point)}'
         try:
-            found = point.load()
-        # A foreign module may raise anything while it is imported.
+            loaded = point.load()
+        # Importing a third-party module may raise any exception.
         except (Exception, SystemExit) as error:
-            raise InputError(f"{who} cannot be loaded: {_reason(error)}") from error
+            raise InputError(f"{source} cannot be loaded: {_reason(error)}") from error
         try:
-            return self._check(point.name, found)
+            return self._check(point.name, loaded)
         except InputError as error:
-            raise InputError(f"{who} {error}") from None
+            raise InputError(f"{source} {error}") from None
 
     def choose(self, name: object) -> T:
-        """Return the entry of a name in a spec; InputError with the nearest known name."""
+        """Return the entry of a name in a spec; an InputError suggests the nearest known name."""
         if not isinstance(name, str) or name not in self:
             raise InputError(
                 f'unknown {self.what} "{name}"{nearest(str(name), self)} (known: {", ".join(self)})'
@@ -111,7 +111,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """Turn errors of a running package entry into InputErrors that name the package."""
+        """Convert exceptions of a package's entry to InputErrors that name the package."""
         try:
             yield
         except InputError:
@@ -119,28 +119,32 @@ class Registry(Mapping[str, T], Generic[T]):
         except Exception as error:
             if name in self.builtin or name not in self._found:
                 raise
-            who = " and ".join(map(_named, self._found[name]))
-            raise InputError(f'{self.what} "{name}" of {who} failed: {_reason(error)}') from error
+            packages = " and ".join(map(_named, self._found[name]))
+            raise InputError(
+                f'{self.what} "{name}" of {packages} failed: {_reason(error)}'
+            ) from error
 
     def origin(self, name: str) -> str | None:
-        """Return package and version that add a name; None for fastfed's own."""
+        """Return the package and version that add a name; None for built-in names."""
         if name in self.builtin or name not in self._found:
             return None
         return " and ".join(map(_package, self._found[name]))
 
     def problems(self) -> dict[str, str]:
-        """Load all plugins, and return for each that cannot be used a sentence with the reason."""
-        found = {}
+        """Load all plugins, and return {name: reason} for those that cannot be used."""
+        reasons = {}
         for name, points in self._found.items():
             if name in self.builtin:
-                who = " and ".join(map(_named, points))
-                found[name] = f'{self.what} "{name}" of {who} is refused: fastfed has one already'
+                packages = " and ".join(map(_named, points))
+                reasons[name] = (
+                    f'{self.what} "{name}" of {packages} is refused: fastfed has one already'
+                )
                 continue
             try:
                 self[name]
             except InputError as error:
-                found[name] = str(error)
-        return found
+                reasons[name] = str(error)
+        return reasons
 
 
 def _package(point: EntryPoint) -> str:
@@ -151,15 +155,17 @@ def _package(point: EntryPoint) -> str:
 
 
 def _named(point: EntryPoint) -> str:
+    """Return package, version and definition of an entry point, for messages."""
     return f"{_package(point)} (entry point {point.group}: {point.name} = {point.value})"
 
 
 def _reason(error: BaseException) -> str:
+    """Return the type and text of an exception on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
 def must_be(expected: str, found: object) -> InputError:
-    """Return the InputError for a registry's check to raise."""
+    """Return the InputError that a registry's ``check`` raises for an unsuitable object."""
     return InputError(f"must be {expected}, got {show(found)}")
 
 

@@ -1,8 +1,9 @@
-"""A root by Brent's method, without SciPy's optimizers, whose import takes longer than a small run.
+"""Root finding by Brent's method without importing ``scipy.optimize``.
 
-Its compiled function is no way around: ``scipy.optimize._zeros`` loads all of ``scipy.optimize``.
-The steps are those of ``scipy.optimize.brentq`` in their order, so roots have its bits where it
-neither fuses multiplications and additions; `tests/privacy/test_roots.py` compares.
+That import takes longer than a small run, and importing SciPy's compiled ``_zeros`` module also
+loads all of ``scipy.optimize``. The steps and their order are those of ``scipy.optimize.brentq``,
+so roots are equal bit for bit unless SciPy was compiled with fused multiply-add.
+`tests/privacy/test_roots.py` compares the two functions.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def brentq(
     function : callable
         Continuous; may return infinity.
     low, high : float
-        The two points.
+        Two points at which the function has different signs.
     xtol, rtol : float
         The root is exact up to ``xtol + rtol |root|``.
     maxiter : int
-        Most steps.
+        Largest number of steps.
 
     Returns
     -------
@@ -40,64 +41,65 @@ def brentq(
     Raises
     ------
     ValueError
-        If the signs at both ends agree, and where a value is not a number.
+        If the signs at both ends agree, or a function value is NaN.
     RuntimeError
-        After ``maxiter`` steps.
+        If there is no convergence after ``maxiter`` steps.
 
     Notes
     -----
     Source: Brent 1973, Chapter 4, as SciPy's ``brentq.c`` writes it.
     """
-    before, here = float(low), float(high)
-    at_before, at_here = _value(function, before), _value(function, here)
-    if at_before == 0.0:
-        return before
-    if at_here == 0.0:
-        return here
-    if (at_before < 0.0) == (at_here < 0.0):
+    previous, current = float(low), float(high)
+    f_previous, f_current = _value(function, previous), _value(function, current)
+    if f_previous == 0.0:
+        return previous
+    if f_current == 0.0:
+        return current
+    if (f_previous < 0.0) == (f_current < 0.0):
         raise ValueError("f(a) and f(b) must have different signs")
-    # The root lies between here and across.
-    across = at_across = last = step = 0.0
+    # The root lies between the current point and the point across.
+    across = f_across = previous_step = step = 0.0
     for _ in range(maxiter):
-        if at_before != 0.0 and at_here != 0.0 and (at_before < 0.0) != (at_here < 0.0):
-            across, at_across = before, at_before
-            last = step = here - before
-        if abs(at_across) < abs(at_here):
-            before, here, across = here, across, here
-            at_before, at_here, at_across = at_here, at_across, at_here
-        least = (xtol + rtol * abs(here)) / 2.0
-        half = (across - here) / 2.0
-        if at_here == 0.0 or abs(half) < least:
-            return here
-        tried = math.inf  # halve
-        if abs(last) > least and abs(at_here) < abs(at_before):
+        if f_previous != 0.0 and f_current != 0.0 and (f_previous < 0.0) != (f_current < 0.0):
+            across, f_across = previous, f_previous
+            previous_step = step = current - previous
+        if abs(f_across) < abs(f_current):
+            previous, current, across = current, across, current
+            f_previous, f_current, f_across = f_current, f_across, f_current
+        tolerance = (xtol + rtol * abs(current)) / 2.0
+        half_interval = (across - current) / 2.0
+        if f_current == 0.0 or abs(half_interval) < tolerance:
+            return current
+        proposed_step = math.inf  # halve
+        if abs(previous_step) > tolerance and abs(f_current) < abs(f_previous):
             try:
-                if before == across:  # secant
-                    tried = -at_here * (here - before) / (at_here - at_before)
+                if previous == across:  # secant
+                    proposed_step = -f_current * (current - previous) / (f_current - f_previous)
                 else:  # inverse quadratic
-                    one = (at_before - at_here) / (before - here)
-                    other = (at_across - at_here) / (across - here)
-                    tried = (
-                        -at_here
-                        * (at_across * other - at_before * one)
-                        / (other * one * (at_across - at_before))
+                    slope_previous = (f_previous - f_current) / (previous - current)
+                    slope_across = (f_across - f_current) / (across - current)
+                    proposed_step = (
+                        -f_current
+                        * (f_across * slope_across - f_previous * slope_previous)
+                        / (slope_across * slope_previous * (f_across - f_previous))
                     )
             except ZeroDivisionError:
                 pass
-        if 2.0 * abs(tried) < min(abs(last), 3.0 * abs(half) - least):
-            last, step = step, tried
+        if 2.0 * abs(proposed_step) < min(abs(previous_step), 3.0 * abs(half_interval) - tolerance):
+            previous_step, step = step, proposed_step
         else:
-            last = step = half
-        before, at_before = here, at_here
-        if abs(step) > least:
-            here += step
+            previous_step = step = half_interval
+        previous, f_previous = current, f_current
+        if abs(step) > tolerance:
+            current += step
         else:
-            here += least if half > 0.0 else -least
-        at_here = _value(function, here)
-    raise RuntimeError(f"failed to converge after {maxiter} iterations, value is {here}")
+            current += tolerance if half_interval > 0.0 else -tolerance
+        f_current = _value(function, current)
+    raise RuntimeError(f"failed to converge after {maxiter} iterations, value is {current}")
 
 
 def _value(function: Callable[[float], float], x: float) -> float:
+    """Return the function value at x; raise ValueError if it is NaN."""
     value = float(function(x))
     if math.isnan(value):
         raise ValueError(f"the function value at x = {x} is NaN; solver cannot continue")

@@ -1,10 +1,10 @@
-"""Ideal draws: real random numbers of an exact distribution, computed to any precision.
+"""Exact sampling of real random numbers, evaluated to any precision on demand.
 
-A draw is a function of uniforms with infinitely many bits. The first 64 bits of each are drawn at
-once and give a float64 within `ERROR` of the draw. Where that does not decide a rounding or a
-comparison, further bits are drawn, and exact arithmetic encloses the draw, so the decision is that
-of the real number. Error bounds and proof: docs/exact.md. Numbers of heads of fair coins are made
-of integers alone.
+A draw is a function of uniforms with infinitely many bits. The first 64 bits of each uniform are
+drawn at once and give a float64 within `ERROR` of the draw. If this does not decide a rounding or a
+comparison, further bits are drawn and exact arithmetic gives a smaller interval that contains the
+draw. So every decision equals that of the real number. docs/exact.md has error bounds and proofs.
+Binomial counts of fair coins use integer arithmetic only.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from fastfed._kernels import rng
 
 #: Largest error of the float64 value of a standard draw.
 ERROR = 2.0**-40
-#: Distance from 0 or 1, in units of 2^-64, below which 64 bits of a uniform do not give that.
+#: If a uniform is closer to 0 or 1 than this, in units of 2^-64, 64 bits do not give error `ERROR`.
 _END = 1 << 44
 _WORD = 64
 #: Guard digits for intermediate roundings.
 _GUARD = 12
 
-#: Function that returns so many random bytes: os.urandom, unless draws are a function of a secret.
-#: Where it has a method ``further(index, start, count)``, the bytes of one uniform beyond its first
-#: 64 bits, from bit ``start`` on, come from there: they then depend on no order of questions.
+#: Function that returns a given number of random bytes: os.urandom, unless draws depend on a
+#: secret. If it has a method ``further(index, start, count)``, this returns the bytes of a uniform
+#: from bit ``start`` >= 64 on, so that they do not depend on the order of queries.
 Entropy = Callable[[int], bytes]
 Interval = tuple[Fraction, Fraction]
 
 
 class Uniforms:
-    """Uniforms in (0, 1), (n,): their first 64 bits, and more on demand.
+    """Uniforms in (0, 1), shape (n,): the first 64 bits of each, and more bits on demand.
 
     Attributes
     ----------
@@ -52,7 +52,10 @@ class Uniforms:
         self._longer: dict[int, tuple[int, int]] = {}
 
     def prefix(self, index: int, bits: int) -> tuple[int, int]:
-        """Return (a, n), n >= bits: the uniform is in [a, a + 1] / 2^n. Drawn bits never change."""
+        """Return (a, n) with n >= bits, so that the uniform is in [a, a + 1] / 2^n.
+
+        Bits that were drawn never change.
+        """
         a, n = self._longer.get(index, (int(self.random_u64[index]), _WORD))
         if n < bits:
             more = -(-(bits - n) // _WORD) * _WORD
@@ -62,13 +65,13 @@ class Uniforms:
         return a, n
 
     def interval(self, index: int, bits: int) -> Interval:
-        """Return an interval that contains the uniform, of width 2^-bits at most."""
+        """Return an interval of width at most 2^-bits that contains the uniform."""
         a, n = self.prefix(index, bits)
         return Fraction(a, 1 << n), Fraction(a + 1, 1 << n)
 
 
 class Normals:
-    """Independent standard normals (n,), by Box and Muller from uniforms of any length.
+    """Independent standard normals (n,), by the Box-Muller method from uniforms of any precision.
 
     Attributes
     ----------
@@ -89,7 +92,7 @@ class Normals:
             _refine(self, both[both < count])
 
     def interval(self, index: int, bits: int) -> Interval:
-        """Return an interval that contains the normal, of width 2^-bits at most."""
+        """Return an interval of width at most 2^-bits that contains the normal."""
         pair, wanted = index % self._half, bits + 8
         while True:
             a, n = self._uniforms.prefix(pair, wanted)
@@ -102,7 +105,7 @@ class Normals:
 
 
 class Laplaces:
-    """Independent standard Laplace draws (n,), of density exp(-|x|) / 2.
+    """Independent standard Laplace draws (n,), with density exp(-|x|) / 2.
 
     Attributes
     ----------
@@ -118,7 +121,7 @@ class Laplaces:
             _refine(self, np.flatnonzero(ends))
 
     def interval(self, index: int, bits: int) -> Interval:
-        """Return an interval that contains the draw, of width 2^-bits at most."""
+        """Return an interval of width at most 2^-bits that contains the draw."""
         wanted = bits + 8
         while True:
             a, n = self._uniforms.prefix(index, wanted)
@@ -131,7 +134,7 @@ class Laplaces:
 
 
 def _refine(draws: Normals | Laplaces, indices: np.ndarray) -> None:
-    """Recompute values for which 64 bits were not enough."""
+    """Recompute the float64 values for which 64 bits are not enough."""
     for i in indices.tolist():
         low, high = draws.interval(i, 44)
         draws.values[i] = float((low + high) / 2)
@@ -141,20 +144,20 @@ def _refine(draws: Normals | Laplaces, indices: np.ndarray) -> None:
 
 
 def _digits(bits: int) -> int:
-    """Return the decimal digits for so many bits, with guard digits."""
+    """Return the number of decimal digits for ``bits`` bits, including guard digits."""
     return math.ceil(0.30103 * bits) + _GUARD
 
 
 def _context(digits: int) -> Context:
-    """Return a context of so many digits and the widest exponents."""
+    """Return a decimal context of ``digits`` digits with the widest exponent range."""
     return Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
 def _minus_log(a: int, n: int) -> Interval:
-    """Enclose -ln u of u in [a, a + 1] / 2^n, a >= 1."""
+    """Return an interval that contains -ln u for all u in [a, a + 1] / 2^n, a >= 1."""
     digits = _digits(n)
     with localcontext(_context(digits)):
-        # Each logarithm is rounded correctly, and below n, so the error is far below the slack.
+        # Each logarithm is correctly rounded and below n, so the error is far below the slack.
         whole = n * Decimal(2).ln()
         high, low = whole - Decimal(a).ln(), whole - Decimal(a + 1).ln()
         slack = Decimal(10) ** (6 - digits) * n
@@ -162,7 +165,7 @@ def _minus_log(a: int, n: int) -> Interval:
 
 
 def _normal(a: int, n: int, turn: int, m: int, cosine: bool) -> Interval:
-    """Enclose r cos(2 pi w) or r sin(2 pi w), with r = sqrt(-2 ln u).
+    """Return an interval that contains r cos(2 pi w) or r sin(2 pi w), r = sqrt(-2 ln u).
 
     u is in [a, a + 1] / 2^n and w in [turn, turn + 1] / 2^m.
     """
@@ -172,10 +175,10 @@ def _normal(a: int, n: int, turn: int, m: int, cosine: bool) -> Interval:
         unit = Decimal(10) ** (6 - digits)
         r_low = max(_decimal(2 * low).sqrt() - unit, Decimal(0)) if low > 0 else Decimal(0)
         r_high = _decimal(2 * high).sqrt() + unit if high > 0 else unit
-        at = _sine(turn, m, cosine, digits)
-        # The derivative of the sine by the turn is at most 2 pi < 2^3.
-        off = unit + Decimal(8) / Decimal(1 << m)
-        s_low, s_high = at - off, at + off
+        sine = _sine(turn, m, cosine, digits)
+        # The derivative of the sine with respect to w is at most 2 pi < 2^3.
+        sine_error = unit + Decimal(8) / Decimal(1 << m)
+        s_low, s_high = sine - sine_error, sine + sine_error
         z_low = s_low * (r_high if s_low < 0 else r_low)
         z_high = s_high * (r_high if s_high > 0 else r_low)
         slack = unit * (1 + r_high)
@@ -188,7 +191,7 @@ def _decimal(x: Fraction) -> Decimal:
 
 
 def _sine(turn: int, m: int, cosine: bool, digits: int) -> Decimal:
-    """Return sin or cos of 2 pi turn / 2^m in the current context, to 10^(4 - digits) or better."""
+    """Return sin or cos of 2 pi turn / 2^m with error at most 10^(4 - digits)."""
     quarters = ((turn << 2) + (1 << (m - 1))) >> m
     rest = (turn << 2) - (quarters << m)  # of a quarter turn, in [-1/2, 1/2] 2^m
     x = Decimal(rest) * _pi(digits) / (2 * Decimal(1 << m))
@@ -220,10 +223,10 @@ def _pi(digits: int) -> Decimal:
         return Decimal(16 * arctan(5) - 4 * arctan(239)) / Decimal(scale)
 
 
-# ---- Fair coins: integers of an exact distribution -----------------------------------------------
-# Only integers are compared here, so every distribution is exact; proof: docs/secure-sum.md.
+# ---- Exact binomial sampling from fair coins -----------------------------------------------------
+# All comparisons are between integers, so distributions are exact (proof: docs/secure-sum.md).
 
-#: Up to so many coins are tossed one by one; beyond, their number is found by rejection.
+#: Up to this many coins are drawn bit by bit; for more, the count uses rejection sampling.
 TOSSED = 4096
 
 
@@ -240,7 +243,7 @@ def fair_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
 
 
 def quarter_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
-    """Draw Bin(n, 1/4), exactly: coins that show heads are tossed again."""
+    """Draw Bin(n, 1/4) exactly: count the heads, then toss these coins again."""
     return _heads(_heads(trials, entropy), entropy)
 
 
@@ -251,10 +254,10 @@ def _heads(trials: int, entropy: Entropy) -> int:
 
 
 def rejected_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
-    """Draw Bin(n, 1/2) - n/2, n even, from a discrete Gaussian of variance (n + 1)/4.
+    """Draw Bin(n, 1/2) - n/2, n even, by rejection from a discrete Gaussian of variance (n + 1)/4.
 
     P(k) / P(0) = exp(-2 k^2 / (n + 1) - R(k)) with R >= 0, about k^4 / (n/2)^3 / 6, see
-    `_excess`: a proposal k is kept with probability exp(-R(k)), which is 1 - O(1/n).
+    `_excess`. A proposal k is accepted with probability exp(-R(k)), which is 1 - O(1/n).
     """
     while True:
         k = _discrete_gaussian(trials + 1, entropy)
@@ -263,7 +266,7 @@ def rejected_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
 
 
 def _bits(count: int, entropy: Entropy) -> int:
-    """Return so many uniform bits as an integer."""
+    """Return ``count`` uniform bits as an integer."""
     size = (count + 7) // 8
     return int.from_bytes(entropy(size), "big") >> (8 * size - count)
 
@@ -272,9 +275,9 @@ def _below(n: int, entropy: Entropy) -> int:
     """Draw a uniform integer in [0, n)."""
     count = (n - 1).bit_length()
     while True:
-        found = _bits(count, entropy)
-        if found < n:
-            return found
+        candidate = _bits(count, entropy)
+        if candidate < n:
+            return candidate
 
 
 def _exp_coin(num: int, den: int, entropy: Entropy) -> bool:
@@ -304,8 +307,10 @@ def _discrete_laplace(scale: int, entropy: Entropy) -> int:
 
 
 def _discrete_gaussian(quarters: int, entropy: Entropy) -> int:
-    """Draw k with probability ~ exp(-2 k^2 / quarters): a discrete Gaussian of variance
-    quarters / 4 (Canonne et al. 2020, Algorithm 3)."""
+    """Draw k with probability ~ exp(-2 k^2 / quarters) (Canonne et al. 2020, Algorithm 3).
+
+    This is a discrete Gaussian of variance quarters / 4.
+    """
     scale = math.isqrt(quarters) // 2 + 1
     den = 8 * quarters * scale * scale
     while True:
@@ -319,7 +324,7 @@ def _kept(k: int, trials: int, entropy: Entropy) -> bool:
     """Draw True with probability exp(-R(k)), k >= 0."""
     parts = max(1, math.ceil(_excess(k, trials, 0)[1]))
     for _ in range(parts):
-        # exp(-R / parts): the first j at which a uniform is not below R / (parts j) is odd.
+        # With probability exp(-R / parts), the first j with a uniform >= R / (parts j) is odd.
         j = 1
         while _uniform_below(k, trials, parts * j, entropy):
             j += 1
@@ -329,22 +334,23 @@ def _kept(k: int, trials: int, entropy: Entropy) -> bool:
 
 
 def _uniform_below(k: int, trials: int, divisor: int, entropy: Entropy) -> bool:
-    """Draw True with probability R(k) / divisor, <= 1, from as many bits as that takes."""
-    found, bits, terms = _bits(_WORD, entropy), _WORD, 0
+    """Draw True with probability R(k) / divisor <= 1, using as many bits as needed."""
+    prefix, bits, terms = _bits(_WORD, entropy), _WORD, 0
     while True:
         low, high = _excess(k, trials, terms)
-        if found * divisor >= high * (1 << bits):
+        if prefix * divisor >= high * (1 << bits):
             return False
-        if (found + 1) * divisor <= low * (1 << bits):
+        if (prefix + 1) * divisor <= low * (1 << bits):
             return True
-        found, bits, terms = found << _WORD | _bits(_WORD, entropy), bits + _WORD, terms + 8
+        prefix, bits, terms = prefix << _WORD | _bits(_WORD, entropy), bits + _WORD, terms + 8
 
 
 def _excess(k: int, trials: int, terms: int) -> Interval:
-    """Enclose R(k) = 2 sum_{i <= k} (artanh t_i - t_i), t_i = (2 i - 1) / (n + 1), k <= n / 2.
+    """Return an interval that contains R(k), for k <= n / 2.
 
-    The series of artanh, summed over i, by so many terms; each further one is smaller by the
-    factor t_k^2 at least.
+    R(k) = 2 sum_{i <= k} (artanh t_i - t_i) with t_i = (2 i - 1) / (n + 1). The artanh series,
+    summed over i, is evaluated up to ``terms`` terms; each further term is smaller by at least the
+    factor t_k^2.
     """
     whole = trials + 1
     low = Fraction(0)
@@ -369,14 +375,14 @@ def odd_powers(count: int, power: int) -> int:
     return int(result)
 
 
-#: Bernoulli numbers B_0, B_2, B_4, ..., as far as they were needed.
+#: Cache of the Bernoulli numbers B_0, B_2, B_4, ...
 _EVEN = [Fraction(1)]
 
 
 def _bernoulli(n: int) -> Fraction:
     """Return the Bernoulli number B_n of an even n."""
     for m in range(2 * len(_EVEN), n + 1, 2):
-        total = 1 - Fraction(m + 1, 2)  # of B_0 and B_1
+        total = 1 - Fraction(m + 1, 2)  # contribution of B_0 and B_1
         for j in range(2, m, 2):
             total += math.comb(m + 1, j) * _EVEN[j // 2]
         _EVEN.append(-total / (m + 1))

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM end a run, whatever a function of the user's is doing.
+"""Ctrl-C and SIGTERM end a run, even while a user's function does not return.
 
-Python hears a signal between two of its own instructions, in the main thread. A function that never
-comes back (compiled, or one that swallows every exception) keeps that moment away. So a thread that
-needs no Python watches beside it, and ends the process a little later if nobody has.
+Python handles signals between two Python instructions of the main thread. A function that never
+returns (compiled code, or code that catches every exception) blocks this. So a native thread
+watches for signals, and ends the process after a grace period if Python has not reacted.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-#: Signals that end a program: of a terminal, of a service manager, of a terminal that is closed.
+#: Signals that end a program: Ctrl-C, the service manager's stop, and a closed terminal.
 ENDING = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 
-#: Milliseconds that a program has to say that it has heard a signal, before it is ended.
+#: Milliseconds within which Python must react to a signal before the process is ended.
 GRACE = 2000
 
-#: What is said where nobody else does.
+#: The message if the watching thread ends the process.
 SENTENCE = "interrupted: a function that did not stop was ended with its process"
 
 _pipe: int | None = None
 
 
 class Terminated(KeyboardInterrupt):
-    """Another signal than Ctrl-C told this program to end."""
+    """A signal other than Ctrl-C has requested the end of this program."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -37,12 +37,12 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_code(error: BaseException | None) -> int:
-    """Exit code of an interrupted command, as shells have it: 130 after Ctrl-C."""
+    """Return the exit code of an interrupted command, as in shells: 130 after Ctrl-C."""
     return 128 + (error.number if isinstance(error, Terminated) else int(signal.SIGINT))
 
 
 def heard() -> None:
-    """A signal has been heard, and the program is about to end by itself."""
+    """Tell the watching thread that Python has received a signal and the program is ending."""
     from fastfed._kernels import _native
 
     if _pipe is not None:
@@ -58,10 +58,10 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def stoppable(kept: str = "") -> Iterator[None]:
-    """Signals that end a program raise KeyboardInterrupt within, or end it in two seconds.
+    """Make ending signals raise KeyboardInterrupt here, or end the process after `GRACE`.
 
-    ``kept``: what to add to `SENTENCE`. Signals that are ignored stay so. In another thread than
-    the main one it does nothing.
+    ``kept`` is a text to append to `SENTENCE`. Ignored signals stay ignored. Outside the main
+    thread this context does nothing.
     """
     global _pipe
     if threading.current_thread() is not threading.main_thread() or _pipe is not None:
@@ -97,7 +97,7 @@ def stoppable(kept: str = "") -> Iterator[None]:
 
 
 def end_with(pipe: int) -> None:
-    """End this process, whatever it is doing, once its owner's end of a pipe is closed."""
+    """Start a thread that ends this process as soon as its owner closes the pipe."""
     from fastfed._kernels import _native
 
     threading.Thread(target=_native.watch_owner, args=(pipe,), daemon=True).start()

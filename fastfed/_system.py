@@ -1,4 +1,4 @@
-"""A system to simulate or deploy, and the registry entry that builds it from a curve's keys."""
+"""Systems to simulate or deploy, and the registry entries that build them from a curve's keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastfed._validate import InputError, nearest, plain, show, unquoted
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
-#: Fails for a plan whose kind fastfed cannot account for, or that carries no claim.
+#: A condition that fails for plans without a claim or of a kind that fastfed cannot account for.
 UNVERIFIED = Condition(
     "fastfed recomputes the guarantee from the plan (here it is its package's own word)", False
 )
@@ -24,9 +24,9 @@ UNVERIFIED = Condition(
 
 @singledispatch
 def account(plan: Any, problem: Any) -> Certificate:
-    """The certificate of a plan on a problem: the only maker of certificates.
+    """Return the certificate of a plan on a problem. All certificates are made by this function.
 
-    Every number in it is computed from those that drivers and parties execute, see
+    Every number in the certificate is computed from numbers that drivers and parties execute, see
     `fastfed.privacy.account`. ``account.register`` adds a kind of plan.
 
     Parameters
@@ -43,7 +43,7 @@ def account(plan: Any, problem: Any) -> Certificate:
     Raises
     ------
     InputError
-        For a kind of plan that is not registered.
+        If the kind of plan is not registered.
     """
     raise InputError(f"plan must be of a kind that fastfed accounts for, got {show(plan)}")
 
@@ -55,19 +55,20 @@ class System(Displayed):
     Parameters
     ----------
     algorithm : str
-        The id of the registry entry that built it.
+        The id of the registry entry that built the system.
     plan : Plan, PeerPlan, PhasePlan or ExpertPlan
-        Plain data that parties and drivers execute. It has silos, horizon and protocol.
+        Plain data that parties and drivers execute, with fields silos, horizon and protocol.
     certificate : Certificate
-        The guarantee, for noise from seeded streams. It must agree with the plan's numbers. For a
-        plan that fastfed cannot account for, the certificate's status becomes "conditional".
+        The guarantee of a simulation, whose noise comes from seeded streams. It must agree with the
+        plan's numbers. If fastfed cannot account for the plan, the certificate's status becomes
+        "conditional".
     bounds_at : callable, optional
-        From rounds (C,) to the bound curves that a figure may draw, by name, each of length C.
+        Function from rounds (C,) to bound curves by name, each of length C, for figures.
 
     Raises
     ------
     InputError
-        If the certificate states another epsilon, budget or relation than the plan.
+        If epsilon, budget or relation differ between the certificate and the plan.
     """
 
     algorithm: str
@@ -76,7 +77,7 @@ class System(Displayed):
     bounds_at: Callable[[np.ndarray], dict[str, list[float]]] | None = None
 
     def __post_init__(self) -> None:
-        """Compare the certificate with the plan's numbers."""
+        """Check that the certificate agrees with the plan's numbers."""
         object.__setattr__(self, "certificate", agreed(self.plan, self.certificate))
 
     def __repr__(self) -> str:
@@ -88,33 +89,39 @@ class System(Displayed):
 
     @property
     def deployed_certificate(self) -> Certificate:
-        """The certificate where the parties draw their noise from the operating system."""
+        """The certificate of a deployment, whose noise comes from the operating system."""
         return deployed(self.certificate)
 
 
 def agreed(plan: Any, certificate: Certificate) -> Certificate:
-    """Return the certificate, if it states what the plan's numbers give.
+    """Return the certificate after checking that it agrees with the plan's numbers.
 
-    The certificate of an unknown kind of plan, or of one without a claim, becomes "conditional".
+    If the plan has no claim or fastfed cannot account for its kind, the returned certificate has
+    the status "conditional".
     """
     claim = getattr(plan, "privacy", None)
-    found = None if claim is None else accounted(plan)
-    if claim is None or found is None:
+    epsilons = None if claim is None else accounted(plan)
+    if claim is None or epsilons is None:
         if certificate.exact is None or UNVERIFIED in certificate.conditions:
             return certificate
         conditions = (*certificate.conditions, UNVERIFIED)
         return msgspec.structs.replace(certificate, status="conditional", conditions=conditions)
     verify(plan)
-    stated, budget = certificate.exact, claim.budget
-    if stated is not None and not same((stated.epsilon,), found[:1]):
+    exact_guarantee, budget = certificate.exact, claim.budget
+    if exact_guarantee is not None and not same((exact_guarantee.epsilon,), epsilons[:1]):
         raise InputError(
-            f"the plan's noise gives epsilon {found[0]:.6g}, its certificate says "
-            f"{stated.epsilon:.6g}"
+            f"the plan's noise gives epsilon {epsilons[0]:.6g}, its certificate says "
+            f"{exact_guarantee.epsilon:.6g}"
         )
-    asked = None if budget is None else (budget.epsilon, budget.delta)
-    said = certificate.claimed and (certificate.claimed.epsilon, certificate.claimed.delta)
-    if asked != said:
-        raise InputError(f"the plan claims {show(asked)}, its certificate {show(said)}")
+    plan_budget = None if budget is None else (budget.epsilon, budget.delta)
+    certificate_budget = certificate.claimed and (
+        certificate.claimed.epsilon,
+        certificate.claimed.delta,
+    )
+    if plan_budget != certificate_budget:
+        raise InputError(
+            f"the plan claims {show(plan_budget)}, its certificate {show(certificate_budget)}"
+        )
     if budget is not None and certificate.relation != budget.relation:
         raise InputError(
             f'the plan claims relation "{budget.relation}", its certificate '
@@ -138,9 +145,9 @@ class Algorithm:
     config : type of msgspec.Struct
         The keys of a curve with their types and defaults; its ``__post_init__`` checks values.
     build : callable
-        From an instance of ``config`` and a ProblemSpec to a System.
+        Function from an instance of ``config`` and a ProblemSpec to a System.
     deployed : tuple of (str, value), optional
-        Keys that a deployment sets unless told otherwise, where a simulation has a shortcut.
+        Default values of keys in a deployment, where they differ from those of a simulation.
     """
 
     id: str
@@ -167,14 +174,15 @@ class Algorithm:
         Raises
         ------
         InputError
-            For an unknown key or a bad value, which it names, or if ``build`` returns no System.
+            If a key is unknown or a value is invalid (the message names the key), or if ``build``
+            does not return a System.
         """
         return self.make_checked(self.check(keys), problem)
 
     def make_checked(self, config: Any, problem: Any) -> Any:
         """Build the system for a config that `check` returned."""
         try:
-            made = self.build(config, problem)
+            system = self.build(config, problem)
         except InputError:
             raise
         except (ArithmeticError, ValueError, MemoryError) as error:
@@ -182,12 +190,12 @@ class Algorithm:
             raise InputError(
                 f"{self.id} cannot be planned with these numbers: {reason or 'no memory'}"
             ) from error
-        if not isinstance(made, System):
-            raise InputError(f'algorithm "{self.id}" must build a System, got {show(made)}')
-        return made
+        if not isinstance(system, System):
+            raise InputError(f'algorithm "{self.id}" must build a System, got {show(system)}')
+        return system
 
     def settled(self, config: Any, problem: Any) -> Any:
-        """Return a checked config with the defaults that depend on sizes filled in: none here."""
+        """Return a checked config with size-dependent defaults filled in. There are none here."""
         return config
 
     def check(self, keys: dict[str, Any]) -> Any:
@@ -196,14 +204,14 @@ class Algorithm:
         Raises
         ------
         InputError
-            For an unknown key or a bad value, which it names.
+            If a key is unknown or a value is invalid. The message names the key.
         """
         known = self.config.__struct_fields__
         for key in keys:
             if key not in known and key == "discount":
                 raise InputError(
-                    f"discount is no key of {self.id}: a release's noise is made for plain sums, "
-                    "in which no row fades; what forgets is fastfed.LinUCB, which is not private"
+                    f"discount is no key of {self.id}: the noise is calibrated for sums without "
+                    "discounting; fastfed.LinUCB has discounting, but is not private"
                 )
             if key not in known:
                 hint = nearest(key, known) or f"; it takes {', '.join(known)}"
@@ -211,14 +219,14 @@ class Algorithm:
         try:
             return msgspec.convert(plain(keys), self.config)
         except msgspec.ValidationError as error:
-            # A check of ours keeps its own sentence; msgspec's type errors name the key.
+            # Messages of fastfed's own checks stay unchanged; msgspec's type errors are reworded.
             cause = error.__cause__
             if isinstance(cause, InputError):
                 raise cause from None
             raise InputError(_type_error(error, keys)) from None
 
 
-#: What msgspec calls the types of keys, and what a sentence does.
+#: The words that error messages use for msgspec's names of types.
 _TYPES = {
     "float": "a number",
     "int": "an integer",
@@ -230,20 +238,24 @@ _TYPES = {
 
 
 def _type_error(error: msgspec.ValidationError, keys: dict[str, Any]) -> str:
-    """msgspec's text with key and value: `epsilon must be a number, got 'one'`."""
+    """Reword msgspec's message with key and value: `epsilon must be a number, got 'one'`."""
     text = str(error)
-    what, _, where = text.partition(" - at `$.")
-    found = re.fullmatch(r"Expected `(.+)`(.*), got .+", what)
-    key, value = where.rstrip("`"), keys
+    problem_text, _, path_text = text.partition(" - at `$.")
+    type_match = re.fullmatch(r"Expected `(.+)`(.*), got .+", problem_text)
+    key, value = path_text.rstrip("`"), keys
     for part in re.findall(r"[^.\[\]]+", key):
         try:
             value = value[int(part)] if isinstance(value, (list, tuple)) else value[part]
         except (KeyError, IndexError, TypeError, ValueError):
-            found = None
+            type_match = None
             break
-    if not key or found is None:
-        return f"{key} {what.replace('Expected `', 'must be ').replace('`', '')}" if key else text
-    types = [t for t in found[1].split(" | ") if t != "null"]
+    if not key or type_match is None:
+        return (
+            f"{key} {problem_text.replace('Expected `', 'must be ').replace('`', '')}"
+            if key
+            else text
+        )
+    types = [t for t in type_match[1].split(" | ") if t != "null"]
     wanted = " or ".join(_TYPES.get(t, t) for t in types)
     remedy = unquoted(value) if {"float", "int"} & set(types) else ""
-    return f"{key} must be {wanted}{found[2]}, got {show(value)}{remedy}"
+    return f"{key} must be {wanted}{type_match[2]}, got {show(value)}{remedy}"

@@ -1,7 +1,7 @@
-"""Checks of input and of use: each error says the name, the value and what was expected.
+"""Checks of user input. Each error names the argument, its value and what was expected.
 
-Kernels trust their arguments, so whatever a user passes is checked here once. Objects that release
-private data act once (`Once`).
+Compiled kernels do not check arguments, so all user input is checked here first. `Once` is the base
+of objects that release private data and must not be duplicated.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import numpy as np
 
 
 class InputError(ValueError):
-    """Bad input. The message is one sentence: which argument, its value, what was expected."""
+    """Invalid input. The message is one sentence: argument, value and what was expected."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message if message.isprintable() else _on_one_line(message))
 
 
 def _on_one_line(message: str) -> str:
-    """Escape control characters of a quoted value, which no terminal should get raw."""
+    """Join lines and escape control characters, so that the message is safe for a terminal."""
     line = re.sub(r"\s*[\r\n]\s*", " ", message)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def show(value: object, limit: int = 60) -> str:
-    """Return value as text for a message: short, on one line."""
+    """Return value as a short text on one line, for a message."""
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # Python writes no integer of more than 4300 digits
@@ -43,15 +43,15 @@ def show(value: object, limit: int = 60) -> str:
 
 
 def frozen(values: object) -> np.ndarray:
-    """A copy in float64 that nobody can make writeable: its memory is an immutable `bytes`."""
-    made = np.asarray(values, dtype=np.float64)
-    return np.ndarray(made.shape, np.float64, made.tobytes())
+    """Return a float64 copy that can never be made writeable, because its memory is `bytes`."""
+    float_array = np.asarray(values, dtype=np.float64)
+    return np.ndarray(float_array.shape, np.float64, float_array.tobytes())
 
 
 def listed(word: str, options: Iterable[str], what: str = "it may have") -> str:
-    """Return the hint of `nearest`, or all options after the word ``what`` where none is close."""
-    named = list(options)
-    return nearest(word, named) or f"; {what} {', '.join(named)}"
+    """Return the hint of `nearest`, or a list of all options if no option is close."""
+    options_list = list(options)
+    return nearest(word, options_list) or f"; {what} {', '.join(options_list)}"
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
@@ -72,7 +72,7 @@ def choice(name: str, value: object, options: Sequence[str]) -> str:
 
 
 def boolean(name: str, value: object) -> bool:
-    """Return value if it is True or False; no text, no number."""
+    """Return value as bool if it is True or False (texts and numbers are refused)."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise InputError(f"{name} must be true or false, got {show(value)}")
@@ -119,22 +119,22 @@ def number(
     return result
 
 
-# ---- What somebody wrote: specs, requests, labels ------------------------------------------------
+# ---- Texts and plain data: specs, requests, labels -----------------------------------------------
 
-#: The most characters of a text, and of a name or label; the most levels of lists and tables.
+#: Largest length of a text and of a label in characters; deepest nesting of lists and tables.
 MOST_TEXT, MOST_LABEL, MOST_LEVELS = 4096, 200, 32
 
 
 def is_line(text: str, at_most: int = MOST_TEXT) -> bool:
-    """Return True for a text of printable characters on one line, and not too long."""
-    # A space of another width is not "printable" to Python.
+    """Return True for one line of at most ``at_most`` printable characters."""
+    # Python regards spaces of other widths as not printable; they are allowed here.
     return len(text) <= at_most and (
         text.isprintable() or all(c.isprintable() or category(c) == "Zs" for c in text)
     )
 
 
 def line(name: str, value: object, at_most: int = MOST_LABEL) -> str:
-    """Return value if it is a text that may stand in a line of a table or message."""
+    """Return value if it is a text that fits in a line of a table or message."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{name} must be a text, got {show(value)}")
     if not is_line(value, at_most):
@@ -145,7 +145,7 @@ def line(name: str, value: object, at_most: int = MOST_LABEL) -> str:
 
 
 def parsed(read: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Return what a parser makes of text; an InputError with its sentence where it cannot."""
+    """Return the text parsed by ``read``; convert the parser's errors to InputError."""
     try:
         return read(text)
     except RecursionError:
@@ -155,10 +155,11 @@ def parsed(read: Callable[[Any], Any], text: str | bytes) -> Any:
 
 
 def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> None:
-    """Refuse plain data that no key needs, by name and never by value.
+    """Raise InputError for unsuitable plain data. Messages contain names but never values.
 
-    That is an integer beyond 64 bits, a text that `is_line` refuses, and lists or tables that are
-    nested too deep. keys: names are those of inner keys; without, of the whole, for data of people.
+    Unsuitable are integers beyond 64 bits, texts that `is_line` refuses, and lists or tables that
+    are nested too deep. With ``keys``, messages name inner keys. Without, they name only the whole,
+    for data about people.
     """
     if level > MOST_LEVELS:
         raise InputError(f"{name} must have at most {MOST_LEVELS} levels of lists and tables")
@@ -188,7 +189,7 @@ def folder(value: object) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """Return plain data with NumPy's scalars, also in lists and tables, as Python's."""
+    """Convert NumPy scalars in plain data, lists and tables to Python numbers."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
@@ -225,12 +226,12 @@ def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
     try:
         if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
             raise TypeError
-        # Infinity and NaN, a signalling one too, are refused by the caller.
+        # The caller refuses infinity and NaN; signalling NaN must not warn here.
         floats = np.dtype(dtype).kind == "f"
         with np.errstate(over="ignore", invalid="ignore" if floats else "warn"):
             result = np.ascontiguousarray(value, dtype=dtype)
         if not result.flags.aligned:
-            # C reads numbers at multiples of their size only.
+            # Compiled code needs aligned numbers.
             result = result.copy()
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None
@@ -268,9 +269,10 @@ def array(
 
 # ---- Objects that must not be duplicated ---------------------------------------------------------
 #
-# They hold private data or its noise. A copy, a pickle or a forked process that releases the same
-# data again draws other noise for it, and the average of many such releases is the data. So they
-# cannot be copied or pickled, work only in the process that made them, and run one call at a time.
+# These objects hold private data or its noise. A copy, a pickle or a forked process could release
+# the same data again with fresh noise, and averaging such releases reveals the data. So these
+# objects cannot be copied or pickled, work only in the process that created them, and run one call
+# at a time.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -278,7 +280,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Once:
     """Base of classes that must not be duplicated.
 
-    Methods that change or release anything are decorated with ``once``.
+    Methods that change the object or release data are decorated with ``once``.
     """
 
     def __new__(cls, *args: Any, **keys: Any) -> Any:
@@ -288,7 +290,7 @@ class Once:
         return made
 
     def _refuse(self, what: str) -> NoReturn:
-        """Raise InputError: this object cannot be copied, pickled or shared."""
+        """Raise InputError, because this object cannot be copied, pickled or shared."""
         raise InputError(
             f"a {type(self).__name__} cannot be {what}: two of it would release the same data "
             "under two noises; keep one object in one process (save and load, which seal what was "
@@ -306,7 +308,7 @@ class Once:
 
 
 def once(method: F) -> F:
-    """Make a method run for one caller at a time, and only in the process that made the object."""
+    """Decorate a method to run one call at a time, and only in the process of the object."""
 
     @wraps(method)
     def guarded(self: Any, *args: Any, **keys: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The names that ``import fastfed`` offers; all others are in submodules that list them.
+"""The public names of ``import fastfed``. Submodules list all other public names.
 
-Each name is loaded when it is first used: ``import fastfed`` alone imports no NumPy.
+Each name is loaded at its first use, so that ``import fastfed`` alone does not import NumPy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
     "simulate",
 ]
 
-#: Modules of the names that are not defined here.
+#: The module that defines each public name, for names not defined here.
 _MODULES = {
     "Budget": "fastfed.privacy.sensitivity",
     "Certificate": "fastfed.privacy.certificate",
@@ -63,7 +63,7 @@ _MODULES = {
     "simulate": "fastfed.simulation.run",
 }
 
-# Type checkers must not see it: to them every name would be there, with type Any.
+# Hidden from type checkers, to which any attribute would otherwise exist with type Any.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
@@ -87,24 +87,25 @@ def run(
     on_start: Callable[[list[RunBatch], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Results:
-    """Run an experiment into an output folder, and read its results.
+    """Run an experiment, store its results in an output folder, and return the results.
 
-    Every replicate of a curve is committed when it is simulated. The same call again simulates
-    what is missing and repeats nothing. `report` writes page, pictures and tables beside the
-    results.
+    Each replicate of a curve is committed to the store as soon as it is simulated. Repeating the
+    call simulates only missing replicates. `report` writes a report with figures and tables into
+    the same folder.
 
     Parameters
     ----------
     experiment : str, Path or Experiment
-        Spec file (TOML), or what `fastfed.simulation.load_experiment` makes of one.
+        Spec file (TOML), or the result of `fastfed.simulation.load_experiment`.
     folder : str or Path
-        Output folder; it gets ``results.sqlite``, which only this process writes.
+        Output folder for ``results.sqlite``. Only one process may write to it at a time.
     replicates, seed : int, optional
-        Replace those of a spec file.
+        Replace the values in a spec file.
     quick : bool
-        A first look at a spec file: two replicates, a tenth of the horizon.
+        Run a short version of a spec file: two replicates and a tenth of the horizon.
     changes : mapping, optional
-        Values by key in place of a spec file's, such as {"horizon": 500, "curve.LDP.epsilon": 2.0}.
+        Values that replace those in a spec file, by key, such as {"horizon": 500,
+        "curve.LDP.epsilon": 2.0}.
     threads : int, optional
         Default: all processors. Results do not depend on it.
     engine : {"local", "processes", "dask"}
@@ -113,12 +114,13 @@ def run(
     scheduler : str, optional
         Address of a dask cluster; by default one of this machine is started.
     memory_limit : int or str, optional
-        Bytes, or a text such as "40GB", that the run may take; by default what is available. If
-        all threads would take more, fewer runs are simulated at once, or fewer curves together.
+        Memory for the run, in bytes or as a text such as "40GB". Default: the available memory. If
+        using all threads would exceed the limit, fewer runs or fewer curves are simulated at once.
     on_start : callable, optional
-        Called with what is left and the number of threads (0: a cluster has no workers yet).
+        Called with the remaining batches of runs and the number of threads (0 if a cluster has no
+        workers yet).
     progress : callable, optional
-        Called from any thread with the number of agent-rounds simulated since the last call.
+        Called with the number of agent-rounds simulated since the last call, from any thread.
 
     Returns
     -------
@@ -127,12 +129,13 @@ def run(
     Raises
     ------
     InputError
-        Where the spec is wrong, where the folder holds another experiment or another process
-        writes into it, and where the run does not fit into memory. Nothing is written then.
+        If the spec is invalid, the folder holds a different experiment, another process writes to
+        the folder, or the run does not fit into memory. Nothing is written in these cases.
     EngineError
-        Where workers failed on some curve replicates, after the others were committed.
+        If workers failed on some replicates. All other replicates are committed first.
     OutOfMemory
-        A MemoryError, where memory ends all the same. What was simulated is kept.
+        If memory runs out during the run (a subclass of MemoryError). Replicates that were
+        simulated stay in the store.
     """
     from fastfed._validate import InputError, show
     from fastfed._validate import folder as path_of
@@ -167,7 +170,7 @@ def run(
 
 
 class _Claim(TypedDict, total=False):
-    """Further arguments of `audit` for a function: the claim, and how to look at outputs."""
+    """Further keyword arguments of `audit` for a function: the claim, and the test statistic."""
 
     epsilon: float
     delta: float
@@ -205,36 +208,37 @@ def audit(
     seed: int = 1,
     **claim: Unpack[_Claim],
 ) -> AuditResult:
-    """Audit a privacy claim by runs on two neighbouring datasets.
+    """Audit a privacy claim by running a mechanism on two neighbouring datasets.
 
-    The implementation is run ``trials`` times on each dataset. The result is a lower bound on the
-    true epsilon, which holds with the stated confidence. A mechanism is either one of fastfed's
-    own audits, by name, or a function with the claim to audit.
+    The mechanism runs ``trials`` times on each dataset. The result is a lower bound on the true
+    epsilon that holds with the stated confidence. A mechanism is either the name of a built-in
+    audit or a function. For a function, also pass datasets and the claim (epsilon and delta).
 
     Parameters
     ----------
     mechanism : str or callable
-        Name of an audit, as `fastfed audit list` prints them: a mechanism, a system, or a planted
-        fault; it brings datasets and claim. Or ``mechanism(data)``, or ``mechanism(data, rng)``
-        with a NumPy generator, which returns a number or an array of one shape.
+        Name of a built-in audit of a mechanism, a system, or a planted fault, as printed by
+        `fastfed audit list`; its datasets and claim are built in. Or a function ``mechanism(data)``
+        or ``mechanism(data, rng)``, with a NumPy generator ``rng``, that returns a number or an
+        array of constant shape.
     data, neighbour : object
-        Of a function: two neighbouring datasets, handed to it as they are. The bound is about
-        this pair, so take the worst one.
+        For a function: two neighbouring datasets, passed to it unchanged. The bound is about this
+        pair, so choose a worst-case pair.
     trials : int, optional
-        Runs on each dataset, >= 2. Default: enough for a verdict, or 10 000 of a function. The
-        bound is at most about ln(trials / 8).
+        Number of runs on each dataset, >= 2. Default: enough for a verdict; 10 000 for a function.
+        The bound is at most about ln(trials / 8).
     seed : int
-        Of all randomness: of a function, of the generator that it gets.
+        Seed of all randomness. For a function, seed of the generator ``rng``.
     epsilon, delta : float
-        Of a function: the claim, epsilon >= 0 and delta in [0, 1).
+        For a function: the claim, epsilon >= 0 and delta in [0, 1).
     statistic : callable, optional
-        Of a function: from one output to a number; the best is the log likelihood ratio of the two
-        datasets. Default: a projection of the output, see
+        For a function: maps one output to a number. The best choice is the log likelihood ratio of
+        the two datasets. Default: a projection of the output, see
         `fastfed.privacy.audit.bounds.audit_function`.
     confidence : float
-        Of a function: in (0, 1), by default 0.95.
+        For a function: confidence of the bound, in (0, 1). Default: 0.95.
     name : str, optional
-        Of a function: the name in the result.
+        For a function: its name in the result.
 
     Returns
     -------
@@ -244,7 +248,7 @@ def audit(
     Raises
     ------
     InputError
-        For an unknown name, values out of range, and outputs that are not finite numbers.
+        If a name is unknown, a value is out of range, or an output is not finite.
 
     Notes
     -----
@@ -267,7 +271,7 @@ def audit(
 
         if data is not None or neighbour is not None or claim:
             raise InputError(
-                f'audit "{mechanism}" brings its own datasets and claim: give trials and seed alone'
+                f'audit "{mechanism}" has built-in datasets and claim: give trials and seed only'
             )
         return run_audit(mechanism, trials, seed)
     from fastfed.privacy.audit.bounds import audit_function

@@ -1,4 +1,4 @@
-"""Off-policy evaluation: the expected reward of a policy, from the log of another one.
+"""Off-policy evaluation: estimate a policy's expected reward from the log of a different policy.
 
 A log holds independent rounds: an action, its reward, and the probability (propensity) with which
 the logging policy took it. It must not hold rounds that the evaluated policy was trained on. The
@@ -39,19 +39,19 @@ class PolicyValue:
     value, stderr : float
         Estimate and standard error, in the units of the rewards.
     low, high : float
-        Normal interval at ``confidence``, for many rounds. Where few rounds are ``rewarded`` the
-        normal approximation is far off and the interval too short.
+        Normal confidence interval at ``confidence``, for many rounds. If few rounds are
+        ``rewarded``, the normal approximation is poor and the interval is too short.
     confidence : float
         Two-sided confidence level of the intervals.
     bounded : (float, float) or None
-        Interval that holds for any number of rounds, at ``confidence``; None where no bound of the
-        rewards was given, or none is known for the estimator.
+        Confidence interval that is valid for any number of rounds. None if no bound on rewards was
+        given, or if the estimator has no such interval.
     rounds : int
-        n.
+        n, the number of logged rounds.
     effective_rounds : float
         (sum w)^2 / sum w^2, with w the importance weights.
     rewarded : int
-        Rounds with w > 0 and a reward other than 0, which carry the estimate.
+        Number of rounds with w > 0 and nonzero reward, which determine the estimate.
     """
 
     method: str
@@ -163,10 +163,10 @@ def inverse_propensity(
     confidence : float
         Two-sided confidence level of the intervals.
     largest_reward : float, optional
-        Rewards are known to lie in [0, largest_reward]. Gives the interval ``bounded``.
+        If given, rewards lie in [0, largest_reward] and the result has the interval ``bounded``.
     largest_weight : float, optional
-        Upper bound of w, known of both policies, for ``bounded``. By default
-        max(policy) / min(propensities): no propensity may then be below the least of the log.
+        Upper bound on w for the pair of policies, used for ``bounded``. Default: max(policy) /
+        min(propensities), which assumes that no propensity is below the least in the log.
 
     Returns
     -------
@@ -176,7 +176,7 @@ def inverse_propensity(
     Raises
     ------
     InputError
-        For shapes that do not agree and values out of range.
+        If shapes do not agree or a value is out of range.
 
     Notes
     -----
@@ -199,7 +199,7 @@ def inverse_propensity(
             weight = number("largest_weight", largest_weight, above=0.0)
             if seen > weight * (1.0 + 1e-9):
                 raise InputError(
-                    f"largest_weight must be at least {seen:g}, met here, got {weight:g}"
+                    f"largest_weight must be at least {seen:g}, as in the log, got {weight:g}"
                 )
         scale = most * weight
         low, high = _chernoff(float(terms.mean()) / scale, len(terms), log.confidence)
@@ -218,7 +218,7 @@ def self_normalised(
 ) -> PolicyValue:
     """Estimate by self-normalised weighting: sum w r / sum w.
 
-    Slightly biased, and never outside the range of the rewards.
+    The estimate is slightly biased and always within the range of the rewards.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def self_normalised(
     Raises
     ------
     InputError
-        For bad input, and where the policy never takes a logged action.
+        If input is invalid, or the policy never takes a logged action.
 
     Notes
     -----
@@ -259,15 +259,15 @@ def doubly_robust(
 ) -> PolicyValue:
     """Estimate by doubly robust weighting.
 
-    The mean of <policy, predicted> + w (r - predicted reward of the logged action).
+    The estimate is the mean of <policy, predicted> + w (r - predicted reward of the logged action).
 
     Parameters
     ----------
     actions, rewards, propensities, policy, confidence
         See ``inverse_propensity``.
     predicted : array_like, shape (n, K)
-        Predicted reward of every action, from a model fitted without the round's own reward
-        (``cross_fitted_ridge``, or any other). It may be wrong; a better one has less variance.
+        Predicted reward of every action, from a model fitted without the reward of the same round,
+        such as ``cross_fitted_ridge``. The model may be wrong; a better model reduces variance.
 
     Returns
     -------
@@ -277,7 +277,7 @@ def doubly_robust(
     Raises
     ------
     InputError
-        For shapes that do not agree and values out of range.
+        If shapes do not agree or a value is out of range.
 
     Notes
     -----
@@ -324,7 +324,7 @@ def cross_fitted_ridge(
     Raises
     ------
     InputError
-        For shapes that do not agree and values out of range.
+        If shapes do not agree or a value is out of range.
     """
     contexts = array("contexts", contexts, ndim=3)
     n, k, d = contexts.shape
@@ -335,21 +335,21 @@ def cross_fitted_ridge(
     x = contexts[np.arange(n), actions]
     fold = np.random.default_rng(seed).permutation(n) % folds
     predicted = np.empty((n, k))
-    for held in range(folds):
-        inside, outside = fold == held, fold != held
-        gram = x[outside].T @ x[outside] + ridge * np.eye(d)
-        theta = np.linalg.solve(gram, x[outside].T @ rewards[outside])
-        predicted[inside] = contexts[inside] @ theta
+    for held_out in range(folds):
+        in_fold, not_in_fold = fold == held_out, fold != held_out
+        gram = x[not_in_fold].T @ x[not_in_fold] + ridge * np.eye(d)
+        theta = np.linalg.solve(gram, x[not_in_fold].T @ rewards[not_in_fold])
+        predicted[in_fold] = contexts[in_fold] @ theta
     return predicted
 
 
 def _actions(actions: ArrayLike, n: int, k: int) -> np.ndarray:
     """Return actions as int64 (n,), each in 0 .. k - 1."""
-    given = array("actions", actions, shape=(n,))
-    result = given.astype(np.int64)
-    if (result != given).any() or result.min() < 0 or result.max() >= k:
-        odd = given[(result != given) | (result < 0) | (result >= k)][0]
-        raise InputError(f"actions must be integers from 0 to {k - 1}, got {odd:g}")
+    float_actions = array("actions", actions, shape=(n,))
+    result = float_actions.astype(np.int64)
+    if (result != float_actions).any() or result.min() < 0 or result.max() >= k:
+        bad_value = float_actions[(result != float_actions) | (result < 0) | (result >= k)][0]
+        raise InputError(f"actions must be integers from 0 to {k - 1}, got {bad_value:g}")
     return result
 
 
@@ -365,13 +365,14 @@ def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:
     limit = math.log(2.0 / (1.0 - confidence)) / n
 
     def excess(p: float) -> float:
+        """Return kl(mean, p) minus its limit."""
         return float(rel_entr(mean, p) + rel_entr(1.0 - mean, 1.0 - p)) - limit
 
     def edge(end: float) -> float:
-        """Return the solution between the mean and an end, or the end if all between are inside."""
+        """Return the solution between the mean and an end, or the end if there is none."""
         return end if excess(end) <= 0.0 else float(brentq(excess, mean, end, xtol=1e-15))
 
-    # At the ends themselves kl is infinite, which no root finder accepts.
+    # At 0 and 1 kl may be infinite, which root finding does not accept.
     low = 0.0 if mean <= 1e-300 else edge(1e-300)
     high = 1.0 if mean >= 1.0 - 1e-15 else edge(1.0 - 1e-15)
     return low, high

@@ -1,7 +1,7 @@
-"""Parties of a deployment, the messages that they exchange, and their sources of noise.
+"""The parties of a deployment, their messages and their noise sources.
 
-`fastfed.make_system` makes the plan that every party takes. README and the pages on single
-systems show which parties go together.
+Every party takes a plan, which `fastfed.make_system` creates. The README and the pages on the
+systems show which parties belong together.
 """
 
 from __future__ import annotations

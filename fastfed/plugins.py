@@ -1,7 +1,7 @@
-"""What plug-ins and policies of your own are made of, in one module (docs/extending.md).
+"""Everything needed to write plugins and custom policies, in one module (docs/extending.md).
 
 ==============  ================================================================================
-policy          `Policy`, which need not be inherited; `LinUCB` to start from
+policy          `Policy`, an interface (inheriting it is optional); `LinUCB` as an example
 algorithm       `Algorithm`, `Config`, `ProblemSpec`, `System`; `Protocol` with `ADD` and
                 `SEND_NOISY_BATCH`; `Noise`, `NoiseStd`, `NoiseDistribution`, `assemble`, `certify`,
                 `account`, `released`; `calibrate_tree`
@@ -13,7 +13,7 @@ all             `InputError`
 randomness      `key_of`, `normal`, `uniform` inside compiled functions, `normals` outside
 ==============  ================================================================================
 
-Names load when they are first used.
+Each name is loaded at its first use.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from fastfed.protocols.score import score_signature as score_signature
     from fastfed.simulation.policies import Policy as Policy
 
-#: Where each name is defined.
+#: The names that each module defines.
 _MODULES = {
     "fastfed._validate": ("InputError",),
     "fastfed.bandits": ("Algorithm", "ProblemSpec", "System", "account"),
@@ -88,7 +88,7 @@ _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted(_PLACES)
 
-# Type checkers must not see it: to them every name would be there, with type Any.
+# Hidden from type checkers, to which any attribute would otherwise exist with type Any.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

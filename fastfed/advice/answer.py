@@ -1,4 +1,4 @@
-"""The answer of `plan`: candidates, baselines, a verdict for each trust model, in sentences."""
+"""The answer of `plan`: candidates, baselines, and a verdict in words for each trust model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from fastfed.advice.successive_halving import Size
 
 
-#: Prefix of a note on a condition that fails for all candidates.
+#: Prefix of the note about a condition that fails for all candidates.
 BROKEN = "fails for all: "
 
-#: Of environments that hold real records.
+#: Note for environments that hold real records.
 READ = (
     "these are simulations on the real records: choice, regrets and bounds were read from them "
     "without noise and are not covered by any guarantee below; what is then run on the same "
@@ -37,12 +37,12 @@ class Regret:
     mean, stderr : float
         Mean over replicates and its standard error, in rewards; NaN for one replicate.
     replicates : int
-        R.
+        R, the number of replicates.
     silos : int
-        Silos that were simulated, to stand for all.
+        Number of simulated silos; they represent all silos.
     rounds : int
-        Rounds that were simulated; where fewer than the horizon, regret is extended at its last
-        pace.
+        Number of simulated rounds. If it is below the horizon, regret is extrapolated from the pace
+        at the end.
     stage : {"screened", "refined", "final"}
         The last stage that the system was simulated in.
     """
@@ -62,44 +62,44 @@ class Candidate:
     Attributes
     ----------
     label : str
-        Name of the system: protocol, release, batches, variant of exploration.
+        Name of the candidate: protocol, release, batches and variant.
     trust : str
         Its trust model, one of ``TRUST``.
     protocol, release : str
         Keys of a curve.
     batch_size : int
-        Rounds of a batch, of the longest one where batches grow.
+        Rounds of a batch; of the longest batch if batches grow.
     epsilon, delta : float
-        The exact guarantee of every user, from the system's certificate.
+        The exact guarantee for every user, from the system's certificate.
     node_std : dict of str to float
         Standard deviation of one noise vector, by stream, as the certificate lists it.
     noise_std : float
-        The largest standard deviation of the noise in an entry of what is synchronised.
+        The largest standard deviation of the noise in an entry of a synchronised statistic.
     bound : float or None
-        Proven bound on the regret of one silo; None: nothing is proven.
+        Proven bound on the regret of one silo; None if no bound is proven.
     vacuous : bool or None
-        True if the bound is no less than the most that can be lost; None without a bound.
+        True if the bound is at least the largest possible regret; None without a bound.
     bytes_sent : int
-        Bytes up and down, of all silos, over the whole horizon.
+        Bytes sent up and down by all silos over the whole horizon.
     regret : Regret or None
-        None where it was not simulated, see ``remark``.
+        Simulated regret; None if the candidate was not simulated, see ``remark``.
     remark : str
-        Why it was not simulated; empty where it was.
+        Why the candidate was not simulated; empty if it was.
     keys : dict
         Keys of a curve, as in a spec.
     batches : str
-        "B = 20", or "growing 3 x 1.2": from 3 rounds, each 1.2 times as long.
+        "B = 20", or "growing 3 x 1.2": a first batch of 3 rounds, each next one 1.2 times longer.
     releases : int
-        Synchronisations over the whole horizon.
+        Number of synchronisations over the whole horizon.
     bonus : float
-        Factor on the exploration bonuses. Below 1 the system explores less, and ``bound`` holds
-        what the ledger allows.
+        Factor on the exploration bonuses. Below 1 the system explores less, and ``bound`` includes
+        the regret allowance for it.
     centred : bool
         True if rewards are centred, which needs less noise.
     share_until : int or None
-        The last shared round, later ones being a silo's own; None: every round is shared.
+        The last shared round; later rounds are local. None if every round is shared.
     fallback_epsilon : float or None
-        epsilon of a secure sum if all other silos collude; None elsewhere.
+        epsilon of a secure sum if all other silos collude; None for other protocols.
     """
 
     label: str
@@ -127,16 +127,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A system to compare with: it sends nothing, or has no privacy.
+    """A system to compare with, which sends nothing or has no privacy.
 
     Attributes
     ----------
     name : {"alone", "alone, explores less", "no privacy", "random"}
-        What it is.
+        Name of the baseline.
     label : str
-        The same with its algorithm, for tables and curves.
+        Name with the algorithm, for tables and curves.
     regret : Regret
-        Of the last stage.
+        Simulated regret in the last stage.
     keys : dict
         Keys of a curve, as in a spec.
     privacy : str
@@ -163,22 +163,22 @@ class Verdict:
     best : str
         Label of the candidate of least regret in the last stage.
     level : tuple of str
-        Labels of those that cannot be told from the best: within two standard errors of the paired
-        difference.
+        Labels of candidates that cannot be distinguished from the best: their paired difference is
+        within two standard errors of 0.
     against_alone : (float, float)
-        Best minus each silo alone, regret of one silo: mean of the paired difference, and its
-        standard error.
+        Regret of the best candidate minus that of the local baseline, for one silo: mean and
+        standard error of the paired difference.
     helps : bool
-        True if sharing by the best has less regret than each silo alone, by more than two standard
-        errors.
+        True if the best candidate has less regret than the local baseline, by more than two
+        standard errors.
     pays_from_epsilon, pays_from_silos : float or None, int or None
-        Roughly, from which epsilon, or number of silos, sharing would help, all else equal; None
-        where it does, or where that is not known.
+        Approximate epsilon, or number of silos, from which sharing would help, all else equal. None
+        if sharing helps already, or if the value is unknown.
     sentence : str
-        All of this in a sentence.
+        The verdict in words.
     alone : str
-        Name of the baseline that is alone: the one that explores less where it is better, and the
-        best has no proven bound either.
+        Name of the local baseline used. It is the one that explores less if that is better and the
+        best candidate has no proven bound either.
     """
 
     trust: str
@@ -195,38 +195,38 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Advice:
-    """Answer of `fastfed.plan`; ``advice[label]`` is the candidate of that label.
+    """Answer of `fastfed.plan`; ``advice[label]`` is the candidate with that label.
 
     Attributes
     ----------
     silos, horizon, dimension : int
         M, T and d.
     epsilon, delta : float
-        The guarantee that was asked for.
+        The requested guarantee.
     relation : {"replace", "zero-out"}
-        Neighbouring datasets.
+        The relation of neighbouring datasets.
     unit : str
-        "user", the unit that is protected.
+        The protected unit, "user".
     radius_multiplier : float
-        Factor of all confidence radii.
+        Factor on all confidence radii.
     environment : dict
-        Table of the environment that was simulated, as in a spec.
+        Table of the simulated environment, as in a spec.
     seed : int
-        Of all randomness.
+        Seed of all randomness.
     scaling : str
-        How the last stage was simulated, in a sentence.
+        A sentence on how the last stage was simulated.
     candidates : tuple of Candidate
-        Sorted by trust, then by the last stage that each was simulated in, then by regret.
+        Sorted by trust, then by the last stage in which each was simulated, then by regret.
     baselines : tuple of Baseline
         Systems to compare with.
     verdicts : tuple of Verdict
-        One for each trust model that was asked for.
+        One verdict for each requested trust model.
     left_out : dict of str to str
-        Systems that are no candidates, with the reason.
+        Reasons why systems are not candidates, by system.
     notes : tuple of str
-        That real records were read, conditions that no candidate meets, unequal silos.
+        Notes on real records, on conditions that no candidate satisfies, and on unequal silos.
     colluders : int or None
-        Silos of a secure sum whose noise is not counted; None where that trust was not asked for.
+        Number of silos of a secure sum whose noise is not counted; None if not requested.
     """
 
     silos: int
@@ -251,25 +251,25 @@ class Advice:
     def status(self) -> str:
         """Status of every candidate's guarantee.
 
-        "proven", or "conditional" where the environment itself breaks a condition.
+        "proven", or "conditional" if the environment violates a condition.
         """
         return "conditional" if any(n.startswith(BROKEN) for n in self.notes) else "proven"
 
     def __getitem__(self, label: str) -> Candidate:
-        """Return the candidate of a label; KeyError if there is none."""
+        """Return the candidate with a label. Raise KeyError if there is none."""
         for candidate in self.candidates:
             if candidate.label == label:
                 return candidate
         raise KeyError(f"no candidate {label!r}; there are {[c.label for c in self.candidates]}")
 
     def baseline(self, name: str) -> Baseline:
-        """The baseline named "alone", "alone, explores less", "no privacy" or "random"."""
-        found = {b.name: b for b in self.baselines}
-        return found[choice("name", name, list(found))]
+        """Return the baseline with a name; see `Baseline` for the names."""
+        by_name = {b.name: b for b in self.baselines}
+        return by_name[choice("name", name, list(by_name))]
 
     @property
     def heading(self) -> str:
-        """Two lines: the guarantee and the sizes, and what was simulated."""
+        """Two lines of text: guarantee and sizes, then what was simulated."""
         return (
             f"every {self.unit} ({self.relation}): ({self.epsilon:g}, {self.delta:g}), "
             f"{self.status}; {self.silos} silos, {self.horizon} rounds, d = {self.dimension}, "
@@ -277,7 +277,7 @@ class Advice:
         )
 
     def __str__(self) -> str:
-        """Return the verdicts and baselines; ``candidates`` has what else was considered."""
+        """Return the notes, verdicts and baselines as text."""
         notes = [f"note: {note}" for note in self.notes]
         verdicts = [f"{v.trust}: {v.sentence}" for v in self.verdicts]
         others = [f"{b.label}: {figure(b.regret)} ({b.privacy})" for b in self.baselines]
@@ -289,18 +289,18 @@ class Advice:
         Returns
         -------
         dict
-            All fields by name, at every depth: tuples are lists, numbers that are not finite None.
+            All fields by name, at every depth. Tuples become lists, non-finite numbers None.
         """
         found: dict[str, Any] = plain(asdict(self))
         return found
 
     def identity(self) -> dict[str, Any]:
-        """Make the tables of a spec of what is recommended, and its baselines.
+        """Return the tables of a spec with the recommended systems and the baselines.
 
         Returns
         -------
         dict
-            Keys of a spec: name, horizon, silos, seed, environment, and a curve for each verdict
+            Keys of a spec: name, horizon, silos, seed, environment, and one curve for each verdict
             and each baseline.
         """
         curves = [{"label": f"{v.trust}: {v.best}", **self[v.best].keys} for v in self.verdicts]
@@ -315,12 +315,12 @@ class Advice:
         }
 
     def spec_text(self, replicates: int = 4) -> str:
-        """Write the spec of `identity` as a text, for ``fastfed run``.
+        """Return the spec of `identity` as text, for ``fastfed run``.
 
         Parameters
         ----------
         replicates : int, default 4
-            Replicates of every curve.
+            Number of replicates of every curve.
 
         Returns
         -------
@@ -333,7 +333,7 @@ class Advice:
 
 
 def plain(value: Any) -> Any:
-    """Turn tuples into lists and NaN into None, at every depth."""
+    """Convert tuples to lists and non-finite floats to None, at every depth."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -344,14 +344,17 @@ def plain(value: Any) -> Any:
 
 
 def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]:
-    """Mean over replicates (R,) and its standard error, NaN for one."""
-    found = np.asarray(list(values), dtype=np.float64)
-    spread = found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.nan
-    return float(found.mean()), float(spread)
+    """Return the mean over replicates (R,) and its standard error, NaN for one replicate."""
+    samples = np.asarray(list(values), dtype=np.float64)
+    stderr = samples.std(ddof=1) / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
+    return float(samples.mean()), float(stderr)
 
 
 def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
-    """Say how the last stage was simulated; ``falling``: with a pace that falls."""
+    """Say how the last stage was simulated.
+
+    ``falling`` is True if regret of local models was extrapolated with a decreasing pace.
+    """
     if size.rounds < horizon:
         pace = "extended at their last pace: rather too much regret than too little"
         if falling:
@@ -364,13 +367,13 @@ def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
     if size.silos < silos:
         return (
             f"simulated are {size.silos} silos that stand for all {silos}, noise and radius "
-            "scaled: approximate; more seconds play all"
+            "scaled: approximate; more seconds simulate all"
         )
     return f"simulated are all {silos} silos over all {horizon} rounds"
 
 
 def unequal_text(held: Sequence[int], horizon: int) -> str:
-    """Say that silos hold unequal numbers of records, and what that means for the figures."""
+    """Say that silos hold unequal numbers of records, and how this affects the results."""
     return (
         f"silos hold from {min(held)} to {max(held)} records, and each is simulated for {horizon} "
         "rounds: a silo with more of them gains less by sharing than the figures say, and the "
@@ -394,8 +397,9 @@ def verdict_text(
 ) -> str:
     """Say whether to share under a trust model, by which system, and at what price.
 
-    ``regrets`` are those of the last stage, by name; ``differ``: silos may differ, so that one
-    model for all may lose by itself; ``fallback``: epsilon of a secure sum if all others collude.
+    ``regrets`` has the regrets of the last stage by name. ``differ`` is True if silos may differ,
+    so that one model for all may lose even without privacy. ``looked`` is True if the break-even
+    point was searched. ``fallback`` is epsilon of a secure sum if all other silos collude.
     """
     if verdict.helps:
         text = _shared(verdict, regrets, differ)
@@ -407,27 +411,33 @@ def verdict_text(
 
 
 def _alone(verdict: Verdict, regrets: Mapping[str, Regret]) -> str:
-    """The regret of each silo alone, and how it explores."""
+    """Return the text of the local baseline's regret."""
     less = "" if verdict.alone == "alone" else " (which explores less)"
     return f"{figure(regrets[verdict.alone])}{less}"
 
 
 def _shared(verdict: Verdict, regrets: Mapping[str, Regret], differ: bool) -> str:
-    """Say by which system to share, and what privacy costs."""
-    best, open_ = regrets[verdict.best], regrets["no privacy"]
-    less = regrets.get(LESS)
+    """Say which system to share by, and what privacy costs."""
+    best, not_private = regrets[verdict.best], regrets["no privacy"]
+    explores_less = regrets.get(LESS)
     text = f"share by {verdict.best}"
-    if verdict.alone != LESS and less is not None and less.mean < best.mean + 2.0 * best.stderr:
+    if (
+        verdict.alone != LESS
+        and explores_less is not None
+        and explores_less.mean < best.mean + 2.0 * best.stderr
+    ):
         text += (
             " if regret must have a proven bound; if not, keep apart and explore less "
-            f"({figure(less)})"
+            f"({figure(explores_less)})"
         )
     text += f": regret {figure(best)} per silo, alone {_alone(verdict, regrets)}; "
     if differ:
-        text += f"one model for all, without privacy, would leave {figure(open_)}"
+        text += f"one model for all, without privacy, would leave {figure(not_private)}"
     else:
-        price = best.mean - open_.mean
-        text += f"privacy costs {price:.3g} of it, sharing without would leave {figure(open_)}"
+        price = best.mean - not_private.mean
+        text += (
+            f"privacy costs {price:.3g} of it, sharing without would leave {figure(not_private)}"
+        )
     if verdict.level:
         text += f"; no worse within error: {', '.join(verdict.level)}"
     return text
@@ -440,32 +450,32 @@ def _apart(
     looked: bool,
     differ: bool,
 ) -> str:
-    """Say that sharing does not pay, and from where it would."""
+    """Say that sharing does not pay, and from which epsilon or number of silos it would."""
     best, alone = regrets[verdict.best], regrets[verdict.alone]
-    open_, chance = regrets["no privacy"], regrets["random"]
+    not_private, random = regrets["no privacy"], regrets["random"]
     mean, stderr = verdict.against_alone
-    much = "no less than" if mean > 2.0 * stderr else "not clearly less than"
-    why = "privacy is too costly for sharing to help"
-    if differ and open_.mean >= alone.mean:
-        why = "silos differ and privacy costs too much for sharing to help"
+    comparison_alone = "no less than" if mean > 2.0 * stderr else "not clearly less than"
+    reason = "privacy is too costly for sharing to help"
+    if differ and not_private.mean >= alone.mean:
+        reason = "silos differ and privacy costs too much for sharing to help"
     text = (
-        f"do not share under this trust model at ({budget[0]:g}, {budget[1]:g}): {why}; "
-        f"{verdict.best}, the best, has regret {figure(best)} per silo, {much} each silo alone "
-        f"with {_alone(verdict, regrets)}"
+        f"do not share under this trust model at ({budget[0]:g}, {budget[1]:g}): {reason}; "
+        f"{verdict.best}, the best, has regret {figure(best)} per silo, {comparison_alone} each "
+        f"silo alone with {_alone(verdict, regrets)}"
     )
-    if best.mean > chance.mean - 2.0 * (chance.stderr + best.stderr):
-        less = "no less than" if best.mean >= chance.mean else "not clearly less than"
-        text += f", and {less} chance with {figure(chance)}"
-    if open_.mean >= alone.mean:
+    if best.mean > random.mean - 2.0 * (random.stderr + best.stderr):
+        comparison_chance = "no less than" if best.mean >= random.mean else "not clearly less than"
+        text += f", and {comparison_chance} chance with {figure(random)}"
+    if not_private.mean >= alone.mean:
         what = "one model for all" if differ else "sharing"
-        text += f"; nor would {what} without privacy help ({figure(open_)})"
+        text += f"; nor would {what} without privacy help ({figure(not_private)})"
     if not looked:
         return text
-    ways = []
+    thresholds = []
     if verdict.pays_from_epsilon is not None:
-        ways.append(f"epsilon {verdict.pays_from_epsilon:.2g}")
+        thresholds.append(f"epsilon {verdict.pays_from_epsilon:.2g}")
     if verdict.pays_from_silos is not None:
-        ways.append(f"{float(verdict.pays_from_silos):.2g} silos".replace("e+0", "e"))
-    if not ways:
+        thresholds.append(f"{float(verdict.pays_from_silos):.2g} silos".replace("e+0", "e"))
+    if not thresholds:
         return text + "; neither more silos nor a larger epsilon was found to change that"
-    return f"{text}; it would pay from about {' or '.join(ways)}, all else equal"
+    return f"{text}; it would pay from about {' or '.join(thresholds)}, all else equal"

@@ -1,4 +1,4 @@
-"""`plan`: bounds and noise first, then ever longer simulations of ever fewer candidates."""
+"""`plan`: compare systems by noise and bounds, then by longer simulations of fewer candidates."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ from fastfed.simulation.systems import check_kind, problem_spec
 
 # ---- The search ----------------------------------------------------------------------------------
 
-#: Shares of the budget: all candidates, the best few and their neighbours, the last ones, and the
-#: break-even point.
+#: Shares of the time budget: for all candidates, for the best few and their neighbours, for the
+#: finalists, and for the break-even point.
 SCREENED, REFINED, FINAL, THRESHOLDS = 0.3, 0.2, 0.3, 0.2
-#: Candidates of a trust model that go on to the next stage.
+#: Number of candidates of each trust model in the second and in the last stage.
 KEPT, FINALISTS = 2, 2
-#: Replicates of each stage, and the fewest where not even so many of the least silos fit.
+#: Replicates of each stage, and the minimum if the time budget does not suffice for them.
 REPLICATES = {"screened": (2, 1), "refined": (3, 2), "final": (6, 4)}
-#: The most where silos are not alike, so that more rounds are simulated; no break-even is looked
-#: for then, and the last stage has its share.
+#: Replicates of each stage if silos differ, so that more rounds can be simulated. Then no
+#: break-even point is searched, and the last stage uses its share of the time.
 UNLIKE = {"screened": 1, "refined": 1, "final": 3}
 
 
@@ -98,59 +98,60 @@ def plan(
     threads: int | None = None,
     on_stage: Callable[[str], None] | None = None,
 ) -> Advice:
-    """Find the protocol, release and batches of least regret under one guarantee.
+    """Find the protocol, release and batch sizes of least regret under a privacy guarantee.
 
-    All systems that give the guarantee are compared, first by noise and bounds, then by short
-    simulations in which ever fewer of them stay. Every candidate's certificate is proven, with
-    exactly calibrated noise; or conditional, where the environment itself breaks a condition,
-    which ``notes`` name.
+    All systems that give the guarantee are compared, first by noise and bounds, then by successive
+    halving with short simulations. Every candidate's noise is calibrated exactly, and its
+    certificate is proven. If the environment violates a condition, certificates are conditional and
+    ``notes`` lists the condition.
 
     Parameters
     ----------
     silos : int, optional
-        M, at least 2; may be left to an environment that knows its own.
+        M, at least 2. Default: the number of silos of the environment, if it has one.
     horizon : int
-        T, rounds of each silo.
+        T, the number of rounds of each silo.
     dimension : int, optional
-        d, of the features; may be left to an environment that has one.
+        d, the number of features. Default: the dimension of the environment, if it has one.
     epsilon, delta : float
-        Guarantee of every user, the same for all candidates.
+        Guarantee for every user, the same for all candidates.
     actions : int
-        K, actions of the sphere that is simulated where no environment is given.
+        K, the number of actions of the sphere environment; ignored if an environment is given.
     environment : Environment, dict, str or Path, optional
-        Simulated in place of the sphere: an environment, its table as in a spec, or a spec file
-        (TOML), whose [environment] is taken.
+        Environment to simulate in place of the sphere: an environment, its table as in a spec, or a
+        spec file (TOML) with an [environment] table.
     trust : str or sequence of str, optional
-        One or several of ``TRUST``; by default all, each with a verdict of its own.
+        One or several names in ``TRUST``. Default: all. Each trust model gets one verdict.
     relation : {"replace", "zero-out"}
-        Neighbours differ in one user, who is replaced (bounded DP, substitution), or whose
-        contribution becomes zero, which is weaker.
+        Neighbouring datasets differ in one user, who is replaced (bounded DP), or whose
+        contribution becomes zero, which is a weaker guarantee.
     radius_multiplier : float
-        Factor of all confidence radii; below 1 no regret bound is promised.
+        Factor on all confidence radii. Below 1, no regret bound is proven.
     colluders : int, optional
-        t, silos of a secure sum whose noise is not counted; by default a third of all.
+        t, the number of silos of a secure sum whose noise is not counted. Default: a third of all.
     intercept : float, optional
-        kappa >= 1, where the last feature of the sphere is the constant 1 / sqrt(2 kappa) and
-        declared as such, so that rewards may be centred. An environment has its own.
+        kappa >= 1. The last feature of the sphere is then the declared constant 1 / sqrt(2 kappa),
+        so that rewards can be centred. Not allowed with an environment, which declares its
+        intercept.
     seconds : float
-        Work on one core, nominally. It decides by a fixed formula how much is simulated, so the
-        answer is a function of the arguments alone, and a slower machine takes longer.
+        Nominal work in seconds of one core. A fixed formula derives the amount of simulation from
+        it, so the answer depends only on the arguments, and a slower machine takes longer.
     seed : int
-        Of all randomness.
+        Seed of all randomness.
     threads : int, optional
-        Default: all processors. The answer does not depend on it.
+        Number of threads. Default: all processors. The answer does not depend on it.
     on_stage : callable, optional
-        Called before each stage with a sentence that announces it.
+        Called before each stage with a sentence that describes the stage.
 
     Returns
     -------
     Advice
-        Candidates, baselines, and a verdict for each trust model.
+        Candidates, baselines, and one verdict for each trust model.
 
     Raises
     ------
     InputError
-        For bad input, and where no system can give the guarantee.
+        If an argument is invalid, or no system can give the guarantee.
 
     Examples
     --------
@@ -159,17 +160,17 @@ def plan(
     >>> a.verdicts[0].trust, {c.trust for c in a.candidates}
     ('central', {'central'})
     """
-    asked = _trusts(trust)
+    trusts = _trusts(trust)
     simulated, table = _environment(environment, dimension, actions, intercept)
     horizon = integer("horizon", horizon, at_least=2, at_most=2**32 - 2)
     shared = make_problem(simulated, silos, horizon)
-    facts = shared.facts
-    check_kind(registered("private-fedlinucb"), simulated.kind, facts)
-    assert isinstance(facts, EnvironmentSpec)
+    environment_facts = shared.facts
+    check_kind(registered("private-fedlinucb"), simulated.kind, environment_facts)
+    assert isinstance(environment_facts, EnvironmentSpec)
     if shared.silos < 2:
-        raise InputError(f"silos must be >= 2: a single one has nobody to share with, got {silos}")
+        raise InputError(f"silos must be >= 2: a single silo has nobody to share with, got {silos}")
     choice("relation", relation, RELATIONS)
-    problem = problem_spec(facts, shared.silos, horizon)
+    problem = problem_spec(environment_facts, shared.silos, horizon)
     assert isinstance(problem, ProblemSpec)
     question = Question(
         problem,
@@ -177,44 +178,48 @@ def plan(
         number("delta", delta, above=0.0, below=1.0),
         relation,
         number("radius_multiplier", radius_multiplier, above=0.0),
-        _colluders(colluders, shared.silos, asked),
-        # Without an environment the sphere stands for another one, which may have no constant.
-        centred=facts.intercept is not None and not (environment is None and intercept is None),
+        _colluders(colluders, shared.silos, trusts),
+        # The default sphere stands for an unknown environment, which may have no constant feature.
+        centred=environment_facts.intercept is not None
+        and not (environment is None and intercept is None),
         differ=not scalable(simulated),
     )
-    work = number("seconds", seconds, above=0.0)
+    time_budget = number("seconds", seconds, above=0.0)
     halving = SuccessiveHalving(
         simulated,
         shared.silos,
         horizon,
-        facts.actions,
+        environment_facts.actions,
         check_seed(seed),
         check_threads(threads),
         on_stage,
     )
-    notes = ((READ,) if facts.real_records else ()) + _unequal(simulated, shared.silos, horizon)
-    run = _Search(question, asked, halving, work, notes)
-    run.screen()
-    run.refine()
-    run.finish()
-    return run.advice(table)
+    notes = ((READ,) if environment_facts.real_records else ()) + _unequal(
+        simulated, shared.silos, horizon
+    )
+    search = _Search(question, trusts, halving, time_budget, notes)
+    search.screen()
+    search.refine()
+    search.finish()
+    return search.advice(table)
 
 
 def _trusts(trust: str | Sequence[str] | None) -> list[str]:
-    asked = list(TRUST) if trust is None else [trust] if isinstance(trust, str) else list(trust)
-    for name in asked:
+    """Return the requested trust models, checked, in the order of ``TRUST``."""
+    requested = list(TRUST) if trust is None else [trust] if isinstance(trust, str) else list(trust)
+    for name in requested:
         choice("trust", name, list(TRUST))
-    if not asked:
+    if not requested:
         raise InputError(f"trust must name at least one of {', '.join(TRUST)}")
-    return [name for name in TRUST if name in asked]
+    return [name for name in TRUST if name in requested]
 
 
-def _colluders(colluders: int | None, silos: int, asked: list[str]) -> int | None:
-    """The silos of a secure sum that are not counted, checked."""
+def _colluders(colluders: int | None, silos: int, trusts: list[str]) -> int | None:
+    """Return the number of colluding silos after checking it."""
     if colluders is None:
         return None
-    if "secure-sum" not in asked:
-        raise InputError('colluders belongs to trust "secure-sum", which was not asked for')
+    if "secure-sum" not in trusts:
+        raise InputError('colluders belongs to trust "secure-sum", which was not requested')
     integer("colluders", colluders, at_least=0)
     if colluders >= silos:
         raise InputError(f"colluders must be below the number of silos ({silos}), got {colluders}")
@@ -222,13 +227,17 @@ def _colluders(colluders: int | None, silos: int, asked: list[str]) -> int | Non
 
 
 def _unequal(environment: Environment, silos: int, horizon: int) -> tuple[str, ...]:
-    """A note where silos hold unequal numbers of records, as far as the environment tells."""
+    """Return a note if silos of a record pool hold unequal numbers of records."""
     if not isinstance(environment, PoolEnvironment):
         return ()
     starts = environment.pool(silos).silo_starts
-    held = [int(n) for n in np.diff(starts)]
-    # Blocks of n records that M does not divide differ by one.
-    return (unequal_text(held, horizon),) if max(held) > min(held) + 1 else ()
+    records_per_silo = [int(n) for n in np.diff(starts)]
+    # Equal shares of n records differ by one record if M does not divide n.
+    return (
+        (unequal_text(records_per_silo, horizon),)
+        if max(records_per_silo) > min(records_per_silo) + 1
+        else ()
+    )
 
 
 def _environment(
@@ -237,7 +246,7 @@ def _environment(
     actions: int,
     intercept: float | None,
 ) -> tuple[Environment, dict[str, Any]]:
-    """The environment to simulate, and its table in a spec."""
+    """Return the environment to simulate, and its table in a spec."""
     if environment is None:
         if dimension is None:
             raise InputError("dimension is required, or an environment that has one")
@@ -249,7 +258,9 @@ def _environment(
         kappa = number("intercept", intercept, at_least=1.0)
         return Sphere(dimension=d, actions=k, intercept=kappa), {**table, "intercept": kappa}
     if intercept is not None:
-        raise InputError("intercept belongs to the sphere, the environment has its own")
+        raise InputError(
+            "intercept belongs to the sphere; an environment declares its own intercept"
+        )
     if isinstance(environment, str) and environment in ENVIRONMENTS:
         raise InputError(
             f"environment must be a spec file, an environment or its table, got "
@@ -266,14 +277,16 @@ def _environment(
             table["reward"] = {"kind": reward["kind"]}
     else:
         raise InputError(f"environment must be an environment or a table, got {show(environment)}")
-    has = getattr(environment, "dimension", dimension)
-    if dimension is not None and has != dimension:
-        raise InputError(f"dimension must be {has}, the environment's, got {dimension}")
+    environment_dimension = getattr(environment, "dimension", dimension)
+    if dimension is not None and environment_dimension != dimension:
+        raise InputError(
+            f"dimension must be {environment_dimension}, the environment's, got {dimension}"
+        )
     return environment, table
 
 
 class _Search:
-    """The stages of one search."""
+    """One search: its stages, and the candidates and results so far."""
 
     def __init__(
         self,
@@ -291,23 +304,26 @@ class _Search:
         self.baselines = baselines(question)
 
     def add(self, trust: str, wanted: Sequence[Recipe]) -> list[Choice]:
-        """Add candidates of these recipes; of those at the same rounds, the least noisy go on."""
-        known = {one.label for one in self.made[trust]}
-        made, failed = made_of(self.question, trust, wanted)
-        made = [one for one in made if one.label not in known]
+        """Add candidates for the recipes, and return those to simulate.
+
+        If two candidates release at the same rounds and one is noisier, it is not simulated.
+        """
+        known_labels = {one.label for one in self.made[trust]}
+        candidates, failed = made_of(self.question, trust, wanted)
+        candidates = [one for one in candidates if one.label not in known_labels]
         self.left_out.update(failed)
-        self.made[trust] += made
-        going = []
-        for one in made:
-            other = next((o for o in made if noisier(one, o)), None)
-            if other is None:
-                going.append(one)
+        self.made[trust] += candidates
+        to_simulate = []
+        for one in candidates:
+            less_noisy = next((o for o in candidates if noisier(one, o)), None)
+            if less_noisy is None:
+                to_simulate.append(one)
             else:
-                self.remarks[one.label] = f"not played: noisier than {other.label}"
-        return going
+                self.remarks[one.label] = f"not simulated: noisier than {less_noisy.label}"
+        return to_simulate
 
     def stage(self, name: str, going: Sequence[Contender], share: float) -> None:
-        """Simulate a stage for its share of the seconds."""
+        """Simulate one stage within its share of the time budget."""
         replicates, fewest = REPLICATES[name]
         if not scalable(self.halving.environment):
             replicates = UNLIKE[name]
@@ -316,56 +332,61 @@ class _Search:
         self.halving.run(name, going, self.size)
 
     def screen(self) -> None:
-        """Simulate all candidates of a coarse grid of batches."""
-        going = [
+        """Simulate all candidates on a coarse grid of batch sizes."""
+        to_simulate = [
             one for trust in self.asked for one in self.add(trust, recipes(self.question, trust))
         ]
         self.asked = [trust for trust in self.asked if self.made[trust]]
         if not self.asked:
-            name, why = next(iter(self.left_out.items()))
-            raise InputError(f"no system gives this guarantee, not even {name}: {why}")
-        self.stage("screened", [contender(one) for one in going], SCREENED)
+            name, reason = next(iter(self.left_out.items()))
+            raise InputError(f"no system gives this guarantee, not even {name}: {reason}")
+        self.stage("screened", [contender(one) for one in to_simulate], SCREENED)
 
     def refine(self) -> None:
-        """Simulate the best few of each trust model, and what differs from the best in one thing.
+        """Simulate the best few of each trust model, and variations of the best in one choice.
 
-        The best is also simulated with the bonus 1, whose bound has no part for a ledger.
+        The best is also simulated with bonus 1, whose regret bound includes no regret allowance.
         """
-        going: list[Choice] = []
+        to_simulate: list[Choice] = []
         for trust in self.asked:
             ranked = self.ranked(trust)
             best = ranked[0]
-            going += ranked[:KEPT] + self.add(trust, near(self.question, best))
+            to_simulate += ranked[:KEPT] + self.add(trust, near(self.question, best))
             if best.variant.bonus < 1.0:
                 full = best.with_bonus(1.0)
                 self.made[trust].append(full)
-                going.append(full)
-        self.stage("refined", [contender(one) for one in going], REFINED)
+                to_simulate.append(full)
+        self.stage("refined", [contender(one) for one in to_simulate], REFINED)
 
     def finish(self) -> None:
-        """Simulate the last ones beside the baselines."""
-        going = [one for trust in self.asked for one in self.ranked(trust, "refined")[:FINALISTS]]
-        contenders = [contender(one) for one in going]
+        """Simulate the finalists together with the baselines."""
+        finalists = [
+            one for trust in self.asked for one in self.ranked(trust, "refined")[:FINALISTS]
+        ]
+        contenders = [contender(one) for one in finalists]
         for name, _, keys in self.baselines:
             plan = baseline(self.question, keys).plan
             contenders.append(Contender(name, plan, federated=name == "no privacy"))
         self.stage("final", contenders, FINAL)
 
     def ranked(self, trust: str, stage: str | None = None) -> list[Choice]:
-        """Simulated candidates of a trust model (last in this stage), least regret first."""
+        """Return simulated candidates of a trust model, least regret first.
+
+        With ``stage``, return only those whose last simulation was in this stage.
+        """
         regrets = self.halving.regrets
-        found = [
+        simulated = [
             one
             for one in self.made[trust]
             if one.label in regrets and stage in (None, regrets[one.label].stage)
         ]
-        return sorted(found, key=lambda one: regrets[one.label].mean)
+        return sorted(simulated, key=lambda one: regrets[one.label].mean)
 
     def advice(self, table: dict[str, Any]) -> Advice:
-        """The answer, with everything that was found."""
+        """Return the complete answer."""
         problem, question = self.question.problem, self.question
         local = self.made.get("silo-ldp", [])
-        feducb = "adds noise at the silos, and that trust was not asked for"
+        feducb = "adds noise at the silos, and that trust was not requested"
         if local:
             feducb = feducb_reason(question, min(local, key=lambda c: c.plan.releases))
         left_out = {**ELSEWHERE, "feducb": feducb}
@@ -405,20 +426,20 @@ class _Search:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes that stand before the answer."""
+        """Notes that precede the answer: on real records, unequal silos and violated conditions."""
         failed = tuple(f"{BROKEN}{c.text}" for c in self.question.problem.conditions if not c.holds)
         return self.first_notes + failed
 
     def privacy(self, keys: dict[str, Any]) -> str:
-        """Short text of a baseline's certificate."""
-        own = {key: value for key, value in keys.items() if key != "algorithm"}
-        system = registered(keys["algorithm"]).make(own, self.question.problem)
+        """Return the short privacy text of a baseline's certificate."""
+        settings = {key: value for key, value in keys.items() if key != "algorithm"}
+        system = registered(keys["algorithm"]).make(settings, self.question.problem)
         return privacy_text(system.certificate.to_builtins()).short
 
     def row(self, one: Choice) -> Candidate:
-        """A candidate as it stands in the answer."""
-        stated, plan, bound = one.system.certificate, one.plan, one.bound
-        assert stated.exact is not None
+        """Return the answer's entry for a candidate."""
+        certificate, plan, bound = one.system.certificate, one.plan, one.bound
+        assert certificate.exact is not None
         bits = plan.bits_up_of(plan.releases) + plan.bits_down_of(plan.releases)
         return Candidate(
             label=one.label,
@@ -426,9 +447,9 @@ class _Search:
             protocol=one.protocol,
             release=one.release,
             batch_size=one.batch_size,
-            epsilon=stated.exact.epsilon,
-            delta=stated.exact.delta,
-            node_std=dict(stated.noise_std),
+            epsilon=certificate.exact.epsilon,
+            delta=certificate.exact.delta,
+            node_std=dict(certificate.noise_std),
             noise_std=one.noise_std,
             bound=bound,
             vacuous=None if bound is None else bound >= plan.horizon,
@@ -448,22 +469,31 @@ class _Search:
         """Compare the best of the last stage with the others and with each silo alone."""
         halving, question = self.halving, self.question
         best, *others = self.ranked(trust, "final")
-        same = tuple(o.label for o in others if level(halving.difference(best.label, o.label)))
-        # Like with like: proven with proven, and else whatever each silo alone does best.
+        not_worse = tuple(o.label for o in others if level(halving.difference(best.label, o.label)))
+        # A best candidate with a proven bound is compared with the proven local baseline only;
+        # otherwise with the better of the two local baselines.
         alone = min(
             (n for n in (ALONE, LESS) if n in halving.regrets and (n == ALONE or not best.bound)),
             key=lambda name: halving.regrets[name].mean,
         )
-        against = halving.difference(best.label, alone)
-        helps = against[0] < 0.0 and not level(against)
+        difference_to_alone = halving.difference(best.label, alone)
+        helps = difference_to_alone[0] < 0.0 and not level(difference_to_alone)
         share = THRESHOLDS * self.seconds / len(self.asked)
-        found: tuple[float | None, int | None] = (None, None)
+        pays_from: tuple[float | None, int | None] = (None, None)
         looked = not helps and scalable(halving.environment)
         if looked:
-            found = break_even(question, best, halving, share, halving.regrets[alone].mean)
+            pays_from = break_even(question, best, halving, share, halving.regrets[alone].mean)
         trusted = trusted_text(trust, question.problem.silos, question.colluders)
         verdict = Verdict(
-            trust, trusted, best.label, same, against, helps, *found, sentence="", alone=alone
+            trust,
+            trusted,
+            best.label,
+            not_worse,
+            difference_to_alone,
+            helps,
+            *pays_from,
+            sentence="",
+            alone=alone,
         )
         sentence = verdict_text(
             verdict,
@@ -477,5 +507,5 @@ class _Search:
 
 
 def contender(one: Choice) -> Contender:
-    """A candidate as a contender."""
+    """Return the contender (plan and noise to simulate) for a candidate."""
     return Contender(one.label, one.plan, one.node)

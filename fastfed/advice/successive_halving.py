@@ -1,4 +1,4 @@
-"""Successive halving over candidates by short simulations, and the break-even point of sharing."""
+"""Successive halving of candidates by short simulations, and the break-even point of sharing."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.simulation import dispatch
 from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 
-# ---- A federation of few silos that stands for one of many, and its cost -------------------------
-# With lazy updates all silos choose from the same released statistics, and what they add to the
-# next release is a sum of M B terms of one distribution. m silos whose rounds each count M / m = q
-# times make the same sum in expectation. Instead of weighing rounds everything else is divided:
-# privacy noise, lambda, c, E and phi by q, the radius of reward noise by sqrt(q), and so is the
-# reward noise itself, since it averages out over q rounds. Then V, u and both bonuses are those of
-# M silos up to a factor that cancels; a ledger's charges count silos, so its allowance is divided
-# too. Not kept are the sampling error of the contexts in a batch, sqrt(q) times too large, and that
-# rewards are Bernoulli. With m = M nothing is scaled, and the distribution is exact: of M Gaussian
-# noises only the sum is seen, so the sum alone is drawn. Noise of bits is drawn as the normal
-# numbers it is close to, unless ``bits`` are asked for. A plan with own rounds is simulated as it
-# is: each silo takes its own message, with its own noise, off the sum.
+# ---- Simulating M silos by fewer silos, and the cost of a simulation
+# ------------------------------ With lazy updates all silos choose from the same released
+# statistics. What they add to the next release is a sum of M B terms of one distribution. If m
+# silos are simulated and each round counts q = M / m times, the sum is the same in expectation.
+# Instead of multiplying rounds by q, everything else is divided: privacy noise, lambda, c, E and
+# phi by q, and the radius of reward noise and the reward noise itself by sqrt(q), because reward
+# noise averages over q rounds. Then V, u and both bonuses equal those of M silos up to a factor
+# that cancels. The regret allowance is divided by q too, because its charges count silos. Two
+# things are not reproduced: the sampling error of the contexts in a batch is sqrt(q) times too
+# large, and rewards are not Bernoulli. With m = M nothing is scaled and the distribution is exact;
+# only the sum of M Gaussian noises matters, so only the sum is drawn. Noise of shuffled bits is
+# drawn from a normal approximation unless ``bits`` is set. A plan with local rounds is simulated
+# unscaled, because each silo subtracts its own noisy message from the sum.
 
-#: Environments whose silos are alike and whose reward noise can be made smaller.
+#: Environments whose silos have the same model and whose reward noise can be scaled.
 SCALABLE = (Sphere, Gap, FixedSet)
-#: Standard deviation of a Bernoulli reward, at most.
+#: Upper bound on the standard deviation of a Bernoulli reward.
 BERNOULLI = 0.5
 
 
 def scalable(environment: Environment) -> bool:
-    """Return True if few silos of this environment can stand for many."""
+    """Return True if few silos of this environment can represent many."""
     return isinstance(environment, SCALABLE)
 
 
 def scaled_environment(environment: Environment, times: float) -> Environment:
-    """Scale the reward noise of an environment whose rounds each stand for ``times`` rounds."""
+    """Scale the reward noise of an environment in which each round represents ``times`` rounds."""
     if times == 1.0:
         return environment
     assert isinstance(environment, SCALABLE)
@@ -64,23 +65,23 @@ def scaled_environment(environment: Environment, times: float) -> Environment:
 
 
 def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = False) -> Plan:
-    """Scale a plan to ``silos`` silos that stand for all of its own.
+    """Scale a plan to ``silos`` silos that represent all silos of the plan.
 
-    ``node``: noise of one node of the plan, None without noise. ``bits``: simulate shuffled bits as
-    such where nothing is scaled, not as normal numbers of the same variance.
+    ``node`` is the noise of one node of the plan, None without noise. With ``bits``, an unscaled
+    plan keeps its shuffled bits; otherwise they are replaced by normal noise of the same variance.
     """
     times = plan.silos / silos
     if plan.own is not None:
         assert times == 1.0
         return plan
     if node is not None and not (plan.encoding is not None and bits and times == 1.0):
-        # One sum of noises in place of the sum of all: the same distribution (bits: nearly).
+        # One noise vector in place of the sum of all: the same distribution (for bits, nearly).
         std = node.times(math.sqrt(noises(plan)) / times)
         release, factor = plan.release, plan.factor
         if plan.protocol.flat and plan.encoding is not None:
-            # Every batch has noise of its own, and a prefix that of all of them.
+            # Every batch has independent noise; a prefix has the sum of its batches' noise.
             release, factor = "factorised", Factor(np.tri(plan.releases))
-        # It stands for another plan's regret, and claims no privacy of its own.
+        # The scaled plan only predicts the regret of the real plan; it makes no privacy claim.
         plan = replace(
             plan,
             protocol=released_as(PROTOCOLS["central"], release),
@@ -103,7 +104,8 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         offset=r.offset / math.sqrt(times),
         log_lambda=r.log_lambda / times,
     )
-    # Smaller Gaussian reward noise is not clipped: that would move its mean. A centre stays.
+    # Scaled Gaussian rewards are not clipped, because clipping would change their mean. Centring
+    # stays.
     clip = plan.clip
     centred = clip is not None and (clip.constant > 0.0 or clip.centre > 0.0)
     return replace(
@@ -118,29 +120,29 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
 
 
 def round_cost(actions: int, dimension: int) -> float:
-    """Nominal seconds of one agent-round: rather more than the machine of docs/speed.md takes."""
+    """Return the nominal seconds of one agent-round, above the times in docs/speed.md."""
     return 1e-6 * (0.5 + 1.5e-3 * actions * dimension + 1e-3 * dimension**2)
 
 
 def release_cost(plan: Plan) -> float:
-    """Nominal seconds of the releases of one replicate, when noise is drawn once."""
+    """Return the nominal seconds of all releases of one replicate, with noise drawn once."""
     d, k = plan.dimension, plan.releases
-    kept = 0.5e-9 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
+    draw_seconds = 0.5e-9 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
     if plan.own is not None:
-        kept *= plan.silos
-    return 1e-6 * k * (3.0 + 4e-3 * d**3) + kept
+        draw_seconds *= plan.silos
+    return 1e-6 * k * (3.0 + 4e-3 * d**3) + draw_seconds
 
 
 # ---- Short simulations of many plans over the same contexts --------------------------------------
 
-#: Checkpoints of a short run; the pace at its end is that of its last quarter.
+#: Number of checkpoints of a run. The pace at the end is measured over the last quarter.
 CHECKPOINTS = 64
-#: Fewest silos that stand for more, where d is not more, and the most replicates of a stage. With
-#: fewer than d a batch of few rounds does not show all directions, and learning is far too slow.
+#: At least max(LEAST_SILOS, d) silos represent all: with fewer than d silos, a short batch does not
+#: cover all directions and learning is far too slow. MOST_REPLICATES limits replicates of a stage.
 LEAST_SILOS, MOST_REPLICATES = 4, 32
-#: Fewest systems that are simulated over contexts of their own, where threads are left.
+#: Fewest systems in a group that is simulated separately to use spare threads.
 LEAST_PART = 4
-#: Fewest replicates of all silos that are worth more than many of few.
+#: If at least so many replicates of all silos fit, they are preferred to more replicates of few.
 LEAST_EXACT = 4
 
 Heard = Callable[[str], None]
@@ -148,10 +150,10 @@ Heard = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Contender:
-    """A plan to simulate, with its privacy noise (None: it has none).
+    """A plan to simulate, with its privacy noise (None without noise).
 
-    ``federated`` plans share, so few silos stand for many by scaling. The silos of others are
-    alone: any few are a sample of all.
+    In a ``federated`` plan silos share data, so few silos can represent many only by scaling. In
+    other plans silos are independent, and any few silos are a sample of all.
     """
 
     name: str
@@ -162,7 +164,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Size:
-    """Size of the simulations of a stage."""
+    """Numbers of silos, rounds and replicates that a stage simulates."""
 
     silos: int
     rounds: int
@@ -171,7 +173,7 @@ class Size:
 
 @dataclass
 class SuccessiveHalving:
-    """Simulates entrants, stage after stage, each stage on replicates of its own."""
+    """A search that simulates contenders stage by stage, each stage on new replicates."""
 
     environment: Environment
     silos: int
@@ -180,20 +182,20 @@ class SuccessiveHalving:
     seed: int
     threads: int
     on_stage: Heard | None = None
-    replicate: int = 0  # the next one that is unused
-    #: Regret of one silo by name, (R,), of the last stage that simulated it.
+    replicate: int = 0  # number of the next unused replicate
+    #: Regret of one silo (R,) by contender name, from the last stage that simulated it.
     samples: dict[str, np.ndarray] = field(default_factory=dict)
     regrets: dict[str, Regret] = field(default_factory=dict)
 
     def least_silos(self, dimension: int) -> int:
-        """Fewest silos that may stand for all."""
+        """Return the fewest silos that may represent all."""
         return min(self.silos, max(LEAST_SILOS, dimension))
 
     def learns_since(self, plan: Plan) -> int | None:
-        """Round from which a silo learns its own theta; None if that is not known of a plan.
+        """Return the round from which each silo fits its own theta, or None if not applicable.
 
-        Its pace then goes on falling, while one model for silos that differ ends at a pace that
-        does not.
+        If silos differ, the pace of regret keeps decreasing for local models. For one shared model
+        it converges to a positive constant.
         """
         facts = self.environment.facts(self.silos, self.horizon)
         if not (isinstance(facts, EnvironmentSpec) and facts.linear_by_silo):
@@ -202,7 +204,7 @@ class SuccessiveHalving:
 
     @property
     def marks(self) -> np.ndarray:
-        """Rounds at which regret is kept, (C,)."""
+        """Rounds at which regret is recorded, shape (C,)."""
         return checkpoint_rounds(self.horizon, CHECKPOINTS)
 
     def size(
@@ -212,35 +214,37 @@ class SuccessiveHalving:
         replicates: int,
         fewest: int | None = None,
     ) -> Size:
-        """The largest stage for so many nominal seconds of one core.
+        """Return the largest stage that fits into ``seconds`` nominal seconds of one core.
 
-        All silos where ``LEAST_EXACT`` replicates of them fit, and then as many replicates as do;
-        otherwise ``replicates`` of as few silos as fit, d and four at least, or not even so many
-        replicates, but ``fewest`` at least. Where silos cannot be scaled, all of them for as many
-        rounds as fit.
+        If ``LEAST_EXACT`` replicates of all silos fit, as many replicates as fit are simulated.
+        Otherwise, ``replicates`` replicates with fewer silos are simulated, at least `least_silos`;
+        if they do not fit, replicates are reduced to at least ``fewest``. If the environment cannot
+        be scaled, all silos are simulated for as many rounds as fit.
         """
-        whole = sum(
+        full_cost = sum(
             self.silos * self.horizon * round_cost(self.actions, e.plan.dimension)
             for e in contenders
         )
-        fixed = sum(release_cost(e.plan) for e in contenders)
-        fitting = int(seconds / (whole + fixed))
+        release_seconds = sum(release_cost(e.plan) for e in contenders)
+        fitting = int(seconds / (full_cost + release_seconds))
         if fitting >= LEAST_EXACT:
             return Size(self.silos, self.horizon, min(fitting, MOST_REPLICATES))
-        share = max(seconds / replicates - fixed, 0.0) / whole
+        affordable_share = max(seconds / replicates - release_seconds, 0.0) / full_cost
         if not scalable(self.environment):
             marks = self.marks
-            at = int(np.searchsorted(marks, self.horizon * share, side="right")) - 1
-            return Size(self.silos, int(marks[max(at, 0)]), replicates)
+            position = (
+                int(np.searchsorted(marks, self.horizon * affordable_share, side="right")) - 1
+            )
+            return Size(self.silos, int(marks[max(position, 0)]), replicates)
         least = self.least_silos(contenders[0].plan.dimension)
-        few = min(self.silos, max(least, int(self.silos * share)))
-        if few == least and fewest is not None:
-            fit = int(seconds / (fixed + whole * least / self.silos))
+        simulated_silos = min(self.silos, max(least, int(self.silos * affordable_share)))
+        if simulated_silos == least and fewest is not None:
+            fit = int(seconds / (release_seconds + full_cost * least / self.silos))
             replicates = min(replicates, max(fewest, fit))
-        return Size(few, self.horizon, replicates)
+        return Size(simulated_silos, self.horizon, replicates)
 
     def run(self, stage: str, contenders: Sequence[Contender], size: Size) -> None:
-        """Simulate a stage and keep its regrets, a function of arguments and seed."""
+        """Simulate a stage and store its regrets, which depend only on the arguments and seed."""
         if self.on_stage is not None:
             self.on_stage(self.announce(stage, len(contenders), size))
         finals = self.finals(contenders, size, bits=stage == "final")
@@ -252,12 +256,12 @@ class SuccessiveHalving:
             )
 
     def finals(self, contenders: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
-        """Regret of one silo at the end of the horizon, (R, entrants); ``bits``: `scaled_plan`."""
+        """Return one silo's regret over the horizon, (R, contenders). See `scaled_plan`."""
         first, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
-        at = int(np.searchsorted(marks, size.rounds))
-        # Parts of few replicates are simulated side by side: threads inside of one would wait for
-        # each other at every release. Results do not depend on who is simulated together.
+        last_mark = int(np.searchsorted(marks, size.rounds))
+        # Groups of contenders run in parallel, because threads inside one simulation would wait for
+        # each other at every release. Results do not depend on the grouping.
         parts = [
             (kind, group)
             for kind, federated in enumerate((True, False))
@@ -276,41 +280,47 @@ class SuccessiveHalving:
         ]
 
         def job(work: tuple[int, int]) -> tuple[int, int, list[float]]:
+            """Simulate one group of contenders on one replicate, and return their regrets."""
             replicate, part = work
             kind, group = parts[part]
-            opened = environments[kind].open(self.seed, first + replicate, size.silos)
-            assert isinstance(opened, native_environments.Environment)
-            chosen = [plans[i] for i in group]
-            outcomes = dispatch.run(opened, chosen, marks, threads=inner, last=size.rounds)
+            opened_environment = environments[kind].open(self.seed, first + replicate, size.silos)
+            assert isinstance(opened_environment, native_environments.Environment)
+            group_plans = [plans[i] for i in group]
+            outcomes = dispatch.run(
+                opened_environment, group_plans, marks, threads=inner_threads, last=size.rounds
+            )
             curves = [o.group_regret / size.silos for o in outcomes]
-            found = [
-                _extended(curve, marks, at, self.horizon, self.learns_since(plan))
-                for curve, plan in zip(curves, chosen, strict=True)
+            final_regrets = [
+                _extended(curve, marks, last_mark, self.horizon, self.learns_since(plan))
+                for curve, plan in zip(curves, group_plans, strict=True)
             ]
-            return replicate, part, found
+            return replicate, part, final_regrets
 
-        works = [(r, part) for r in range(size.replicates) for part in range(len(parts))]
-        inner = max(1, self.threads // len(works))
+        jobs = [(r, part) for r in range(size.replicates) for part in range(len(parts))]
+        inner_threads = max(1, self.threads // len(jobs))
         finals = np.zeros((size.replicates, len(contenders)))
         facts = self.environment.facts(size.silos, self.horizon)
-        terms = [
+        memory_terms = [
             dispatch.of_pass(
-                environments[kind], facts, [plans[i] for i in group], len(marks), inner
+                environments[kind], facts, [plans[i] for i in group], len(marks), inner_threads
             )
             for kind, group in parts
         ]
-        workers = that_fit(max(terms, key=total), min(self.threads, len(works)))
+        workers = that_fit(max(memory_terms, key=total), min(self.threads, len(jobs)))
         with ThreadPoolExecutor(workers) as pool:
-            for replicate, part, found in pool.map(job, works):
-                finals[replicate, parts[part][1]] = found
+            for replicate, part, final_regrets in pool.map(job, jobs):
+                finals[replicate, parts[part][1]] = final_regrets
         return finals
 
     def difference(self, a: str, b: str) -> tuple[float, float]:
-        """Mean and standard error of a - b, regret of one silo, paired; of one stage."""
+        """Return mean and standard error of the paired difference a - b in regret of one silo.
+
+        The last stage of a and b must be the same.
+        """
         return mean_and_stderr(self.samples[a] - self.samples[b])
 
     def announce(self, stage: str, count: int, size: Size) -> str:
-        """Announce a stage in a sentence."""
+        """Return a sentence that describes a stage."""
         silos = f"all {self.silos} silos"
         if size.silos < self.silos:
             silos = f"{size.silos} silos for all {self.silos}"
@@ -320,7 +330,7 @@ class SuccessiveHalving:
 
 
 def _parts(group: list[int], count: int) -> list[list[int]]:
-    """The group in about ``count`` parts, none of fewer than ``LEAST_PART`` unless it is all."""
+    """Split a group into at most ``count`` parts of at least ``LEAST_PART`` (or into one part)."""
     count = max(1, min(count, len(group) // LEAST_PART))
     return [group[i::count] for i in range(count)] if group else []
 
@@ -328,69 +338,81 @@ def _parts(group: list[int], count: int) -> list[list[int]]:
 def _extended(
     curve: np.ndarray, marks: np.ndarray, at: int, horizon: int, since: int | None = None
 ) -> float:
-    """Regret at the end, from the curve up to checkpoint ``at``, at the pace it had there.
+    """Extrapolate regret to the horizon from the curve up to checkpoint ``at``.
 
-    The pace of a learner falls, so this is rather too much than too little. With ``since`` the
-    pace goes on falling as it did: as a power of the round, between 0 and -1, taken from the last
-    three quarters, or from what is after round ``since`` of them.
+    By default the last pace continues. A learner's pace decreases, so this overestimates regret.
+    With ``since``, the pace decreases further as a power of the round with exponent in [-1, 0],
+    fitted to the last three quarters of the rounds, or to the rounds after ``since`` if these are
+    fewer.
     """
     if at == len(marks) - 1:
         return float(curve[-1])
-    last, now = int(marks[at]), float(curve[at])
+    last, last_regret = int(marks[at]), float(curve[at])
     if since is not None and 2 * since <= last:
         rounds, regret = np.append(0, marks[: at + 1]), np.append(0.0, curve[: at + 1])
         start = max(since, last / 4.0)
         middle = math.sqrt(start * last)
-        first, half = np.interp([start, middle], rounds, regret)
-        before, pace = (half - first) / (middle - start), (now - half) / (last - middle)
-        if before > 0.0 and pace > 0.0:
-            # Both paces are those in the middle of their part, on a logarithmic scale.
-            falls = min(1.0, max(0.0, 2.0 * math.log(before / pace) / math.log(last / start)))
-            pace *= (middle / last) ** (0.5 * falls)
-            more = math.log(horizon / last)
-            if falls < 1.0:
-                more = math.expm1((1.0 - falls) * more) / (1.0 - falls)
-            return float(now + pace * last * more)
+        first, middle_regret = np.interp([start, middle], rounds, regret)
+        earlier_pace, pace = (
+            (middle_regret - first) / (middle - start),
+            (last_regret - middle_regret) / (last - middle),
+        )
+        if earlier_pace > 0.0 and pace > 0.0:
+            # Each pace belongs to the middle of its interval, on a logarithmic scale.
+            exponent = min(
+                1.0, max(0.0, 2.0 * math.log(earlier_pace / pace) / math.log(last / start))
+            )
+            pace *= (middle / last) ** (0.5 * exponent)
+            log_growth = math.log(horizon / last)
+            if exponent < 1.0:
+                log_growth = math.expm1((1.0 - exponent) * log_growth) / (1.0 - exponent)
+            return float(last_regret + pace * last * log_growth)
     before_at = min(3 * at // 4, at - 1)
     start_regret, start_round = (
         (0.0, 0) if before_at < 0 else (float(curve[before_at]), int(marks[before_at]))
     )
-    return float(now + (now - start_regret) / (last - start_round) * (horizon - last))
+    return float(
+        last_regret + (last_regret - start_regret) / (last - start_round) * (horizon - last)
+    )
 
 
 def level(difference: tuple[float, float]) -> bool:
-    """Return True if a paired difference is within two standard errors of 0, or has none."""
+    """Return True if a paired difference is within two standard errors of 0, or these are NaN."""
     mean, stderr = difference
     return math.isnan(stderr) or abs(mean) <= 2.0 * stderr
 
 
 # ---- Break-even: the epsilon, or the number of silos, from which sharing would help --------------
 
-#: Factor of a step up, the most steps, and the halvings of the interval that was found.
+#: Factor of a step up, the largest number of steps, and the number of bisections after them.
 STEP, STEPS, HALVINGS = 4.0, 6, 2
-#: Fewest and most replicates of each of the batches at every step.
+#: Fewest and most replicates for each batch size at every step.
 REPLICATES, MOST_AT_STEP = 3, 16
 
 
 def break_even(
     question: Question, best: Choice, halving: SuccessiveHalving, seconds: float, alone: float
 ) -> tuple[float | None, int | None]:
-    """The least epsilon, and the least number of silos, at which ``best`` has less than ``alone``.
+    """Return the least epsilon and the least number of silos at which sharing helps.
 
-    Each to within a factor of about 1.4, all else as it is; None where none was found up to 4096
-    times as much. Protocol, release and variant are those of ``best``, and so are batches that
-    grow; of an equal batch size and an eighth of it the better counts.
+    Sharing helps if ``best`` has less regret than ``alone``, the regret of the local baseline. Each
+    value is accurate to a factor of about 1.4 with all else equal. It is None if up to 4096 times
+    the current value was not enough. Protocol, release, variant and growing batches stay as in
+    ``best``. If batches have equal size, the better of this size and an eighth of it counts.
     """
-    one = halving.horizon * round_cost(halving.actions, question.problem.dimension)
-    tried = 2 if isinstance(best.batches, int) else 1
-    fitting = int(seconds / (2 * (STEPS + HALVINGS) * tried * one))  # silos of all replicates
+    silo_cost = halving.horizon * round_cost(halving.actions, question.problem.dimension)
+    batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
+    affordable_silos = int(
+        seconds / (2 * (STEPS + HALVINGS) * batch_sizes_tried * silo_cost)
+    )  # silos of all replicates
     least = halving.least_silos(question.problem.dimension)
-    few = max(least, min(question.problem.silos, fitting // REPLICATES))
-    replicates = max(REPLICATES, min(MOST_AT_STEP, fitting // few))
+    simulated_silos = max(least, min(question.problem.silos, affordable_silos // REPLICATES))
+    replicates = max(REPLICATES, min(MOST_AT_STEP, affordable_silos // simulated_silos))
 
-    def helps(asked: Question) -> bool:
-        silos = asked.problem.silos
-        own = replace(halving, silos=silos, replicate=0, on_stage=None, samples={}, regrets={})
+    def helps(changed_question: Question) -> bool:
+        """Return True if sharing helps under a changed question."""
+        silos = changed_question.problem.silos
+        search = replace(halving, silos=silos, replicate=0, on_stage=None, samples={}, regrets={})
         contenders, variants = [], [best]
         if isinstance(best.batches, int):
             shortest = batch_sizes(halving.horizon)[0]
@@ -398,15 +420,15 @@ def break_even(
             variants = [replace(best, batches=size) for size in sizes]
         for variant in variants:
             try:
-                made = asked.again(variant)
+                candidate = changed_question.again(variant)
             except InputError:
                 continue
-            contenders.append(Contender(made.label, made.plan, made.node))
+            contenders.append(Contender(candidate.label, candidate.plan, candidate.node))
         if not contenders:
             return False
-        found = own.finals(contenders, Size(few, own.horizon, replicates))
-        # A mean of so few is often lucky: one standard error is added.
-        return any(sum(mean_and_stderr(column)) < alone for column in found.T)
+        final_regrets = search.finals(contenders, Size(simulated_silos, search.horizon, replicates))
+        # The mean of few replicates is often lucky: one standard error is added.
+        return any(sum(mean_and_stderr(column)) < alone for column in final_regrets.T)
 
     epsilon = _least(question.epsilon, lambda e: helps(replace(question, epsilon=e)))
     silos = _least(
@@ -417,7 +439,7 @@ def break_even(
 
 
 def _least(start: float, holds: Callable[[float], bool]) -> float | None:
-    """The least value above ``start`` for which ``holds``, on a coarse logarithmic scale."""
+    """Return the least value above ``start`` for which ``holds``, on a coarse logarithmic scale."""
     low, high = start, start
     for _ in range(STEPS):
         low, high = high, high * STEP

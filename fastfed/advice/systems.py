@@ -1,4 +1,4 @@
-"""The systems that can give one guarantee: their batches, releases, and variants of exploration."""
+"""The systems that `plan` compares: protocols, releases, batches and variants for one guarantee."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.simulation.systems import ALGORITHMS
 
 # ---- Trust models --------------------------------------------------------------------------------
-# The guarantee: unit "user", one relation, one (epsilon, delta), proven, noise calibrated exactly,
-# lazy updates, the direct radius. Trust models are never mixed.
+# All candidates have the same guarantee: unit "user", one relation, one (epsilon, delta), proven.
+# All have exactly calibrated noise, lazy updates and the direct radius. Trust models are never
+# mixed.
 
-#: Trust model: (who is trusted, the (protocol, release) pairs that need no more trust).
+#: For each trust model: who is trusted, and the (protocol, release) pairs that need no more trust.
 TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "silo-ldp": (
         "each silo adds its own noise: neither server nor other silos are trusted",
@@ -57,67 +58,70 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
-#: Systems that are never candidates, with the reason.
+#: Systems that are never candidates, with the reasons.
 ELSEWHERE = {
-    "silo-ldp-prefix": 'plays as "silo-ldp" with release "tree" does: the same noise, sent as sums',
+    "silo-ldp-prefix": 'equivalent to "silo-ldp" with release "tree": the same noise, sent as sums',
     "feducb": "",  # computed: see `feducb_reason`
-    "feducb-decentralized": "needs a graph of who hears whom; see docs/feducb.md",
-    "robin": "its unit is all that one client holds, another guarantee than that of a user",
-    "linucb-jdp, linucb-ldp, linucb-sdp-amp, linucb-sdp-vec": "of a single agent: nothing to share",
+    "feducb-decentralized": "needs a communication graph; see docs/feducb.md",
+    "robin": "it protects all data of a client, which is a different guarantee",
+    "linucb-jdp, linucb-ldp, linucb-sdp-amp, linucb-sdp-vec": "for one agent: nothing to share",
     "fed-svt, fed-dp-ope-stoch, private-dartboard, limited-updates": (
-        "predict from experts, and see no contexts"
+        "predict from experts and use no contexts"
     ),
 }
 
-#: Why no rewards are centred, and why no silo keeps rounds to itself, where that is so.
+#: Reasons why rewards are not centred, and why there are no local rounds.
 NOT_CENTRED = (
-    "needs a constant last feature that the code writes: an environment with an intercept, or "
+    "needs a declared constant feature: an environment with an intercept, or "
     "--intercept, would need less noise"
 )
-NOT_SHARED = "the silos of this environment are alike: what one keeps to itself is lost to all"
+NOT_SHARED = (
+    "all silos of this environment have the same model, so local rounds only lose information"
+)
 
 
 def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
-    """Say who is trusted."""
+    """Say who is trusted under a trust model."""
     counted = silos // 3 if colluders is None else colluders
     return TRUST[trust][0].format(colluders=counted, silos=silos)
 
 
 # ---- Batches -------------------------------------------------------------------------------------
 
-#: The most releases that are tried: Toeplitz noise takes their square, and B barely matters.
+#: The largest number of releases to try. The cost of Toeplitz noise is quadratic in it.
 MOST_RELEASES = 4096
-#: The most releases of equal batches under masks, whose mechanism takes their cube, and where silos
-#: may differ.
+#: The largest number of releases with equal batches for secure sums (whose mechanism costs its
+#: cube) and where silos may differ.
 MOST_MASKED = 256
 
 
 @dataclass(frozen=True)
 class Growing:
-    """Batches that grow: of ``first`` rounds, then each ``ratio`` times as long."""
+    """Growing batches: the first has ``first`` rounds, each next one is ``ratio`` times longer."""
 
     first: int
     ratio: float
 
     def __str__(self) -> str:
-        """Show both numbers."""
+        """Return "growing first x ratio"."""
         return f"growing {self.first} x {self.ratio:g}"
 
 
 Batches = int | Growing
 
-#: Growing batches that are tried first: of factorised noise, and of shuffled batches, each of which
-#: has noise of its own, so that fewer do better. A first batch of more than T / 8 is not tried.
+#: Growing batches that are tried first, for factorised noise and for shuffled batches. Each
+#: shuffled batch adds independent noise, so fewer batches are better. A first batch has at most T /
+#: 8 rounds.
 GROWING = (Growing(1, 1.1), Growing(3, 1.2), Growing(10, 1.2), Growing(30, 1.3))
 GROWING_FLAT = (Growing(2, 1.4), Growing(8, 1.4), Growing(30, 1.5))
 LONGEST_FIRST, LONGEST = 8, 16
-#: Batches of shared rounds where later ones are own, and the shares of T that are tried.
+#: Batches of the shared rounds before local rounds. T divided by SHARES gives numbers to try.
 GROWING_SHARED = Growing(3, 1.2)
 SHARES = (100, 32, 10)
 
 
 def batch_sizes(horizon: int) -> list[int]:
-    """Coarse grid of B, a factor of 4 apart: from T / 4096 to T / 4."""
+    """Return a coarse grid of batch sizes B from T / 4096 to T / 4, a factor of 4 apart."""
     least = max(1, -(-horizon // MOST_RELEASES))
     sizes = [least]
     while 4 * sizes[-1] <= max(least, horizon // 4):
@@ -126,30 +130,31 @@ def batch_sizes(horizon: int) -> list[int]:
 
 
 def grid(horizon: int, release: str) -> list[Batches]:
-    """Batches that are tried first: equal ones for most releases, else growing ones."""
+    """Return the batches to try first: growing if factorised or flat, else of equal size."""
     if release not in ("factorised", "flat"):
         return [b for b in batch_sizes(horizon) if b == 1 or LONGEST * b <= horizon]
-    found = GROWING_FLAT if release == "flat" else GROWING
-    kept = [b for b in found if LONGEST_FIRST * b.first <= horizon]
-    return list(kept or [Growing(1, found[0].ratio)])
+    growing = GROWING_FLAT if release == "flat" else GROWING
+    fitting = [b for b in growing if LONGEST_FIRST * b.first <= horizon]
+    return list(fitting or [Growing(1, growing[0].ratio)])
 
 
 def shared_rounds(horizon: int) -> list[int]:
-    """Last shared rounds that are tried where silos may differ."""
+    """Return the last shared rounds to try if silos may differ."""
     least = 2 * GROWING_SHARED.first
     return sorted({max(least, horizon // part) for part in SHARES if horizon > 2 * least})
 
 
 # ---- Candidates ----------------------------------------------------------------------------------
 
-#: The smaller bonus that is tried, and the centre of rewards in [0, 1] where nothing is declared.
+#: The smaller exploration bonus to try, and the centre of rewards in [0, 1].
 BONUS, CENTRE = 0.3, 0.5
-#: Factor on bonuses between bounds beyond the range of rewards: it costs nothing of the bound.
+#: ``tie_bonus``: factor on bonuses among actions whose upper bounds exceed the reward range. It
+#: does not change the regret bound.
 TIE = 0.7
 
 
 def most_variance(plan: Plan) -> float:
-    """Largest variance of a prefix sum of a plan, in units of the variance of one noise."""
+    """Return the largest variance of a prefix sum, in units of the variance of one noise vector."""
     releases = plan.releases
     if plan.factor is not None:
         return float(plan.factor.variances.max())
@@ -165,21 +170,21 @@ def most_variance(plan: Plan) -> float:
 
 
 def kind(protocol: str, release: str) -> str:
-    """Name of a candidate without its batches; shuffled nodes are released by the tree only."""
+    """Return a candidate's name without batches; omit the release if the protocol has only one."""
     shuffled = protocol.startswith("shuffle") and release == "tree"
     return protocol if shuffled else f"{protocol}, {release}"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Choices of a candidate beside protocol, release and batches."""
+    """Settings of a candidate other than protocol, release and batches."""
 
     bonus: float = 1.0
     centred: bool = False
-    until: int | None = None  # last shared round; None: all are shared
+    until: int | None = None  # last shared round; None: all rounds are shared
 
     def __str__(self) -> str:
-        """Show what differs from the usual."""
+        """Return the settings that differ from the defaults, as text."""
         text = f", shared until {self.until}" if self.until is not None else ""
         text += ", centred" if self.centred else ""
         return text + (f", bonus {self.bonus:g}" if self.bonus < 1.0 else "")
@@ -187,29 +192,29 @@ class Variant:
 
 @dataclass(frozen=True)
 class Choice:
-    """A protocol, a release, batches and a variant, with the system that they make."""
+    """A candidate: protocol, release, batches and variant, with the resulting system."""
 
     trust: str
     protocol: str
     release: str
     batches: Batches
     variant: Variant
-    keys: dict[str, Any]  # of a curve
+    keys: dict[str, Any]  # keys of a curve, as in a spec
     system: System
 
     @property
     def label(self) -> str:
-        """Name of the candidate, with its batches."""
+        """Name of the candidate, including batches and variant."""
         return f"{kind(self.protocol, self.release)}, {self.batches_text}{self.variant}"
 
     @property
     def batches_text(self) -> str:
-        """Its batches in words."""
+        """The batches as text."""
         return f"B = {self.batches}" if isinstance(self.batches, int) else str(self.batches)
 
     @property
     def batch_size(self) -> int:
-        """Rounds of a batch, of the longest one where they differ."""
+        """Number of rounds of a batch; of the longest if batches differ."""
         return self.plan.batch_size
 
     @property
@@ -220,34 +225,36 @@ class Choice:
 
     @property
     def noise_std(self) -> float:
-        """Largest standard deviation of an entry of the noise in what is synchronised."""
+        """Largest standard deviation of the noise in an entry of a synchronised statistic."""
         node = max(self.system.certificate.noise_std.values(), default=0.0)
         return float(node * math.sqrt(noises(self.plan) * most_variance(self.plan)))
 
     @property
     def node(self) -> NoiseStd:
-        """Noise of one node, or of one step of a Toeplitz release."""
+        """Noise of one tree node, or of one step of a Toeplitz release."""
         std = self.system.certificate.noise_std
         return NoiseStd(std["bias"], std["covariance"], std["covariance_diagonal"])
 
     @property
     def bound(self) -> float | None:
-        """Proven bound on the regret of one silo, None where nothing is proven."""
+        """Proven bound on the regret of one silo, None if no bound is proven."""
         bound = direct_regret_bound(self.plan, self.system.theory)
         return None if bound is None else bound / self.plan.silos
 
     @property
     def fallback(self) -> float | None:
-        """Epsilon of a secure sum if all other silos collude; None elsewhere."""
+        """Epsilon of a secure sum if all other silos collude; None for other protocols."""
         if not self.plan.protocol.masked:
             return None
-        found = [c.exact for c in self.system.certificate.also if c.source.startswith("docs/sec")]
-        return max((e.epsilon for e in found if e is not None), default=None)
+        guarantees = [
+            c.exact for c in self.system.certificate.also if c.source.startswith("docs/sec")
+        ]
+        return max((e.epsilon for e in guarantees if e is not None), default=None)
 
     def with_bonus(self, bonus: float) -> Choice:
-        """The same candidate with another bonus: noise and guarantee stay, nothing is calibrated.
+        """Return the candidate with a different bonus; noise and guarantee do not change.
 
-        Raises InputError where the ledger has no proof.
+        Raises InputError if the regret allowance for this bonus is not proven.
         """
         plan = replace(self.plan, bonus=1.0, allowance=())
         keys = {k: v for k, v in self.keys.items() if k != "bonus"}
@@ -260,26 +267,29 @@ class Choice:
 
 
 def noises(plan: Plan) -> int:
-    """Independent noises that add up in a release; of a secure sum the plan has their sum."""
+    """Return the number of independent noise vectors that add up in a release.
+
+    The noise in the plan of a secure sum is the total noise already, so it counts as one.
+    """
     by_silos = plan.protocol.noise_by == "silos" and not plan.protocol.masked
     return plan.silos if by_silos else 1
 
 
 @dataclass(frozen=True)
 class Question:
-    """A problem and the guarantee that is asked for."""
+    """A problem and the requested guarantee."""
 
     problem: ProblemSpec
     epsilon: float
     delta: float
     relation: str
     radius_multiplier: float
-    colluders: int | None = None  # of a secure sum; None: a third
-    centred: bool = False  # rewards may be centred
-    differ: bool = False  # silos may differ, so that rounds may be own
+    colluders: int | None = None  # in a secure sum; None: a third of the silos
+    centred: bool = False  # whether rewards may be centred
+    differ: bool = False  # whether silos may differ, so that local rounds may help
 
     def common(self) -> dict[str, Any]:
-        """Keys that every curve of the answer has, each silo alone included."""
+        """Return the keys that all curves of the answer share, local baselines included."""
         keys = {}
         if self.radius_multiplier != 1.0:
             keys["radius_multiplier"] = self.radius_multiplier
@@ -289,12 +299,12 @@ class Question:
 
     @property
     def explores(self) -> float:
-        """Bonus of what is tried first: the smaller one where its ledger has a proof."""
+        """Bonus to try first: the smaller one if its regret allowance is proven."""
         low, high = self.problem.reward_range or (0.0, 1.0)
         return BONUS if self.radius_multiplier >= 1.0 and high - low <= 1.0 else 1.0
 
     def centre(self) -> dict[str, Any]:
-        """Key of centred rewards, where they may be."""
+        """Return the key that centres rewards, if rewards may be centred."""
         return {"reward_centre": CENTRE} if self.centred else {}
 
     def make(
@@ -305,7 +315,7 @@ class Question:
         batches: Batches,
         variant: Variant | None = None,
     ) -> Choice:
-        """Make one candidate; InputError where it cannot be had."""
+        """Return one candidate. Raise InputError if it cannot give the guarantee."""
         variant = variant or Variant()
         keys: dict[str, Any] = {
             "algorithm": "private-fedlinucb",
@@ -333,40 +343,48 @@ class Question:
             keys["share"] = {"until": variant.until}
         if variant.bonus < 1.0:
             keys["bonus"] = variant.bonus
-        own = {k: v for k, v in keys.items() if k != "algorithm"}
-        system = ALGORITHMS["private-fedlinucb"].make(own, self.problem)
+        settings = {k: v for k, v in keys.items() if k != "algorithm"}
+        system = ALGORITHMS["private-fedlinucb"].make(settings, self.problem)
         self.check(system)
         return Choice(trust, protocol, release, batches, variant, keys, system)
 
     def again(self, one: Choice) -> Choice:
-        """Make a candidate of another question for this one; InputError where it cannot be had."""
+        """Rebuild a candidate of a different question for this question; may raise InputError."""
         return self.make(one.trust, one.protocol, one.release, one.batches, one.variant)
 
     def check(self, system: System) -> None:
-        """Raise InputError unless the system gives the very guarantee that is asked for."""
-        stated = system.certificate
-        # A condition that the environment itself breaks fails for all: the answer says it once.
-        shared = self.problem.conditions
-        missing = [c.text for c in stated.conditions if not c.holds and c not in shared]
-        if stated.exact is None or (stated.status != "proven" and missing):
-            missing = [c.text for c in stated.conditions if not c.holds]
-            raise InputError(f"its privacy is {stated.status} here: {'; '.join(missing)}")
-        within = stated.exact.epsilon <= self.epsilon * (1.0 + 1e-9)
-        if not within or stated.exact.delta > self.delta:
+        """Raise InputError unless the system gives the requested guarantee."""
+        certificate = system.certificate
+        # A condition that the environment violates fails for all candidates; a note reports it
+        # once.
+        environment_conditions = self.problem.conditions
+        failed_conditions = [
+            c.text
+            for c in certificate.conditions
+            if not c.holds and c not in environment_conditions
+        ]
+        if certificate.exact is None or (certificate.status != "proven" and failed_conditions):
+            failed_conditions = [c.text for c in certificate.conditions if not c.holds]
             raise InputError(
-                f"it gives ({stated.exact.epsilon:g}, {stated.exact.delta:g}), beyond the budget"
+                f"its privacy is {certificate.status} here: {'; '.join(failed_conditions)}"
             )
-        if (stated.unit, stated.relation) != ("user", self.relation):
-            raise InputError(f"it protects another unit or relation: {stated.unit}")
+        within = certificate.exact.epsilon <= self.epsilon * (1.0 + 1e-9)
+        if not within or certificate.exact.delta > self.delta:
+            raise InputError(
+                f"it gives ({certificate.exact.epsilon:g}, {certificate.exact.delta:g}), "
+                "beyond the budget"
+            )
+        if (certificate.unit, certificate.relation) != ("user", self.relation):
+            raise InputError(f"it protects a different unit or relation: {certificate.unit}")
 
 
 Recipe = tuple[str, str, Batches, Variant]
-#: Of the two releases with the least noise, the other one.
+#: The two releases with the least noise, each mapped to the other.
 OTHER_NOISE = {"factorised": "toeplitz", "toeplitz": "factorised"}
 
 
 def usual(question: Question, protocol: str, variant: Variant) -> Recipe:
-    """What a curve plays that names neither batches nor release."""
+    """Return the recipe of a curve without keys for batches and release."""
     batches = Growing(min(BATCH_FIRST, question.problem.horizon), BATCH_RATIO)
     keys = {"protocol": protocol, "epsilon": question.epsilon, "delta": question.delta}
     keys |= {"relation": question.relation, **question.centre()}
@@ -376,60 +394,62 @@ def usual(question: Question, protocol: str, variant: Variant) -> Recipe:
 
 
 def recipes(question: Question, trust: str) -> list[Recipe]:
-    """(protocol, release, batches, variant) of a trust model that are tried first."""
+    """Return the (protocol, release, batches, variant) to try first for a trust model."""
     horizon = question.problem.horizon
     first = Variant(question.explores, question.centred)
-    found: list[Recipe] = [
+    to_try: list[Recipe] = [
         (protocol, release, batches, first)
         for protocol, release in TRUST[trust][1]
         for batches in grid(horizon, release)
-        # Silos that differ are all simulated, which leaves no time for what hardly ever wins.
+        # If silos differ, all are simulated, which leaves no time for candidates that rarely win.
         if not ((protocol == "secure-sum" or question.differ) and isinstance(batches, int))
         or horizon // batches <= MOST_MASKED
     ]
     default = usual(question, TRUST[trust][1][0][0], first)
-    if default not in found:
-        found.append(default)
+    if default not in to_try:
+        to_try.append(default)
     if question.differ and trust != "shuffle":
         protocol, release = TRUST[trust][1][0]
         for until in shared_rounds(horizon):
             kept = replace(first, until=until)
-            found.append((protocol, release, GROWING_SHARED, kept))
-    return found
+            to_try.append((protocol, release, GROWING_SHARED, kept))
+    return to_try
 
 
 def near(question: Question, best: Choice) -> list[Recipe]:
-    """What differs from the best candidate in one thing: batches, release, own rounds."""
+    """Return recipes that differ from the best candidate in batches, release or local rounds."""
     horizon, batches, variant = question.problem.horizon, best.batches, best.variant
-    others: list[Batches]
+    other_batches: list[Batches]
     if isinstance(batches, int):
-        others = [b for b in (batches // 2, 2 * batches) if 1 <= b <= horizon // 2]
+        other_batches = [b for b in (batches // 2, 2 * batches) if 1 <= b <= horizon // 2]
         if best.protocol == "secure-sum":
-            others = [b for b in others if isinstance(b, int) and horizon // b <= MOST_MASKED]
+            other_batches = [
+                b for b in other_batches if isinstance(b, int) and horizon // b <= MOST_MASKED
+            ]
     else:
         step = batches.ratio - 1.0
         ratio = 1.0 + (2.0 * step if step < 0.15 else step / 2.0)
         ratio = round(max(ratio, 1.25) if best.release == "flat" else ratio, 3)
-        others = [
+        other_batches = [
             Growing(first, batches.ratio)
             for first in (max(1, batches.first // 3), 3 * batches.first)
             if first != batches.first and 4 * first <= (variant.until or horizon)
         ]
-        others.append(Growing(batches.first, ratio))
-    found: list[Recipe] = [(best.protocol, best.release, b, variant) for b in others]
+        other_batches.append(Growing(batches.first, ratio))
+    to_try: list[Recipe] = [(best.protocol, best.release, b, variant) for b in other_batches]
     if variant.until is not None:
         for until in (variant.until // 2, 2 * variant.until):
             if 2 <= until <= horizon // 2:
-                found.append((best.protocol, best.release, batches, replace(variant, until=until)))
-    if (other := OTHER_NOISE.get(best.release)) is not None:
-        found.append((best.protocol, other, batches, variant))
-    return found
+                to_try.append((best.protocol, best.release, batches, replace(variant, until=until)))
+    if (other_release := OTHER_NOISE.get(best.release)) is not None:
+        to_try.append((best.protocol, other_release, batches, variant))
+    return to_try
 
 
 def made_of(
     question: Question, trust: str, wanted: Iterable[Recipe]
 ) -> tuple[list[Choice], dict[str, str]]:
-    """The candidates of these recipes, and the reasons why others failed, by label."""
+    """Return the candidates for recipes, and the reasons for failures by label."""
     made, failed = [], {}
     for protocol, release, batches, variant in wanted:
         try:
@@ -441,20 +461,20 @@ def made_of(
 
 
 def noisier(a: Choice, b: Choice) -> bool:
-    """Return True if a adds more noise than b, at worst and in the mean over releases.
+    """Return True if ``a`` has more noise than ``b``, in the maximum and in the mean over releases.
 
-    Both release at the same rounds, and have the same radius and policy; they differ in E, the
-    bound on the noise that widens their confidence sets, and in the noise behind it.
+    Only candidates with the same trust model, batches and variant are compared. They have the same
+    radius and policy, and differ in the noise and in E, the noise bound in confidence radii.
     """
     if (a.trust, a.batches, a.variant) != (b.trust, b.batches, b.variant):
         return False
-    mine, other = a.plan.radius.error_bound, b.plan.radius.error_bound
-    return bool(mine.max() > other.max() and np.mean(mine**2) > np.mean(other**2))
+    bound_a, bound_b = a.plan.radius.error_bound, b.plan.radius.error_bound
+    return bool(bound_a.max() > bound_b.max() and np.mean(bound_a**2) > np.mean(bound_b**2))
 
 
 def feducb_reason(question: Question, least: Choice) -> str:
-    """The reason why feducb is no candidate: its proven adaptive schedule has too much noise."""
-    only = "only schedules that read no raw data have a guarantee; "
+    """Return the reason why feducb is no candidate (usually the noise of its adaptive schedule)."""
+    prefix = "only schedules that read no raw data have a guarantee; "
     keys = {
         "epsilon": question.epsilon,
         "delta": question.delta,
@@ -464,48 +484,51 @@ def feducb_reason(question: Question, least: Choice) -> str:
     }
     system = ALGORITHMS["feducb"].make(keys, question.problem)
     error = float(system.plan.radius.error_bound.max())
-    times = error / float(least.plan.radius.error_bound.max())
-    if times <= 1.0:
-        return only + "its schedule follows the data, which no few silos can stand for: play it"
-    return only + f'"private-determinant" has {times:.2g} times the noise of {least.label}'
+    noise_ratio = error / float(least.plan.radius.error_bound.max())
+    if noise_ratio <= 1.0:
+        return (
+            prefix
+            + "its schedule depends on the data, so few silos cannot represent all: simulate it"
+        )
+    return prefix + f'"private-determinant" has {noise_ratio:.2g} times the noise of {least.label}'
 
 
 # ---- Baselines -----------------------------------------------------------------------------------
 
 
-#: Names of two baselines: each silo alone, with the candidates' radius and with a smaller one.
+#: Names of the local baselines: with the candidates' radius, and with a smaller radius.
 ALONE, LESS = "alone", "alone, explores less"
 
 
 def baselines(question: Question) -> list[tuple[str, str, dict[str, Any]]]:
-    """(name, label, keys of a curve) of systems to compare with."""
+    """Return (name, label, keys of a curve) of each system to compare with."""
     common, centre = question.common(), question.centre()
-    less = BONUS * question.radius_multiplier
-    open_ = Growing(1, 1.1)
+    smaller_radius = BONUS * question.radius_multiplier
+    growing = Growing(1, 1.1)
     bonus = {"bonus": question.explores} if question.explores < 1.0 else {}
     no_privacy = {
         "algorithm": "fedlinucb",
         "batch_size": "growing",
-        "batch_first": open_.first,
-        "batch_ratio": open_.ratio,
+        "batch_first": growing.first,
+        "batch_ratio": growing.ratio,
         **common,
         **centre,
         **bonus,
     }
     alone = {"algorithm": "local-linucb", **common, **centre}
-    found: list[tuple[str, str, dict[str, Any]]] = [(ALONE, "alone: local-linucb", alone)]
+    systems: list[tuple[str, str, dict[str, Any]]] = [(ALONE, "alone: local-linucb", alone)]
     if bonus:
-        explores = f"alone, radius x {less:g} (no bound is proven): local-linucb"
-        found.append((LESS, explores, {**alone, "radius_multiplier": less}))
-    found += [
-        ("no privacy", f"no privacy: fedlinucb, {open_}", no_privacy),
+        label = f"alone, radius x {smaller_radius:g} (no bound is proven): local-linucb"
+        systems.append((LESS, label, {**alone, "radius_multiplier": smaller_radius}))
+    systems += [
+        ("no privacy", f"no privacy: fedlinucb, {growing}", no_privacy),
         ("random", "random", {"algorithm": "random"}),
     ]
-    return found
+    return systems
 
 
 def baseline(question: Question, keys: dict[str, Any]) -> System:
-    """A system without privacy, from the keys of a curve."""
-    own = {k: v for k, v in keys.items() if k != "algorithm"}
-    made: System = ALGORITHMS[keys["algorithm"]].make(own, question.problem)
-    return made
+    """Build a baseline's system from the keys of a curve."""
+    settings = {k: v for k, v in keys.items() if k != "algorithm"}
+    system: System = ALGORITHMS[keys["algorithm"]].make(settings, question.problem)
+    return system

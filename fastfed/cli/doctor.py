@@ -1,4 +1,4 @@
-"""`fastfed doctor`, `fastfed bench` and `fastfed list`: what this installation has."""
+"""`fastfed doctor`, `fastfed bench` and `fastfed list`: information about this installation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # ---- `fastfed doctor` ----------------------------------------------------------------------------
 
 REQUIRED = ("numpy", "scipy", "numba", "msgspec", "click", "rich-click")
-#: Package: the features that need it.
+#: Optional packages, and the features that need each.
 OPTIONAL = {
     "matplotlib": "figures",
     "scikit-learn": "learning-to-rank and classification data",
@@ -54,7 +54,7 @@ def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
 
 
 def examine(data: Path | None) -> dict[str, Any]:
-    """Examine the installation; all that `doctor` reports, as plain data."""
+    """Examine the installation and return all that `doctor` reports, as plain data."""
     import fastfed
     from fastfed._memory import available
 
@@ -84,7 +84,7 @@ def _version(name: str) -> str | None:
 
 
 def _build(problems: list[str]) -> dict[str, Any]:
-    """Build of the compiled core, and the features that it may use here."""
+    """Return the build of the compiled core and the processor features that it uses."""
     try:
         from fastfed._kernels import _native, linalg
         from fastfed.simulation.dispatch import default_threads
@@ -115,12 +115,12 @@ def _build(problems: list[str]) -> dict[str, Any]:
     }
 
 
-#: Levels of instructions, with what they are known for.
+#: Instruction levels and the names by which they are known.
 LEVELS = {"v4": "AVX-512", "v3": "AVX2", "base": "the least that processors of its kind have"}
 
 
 def _why(native: Any) -> str:
-    """Why this level of the compiled core runs, and not another."""
+    """Return the reason why the compiled core runs at its instruction level."""
     if not native.HAS_LEVELS:
         if platform.machine() in ("x86_64", "AMD64"):
             return "this build has one level: rebuild with gcc or clang, it is several times faster"

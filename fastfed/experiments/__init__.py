@@ -1,7 +1,7 @@
-"""The figures of the papers: one TOML spec each in ``figures/``, and the functions that find them.
+"""The figures of the papers: one TOML spec for each in ``figures/``, and functions to read them.
 
-A new figure is one new file, named after its id. A figure that needs files of
-the user has ``"DATA"`` in place of their path.
+To add a figure, add a file named after its id. If a figure needs files from the user, its spec
+contains ``"DATA"`` in place of their path.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ __all__ = [
 
 FOLDER = Path(__file__).parent / "figures"
 
-#: Stands in a figure's environment for the files given with --data.
+#: Placeholder in a figure's environment for the path given with --data.
 DATA = "DATA"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a paper, as its spec has it.
+    """One figure of a paper, read from its spec.
 
     Attributes
     ----------
     id : str
         Name of the figure, and of its file.
     paper : str
-        Author-year.
+        Id of the paper, author and year.
     title : str
         One line for listings.
     spec : dict
-        The tables of its TOML file.
+        The tables of the figure's TOML file.
     """
 
     id: str
@@ -61,17 +61,17 @@ class Figure:
 
     @property
     def panels(self) -> tuple[str, ...]:
-        """Other figures that are drawn with this one."""
+        """Ids of other figures that are drawn together with this one."""
         return tuple(self.spec["figure"].get("panels", ()))
 
     @property
     def long(self) -> str:
-        """The reason why `reproduce all` leaves it out; empty if it does not."""
+        """The reason why `reproduce all` omits the figure; empty if it does not."""
         return str(self.spec["figure"].get("long", ""))
 
     @property
     def needs_data(self) -> bool:
-        """True if it is simulated on files that the package does not have."""
+        """True if the figure needs data files that are not part of the package."""
         return any(self.spec["environment"].get(key) == DATA for key in PATH_KEYS)
 
 
@@ -91,7 +91,7 @@ def figure(name: str) -> Figure:
     Parameters
     ----------
     name : str
-        Its id.
+        Id of the figure.
 
     Returns
     -------
@@ -100,7 +100,8 @@ def figure(name: str) -> Figure:
     Raises
     ------
     InputError
-        For an unknown id, with the nearest one, and a spec without paper or title.
+        If the id is unknown (the message suggests the nearest one), or the spec has no paper or
+        title.
     """
     known = figure_ids()
     if name not in known:
@@ -118,12 +119,12 @@ def figure(name: str) -> Figure:
 
 
 def figure_text(name: str) -> str:
-    """Return the TOML of a figure, comments included.
+    """Return the TOML text of a figure, including comments.
 
     Parameters
     ----------
     name : str
-        Its id.
+        Id of the figure.
 
     Returns
     -------
@@ -132,7 +133,7 @@ def figure_text(name: str) -> str:
     Raises
     ------
     InputError
-        As `figure` does.
+        In the cases of `figure`.
     """
     return (FOLDER / f"{figure(name).id}.toml").read_text(encoding="utf-8")
 
@@ -149,12 +150,12 @@ def figures() -> list[Figure]:
 
 
 def with_panels(names: Iterable[str]) -> list[Figure]:
-    """Read figures, each followed by its panels, none of them twice.
+    """Read figures, each followed by its panels, without duplicates.
 
     Parameters
     ----------
     names : iterable of str
-        Ids.
+        Ids of figures.
 
     Returns
     -------
@@ -163,34 +164,34 @@ def with_panels(names: Iterable[str]) -> list[Figure]:
     Raises
     ------
     InputError
-        As `figure` does.
+        In the cases of `figure`.
     """
-    found: dict[str, Figure] = {}
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop(0)
-        if name not in found:
-            found[name] = figure(name)
-            waiting = [*found[name].panels, *waiting]
-    return list(found.values())
+    figures_by_id: dict[str, Figure] = {}
+    ids_to_read = list(names)
+    while ids_to_read:
+        name = ids_to_read.pop(0)
+        if name not in figures_by_id:
+            figures_by_id[name] = figure(name)
+            ids_to_read = [*figures_by_id[name].panels, *ids_to_read]
+    return list(figures_by_id.values())
 
 
 def figure_spec(
     chosen: Figure, data: str | Path | None = None, size: str | None = None
 ) -> dict[str, Any]:
-    """Make the spec of a figure, with the user's data in place.
+    """Return the spec of a figure, with the path of the user's data filled in.
 
     Parameters
     ----------
     chosen : Figure
-        The figure, which stays as it is.
+        The figure. It is not modified.
     data : str or Path, optional
-        Learning-to-rank files, a file or a folder, for a figure that needs them.
+        Learning-to-rank file or folder, for a figure that needs data.
     size : {"full", "all", "quick"}, optional
-        Takes the keys of the table of this name in ``figure``, where there is one. "full": the
-        paper's size, where the figure's own is smaller; "all": that of `reproduce all`, for long
-        figures; "quick": a first look. It is noted in ``figure`` for reports. Default: the figure's
-        own size.
+        If ``figure`` has a table of this name, its keys replace keys of the spec. "full": the
+        paper's size, if the figure's default size is smaller. "all": the size in `reproduce all`,
+        for long figures. "quick": a short run. The size is stored in ``figure`` for reports.
+        Default: the figure's default size.
 
     Returns
     -------
@@ -200,7 +201,7 @@ def figure_spec(
     Raises
     ------
     InputError
-        Where the figure needs data, and none are given or they do not exist.
+        If the figure needs data and no path is given, or the path does not exist.
     """
     spec = copy.deepcopy(chosen.spec)
     if chosen.needs_data:
@@ -219,14 +220,14 @@ def figure_spec(
 
 
 def figure_experiment(chosen: Figure, spec: dict[str, Any]) -> Experiment:
-    """Make the experiment of a figure's spec.
+    """Return the experiment of a figure's spec.
 
     Parameters
     ----------
     chosen : Figure
-        The figure, which errors name.
+        The figure, named in error messages.
     spec : dict
-        Its tables, such as `figure_spec` makes.
+        Tables of the spec, such as `figure_spec` returns.
 
     Returns
     -------
@@ -235,7 +236,7 @@ def figure_experiment(chosen: Figure, spec: dict[str, Any]) -> Experiment:
     Raises
     ------
     InputError
-        Where the spec is wrong.
+        If the spec is invalid.
     """
     try:
         return experiment_from_spec(spec)

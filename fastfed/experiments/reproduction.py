@@ -1,4 +1,4 @@
-"""Reproduction of the papers' figures: selection, prediction, runs, and one page over them."""
+"""Reproduction of the papers' figures: selection, cost prediction, runs and an overview report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastfed.simulation.dispatch import Layout, Resources, RunBatch, check_threa
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.run import layout_for, left_to_run, run_by
 
-#: Stands for every figure.
+#: The name that selects every figure.
 ALL = "all"
 
 
@@ -43,46 +43,46 @@ def reproduce(
     on_figure: Callable[[str], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Results]:
-    """Reproduce figures of the papers, and write their reports.
+    """Reproduce figures of the papers and write their reports.
 
-    Each figure, and each further panel of it, gets a folder of its own in ``output``, with results
-    and report; ``output/report.html`` is one page over all of them. The same call again resumes:
-    it simulates what is missing and repeats nothing.
+    Each figure and each of its further panels gets a folder in ``output`` with results and a
+    report. ``output/report.html`` is an overview of all of them. Repeating the call resumes: it
+    simulates only missing replicates.
 
     Parameters
     ----------
     figures : str or iterable of str
-        Ids of figures, as `fastfed list figures` prints them, or "all": every figure that needs
-        no data and does not take a day, some at smaller sizes.
+        Ids of figures, as printed by `fastfed list figures`, or "all" for every figure that needs
+        no data and takes less than a day, some at smaller sizes.
     output : str or Path
         Output folder.
     quick : bool
-        A first look: two replicates, a tenth of the horizon.
+        Run short versions: two replicates and a tenth of the horizon.
     full : bool
-        The sizes that the paper printed, where the figure's own are smaller.
+        Use the paper's sizes where the figure's default sizes are smaller.
     data : str or Path, optional
         Learning-to-rank file or folder, for figures that need one.
     replicates, seed : int, optional
-        Replace those of the figures.
+        Replace the values in the figures' specs.
     changes : mapping, optional
-        Values by key, in every figure, such as {"horizon": 500, "curve.epsilon": 2.0}. Claims
-        about another experiment are then not judged.
+        Values that replace keys in every figure, such as {"horizon": 500, "curve.epsilon": 2.0}.
+        Claims about the unchanged experiment are then not judged.
     threads, engine, scheduler, memory_limit
         As in `fastfed.run`.
     on_figure : callable, optional
         Called with the id of each figure before it is simulated.
     progress : callable, optional
-        Called from any thread with the number of agent-rounds simulated since the last call.
+        Called with the number of agent-rounds simulated since the last call, from any thread.
 
     Returns
     -------
     dict of str to Results
-        By id, in the order in which the figures were simulated.
+        Results by figure id, in the order of simulation.
 
     Raises
     ------
     InputError
-        For an unknown figure or value, before anything is simulated.
+        If a figure is unknown or a value is invalid; nothing is simulated in this case.
 
     Examples
     --------
@@ -95,28 +95,28 @@ def reproduce(
     names = [figures] if isinstance(figures, str) else list(figures)
     size = size_of_call(names, quick=quick, full=full)
     chosen, left_out = select(names, data, size)
-    # All are checked before the first is simulated: bad input then costs no time.
-    ready = [(f, sized_experiment(f, data, size, replicates, seed, changes)) for f in chosen]
+    # All figures are checked before the first is simulated, so that bad input costs no time.
+    experiments = [(f, sized_experiment(f, data, size, replicates, seed, changes)) for f in chosen]
     resources = Resources(threads, engine, scheduler, memory_limit)
     folder = Path(output)
     results_by_figure: dict[str, Results] = {}
-    for figure, experiment in ready:
+    for figure, experiment in experiments:
         if on_figure is not None:
             on_figure(figure.id)
-        own = folder / figure.id
-        layout = prepare(experiment, own, resources)
+        figure_folder = folder / figure.id
+        layout = prepare(experiment, figure_folder, resources)
         results_by_figure[figure.id] = simulate_missing(
-            layout, experiment, own, resources, progress=progress
+            layout, experiment, figure_folder, resources, progress=progress
         ).results
-        write_figure(own)
-    if ready:
+        write_figure(figure_folder)
+    if experiments:
         rows = [row for each in left_out.values() for row in each]
         write_overview(folder, rows if ALL in names else None)
     return results_by_figure
 
 
 def size_of_call(names: Sequence[str], *, quick: bool, full: bool) -> str | None:
-    """The size of figures that a call asks for: "quick", "full", "all", or None for their own."""
+    """Return the requested size: "quick", "full", "all", or None for the default sizes."""
     if quick and full:
         raise InputError("quick and full exclude each other")
     return "quick" if quick else "full" if full else ALL if ALL in names else None
@@ -125,7 +125,7 @@ def size_of_call(names: Sequence[str], *, quick: bool, full: bool) -> str | None
 def select(
     names: Sequence[str], data: str | Path | None, size: str | None
 ) -> tuple[list[Figure], dict[str, list[Row]]]:
-    """The figures to simulate, and the rows of those that "all" leaves out, by id."""
+    """Return the figures to simulate, and table rows by id for figures that "all" omits."""
     if ALL not in names:
         return with_panels(names), {}
     everything = with_panels(figure_ids())
@@ -139,7 +139,7 @@ def select(
 
 
 def why_left_out(figure: Figure, data: str | Path | None, size: str | None) -> str:
-    """The reason why "all" leaves a figure out; empty if it does not."""
+    """Return the reason why "all" omits a figure; empty if it does not."""
     if figure.needs_data and data is None:
         return "it needs learning-to-rank files, --data PATH"
     return figure.long if size == ALL else ""
@@ -147,7 +147,7 @@ def why_left_out(figure: Figure, data: str | Path | None, size: str | None) -> s
 
 @dataclass(frozen=True)
 class PlannedFigure:
-    """A figure, and what is left to simulate of it."""
+    """A figure and the predicted cost of its missing replicates."""
 
     figure: Figure
     experiment: Experiment
@@ -157,10 +157,10 @@ class PlannedFigure:
     memory: int = 0  # bytes
 
     def unchanged(self, folder: Path) -> bool:
-        """Report whether a folder holds all results, and the report of this very [figure]."""
+        """Return True if a folder has all results, and a report of the same [figure] table."""
         if self.missing or not (folder / PAGE).exists():
             return False
-        # A table comes back from the store as JSON has it.
+        # The store returns tables converted to JSON types.
         figure: Any = msgspec.json.decode(msgspec.json.encode(self.experiment.figure))
         return bool(read_source(folder).results.figure == figure)
 
@@ -171,17 +171,17 @@ def plan_figures(
     resources: Resources,
     on_predict: Callable[[], None] | None = None,
 ) -> list[PlannedFigure]:
-    """Predict what is left of each figure: agent-rounds, seconds and memory.
+    """Predict the remaining agent-rounds, seconds and memory of each figure.
 
-    ``on_predict`` is called before a few rounds of each figure are timed. Raises InputError,
-    before anything is simulated, where a folder holds another experiment, and where a figure does
-    not fit into memory.
+    ``on_predict`` is called before a few rounds of each figure are timed. Raises InputError, before
+    anything is simulated, if a folder holds a different experiment or a figure does not fit into
+    memory.
     """
     layouts = [
         layout_for(experiment, folder / figure.id, resources) for figure, experiment in ready
     ]
-    left = [left_to_run(experiment, folder / figure.id) for figure, experiment in ready]
-    if any(left) and on_predict is not None:
+    missing_batches = [left_to_run(experiment, folder / figure.id) for figure, experiment in ready]
+    if any(missing_batches) and on_predict is not None:
         on_predict()
     return [
         PlannedFigure(
@@ -192,15 +192,17 @@ def plan_figures(
             predict_seconds(experiment, batches, check_threads(resources.threads)),
             layout.bytes,
         )
-        for (figure, experiment), batches, layout in zip(ready, left, layouts, strict=True)
+        for (figure, experiment), batches, layout in zip(
+            ready, missing_batches, layouts, strict=True
+        )
     ]
 
 
 def prepare(experiment: Experiment, folder: Path, resources: Resources) -> Layout:
-    """The division of an experiment's runs, for `simulate_missing`; nothing is written.
+    """Return the layout of an experiment's runs, for `simulate_missing`; nothing is written.
 
-    Raises InputError where the folder cannot be written, or holds another experiment, and where
-    the runs do not fit into memory.
+    Raises InputError if the folder is not writable or holds a different experiment, or if the runs
+    do not fit into memory.
     """
     check_writable(folder)
     return layout_for(experiment, folder, resources)
@@ -215,19 +217,19 @@ def simulate_missing(
     on_start: Callable[[list[RunBatch], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Source:
-    """Simulate what a folder lacks of an experiment, and read its source; no report is written."""
+    """Simulate the missing replicates of an experiment and return its source; write no report."""
     run_by(layout, experiment, folder, resources, on_start=on_start, progress=progress)
     return read_source(folder, experiment.replicates)
 
 
 def write_figure(folder: Path) -> None:
-    """Write the report of a figure's folder, with pictures."""
-    # With replicates that an earlier call simulated beyond these.
+    """Write the report of a figure's folder, with plots."""
+    # The report includes all stored replicates, also those of earlier calls.
     write_report(read_source(folder), folder, FORMATS)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise InputError, before hours of work, where an output folder cannot be written."""
+    """Raise InputError if an output folder is not writable, before hours of simulation."""
     for path in (folder, folder / FILE):
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise InputError(f"cannot write to {path}: permission denied")

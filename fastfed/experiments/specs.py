@@ -1,4 +1,4 @@
-"""Experiments from spec files and figures, at the sizes that users ask for."""
+"""Experiments from spec files and figures, at the requested sizes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fastfed.simulation.experiment import (
 )
 from fastfed.simulation.systems import algorithm
 
-#: A quick look: this many replicates, and the horizon divided by this number.
+#: Quick runs have this many replicates, and the horizon divided by QUICK_SHARE.
 QUICK_REPLICATES = 2
 QUICK_SHARE = 10
 
 
 def import_beside(path: Path) -> None:
-    """Let Python import the modules in the folder of a spec, which the spec may name."""
-    # At the end: a file beside the spec must not hide a module of Python's.
+    """Make modules in the folder of a spec importable, because the spec may name them."""
+    # At the end of the path: a file beside the spec must not hide an installed module.
     beside = os.path.realpath(path.parent)
     if beside not in sys.path:
         sys.path.append(beside)
@@ -45,25 +45,29 @@ def load_spec(
     quick: bool = False,
     changes: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """The experiment of a spec file, checked up to the last key of its [figure] table.
+    """Load an experiment from a spec file and check it completely, including [figure].
 
-    Modules beside the file can be named in it.
+    The spec may name modules in the same folder.
 
     Parameters
     ----------
     path : str or Path
         TOML file.
     replicates, seed : int, optional
-        Replace the keys of the file.
+        Replace the values in the file.
     quick : bool
-        Two replicates and a tenth of the horizon, for a first look.
+        Run a short version: two replicates and a tenth of the horizon.
     changes : mapping, optional
-        Values by key, such as {"horizon": 500, "curve.LDP.epsilon": 2.0}; see `change`.
+        Values that replace keys, such as {"horizon": 500, "curve.LDP.epsilon": 2.0}; see `change`.
+
+    Returns
+    -------
+    Experiment
 
     Raises
     ------
     InputError
-        Naming the file and the key that is wrong.
+        If the spec is invalid. The message names the file and the key.
     """
     path = Path(path)
     if str(path) in figure_ids() and not path.exists():
@@ -72,9 +76,9 @@ def load_spec(
     spec = read_toml(path)
     try:
         change(spec, changes or {})
-        own = dict(spec)
+        original_spec = dict(spec)
         spec.update(changed_keys(spec, replicates, seed, quick))
-        note_shorter(spec, own)
+        note_shorter(spec, original_spec)
         find_beside(spec.get("environment"), path)
         experiment = experiment_from_spec(spec)
         _check_figure(experiment)
@@ -85,12 +89,12 @@ def load_spec(
 
 # ---- Changes of single keys: --set KEY=VALUE -----------------------------------------------------
 
-#: Keys that change nothing that a claim is about.
+#: Keys that can change without invalidating claims.
 HARMLESS = ("seed", "replicates", "checkpoints", "checkpoint_spacing")
 
 
 def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
-    """Changes of texts such as "horizon=500"; a value that is not TOML is a text."""
+    """Parse texts such as "horizon=500". A value that is not TOML becomes a string."""
     changes = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -101,25 +105,26 @@ def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def _toml_value(text: str) -> Any:
+    """Return the TOML value of a text, or the text itself if it is not TOML."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    return found["value"] if len(found) == 1 else text
+    return table["value"] if len(table) == 1 else text
 
 
 def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Change single keys of a spec's tables, in place.
 
     A key is one of the top level (``horizon``), or of a table (``environment.dimension``,
-    ``figure.log``). ``curve.epsilon`` is that key of all curves whose algorithm has it, and
-    ``curve.LABEL.epsilon`` of the tables of this label. Where a change is of the experiment, its
-    claims are not judged, and those about curves that are gone are left out.
+    ``figure.log``). ``curve.epsilon`` changes all curves whose algorithm has this key, and
+    ``curve.LABEL.epsilon`` changes only the curves with this label. If a change affects the
+    experiment, claims are not judged, and claims about removed curves are deleted.
 
     Raises
     ------
     InputError
-        For a key that no table has.
+        If no table has the key.
     """
     for key, value in changes.items():
         first, _, rest = key.partition(".")
@@ -145,20 +150,21 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
             raise InputError(f'--set "{key}": {first} is no table')
         else:
             spec[key] = value
-    real = [k for k in changes if k not in HARMLESS and not k.startswith("figure.")]
+    effective_keys = [k for k in changes if k not in HARMLESS and not k.startswith("figure.")]
     figure = spec.get("figure")
-    if real and isinstance(figure, dict):
-        figure["changed"] = [f"{k}={changes[k]}" for k in real]
+    if effective_keys and isinstance(figure, dict):
+        figure["changed"] = [f"{k}={changes[k]}" for k in effective_keys]
         _leave_out_gone(figure, spec.get("curve"))
 
 
 def _curves(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tables of curves, whatever else a spec that is not checked yet may hold there."""
+    """Return the curve tables of a spec that is not checked yet; ignore anything else."""
     found = spec.get("curve")
     return [t for t in found if isinstance(t, dict)] if isinstance(found, list) else []
 
 
 def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
+    """Change one key in all curves that have it, or in the curves with the label in ``key``."""
     tables = _curves(spec)
     label, _, name = key.removeprefix("curve").lstrip(".").rpartition(".")
     labels = [str(t.get("label", t.get("algorithm"))) for t in tables]
@@ -178,16 +184,17 @@ def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _keys_of(table: dict[str, Any]) -> tuple[str, ...]:
+    """Return the keys that the algorithm of a curve has; none if the algorithm is unknown."""
     try:
         return tuple(algorithm(table.get("algorithm")).config.__struct_fields__)
-    except InputError:  # said later, with the curve's label
+    except InputError:  # reported later, with the curve's label
         return ()
 
 
 def _leave_out_gone(figure: dict[str, Any], tables: Any) -> None:
-    """Leave out claims and bounds about curves that a change has renamed or removed.
+    """Delete claims and bounds about curves that a change has renamed or removed.
 
-    A note under the title says how many these are.
+    A note under the title says how many were deleted.
     """
     try:
         labels = {
@@ -195,27 +202,27 @@ def _leave_out_gone(figure: dict[str, Any], tables: Any) -> None:
             for table in tables
             for c in expand({"label": table.get("algorithm"), **table})
         }
-    except (InputError, TypeError, AttributeError, KeyError):  # said later
+    except (InputError, TypeError, AttributeError, KeyError):  # reported later
         return
-    about = {
+    still_present = {
         "statement": lambda claim: labels.issuperset(labels_of(claim)),
         "line": lambda line: line.get("curve") in labels,
     }
-    gone = []
-    for key, stays in about.items():
-        if isinstance(asked := figure.get(key), list):
-            figure[key] = [table for table in asked if stays(table)]
-            if left := len(asked) - len(figure[key]):
-                gone.append(f"{left} {key}{'s' if left > 1 else ''}")
-    if gone:
+    deleted = []
+    for key, has_curves in still_present.items():
+        if isinstance(entries := figure.get(key), list):
+            figure[key] = [table for table in entries if has_curves(table)]
+            if deleted_count := len(entries) - len(figure[key]):
+                deleted.append(f"{deleted_count} {key}{'s' if deleted_count > 1 else ''}")
+    if deleted:
         note = figure.get("note", [])
         notes = [note] if isinstance(note, str) else note
-        said = f"left out, for the changes took their curves: {', '.join(gone)}"
-        figure["note"] = [*notes, said] if isinstance(notes, list) else note
+        sentence = f"left out, for the changes took their curves: {', '.join(deleted)}"
+        figure["note"] = [*notes, sentence] if isinstance(notes, list) else note
 
 
 def environment_table(path: str | Path) -> dict[str, Any]:
-    """The [environment] table of a spec file; modules beside the file can be named in it."""
+    """Return the [environment] table of a spec file, which may name modules in the same folder."""
     path = Path(path)
     import_beside(path)
     table = read_toml(path).get("environment")
@@ -233,9 +240,9 @@ def sized_experiment(
     seed: int | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """The experiment of a figure at a size (see `figure_spec`).
+    """Return the experiment of a figure at a size (see `figure_spec`).
 
-    ``replicates`` and ``seed`` replace the spec's, and so do ``changes`` (see `change`).
+    ``replicates``, ``seed`` and ``changes`` (see `change`) replace values of the spec.
     """
     spec = figure_spec(figure, data, size)
     spec.update(changed_keys(spec, replicates, seed, size == "quick"))
@@ -256,7 +263,7 @@ def sized_experiment(
 def changed_keys(
     spec: dict[str, Any], replicates: int | None, seed: int | None, quick: bool
 ) -> dict[str, Any]:
-    """The top-level keys of a spec that ``replicates``, ``seed`` and ``quick`` replace."""
+    """Return the top-level keys of a spec that ``replicates``, ``seed`` and ``quick`` replace."""
     changed = {"replicates": replicates, "seed": seed}
     if quick:
         changed["replicates"] = replicates or QUICK_REPLICATES
@@ -265,7 +272,7 @@ def changed_keys(
 
 
 def note_shorter(spec: dict[str, Any], own: dict[str, Any]) -> None:
-    """Note in ``[figure]`` from how many rounds on its claims are judged, where there are fewer."""
+    """If the horizon was shortened, store the horizon that claims need in ``[figure]``."""
     before, now = own.get("horizon"), spec.get("horizon")
     if isinstance(before, int) and isinstance(now, int) and now < before:
         table = spec.setdefault("figure", {})
@@ -274,9 +281,9 @@ def note_shorter(spec: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def quick_horizon(spec: dict[str, Any]) -> int | None:
-    """A tenth of the horizon, and at least one batch or phase of every curve.
+    """Return a tenth of the horizon, but at least one batch or phase of every curve.
 
-    None where the spec's horizon is not an integer.
+    Returns None if the spec's horizon is not an integer.
     """
     horizon, curves = spec.get("horizon"), spec.get("curve")
     if not isinstance(horizon, int):
@@ -290,5 +297,6 @@ def quick_horizon(spec: dict[str, Any]) -> int | None:
 
 
 def _check_figure(experiment: Experiment) -> None:
+    """Raise InputError if the [figure] table of an experiment is invalid."""
     check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
     check_grammar(experiment.figure, experiment.identity()["curves"])

@@ -1,11 +1,11 @@
 """Baselines without privacy: follow the leader, and Hedge.
 
-Follow the leader (Cesa-Bianchi and Lugosi 2006, Section 3.2) shows the price of privacy: against
-losses of one distribution it learns as fast as possible; an adversary that knows it makes it lose
-in every round. Hedge (Theorem 2.2 there) is the reference for adversarial losses: weights in
-proportion to exp(-eta S_n), where S_n is the average over clients of what expert n has lost. With
-eta = sqrt(8 ln d / (N T)) its regret per client is at most sqrt(N T ln d / 2): a phase of N rounds
-is one round of losses up to N.
+Follow the leader (Cesa-Bianchi and Lugosi 2006, Section 3.2) is the reference for i.i.d. losses,
+on which it learns as fast as possible. An adversary can make it lose in every round. Hedge
+(Theorem 2.2 in the same book) is the reference for adversarial losses. Its weights are proportional
+to exp(-eta S_n), where S_n is the cumulative loss of expert n, averaged over clients. With
+eta = sqrt(8 ln d / (N T)) its regret per client is at most sqrt(N T ln d / 2), because a phase of
+N rounds is equivalent to one round with losses up to N.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     phase_length : int, default 1
-        N, rounds between two exchanges.
+        N, the number of rounds between two exchanges.
     """
 
     phase_length: int = 1
@@ -60,14 +60,14 @@ class LeaderPlan(SumsPlan):
     """Plan of one follow-the-leader curve."""
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Make the state of the server."""
+        """Return the initial state of the server."""
         return Leader(self, noise)
 
 
 class Leader(OneExpert):
-    """State of the server: it chooses the expert of least loss, the first of equals."""
+    """State of the server, which chooses the expert of least loss (ties: the lowest number)."""
 
-    #: What exchanges change, for snapshots of simulations.
+    #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("_release", "_expert", "_total", "switches")
 
     def __init__(self, plan: LeaderPlan, noise: NoiseSource) -> None:
@@ -75,7 +75,7 @@ class Leader(OneExpert):
         self._total = np.zeros(plan.experts)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """The leader, from the sums (d,) since the last exchange."""
+        """Choose the leader, given the sums (d,) of losses since the last exchange."""
         self._release += 1
         self._total += total
         leader = int(self._total.argmin())
@@ -84,18 +84,18 @@ class Leader(OneExpert):
         return ExpertChoice(self._release, leader)
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """The experts (n,) of n >= 1 stretches of rounds, an exchange before the last."""
-        sums, unit, asks, lost = stretches
-        chosen, switches = kernels.follow(sums, asks, lost, self._expert)
-        self._total = unit * lost
-        self._release += int(asks.sum())
+        """Return the experts (n,) of n >= 1 stretches; the last must begin with an exchange."""
+        sums, unit, has_exchange, cumulative = stretches
+        chosen, switches = kernels.follow(sums, has_exchange, cumulative, self._expert)
+        self._total = unit * cumulative
+        self._release += int(has_exchange.sum())
         self.switches += switches
         self._expert = int(chosen[-1])
         return chosen
 
 
 def build_leader(config: LeaderConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one follow-the-leader curve."""
+    """Return the plan, certificate and bounds of one follow-the-leader curve."""
     check_linear("follow-the-leader", problem)
     plan = LeaderPlan(
         silos=problem.silos,
@@ -132,7 +132,7 @@ class HedgeConfig(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     phase_length : int, default 1
-        N, rounds between two exchanges.
+        N, the number of rounds between two exchanges.
     learning_rate : float, optional
         eta > 0, per unit of average loss; by default sqrt(8 ln d / (N T)).
     """
@@ -153,24 +153,24 @@ class HedgePlan(SumsPlan):
     learning_rate: float
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Make the state of the server."""
+        """Return the initial state of the server."""
         return Hedge(self)
 
     def sends_weights(self, release: int) -> bool:
-        """True: every answer holds weights."""
+        """Return True: every answer holds weights."""
         return True
 
     def bits_down(self, exchanges: int) -> float:
-        """Bits of all weights each time; at the start all are equal."""
+        """Return the bits of d weights in each exchange; the uniform start is not sent."""
         return 64.0 * self.experts * self.silos * exchanges
 
 
 class Hedge:
-    """State of the server: exponential weights."""
+    """State of the server, which computes exponential weights."""
 
     events: dict[str, int] = {}  # noqa: RUF012
 
-    #: What exchanges change, for snapshots of simulations.
+    #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("_release", "_total")
 
     def __init__(self, plan: HedgePlan) -> None:
@@ -179,30 +179,30 @@ class Hedge:
         self._total = np.zeros(plan.experts)
 
     def start(self) -> ExpertChoice:
-        """Equal weights."""
+        """Return uniform weights."""
         return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 / self.plan.experts))
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Weights from the sums (d,) since the last exchange."""
+        """Compute the weights, given the sums (d,) of losses since the last exchange."""
         self._release += 1
         self._total += total
-        behind = (self._total - self._total.min()) / self.plan.silos
-        weights = np.exp(-self.plan.learning_rate * behind)
+        excess_loss = (self._total - self._total.min()) / self.plan.silos
+        weights = np.exp(-self.plan.learning_rate * excess_loss)
         return ExpertChoice(self._release, None, weights / weights.sum())
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """The weights (k, d) after the k exchanges of stretches, one of them before the last."""
-        (sums, unit, asks, lost), rate = stretches, self.plan.learning_rate
-        rows = np.empty((int(asks.sum()), self.plan.experts))
-        kernels.hedge(sums, asks, lost, unit, self.plan.silos, -rate, rows)
-        kernels.to_weights(np.exp(rows, out=rows))
-        self._total = unit * lost
-        self._release += len(rows)
-        return rows
+        """Return the weights (k, d) after k exchanges; the last stretch must begin with one."""
+        (sums, unit, has_exchange, cumulative), rate = stretches, self.plan.learning_rate
+        weights = np.empty((int(has_exchange.sum()), self.plan.experts))
+        kernels.hedge(sums, has_exchange, cumulative, unit, self.plan.silos, -rate, weights)
+        kernels.to_weights(np.exp(weights, out=weights))
+        self._total = unit * cumulative
+        self._release += len(weights)
+        return weights
 
 
 def build_hedge(config: HedgeConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one hedge curve."""
+    """Return the plan, certificate and bounds of one hedge curve."""
     check_linear("hedge", problem)
     length = check_phase_length(config.phase_length, problem)
     rate = config.learning_rate

@@ -1,39 +1,39 @@
-"""Bounds on the regret of federated prediction from experts, from above and below: gao-2024.
+"""Upper and lower bounds on the regret of federated prediction from experts (gao-2024).
 
-Every regret here is per client: the loss of m clients in T rounds beyond that of the best fixed
-expert, divided by m. Orders of the paper are evaluated with natural logarithms and multiplied by
-`constant`, the hidden one: `theorem_2_2` to `theorem_2_7`, `corollary_2_3` and `table_1`. The
-others are proven with the constants they show; comments and docstrings hold the proofs.
+Every regret here is per client: the loss of m clients in T rounds minus the loss of the best fixed
+expert, divided by m. `theorem_2_2` to `theorem_2_7`, `corollary_2_3` and `table_1` evaluate orders
+of the paper, with natural logarithms and with `constant` for the hidden constant. The other
+functions return proven bounds with explicit constants; comments and docstrings contain the proofs.
 
 - Fed-DP-OPE-Stoch, in expectation: `phase_suboptimality` of a `PhaseNoise`,
   `stoch_regret`; printed: `theorem_2_2`, `corollary_2_3`.
-- Fed-SVT, with a probability: `switching_budget`, `noise_margin`, `threshold`,
-  `svt_regret`; their failures from given numbers: `budget_failure`, `early_switch_failure`,
+- Fed-SVT, with high probability: `switching_budget`, `noise_margin`, `threshold`,
+  `svt_regret`; failure probabilities: `budget_failure`, `early_switch_failure`,
   `late_switch_failure`; printed: `switching_budget_printed`, `noise_margin_printed`, `theorem_2_6`.
-- No algorithm does better (`lower_bounds`): `theorem_2_4` without privacy, exact, `hidden_expert`
-  with it; printed: `theorem_2_4_private`, `theorem_2_7`.
+- Lower bounds for all algorithms: `theorem_2_4` without privacy (exact), `hidden_expert` with
+  privacy; printed: `theorem_2_4_private`, `theorem_2_7`.
   Table 1, all printed: `table_1` and `table_1_communication`.
 
 Parameters
 ----------
-The same names mean the same in all functions; bad values raise InputError.
+Parameters have the same meaning in all functions. Invalid values raise InputError.
 
 horizon : int
-    T >= 1.
+    T >= 1, the number of rounds.
 clients : int
-    m >= 1.
+    m >= 1, the number of clients.
 experts : int
-    d >= 1.
+    d >= 1, the number of experts.
 epsilon, delta : float
-    Budget of one loss of one client, epsilon > 0 and delta in (0, 1).
+    Privacy budget for one loss of one client, epsilon > 0 and delta in (0, 1).
 failure_probability : float
-    rho in (0, 1).
+    rho in (0, 1), the probability that the bound fails.
 lipschitz : float
-    alpha > 0, for the 1-norm.
+    alpha > 0, the Lipschitz constant in the 1-norm.
 smoothness : float
-    beta >= 0, for the 1-norm.
+    beta >= 0, the smoothness in the 1-norm.
 constant : float
-    Factor > 0 on a printed order.
+    Factor > 0 that multiplies a printed order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The certificate of experts that a trusted server chooses: what is played is protected."""
+"""Certificates of systems whose trusted server chooses an expert; the choices are protected."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ _ABOUT_LOSSES = (
 def certificate_of_choices(
     plan: ExpertPlan, problem: ProblemSpec, one: OneLoss, drawn: str
 ) -> Certificate:
-    """The certificate for one record: a loss of one client in one round, or all it is behind.
+    """Return the certificate for one record, which may affect several losses.
 
     Parameters
     ----------
     plan : ExpertPlan
-        A plan with a claim, of which one event is released.
+        A plan with a claim that releases one event.
     problem : ProblemSpec
         Sizes, and guarantees about the losses.
-    one : PrivacyEvent
-        The account of one replaced loss.
+    one : OneLoss
+        The event of replacing one loss.
     drawn : str
-        The caveat of what a simulation draws.
+        The caveat about the precision of a simulation's random draws.
 
     Returns
     -------
     Certificate
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
-    found = released(plan)
-    assert found is not None
-    budget, uses, exact = claim.asked, claim.max_participations, event_epsilon(found[0])
-    claimed, once = (
+    events = released(plan)
+    assert events is not None
+    budget, uses, exact = claim.asked, claim.max_participations, event_epsilon(events[0])
+    claimed, uses_condition = (
         Guarantee(budget.epsilon, budget.delta),
         multiplicity_condition(uses, problem.multiplicity),
     )
-    also: tuple[SideCertificate, ...] = ()
+    side_certificates: tuple[SideCertificate, ...] = ()
     if problem.multiplicity > 1:
-        also = (
+        side_certificates = (
             SideCertificate(
                 unit="item",
                 relation="replace",
@@ -75,9 +75,9 @@ def certificate_of_choices(
         model=plan.protocol.model,
         claimed=claimed,
         exact=Guarantee(exact, budget.delta),
-        status="proven" if once.holds else "conditional",
+        status="proven" if uses_condition.holds else "conditional",
         noise_std=one.noise_stds,
-        conditions=(*_ABOUT_LOSSES, once, *found[0].conditions()),
+        conditions=(*_ABOUT_LOSSES, uses_condition, *events[0].conditions()),
         caveats=(
             PROTECTS_CHOICES,
             RAW_MESSAGES,
@@ -88,5 +88,5 @@ def certificate_of_choices(
             *problem.notes,
         ),
         source=claim.source,
-        also=also,
+        also=side_certificates,
     )

@@ -1,4 +1,4 @@
-"""What servers share that choose one expert for all clients: the first one, draws, and events."""
+"""Base classes of servers that choose one expert for all clients: start, draws and event counts."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class OneExpert(ABC):
 
     @abstractmethod
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Choose an expert, from the sums (d,) of all clients' losses since the last exchange."""
+        """Choose an expert, given the sums (d,) of all clients' losses since the last exchange."""
 
     @property
     def events(self) -> dict[str, int]:
-        """Switches so far."""
+        """Return the number of switches so far."""
         return {"switches": self.switches}
 
 
 class Chooser(OneExpert):
-    """State of a server that draws experts, in float64 from uniforms of 53 bits.
+    """State of a server that draws experts in float64, from uniforms of 53 bits.
 
-    Each draw of an exchange is stored until `decide` succeeds, so that a call that is repeated
-    after a failure decides the same.
+    Each draw of an exchange is cached until `decide` succeeds, so that a call repeated after a
+    failure makes the same decision.
     """
 
     def __init__(self, plan: ExpertPlan, noise: NoiseSource) -> None:
@@ -54,7 +54,7 @@ class Chooser(OneExpert):
         """The mechanism that draws an expert."""
 
     def _draw(self, purpose: int, number: int) -> Any:
-        """Draw once for this exchange."""
+        """Return the cached draw of this exchange; draw at the first call."""
         key = purpose, number
         if key not in self._drawn:
             self._drawn[key] = self._source(purpose, number)
@@ -70,9 +70,9 @@ class Chooser(OneExpert):
 
 
 class SeldomChooser(Chooser):
-    """State of a server that draws ``plan.noise.switches`` times at most, from all losses so far.
+    """State of a server that draws at most ``plan.noise.switches`` times, from cumulative losses.
 
-    ``switches`` counts draws, also of the expert that is played already.
+    ``switches`` counts draws, including draws of the current expert.
     """
 
     plan: Any
@@ -89,16 +89,17 @@ class SeldomChooser(Chooser):
 
     @property
     def events(self) -> dict[str, int]:
-        """Draws so far, and 1 if none is left."""
+        """Return the number of draws so far, and 1 if no draw remains, else 0."""
         spent = self.switches == self.plan.noise.switches
         return {**super().events, "switches_spent": int(spent)}
 
 
 class ExactChooser(Chooser):
-    """Mixin: decisions as for real numbers (fastfed.privacy.exact), of losses in fixed point.
+    """Mixin whose decisions equal those of real arithmetic (fastfed.privacy.exact).
 
-    Losses are multiples of a unit u, so that replacing one moves a sum by 1 + u at most: rates are
-    smaller, and noise larger, by more than that factor, and the account of the plan holds.
+    Losses are rounded to multiples of a unit u, so that replacing a loss changes a sum by at most
+    1 + u. Rates are decreased and noise scales increased by more than this factor, so that the
+    plan's account stays valid.
     """
 
     noise: IdealSource
@@ -110,21 +111,21 @@ class ExactChooser(Chooser):
 
     @property
     def _rate(self) -> float:
-        """Experts of cost c are drawn with probability proportional to exp(-rate c)."""
+        """The rate r: experts of cost c are drawn with probability proportional to exp(-r c)."""
         choices = self._choices
         return choices.eta / (2.0 * choices.sensitivity * self._moved)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Choose an expert, from sums (d,) that are multiples of the unit."""
+        """Choose an expert, given sums (d,) that must be multiples of the unit."""
         exact.check_fixed(total, self._unit, "the sum of the reports")
         return super().decide(total)  # type: ignore[safe-super]
 
     def _source(self, purpose: int, number: int) -> Any:
-        """Draw ideally: digits of real numbers, as many as decisions need."""
+        """Return a uniform real number whose digits are drawn as decisions need them."""
         return self.noise.ideal_uniforms(purpose, number, 1)
 
     def _choose(self, costs: np.ndarray, release: int) -> int:
         """Draw the next expert."""
         ones = np.ones(len(costs), dtype=np.int64)
-        at, _ = exact.choose(costs, self._rate, ones, self._draw(CHOICE, release))
-        return at
+        expert, _ = exact.choose(costs, self._rate, ones, self._draw(CHOICE, release))
+        return expert

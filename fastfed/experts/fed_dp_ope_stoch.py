@@ -1,20 +1,24 @@
-"""Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3): private Frank-Wolfe steps, stochastic losses.
+"""Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3): private Frank-Wolfe steps on stochastic losses.
 
 Deviations from the paper, and why:
-- b = 2^(p-1)/(p-1)^2 is rounded down to a power of two, so that sets of b / 2^h losses exist, and
-  T1 to the largest number of trees whose disjoint sets fit into the last phase; a phase without a
-  tree keeps x. ``batch = "largest"`` takes the most losses that fit, where the paper's b leaves
-  nine in ten or so unused.
-- ``calibration = "exact"``: the least noise whose composition is proven, from the ranges that the
-  losses promise. The printed lambda = 4 alpha 2^j/(b eps) gives the experts up to 2 eps, as an
-  argmin of scores that move both ways costs twice what the proof says; "corrected" has 8 for 4.
-- What all clients send is d times more than the experts that come of it: ``protect = "messages"``
-  scales local noise so that a client's messages have the budget, not only the decisions.
-- ``noise = "central"``: the server adds Lap(lambda/m) to the mean scores, each client's being raw;
-  ``"none"`` draws no noise.
-- x_1 is uniform; the paper takes any point. eta = 2/(k + 1) over all leaves of a phase.
-- The rule for T1 has m for sqrt m where noise is central, which falls so.
-- beta of the rule for T1 is a key: of linear losses, which have beta = 0, it is alpha unless said.
+
+- The paper's batch size b = 2^(p-1)/(p-1)^2 is rounded down to a power of two, so that sets of
+  b / 2^h losses exist. The number of trees T1 is rounded down until the trees' disjoint sets fit
+  into the previous phase. A phase without a tree does not change x. ``batch = "largest"`` uses as
+  many losses as fit, because the paper's b leaves about nine in ten losses unused.
+- ``calibration = "exact"`` uses the least noise with a proven composition, computed from the
+  ranges that the losses guarantee. The printed scale lambda = 4 alpha 2^j/(b eps) gives the chosen
+  experts up to 2 eps: when scores can move in both directions, an argmin costs twice what the
+  printed proof says. ``"corrected"`` replaces the factor 4 by 8.
+- The sensitivity of a client's d scores is d times the sensitivity of the chosen experts.
+  ``protect = "messages"`` scales local noise so that the budget also covers each client's messages.
+- ``noise = "central"``: clients send raw scores and the server adds Lap(lambda/m) to their mean.
+  ``"none"`` adds no noise.
+- x_1 is uniform; the paper allows any point. eta = 2/(k + 1), where k counts all leaves of a phase.
+- With central noise, the rule for T1 has m in place of sqrt m, because m clients reduce central
+  noise by the factor m.
+- ``smoothness`` sets beta in the rule for T1. Linear losses have beta = 0; the rule then uses
+  alpha by default.
 """
 
 from __future__ import annotations
@@ -73,7 +77,7 @@ from fastfed.privacy.mechanisms.vertex_sets import (
 )
 from fastfed.privacy.sensitivity import Budget
 
-#: Trust of local noise.
+#: Trust model of the messages when clients add the noise.
 MESSAGES = "silo-level local: server and other clients are not trusted"
 NOISES = {"local": LOCAL_SCORES, "central": CENTRAL_SCORES, "none": PLAIN_SCORES}
 
@@ -84,19 +88,20 @@ class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     epsilon : float
-        Budget of one record, in [1e-9, 1e6]; required unless ``noise = "none"``.
+        Privacy budget for one record, in [1e-9, 1e6]. Required unless ``noise = "none"``.
     delta : float, default 0
-        Budget of one record, in [0, 1).
+        Privacy budget for one record, in [0, 1).
     noise : {"local", "central", "none"}
-        Noise of each client, of the server, or none.
+        Who adds noise: each client, the server, or nobody.
     protect : {"experts", "messages"}
-        What has the budget: the decisions, or each client's messages.
+        What the budget covers: the decisions, or each client's messages.
     calibration : str, default "exact"
         The rule that chooses the noise, one of ``CALIBRATIONS``.
     batch : {"paper", "largest"}
-        The rule for b: the paper's, or the most losses that fit.
+        The rule for the batch size b: the paper's formula, or as many losses as fit.
     smoothness : float, optional
-        beta > 0 of the rule for T1; by default the losses' own, alpha if they are linear.
+        beta > 0 in the rule for T1. By default the smoothness of the losses, or alpha if the losses
+        are linear.
     """
 
     epsilon: float | None = None
@@ -116,14 +121,14 @@ class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.smoothness is not None:
             number("smoothness", self.smoothness, above=0.0)
         if self.noise == "none":
-            given = {
+            settings_present = {
                 "epsilon": self.epsilon is not None,
                 "delta": self.delta != 0.0,
                 "protect": self.protect != "experts",
                 "calibration": self.calibration != "exact",
             }
-            for key, said in given.items():
-                if said:
+            for key, is_set in settings_present.items():
+                if is_set:
                     raise InputError(f'{key} has no meaning where noise = "none"')
             return
         if self.epsilon is None:
@@ -134,11 +139,11 @@ class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(config: OpeConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one fed-dp-ope-stoch curve."""
-    noises = phase_noises(config, problem)
+    """Return the plan, certificate and bounds of one fed-dp-ope-stoch curve."""
+    noise_by_phase = phase_noises(config, problem)
     phases, offset = [], 0
-    for number_of_phase, (batch, scales) in noises.items():
-        phases.append(Phase(number_of_phase, batch, scales, offset))
+    for phase_number, (batch, scales) in noise_by_phase.items():
+        phases.append(Phase(phase_number, batch, scales, offset))
         offset += len(phases[-1].leaves)
     plan = FrankWolfePlan(
         silos=problem.silos,
@@ -156,15 +161,15 @@ def build(config: OpeConfig, problem: ProblemSpec) -> System:
 
 
 def clipped_to(problem: ProblemSpec) -> Bounds:
-    """Bounds that clients clip gradients to: those that the losses guarantee."""
+    """Return the bounds that clients clip gradients to, which the losses guarantee to satisfy."""
     return Bounds(problem.lipschitz - problem.spread, problem.lipschitz, problem.smoothness)
 
 
 def phase_noises(
     config: OpeConfig, problem: ProblemSpec
 ) -> dict[int, tuple[int, tuple[float, ...]]]:
-    """(b, noise scales by tree) of every phase that learns, by its number."""
-    found = {}
+    """Return {phase number: (b, noise scale of each tree)} for the phases that learn."""
+    noise_by_phase = {}
     for phase in range(2, phases_of(problem.horizon) + 1):
         batch, trees = shape(phase, config.batch, lambda b: theorem_tree_count(config, problem, b))
         if trees == 0:
@@ -172,30 +177,30 @@ def phase_noises(
         scales = (0.0,) * trees
         if config.epsilon is not None:
             scales = vertex_noise(config, problem, batch, trees).scales
-        found[phase] = batch, scales
-    return found
+        noise_by_phase[phase] = batch, scales
+    return noise_by_phase
 
 
 def theorem_tree_count(config: OpeConfig, problem: ProblemSpec, batch: int) -> float:
-    """T1 of Theorem C.5 for a batch, before rounding."""
+    """Return T1 of Theorem C.5 for batch size b, before rounding."""
     beta = config.smoothness
     if beta is None:
         beta = problem.lipschitz if problem.linear else problem.smoothness
     epsilon = math.inf if config.epsilon is None else config.epsilon
-    gain = problem.silos if config.noise == "central" else math.sqrt(problem.silos)
-    return theorem_trees(batch, gain, problem.experts, epsilon, problem.lipschitz, beta)
+    noise_reduction = problem.silos if config.noise == "central" else math.sqrt(problem.silos)
+    return theorem_trees(batch, noise_reduction, problem.experts, epsilon, problem.lipschitz, beta)
 
 
 @lru_cache(maxsize=256)
 def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int) -> VertexNoise:
-    """Calibrate the noise of one phase."""
+    """Calibrate the noise of one phase with ``trees`` trees of batch size ``batch``."""
     assert config.epsilon is not None
     return calibrate_vertices(
         Budget(config.epsilon, config.delta, "replace", "user"),
         batch=batch,
         trees=trees,
         lipschitz=problem.lipschitz,
-        # As clients clip, to the last bit, which the account describes.
+        # The same float64 value that clients clip to: the account describes what clients do.
         spread=min(clipped_to(problem).spread, 2.0 * problem.lipschitz),
         smoothness=problem.smoothness,
         experts=problem.experts,
@@ -205,7 +210,7 @@ def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int
 
 
 def declared(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan) -> Claim:
-    """The claim of the plan for one record, which may be behind several losses."""
+    """Return the plan's privacy claim for one record, which may affect several losses."""
     about = _learning_caveats(config, problem, plan)
     if config.epsilon is None:
         return Claim(source=plan.protocol.source, caveats=about)
@@ -221,42 +226,47 @@ def declared(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan) -> C
 
 @account.register
 def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
-    """The certificate for one record: a loss of one client in one round, or all it is behind."""
+    """Return the certificate for one record.
+
+    A record affects one loss of one client, or up to ``problem.multiplicity`` losses.
+    """
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
         return no_privacy(claim.source, caveats=claim.caveats)
-    found = released(plan)
-    assert found is not None
-    top, budget = found[0], claim.budget
-    epsilon, known = event_epsilon(top), math.isfinite(event_epsilon(top))
-    exact = Guarantee(epsilon, budget.delta) if known else None
-    # Where messages depend on no data both accounts are one.
+    events = released(plan)
+    assert events is not None
+    main_event, budget = events[0], claim.budget
+    epsilon, is_finite = event_epsilon(main_event), math.isfinite(event_epsilon(main_event))
+    exact = Guarantee(epsilon, budget.delta) if is_finite else None
+    # With local noise, events[-1] accounts for messages; without phases there is one event only.
     local = plan.protocol.noise_by == "silos"
     claims_messages = claim.protect == "messages" and local
     uses = claim.max_participations
-    claimed, once = (
+    claimed, uses_condition = (
         Guarantee(budget.epsilon, budget.delta),
         multiplicity_condition(uses, problem.multiplicity),
     )
-    status = "none" if not known else "proven" if once.holds else "conditional"
-    about_losses = (
+    status = "none" if not is_finite else "proven" if uses_condition.holds else "conditional"
+    loss_conditions = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition("losses do not look at what is played (taken on trust)", True),
         Condition("clients clip losses, gradients and their differences, in code", True),
     )
-    conditions = (*about_losses, once, *top.conditions())
-    # The divisor of one score's noise before it is added.
-    share = 1.0 if local else float(plan.silos)
-    stds = {f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / share for p in plan.phases}
-    also: tuple[SideCertificate, ...] = ()
+    conditions = (*loss_conditions, uses_condition, *main_event.conditions())
+    # The server adds Lap(lambda/m) to the mean score, a client adds Lap(lambda) to each score.
+    noise_divisor = 1.0 if local else float(plan.silos)
+    stds = {
+        f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / noise_divisor for p in plan.phases
+    }
+    side_certificates: tuple[SideCertificate, ...] = ()
     if local:
-        also = (
+        side_certificates = (
             SideCertificate(
                 unit="user",
                 relation="replace",
                 model=plan.protocol.model if claims_messages else MESSAGES,
                 claimed=None,
-                exact=Guarantee(event_epsilon(found[-1]), budget.delta) if known else None,
+                exact=Guarantee(event_epsilon(events[-1]), budget.delta) if is_finite else None,
                 status=status,
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
@@ -266,19 +276,19 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
         )
-    if problem.multiplicity > 1 and known:
-        one = top.one if isinstance(top, GroupedLosses) else top
+    if problem.multiplicity > 1 and is_finite:
+        loss_event = main_event.one if isinstance(main_event, GroupedLosses) else main_event
         model = MESSAGES if claims_messages else plan.protocol.model
-        also += (
+        side_certificates += (
             SideCertificate(
                 unit="item",
                 relation="replace",
                 model=f"{model}; {ONE_LOSS}",
                 claimed=claimed,
-                exact=Guarantee(event_epsilon(one), budget.delta),
+                exact=Guarantee(event_epsilon(loss_event), budget.delta),
                 status="proven",
                 noise_std=stds,
-                conditions=(*about_losses, *one.conditions()),
+                conditions=(*loss_conditions, *loss_event.conditions()),
                 source=claim.source,
             ),
         )
@@ -301,17 +311,17 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
             *problem.notes,
         ),
         source=claim.source,
-        also=also,
+        also=side_certificates,
     )
 
 
 def _learning_caveats(
     config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan
 ) -> tuple[str, ...]:
-    """Caveats about the regret."""
-    found = []
+    """Return caveats about the regret bound."""
+    regret_caveats = []
     if not plan.phases:
-        found.append(
+        regret_caveats.append(
             "nothing is learnt, x_1 is played to the end: "
             + (
                 "no phase has losses enough for a tree"
@@ -321,14 +331,20 @@ def _learning_caveats(
             )
         )
     if not problem.iid:
-        found.append("these losses are not promised to be of one law, as the regret bound needs")
-    return tuple(found)
+        regret_caveats.append(
+            "these losses are not promised to be of one law, as the regret bound needs"
+        )
+    return tuple(regret_caveats)
 
 
 def bound_curves(
     config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
-    """Bounds of group regret at rounds (C,): the proven one, and Theorem 2.2 with 1 for O."""
+    """Return a function from rounds (C,) to group regret bounds, or None if losses are not iid.
+
+    The function returns lists of C values by name: the proven bound, the order of Theorem 2.2 with
+    constant 1, and, for linear losses, the lower bounds.
+    """
     if not problem.iid:
         return None
     from fastfed.experts import fed_dp_ope_stoch_bounds as bounds
@@ -343,7 +359,7 @@ def bound_curves(
     }
 
     def proven(t: int) -> float:
-        """The proven bound on one client's regret in t rounds."""
+        """Return the proven bound on one client's regret in t rounds."""
         return bounds.stoch_regret(
             t,
             [by_number.get(p) for p in range(1, phases_of(t) + 1)],
@@ -357,11 +373,11 @@ def bound_curves(
         )
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
-        """Bounds at rounds (C,), by name."""
-        found = {"proven": [m * proven(int(t)) for t in rounds]}
+        """Return the bounds at rounds (C,), by name."""
+        curves = {"proven": [m * proven(int(t)) for t in rounds]}
         if config.epsilon is not None:
             beta = config.smoothness or problem.smoothness or problem.lipschitz
-            found["theorem-2-2"] = [
+            curves["theorem-2-2"] = [
                 m
                 * bounds.theorem_2_2(
                     int(t),
@@ -374,8 +390,8 @@ def bound_curves(
                 for t in rounds
             ]
         if problem.linear:
-            found.update(lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta))
-        return found
+            curves.update(lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta))
+        return curves
 
     return at
 

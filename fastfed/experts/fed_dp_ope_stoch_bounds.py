@@ -1,6 +1,6 @@
 """Bounds on the expected regret of Fed-DP-OPE-Stoch: gao-2024, Theorem 2.2, proven and as printed.
 
-Parameters as in `fastfed.experts.bounds`.
+`fastfed.experts.bounds` describes the parameters that functions here do not.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fastfed.experts.lower_bounds import (
 
 
 class PhaseNoise(NamedTuple):
-    """A phase of Fed-DP-OPE-Stoch that updates.
+    """Batch size and noise of one phase of Fed-DP-OPE-Stoch that updates x.
 
     Attributes
     ----------
     trees : int
-        T_1.
+        T_1, the number of trees.
     batch : int
-        b, losses at a tree's root.
+        b, the number of losses at a tree's root.
     scales : tuple of float
-        One >= 0 for each tree: of Lap(lambda_j) at every client or Lap(mu_j) at the server.
+        Laplace scale >= 0 for each tree: lambda_j at every client, or mu_j at the server.
     """
 
     trees: int
@@ -56,44 +56,48 @@ class PhaseNoise(NamedTuple):
 
 
 def _squared_errors(tree: int, smoothness: float, spread: float) -> np.ndarray:
-    """b m times the sub-Gaussian variance of e at each leaf of tree j, (2^j,).
+    """Return b m times the sub-Gaussian variance of e at each leaf of tree j, shape (2^j,).
 
-    Root: b m gradients in an interval of length `spread`, Hoeffding. Right vertex at depth i: b m
-    2^-i differences of gradients, each at most h = min(spread, beta |x - x'|_1) from zero. Between
-    x' (its parent's) and x lie n = 2^(j-i) updates from leaf k on, so that x = pi x' + (1 - pi) q
-    with q in the simplex and pi the product of their 1 - eta: (k-1)k/((k+n-1)(k+n)).
+    The root averages b m gradients in an interval of length `spread` (Hoeffding). A right child at
+    depth i averages b m 2^-i differences of gradients, each at most h = min(spread,
+    beta |x - x'|_1) from zero, where x' is the parent's point. From x' to x there are n = 2^(j-i)
+    updates, the first at leaf k. So x = pi x' + (1 - pi) q, where q is in the simplex and
+    pi = (k-1)k/((k+n-1)(k+n)) is the product of the updates' factors 1 - eta.
     """
-    place = np.arange(2**tree)
+    leaf_number = np.arange(2**tree)
     result = np.full(2**tree, spread * spread / 4.0)
     for depth in range(1, tree + 1):
-        below = tree - depth
-        n = float(2**below)
-        k = (place >> (below + 1) << (below + 1)) + (2.0**tree - 1.0)
-        kept = (k - 1.0) * k / ((k + n - 1.0) * (k + n))
-        half = np.minimum(spread, smoothness * 2.0 * (1.0 - kept))
-        result += np.where(place >> below & 1, half * half * 2.0**depth, 0.0)
+        levels_below = tree - depth
+        n = float(2**levels_below)
+        k = (leaf_number >> (levels_below + 1) << (levels_below + 1)) + (2.0**tree - 1.0)
+        old_weight = (k - 1.0) * k / ((k + n - 1.0) * (k + n))
+        half_width = np.minimum(spread, smoothness * 2.0 * (1.0 - old_weight))
+        result += np.where(
+            leaf_number >> levels_below & 1, half_width * half_width * 2.0**depth, 0.0
+        )
     return result
 
 
 def _harmonic(count: float) -> float:
-    """1 + 1/2 + ... + 1/count."""
+    """Return the harmonic number 1 + 1/2 + ... + 1/count."""
     from scipy.special import digamma
 
     return float(digamma(count + 1.0)) + float(np.euler_gamma)
 
 
 def _largest_laplace(d: int) -> float:
-    """E of the largest of d independent Lap(1): H_d - sum_{i<=d} 2^-i/i - 2^-d/d."""
+    """Return the mean of the largest of d iid Lap(1): H_d - sum_{i<=d} 2^-i/i - 2^-d/d."""
     halves = math.fsum(math.ldexp(1.0 / i, -i) for i in range(1, min(d, 1000) + 1))
     return _harmonic(d) - halves - (math.ldexp(1.0 / d, -d) if d < 1000 else 0.0)
 
 
 def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
-    """Bound on E max_n (e_n - xi_n): e_n sub-Gaussian, xi_n the sum of `draws` Lap(scale).
+    """Bound E max_n (e_n - xi_n), where e_n is sub-Gaussian and xi_n a sum of `draws` Lap(scale).
 
-    min over 0 < u < 1/scale of (ln d + u^2 variance/2 - draws ln(1 - u^2 scale^2))/u, as for any
-    d variables; for one draw also the exact maximum of the noise plus that of e. Concave in the
-    variance, as a minimum of affine functions.
+    The bound is the minimum over 0 < u < 1/scale of (ln d + u^2 variance/2 - draws ln(1 - u^2
+    scale^2))/u, which holds for any d variables. For one draw, the exact expected maximum of the
+    noise plus the bound on the maximum of e is used if it is smaller. The result is concave in the
+    variance, as a minimum of concave functions.
     """
     if d == 1:
         return 0.0
@@ -103,23 +107,23 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
         return plain
     from scipy.optimize import minimize_scalar
 
-    # Relative to 1/scale the minimizer lies below that for Gaussian noise of the same variance.
+    # In units of 1/scale, the minimiser is below the one for Gaussian noise of equal variance.
     unit = variance / scale / scale
     top = min(math.sqrt(2.0 * log_d / (unit + 2.0 * draws)), 1.0 - 1e-9)
 
     def value(log_u: float) -> float:
-        """The bound at u = exp(log_u)."""
+        """Return the bound at u = exp(log_u)."""
         u = math.exp(log_u)
         return (log_d + u * u * unit / 2.0 - draws * math.log1p(-u * u)) / u
 
     high = math.log(top)
     least = minimize_scalar(value, bounds=(high - 12.0, high), method="bounded")
-    found = scale * min(float(least.fun), value(high))
-    return min(found, plain + scale * _largest_laplace(d)) if draws == 1 else found
+    bound = scale * min(float(least.fun), value(high))
+    return min(bound, plain + scale * _largest_laplace(d)) if draws == 1 else bound
 
 
 def _phase(phase: PhaseNoise) -> PhaseNoise:
-    """The phase, checked."""
+    """Return the phase after checking its fields."""
     if not isinstance(phase, PhaseNoise):
         raise InputError(f"phases must hold PhaseNoise or None, got {phase!r}")
     trees = integer("trees", phase.trees, at_least=1, at_most=MAX_TREES)
@@ -127,12 +131,14 @@ def _phase(phase: PhaseNoise) -> PhaseNoise:
     if batch % 2**trees:
         raise InputError(f"batch must be a multiple of 2^trees = {2**trees}, got {batch}")
     if len(phase.scales) != trees:
-        raise InputError(f"scales must be one a tree, {trees}, got {len(phase.scales)}")
+        raise InputError(
+            f"scales must hold one scale for each of the {trees} trees, got {len(phase.scales)}"
+        )
     return PhaseNoise(trees, batch, tuple(number("scale", s, at_least=0) for s in phase.scales))
 
 
 def _ranges(alpha: float, spread: float | None, loss_range: float | None) -> tuple[float, float]:
-    """Length of the gradients' intervals, and the most that L can exceed its minimum by."""
+    """Return the length of the gradients' intervals and the largest possible L(x) - min L."""
     most = 2.0 * alpha
     return (
         most if spread is None else number("spread", spread, at_least=0, at_most=most),
@@ -151,18 +157,37 @@ def phase_suboptimality(
     spread: float | None = None,
     loss_range: float | None = None,
 ) -> float:
-    """Upper bound on E[L(x) - min L] for the x that DP-FW ends a phase with. Proven.
+    """Return a proven upper bound on E[L(x) - min L] for the x at the end of a phase of DP-FW.
 
-    noise: "local" (each client adds Lap(scale) to each of its d scores, the server averages) or
-    "central" (the server adds one Lap(scale) to each average); scale 0 for no privacy. spread: the
-    length of an interval that holds a given coordinate of all gradients, at most the default 2
-    alpha. loss_range: what L exceeds its minimum by at most, at most the default 2 alpha.
+    Parameters
+    ----------
+    phase : PhaseNoise
+        Trees, batch size and noise scales; scale 0 means no privacy.
+    clients, experts : int
+        m and d.
+    lipschitz, smoothness : float
+        alpha and beta.
+    noise : {"local", "central"}
+        "local": each client adds Lap(scale) to each of its d scores and the server averages.
+        "central": the server adds one Lap(scale) to each average.
+    spread : float, optional
+        Length of an interval that holds a coordinate of all gradients; at most 2 alpha, the
+        default.
+    loss_range : float, optional
+        Largest value of L(x) - min L; at most 2 alpha, the default.
 
-    Holds from any starting point that is independent of the phase's losses: x at the start comes
-    from the phases before, and the losses used are those of the last phase, whose decision they did
-    not influence. These must be i.i.d. over rounds and independent over clients (whose
-    distributions may then differ), and each is used at one vertex only. Smoothness adds less than
-    8 beta/(K + 1), K = 2^(T_1 + 1) - 2 the leaves.
+    Returns
+    -------
+    float
+
+    Notes
+    -----
+    The bound holds for any starting point that is independent of the losses that the phase uses.
+    The algorithm satisfies this: the starting point comes from earlier phases, and the losses are
+    those of the previous phase, which did not influence its decision. Losses must be i.i.d. over
+    rounds and independent over clients (distributions may differ between clients), and each loss is
+    used at one vertex only. Smoothness adds less than 8 beta/(K + 1), where K = 2^(T_1 + 1) - 2 is
+    the number of leaves.
     """
     trees, batch, scales = _phase(phase)
     m, d = check_clients(clients), check_experts(experts)
@@ -175,22 +200,22 @@ def phase_suboptimality(
     return min(most, _suboptimality(PhaseNoise(trees, batch, scales), m, d, beta, spread, local))
 
 
-@lru_cache(maxsize=1024)  # a curve asks for the same phases at each of its rounds
+@lru_cache(maxsize=1024)  # a curve needs the same phases at each of its rounds
 def _suboptimality(
     phase: PhaseNoise, m: int, d: int, beta: float, spread: float, local: bool
 ) -> float:
-    """`phase_suboptimality` of checked arguments."""
+    """Compute `phase_suboptimality` for checked arguments."""
     trees, batch, scales = phase
     leaves = 2.0 ** (trees + 1) - 2.0
     total = 8.0 * beta * (leaves + 1.0 - _harmonic(leaves + 1.0)) / (leaves * (leaves + 1.0))
     for tree, scale in enumerate(scales, start=1):
         squares = _squared_errors(tree, beta, spread)
         weights = np.arange(len(squares)) + (2.0**tree - 1.0)
-        share = 2.0 * float(weights.sum()) / (leaves * (leaves + 1.0))
-        # Concave in the variance, so the mean variance bounds the mean over leaves (Jensen).
-        mean = float(np.average(squares, weights=weights)) / batch / m
-        draws, part = (m, scale / m) if local else (1, scale)
-        total += share * _largest_error(mean, draws, part, d)
+        tree_weight = 2.0 * float(weights.sum()) / (leaves * (leaves + 1.0))
+        # `_largest_error` is concave in the variance: the mean variance bounds the mean (Jensen).
+        mean_variance = float(np.average(squares, weights=weights)) / batch / m
+        draws, laplace_scale = (m, scale / m) if local else (1, scale)
+        total += tree_weight * _largest_error(mean_variance, draws, laplace_scale, d)
     return total
 
 
@@ -206,15 +231,18 @@ def stoch_regret(
     spread: float | None = None,
     loss_range: float | None = None,
 ) -> float:
-    """Upper bound on the expected regret of Fed-DP-OPE-Stoch, explicit. Proven.
+    """Return a proven upper bound on the expected regret of Fed-DP-OPE-Stoch for one client.
 
-    phases: one a phase p = 1, 2, ... of the horizon, of 2^(p-1) rounds (the last one cut off); None
-    keeps x and with it the bound of the phase before, loss_range at first. The first is None, as it
-    has no losses to learn from. A phase needs b (T_1 + T_1 (T_1 + 1)/4) <= 2^(p-2), the losses of
-    the last one, each used once. Regret is against the least expected loss, E[sum_t L(x_t)] - T
-    min L, as the paper's proof has it; its definition takes the best expert of the losses that
-    came, at most sqrt(T ln(d)/(2 m)) more for losses in [0, 1]. Other arguments as in
-    `phase_suboptimality`.
+    ``phases`` has one entry for each phase p = 1, 2, ... of the horizon. Phase p has 2^(p-1)
+    rounds; the horizon may cut off the last phase. An entry of None means that the phase does not
+    change x, so the previous phase's bound (at first ``loss_range``) still applies. The first entry
+    is None, because no losses are known yet. A phase needs b (T_1 + T_1 (T_1 + 1)/4) <= 2^(p-2),
+    because it uses each loss of the previous phase at most once. `phase_suboptimality` describes
+    the other arguments.
+
+    Regret is E[sum_t L(x_t)] - T min L, relative to the least expected loss, as in the paper's
+    proof. The paper's definition compares with the best expert in hindsight; that regret is larger
+    by at most sqrt(T ln(d)/(2 m)) for losses in [0, 1].
     """
     t = check_horizon(horizon)
     check_clients(clients), check_experts(experts)
@@ -261,15 +289,15 @@ def theorem_2_2(
     smoothness: float,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 2.2 (C.5 once more), the printed order of Fed-DP-OPE-Stoch's regret; not a bound.
+    """Return the printed order of Theorem 2.2 (repeated as C.5) for one client; not a valid bound.
 
-    (alpha + beta) ln T sqrt(T ln(d)/m) + sqrt(alpha beta T) ln T ln d/(m^(1/4) sqrt(epsilon)). It
-    cannot hold for small beta: at beta = 0 epsilon is gone, while `lower_bounds.hidden_expert`,
-    whose losses are linear and constant in time, costs any private algorithm about ln(d)/(m
-    epsilon). The proof's T_1 = log2(b epsilon beta sqrt(m)/(alpha ln d))/2 must be 1 or more, which
-    no phase reaches for T epsilon beta sqrt(m) < 8 (log2(T) - 1)^2 alpha ln d or so; the least tree
-    alone adds alpha ln(T)^3 ln(d)/(sqrt(m) epsilon). The noise is short too: see `stoch_regret` for
-    what holds.
+    The order is (alpha + beta) ln T sqrt(T ln(d)/m) + sqrt(alpha beta T) ln T ln d/(m^(1/4)
+    sqrt(epsilon)). It cannot hold for small beta: at beta = 0 it does not depend on epsilon, while
+    `lower_bounds.hidden_expert`, whose losses are linear and constant in time, costs any private
+    algorithm about ln(d)/(m epsilon). The proof's T_1 = log2(b epsilon beta sqrt(m)/(alpha ln d))/2
+    must be at least 1. No phase reaches this if T epsilon beta sqrt(m) is below about 8 (log2(T) -
+    1)^2 alpha ln d; the smallest tree alone adds alpha ln(T)^3 ln(d)/(sqrt(m) epsilon). The printed
+    noise is also too small. `stoch_regret` is the proven bound.
     """
     t, m, d = (
         check_horizon(horizon),
@@ -292,11 +320,11 @@ def corollary_2_3(
     lipschitz: float,
     constant: float = 1.0,
 ) -> float:
-    """Corollary 2.3, the printed order for beta = O(1/(T epsilon)); not a bound.
+    """Return the printed order of Corollary 2.3 for beta = O(1/(T epsilon)); not a valid bound.
 
-    alpha ln T sqrt(T ln(d)/m) + sqrt(alpha) ln T ln d/(m^(1/4) epsilon). For such a beta the
-    printed T_1 is below 1 unless sqrt(m) exceeds about 8 log2(T)^2 alpha ln d, so that the
-    algorithm never updates; Table 1 prints sqrt(m) epsilon in the second term.
+    The order is alpha ln T sqrt(T ln(d)/m) + sqrt(alpha) ln T ln d/(m^(1/4) epsilon). For such a
+    beta, the printed T_1 is below 1 and the algorithm never updates, unless sqrt(m) exceeds about
+    8 log2(T)^2 alpha ln d. Table 1 prints sqrt(m) epsilon in the second term.
     """
     t, m, d = (
         check_horizon(horizon),

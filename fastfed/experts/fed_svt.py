@@ -1,21 +1,25 @@
 """Fed-SVT (gao-2024, Algorithms 4 and 5): one expert for all clients, switched by sparse vector.
 
+The server follows one expert. In every exchange a noisy test (the sparse vector technique) checks
+whether the expert has lost more than a threshold L since it was chosen; if so, the exponential
+mechanism draws a new expert, at most kappa times.
+
 Deviations from the paper, and why:
 
-- The query is compared with L plus the threshold's noise; as printed it is compared with L, the
-  threshold's noise is never used, and the sparse vector technique has no proof.
-- Each expert is scored by what it has lost itself; as printed by what the chosen ones have, which
-  is the same for all, so that the new expert is a uniformly random one.
-- tau starts at 1, and for N = 1 the first exchange is before round 2: before, nothing is known.
-- ``calibration = "exact"``: a replaced loss moves all later queries alike, so that Lap(2/eps) on
-  threshold and query costs eps/2 (the printed 4/eps and 8/eps cost eps/4), and eta is the largest
-  that the composition of bounded-range mechanisms allows. The printed eta for delta > 0 does not
-  follow from the printed proof; the certificate gives its exact epsilon.
-- ``switches = "proven"``: kappa of our own proof (``bounds.switching_budget``), about a seventh
-  of the printed 3 ceil(log2 d) + 24 ln(1/rho), and with it a larger eta.
-- ``threshold = "proven"``: L with the least margin for the noise that is really drawn
-  (``bounds.noise_margin``) where the paper has 8 ln(2 T^2/(N^2 rho))/eps.
-- All clients send in every exchange, also once kappa is spent, as in the paper.
+- The noisy query is compared with L plus the threshold's noise. As printed, it is compared with L
+  and the threshold's noise is never used; then the privacy proof of sparse vector does not apply.
+- Each expert is scored by its own losses. As printed, it is scored by the losses of the chosen
+  experts, which is the same number for all, so the new expert would be uniformly random.
+- tau starts at 1, and for N = 1 the first exchange is before round 2: no losses are known earlier.
+- ``calibration = "exact"``: replacing a loss changes all later queries by the same amount, so
+  Lap(2/eps) on threshold and query costs eps/2 (the printed 4/eps and 8/eps cost eps/4). eta is
+  the largest that the composition of bounded-range mechanisms allows. The printed eta for delta > 0
+  does not follow from the printed proof; the certificate gives its exact epsilon.
+- ``switches = "proven"``: kappa from the proof in ``bounds.switching_budget``, about a seventh of
+  the printed 3 ceil(log2 d) + 24 ln(1/rho). A smaller kappa allows a larger eta.
+- ``threshold = "proven"``: L with the smallest proven margin for the noise actually drawn
+  (``bounds.noise_margin``). The paper's margin is 8 ln(2 T^2/(N^2 rho))/eps.
+- As in the paper, all clients send in every exchange, even after all kappa switches are used.
 """
 
 from __future__ import annotations
@@ -75,11 +79,11 @@ class SparseVectorPlan(SumsPlan):
     Parameters
     ----------
     noise : SparseSwitching
-        The calibrated mechanism: switches, scales of its Laplace noise, and eta.
+        The calibrated mechanism: number of switches, scales of its Laplace noise, and eta.
     threshold : float
-        L, of the sum of all clients' losses.
+        L, in units of the loss summed over clients.
     floor : float
-        m L*: losses below it count as it.
+        m L*. Cumulative losses are raised to at least this value before an expert is drawn.
     """
 
     noise: SparseSwitching
@@ -87,67 +91,81 @@ class SparseVectorPlan(SumsPlan):
     floor: float
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Make the server: with exact comparisons where the noise source is exact."""
+        """Return the server's state, with exact comparisons if the noise source is exact."""
         return ExactSparseVector(self, noise) if is_exact(noise) else SparseVector(self, noise)
 
 
 @released.register
 def _(plan: SparseVectorPlan) -> tuple[PrivacyEvent, ...]:
-    """Everything released: the switches."""
+    """Return the released events: the switches of the expert."""
     return choices_of(plan, plan.noise, SPARSE_SWITCHING)
 
 
 class SparseVector(SeldomChooser):
-    """Server of Fed-SVT; ``switches`` is k of the paper."""
+    """State of the Fed-SVT server; ``switches`` is the paper's k."""
 
     plan: SparseVectorPlan
 
-    #: What exchanges change, for snapshots of simulations.
+    #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("_release", "_expert", "_total", "_before", "_limit", "switches")
 
     def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
         super().__init__(plan, noise)
-        self._before = 0.0  # the loss of the expert when it was chosen
+        self._before = 0.0  # cumulative loss of the current expert when it was chosen
         self._limit = self._threshold(0)
         self._drawn = {}
 
     def _threshold(self, switches: int) -> Any:
-        """L plus noise, drawn anew for every expert."""
-        drawn = standard_laplace(self._draw(THRESHOLD, switches + 1))
-        return self.plan.threshold + self.plan.noise.threshold_scale * drawn
+        """Return L plus fresh Laplace noise, drawn once for each chosen expert."""
+        laplace = standard_laplace(self._draw(THRESHOLD, switches + 1))
+        return self.plan.threshold + self.plan.noise.threshold_scale * laplace
 
     def _above(self, query: float, release: int) -> bool:
-        """True if the query with its noise exceeds the threshold with its own."""
-        drawn = standard_laplace(self._draw(QUERY, release))
-        return bool(query + self.plan.noise.query_scale * drawn > self._limit)
+        """Return True if the noisy query exceeds the noisy threshold."""
+        laplace = standard_laplace(self._draw(QUERY, release))
+        return bool(query + self.plan.noise.query_scale * laplace > self._limit)
 
     def begin(self, expert: int) -> None:
-        """Begin with an expert that does not depend on losses, in place of `start`."""
+        """Start with the given expert in place of `start`; it must not depend on losses."""
         self._expert = expert
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Keep the expert or switch, from the sums (d,) of all clients' losses."""
+        """Keep the expert or draw a new one, given the sums (d,) of all clients' new losses."""
         plan, release = self.plan, self._release + 1
-        lost = self._total + total
-        expert, before, limit, switches = self._expert, self._before, self._limit, self.switches
-        if switches < plan.noise.switches and self._above(lost[expert] - before, release):
-            expert = self._choose(np.maximum(lost, plan.floor), release)
+        cumulative = self._total + total
+        expert, loss_when_chosen, limit, switches = (
+            self._expert,
+            self._before,
+            self._limit,
+            self.switches,
+        )
+        if switches < plan.noise.switches and self._above(
+            cumulative[expert] - loss_when_chosen, release
+        ):
+            expert = self._choose(np.maximum(cumulative, plan.floor), release)
             limit = self._threshold(switches + 1)
-            before, switches = float(lost[expert]), switches + 1
+            loss_when_chosen, switches = float(cumulative[expert]), switches + 1
         choice = ExpertChoice(release, expert)
-        # Everything is computed: from here on nothing can fail.
-        self._total, self._release, self._drawn = lost, release, {}
-        self._expert, self._before, self._limit, self.switches = expert, before, limit, switches
+        # State changes only after the last step that can fail: a failed call can be repeated.
+        self._total, self._release, self._drawn = cumulative, release, {}
+        self._expert, self._before, self._limit, self.switches = (
+            expert,
+            loss_when_chosen,
+            limit,
+            switches,
+        )
         return choice
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """The experts (n,) of n >= 1 stretches of rounds, an exchange before the last; noise is
-        that of `SeededNoise`."""
-        (sums, unit, asks, lost), noise, plan = stretches, self.noise, self.plan
+        """Return the experts (n,) chosen in n >= 1 stretches of rounds.
+
+        The last stretch must begin with an exchange, and the noise must be a `SeededNoise`.
+        """
+        (sums, unit, has_exchange, cumulative), noise, plan = stretches, self.noise, self.plan
         assert type(noise) is SeededNoise
-        chosen, at, decided = np.empty(len(asks), np.int64), 0, False
-        while at < len(asks):
-            at, self._release = kernels.sparse(
+        chosen, position, decided = np.empty(len(has_exchange), np.int64), 0, False
+        while position < len(has_exchange):
+            position, self._release = kernels.sparse(
                 noise.seed,
                 noise.replicate,
                 self._expert,
@@ -158,45 +176,45 @@ class SparseVector(SeldomChooser):
                 self._limit,
                 plan.noise.query_scale,
                 sums,
-                asks,
-                at,
+                has_exchange,
+                position,
                 decided,
-                lost,
+                cumulative,
                 chosen,
             )
-            if decided := at < len(asks):
-                total = unit * lost
+            if decided := position < len(has_exchange):
+                total = unit * cumulative
                 self._release += 1
                 self._expert = self._choose(np.maximum(total, plan.floor), self._release)
                 self.switches += 1
                 self._limit = self._threshold(self.switches)
                 self._before, self._drawn = float(total[self._expert]), {}
-        self._total = unit * lost
+        self._total = unit * cumulative
         return chosen
 
 
 class ExactSparseVector(ExactChooser, SparseVector):
-    """Server of Fed-SVT with decisions as for real numbers."""
+    """State of the Fed-SVT server whose decisions equal those of real arithmetic."""
 
     def _source(self, purpose: int, number: int) -> Any:
-        """Draw ideally: uniforms of choices, and Laplace noise of comparisons."""
+        """Draw exactly: uniforms for choices, Laplace noise for comparisons."""
         if purpose == CHOICE:
             return super()._source(purpose, number)
         return self.noise.ideal_draws(purpose, number, 1)
 
     def _threshold(self, switches: int) -> Any:
-        """The draw of the threshold's noise, which `exact.above` adds."""
+        """Return the Laplace draw for the threshold; `exact.above` adds it."""
         return self._draw(THRESHOLD, switches + 1)
 
     def _above(self, query: float, release: int) -> bool:
-        """True if the query with its noise exceeds the threshold with its own."""
-        noise, larger = self.plan.noise, self._moved
+        """Return True if the noisy query exceeds the noisy threshold."""
+        noise, sensitivity = self.plan.noise, self._moved
         return exact.above(
             float(query),
-            noise.query_scale * larger,
+            noise.query_scale * sensitivity,
             self._draw(QUERY, release),
             self.plan.threshold,
-            noise.threshold_scale * larger,
+            noise.threshold_scale * sensitivity,
             self._limit,
         )
 
@@ -213,22 +231,22 @@ class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     epsilon : float
-        Budget of one record, in [1e-9, 1e6].
+        Privacy budget for one record, in [1e-9, 1e6].
     delta : float, default 0
-        Budget of one record, in [0, 1).
+        Privacy budget for one record, in [0, 1).
     phase_length : int, default 1
-        N, rounds between two exchanges.
+        N, the number of rounds between two exchanges.
     optimal_loss : float, optional
-        L* >= 0: the best expert loses at most so much at any client; by default the losses'
-        guarantee.
+        L* >= 0, an upper bound on the best expert's loss at any client. By default the bound that
+        the losses guarantee.
     failure_probability : float, default 0.05
-        rho, in [1e-12, 0.5).
+        rho, the probability that the regret bound fails, in [1e-12, 0.5).
     calibration : str, default "exact"
         The rule that chooses the noise, one of ``CALIBRATIONS``.
     switches : int, "proven" or "printed"
-        kappa.
+        kappa, the largest number of switches.
     threshold : float, "proven" or "printed"
-        L, of the sum of all clients' losses.
+        L, in units of the loss summed over clients.
     """
 
     epsilon: float
@@ -261,7 +279,7 @@ class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(config: SvtConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one fed-svt curve."""
+    """Return the plan, certificate and bounds of one fed-svt curve."""
     check_linear("fed-svt", problem)
     length = check_phase_length(config.phase_length, problem)
     best = config.optimal_loss if config.optimal_loss is not None else problem.optimal_loss
@@ -290,7 +308,7 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
 
 
 def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
-    """kappa: as given, proven or printed."""
+    """Return kappa: the configured number, or the proven or printed formula."""
     from fastfed.experts import fed_svt_bounds as bounds
 
     if not isinstance(config.switches, str):
@@ -303,7 +321,7 @@ def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
 def threshold(
     config: SvtConfig, problem: ProblemSpec, noise: SparseSwitching, best: float
 ) -> float:
-    """L: as given, proven or printed."""
+    """Return L: the configured number, or the proven or printed formula."""
     from fastfed.experts import fed_svt_bounds as bounds
 
     if not isinstance(config.threshold, str):
@@ -326,20 +344,24 @@ def threshold(
 def bound_curves(
     config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
-    """Bounds of group regret at rounds (C,): the proven one, and Theorem 2.6 with 1 for O."""
+    """Return a function from rounds (C,) to bounds on group regret.
+
+    The function returns lists of C values by name: the proven bound (if it applies), the order of
+    Theorem 2.6 with constant 1, and the lower bounds.
+    """
     from fastfed.experts import fed_svt_bounds as bounds
 
     m, noise = plan.silos, plan.noise
-    # Three events fail with probability rho/3 each, if kappa and L are those of the proof and the
-    # losses themselves guarantee L*.
-    promised = problem.optimal_loss is not None and best >= problem.optimal_loss
-    proven = promised and config.switches == config.threshold == PROVEN
+    # The proof excludes three events, each of probability at most rho/3. It needs kappa and L from
+    # the proof, and losses that guarantee L*.
+    best_guaranteed = problem.optimal_loss is not None and best >= problem.optimal_loss
+    proven = best_guaranteed and config.switches == config.threshold == PROVEN
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
-        """Bounds at rounds (C,), by name."""
-        found = {}
+        """Return the bounds at rounds (C,), by name."""
+        curves = {}
         if proven:
-            most = bounds.svt_regret(
+            proven_bound = bounds.svt_regret(
                 plan.horizon,
                 m,
                 phase_length=plan.phase_length,
@@ -349,7 +371,7 @@ def bound_curves(
                 query_scale=noise.query_scale,
                 failure_probability=config.failure_probability / 3.0,
             )
-            found["proven"] = [m * min(float(t), most) for t in rounds]
+            curves["proven"] = [m * min(float(t), proven_bound) for t in rounds]
         printed = bounds.theorem_2_6(
             plan.horizon,
             m,
@@ -360,14 +382,14 @@ def bound_curves(
             optimal_loss=best,
             delta=config.delta or None,
         )
-        found["theorem-2-6"] = [m * min(float(t), printed) for t in rounds]
-        return {**found, **lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta)}
+        curves["theorem-2-6"] = [m * min(float(t), printed) for t in rounds]
+        return {**curves, **lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta)}
 
     return at
 
 
 def declared(config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float) -> Claim:
-    """The claim of the plan for one record, which may be behind several losses."""
+    """Return the plan's privacy claim for one record, which may affect several losses."""
     return Claim(
         budget=plan.noise.budget,
         source=plan.noise.source,
@@ -378,28 +400,30 @@ def declared(config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, be
 
 @account.register
 def _certificate(plan: SparseVectorPlan, problem: ProblemSpec) -> Certificate:
-    """The certificate for one record: a loss of one client in one round, or all it is behind."""
+    """Return the certificate for one record."""
     return certificate_of_choices(plan, problem, plan.noise, CHANCES)
 
 
 def _regret_caveats(
     config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> list[str]:
-    """Caveats about the regret."""
-    found = []
+    """Return caveats about the regret bound."""
+    regret_caveats = []
     if problem.optimal_loss is None:
-        found.append(f"that the best expert loses at most {best:g} at any client is a key's word")
+        regret_caveats.append(
+            f"that the best expert loses at most {best:g} at any client is a key's word"
+        )
     elif best < problem.optimal_loss:
-        found.append(
+        regret_caveats.append(
             f"the best expert may lose {problem.optimal_loss:g}, more than optimal_loss = {best:g}:"
             " privacy is not touched, the regret bound is"
         )
     if plan.threshold / problem.silos >= problem.horizon:
-        found.append(
+        regret_caveats.append(
             f"the threshold, {plan.threshold / problem.silos:.3g} a client, is beyond the horizon: "
             "the first expert is hardly ever changed"
         )
-    return found
+    return regret_caveats
 
 
 ALGORITHM = Algorithm(

@@ -1,7 +1,8 @@
-"""Bounds on the regret of Fed-SVT with a probability: gao-2024, Theorem 2.6, proven and as printed.
+"""High-probability bounds on the regret of Fed-SVT: gao-2024, Theorem 2.6, proven and as printed.
 
-Its switches (`switching_budget`), the noise of its comparisons (`noise_margin`), its `threshold`,
-and the regret that follows (`svt_regret`). Parameters as in `fastfed.experts.bounds`.
+The file bounds the number of switches (`switching_budget`) and the noise of comparisons
+(`noise_margin`), computes the `threshold`, and derives the regret (`svt_regret`).
+`fastfed.experts.bounds` describes the parameters.
 """
 
 from __future__ import annotations
@@ -25,40 +26,42 @@ from fastfed.experts.lower_bounds import (
 # ---- The number of switches ----------------------------------------------------------------------
 #
 # Losses are fixed in advance and at least 0. Let S_n(x) be the sum of all clients' losses before
-# decision n, M_n(x) = max(S_n(x), m L*), phi_n = sum_x e^(-eta M_n(x)/2). As some expert has S <= m
-# L* to the end, phi never falls below phi_0/d. An expert drawn at decision n is drawn with
-# probability e^(-eta M_n(x)/2)/phi_n (the uniform start is n = 0). Suppose that no switch is early:
-# each one ends a stretch of losses >= L - W = m L* + gap/eta, so that M grew by gap/eta since the
-# draw. Let Y = ln(phi_n/phi_N), N the first decision where M grew by so much. By the paper's step
+# decision n, M_n(x) = max(S_n(x), m L*), phi_n = sum_x e^(-eta M_n(x)/2). Some expert has S <= m L*
+# until the end, so phi never falls below phi_0/d. Expert x is drawn at decision n with probability
+# e^(-eta M_n(x)/2)/phi_n (the uniform start is n = 0). A stretch is the time from one switch to the
+# next. Suppose that no switch is early: the expert of each stretch loses at least L - W = m L* +
+# gap/eta in it, so that M grew by at least gap/eta since the draw. Let Y = ln(phi_n/phi_N), where N
+# is the first decision at which M has grown by gap/eta. By the paper's step
 # 1{a >= gap/eta} <= (1 - e^(-eta a/2))/(1 - e^(-gap/2)),
 #   P(Y <= y | all before the draw) <= (1 - e^-y)/(1 - e^(-gap/2)),
 # i.e. Y is, given the past, stochastically at least X, Exp(1) conditioned on X <= gap/2. The Y of
 # kappa + 1 switches sum to at most ln d. Hence P(more than kappa switches) <= P(some switch is
 # early) + P(X_1 + ... + X_{kappa+1} <= ln d) with independent X. Lemma D.2 uses the same step once
-# a halving of phi, with 2/3 for 1/(2(1 - e^-2)) = .58 and three switches a halving granted.
+# for each halving of phi, with 2/3 in place of 1/(2(1 - e^-2)) = .58 and three switches per
+# halving.
 
 _CELLS = 512  # grid cells of the distribution of X
 
 
 def _gap(gap: float) -> float:
-    """The gap, checked."""
+    """Return the gap after checking it."""
     return number("gap", gap, at_least=1, at_most=32)
 
 
 def _steps(d: int, gap: float) -> tuple[np.ndarray, int]:
-    """Distribution of X rounded down to a grid, and the number of its points <= ln d."""
+    """Return the distribution of X rounded down to a grid, and the count of points <= ln d."""
     width = gap / 2.0 / _CELLS
     distribution = np.exp(-width * np.arange(_CELLS)) * math.expm1(-width) / math.expm1(-gap / 2.0)
     return distribution, int(math.log(d) / width * (1.0 + 1e-12)) + 1
 
 
 def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
-    """Bound on the probability that Fed-SVT wants more than this many switches. Proven.
+    """Return a proven bound on the probability that Fed-SVT needs more than ``switches`` switches.
 
-    P(X_1 + ... + X_{kappa+1} <= ln d) of independent X, Exp(1) given X <= gap/2, each rounded down
-    by at most gap/1024. Holds for losses fixed in advance if none of the first kappa + 1 switches
-    is early (add `early_switch_failure`) and L - W >= m L* + gap/eta; gap in [1, 32], the paper's
-    is 4. O(kappa ln(d) 2^19/gap).
+    The bound is P(X_1 + ... + X_{kappa+1} <= ln d) for independent X, where X is Exp(1) conditioned
+    on X <= gap/2 and rounded down by at most gap/1024. It holds for losses fixed in advance if none
+    of the first kappa + 1 switches is early (add `early_switch_failure`) and if L - W >= m L* +
+    gap/eta. gap is in [1, 32]; the paper uses 4. The cost is O(kappa ln(d) 2^19/gap).
     """
     d, kappa = check_experts(experts), integer("switches", switches, at_least=0)
     if d == 1:
@@ -73,9 +76,10 @@ def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
 
 
 def switching_budget(experts: int, failure_probability: float, *, gap: float = 4.0) -> int:
-    """Least kappa with budget_failure(d, kappa) <= rho: about 1.46 ln d switches, and a few.
+    """Return the least kappa with budget_failure(d, kappa) <= rho, slightly above 1.46 ln d.
 
-    Proven under the same conditions; below `switching_budget_printed` for every d and rho.
+    It is proven under the conditions of `budget_failure`, and below `switching_budget_printed` for
+    every d and rho.
     """
     d, rho = check_experts(experts), check_failure(failure_probability)
     if d == 1:
@@ -88,11 +92,12 @@ def switching_budget(experts: int, failure_probability: float, *, gap: float = 4
 
 
 def switching_budget_printed(experts: int, failure_probability: float) -> int:
-    """The paper's kappa: 3 ceil(log2 d) + 24 ln(1/rho), rounded up.
+    """Return the paper's kappa: 3 ceil(log2 d) + 24 ln(1/rho), rounded up.
 
-    Its proof applies Lemma D.3 with k = 4 ln(1/rho), which that lemma allows from ceil(log2 d) on
-    only. It is enough all the same: s = ceil(log2 d) halvings take s - 1 switches plus s geometric
-    numbers of mean 1.37, and Chernoff's bound at 1/24 leaves less than rho.
+    The paper's proof applies Lemma D.3 with k = 4 ln(1/rho), but the lemma needs k >= ceil(log2 d).
+    This kappa is sufficient nevertheless: s = ceil(log2 d) halvings take s - 1 switches plus s
+    geometric numbers of mean 1.37, and Chernoff's bound at 1/24 gives a failure probability below
+    rho.
     """
     d, rho = check_experts(experts), check_failure(failure_probability)
     return math.ceil(3 * (d - 1).bit_length() - 24.0 * math.log(rho))
@@ -100,18 +105,19 @@ def switching_budget_printed(experts: int, failure_probability: float) -> int:
 
 # ---- The noise -----------------------------------------------------------------------------------
 #
-# Decision t keeps x iff q_t + gamma_t <= L + r, gamma_t ~ Lap(b) fresh, r ~ Lap(a) fresh after each
-# switch. Given the start of a stretch, x and all its q_t are fixed, and they do not fall.
-# Early: a switch with q <= L - W. The decisions with q <= L - W come first in a stretch; unless
-# there is an early switch, all k of them are made. So P(none in the stretch) >= E F(W + r)^k, F the
-# cdf of gamma, and the k of all stretches sum to at most n. E F^k is log-convex in k, so that equal
-# shares are the worst case: P(early) <= 1 - (E F(W + r)^(n/(kappa+1)))^(kappa+1).
-# Late: x is kept with q > L + W'. Then it was kept at the first such decision of its stretch, one
-# that is known when the stretch begins: P(late) <= 1 - (1 - P(r - gamma > W'))^(kappa+1).
+# Decision t keeps x iff q_t + gamma_t <= L + r. Each gamma_t ~ Lap(b) is fresh, and r ~ Lap(a) is
+# drawn after each switch. Given the start of a stretch, its expert x and all queries q_t are fixed,
+# and the q_t are nondecreasing. A switch is early if q <= L - W. The k decisions with q <= L - W
+# come first in a stretch, and all k of them are made unless a switch is early. So P(no early switch
+# in the stretch) >= E F(W + r)^k, where F is the cdf of gamma. The k of all stretches sum to at
+# most n. E F^k is log-convex in k, so equal k are the worst case: P(early) <= 1 - (E F(W +
+# r)^(n/(kappa+1)))^(kappa+1). A switch is late if x is kept with q > L + W'. Then x was kept at the
+# first such decision of its stretch, which is determined when the stretch begins: P(late) <= 1 - (1
+# - P(r - gamma > W'))^(kappa+1).
 
 
 def _scales(threshold_scale: float, query_scale: float) -> tuple[float, float]:
-    """Both Laplace scales, checked."""
+    """Return the two Laplace scales after checking them."""
     return (
         number("threshold_scale", threshold_scale, at_least=0),
         number("query_scale", query_scale, at_least=0),
@@ -119,7 +125,7 @@ def _scales(threshold_scale: float, query_scale: float) -> tuple[float, float]:
 
 
 def _tail(w: float, a: float, b: float) -> float:
-    """P(Lap(a) - Lap(b) > w), w >= 0: symmetric in a and b, and exact also for a = b."""
+    """Return P(Lap(a) - Lap(b) > w) for w >= 0; the formula is stable for a close to b."""
     low, high = min(a, b), max(a, b)
     if high == 0.0:
         return 0.0
@@ -132,22 +138,22 @@ def _tail(w: float, a: float, b: float) -> float:
 
 
 def _some_above(w: float, k: float, a: float, b: float) -> float:
-    """P(r + w < the largest of k draws of Lap(b)), r ~ Lap(a), w > 0; k >= 1 need not be whole."""
+    """Return P(r + w < the largest of k draws of Lap(b)) for r ~ Lap(a), w > 0, real k >= 1."""
     if b == 0.0:  # r < -w
         return math.exp(-w / a) / 2.0
 
     def some(level: np.ndarray) -> np.ndarray:
-        """P(the largest draw exceeds ``level``)."""
+        """Return P(the largest draw exceeds ``level``)."""
         below = np.log1p(-0.5 * np.exp(-np.maximum(level, 0.0) / b))
         result: np.ndarray = -np.expm1(k * below)
         return result
 
     if a == 0.0:
         return float(some(np.array(w)))
-    # Below -w: E(1 - (e^(-a y/b)/2)^k) for y ~ Exp(1), in closed form.
-    under = math.exp(-w / a) / 2.0 * (1.0 - 0.5**k / (1.0 + a * k / b))
-    # Above: Gauss-Legendre on panels that double in width with the distance from 0, -w and where
-    # the largest draw lies; away from these the integrand falls exponentially.
+    # The part r < -w is E(1 - (e^(-a y/b)/2)^k) for y ~ Exp(1), in closed form.
+    part_below = math.exp(-w / a) / 2.0 * (1.0 - 0.5**k / (1.0 + a * k / b))
+    # The part r > -w: Gauss-Legendre quadrature. The integrand has kinks at 0 and -w and a bend
+    # where the largest draw is typical; panels double in width with the distance from these points.
     kinks = np.array([-w, min(0.0, b * math.log(max(k / 2.0, 1.0)) - w), 0.0])
     high = 45.0 * a
     start = min(a, b, w) / 2.0
@@ -155,32 +161,32 @@ def _some_above(w: float, k: float, a: float, b: float) -> float:
     edges = np.concatenate([kinks, *(kinks + s for s in steps), *(kinks - s for s in steps)])
     edges = np.unique(np.append(edges[(edges > -w) & (edges < high)], [-w, high]))
     u, weights = np.polynomial.legendre.leggauss(20)
-    half = np.diff(edges)[:, None] / 2.0
-    r = edges[:-1, None] + half * (1.0 + u)
-    over = half * weights * np.exp(-np.abs(r) / a) / (2.0 * a) * some(w + r)
-    return min(1.0, under + float(over.sum()))
+    half_widths = np.diff(edges)[:, None] / 2.0
+    r = edges[:-1, None] + half_widths * (1.0 + u)
+    weighted_values = half_widths * weights * np.exp(-np.abs(r) / a) / (2.0 * a) * some(w + r)
+    return min(1.0, part_below + float(weighted_values.sum()))
 
 
 def _stretches(decisions: int, switches: int) -> tuple[int, int]:
-    """Decisions n, checked, and the number of stretches, min(n, kappa + 1)."""
+    """Return the number of decisions n, checked, and of stretches, min(n, kappa + 1)."""
     n = integer("decisions", decisions, at_least=0)
     return n, min(n, integer("switches", switches, at_least=0) + 1)
 
 
 def _any_of(count: int, probability: float) -> float:
-    """1 - (1 - p)^count."""
+    """Return 1 - (1 - p)^count."""
     return 1.0 if probability >= 1.0 else -math.expm1(count * math.log1p(-probability))
 
 
 def _least(failure: Callable[[float], float], rho: float, scale: float) -> float:
-    """The least margin >= 0 at which a falling probability is rho."""
+    """Return the least margin >= 0 at which a decreasing failure probability is at most rho."""
     low, high = 0.0, scale
     while failure(high) > rho:
         low, high = high, 2.0 * high
     floor = math.log(rho)
 
     def excess(w: float) -> float:
-        """ln of the failure probability over rho."""
+        """Return ln(failure(w) / rho)."""
         return math.log(max(failure(w), 1e-320)) - floor
 
     if low == 0.0:
@@ -189,19 +195,19 @@ def _least(failure: Callable[[float], float], rho: float, scale: float) -> float
             return low
     if excess(high) >= 0.0:
         return high
-    found = float(brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-14))
-    return found * (1.0 + 1e-9)  # on the safe side of the root
+    root = float(brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-14))
+    return root * (1.0 + 1e-9)  # slightly above the root, where the probability is below rho
 
 
 def early_switch_failure(
     margin: float, decisions: int, switches: int, threshold_scale: float, query_scale: float
 ) -> float:
-    """Bound on the probability that any of the first kappa + 1 switches comes at q < L - W. Proven.
+    """Return a proven bound on P(one of the first kappa + 1 switches comes at q < L - W).
 
-    1 - (E F(W + r)^(n/K))^K, K = min(n, kappa + 1): r ~ Lap(threshold_scale), F the cdf of
-    Lap(query_scale). margin W >= 0; decisions n >= 0 in all (floor(T/N)). Attained by losses that
-    stay at L - W for n/K decisions and then jump, if that is whole. Losses must be at least 0, so
-    that queries do not fall.
+    The bound is 1 - (E F(W + r)^(n/K))^K, where K = min(n, kappa + 1), r ~ Lap(threshold_scale) and
+    F is the cdf of Lap(query_scale). ``margin`` is W >= 0, and ``decisions`` is the total number n
+    >= 0 (floor(T/N)). If n/K is an integer, losses that stay at L - W for n/K decisions and then
+    jump attain the bound. Losses must be nonnegative, so that queries are nondecreasing.
     """
     w = number("margin", margin, at_least=0)
     n, count = _stretches(decisions, switches)
@@ -218,7 +224,7 @@ def noise_margin(
     query_scale: float,
     failure_probability: float,
 ) -> float:
-    """The least W >= 0 with early_switch_failure(W, ...) <= rho, in units of loss. Proven."""
+    """Return the least W >= 0 with early_switch_failure(W, ...) <= rho, in units of loss."""
     n, _ = _stretches(decisions, switches)
     a, b = _scales(threshold_scale, query_scale)
     rho = check_failure(failure_probability)
@@ -230,9 +236,10 @@ def noise_margin(
 def noise_margin_printed(
     horizon: int, phase_length: int, epsilon: float, failure_probability: float
 ) -> float:
-    """The paper's W: 8 ln(2 T^2/(N^2 rho))/epsilon, phase_length N in 1..T.
+    """Return the paper's W: 8 ln(2 T^2/(N^2 rho))/epsilon, for phase_length N in 1..T.
 
-    For its scales 4/epsilon and 8/epsilon early switches then have probability below rho N/(3 T).
+    With the paper's noise scales 4/epsilon and 8/epsilon, P(early switch) is then below rho N/(3
+    T).
     """
     t = check_horizon(horizon)
     n = integer("phase_length", phase_length, at_least=1, at_most=t)
@@ -243,10 +250,10 @@ def noise_margin_printed(
 def late_switch_failure(
     margin: float, switches: int, threshold_scale: float, query_scale: float
 ) -> float:
-    """Bound on the probability that an expert is ever kept at q > L + W'. Proven.
+    """Return a proven bound on the probability that an expert is ever kept at q > L + W'.
 
-    1 - (1 - p)^(kappa + 1), p = P(Lap(a) - Lap(b) > W'), over kappa + 1 stretches and however many
-    decisions; margin W' >= 0.
+    The bound is 1 - (1 - p)^(kappa + 1) with p = P(Lap(a) - Lap(b) > W'). It holds over kappa + 1
+    stretches with any number of decisions. ``margin`` is W' >= 0.
     """
     w = number("margin", margin, at_least=0)
     kappa = integer("switches", switches, at_least=0)
@@ -256,10 +263,10 @@ def late_switch_failure(
 def threshold(
     clients: int, optimal_loss: float, eta: float, noise_margin: float, *, gap: float = 4.0
 ) -> float:
-    """L = m L* + W + gap/eta, in units of the sum of all clients' losses.
+    """Return L = m L* + W + gap/eta, in units of the loss summed over clients.
 
-    optimal_loss L* >= 0 a client: the best expert's sum over clients is at most m L*. eta > 0: the
-    exponential mechanism draws with weight e^(-eta s(x)/2). The paper has gap = 4.
+    The best expert's loss, summed over clients, is at most m L*, where L* = ``optimal_loss`` >= 0.
+    The exponential mechanism draws with weights e^(-eta s(x)/2), eta > 0. The paper has gap = 4.
     """
     m, best = check_clients(clients), number("optimal_loss", optimal_loss, at_least=0)
     margin = number("noise_margin", noise_margin, at_least=0)
@@ -277,14 +284,15 @@ def svt_regret(
     query_scale: float,
     failure_probability: float,
 ) -> float:
-    """Upper bound on the regret, and on the whole loss, of Fed-SVT a client, explicit. Proven.
+    """Return a proven upper bound on one client's total loss, hence regret, under Fed-SVT.
 
-    min(T, (kappa + 1)(L + W' + m N)/m), W' the least with late_switch_failure(W', ...) <= rho: a
-    stretch costs at most L + W' up to its last decision to keep, and m N after it. Holds with
-    probability at least 1 - rho - P(more than kappa switches wanted). So with L of `threshold`,
-    W of `noise_margin` and kappa of `switching_budget`, each at rho/3 like this one, it holds with
-    probability at least 1 - rho, against losses in [0, 1] fixed in advance, for the algorithm as
-    its proof has it: q + gamma against the noisy threshold, all experts scored by their own sums.
+    The bound is min(T, (kappa + 1)(L + W' + m N)/m), where W' is the least with
+    late_switch_failure(W', ...) <= rho. A stretch costs at most L + W' up to its last decision to
+    keep the expert, and m N after it. The bound holds with probability at least 1 - rho - P(more
+    than kappa switches needed). So if W (`noise_margin`), kappa (`switching_budget`) and this bound
+    are each computed at rho/3, and L by `threshold`, it holds with probability at least 1 - rho.
+    Losses must be in [0, 1] and fixed in advance. The algorithm must be the corrected one: q +
+    gamma is compared with the noisy threshold, and every expert is scored by its own losses.
     """
     t, m = check_horizon(horizon), check_clients(clients)
     n = integer("phase_length", phase_length, at_least=1)
@@ -292,10 +300,10 @@ def svt_regret(
     kappa = integer("switches", switches, at_least=0)
     a, b = _scales(threshold_scale, query_scale)
     rho = check_failure(failure_probability)
-    late = 0.0
+    late_margin = 0.0
     if a > 0.0 or b > 0.0:
-        late = _least(lambda w: late_switch_failure(w, kappa, a, b), rho, a + b)
-    return min(float(t), (kappa + 1) * ((level + late) / m + n))
+        late_margin = _least(lambda w: late_switch_failure(w, kappa, a, b), rho, a + b)
+    return min(float(t), (kappa + 1) * ((level + late_margin) / m + n))
 
 
 def theorem_2_6(
@@ -310,13 +318,13 @@ def theorem_2_6(
     delta: float | None = None,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 2.6 (D.1 once more), the printed order of Fed-SVT's regret.
+    """Return the printed order of Fed-SVT's regret in Theorem 2.6 (repeated as D.1).
 
-    (A + ln(T^2/(N^2 rho)) ln(d/rho))/(m epsilon) + (N + L*) ln(d/rho), with A = ln(d)^2 under pure
-    privacy and ln(d)^1.5 ln(1/delta)^0.5 with a delta. With probability 1 - rho as stated, 1 -
-    O(rho) as proven. ln(d/rho) stands for kappa + 1, which as printed is up to 24 times as much.
-    The second A should have ln(d/rho): ln(1/rho)^1.5 ln(1/delta)^0.5 is nowhere else; and its eta
-    is too large for (epsilon, delta).
+    The order is (A + ln(T^2/(N^2 rho)) ln(d/rho))/(m epsilon) + (N + L*) ln(d/rho), where A is
+    ln(d)^2 under pure privacy and ln(d)^1.5 ln(1/delta)^0.5 with a delta. The paper states it with
+    probability 1 - rho and proves it with 1 - O(rho). ln(d/rho) stands for kappa + 1; the printed
+    kappa is up to 24 times larger. The second A should contain ln(d/rho), because no other term
+    covers ln(1/rho)^1.5 ln(1/delta)^0.5. The printed eta is too large for (epsilon, delta).
     """
     t, m, d = (
         check_horizon(horizon),

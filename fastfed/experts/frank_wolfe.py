@@ -1,9 +1,10 @@
-"""Fed-DP-OPE-Stoch: trees of DP-FW over disjoint sets of losses, and Frank-Wolfe steps on them.
+"""Private Frank-Wolfe (DP-FW) for Fed-DP-OPE-Stoch: trees over disjoint sets of losses.
 
-gao-2024, Algorithm 3 (after Asi et al. 2021): T1 binary trees of depth 1..T1, visited depth first.
-Between two leaves exactly one vertex is new to the right of its parent, so every leaf has one set
-of losses of its own: the root's b for a tree's first leaf, and b / 2^h for a leaf whose new right
-vertex is at depth h. A phase uses b (T1 + T1 (T1 + 1) / 4) losses of each client, none twice.
+A phase of gao-2024, Algorithm 3 (after Asi et al. 2021) walks through T1 binary trees of depth
+1..T1, depth first. Each leaf is one exchange and one Frank-Wolfe step. On the way from one leaf to
+the next, exactly one right child is new, so every leaf uses a new set of losses: the root's b
+losses for a tree's first leaf, and b / 2^h losses for a leaf whose new right child is at depth h.
+A phase uses b (T1 + T1 (T1 + 1) / 4) losses of each client, each loss once.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ from fastfed.privacy.mechanisms.vertex_sets import VertexNoise, vertex_sets
 
 # ---- Phases, trees and leaves --------------------------------------------------------------------
 
-#: Rules for b: "paper" as Theorem C.5 has it, rounded so that it exists; "largest" the most
-#: losses that a phase has for T1 trees.
+#: Rules for b: "paper" is the formula of Theorem C.5, rounded down to a power of two; "largest" is
+#: the largest power of two for which a phase has enough losses.
 BATCHES = ("paper", "largest")
 
 
 class Leaf(NamedTuple):
-    """One exchange of messages: the losses it uses, and the step of x after it.
+    """One leaf of a tree, which is one exchange: the losses it uses, and the step size of x.
 
     Attributes
     ----------
     tree : int
-        j, from 1.
+        j, the number of the tree, from 1.
     depth : int
-        h of the new right vertex; 0 for the tree's root.
+        h, the depth of the new right child; 0 for the root (the tree's first leaf).
     start, stop : int
-        Its losses start..stop - 1, in the client's order of samples.
+        The leaf uses losses start..stop - 1, in the random order that each client has drawn.
     step : float
-        eta = 2 / (k + 1).
+        eta = 2 / (k + 1) at the k-th leaf of the phase.
     """
 
     tree: int
@@ -75,18 +76,18 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase that learns, before its rounds 2^(p-1)..2^p - 1, from the rounds of the last.
+    """Phase p, which updates x before rounds 2^(p-1)..2^p - 1 from the previous phase's losses.
 
     Parameters
     ----------
     number : int
-        p >= 2.
+        p >= 2, the number of the phase.
     batch : int
-        b, losses at a tree's root.
+        b, the number of losses at a tree's root.
     scales : tuple of float
-        lambda_j, the Laplace scale of each client's scores, by tree; 0 for no noise.
+        lambda_j, the Laplace scale of each client's scores in tree j; 0 for no noise.
     offset : int, default 0
-        Exchanges before this phase.
+        The number of exchanges before this phase.
     """
 
     number: int
@@ -101,22 +102,22 @@ class Phase:
 
     @property
     def first(self) -> int:
-        """The first round that uses what the phase learned."""
+        """The first round that uses the decision of this phase."""
         return first_round(self.number)
 
     @property
     def samples(self) -> range:
-        """Rounds whose losses the phase learns from."""
+        """The rounds whose losses the phase uses: those of the previous phase."""
         return range(first_round(self.number - 1), self.first)
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Leaves in the order of the walk."""
+        """The leaves of all trees, in the order in which they are visited."""
         found: list[Leaf] = []
         at = 0
         for tree in range(1, self.trees + 1):
             for leaf in range(2**tree):
-                # The path to a leaf turns right for the last time at its lowest 1.
+                # The path to a leaf turns right last at the lowest 1 bit of the leaf's number.
                 depth = tree - (leaf & -leaf).bit_length() + 1 if leaf else 0
                 size = self.batch >> depth
                 found.append(Leaf(tree, depth, at, at + size, 2.0 / (len(found) + 2.0)))
@@ -125,55 +126,62 @@ class Phase:
 
     @property
     def used(self) -> int:
-        """Losses of each client that the phase uses."""
+        """The number of losses of each client that the phase uses."""
         return self.leaves[-1].stop
 
 
-#: Most trees of a phase: beyond, the steps of the last leaves are below 10^-6.
+#: The largest number of trees in a phase. More trees would make steps smaller than 10^-6.
 MAX_TREES = 20
 
 
 def first_round(phase: int) -> int:
-    """2^(p-1), the first round of phase p."""
+    """Return 2^(p-1), the first round of phase p."""
     return 1 << (phase - 1)
 
 
 def phases_of(horizon: int) -> int:
-    """P, the phases that start within so many rounds."""
+    """Return P, the number of phases that start within ``horizon`` rounds."""
     return horizon.bit_length()
 
 
 def needed(batch: int, trees: int) -> float:
-    """Losses that T1 trees of batch b use: b (T1 + T1 (T1 + 1) / 4)."""
+    """Return the number of losses that T1 trees of batch b use: b (T1 + T1 (T1 + 1) / 4)."""
     return batch * (trees + trees * (trees + 1) / 4.0)
 
 
 def max_trees(phase: int, batch: int, wanted: float) -> int:
-    """The largest T1 <= wanted that fits: 2^T1 divides b, and the last phase has enough losses."""
-    have = first_round(phase - 1)
-    most = math.floor(min(max(wanted, 0.0), MAX_TREES))
-    fits = (t for t in range(most, 0, -1) if batch % 2**t == 0 and needed(batch, t) <= have)
+    """Return the largest feasible T1 <= ``wanted``, or 0.
+
+    T1 is feasible if 2^T1 divides b and the previous phase has enough losses for T1 trees.
+    """
+    losses_available = first_round(phase - 1)
+    largest_wanted = math.floor(min(max(wanted, 0.0), MAX_TREES))
+    fits = (
+        t
+        for t in range(largest_wanted, 0, -1)
+        if batch % 2**t == 0 and needed(batch, t) <= losses_available
+    )
     return next(fits, 0)
 
 
 def theorem_trees(
     batch: int, gain: float, experts: int, epsilon: float, lipschitz: float, smoothness: float
 ) -> float:
-    """T1 of Theorem C.5: log2(b eps beta gain / (alpha ln d)) / 2; infinite without privacy.
+    """Return T1 of Theorem C.5: log2(b eps beta gain / (alpha ln d)) / 2; inf without privacy.
 
-    ``gain`` is the factor by which m clients reduce the noise of the mean scores: sqrt(m) where it
-    is local.
+    ``gain`` is the factor by which m clients reduce the noise of the mean scores: sqrt(m) for local
+    noise, m for central noise.
     """
     if math.isinf(epsilon):
         return math.inf
-    worth = batch * epsilon * smoothness * gain / (lipschitz * math.log(experts))
-    return 0.5 * math.log2(worth) if worth > 0.0 else -math.inf
+    ratio = batch * epsilon * smoothness * gain / (lipschitz * math.log(experts))
+    return 0.5 * math.log2(ratio) if ratio > 0.0 else -math.inf
 
 
 def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[int, int]:
-    """(b, T1) of a phase p >= 2; T1 = 0 where it keeps the last decision.
+    """Return (b, T1) of a phase p >= 2. T1 = 0 means that the phase does not change x.
 
-    ``trees_wanted`` gives the number of trees for a batch of b, before rounding.
+    ``trees_wanted`` maps a batch size b to the wanted number of trees, before rounding.
     """
     choice("batch", rule, BATCHES)
     if rule == "paper":
@@ -188,17 +196,18 @@ def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[
 
 
 class Bounds(NamedTuple):
-    """Bounds that clients clip gradients to, so that the noise suffices whatever the losses are.
+    """Bounds that clients clip gradients to, so that the noise suffices for any losses.
 
-    Every coordinate of a gradient is clipped to [low, high], and of a difference of two gradients
-    to what beta-smooth losses allow. Losses that keep their guarantees are not changed.
+    Every coordinate of a gradient is clipped to [low, high]. Differences of two gradients are
+    clipped to the largest value that beta-smooth losses allow. Clipping does not change losses that
+    satisfy their guarantees.
 
     Attributes
     ----------
     low, high : float
-        The interval.
+        The interval that holds every coordinate of a gradient.
     smoothness : float
-        beta.
+        beta, the Lipschitz constant of gradients.
     """
 
     low: float
@@ -211,23 +220,24 @@ class Bounds(NamedTuple):
         return self.high - self.low
 
     def most(self, x: np.ndarray, parent: np.ndarray) -> float:
-        """The bound on differences between gradients at x and at parent."""
+        """Return the bound on coordinates of the difference between gradients at x and parent."""
         return min(self.high - self.low, self.smoothness * float(np.abs(x - parent).sum()))
 
 
-#: Sums (r, d) of r clients' clipped gradients at x over their losses start..stop - 1, less those at
-#: the parent, if there is one, each difference clipped to [-most, most].
+#: Function (start, stop, x, parent, most) -> sums (r, d) of r clients' clipped gradients at x over
+#: losses start..stop - 1. With a parent, the sums are of differences between the gradients at x and
+#: at the parent, each clipped to [-most, most].
 Gradients = Callable[[int, int, np.ndarray, np.ndarray | None, float], np.ndarray]
 
 
 class Walk:
-    """Gradient estimates of some clients along the path to the current leaf, depth by depth.
+    """Gradient estimates of ``rows`` clients at each depth of the path to the current leaf.
 
-    With linear losses a right vertex has its parent's estimate, the root's: no other losses are
-    used, and one row serves all depths.
+    The gradient of a linear loss is constant. Every vertex of a tree then has the root's estimate,
+    no losses beyond the root's are used, and one entry serves all depths.
     """
 
-    #: What exchanges change, for snapshots of simulations.
+    #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("estimates", "points", "done")
 
     def __init__(
@@ -242,15 +252,15 @@ class Walk:
         self.phase, self._gradients = phase, gradients
         self._bounds, self._linear = bounds, linear
         depths = 1 if linear else phase.trees + 1
-        #: Estimates (depths, r, d) on the path, the points (depths, d) they are of, leaves walked.
+        #: Estimates (depths, r, d) on the path, their points (depths, d), leaves visited so far.
         self.estimates = np.zeros((depths, rows, experts))
         self.points = np.zeros((depths, experts))
         self.done = 0
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
-        """v of the next leaf, shape (r, d), at the current decision x (d,)."""
+        """Return v, the gradient estimates (r, d) of the next leaf, at the decision x (d,)."""
         if self.done == len(self.phase.leaves):
-            raise InputError(f"the phase has {self.done} leaves, asked for one more")
+            raise InputError(f"the phase has {self.done} leaves, and one more was requested")
         tree, h, start, stop, _ = self.phase.leaves[self.done]
         if h == 0:
             v = self._gradients(start, stop, x, None, 0.0) / (stop - start)
@@ -262,7 +272,7 @@ class Walk:
             v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, most) / (
                 stop - start
             )
-        # Left children below take over both.
+        # Left children below have the same point, and hence the same estimate.
         self.estimates[h : tree + 1] = v
         self.points[h : tree + 1] = x
         self.done += 1
@@ -289,89 +299,89 @@ class FrankWolfePlan(ExpertPlan):
     bounds: Bounds
 
     def gradient_memory(self) -> int:
-        """Bytes of gradients that a simulation of all clients keeps at once."""
+        """Return the bytes of gradients that a simulation of all clients holds at a time."""
         depths = 1 if self.linear else 1 + max((p.trees for p in self.phases), default=0)
         return 8 * (depths + 3) * self.silos * self.experts
 
     def walk(self, phase: Phase, rows: int, gradients: Gradients) -> Walk:
-        """The walk of ``rows`` clients through the trees of a phase."""
+        """Return a new walk of ``rows`` clients through the trees of a phase."""
         return Walk(phase, rows, self.experts, gradients, self.bounds, self.linear)
 
     @cached_property
     def _first_rounds(self) -> list[int]:
-        """The first round of each of these phases."""
+        """The first round of each phase in ``phases``."""
         return [phase.first for phase in self.phases]
 
     @cached_property
     def _exchanges(self) -> list[int]:
-        """Exchanges before each of these phases, and after the last."""
-        total, found = 0, [0]
+        """The number of exchanges before each phase in ``phases``, and after the last one."""
+        total, counts = 0, [0]
         for phase in self.phases:
             total += len(phase.leaves)
-            found.append(total)
-        return found
+            counts.append(total)
+        return counts
 
     @property
     def exchanges(self) -> int:
-        """The number of exchanges: all leaves."""
+        """Return the total number of exchanges, one for each leaf."""
         return self._exchanges[-1]
 
     def exchanges_before(self, round: int) -> int:
-        """Exchanges that must have been completed before a round."""
+        """Return the number of exchanges that must be completed before a round."""
         return self._exchanges[bisect_right(self._first_rounds, round)]
 
     def asking_rounds(self, last: int) -> np.ndarray:
-        """The rounds up to ``last`` before which messages are exchanged, ascending."""
+        """Return the rounds up to ``last`` that begin with an exchange, ascending."""
         return np.array([first for first in self._first_rounds if first <= last], np.int64)
 
     def phase_of(self, release: int) -> Phase:
-        """The phase that exchange 1, 2, ... belongs to."""
+        """Return the phase that exchange ``release`` = 1, 2, ... belongs to."""
         return self.phases[bisect_right(self._exchanges, release - 1) - 1]
 
     def step(self, release: int) -> float:
-        """eta of an exchange."""
+        """Return eta, the step size of exchange ``release``."""
         phase = self.phase_of(release)
         return phase.leaves[release - phase.offset - 1].step
 
     def scale(self, release: int) -> float:
-        """lambda of an exchange."""
+        """Return lambda, the noise scale of exchange ``release``."""
         phase = self.phase_of(release)
         return phase.scales[phase.leaves[release - phase.offset - 1].tree - 1]
 
     def unit(self, phase: Phase) -> float:
-        """The unit that clipped gradients are rounded to multiples of, where noise is exact.
+        """Return the unit to whose multiples clipped gradients are rounded if noise is exact.
 
-        Sums over clients and along a path are then exact: they stay below (1 + 2 T1) m b times the
-        bound on a coordinate, in units of 1/b.
+        Sums over clients and along a path are then exact in float64: they are multiples of unit / b
+        below (1 + 2 T1) m b times the bound on a coordinate.
         """
         most = max(abs(self.bounds.low), abs(self.bounds.high), self.bounds.high - self.bounds.low)
         terms = (1 + 2 * phase.trees) * self.silos * phase.batch
         return 2.0 ** math.ceil(math.log2(most)) * exact.quantum(terms)
 
     def inflation(self, phase: Phase) -> float:
-        """The factor on the noise that covers rounded gradients.
+        """Return the factor on the noise scale that covers the rounding of gradients.
 
-        Two rounded gradients move a leaf's scores by unit / n at most, n the losses of its set,
-        beside what one loss may. Moves of x are rounded too, each by 2^-52 of it: the distance of x
-        and its parent grows by as much for each.
+        At a leaf with n losses, rounding two gradients changes a score by at most unit / n, in
+        addition to the change from replacing one loss. Steps of x are rounded too, each by a
+        relative 2^-52, which increases the distance between x and its parent.
         """
         unit = self.unit(phase)
         width = self.bounds.high - self.bounds.low
         sets = vertex_sets(phase.batch, phase.trees, width, self.bounds.smoothness)
-        changes = [s.change * phase.batch / 2**s.depth for s in sets if s.change > 0.0]
-        return 1.0 + unit / min(changes) + (self.experts + len(phase.leaves)) * 2.0**-48
+        score_changes = [s.change * phase.batch / 2**s.depth for s in sets if s.change > 0.0]
+        return 1.0 + unit / min(score_changes) + (self.experts + len(phase.leaves)) * 2.0**-48
 
     def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
-        """x <- (1 - eta) x + eta e_w (gao-2024, Equation 2); x_1 is uniform."""
+        """Return (1 - eta) x + eta e_w (gao-2024, Equation 2), or the uniform x_1 at the start."""
         if x is None or choice.expert is None:
             return np.full(self.experts, 1.0 / self.experts)
         step = self.step(choice.release)
-        moved = (1.0 - step) * x
-        moved[choice.expert] += step
-        return moved
+        x_next = (1.0 - step) * x
+        x_next[choice.expert] += step
+        return x_next
 
     def memory(self) -> int:
-        """Bytes of gradients by depth, of those being added up, and of the losses' rounds."""
+        """Return the bytes of gradients at each depth, of current sums and of stored losses."""
         if not self.phases:
             return 0
         depths = 1 if self.linear else 1 + max(phase.trees for phase in self.phases)
@@ -379,27 +389,27 @@ class FrankWolfePlan(ExpertPlan):
         return 8 * self.silos * ((depths + 3) * self.experts + rounds)
 
     def sends_weights(self, release: int) -> bool:
-        """True at the start alone."""
+        """Return True for the start only."""
         return release == 0
 
     def bits_down(self, exchanges: int) -> float:
-        """An expert each time; all know the uniform start."""
+        """Return the bits of one expert in each exchange; the uniform start is not sent."""
         return 64.0 * self.silos * exchanges
 
     def collector(self, index: int, noise: NoiseSource) -> Collector:
-        """Make the state of a client."""
+        """Return the initial state of client ``index``."""
         return GradientCollector(self, index, noise)
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Make the state of the server."""
+        """Return the initial state of the server."""
         return NoisyLeast(self, noise)
 
 
 def check_phases(plan: FrankWolfePlan) -> None:
-    """Refuse phases that share losses, or whose exchanges are not counted one after the other.
+    """Raise InputError if two phases could use the same loss or have the same exchange number.
 
-    A loss is looked at in one set of one phase: numbers increase, and no phase uses more losses
-    than its rounds have. Raises InputError.
+    Each loss is used in one set of one phase: phase numbers increase, and no phase uses more losses
+    than the previous phase has rounds.
     """
     last, offset = 1, 0
     for phase in plan.phases:
@@ -424,7 +434,10 @@ def check_phases(plan: FrankWolfePlan) -> None:
 
 @released.register
 def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
-    """Decisions, and with local noise messages; first the one that the claim is about."""
+    """Return the released events: the decisions and, with local noise, the messages.
+
+    The event that the claim is about comes first.
+    """
     check_protocol(plan, LOCAL_SCORES, CENTRAL_SCORES, PLAIN_SCORES)
     check_phases(plan)
     if not plan.phases:
@@ -451,16 +464,16 @@ def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
         )
         for batch, scales in sorted(shapes)
     )
-    found: list[PrivacyEvent] = [per_record(VertexScores(noises=noises), claim)]
+    events: list[PrivacyEvent] = [per_record(VertexScores(noises=noises), claim)]
     if local:
-        found.append(per_record(VertexScores(noises=noises, protect="messages"), claim))
+        events.append(per_record(VertexScores(noises=noises, protect="messages"), claim))
     if claim.protect == "messages":
-        found.reverse()
-    return tuple(found)
+        events.reverse()
+    return tuple(events)
 
 
 class GradientCollector:
-    """State of one client: losses it may still use, and its place in the current trees."""
+    """State of one client: losses stored for the next phase, and the walk of the current phase."""
 
     def __init__(self, plan: FrankWolfePlan, index: int, noise: NoiseSource) -> None:
         self.plan, self.index, self.noise = plan, index, noise
@@ -474,12 +487,12 @@ class GradientCollector:
         self._next: Phase | None = next(self._waiting, None)
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
-        """Store the loss of a round that the next phase learns from."""
+        """Store the loss of a round if the next phase uses it."""
         if self._next is not None and round in self._next.samples:
             self._losses.append(loss)
 
     def _begin(self, phase: Phase) -> Walk:
-        """Start a phase: draw its losses, and forget the others."""
+        """Start a phase: sample the losses that it uses, and discard the others."""
         order = self.noise.sample(self.index, phase.number, len(phase.samples))
         self._taken = [self._losses[i] for i in order[: phase.used]]
         # The next phase uses other losses.
@@ -490,27 +503,29 @@ class GradientCollector:
     def _sum(
         self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
     ) -> np.ndarray:
-        """Sum of clipped gradients at x, or of their differences to those at the parent."""
+        """Return the sum (1, d) of clipped gradients at x, or of differences to the parent's."""
         total = np.zeros(self.plan.experts)
         unit = self.plan.unit(self._walk.phase) if self._ideal is not None and self._walk else None
         for loss in self._taken[start:stop]:
-            taken = self._clipped(loss, x)
+            gradient = self._clipped(loss, x)
             if parent is not None:
-                taken = np.clip(taken - self._clipped(loss, parent), -most, most)
-            aggregation.add(total, taken if unit is None else exact.quantise(taken, unit))
+                gradient = np.clip(gradient - self._clipped(loss, parent), -most, most)
+            aggregation.add(total, gradient if unit is None else exact.quantise(gradient, unit))
         return total[None]
 
     def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:
-        """The clipped gradient at x; checked, for it may come from a user's function."""
-        found = loss if isinstance(loss, np.ndarray) else array("gradient", loss(x), shape=x.shape)
-        return np.clip(found, self.plan.bounds.low, self.plan.bounds.high)
+        """Return the clipped gradient at x; a user function's result is checked first."""
+        raw_gradient = (
+            loss if isinstance(loss, np.ndarray) else array("gradient", loss(x), shape=x.shape)
+        )
+        return np.clip(raw_gradient, self.plan.bounds.low, self.plan.bounds.high)
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
-        """Noisy scores (d,) of the next leaf."""
+        """Return the scores (d,) of the next leaf, with noise if clients add it."""
         phase = self.plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:
             self._walk = self._begin(phase)
-        # Stored until the noise is drawn: a source that fails may be called again.
+        # Scores are stored until noise is drawn, so that a call can be repeated after a failure.
         if self._scores is None:
             (self._scores,) = self._walk.leaf(x)
         scores, plan = self._scores, self.plan
@@ -527,11 +542,11 @@ class GradientCollector:
 
 
 class NoisyLeast:
-    """State of the server: it chooses the expert of least mean score, with central noise if any."""
+    """State of the server, which chooses the expert of least (noisy) mean score."""
 
     events: dict[str, int] = {}  # noqa: RUF012
 
-    #: What exchanges change, for snapshots of simulations.
+    #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("_release",)
 
     def __init__(self, plan: FrankWolfePlan, noise: NoiseSource) -> None:
@@ -540,16 +555,16 @@ class NoisyLeast:
         self._drawn: Laplaces | None = None
 
     def start(self) -> ExpertChoice:
-        """The uniform weights."""
+        """Return uniform weights."""
         d = self.plan.experts
         return ExpertChoice(0, None, np.full(d, 1.0 / d))
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """The expert of least noisy mean score, from the sums (d,)."""
+        """Choose the expert of least (noisy) mean score, given the sums (d,) of all scores."""
         plan = self.plan
         release = self._release + 1
         if plan.protocol.noise_by == "server" and is_exact(self.noise):
-            # The least of the sums, as for real numbers: that of the means.
+            # The least sum belongs to the least mean; comparing sums avoids a rounded division.
             phase = plan.phase_of(release)
             unit = plan.unit(phase) / phase.batch
             exact.check_fixed(total, unit, "the sum of the reports")

@@ -1,13 +1,14 @@
-"""Limited updates (asi-2022), for losses of one distribution: a new expert at each power of two.
+"""Limited updates (asi-2022) for i.i.d. losses: draw a new expert at each power of two.
 
-Before round 2^i an expert is chosen from the losses of rounds 2^(i-1) .. 2^i - 1 alone, and played
-until the next one. Each loss is looked at once, so that every choice has the whole budget. Gao et
-al. (2024), Table 1, compare Fed-DP-OPE-Stoch with it. Deviations from the paper, and why:
+Before round 2^i the server draws an expert from the losses of rounds 2^(i-1) .. 2^i - 1 only, and
+all clients use it until round 2^(i+1). Each loss is used for one draw, so every draw can use the
+whole privacy budget. Gao et al. (2024), Table 1, compare Fed-DP-OPE-Stoch with this algorithm.
+Deviations from the paper, and why:
 
-- The paper has one client, and any private learner in a phase. Here losses are linear, the learner
-  is the exponential mechanism, and its losses are those of all m clients; ``silos = 1`` is the
-  paper's.
-- eta is epsilon at delta = 0, and otherwise the largest that one exponential mechanism allows.
+- The paper has one client and allows any private learner in a phase. Here losses are linear, the
+  learner is the exponential mechanism, and it uses the losses of all m clients. ``silos = 1`` gives
+  the paper's algorithm.
+- eta is epsilon for delta = 0, and otherwise the largest that one exponential mechanism allows.
 """
 
 from __future__ import annotations
@@ -72,30 +73,30 @@ class LimitedPlan(ExpertPlan):
 
     @property
     def exchanges(self) -> int:
-        """The number of exchanges."""
+        """Return the total number of exchanges."""
         return self.exchanges_before(self.horizon)
 
     def exchanges_before(self, round: int) -> int:
-        """Exchanges that must have been completed before a round."""
+        """Return the number of exchanges that must be completed before a round."""
         return max(min(round, self.horizon).bit_length() - 1, 0)
 
     def asking_rounds(self, last: int) -> np.ndarray:
-        """The rounds up to ``last`` before which messages are exchanged, ascending."""
+        """Return the rounds up to ``last`` that begin with an exchange, ascending."""
         return 2 ** np.arange(1, int(last).bit_length(), dtype=np.int64)
 
     def collector(self, index: int, noise: NoiseSource) -> Collector:
-        """Make the state of a client."""
+        """Return the initial state of client ``index``."""
         points = self.silos * self.horizon
         return SumCollector(self.experts, exact.quantum(points) if is_exact(noise) else None)
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Make the server: with exact decisions where the noise source is exact."""
+        """Return the server's state, with exact decisions if the noise source is exact."""
         return ExactLast(self, noise) if is_exact(noise) else Last(self, noise)
 
 
 @released.register
 def _(plan: LimitedPlan) -> tuple[PrivacyEvent, ...]:
-    """Everything released: the choices."""
+    """Return the released events: the choices of experts."""
     if plan.noise.choices != plan.exchanges:
         raise InputError(
             f"noise must be of {plan.exchanges} choices, one for each exchange, got "
@@ -105,9 +106,9 @@ def _(plan: LimitedPlan) -> tuple[PrivacyEvent, ...]:
 
 
 class Last(Chooser):
-    """Server that chooses from the losses since the last exchange alone."""
+    """State of a server that draws an expert from the losses since the last exchange only."""
 
-    #: What exchanges change, for snapshots of simulations.
+    #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("_release", "_expert", "switches")
 
     plan: LimitedPlan
@@ -118,54 +119,54 @@ class Last(Chooser):
         return self.plan.noise.mechanism
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Draw an expert, from the sums (d,) of all clients' losses since the last exchange."""
+        """Draw an expert, given the sums (d,) of all clients' losses since the last exchange."""
         release = self._release + 1
         expert = self._choose(total, release)
-        made = ExpertChoice(release, expert)
-        # Everything is computed: from here on nothing can fail.
+        choice_message = ExpertChoice(release, expert)
+        # State changes only after the last step that can fail: a failed call can be repeated.
         self.switches += expert != self._expert
         self._release, self._expert, self._drawn = release, expert, {}
-        return made
+        return choice_message
 
 
 class ExactLast(ExactChooser, Last):
-    """Server that chooses from the losses since the last exchange, as for real numbers."""
+    """State of the same server, with decisions that equal those of real arithmetic."""
 
 
 # ---- Bound ---------------------------------------------------------------------------------------
-# Let the losses of all clients and rounds be independent, of one distribution with means mu(x), and
-# n = m 2^(i-1) of them be looked at before round 2^i. With S their sums and P the
-# distribution of the chosen x, P minimises E_P S(x) + (2/eta) KL(P, uniform), so
+# Suppose that the losses of all clients and rounds are independent, of one distribution with means
+# mu(x). Before round 2^i the server uses n = m 2^(i-1) losses. Let S be their sums and P the
+# distribution of the chosen x. P minimises E_P S(x) + (2/eta) KL(P, uniform), so
 # E_P S(x) <= min S + 2 ln d / eta. And n mu(x) - S(x) <= max_x (n mu(x) - S(x)), whose mean is at
-# most sqrt(n ln d / 2), since summands
-# are in [0, 1] (Hoeffding's lemma, and the maximum of d sub-Gaussian numbers of variance n/4).
-# Together n (E mu(x) - min mu) <= 2 ln d / eta + sqrt(n ln d / 2). It is played in 2^i rounds by m
-# clients, which are 2 n losses.
+# most sqrt(n ln d / 2), since summands are in [0, 1] (Hoeffding's lemma, and the maximum of d
+# sub-Gaussian numbers of variance n/4).
+# Together n (E mu(x) - min mu) <= 2 ln d / eta + sqrt(n ln d / 2). The m clients use the expert for
+# 2^i rounds, that is for 2 n losses.
 
 
 def limited_regret(rounds: int, clients: int, experts: int, eta: float) -> float:
-    """Expected group pseudo-regret of limited updates after so many rounds, i.i.d. losses.
+    """Return the bound on expected group pseudo-regret of limited updates, for i.i.d. losses.
 
     Parameters
     ----------
     rounds, clients, experts : int
         T, m and d.
     eta : float
-        Of the exponential mechanism.
+        eta of the exponential mechanism.
 
     Returns
     -------
     float
     """
     log_d = math.log(experts)
-    found, first = float(clients), 2  # round 1
+    group_regret, first = float(clients), 2  # round 1
     while first <= rounds:
-        played = clients * (min(rounds, 2 * first - 1) - first + 1)
-        seen = clients * first // 2
-        each = (2.0 * log_d / eta + math.sqrt(seen * log_d / 2.0)) / seen
-        found += played * min(each, 1.0)
+        losses_in_phase = clients * (min(rounds, 2 * first - 1) - first + 1)
+        losses_used = clients * first // 2
+        bound_per_loss = (2.0 * log_d / eta + math.sqrt(losses_used * log_d / 2.0)) / losses_used
+        group_regret += losses_in_phase * min(bound_per_loss, 1.0)
         first *= 2
-    return found
+    return group_regret
 
 
 # ---- Config and system ---------------------------------------------------------------------------
@@ -177,9 +178,9 @@ class LimitedConfig(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     epsilon : float
-        Budget of one record, in [1e-9, 1e6].
+        Privacy budget for one record, in [1e-9, 1e6].
     delta : float, default 0
-        Budget of one record, in [0, 1).
+        Privacy budget for one record, in [0, 1).
     """
 
     epsilon: float
@@ -191,7 +192,7 @@ class LimitedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(config: LimitedConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one limited-updates curve."""
+    """Return the plan, certificate and bounds of one limited-updates curve."""
     check_linear("limited-updates", problem)
     budget = Budget(config.epsilon, config.delta, "replace", "user")
     noise = calibrate_choices(budget, choices=problem.horizon.bit_length() - 1)
@@ -217,22 +218,22 @@ def build(config: LimitedConfig, problem: ProblemSpec) -> System:
 def bound_curves(
     config: LimitedConfig, problem: ProblemSpec, plan: LimitedPlan
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
-    """Bounds of expected group regret at rounds (C,): the proven one, and lower ones."""
+    """Return a function from rounds (C,) to the proven and lower bounds on group regret."""
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
-        """Bounds at rounds (C,), by name."""
-        found = {}
+        """Return the bounds at rounds (C,), by name."""
+        curves = {}
         if problem.iid:
-            found["proven"] = [
+            curves["proven"] = [
                 limited_regret(int(t), plan.silos, plan.experts, plan.noise.eta) for t in rounds
             ]
-        return {**found, **lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta)}
+        return {**curves, **lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta)}
 
     return at
 
 
 def _regret_caveats(problem: ProblemSpec) -> list[str]:
-    """Caveats about the regret."""
+    """Return caveats about the regret bound."""
     if problem.iid:
         return []
     return [
@@ -243,7 +244,7 @@ def _regret_caveats(problem: ProblemSpec) -> list[str]:
 
 @account.register
 def _certificate(plan: LimitedPlan, problem: ProblemSpec) -> Certificate:
-    """The certificate for one record: a loss of one client in one round, or all it is behind."""
+    """Return the certificate for one record."""
     return certificate_of_choices(plan, problem, plan.noise, REAL_CHANCES)
 
 

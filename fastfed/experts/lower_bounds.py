@@ -1,7 +1,7 @@
-"""Lower bounds and Table 1 of gao-2024, and the argument checks that all its bounds share.
+"""Lower bounds and Table 1 of gao-2024, and argument checks shared by all bounds of the paper.
 
-`theorem_2_4` without privacy and `hidden_expert` with it are proven, with constants; the others are
-printed orders. Parameters as in `fastfed.experts.bounds`.
+`theorem_2_4` (without privacy) and `hidden_expert` (with privacy) are proven, with constants. The
+other functions return printed orders. `fastfed.experts.bounds` describes the parameters.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from fastfed.experts.plan import ExpertPlan, ProblemSpec
 
 
 def check_horizon(t: int) -> int:
-    """T, checked."""
+    """Return T after checking it."""
     return integer("horizon", t, at_least=1)
 
 
 def check_clients(m: int) -> int:
-    """m, checked."""
+    """Return m after checking it."""
     return integer("clients", m, at_least=1)
 
 
 def check_experts(d: int) -> int:
-    """d, checked."""
+    """Return d after checking it."""
     return integer("experts", d, at_least=1, at_most=2**53)
 
 
 def check_epsilon(value: float) -> float:
-    """epsilon, checked."""
+    """Return epsilon after checking it."""
     return number("epsilon", value, above=0)
 
 
 def check_failure(rho: float) -> float:
-    """rho, checked."""
+    """Return rho after checking it."""
     return number("failure_probability", rho, above=0, below=1)
 
 
 def check_constant(value: float) -> float:
-    """The hidden constant, checked."""
+    """Return the hidden constant after checking it."""
     return number("constant", value, above=0)
 
 
@@ -51,25 +51,26 @@ def check_constant(value: float) -> float:
 
 
 class HiddenExpert(NamedTuple):
-    """The adversary of `hidden_expert`: for so many rounds it charges all experts but one."""
+    """The adversary of `hidden_expert`: all experts but one lose 1 in the first rounds."""
 
     rounds: int
     regret: float
 
 
 def theorem_2_4(horizon: int, experts: int) -> float:
-    """Theorem 2.4 without privacy, lower bound on any algorithm: sqrt(T ln(d)/2), but exact.
+    """Return the exact value behind Theorem 2.4's sqrt(T ln(d)/2), without privacy.
 
-    T/2 - E min of d independent Bin(T, 1/2): the regret of every algorithm, in expectation, to fair
-    coins, equal at all clients, whatever m is. Some fixed losses then cost it as much. Relative
-    accuracy about 1e-9; horizon at most 2^40.
+    It is a lower bound for every algorithm: T/2 - E min of d independent Bin(T, 1/2) is the
+    expected regret of every algorithm when losses are fair coins, equal at all clients, for any m.
+    Hence some fixed losses cause at least this regret. Relative accuracy about 1e-9; the horizon is
+    at most 2^40.
     """
     t = integer("horizon", horizon, at_least=1, at_most=2**40)
     d = check_experts(experts)
     from scipy.special import betainc
 
-    # The largest is as far above T/2 as the least is below: sum P(max > k) - T/2, where P(max > k)
-    # differs from 1 or 0 by less than 1e-16 only within this many standard deviations.
+    # By symmetry, T/2 - E min = E max - T/2 = sum_k P(max > k) - T/2. Outside this range of k,
+    # P(max > k) differs from 1 or 0 by less than 1e-16.
     half = t // 2
     reach = min(half + 1, math.ceil(math.sqrt(t) * (math.sqrt(20.0 + math.log(d) / 2.0) + 1.0)))
     k = np.arange(half - reach, min(half + reach, t) + 1)
@@ -87,22 +88,22 @@ def theorem_2_4(horizon: int, experts: int) -> float:
 def theorem_2_4_private(
     horizon: int, experts: int, epsilon: float, *, constant: float = 1.0
 ) -> float:
-    """Theorem 2.4 with privacy, the printed order min(ln(d)/epsilon, T); not a bound for m > 1.
+    """Return the printed order min(ln(d)/epsilon, T) of Theorem 2.4; not a bound for m > 1.
 
-    It cannot hold for large m: Hedge on all clients' sums, one fresh draw a round at epsilon/T
-    each, is epsilon-DP and has regret sqrt(T ln(d)/2) once m >= sqrt(32 T ln d)/epsilon. The proof
-    gives all clients the same losses and then treats one round as one record; it is m of them, so
-    that group privacy leaves m epsilon for epsilon: `hidden_expert` is what is proven.
+    It cannot hold for large m: Hedge on the sums of all clients, with one draw in each round at
+    epsilon/T, is epsilon-DP and has regret sqrt(T ln(d)/2) if m >= sqrt(32 T ln d)/epsilon. The
+    proof gives all clients the same losses and treats one round as one record. A round is m
+    records, so group privacy replaces epsilon by m epsilon. `hidden_expert` is the proven bound.
     """
     t, d = check_horizon(horizon), check_experts(experts)
     return check_constant(constant) * min(math.log(d) / check_epsilon(epsilon), t)
 
 
 def theorem_2_7(clients: int, experts: int, epsilon: float, *, constant: float = 1.0) -> float:
-    """Theorem 2.7, the printed order ln(d)/(m epsilon) of a lower bound in the realizable case.
+    """Return Theorem 2.7's order ln(d)/(m epsilon) of a lower bound in the realizable case.
 
-    For epsilon <= 1 and delta <= epsilon/d. It needs T above it too. `hidden_expert` has a proof
-    and constants.
+    It is stated for epsilon <= 1 and delta <= epsilon/d, and also needs T above the returned value.
+    `hidden_expert` is a proven bound with constants.
     """
     m, d = check_clients(clients), check_experts(experts)
     return check_constant(constant) * math.log(d) / m / check_epsilon(epsilon)
@@ -111,31 +112,32 @@ def theorem_2_7(clients: int, experts: int, epsilon: float, *, constant: float =
 def hidden_expert(
     horizon: int, clients: int, experts: int, epsilon: float, *, delta: float = 0.0
 ) -> HiddenExpert:
-    """Lower bound on any (epsilon, delta)-DP algorithm, realizable or not, explicit. Proven.
+    """Return a proven lower bound on the regret of any (epsilon, delta)-DP algorithm.
 
-    The adversary draws an expert j uniformly beforehand. For the first `rounds` rounds all experts
-    but j cost 1 at every client and j costs 0; afterwards, and for j always, losses are 0. With
-    k = m (t - 1), q = e^(epsilon k) and c = delta/(e^epsilon - 1), expected regret is at least the
-    sum over its rounds of
+    It holds in the realizable case too. The adversary draws an expert j uniformly before the first
+    round. In the first `rounds` rounds, all experts but j lose 1 at every client. All other losses
+    are 0. With k = m (t - 1), q = e^(epsilon k) and c = delta/(e^epsilon - 1), expected regret is
+    at least the sum over rounds t = 1, ..., `rounds` of
 
     max(1 - q/d - c (q - 1), (1 - 1/d - c (q - 1))/q),
 
-    and `rounds` is the best choice: T for delta = 0. Then it is at least .36 min(ln(d)/(m
-    epsilon), T), and (ln(d - 1) - 1 + 3/d)/(m epsilon) for long T. The losses are constant in time
-    and linear, so that it bounds algorithms for stochastic losses as well. delta in [0, 1).
+    and `rounds` maximises the sum: it is T for delta = 0. Then the regret is at least .36
+    min(ln(d)/(m epsilon), T), and (ln(d - 1) - 1 + 3/d)/(m epsilon) for large T. The losses are
+    linear and constant over these rounds, so that the bound also applies to algorithms for
+    stochastic losses. delta is in [0, 1).
     """
-    # Let D be the same losses without j, all experts at 1. x_t depends on rounds before t only, in
-    # which D differs in m (t - 1) records, so that by group privacy, for p = P_j(x_it = j) and p_0
-    # = P_D(x_it = j): p <= q p_0 + c (q - 1) and 1 - p_0 <= q (1 - p) + c (q - 1). The p_0 of all
-    # j sum to at most 1, and the lesser of the two bounds on p is concave in p_0: the mean p is at
-    # most the bound at p_0 = 1/d. Summed over rounds and averaged over clients that is the regret.
+    # Let D be the losses in which all experts, j included, lose 1. x_t depends only on rounds
+    # before t, in which D differs in m (t - 1) records. So group privacy gives, for p = P_j(x_it =
+    # j) and p_0 = P_D(x_it = j): p <= q p_0 + c (q - 1) and 1 - p_0 <= q (1 - p) + c (q - 1). The
+    # p_0 of all j sum to at most 1, and the lesser of the two bounds on p is concave in p_0: the
+    # mean p is at most the bound at p_0 = 1/d. Sum 1 - p over rounds and average over clients.
     t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)
     x = m * check_epsilon(epsilon)
     c = number("delta", delta, at_least=0, below=1)
     c = c / math.expm1(epsilon) if epsilon < 700 else 0.0
     if d == 1:
         return HiddenExpert(t, 0.0)
-    # With y = q the first is the larger one up to y = A/(1/d + c), and the second > 0 to A/c.
+    # The first term is the larger for q up to A/(1/d + c); the second is positive for q up to A/c.
     a = 1.0 - 1.0 / d + c
     n1 = min(t, math.floor(math.log(max(a / (1.0 / d + c), 1.0)) / x) + 1)
     n2 = t
@@ -158,11 +160,11 @@ def lower_bound_curves(
     epsilon: float | None = None,
     delta: float = 0.0,
 ) -> dict[str, list[float]]:
-    """Lower bounds of expected group regret at rounds (C,), each for the worst of its adversaries.
+    """Return lower bounds on expected group regret at rounds (C,), for worst-case losses.
 
-    "theorem-2-4": fair coins, the same at all clients; of regret in hindsight, for in expectation
-    no coin is better than another. "hidden-expert": the price of privacy where all experts but one
-    lose in every round.
+    "theorem-2-4": losses are fair coins, the same at all clients. It bounds regret in hindsight,
+    because in expectation all coins are equal. "hidden-expert": the price of privacy if all experts
+    but one lose in every round.
 
     Parameters
     ----------
@@ -171,11 +173,11 @@ def lower_bound_curves(
     problem : ProblemSpec
         Sizes, and guarantees about the losses.
     rounds : ndarray, shape (C,)
-        Rounds.
+        Rounds at which bounds are computed.
     epsilon : float, optional
-        None for no privacy.
+        Privacy budget; None for no privacy.
     delta : float, default 0
-        Likewise.
+        Privacy budget.
 
     Returns
     -------
@@ -183,14 +185,14 @@ def lower_bound_curves(
         Bounds by name, each of length C.
     """
     m, d = plan.silos, plan.experts
-    found = {}
+    curves = {}
     if not problem.iid:
-        found["theorem-2-4"] = [m * theorem_2_4(int(t), d) for t in rounds]
+        curves["theorem-2-4"] = [m * theorem_2_4(int(t), d) for t in rounds]
     if epsilon is not None:
-        found["hidden-expert"] = [
+        curves["hidden-expert"] = [
             m * hidden_expert(int(t), m, d, epsilon, delta=delta).regret for t in rounds
         ]
-    return found
+    return curves
 
 
 # ---- Table 1: regret and communication of known systems ------------------------------------------
@@ -213,12 +215,12 @@ TABLE_1 = (
 def table_1(
     row: str, horizon: int, clients: int, experts: int, epsilon: float, *, constant: float = 1.0
 ) -> float:
-    """Regret in a row of Table 1, the printed order; rows in TABLE_1, from top to bottom.
+    """Return the printed order of regret in one row of Table 1 (a name in `TABLE_1`).
 
-    Rows of one client ignore `clients`. The table drops beta, N, L*, delta and rho, though
-    ln(1/delta) and N are factors of what it abbreviates: Fed-SVT's holds for N + L* up to
-    ln(T)/(m epsilon), which is below the least N, 1, from m epsilon = ln T on. `fed-dp-ope-stoch`
-    has sqrt(m) epsilon where Corollary 2.3 has m^(1/4) epsilon.
+    Rows for one client ignore `clients`. The table omits beta, N, L*, delta and rho, although
+    ln(1/delta) and N are factors in the theorems. Its Fed-SVT row holds for N + L* up to
+    ln(T)/(m epsilon), which is below 1, the least N, if m epsilon > ln T. `fed-dp-ope-stoch` has
+    sqrt(m) epsilon where Corollary 2.3 has m^(1/4) epsilon.
     """
     name = choice("row", row, TABLE_1)
     t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)
@@ -243,9 +245,10 @@ def table_1(
 def table_1_communication(
     row: str, horizon: int, clients: int, experts: int, epsilon: float, *, constant: float = 1.0
 ) -> float:
-    """Numbers sent in all according to Table 1, the printed order: m d ln T or m^2 d T epsilon.
+    """Return Table 1's order of the count of numbers sent: m d ln T or m^2 d T epsilon.
 
-    The latter is m d T/N for N = 1/(m epsilon), which is a phase for m epsilon <= 1 only.
+    The latter is m d T/N for N = 1/(m epsilon), which is a valid phase length only for
+    m epsilon <= 1.
     """
     rows = ("fed-dp-ope-stoch", "fed-svt", "fed-svt-approximate")
     name = choice("row", row, rows)

@@ -1,6 +1,6 @@
-"""Parties of a federation of experts, step by step: clients and their server.
+"""The clients and the server of a federation of experts, run step by step.
 
-Deployments and the driver that goes message by message run them.
+Deployments and the message-by-message simulation driver run these parties.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from fastfed.experts.plan import (
 class ExpertClient(Once):
     """One client of a federation of experts, step by step (gao-2024, Algorithms 1 and 4).
 
-    First hand it the server's ``start()``. Before each round: while ``due`` is true, send
-    ``report()`` to the server and hand its answer to ``receive``. Then play ``x``, weights of the
-    d experts (all on one of them: ``expert``), and ``observe`` the loss.
+    First pass the server's ``start()`` to ``receive``. Before each round, while ``due`` is true,
+    send ``report()`` to the server and pass the answer to ``receive``. Then use the decision ``x``
+    (weights of the d experts; ``expert`` if all weight is on one expert) and pass the loss to
+    ``observe``.
 
     Parameters
     ----------
@@ -36,21 +37,21 @@ class ExpertClient(Once):
     index : int, default 0
         The client's number, 0..m - 1.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+        Default: the operating system's generator. Pass ``SeededNoise`` in simulations only.
 
     Attributes
     ----------
     round : int
         Rounds completed.
     release : int
-        The last choice received.
+        The number of the last choice received; -1 before the first.
     clipped_losses : int
-        Losses outside [0, 1] so far, which were clipped.
+        The number of rounds so far with losses outside [0, 1], which were clipped.
 
     Raises
     ------
     InputError
-        If the plan's numbers do not give the epsilon that it was sealed with.
+        If the epsilon recomputed from the plan differs from the sealed epsilon.
     """
 
     def __init__(self, plan: ExpertPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
@@ -72,7 +73,7 @@ class ExpertClient(Once):
 
     @property
     def expert(self) -> int | None:
-        """The expert of weight 1, or None."""
+        """The expert of weight 1, or None if no expert has weight 1."""
         best = int(self.x.argmax())
         return best if self.x[best] == 1.0 else None
 
@@ -81,12 +82,12 @@ class ExpertClient(Once):
         """True if a report must be sent before the next round."""
         if self.round == self.plan.horizon:
             return False
-        before = self.plan.exchanges_before(self.round + 1)
-        return self._sent == self.release and before > self._sent
+        exchanges_needed = self.plan.exchanges_before(self.round + 1)
+        return self._sent == self.release and exchanges_needed > self._sent
 
     @once
     def report(self) -> ExpertReport:
-        """The message of the next exchange; InputError if none is due."""
+        """Return the message of the next exchange. Raise InputError if no message is due."""
         if not self.due:
             raise InputError(f"client {self.index} has no report due before round {self.round + 1}")
         values = self._collector.values(self._sent + 1, self.x)
@@ -95,25 +96,25 @@ class ExpertClient(Once):
 
     @once
     def receive(self, choice: ExpertChoice) -> None:
-        """Use the server's answer.
+        """Update the decision with the server's answer.
 
         Parameters
         ----------
         choice : ExpertChoice
-            The answer, or at first the server's ``start()``.
+            The answer, or, at the beginning, the server's ``start()``.
 
         Raises
         ------
         InputError
-            If it is not the choice that the client waits for.
+            If the choice is not the next one in order, or does not fit the plan.
         """
         if not isinstance(choice, ExpertChoice):
             raise InputError(f"choice must be an ExpertChoice, got {type(choice).__name__}")
-        waits = self.release + 1
-        if choice.release != waits or waits > max(self._sent, 0):
+        expected = self.release + 1
+        if choice.release != expected or expected > max(self._sent, 0):
             raise InputError(
                 f"client {self.index} waits for "
-                f"{f'choice {waits}' if waits <= max(self._sent, 0) else 'no choice'}, "
+                f"{f'choice {expected}' if expected <= max(self._sent, 0) else 'no choice'}, "
                 f"got choice {choice.release}"
             )
         if choice.expert is not None and choice.expert >= self.plan.experts:
@@ -122,9 +123,9 @@ class ExpertClient(Once):
             raise InputError(
                 f"weights must have shape ({self.plan.experts},), got {choice.weights.shape}"
             )
-        if (choice.weights is not None) != self.plan.sends_weights(waits):
-            wanted = "weights" if self.plan.sends_weights(waits) else "an expert"
-            raise InputError(f"choice {waits} must have {wanted}")
+        if (choice.weights is not None) != self.plan.sends_weights(expected):
+            wanted = "weights" if self.plan.sends_weights(expected) else "an expert"
+            raise InputError(f"choice {expected} must have {wanted}")
         self._x = self.plan.move(self._x, choice)
         self._x.flags.writeable = False
         self.release += 1
@@ -136,8 +137,8 @@ class ExpertClient(Once):
         Parameters
         ----------
         loss : array_like, shape (d,), or callable
-            Losses in [0, 1], clipped here; where losses are not linear, a function from x (d,) to
-            the gradient (d,).
+            Losses, clipped to [0, 1]. For nonlinear losses, a function from x (d,) to the gradient
+            (d,).
 
         Raises
         ------
@@ -151,10 +152,10 @@ class ExpertClient(Once):
                 f"client {self.index} must exchange messages before round {self.round + 1}"
             )
         if self.plan.linear:
-            given = array("loss", loss, shape=(self.plan.experts,))
-            taken = np.clip(given, 0.0, 1.0)
-            self.clipped_losses += bool((taken != given).any())
-            loss = taken
+            raw_loss = array("loss", loss, shape=(self.plan.experts,))
+            loss_clipped = np.clip(raw_loss, 0.0, 1.0)
+            self.clipped_losses += bool((loss_clipped != raw_loss).any())
+            loss = loss_clipped
         elif not callable(loss):
             raise InputError(f"loss must be a gradient function, got {type(loss).__name__}")
         self._collector.observe(self.round + 1, loss)
@@ -167,18 +168,18 @@ class ExpertClient(Once):
 class ExpertServer(Once):
     """Server of a federation of experts, step by step (gao-2024, Algorithms 2 and 5).
 
-    It adds up the messages of all clients and chooses their next decision.
+    The server adds up the messages of all clients and chooses their next decision.
 
     Parameters
     ----------
     plan : ExpertPlan
         The curve's plan, such as ``system.plan``.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+        Default: the operating system's generator. Pass ``SeededNoise`` in simulations only.
 
     Notes
     -----
-    Guarantee: that of the system's certificate, for one loss of one client in one round.
+    The system's certificate states the guarantee, for one loss of one client in one round.
     """
 
     def __init__(self, plan: ExpertPlan, noise: NoiseSource | None = None) -> None:
@@ -189,19 +190,19 @@ class ExpertServer(Once):
 
     @once
     def start(self) -> ExpertChoice:
-        """The first choice, for all clients."""
+        """Return the choice before the first round, for all clients."""
         if self._started is None:
             self._started = self._decider.start()
         return self._started
 
     @once
     def combine(self, reports: Sequence[ExpertReport]) -> ExpertChoice:
-        """The next choice, from one report of every client.
+        """Return the next choice, given one report of each client.
 
         Parameters
         ----------
         reports : sequence of ExpertReport
-            One of each client, of this exchange.
+            One report of each client, all of the current exchange.
 
         Returns
         -------
@@ -210,7 +211,7 @@ class ExpertServer(Once):
         Raises
         ------
         InputError
-            If a report is missing, repeated or of another exchange; nothing changes then.
+            If a report is missing, repeated or of a different exchange. The state does not change.
         """
         plan = self.plan
         if self._started is None:

@@ -1,7 +1,7 @@
-"""Systems of experts: their problem, registry entries, messages and plans.
+"""Building blocks of expert systems: problem sizes, registry entries, messages and plans.
 
-An `ExpertPlan` is plain data; it makes the client's collector and the server's decider, which
-parties (`fastfed.experts.parties`) and drivers run.
+An `ExpertPlan` is plain data. It creates the client's state (`Collector`) and the server's state
+(`Decider`), which the parties (`fastfed.experts.parties`) and the simulation drivers run.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ __all__ = ["Algorithm", "System"]
 
 @dataclass(frozen=True)
 class ProblemSpec:
-    """Sizes and guarantees that a system may use before the first round: no losses.
+    """Sizes and guarantees that a system knows before the first round. It contains no losses.
 
     Parameters
     ----------
     silos : int
         m, the number of clients.
     horizon : int
-        T, rounds.
+        T, the number of rounds.
     experts : int
         d, the number of experts.
     lipschitz : float, default 1
-        alpha: no coordinate of a gradient is larger (Lipschitz in the L1 norm).
+        alpha, the largest absolute value of a gradient coordinate (the L1 Lipschitz constant).
     spread : float, default 1
         Length of an interval that holds every coordinate of every gradient, at most 2 alpha.
     smoothness : float, default 0
         beta: gradients are beta-Lipschitz from the L1 to the maximum norm; 0 for linear losses.
     loss_range : float, default 1
-        The most that a loss exceeds its least value on the simplex by.
+        The largest difference between two values of a loss on the simplex.
     linear : bool, default True
         True if a loss is <l, x> with l in [0, 1]^d.
     iid : bool, default False
         True if losses are drawn independently from one distribution.
     optimal_loss : float, optional
-        L*: the best expert loses at most so much at any client, if that is guaranteed.
+        L*, an upper bound on the best expert's loss at any client; None if there is no guarantee.
     multiplicity : int, default 1
-        The most losses, of any clients in any rounds, that one record can be behind.
+        The largest number of losses, over all clients and rounds, that one record can affect.
     notes : tuple of str
-        Caveats about the losses for readers of the certificate.
+        Caveats about the losses, shown in the certificate.
     """
 
     silos: int
@@ -86,7 +86,7 @@ class ProblemSpec:
 
 
 class Algorithm(_system.Algorithm):
-    """A system of a paper that predicts from experts: it gets losses, and no contexts."""
+    """Registry entry of a paper's system that predicts from experts: losses but no contexts."""
 
 
 # ---- Messages ------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class ExpertReport:
     release : int
         The number of the exchange, from 1.
     values : ndarray, shape (d,)
-        A number for each expert.
+        One number for each expert.
     silo : int
         The client's number.
     """
@@ -117,22 +117,22 @@ class ExpertReport:
 
     @property
     def bits(self) -> int:
-        """Bits on a wire: float64."""
+        """Return the size of the message in bits: 64 for each value."""
         return 64 * len(self.values)
 
 
 @dataclass(frozen=True)
 class ExpertChoice:
-    """The server's message to all clients: an expert, or weights of all of them.
+    """The server's message to all clients: one expert, or weights over all experts.
 
     Parameters
     ----------
     release : int
-        The number of the exchange; 0 comes before the first round.
+        The number of the exchange; 0 for the choice before the first round.
     expert : int or None
-        The chosen expert.
+        The chosen expert; None if the message has weights.
     weights : ndarray, shape (d,), optional
-        Weights >= 0 that add up to 1, in place of an expert.
+        Nonnegative weights that add up to 1; None if the message has an expert.
     """
 
     release: int
@@ -154,7 +154,7 @@ class ExpertChoice:
 
 # ---- Plans ---------------------------------------------------------------------------------------
 
-#: A loss that is not linear, as its gradient (d,) at x (d,).
+#: A nonlinear loss, given by the function from a point x (d,) to the gradient (d,).
 Gradient = Callable[[np.ndarray], np.ndarray]
 
 NO_PRIVACY = Protocol(
@@ -205,48 +205,53 @@ PLAIN_SCORES = Protocol(
 
 
 class Collector(Interface):
-    """State of one client: its losses since the last exchange."""
+    """State of one client: the losses since the last exchange."""
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
         """Add the loss of a round."""
         ...
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
-        """Values (d,) to send in one exchange, noise included; x (d,) is the current decision."""
+        """Return the values (d,) to send in an exchange, noise included.
+
+        ``x`` (d,) is the current decision.
+        """
         ...
 
 
 class Decider(Interface):
-    """State of the server: it chooses the next decision."""
+    """State of the server, which chooses the next decision."""
 
     def start(self) -> ExpertChoice:
-        """The first choice."""
+        """Return the choice before the first round."""
         ...
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """The next choice, from all clients' values added up in order, shape (d,)."""
+        """Return the next choice from the sum (d,) of all clients' values (in client order)."""
         ...
 
     @property
     def events(self) -> dict[str, int]:
-        """Counts of events for the results, by name."""
+        """Return counts of events by name, for the results."""
         ...
 
 
 class Stretches(NamedTuple):
-    """Stretches of rounds between which decisions may change, for all decisions at once.
+    """Losses of n stretches of rounds; the decision is constant within a stretch.
+
+    ``decide_many`` methods use it to make all n decisions in one call.
 
     Attributes
     ----------
     sums : ndarray of int64, shape (n, d)
-        What every expert loses at all clients in each stretch, in whole units.
+        Loss of each expert in each stretch, summed over clients, in multiples of ``unit``.
     unit : float
-        The unit.
+        The unit of ``sums`` and ``lost``.
     asks : ndarray of uint8, shape (n,)
-        1 where one exchange comes before the stretch.
+        1 if an exchange comes before the stretch.
     lost : ndarray of int64, shape (d,)
-        What every expert had lost before the first, in units; a decider of many makes it what was
-        lost before the last.
+        Cumulative loss of each expert before the first stretch, in multiples of ``unit``.
+        ``decide_many`` updates it in place to the cumulative loss before the last stretch.
     """
 
     sums: np.ndarray
@@ -257,28 +262,28 @@ class Stretches(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertPlan(ABC):
-    """Plan of one curve of experts: all clients play the same x, a point of the simplex.
+    """Plan of one curve of experts, in which all clients choose the same x in the simplex.
 
     Parameters
     ----------
     silos : int
-        m, clients.
+        m, the number of clients.
     horizon : int
-        T, rounds.
+        T, the number of rounds.
     experts : int
-        d.
+        d, the number of experts.
     protocol : Protocol
-        The messages, and whom clients trust.
+        The messages, and the trust model.
     linear : bool, default True
         True if losses are vectors in [0, 1]^d.
     privacy : Claim, optional
-        The claim of the plan; None claims nothing.
+        The privacy claim of the plan; None for no claim.
     """
 
     driver: ClassVar[str] = "experts"
     example: ClassVar[str] = "one of experts, such as system.plan of fed-svt"
     parties: ClassVar[str] = "it is for ExpertClient(plan, index) and ExpertServer(plan)"
-    #: What clients send: sums of their losses, or "scores" of experts, from gradients.
+    #: What clients send: "sums" of their losses, or "scores" of experts computed from gradients.
     sends: ClassVar[str] = "sums"
 
     silos: int
@@ -291,72 +296,72 @@ class ExpertPlan(ABC):
     @property
     @abstractmethod
     def exchanges(self) -> int:
-        """The number of exchanges of messages."""
+        """Return the total number of exchanges of messages."""
 
     @abstractmethod
     def exchanges_before(self, round: int) -> int:
-        """Exchanges that must have been completed before a round."""
+        """Return the number of exchanges that must be completed before a round."""
 
     @abstractmethod
     def asking_rounds(self, last: int) -> np.ndarray:
-        """The rounds up to ``last`` before which messages are exchanged, ascending."""
+        """Return the rounds up to ``last`` that begin with an exchange, ascending."""
 
     @abstractmethod
     def collector(self, index: int, noise: NoiseSource) -> Collector:
-        """Make the state of a client."""
+        """Return the initial state of client ``index``."""
 
     @abstractmethod
     def decider(self, noise: NoiseSource) -> Decider:
-        """Make the state of the server."""
+        """Return the initial state of the server."""
 
     def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
-        """The decision (d,) after a choice, where x was the last one."""
+        """Return the decision (d,) that follows decision x (d,) after the server's choice."""
         if choice.weights is not None:
             return choice.weights
         if x is not None and x[choice.expert] == 1.0:
             return x
-        moved = np.zeros(self.experts)
-        moved[choice.expert] = 1.0
-        return moved
+        x_next = np.zeros(self.experts)
+        x_next[choice.expert] = 1.0
+        return x_next
 
     def memory(self) -> int:
-        """Bytes that all clients store between exchanges; by default those of one sum."""
+        """Return the bytes that the clients store between exchanges; by default one sum (d,)."""
         return 8 * self.experts
 
     def gradient_memory(self) -> int:
-        """Bytes of gradients that a simulation of all clients keeps at once."""
+        """Return the bytes of gradients that a simulation of all clients holds at a time."""
         return 0
 
     def sends_weights(self, release: int) -> bool:
-        """True if the server answers an exchange with weights, and not with one expert."""
+        """Return True if the server answers exchange ``release`` with weights, not an expert."""
         return False
 
     def bits_up(self, exchanges: int) -> float:
-        """Bits that all clients have sent in so many exchanges: d float64 each time."""
+        """Return the bits that all clients send in ``exchanges`` exchanges: d float64 each time."""
         return 64.0 * self.experts * self.silos * exchanges
 
     def bits_down(self, exchanges: int) -> float:
-        """Bits sent to all clients by then: an expert each time, and one at the start."""
+        """Return the bits sent to all clients: one expert at the start and one in each exchange."""
         return 64.0 * self.silos * (exchanges + 1)
 
 
 def check_expert_plan(plan: object) -> ExpertPlan:
-    """Return the plan if it is one of experts, and its numbers give what it was sealed with."""
-    found = of_kind(plan, ExpertPlan)  # type: ignore[type-abstract]
-    verify(found)
-    return found
+    """Return the plan if it is an ExpertPlan whose recomputed privacy equals the sealed values."""
+    expert_plan = of_kind(plan, ExpertPlan)  # type: ignore[type-abstract]
+    verify(expert_plan)
+    return expert_plan
 
 
 def start_expert(experts: int, noise: NoiseSource) -> int:
-    """A uniformly random expert before the first round."""
+    """Draw the uniformly random expert of the first round."""
     return int(noise.uniform(CHOICE, 0) * experts)
 
 
 def choices_of(plan: ExpertPlan, noise: OneLoss, protocol: Protocol) -> tuple[PrivacyEvent, ...]:
-    """Everything released of a plan whose server chooses one expert by this mechanism.
+    """Return the released events of a plan whose server chooses one expert by a mechanism.
 
-    Raises InputError for another protocol than the mechanism's, for losses that are not linear,
-    and for another budget than the claimed one.
+    Raises InputError if the plan's protocol is not ``protocol``, if the plan's losses are not
+    linear, or if the mechanism's budget differs from the claimed budget.
     """
     check_protocol(plan, protocol)
     check_budget(noise, plan.privacy)
@@ -366,7 +371,7 @@ def choices_of(plan: ExpertPlan, noise: OneLoss, protocol: Protocol) -> tuple[Pr
 
 
 def check_protocol(plan: ExpertPlan, *known: Protocol) -> None:
-    """Refuse a plan whose protocol is none of these, in every field."""
+    """Raise InputError unless the plan's protocol equals one of ``known`` in every field."""
     if plan.protocol not in known:
         names = " or ".join(f'"{protocol.id}"' for protocol in known)
         raise InputError(
@@ -377,19 +382,19 @@ def check_protocol(plan: ExpertPlan, *known: Protocol) -> None:
 
 # ---- Text that certificates of experts share -----------------------------------------------------
 
-#: The unit of protection, and what is protected of it.
+#: Who is protected, and against the sight of which outputs.
 USER = "a user is one loss function of one client in one round"
 PROTECTS_CHOICES = f"{USER}; what is protected is what is played"
 PROTECTS_MESSAGES = f"{USER}; what is protected is what the client sends"
-#: Neighbours of a guarantee for one of many losses that one record is behind.
+#: Neighbour relation of a guarantee for one loss, where a record can affect several losses.
 ONE_LOSS = "neighbours differ in one loss of one client in one round"
-#: Caveat of a trusted server.
+#: Caveat for protocols with a trusted server.
 RAW_MESSAGES = "clients send the server raw numbers: it is trusted, and nobody else may see them"
 BUDGET_EXCEEDED = "the claimed budget is not met; the exact value is what holds"
 
 
 def budget_exceeded(uses: int) -> str:
-    """Caveat of an exact value above the claim, where one record is behind ``uses`` losses."""
+    """Return the caveat for an exact epsilon above the claim; a record affects ``uses`` losses."""
     if uses == 1:
         return BUDGET_EXCEEDED
     return (
@@ -399,7 +404,7 @@ def budget_exceeded(uses: int) -> str:
 
 
 def multiplicity_condition(uses: int, multiplicity: int) -> Condition:
-    """Condition that the account covers all losses that one record can be behind."""
+    """Return the condition that the account covers all losses that one record can affect."""
     times = "two losses" if uses == 1 else f"more than {uses} losses"
     text = f"no record is behind {times} (by how losses are made, or declared)"
     return Condition(text, multiplicity <= uses)
@@ -410,48 +415,48 @@ def multiplicity_condition(uses: int, multiplicity: int) -> Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class SumsPlan(ExpertPlan):
-    """Plan with exchanges before rounds N, 2 N, ..., of earlier losses (gao-2024, Algorithm 4).
+    """Plan whose clients send sums of losses before rounds N, 2 N, ... (gao-2024, Algorithm 4).
 
-    For N = 1 the first exchange is before round 2: before round 1 nothing is known.
+    For N = 1 the first exchange is before round 2, because no losses are known before round 1.
 
     Parameters
     ----------
     phase_length : int
-        N.
+        N, the number of rounds between two exchanges.
     """
 
     phase_length: int
 
     @property
     def exchanges(self) -> int:
-        """The number of exchanges."""
+        """Return the total number of exchanges."""
         return self.exchanges_before(self.horizon)
 
     def exchanges_before(self, round: int) -> int:
-        """Exchanges that must have been completed before a round."""
+        """Return the number of exchanges that must be completed before a round."""
         last = min(round, self.horizon)
         return last // self.phase_length - (self.phase_length == 1)
 
     def asking_rounds(self, last: int) -> np.ndarray:
-        """The rounds up to ``last`` before which messages are exchanged, ascending."""
+        """Return the rounds up to ``last`` that begin with an exchange, ascending."""
         return np.arange(max(self.phase_length, 2), last + 1, self.phase_length)
 
     def collector(self, index: int, noise: NoiseSource) -> Collector:
-        """Make the state of a client."""
+        """Return the initial state of client ``index``."""
         points = self.silos * self.horizon
         return SumCollector(self.experts, exact.quantum(points) if is_exact(noise) else None)
 
 
 @released.register
 def _(plan: SumsPlan) -> tuple[PrivacyEvent, ...] | None:
-    """Everything released: raw sums, if no noise is added."""
-    # The release of another package's server is not known here.
+    """Return the released events: raw sums if the protocol has no noise, else None (unknown)."""
+    # A plan from another package that adds noise must register its own events.
     return (RawData(),) if plan.protocol.noise_by == "none" else None
 
 
 @account.register
 def _certificate(plan: SumsPlan, problem: ProblemSpec) -> Certificate:
-    """The certificate of sums that are sent as they are."""
+    """Return the certificate of a plan that sends sums without noise."""
     if released(plan) is None:
         raise InputError(f"plan must be one that fastfed accounts for, got {type(plan).__name__}")
     claim = plan.privacy or Claim(source=plan.protocol.source)
@@ -459,27 +464,28 @@ def _certificate(plan: SumsPlan, problem: ProblemSpec) -> Certificate:
 
 
 class SumCollector:
-    """State of one client: the sum of its losses since the last report, without noise.
+    """State of one client: the noiseless sum of its losses since the last report.
 
-    ``unit``: losses are rounded to its multiples, so that sums are exact; None in simulations.
+    If ``unit`` is given, losses are rounded to its multiples so that sums are exact. It is None for
+    inexact noise sources, as in simulations.
     """
 
     def __init__(self, experts: int, unit: float | None = None) -> None:
         self._sum, self._unit = np.zeros(experts), unit
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
-        """Add the losses (d,) of a round."""
+        """Add the losses (d,) of a round to the sum."""
         assert isinstance(loss, np.ndarray)
         aggregation.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
-        """The sum (d,), which is then reset."""
+        """Return the sum (d,) and reset it to zero."""
         sent, self._sum = self._sum, np.zeros_like(self._sum)
         return sent
 
 
 def check_linear(algorithm: str, problem: ProblemSpec) -> None:
-    """Raise InputError unless every expert has a loss of its own."""
+    """Raise InputError unless losses are linear (one loss for each expert)."""
     if not problem.linear:
         raise InputError(
             f"{algorithm} needs linear losses, one number for each expert; these are not"
@@ -487,7 +493,7 @@ def check_linear(algorithm: str, problem: ProblemSpec) -> None:
 
 
 def check_phase_length(length: int, problem: ProblemSpec) -> int:
-    """Return N; InputError if no phase ends within the horizon."""
+    """Return N. Raise InputError if N exceeds the horizon."""
     if length > problem.horizon:
         raise InputError(f"phase_length must be <= horizon ({problem.horizon}), got {length}")
     return length

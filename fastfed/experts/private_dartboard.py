@@ -1,16 +1,17 @@
-"""The private shrinking dartboard (asi-2022): an expert that is kept by chance, and few draws.
+"""The private shrinking dartboard (asi-2022): hedge that changes its expert rarely, at random.
 
-It is hedge for whoever sees one round alone: the expert of a round has the distribution of
-hedge's weights, as long as draws are left (Geulen, Vöcking & Winkler 2010). Gao et al. (2024),
-Table 1, compare their systems with it. Deviations from the paper, and why:
+In every exchange a coin decides whether the server keeps its expert or draws a new one; the coin
+depends on the expert's loss, and there are at most K draws. As long as draws remain, the expert of
+a round has the distribution of hedge's weights (Geulen, Vöcking & Winkler 2010). Gao et al. (2024),
+Table 1, compare their systems with this algorithm. Deviations from the paper, and why:
 
-- The paper has one client. Here a loss is what all m clients have lost since the last exchange;
-  with ``silos = 1`` and ``phase_length = 1`` it is the paper's algorithm. The privacy of one loss
-  of one client depends on neither m nor N (`fastfed.privacy.mechanisms.seldom`).
-- The two coins of a round are one, of the product of their chances.
-- eta = 1 - exp(-r) is the largest that the exact account allows, and at most what hedge would
-  choose; p = ``switch_probability`` and K = ``switches`` are by default those of the least proven
-  regret. The paper's constants are not here: what holds is computed for any p and K.
+- The paper has one client. Here the loss of an exchange is the sum over all m clients since the
+  previous exchange. ``silos = 1`` and ``phase_length = 1`` give the paper's algorithm. The privacy
+  of one loss of one client depends on neither m nor N (`fastfed.privacy.mechanisms.seldom`).
+- The paper's two coins of a round are replaced by one coin with the product of their probabilities.
+- eta = 1 - exp(-r) is the largest that the exact account allows, but at most hedge's eta. By
+  default, p = ``switch_probability`` and K = ``switches`` minimise the proven regret. The paper's
+  constants are not used: privacy and regret are computed for any p and K.
 """
 
 from __future__ import annotations
@@ -73,82 +74,82 @@ class DartboardPlan(SumsPlan):
     Parameters
     ----------
     noise : Dartboard
-        The calibrated mechanism: draws, chance and rate.
+        The calibrated mechanism: number of draws K, probability p and rate r.
     """
 
     noise: Dartboard
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Make the server: with exact decisions where the noise source is exact."""
+        """Return the server's state, with exact decisions if the noise source is exact."""
         return ExactDart(self, noise) if is_exact(noise) else Dart(self, noise)
 
 
 @released.register
 def _(plan: DartboardPlan) -> tuple[PrivacyEvent, ...]:
-    """Everything released: coins and draws."""
+    """Return the released events: coins and draws."""
     return choices_of(plan, plan.noise, DARTBOARD)
 
 
 class Dart(SeldomChooser):
-    """Server of the dartboard."""
+    """State of the dartboard server."""
 
-    #: What exchanges change, for snapshots of simulations.
+    #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("_release", "_expert", "_total", "switches")
 
     plan: DartboardPlan
 
     def _keeps(self, lost: float, release: int) -> bool:
-        """True if the expert stays, when it has lost so much since the last coin."""
+        """Return True if the coin keeps the expert, which has lost ``lost`` since the last coin."""
         return bool(self._draw(QUERY, release) < self.plan.noise.keeps(lost))
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Keep the expert or draw one, from the sums (d,) of all clients' losses."""
+        """Keep the expert or draw a new one, given the sums (d,) of all clients' new losses."""
         release, lost = self._release + 1, self._total + total
         expert, switches = self._expert, self.switches
-        left = switches < self.plan.noise.switches
-        if left and not self._keeps(float(total[expert]), release):
+        draws_remain = switches < self.plan.noise.switches
+        if draws_remain and not self._keeps(float(total[expert]), release):
             expert, switches = self._choose(lost, release), switches + 1
-        made = ExpertChoice(release, expert)
-        # Everything is computed: from here on nothing can fail.
+        choice_message = ExpertChoice(release, expert)
+        # State changes only after the last step that can fail: a failed call can be repeated.
         self._total, self._release, self._drawn = lost, release, {}
         self._expert, self.switches = expert, switches
-        return made
+        return choice_message
 
 
 class ExactDart(ExactChooser, Dart):
-    """Server of the dartboard with decisions as for real numbers."""
+    """State of the dartboard server whose decisions equal those of real arithmetic."""
 
     def _keeps(self, lost: float, release: int) -> bool:
-        """True if the expert stays, when it has lost so much since the last coin."""
+        """Return True if the coin keeps the expert, which has lost ``lost`` since the last coin."""
         return exact.kept(self.plan.noise.chance, lost, self._rate, self._draw(QUERY, release))
 
 
-# ---- Bound, and the p and K of the least one -----------------------------------------------------
-# Let losses be fixed in advance, and draws never run out. Then the expert of a block (the rounds
-# between two exchanges) has the distribution P_n of hedge, P_n(x) ~ exp(-r S_n(x)). By induction,
-# with the coin of s, P(x at n + 1) = (1 - p) P_n(x) e^(-r s(x)) + P_(n+1)(x) (1 - (1 - p) w) with w
-# = sum_y P_n(y) e^(-r s(y)), and P_n(x) e^(-r s(x)) = w P_(n+1)(x). So the expected loss of all
-# clients is hedge's: at most the best expert's plus ln d / r + r sum_n R_n^2 / 8, where R_n, the
-# range of the losses of block n, is at most m times its rounds (Cesa-Bianchi & Lugosi 2006, Theorem
-# 2.2).
-# A coin falls for a draw with probability q = 1 - (1 - p) e^(-r m N) at most, whatever came before.
-# So more than K of E coins do with probability P(Bin(E, q) > K) at most; until then the run with K
-# draws is the one without a limit, and after that it loses m a round at most.
+# ---- Regret bound, and the p and K that minimise it ----------------------------------------------
+# Suppose that losses are fixed in advance and that draws never run out. Then the expert of a block
+# (the rounds between two exchanges) has hedge's distribution P_n(x) ~ exp(-r S_n(x)). Proof by
+# induction: if a block has losses s, P(x at n + 1) = (1 - p) P_n(x) e^(-r s(x)) + P_(n+1)(x) (1 -
+# (1 - p) w) with w = sum_y P_n(y) e^(-r s(y)), and P_n(x) e^(-r s(x)) = w P_(n+1)(x). So the
+# expected loss of all clients equals hedge's: at most the best expert's loss plus ln d / r + r
+# sum_n R_n^2 / 8, where R_n, the range of the losses of block n, is at most m times its rounds
+# (Cesa-Bianchi & Lugosi 2006, Theorem 2.2). Given the past, a coin causes a draw with probability
+# at most q = 1 - (1 - p) e^(-r m N). So the probability that more than K of E coins cause draws is
+# at most P(Bin(E, q) > K). Until draws run out, the run equals one without a limit on draws;
+# afterwards it loses at most m in each round.
 
 
 def hedge_rate(problem: ProblemSpec, blocks: int, length: int) -> float:
-    """r of the least bound without privacy: sqrt(8 ln d / (blocks (m N)^2))."""
+    """Return the r that minimises the bound without privacy: sqrt(8 ln d / (blocks (m N)^2))."""
     log_d = math.log(max(problem.experts, 2))
     return math.sqrt(8.0 * log_d / blocks) / (problem.silos * length)
 
 
 def draw_chance(chance: Any, rate: Any, most: float) -> Any:
-    """q: the most that a coin falls for a draw with, if a block loses at most so much."""
+    """Return q, the largest probability that a coin causes a draw if a block loses <= ``most``."""
     return 1.0 - (1.0 - chance) * np.exp(-rate * most)
 
 
 def exceeded(switches: Any, coins: int, chance: Any) -> Any:
-    """P(Bin(coins, chance) > switches)."""
+    """Return P(Bin(coins, chance) > switches)."""
     from scipy.special import bdtrc
 
     return np.where(switches >= coins, 0.0, bdtrc(np.minimum(switches, coins - 1), coins, chance))
@@ -157,14 +158,17 @@ def exceeded(switches: Any, coins: int, chance: Any) -> Any:
 def regret_bound(
     rounds: float, blocks: float, plan: DartboardPlan, problem: ProblemSpec, exceeding: float
 ) -> float:
-    """Expected group regret after so many rounds, of losses that are fixed in advance."""
+    """Return the bound on expected group regret for losses that are fixed in advance.
+
+    ``exceeding`` bounds the probability that draws run out.
+    """
     m, rate, length = plan.silos, plan.noise.rate, plan.phase_length
-    own = math.log(problem.experts) / rate + rate * blocks * (m * length) ** 2 / 8.0
-    return min(m * rounds, own + m * rounds * exceeding)
+    hedge_bound = math.log(problem.experts) / rate + rate * blocks * (m * length) ** 2 / 8.0
+    return min(m * rounds, hedge_bound + m * rounds * exceeding)
 
 
 def _least_switches(chance: np.ndarray, coins: int, most: float) -> np.ndarray:
-    """Least K, by chance, for which `exceeded` is at most ``most``."""
+    """Return, for each probability, the least K for which `exceeded` is at most ``most``."""
     low, high = np.zeros(len(chance)), np.full(len(chance), float(coins))
     while (high - low > 1.0).any():
         middle = np.floor((low + high) / 2.0)
@@ -182,11 +186,12 @@ def least_bound(
     chance: float | None,
     switches: int | None,
 ) -> tuple[float, int]:
-    """Return (p, K) of the least bound on a grid of p, each as given where it is given.
+    """Return the (p, K) with the least regret bound, searching a grid of p.
 
-    For each p the largest rate is sought whose closed-form account is within the budget; K is the
-    least for which running out of draws costs one loss of one client at most. Of all p whose bound
-    is the least but for one loss, that of the least epsilon is taken.
+    A given ``chance`` (p) or ``switches`` (K) is fixed. For each p, bisection finds the largest
+    rate whose closed-form epsilon is within the budget, and K is the least for which running out of
+    draws costs at most one loss of one client. Of all p whose bound is within one loss of the
+    minimum, the p with the least epsilon is returned.
     """
     grid = 2.0 ** np.arange(-80.0, 0.25, 0.25) if chance is None else np.array([chance])
     grid = grid[grid >= LEAST_CHANCE]
@@ -196,13 +201,13 @@ def least_bound(
     low, high = np.full(len(grid), 1e-12), np.full(len(grid), largest)
 
     def draws(rate: np.ndarray) -> np.ndarray:
-        """K, by rate and p."""
+        """Return K for each rate and p of the grid."""
         if switches is not None:
             return np.full(len(rate), float(switches))
         return np.maximum(_least_switches(draw_chance(grid, rate, most), coins, tail), 1.0)
 
     def costs(rate: np.ndarray) -> np.ndarray:
-        """Epsilon in closed form, by rate and p."""
+        """Return the closed-form epsilon for each rate and p of the grid."""
         return np.array(
             [
                 simple_epsilon(float(r), float(p), int(k), budget.delta)
@@ -210,16 +215,16 @@ def least_bound(
             ]
         )
 
-    whole = costs(high) <= budget.epsilon
+    rate_fits_budget = costs(high) <= budget.epsilon
     for _ in range(30):
         middle = np.sqrt(low * high)
-        good = costs(middle) <= budget.epsilon
-        low, high = np.where(good, middle, low), np.where(good, high, middle)
-    rate = np.where(whole, largest, low)
+        within_budget = costs(middle) <= budget.epsilon
+        low, high = np.where(within_budget, middle, low), np.where(within_budget, high, middle)
+    rate = np.where(rate_fits_budget, largest, low)
     count = draws(rate)
-    lost = np.log(problem.experts) / rate + rate * (coins + 1) * most**2 / 8.0
-    lost += m * problem.horizon * exceeded(count, coins, draw_chance(grid, rate, most))
-    best = int(np.where(lost <= lost.min() + 1.0, costs(rate), np.inf).argmin())
+    group_regret = np.log(problem.experts) / rate + rate * (coins + 1) * most**2 / 8.0
+    group_regret += m * problem.horizon * exceeded(count, coins, draw_chance(grid, rate, most))
+    best = int(np.where(group_regret <= group_regret.min() + 1.0, costs(rate), np.inf).argmin())
     return float(grid[best]), int(count[best])
 
 
@@ -234,15 +239,15 @@ class DartboardConfig(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     epsilon : float
-        Budget of one record, in [1e-9, 1e6].
+        Privacy budget for one record, in [1e-9, 1e6].
     delta : float, default 0
-        Budget of one record, in [0, 1).
+        Privacy budget for one record, in [0, 1).
     phase_length : int, default 1
-        N, rounds between two exchanges.
+        N, the number of rounds between two exchanges.
     switch_probability : float or "proven"
         p in [1e-9, 1]: the least probability of a new draw in an exchange.
     switches : int or "proven"
-        K, the most draws of an expert after the first.
+        K, the largest number of draws after the first expert.
     """
 
     epsilon: float
@@ -268,7 +273,7 @@ class DartboardConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(config: DartboardConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one private-dartboard curve."""
+    """Return the plan, certificate and bounds of one private-dartboard curve."""
     check_linear("private-dartboard", problem)
     length = check_phase_length(config.phase_length, problem)
     budget = Budget(config.epsilon, config.delta, "replace", "user")
@@ -311,24 +316,24 @@ def build(config: DartboardConfig, problem: ProblemSpec) -> System:
 def bound_curves(
     config: DartboardConfig, problem: ProblemSpec, plan: DartboardPlan
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
-    """Bounds of expected group regret at rounds (C,): the proven one, and lower ones."""
+    """Return a function from rounds (C,) to the proven and lower bounds on group regret."""
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
-        """Bounds at rounds (C,), by name."""
-        beyond = _exceeding(plan)
-        found = {
+        """Return the bounds at rounds (C,), by name."""
+        run_out_probability = _exceeding(plan)
+        curves = {
             "proven": [
-                regret_bound(t, plan.exchanges_before(t) + 1, plan, problem, beyond)
+                regret_bound(t, plan.exchanges_before(t) + 1, plan, problem, run_out_probability)
                 for t in (int(r) for r in rounds)
             ]
         }
-        return {**found, **lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta)}
+        return {**curves, **lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta)}
 
     return at
 
 
 def _exceeding(plan: DartboardPlan) -> float:
-    """Probability, at most, that draws run out within the horizon."""
+    """Return an upper bound on the probability that draws run out within the horizon."""
     if plan.exchanges == 0:
         return 0.0
     most = float(plan.silos * plan.phase_length)
@@ -337,24 +342,26 @@ def _exceeding(plan: DartboardPlan) -> float:
 
 
 def _regret_caveats(plan: DartboardPlan, problem: ProblemSpec) -> list[str]:
-    """Caveats about the regret."""
-    found = []
+    """Return caveats about the regret bound."""
+    regret_caveats = []
     chance = _exceeding(plan)
     if chance > 0.01:
-        found.append(
+        regret_caveats.append(
             f"draws may run out, with probability {chance:.2g} at most: the last expert is then "
             "played to the end"
         )
     if plan.exchanges:
         most = regret_bound(plan.horizon, plan.exchanges + 1, plan, problem, chance)
         if most >= plan.silos * plan.horizon:
-            found.append("the proven bound says nothing at this horizon: every expert satisfies it")
-    return found
+            regret_caveats.append(
+                "the proven bound says nothing at this horizon: every expert satisfies it"
+            )
+    return regret_caveats
 
 
 @account.register
 def _certificate(plan: DartboardPlan, problem: ProblemSpec) -> Certificate:
-    """The certificate for one record: a loss of one client in one round, or all it is behind."""
+    """Return the certificate for one record."""
     return certificate_of_choices(plan, problem, plan.noise, REAL_CHANCES)
 
 

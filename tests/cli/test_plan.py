@@ -394,7 +394,7 @@ def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--silos", 1], "silos must be >= 2: a single one has nobody to share with"),
+        (["--silos", 1], "silos must be >= 2: a single silo has nobody to share with"),
         (["--epsilon", 0], "epsilon must be > 0, got 0.0"),
         (["--delta", 1], "delta must be > 0 and < 1, got 1.0"),
         (["--horizon", 1], "horizon must be an integer >= 2"),

@@ -156,7 +156,7 @@ def test_a_largest_weight_that_is_known_shortens_the_bounded_interval():
     assert loose.bounded[0] < tight.bounded[0] < tight.value < tight.bounded[1] < loose.bounded[1]
     low, high = oracle.binomial_interval(tight.value * n / 2, n, 0.05)
     assert tight.bounded == pytest.approx((2 * low, 2 * high), abs=1e-5)
-    with pytest.raises(InputError, match="largest_weight must be at least 2, met here, got 1"):
+    with pytest.raises(InputError, match="largest_weight must be at least 2, as in the log, got 1"):
         inverse_propensity(*given, largest_reward=1.0, largest_weight=1)
 
 
