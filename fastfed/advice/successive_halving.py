@@ -142,7 +142,7 @@ CHECKPOINTS = 64
 LEAST_SILOS, MOST_REPLICATES = 4, 32
 #: Fewest systems in a group that is simulated separately to use spare threads.
 LEAST_PART = 4
-#: If this number of replicates of all silos fits, they are preferred to more replicates of few silos.
+#: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
 LEAST_EXACT = 4
 
 Heard = Callable[[str], None]

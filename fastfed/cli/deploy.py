@@ -29,7 +29,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 #: Seconds that a stopped party has to end its work, and then to finish a write.
-ENDING, WRITING = 3.0, 1.0
+ENDING, WRITING = 2.5, 1.0
 #: Seconds between two looks of the main thread for a signal that a different thread received.
 LOOK = 0.25
 
@@ -60,7 +60,10 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
         stop.set()
         wait([ended], ENDING)
         if process.turn().acquire(timeout=WRITING):
-            process.close()
+            # A disk that is slow may hold up the end of a file, whose content is on it already.
+            closing = threading.Thread(target=process.close, daemon=True)
+            closing.start()
+            closing.join(WRITING)
         end()
 
 

@@ -500,3 +500,18 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.wait(30) == 0 and not child.stderr.read()
+
+
+CLOSES = LONG.replace(
+    "party.Process.tick = slow", "party.Process.close = lambda self: time.sleep(60)"
+)
+
+
+def test_a_signal_ends_a_party_whose_files_cannot_be_closed_in_time(tmp_path):
+    parties(tmp_path)
+    folder = tmp_path / "a"
+    command = [sys.executable, "-P", "-c", CLOSES, "silo", str(folder), "--hub", "http://[::1]:9"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+        until(lambda: (folder / "silo.sock").exists())
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(8) == 0
