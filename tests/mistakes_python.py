@@ -350,7 +350,7 @@ PRIVACY = [
     Mistake(
         "a claim for an audit that has one",
         fastfed("audit", "gaussian-tree", epsilon=1.0),
-        ("gaussian-tree", "own", "trials"),
+        ("gaussian-tree", "built-in", "trials"),
     ),
     Mistake("plan for one silo", sized(silos=1), ("silos", ">= 2", "got 1")),
     Mistake("plan(epsilon=inf)", sized(epsilon=float("inf")), ("epsilon", "inf", "finite")),

@@ -54,9 +54,9 @@ PLANTS = {
     # An empty loop in Python.
     "python": Plant(
         "fastfed/experts/baselines.py",
-        "        kernels.to_weights(np.exp(rows, out=rows))\n",
+        "        kernels.to_weights(np.exp(weights, out=weights))\n",
         "        for _ in range(7400):\n            pass\n"
-        "        kernels.to_weights(np.exp(rows, out=rows))\n",
+        "        kernels.to_weights(np.exp(weights, out=weights))\n",
         "system hedge",
     ),
 }

@@ -372,7 +372,7 @@ def test_text_names_guarantee_trust_and_advice() -> None:
     assert TRUST["shuffle"][0] not in result.stdout
     assert result.stdout.count("\n=> ") == 2
     assert "about 0.1 s of simulation" in result.stderr and "screened: " in result.stderr
-    assert "robin: its unit is all that one client holds" in result.stdout
+    assert "robin: it protects all data of a client" in result.stdout
 
 
 def test_write_leaves_a_spec(tmp_path: Path) -> None:

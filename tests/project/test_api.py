@@ -167,7 +167,7 @@ def test_audit_takes_a_name_or_a_function() -> None:
         return data + rng.laplace(scale=0.5)
 
     assert fastfed.audit(noisy, 0.0, 1.0, epsilon=1.0, delta=0.0).verdict == "caught"
-    with pytest.raises(InputError, match='audit "laplace" brings its own'):
+    with pytest.raises(InputError, match='audit "laplace" has built-in datasets'):
         fastfed.audit("laplace", 0.0, 1.0)  # type: ignore[call-overload]
     with pytest.raises(InputError, match='mean "laplace"'):
         fastfed.audit("laplac")
