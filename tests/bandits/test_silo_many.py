@@ -83,5 +83,5 @@ def test_plans_whose_model_changes_within_a_batch_choose_one_at_a_time():
     with pytest.raises(InputError, match="select_many needs a model that changes with releases"):
         silo.select_many([offers(0, 0)])
     for algorithm in ("private-fedlinucb", "fedlinucb", "linucb-jdp"):
-        with pytest.raises(InputError, match=rf"discount is no key of {algorithm}: .* without discounting"):
+        with pytest.raises(InputError, match=f"discount is no key of {algorithm}: "):
             fastfed.make_system(algorithm, horizon=20, dimension=2, discount=0.9)
