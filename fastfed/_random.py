@@ -333,7 +333,7 @@ class InterleavedNoise:
             raise AttributeError(name)
 
         def draw(*args: Any, **keys: Any) -> Any:
-            arguments = dict(zip(_PARAMETERS[name], args, strict=False)) | keys
+            arguments = dict(zip(_PARAMETERS[name][: len(args)], args, strict=True)) | keys
             for key, value in arguments.items():
                 if key == "silo":
                     arguments[key] = self.names[value]
@@ -393,7 +393,7 @@ class SystemNoise(Once):
 
     def _once_for(self, purpose: int, release: int) -> None:
         """Record the draw for a purpose and release; raise InputError at a second one."""
-        self._once(f"{PURPOSES[purpose]} of release {release}")
+        self._once(f"{PURPOSES.get(purpose, f'draw {purpose}')} of release {release}")
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""

@@ -60,7 +60,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
         stop.set()
         wait([ended], ENDING)
         if process.turn().acquire(timeout=WRITING):
-            # A disk that is slow may hold up the end of a file, whose content is on it already.
+            # Everything is on disk already: do not wait for a slow disk to close the files.
             closing = threading.Thread(target=process.close, daemon=True)
             closing.start()
             closing.join(WRITING)

@@ -416,11 +416,10 @@ class Hub(Speaker):
             values = self.wire.floats(body.values, f"the sum of release {release}")
             check_range(values, self._range.broadcast(release), f"the sum of release {release}")
         except Refused as refused:
-            # A hub and a silo that were both restored give other silos a second list of sessions.
-            restored = ", or hub and silo were restored and masks differ" * self.deployed.masked
-            return (
-                f"{refused}; a silo has sent what no records are{restored}: no sum can tell which"
-            )
+            # A silo that is restored with the hub reports under a second list of sessions.
+            masks = ", or hub and silo were restored and masks differ"
+            cause = f"a silo has sent what no records are{masks if self.deployed.masked else ''}"
+            return f"{refused}; {cause}: no sum can tell which"
         return ""
 
     def _suspicion(self, release: int) -> tuple[Write, ...]:

@@ -94,7 +94,7 @@ def run_phases(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run rounds 1..until, phase by phase; return (releases by checkpoint (C,), last model (d,)).
 
-    ``made`` is the fresh state of a curve with ``plan.local``. Its curve, regret and counts are
+    ``state`` is the fresh state of a curve with ``plan.local``. Its curve, regret and counts are
     filled in. ``open_pass`` opens a run of a state, and ``through`` runs some rounds of it.
     """
     run = open_pass(state)

@@ -73,7 +73,7 @@ _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to 
 /* Weight of the newest piece of work in the measured times; more while there are few. */
 #define NEWEST .25
 
-/* The part of a thread, in a cache line of its own. */
+/* The part of a thread, in a separate cache line. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t left; /* remaining items low..high-1, as (high << 32) | low */
     _Atomic int64_t open; /* number of items that are not done */

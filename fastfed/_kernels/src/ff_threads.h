@@ -11,7 +11,7 @@
  * - A waiting thread spins for some microseconds, then sleeps, so that the system can use its
  *   processor, also for the thread that it waits for.
  * - If several threads turn out to be slower than one, one thread works alone for a while.
- * Which thread does an item does not change any result: each item writes memory of its own, and
+ * Which thread does an item does not change any result: each item writes separate memory, and
  * `follow` functions, which run in the order of the items, may write shared memory. */
 #ifndef FF_THREADS_H
 #define FF_THREADS_H
