@@ -96,6 +96,26 @@ def stoppable(kept: str = "") -> Iterator[None]:
         os.close(writes)
 
 
+@contextmanager
+def noted() -> Iterator[list[int]]:
+    """Make ending signals append their number to the list, instead of raising.
+
+    An exception that a signal raises inside a lock of `threading` can leave the lock released
+    twice. A main thread that only waits avoids this by looking at the list. Signals that
+    `stoppable` does not handle are not noted.
+    """
+    numbers: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handled = [n for n in ENDING if in_main_thread and signal.getsignal(n) is _raise]
+    for number in handled:
+        signal.signal(number, lambda received, frame: numbers.append(received))
+    try:
+        yield numbers
+    finally:
+        for number in handled:
+            signal.signal(number, _raise)
+
+
 def end_with(pipe: int) -> None:
     """Start a thread that ends this process as soon as its owner closes the pipe."""
     from fastfed._kernels import _native

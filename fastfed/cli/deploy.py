@@ -50,12 +50,13 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
             ended.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    try:
-        while not ended.done():
+    with _signals.noted() as signals:
+        while not (signals or ended.done()):
             # Not one long wait: a signal that a different thread receives would not interrupt it.
             wait([ended], LOOK)
-        ended.result()
-    except KeyboardInterrupt:
+        if not signals:
+            ended.result()
+            return
         _signals.heard()
         stop.set()
         wait([ended], ENDING)
@@ -83,7 +84,10 @@ def party(command: F) -> F:
     def run(*args: Any, **others: Any) -> None:
         try:
             command(*args, **others)
-        except KeyboardInterrupt:
+        except BaseException as error:
+            # A signal's exception inside a lock of `threading` can cause a different error.
+            if not any(isinstance(e, KeyboardInterrupt) for e in (error, error.__context__)):
+                raise
             _signals.heard()
             end()
 

@@ -502,6 +502,34 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
         assert child.wait(30) == 0 and not child.stderr.read()
 
 
+IN_A_LOCK = LONG.replace(
+    "party.Process.tick = slow",
+    """
+import os, signal, threading
+
+acquire = threading.Condition._acquire_restore
+
+def interrupted(self, state):
+    working = os.path.exists(sys.argv[2] + "/silo.sock")
+    if working and threading.current_thread() is threading.main_thread():
+        os.kill(os.getpid(), signal.SIGTERM)
+    acquire(self, state)
+
+threading.Condition._acquire_restore = interrupted
+""",
+)
+
+
+def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
+    """An exception there would leave the lock released twice, and end the party with code 1."""
+    parties(tmp_path)
+    arguments = ["silo", str(tmp_path / "a"), "--hub", "http://[::1]:9"]
+    command = [sys.executable, "-P", "-c", IN_A_LOCK, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        said = child.stderr.read()
+        assert child.wait(30) == 0 and "Traceback" not in said, said
+
+
 CLOSES = LONG.replace(
     "party.Process.tick = slow", "party.Process.close = lambda self: time.sleep(60)"
 )
