@@ -182,7 +182,7 @@ class Algorithm:
     def make_checked(self, config: Any, problem: Any) -> Any:
         """Build the system for a config that `check` returned."""
         try:
-            system = self.build(config, problem)
+            system = self.build(self.settled(config, problem), problem)
         except InputError:
             raise
         except (ArithmeticError, ValueError, MemoryError) as error:

@@ -258,11 +258,13 @@ cdef class Run:
         c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
         c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
         c.radius.determinant, c.radius.anchor = curve["determinant"], curve["anchor"]
-        c.direct, c.inflation, c.bonus = curve["direct"], 1.0, 1.0
-        c.least_bonus = curve["least_bonus"]
-        c.tie_bonus, c.reward_limit = curve["tie_bonus"], curve["reward_limit"]
-        if curve["allowance"] is not None:
-            c.allowance = pointer(curve["allowance"])
+        c.direct, c.inflation = curve["direct"], 1.0
+        c.sieve.limit, c.sieve.slack, c.sieve.ranking = curve["sieve"]
+        c.sieve_growth = curve["sieve_growth"]
+        if curve["widths"] is not None:
+            c.widths = pointer(curve["widths"])
+        if "inverses" in curve:
+            c.inverses = pointer(curve["inverses"])
         c.radius_count = curve["radius_count"]
         c.last_entry = len(curve["regularizer"]) - 1
         c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
@@ -360,7 +362,7 @@ cdef class Run:
         for i in range(self.c.curve_count):
             c = &self.curves[i]
             rows.append([
-                c.released, c.second_bonus, c.inflation, c.bonus, c.ledger, c.log_inflation,
+                c.released, c.second_bonus, c.inflation, c.sieve.slack, c.log_inflation,
                 c.log_det, c.trigger.before, c.trigger.ridge, c.trigger.last, c.trigger.due, c.alike,
                 *[c.belief.ridge[g] for g in range(FF_MAX_GRID)],
             ])
@@ -374,13 +376,13 @@ cdef class Run:
         for i in range(self.c.curve_count):
             c = &self.curves[i]
             c.released = <int64_t>numbers[i, 0]
-            c.second_bonus, c.inflation, c.bonus = numbers[i, 1], numbers[i, 2], numbers[i, 3]
-            c.ledger, c.log_inflation, c.log_det = numbers[i, 4], numbers[i, 5], numbers[i, 6]
-            c.trigger.before, c.trigger.ridge = numbers[i, 7], numbers[i, 8]
-            c.trigger.last, c.trigger.due = <int64_t>numbers[i, 9], <int64_t>numbers[i, 10]
-            c.alike = <int64_t>numbers[i, 11]
+            c.second_bonus, c.inflation, c.sieve.slack = numbers[i, 1], numbers[i, 2], numbers[i, 3]
+            c.log_inflation, c.log_det = numbers[i, 4], numbers[i, 5]
+            c.trigger.before, c.trigger.ridge = numbers[i, 6], numbers[i, 7]
+            c.trigger.last, c.trigger.due = <int64_t>numbers[i, 8], <int64_t>numbers[i, 9]
+            c.alike = <int64_t>numbers[i, 10]
             for g in range(FF_MAX_GRID):
-                c.belief.ridge[g] = numbers[i, 12 + g]
+                c.belief.ridge[g] = numbers[i, 11 + g]
             # Cached bounds may be for another W than that of the last release: use none until the
             # next release.
             c.bonus_cache.version = 0

@@ -73,9 +73,13 @@ cdef extern from "ff_scores.h" nogil:
                    double gamma, int64_t d, double *scratch, double *scores)
     ctypedef struct ff_bounds:
         const float *upper
-    int64_t ff_select_tied(const ff_actions *actions, const double *w, const double *theta,
-                           double beta, double gamma, double limit, double tie, int64_t d,
-                           double *scratch, double *x) noexcept nogil
+    ctypedef struct ff_sieve:
+        double limit
+        double slack
+        double ranking
+    int64_t ff_select_sieved(const ff_actions *actions, const double *w, const double *theta,
+                             double beta, double gamma, const ff_sieve *sieve, int64_t d,
+                             double *scratch, double *x)
     int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
                       double beta, double gamma, int64_t d, double *scratch, double *x,
                       ff_bounds *reach)
@@ -291,8 +295,9 @@ cdef extern from "ff_estimate.h" nogil:
     double ff_log_inflation(const ff_radius *radius, double inflation)
     double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                                  double log_inflation, double log_det, int64_t d)
-    double ff_missing_bonus(const double *w, double beta, double gamma, double m, int64_t d,
-                            double *scratch)
+    double ff_inverse_norm(const double *w, int64_t d, double *scratch)
+    double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
+    double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
     double ff_choose_regularizer(const double *statistic, double full, double floor, int64_t d,
                                  double *w, double *scratch)
 
@@ -388,10 +393,8 @@ cdef extern from "ff_run.h" nogil:
         double tau
         const double *error_bound
         const double *floor
-        double least_bonus
-        double tie_bonus
-        double reward_limit
-        const double *allowance
+        double sieve_growth
+        const double *widths
         int64_t clip
         int64_t public_constant
         double constant
@@ -420,8 +423,8 @@ cdef extern from "ff_run.h" nogil:
         uint8_t *synchronised_rounds
         double second_bonus
         double inflation
-        double bonus
-        double ledger
+        ff_sieve sieve
+        double *inverses
         double log_inflation
         double log_det
         int64_t alike

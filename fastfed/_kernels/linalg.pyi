@@ -29,14 +29,15 @@ def bonus_ends(
 def select(
     actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float
 ) -> tuple[int, np.ndarray]: ...
-def select_tied(
+def select_sieved(
     actions: np.ndarray,
     w: np.ndarray,
     theta: np.ndarray,
     beta: float,
     gamma: float,
     limit: float,
-    tie: float,
+    slack: float,
+    ranking: float,
 ) -> tuple[int, np.ndarray]: ...
 def select_least(
     actions: np.ndarray,
@@ -76,7 +77,17 @@ def refresh(
     statistic: np.ndarray, regularizer: float, w: np.ndarray, theta: np.ndarray
 ) -> float: ...
 def choose_regularizer(statistic: np.ndarray, full: float, floor: float, d: int) -> float: ...
-def missing_bonus(w: np.ndarray, beta: float, gamma: float, m: float) -> float: ...
+def inverse_norm(w: np.ndarray) -> float: ...
+def row_width(
+    multiplier: float,
+    scale: float,
+    base: float,
+    anchor: float,
+    gamma: float,
+    rows: float,
+    d: int,
+) -> float: ...
+def slack(width: float, beta: float, gamma: float, inflation: float, inverse: float) -> float: ...
 def radius_at(
     multiplier: float,
     scale: float,

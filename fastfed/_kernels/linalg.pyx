@@ -162,15 +162,17 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
     return a, np.asarray(x)
 
 
-def select_tied(actions, const double[:, ::1] w, const double[::1] theta, double beta,
-                double gamma, double limit, double tie):
-    """Return (index, features) of the best action, where all scores of at least the limit tie."""
+def select_sieved(actions, const double[:, ::1] w, const double[::1] theta, double beta,
+                  double gamma, double limit, double slack, double ranking):
+    """Return (index, features) of the best action by a ranking that passes a sieve, see
+    ff_select_sieved."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
     cdef double[::1] x = np.empty(d)
-    cdef int64_t a = ff_select_tied(&view, &w[0, 0], &theta[0], beta, gamma, limit, tie, d,
-                                    &scratch[0], &x[0])
+    cdef ff_sieve sieve = ff_sieve(limit, slack, ranking)
+    cdef int64_t a = ff_select_sieved(&view, &w[0, 0], &theta[0], beta, gamma, &sieve, d,
+                                      &scratch[0], &x[0])
     return a, np.asarray(x)
 
 
@@ -266,11 +268,25 @@ def choose_regularizer(const double[::1] statistic, double full, double floor, i
     return ff_choose_regularizer(&statistic[0], full, floor, d, &w[0, 0], &scratch[0])
 
 
-def missing_bonus(const double[:, ::1] w, double beta, double gamma, double m):
-    """Bound what one round's regret may gain if both bonuses are multiplied by m < 1."""
+def inverse_norm(const double[:, ::1] w):
+    """Return an upper bound on the largest eigenvalue of V^-1."""
     cdef int64_t d = w.shape[0]
     cdef double[::1] scratch = np.empty(2 * d * d)
-    return ff_missing_bonus(&w[0, 0], beta, gamma, m, d, &scratch[0])
+    return ff_inverse_norm(&w[0, 0], d, &scratch[0])
+
+
+def row_width(double multiplier, double scale, double base, double anchor, double gamma,
+              double rows, int64_t d):
+    """Return C of a silo that adds rows one by one, see ff_row_width."""
+    cdef ff_radius radius
+    radius.multiplier, radius.scale, radius.base = multiplier, scale, base
+    radius.determinant, radius.anchor = 1, anchor
+    return ff_row_width(&radius, gamma, rows, d)
+
+
+def slack(double width, double beta, double gamma, double inflation, double inverse):
+    """Return the slack of a sieve, at least 1, see ff_slack."""
+    return ff_slack(width, beta, gamma, inflation, inverse)
 
 
 def radius_at(double multiplier, double scale, double base, double offset, double lam,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import choice
-from fastfed.advice.systems import LESS
 from fastfed.reporting.table import plus_minus
 
 if TYPE_CHECKING:
@@ -92,8 +91,8 @@ class Candidate:
     releases : int
         Number of synchronisations over the whole horizon.
     bonus : float
-        Factor on the exploration bonuses. Below 1 the system explores less, and ``bound`` includes
-        the regret allowance for it.
+        m' of the sieve: the factor on the exploration bonuses in the ranking of actions. ``bound``
+        does not depend on it.
     centred : bool
         True if rewards are centred, which needs less noise.
     share_until : int or None
@@ -177,8 +176,7 @@ class Verdict:
     sentence : str
         The verdict in words.
     alone : str
-        Name of the local baseline used. It is the one that explores less if that is better and the
-        best candidate has no proven bound either.
+        Name of the local baseline used, the better one.
     """
 
     trust: str
@@ -419,18 +417,8 @@ def _alone(verdict: Verdict, regrets: Mapping[str, Regret]) -> str:
 def _shared(verdict: Verdict, regrets: Mapping[str, Regret], differ: bool) -> str:
     """Say which system to share by, and what privacy costs."""
     best, not_private = regrets[verdict.best], regrets["no privacy"]
-    explores_less = regrets.get(LESS)
-    text = f"share by {verdict.best}"
-    if (
-        verdict.alone != LESS
-        and explores_less is not None
-        and explores_less.mean < best.mean + 2.0 * best.stderr
-    ):
-        text += (
-            " if regret must have a proven bound; if not, keep apart and explore less "
-            f"({figure(explores_less)})"
-        )
-    text += f": regret {figure(best)} per silo, alone {_alone(verdict, regrets)}; "
+    alone = _alone(verdict, regrets)
+    text = f"share by {verdict.best}: regret {figure(best)} per silo, alone {alone}; "
     if differ:
         text += f"one model for all, without privacy, would leave {figure(not_private)}"
     else:

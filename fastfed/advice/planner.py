@@ -35,6 +35,7 @@ from fastfed.advice.systems import (
     LESS,
     NOT_CENTRED,
     NOT_SHARED,
+    SIEVES,
     TRUST,
     Choice,
     Question,
@@ -343,19 +344,15 @@ class _Search:
         self.stage("screened", [contender(one) for one in to_simulate], SCREENED)
 
     def refine(self) -> None:
-        """Simulate the best few of each trust model, and variations of the best in one choice.
-
-        The best is also simulated with bonus 1, whose regret bound includes no regret allowance.
-        """
+        """Simulate the best few of each trust model, and variations of the best in one choice."""
         to_simulate: list[Choice] = []
         for trust in self.asked:
             ranked = self.ranked(trust)
             best = ranked[0]
             to_simulate += ranked[:KEPT] + self.add(trust, near(self.question, best))
-            if best.variant.bonus < 1.0:
-                full = best.with_bonus(1.0)
-                self.made[trust].append(full)
-                to_simulate.append(full)
+            rankings = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
+            self.made[trust] += rankings
+            to_simulate += rankings
         self.stage("refined", [contender(one) for one in to_simulate], REFINED)
 
     def finish(self) -> None:
@@ -459,7 +456,7 @@ class _Search:
             keys=one.keys,
             batches=one.batches_text,
             releases=plan.releases,
-            bonus=one.variant.bonus,
+            bonus=one.plan.ranking,
             centred=one.variant.centred,
             share_until=one.variant.until,
             fallback_epsilon=one.fallback,
@@ -470,10 +467,8 @@ class _Search:
         halving, question = self.halving, self.question
         best, *others = self.ranked(trust, "final")
         not_worse = tuple(o.label for o in others if level(halving.difference(best.label, o.label)))
-        # A best candidate with a proven bound is compared with the proven local baseline only;
-        # otherwise with the better of the two local baselines.
         alone = min(
-            (n for n in (ALONE, LESS) if n in halving.regrets and (n == ALONE or not best.bound)),
+            (name for name in (ALONE, LESS) if name in halving.regrets),
             key=lambda name: halving.regrets[name].mean,
         )
         difference_to_alone = halving.difference(best.label, alone)

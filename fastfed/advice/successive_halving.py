@@ -34,7 +34,7 @@ from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 # Instead of multiplying rounds by q, everything else is divided: privacy noise, lambda, c, E and
 # phi by q, and the radius of reward noise and the reward noise itself by sqrt(q), because reward
 # noise averages over q rounds. Then V, u and both bonuses equal those of M silos up to a factor
-# that cancels. The regret allowance is divided by q too, because its charges count silos. Two
+# that cancels. The widths of the sieve are divided by sqrt(q), as both bonuses are. Two
 # things are not reproduced: the sampling error of the contexts in a batch is sqrt(q) times too
 # large, and rewards are not Bernoulli. With m = M nothing is scaled and the distribution is exact;
 # only the sum of M Gaussian noises matters, so only the sum is drawn. Noise of shuffled bits is
@@ -114,7 +114,7 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         regularizer=plan.regularizer / times,
         radius=radius,
         clip=replace(clip, low=-math.inf, high=math.inf) if clip and centred else None,
-        allowance=tuple(a / times for a in plan.allowance),
+        widths=tuple(c / math.sqrt(times) for c in plan.widths),
         privacy=None,
     )
 

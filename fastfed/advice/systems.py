@@ -11,8 +11,8 @@ import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.bandits import ProblemSpec, System
-from fastfed.bandits.radius import allowance, direct_regret_bound
-from fastfed.bandits.system import BATCH_FIRST, BATCH_RATIO
+from fastfed.bandits.radius import direct_regret_bound
+from fastfed.bandits.system import BATCH_FIRST, BATCH_RATIO, SIEVE
 from fastfed.privacy.releases.buffered import buffered_prefix_variances
 from fastfed.privacy.releases.prefix_sums import (
     honaker_prefix_variance,
@@ -146,11 +146,10 @@ def shared_rounds(horizon: int) -> list[int]:
 
 # ---- Candidates ----------------------------------------------------------------------------------
 
-#: The smaller exploration bonus to try, and the centre of rewards in [0, 1].
-BONUS, CENTRE = 0.3, 0.5
-#: ``tie_bonus``: factor on bonuses among actions whose upper bounds exceed the reward range. It
-#: does not change the regret bound.
-TIE = 0.7
+#: The centre of rewards in [0, 1].
+CENTRE = 0.5
+#: Smaller factors m' of the sieve to try: more greedy choices, under the same regret bound.
+SIEVES = (0.2, 0.1)
 
 
 def most_variance(plan: Plan) -> float:
@@ -179,7 +178,7 @@ def kind(protocol: str, release: str) -> str:
 class Variant:
     """Settings of a candidate other than protocol, release and batches."""
 
-    bonus: float = 1.0
+    sieve: float = SIEVE
     centred: bool = False
     until: int | None = None  # last shared round; None: all rounds are shared
 
@@ -187,7 +186,7 @@ class Variant:
         """Return the settings that differ from the defaults, as text."""
         text = f", shared until {self.until}" if self.until is not None else ""
         text += ", centred" if self.centred else ""
-        return text + (f", bonus {self.bonus:g}" if self.bonus < 1.0 else "")
+        return text + (f", sieve {self.sieve:g}" if self.sieve != SIEVE else "")
 
 
 @dataclass(frozen=True)
@@ -251,19 +250,17 @@ class Choice:
         ]
         return max((e.epsilon for e in guarantees if e is not None), default=None)
 
-    def with_bonus(self, bonus: float) -> Choice:
-        """Return the candidate with a different bonus; noise and guarantee do not change.
+    def with_sieve(self, factor: float) -> Choice:
+        """Return the candidate with a different ranking; noise, guarantee and bound are the same.
 
-        Raises InputError if the regret allowance for this bonus is not proven.
+        Parameters
+        ----------
+        factor : float
+            m' of the ranking, below 1.
         """
-        plan = replace(self.plan, bonus=1.0, allowance=())
-        keys = {k: v for k, v in self.keys.items() if k != "bonus"}
-        if bonus < 1.0:
-            most = allowance(plan, self.system.theory, 1.0)
-            plan = replace(plan, bonus=bonus, allowance=tuple(most.tolist()))
-            keys["bonus"] = bonus
-        system = replace(self.system, plan=plan)
-        return replace(self, variant=replace(self.variant, bonus=bonus), keys=keys, system=system)
+        system = replace(self.system, plan=replace(self.plan, ranking=factor))
+        variant, keys = replace(self.variant, sieve=factor), {**self.keys, "sieve": factor}
+        return replace(self, variant=variant, keys=keys, system=system)
 
 
 def noises(plan: Plan) -> int:
@@ -290,18 +287,13 @@ class Question:
 
     def common(self) -> dict[str, Any]:
         """Return the keys that all curves of the answer share, local baselines included."""
-        keys = {}
-        if self.radius_multiplier != 1.0:
-            keys["radius_multiplier"] = self.radius_multiplier
-        if self.problem.reward_range is not None:
-            keys["tie_bonus"] = TIE
-        return keys
+        multiplier = self.radius_multiplier
+        return {"radius_multiplier": multiplier} if multiplier != 1.0 else {}
 
     @property
-    def explores(self) -> float:
-        """Bonus to try first: the smaller one if its regret allowance is proven."""
-        low, high = self.problem.reward_range or (0.0, 1.0)
-        return BONUS if self.radius_multiplier >= 1.0 and high - low <= 1.0 else 1.0
+    def sieves(self) -> bool:
+        """True if a sieve is proven, so that different factors m' have the same regret bound."""
+        return self.radius_multiplier >= 1.0
 
     def centre(self) -> dict[str, Any]:
         """Return the key that centres rewards, if rewards may be centred."""
@@ -341,8 +333,8 @@ class Question:
             keys["reward_centre"] = CENTRE
         if variant.until is not None:
             keys["share"] = {"until": variant.until}
-        if variant.bonus < 1.0:
-            keys["bonus"] = variant.bonus
+        if variant.sieve != SIEVE:
+            keys["sieve"] = variant.sieve
         settings = {k: v for k, v in keys.items() if k != "algorithm"}
         system = ALGORITHMS["private-fedlinucb"].make(settings, self.problem)
         self.check(system)
@@ -385,18 +377,19 @@ OTHER_NOISE = {"factorised": "toeplitz", "toeplitz": "factorised"}
 
 def usual(question: Question, protocol: str, variant: Variant) -> Recipe:
     """Return the recipe of a curve without keys for batches and release."""
-    batches = Growing(min(BATCH_FIRST, question.problem.horizon), BATCH_RATIO)
     keys = {"protocol": protocol, "epsilon": question.epsilon, "delta": question.delta}
     keys |= {"relation": question.relation, **question.centre()}
     entry = ALGORITHMS["private-fedlinucb"]
     settled = entry.settled(entry.check(keys), question.problem)
+    first = settled.batch_first or min(BATCH_FIRST, question.problem.horizon)
+    batches = Growing(first, settled.batch_ratio or BATCH_RATIO)
     return protocol, settled.release, batches, variant
 
 
 def recipes(question: Question, trust: str) -> list[Recipe]:
     """Return the (protocol, release, batches, variant) to try first for a trust model."""
     horizon = question.problem.horizon
-    first = Variant(question.explores, question.centred)
+    first = Variant(centred=question.centred)
     to_try: list[Recipe] = [
         (protocol, release, batches, first)
         for protocol, release in TRUST[trust][1]
@@ -496,16 +489,14 @@ def feducb_reason(question: Question, least: Choice) -> str:
 # ---- Baselines -----------------------------------------------------------------------------------
 
 
-#: Names of the local baselines: with the candidates' radius, and with a smaller radius.
+#: Names of the local baselines: with the default sieve, and with the smallest m' in `SIEVES`.
 ALONE, LESS = "alone", "alone, explores less"
 
 
 def baselines(question: Question) -> list[tuple[str, str, dict[str, Any]]]:
     """Return (name, label, keys of a curve) of each system to compare with."""
     common, centre = question.common(), question.centre()
-    smaller_radius = BONUS * question.radius_multiplier
     growing = Growing(1, 1.1)
-    bonus = {"bonus": question.explores} if question.explores < 1.0 else {}
     no_privacy = {
         "algorithm": "fedlinucb",
         "batch_size": "growing",
@@ -513,13 +504,12 @@ def baselines(question: Question) -> list[tuple[str, str, dict[str, Any]]]:
         "batch_ratio": growing.ratio,
         **common,
         **centre,
-        **bonus,
     }
     alone = {"algorithm": "local-linucb", **common, **centre}
     systems: list[tuple[str, str, dict[str, Any]]] = [(ALONE, "alone: local-linucb", alone)]
-    if bonus:
-        label = f"alone, radius x {smaller_radius:g} (no bound is proven): local-linucb"
-        systems.append((LESS, label, {**alone, "radius_multiplier": smaller_radius}))
+    if question.sieves:
+        less = min(SIEVES)
+        systems.append((LESS, f"alone, sieve {less:g}: local-linucb", {**alone, "sieve": less}))
     systems += [
         ("no privacy", f"no privacy: fedlinucb, {growing}", no_privacy),
         ("random", "random", {"algorithm": "random"}),

@@ -48,7 +48,7 @@ from fastfed.bandits.agent import (
     vector_gamma,
     vector_noise,
 )
-from fastfed.bandits.assemble import Noise, usual_release
+from fastfed.bandits.assemble import Noise, check_saturation, usual_release, with_saturation
 from fastfed.bandits.certify import certify
 from fastfed.bandits.linucb_bounds import (
     batch_size_b_2,
@@ -102,20 +102,32 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
     release : {"tree", "honaker", "toeplitz", "buffered", "factorised"}, optional
         The release type: how noise is added to all prefix sums. The default is the type with the
         smallest expected loss at the problem's sizes (`fastfed.bandits.assemble.usual_release`).
+    saturation : float, optional
+        n0 in rounds, only for release "factorised": noise in prefix sums of fewer rounds counts
+        less (docs/releases.md). The default follows from the noise of a single release if there is
+        a ``sieve``, and is 0 otherwise.
     """
 
     release: str | None = None
+    saturation: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_saturation(self)
         if self.release is not None:
             choice("release", self.release, RELEASES)
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Return the config with the release type filled in, see `usual_release`."""
-        if self.release is not None:
-            return self
-        return msgspec.structs.replace(self, release=_joint_release(self, problem))
+        """Return the config with its defaults filled in, see `usual_release`."""
+        settled = with_saturation(
+            super().settled(problem), problem, lambda c, s: _joint_noise(c, problem, s)
+        )
+        if settled.release is None:
+            release = "factorised" if self.saturation else _joint_release(settled, problem)
+            settled = msgspec.structs.replace(settled, release=release)
+        if settled.release != "factorised":
+            settled = msgspec.structs.replace(settled, saturation=0.0)
+        return settled
 
 
 def _joint_batches(config: JointConfig, problem: ProblemSpec) -> Schedule:
@@ -136,7 +148,8 @@ def _joint_noise(config: JointConfig, problem: ProblemSpec, schedule: Schedule) 
     assert config.release is not None
     factor = None
     if config.release == "factorised":
-        factor = optimal_factor(tuple(int(n) for n in schedule.ends), problem.horizon)
+        ends = tuple(int(n) for n in schedule.ends)
+        factor = optimal_factor(ends, problem.horizon, config.saturation or 0.0)
     centred = centred_of(config.clipping(problem))
     mechanism = calibrate_joint_dp(
         config.budget,
@@ -162,7 +175,6 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     check_agent("linucb-jdp", problem)
     if problem.horizon == 1 and config.calibration == "published-code":
         raise InputError('calibration "published-code" needs a horizon of at least 2: ln 1 = 0')
-    config = config.settled(problem)
     schedule = _joint_batches(config, problem)
     noise = _joint_noise(config, problem, schedule)
     assert config.release is not None

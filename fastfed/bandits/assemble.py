@@ -12,6 +12,7 @@ A release is the noisy sums that silos receive at one synchronisation. The relea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +22,7 @@ from typing import Protocol as TypingProtocol
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, number
 from fastfed.bandits.noise_distributions import (
     NoiseDistribution,
     batch_distribution,
@@ -30,7 +31,7 @@ from fastfed.bandits.noise_distributions import (
 )
 from fastfed.bandits.own_rounds import factor_horizon, public_failure, share_of, tossed
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.bandits.radius import Theory, allowance, make_theory
+from fastfed.bandits.radius import Theory, make_theory, sieve_widths
 from fastfed.bandits.system import Config, batches_of_user
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
@@ -172,7 +173,8 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
         return _secure_noise(config, problem, schedule, participations)
     if config.release == "factorised":
         last_round = factor_horizon(config, problem, schedule)
-        factor = optimal_factor(tuple(int(n) for n in schedule.ends), last_round)
+        release_rounds = tuple(int(n) for n in schedule.ends)
+        factor = optimal_factor(release_rounds, last_round, config.saturation or 0.0)
     if config.protects == "reward":
         return _reward_noise(config, problem, schedule, participations, factor)
     if config.release != "tree":
@@ -281,11 +283,62 @@ def usual_release(
 
     def release_loss(release: str) -> float:
         """Return the expected loss of one release type."""
-        noise = noise_of(msgspec.structs.replace(config, release=release))
+        saturation = config.saturation if release == "factorised" else 0.0
+        changed = msgspec.structs.replace(config, release=release, saturation=saturation)
+        noise = noise_of(changed)
         alpha = config.failure_probability
         return expected_loss(noise.distribution, problem, schedule, alpha)
 
     return min(candidates, key=release_loss)
+
+
+def check_saturation(config: Any) -> None:
+    """Raise InputError for a ``saturation`` that has no factor to apply to."""
+    if config.saturation is None:
+        return
+    number("saturation", config.saturation, at_least=0.0)
+    if config.saturation > 0.0 and config.release not in (None, "factorised"):
+        raise InputError(f'saturation needs release "factorised", got "{config.release}"')
+
+
+#: A prefix sum is useful from about this many times d standard deviations of its noise on.
+SATURATION = 10.0
+
+
+def with_saturation(
+    config: Any, problem: ProblemSpec, noise_of: Callable[[Any, Schedule], Noise]
+) -> Any:
+    """Fill in the config's ``saturation`` n0, if it is None.
+
+    A round costs a bounded regret however wrong theta_hat is. So less noise in a prefix sum helps
+    only once its rows exceed about `SATURATION` d standard deviations of the noise, which is after
+    n0 rounds. The noise is that of a single release, so n0 is known before the first round.
+
+    Parameters
+    ----------
+    config : PrivateConfig or JointConfig
+        The curve's keys, with the sieve filled in.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    noise_of : callable
+        ``noise_of(config, schedule)`` returns the calibrated noise.
+
+    Returns
+    -------
+    PrivateConfig or JointConfig
+        n0 is 0 if the action with the largest upper confidence bound is chosen, if the noise is not
+        exact or has no factor, or if users take part in several batches.
+    """
+    if config.saturation is not None:
+        return config
+    saturates = config.ranking[1] > 0.0 and config.calibration == "exact" and config.returning == 1
+    if not saturates or config.release not in ("factorised", None):
+        return msgspec.structs.replace(config, saturation=0.0)
+    single = msgspec.structs.replace(config, release="factorised", saturation=0.0)
+    noise = noise_of(single, Schedule.at((problem.horizon,), problem.horizon)).distribution
+    std = math.hypot(noise.node.bias, noise.node.off_diagonal) * float(noise.scales[-1])
+    rounds = round(SATURATION * problem.dimension * std / problem.silos)
+    return msgspec.structs.replace(config, saturation=float(rounds))
 
 
 def _candidate_releases(
@@ -362,7 +415,12 @@ def _secure_noise(
     centred, (feature, reward) = centred_of(clip), bounds_of(clip)
     mechanism = calibrate_secure_sum(
         Budget(config.epsilon, config.delta, config.relation),
-        secure_encoder(config.release, schedule, factor_horizon(config, problem, schedule)),
+        secure_encoder(
+            config.release,
+            schedule,
+            factor_horizon(config, problem, schedule),
+            config.saturation or 0.0,
+        ),
         problem.silos,
         colluders,
         problem.dimension,
@@ -384,7 +442,9 @@ def _secure_noise(
     return Noise(mechanism, distribution, std, factor=factor, secure=mechanism)
 
 
-def secure_encoder(release: str, schedule: Schedule, horizon: int) -> np.ndarray:
+def secure_encoder(
+    release: str, schedule: Schedule, horizon: int, saturation: float = 0.0
+) -> np.ndarray:
     """Return the encoder C: row k holds the weights of the batches in the k-th secure sum.
 
     Parameters
@@ -396,6 +456,8 @@ def secure_encoder(release: str, schedule: Schedule, horizon: int) -> np.ndarray
         The batches.
     horizon : int
         T.
+    saturation : float, default 0
+        n0 of `optimal_factor`.
 
     Returns
     -------
@@ -414,7 +476,8 @@ def secure_encoder(release: str, schedule: Schedule, horizon: int) -> np.ndarray
             'use batch_size = "growing" for fewer'
         )
     if release == "factorised":
-        return optimal_factor(tuple(int(n) for n in schedule.ends), horizon).encoder
+        release_rounds = tuple(int(n) for n in schedule.ends)
+        return optimal_factor(release_rounds, horizon, saturation).encoder
     if release == "toeplitz":
         return toeplitz_factor(count)
     if release == "tree":
@@ -631,9 +694,8 @@ def assemble(
         centred=config.centred_norm(problem),
     )
     plan = make_plan(config, problem, protocol, schedule, clip, theory, noise)
-    if config.bonus < 1.0:
-        regret_allowance = allowance(plan, theory, config.ledger)
-        plan = replace(plan, bonus=config.bonus, allowance=tuple(regret_allowance.tolist()))
+    if growth := config.ranking[1]:
+        plan = replace(plan, sieve_growth=growth, widths=sieve_widths(plan, theory))
     return replace(plan, individual=individual, release=release), theory
 
 
@@ -676,7 +738,7 @@ def make_plan(
         factor=noise.factor if noise else None,
         secure=noise.secure if noise else None,
         score=score_named(config.score),
-        tie_bonus=config.tie_bonus,
+        ranking=config.ranking[0],
         reward_limit=config.reward_limit(problem, clip),
         room=problem.room,
     )

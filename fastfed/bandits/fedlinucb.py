@@ -34,12 +34,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.bandits.assemble import assemble, make_noise, usual_release
+from fastfed.bandits.assemble import (
+    RELEASABLE,
+    assemble,
+    check_saturation,
+    make_noise,
+    usual_release,
+    with_saturation,
+)
 from fastfed.bandits.certify import certify
 from fastfed.bandits.own_rounds import (
     SharingConfig,
@@ -89,6 +96,8 @@ SUMMED = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
 #: Default covariance_ratio with the direct radius. Among ratios with the same privacy, it nearly
 #: minimises the bound on ||N theta* - h|| in any dimension, and reduces that on ||N|| by a quarter.
 DIRECT_RATIO = 0.7
+#: Default growing batches of "shuffle-vector", whose noise grows with the number of batches.
+SHUFFLED_FIRST, SHUFFLED_RATIO = 5, 1.5
 
 
 class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
@@ -131,6 +140,10 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         The share of users whose noise bits count in the privacy proof, only for "shuffle-vector".
     protects : {"user", "reward"}
         What is private: a user's context and rewards, or only rewards, if contexts are public.
+    saturation : float, optional
+        n0 in rounds, only for release "factorised": noise in prefix sums of fewer rounds counts
+        less (docs/releases.md). The default follows from the noise of a single release if there is
+        a ``sieve``, and is 0 otherwise.
     colluders : int, optional
         The number of silos, in 0..M - 1, whose noise does not count in the privacy proof, only for
         "secure-sum". The default is M / 3, rounded down.
@@ -154,6 +167,7 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
     vector_scale: float = 1.0
     honest_fraction: float = 1.0
     protects: str = "user"
+    saturation: float | None = None
     colluders: int | None = None
     noise_draws: str = "silo"
 
@@ -188,6 +202,7 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
             number("covariance_ratio", self.covariance_ratio, at_least=1e-3, at_most=1e3)
         check_returning(self.returning)
         choice("messages", self.messages, MESSAGES)
+        check_saturation(self)
         if self.colluders is not None:
             integer("colluders", self.colluders, at_least=0)
         number("vector_scale", self.vector_scale, above=0.0)
@@ -215,10 +230,19 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
             )
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Return the config with the release type filled in, see `usual_release`."""
-        if self.release is not None:
-            return self
-        return msgspec.structs.replace(self, release=_default_release(self, problem))
+        """Return the config with its defaults filled in, see `usual_release`."""
+        settled = super().settled(problem)
+        if settled.protocol == "shuffle-vector" and settled.ranking[1] and settled.grows:
+            first = min(SHUFFLED_FIRST, problem.horizon)
+            settled = settled.with_batches(first, SHUFFLED_RATIO)
+        if settled.protocol in (*RELEASABLE, "secure-sum"):
+            settled = with_saturation(settled, problem, lambda c, s: make_noise(c, problem, s))
+        if settled.release is None:
+            release = "factorised" if self.saturation else _default_release(settled, problem)
+            settled = msgspec.structs.replace(settled, release=release)
+        if settled.release != "factorised":
+            settled = msgspec.structs.replace(settled, saturation=0.0)
+        return settled
 
     def _check_rewards(self) -> None:
         """Raise InputError for keys that do not fit ``protects`` = "reward"."""
@@ -317,7 +341,6 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     InputError
         If protocol, release type and calibration do not fit together, or do not fit the problem.
     """
-    config = config.settled(problem)
     release = config.release
     assert release is not None
     protocol = released_as(PROTOCOLS[config.protocol], release)
@@ -400,6 +423,7 @@ class LocalConfig(Config, frozen=True, kw_only=True):
     """Keys of a local-linucb curve: the keys of `Config` except the batch keys and ``lazy``."""
 
     lazy: bool = False
+    alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -438,9 +462,9 @@ class RandomConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        defaults = Config(lazy=False)
+        unset, settled = Config(lazy=False), Config(lazy=False, sieve=1.0, bonus=1.0, tie_bonus=1.0)
         for key in Config.__struct_fields__:
-            if getattr(self, key) != getattr(defaults, key):
+            if getattr(self, key) not in (getattr(unset, key), getattr(settled, key)):
                 raise InputError(f"{key} has no meaning for random: it learns nothing")
 
 

@@ -175,17 +175,22 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
         for key in ("batch_size", "release_rounds"):
             if self.schedule != "fixed" and getattr(self, key) is not None:
                 raise InputError(f'{key} belongs to schedule "fixed", got "{self.schedule}"')
-        if self.bonus < 1.0 and self.schedule != "fixed" and not self.every_round:
-            raise InputError(
-                'bonus below 1 needs schedule "fixed", whose rounds are known in advance, got '
-                f'"{self.schedule}"'
-            )
         self._check_privacy()
 
     @property
     def every_round(self) -> bool:
         """True if silos synchronise after every round (D = 0 in the paper)."""
         return self.communication == "MT"
+
+    @property
+    def sieve_proven(self) -> bool:
+        """True if a sieve is proven; it needs rounds of synchronisation known in advance."""
+        return super().sieve_proven and (self.schedule == "fixed" or self.every_round)
+
+    @property
+    def sieve_needs(self) -> str:
+        """What a sieve needs, for messages."""
+        return f'schedule "fixed", {super().sieve_needs}'
 
     def _check_privacy(self) -> None:
         """Raise InputError for privacy keys that contradict each other or are missing."""
@@ -541,6 +546,11 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
     graph: str | tuple[tuple[int, int], ...] = "complete"
     graph_seed: int = 0
     gamma: int | None = None
+
+    @property
+    def sieve_proven(self) -> bool:
+        """False: no regret bound with constants is proven without a server."""
+        return False
 
     def __post_init__(self) -> None:
         super().__post_init__()

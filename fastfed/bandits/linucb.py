@@ -112,14 +112,23 @@ class Estimate:
         """
         return linalg.select(actions, self.w, self.theta, radius, second)
 
-    def select_tied(
-        self, actions: np.ndarray, radius: float, second: float, limit: float, tie: float
+    def select_sieved(
+        self,
+        actions: np.ndarray,
+        radius: float,
+        second: float,
+        limit: float,
+        slack: float,
+        ranking: float,
     ) -> tuple[int, np.ndarray]:
-        """Do the same as `select`, but treat all scores >= ``limit`` as tied.
+        """Return the best action by a ranking among those that pass a sieve (docs/radius.md).
 
-        Among tied actions, choose the largest <x, theta> + ``tie`` times the bonus.
+        With b the bonus in the score of `select`, an action passes if <x, theta> + (2 slack - 1) b
+        is at least ``limit`` or the largest score. Of these, the action with the largest
+        <x, theta> + ``ranking`` b is chosen.
         """
-        return linalg.select_tied(actions, self.w, self.theta, radius, second, limit, tie)
+        w, theta = self.w, self.theta
+        return linalg.select_sieved(actions, w, theta, radius, second, limit, slack, ranking)
 
     def select_scored(
         self, score: Score, key: int, round: int, actions: np.ndarray, radius: float, second: float
@@ -156,22 +165,41 @@ class Acting:
         self.release = 0
         # Factor of ||V^-1 x|| in scores, and f of the direct radius (`bandits.radius`).
         self._second_bonus, self._inflation = 0.0, 1.0
-        # Factor on bonuses in this batch: ``plan.bonus`` if the regret allowance permits it, or 1.
-        self._bonus = 1.0
-        # Charges against the regret allowance before the batch of each release, by release. A
-        # release that is received twice is charged once.
-        self._charged = {0: 0.0}
+        # Slack of the sieve (docs/radius.md). For a silo that never synchronises it changes in
+        # every round, and a bound on the largest eigenvalue of V^-1 is stored.
+        self._slack, self._inverse = 1.0, 0.0
         self.trigger: Clock | None = None
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         """Return the index and the features (d,) of the action with the largest score."""
         plan, radii = self.plan, (self._radius(), self._second_bonus)
-        if plan.tie_bonus < 1.0 and self._bonus == 1.0:
-            return self._estimate.select_tied(actions, *radii, plan.reward_limit, plan.tie_bonus)
+        if plan.ranking < 1.0:
+            if plan.slack_by_round:
+                self._slack = self._slack_of_round(radii[0])
+            sieve = plan.reward_limit, self._slack, plan.ranking
+            return self._estimate.select_sieved(actions, *radii, *sieve)
         if plan.score is None:
             return self._estimate.select(actions, *radii)
         key = self._score_key()
         return self._estimate.select_scored(plan.score, key, self.round + 1, actions, *radii)
+
+    def _slack_of_round(self, beta: float) -> float:
+        """Return the slack of the next round for a silo that never synchronises."""
+        plan, gamma, rows = self.plan, self._second_bonus, self.round
+        radius = plan.radius
+        if rows & (rows + 1) == 0:
+            # V grows, so a bound on V^-1 stays one. It is computed in rounds 1, 2, 4, 8, ...
+            self._inverse = linalg.inverse_norm(self._estimate.w)
+        width = linalg.row_width(
+            radius.multiplier,
+            radius.scale,
+            radius.base,
+            radius.anchor,
+            gamma,
+            float(rows),
+            plan.dimension,
+        )
+        return plan.sieve_growth * linalg.slack(width, beta, gamma, 1.0, self._inverse)
 
     def _score_key(self) -> int:
         """Return 64 uniform random bits for the score function in this round."""
@@ -182,7 +210,7 @@ class Acting:
         plan, entry = self.plan, self.plan.entry(self.release)
         radius, d = plan.radius, plan.dimension
         if radius.determinant:
-            return self._bonus * radius.of(entry, self._inflation, self._estimate.log_det, d)
+            return radius.of(entry, self._inflation, self._estimate.log_det, d)
         return radius.at(entry, plan.rows(self.release, self.round + 1), d)
 
     def _refresh(self, statistic: np.ndarray, release: int) -> float:
@@ -204,25 +232,14 @@ class Acting:
             second = plan.radius.multiplier * gamma
         if not np.isfinite(estimate.theta).all():
             raise environments.status_error(-2)
-        bonus, charges = self._bonus, self._charged
-        if plan.bonus < 1.0:
-            # Charge a bound on the regret that the smaller bonus may add in this batch.
+        slack = self._slack
+        if plan.widths:
             beta = plan.radius.of(k, inflation, estimate.log_det, plan.dimension)
-            batch_end = plan.end(release + 1) if release < plan.releases else plan.horizon
-            regret_per_row = linalg.missing_bonus(estimate.w, beta, second, plan.bonus)
-            charged_before = charges[release]
-            charged_after = (
-                charged_before
-                + float(plan.rows_per_round) * (batch_end - plan.end(release)) * regret_per_row
-            )
-            bonus = plan.bonus if charged_after <= plan.allowance[release] else 1.0
-            charges = {
-                release: charged_before,
-                release + 1: charged_after if bonus < 1.0 else charged_before,
-            }
-            second *= bonus
+            inverse = linalg.inverse_norm(estimate.w)
+            slack = linalg.slack(plan.widths[k], beta, second, inflation, inverse)
+            slack = plan.sieve_growth * slack if shift == 0.0 else 1.0
         if self.trigger is not None:
             self.trigger.restart(estimate.w, statistic, regularizer + shift)
         self._estimate, self._second_bonus, self._inflation = estimate, second, inflation
-        self._bonus, self._charged = bonus, charges
+        self._slack = slack
         return shift

@@ -133,11 +133,6 @@ class SharingConfig(Config, frozen=True, kw_only=True):
             )
         if self.clip is False:
             raise InputError("share needs clip = true: the privacy of shared rounds depends on it")
-        if self.share.rule == "min-of-bounds" and self.bonus < 1.0:
-            raise InputError(
-                'share.rule "min-of-bounds" needs bonus = 1, since it uses the smaller of two '
-                f"bounds, got {self.bonus:g}"
-            )
         if self.share.tossed:
             self._check_coin()
 

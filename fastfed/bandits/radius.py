@@ -368,8 +368,8 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
        M B Lambda / ln 2 + 2 sqrt(2 Lambda sum_k M B_k C_k^2).
 
     A silo that never synchronises adds one row at a time. The proof is the same with M = B = 1, and
-    there is no bad batch if c >= 1, because a row then at most doubles det A. A ``bonus`` below 1
-    adds at most the regret allowance, see `allowance`.
+    there is no bad batch if c >= 1, because a row then at most doubles det A. With a sieve, step 1
+    becomes: the regret of a round is at most 2 C ||x||_{A^-1}, see `sieve_widths`.
     """
     if not (theory.proven and _direct_in_batches(plan)):
         return None
@@ -384,9 +384,9 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     if not unsynchronised or plan.radius.anchor < 1.0:
         bad = theory.most_regret * _bad_rounds(plan, lengths, growth)[-1]
     good = 2.0 * math.sqrt(2.0 * growth[-1] * float((lengths * widths**2).sum()))
-    bound = float((plan.silos if unsynchronised else 1) * (bad + plan.radius.multiplier * good))
-    # Smaller bonuses add at most the regret allowance.
-    return bound + (max(plan.allowance) if plan.bonus < 1.0 else 0.0)
+    # A sieve whose slack is multiplied lets each bonus count as often.
+    good *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
+    return float((plan.silos if unsynchronised else 1) * (bad + good))
 
 
 def own_regret(plan: Plan) -> float:
@@ -460,55 +460,43 @@ def _bad_rounds(plan: Plan, lengths: np.ndarray, growth: list[float]) -> list[fl
     return bad_rounds
 
 
-def allowance(plan: Plan, theory: Theory, share: float) -> np.ndarray:
-    """Compute the regret allowance of a ``bonus`` below 1 for each release.
-
-    It limits the regret that smaller bonuses may add, up to the end of the batch after the release.
+def sieve_widths(plan: Plan, theory: Theory) -> tuple[float, ...]:
+    """Return C of `direct_regret_bound` after each release, from which a sieve's slack follows.
 
     Parameters
     ----------
     plan, theory
         As in `direct_regret_bound`.
-    share : float
-        kappa > 0.
 
     Returns
     -------
-    ndarray, shape (K + 1,)
-        kappa min(M t, B(t)), where t is the end of the batch after release k, and B(t) is the bound
-        of `direct_regret_bound` for t rounds with bonus 1. It does not decrease with k.
+    tuple of float
+        C times the radius multiplier, of length K + 1. Empty if silos never synchronise: C then
+        changes in every round (`Acting`).
 
     Raises
     ------
     InputError
-        If no proof covers the plan: for any other radius, plans that never synchronise, or rewards
-        that may differ by more than 1.
+        If no regret bound covers the plan, other than its conditions: for any other radius, or
+        batches whose ends depend on data.
 
     Notes
     -----
-    If bonuses are multiplied by m < 1, the chosen action a satisfies <x*, theta_hat> + m w(x*) <=
-    <a, theta_hat> + m w(a), so its regret is at most (1 + m) w(a) + (1 - m) w(x*). The sum of the
-    first terms is at most the bound B, which counts 2 w(a). The second term, or 1 if that is less,
-    is charged against the allowance. x* is unknown, so w(x*) is replaced by a bound for any x with
-    ||x|| <= 1: beta sqrt(q) + gamma q, where q bounds the largest eigenvalue of V^-1. The charge is
-    a function of the released sums. A batch whose charge would exceed the allowance uses m = 1. So
-    regret is at most (1 + kappa) B for any m. The idea without privacy is from Luo and Bayati
-    (2023).
+    Let w(x) = beta ||x||_{V^-1} + gamma ||V^-1 x|| and U(x) = <x, theta_hat> + w(x). An action a
+    passes the sieve if <a, theta_hat> + (2 s - 1) w(a) is at least min(max U, R), where R is the
+    largest mean reward. On the events, <x*, theta*> <= min(max U, R), so the regret of a is at most
+    2 s w(a). Let q bound the largest eigenvalue of V^-1. Then w(a) <= g ||a||_{A^-1} with
+    g = sqrt(f) (beta + gamma sqrt(q)). With the slack s = max(1, C / g), the regret is at most
+    2 C ||a||_{A^-1}, which is what the bound counts (docs/radius.md).
     """
-    if not _direct_in_batches(plan) or plan.batch_size == 0:
+    if not _direct_in_batches(plan):
         raise InputError(
-            "bonus below 1 needs batches that end after rounds known in advance, because its "
-            "regret is charged batch by batch: choose a batch_size or release_rounds"
+            "a sieve needs batches that end after rounds known in advance, for which a regret "
+            "bound is proven: choose a batch_size or release_rounds"
         )
-    if theory.most_regret > 1.0:
-        raise InputError(
-            "bonus below 1 needs rewards in an interval of length 1, because it charges at most 1 "
-            f"per round; here the length is {theory.most_regret:g}"
-        )
-    lengths, widths, growth = _widths(plan, theory)
-    rows = lengths.cumsum()
-    bad = np.array(_bad_rounds(plan, lengths, growth))
-    good = 2.0 * np.sqrt(2.0 * np.array(growth) * (lengths * widths**2).cumsum())
-    allowed = share * np.minimum(rows, bad + plan.radius.multiplier * good)
-    # The batch after the last release may be empty. Its allowance is that of the batch before it.
-    return np.append(allowed, np.repeat(allowed[-1], plan.releases + 1 - len(allowed)))
+    if not plan.batch_size:
+        return ()
+    _, widths, _ = _widths(plan, theory)
+    # The batch after the last release may be empty.
+    entries = np.minimum(np.arange(len(theory.regularizer)), len(widths) - 1)
+    return tuple((plan.radius.multiplier * widths[entries]).tolist())

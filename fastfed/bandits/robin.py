@@ -99,7 +99,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
                 raise InputError(f"{key} has no meaning for robin: phases double in length")
         if self.lazy:
             raise InputError("lazy has no meaning for robin: phases decide which data are used")
-        if self.tie_bonus != 1.0:
+        if self.tie_bonus not in (None, 1.0):
             raise InputError("tie_bonus has no meaning for robin: its later phases are greedy")
         if self.score != UCB:
             raise InputError(

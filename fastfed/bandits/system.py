@@ -23,6 +23,8 @@ from fastfed.protocols.score import SCORES, UCB
 
 #: ``batch_size`` = "growing": default rounds of the first batch, default growth factor of batches.
 GROWING, BATCH_FIRST, BATCH_RATIO = "growing", 3, 1.2
+#: Default m' of the sieve. A smaller m' loses where contexts are not diverse (docs/radius.md).
+SIEVE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -151,17 +153,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     base_rates : (float, float), optional
         Declared interval of the mean reward where all features but the intercept are 0. Without it
         no interval is assumed.
+    sieve : float, optional
+        m' in [0, 1]. A sieve passes all actions that may be chosen without changing the proven
+        regret bound (docs/radius.md). Among these the largest <x, theta_hat> + m' bonus is chosen.
+        With 1 the action with the largest upper confidence bound is chosen. The default is 0.3,
+        and 1 where no sieve is proven or where ``bonus`` or ``tie_bonus`` is given.
     bonus : float, default 1
-        m in [0, 1], the factor on both bonuses of the direct radius. It applies in every batch in
-        which the regret allowance (``ledger``) permits it. It lowers exploration, and a regret
-        bound still holds.
+        m in [0, 1]: as ``sieve``, but more actions pass, and the regret bound is 1 + ``ledger``
+        times as large.
     tie_bonus : float, default 1
-        m' in [0, 1]. Upper confidence bounds above the range of rewards are cut to its upper end,
-        which no mean reward exceeds, so several actions may tie. Among tied actions the largest
-        <x, theta_hat> + m' bonus is chosen. With 1 the bounds are not cut.
+        m' in [0, 1]: as ``sieve``, but only actions pass whose upper confidence bounds reach the
+        largest possible mean reward. If there is none, the largest bound is chosen.
     ledger : float, default 1
-        kappa > 0, the regret allowance: the regret that a ``bonus`` below 1 may add, as a multiple
-        of the regret bound with bonus 1.
+        kappa > 0: the regret that a ``bonus`` below 1 may add, as a multiple of the regret bound.
 
     Raises
     ------
@@ -182,9 +186,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     score: str = UCB
     reward_centre: float | None = None
     base_rates: tuple[float, float] | None = None
-    bonus: float = 1.0
-    tie_bonus: float = 1.0
+    sieve: float | None = None
+    bonus: float | None = None
+    tie_bonus: float | None = None
     ledger: float = 1.0
+    #: True if silos never synchronise.
+    alone: ClassVar[bool] = False
     #: Allowed values of ``radius``, and allowed names for ``regularizer``.
     radii: ClassVar[tuple[str, ...]] = RADII
     regularizers: ClassVar[tuple[str, ...]] = REGULARIZERS
@@ -192,8 +199,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self._check_batches()
         self._check_centre()
-        self._check_bonus()
-        self._check_ties()
+        self._check_ranking()
         SCORES.choose(self.score)
         choice("radius", self.radius, self.radii)
         number("radius_multiplier", self.radius_multiplier, above=0.0)
@@ -204,9 +210,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             number("regularizer", self.regularizer, above=0.0)
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Return the config with all defaults that depend on the problem's sizes filled in.
-
-        `Config` has no such defaults and returns itself. Subclasses may have some.
+        """Return the config with all defaults that depend on the problem filled in.
 
         Parameters
         ----------
@@ -217,7 +221,31 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         -------
         Config
         """
-        return self
+        sieve = self.sieve
+        if sieve is None:
+            in_range = problem.reward_range is not None or self.clip is not False
+            unset = self.bonus is None and self.tie_bonus is None
+            proven = self.sieve_proven and self.radius_multiplier >= 1.0
+            sieve = SIEVE if in_range and unset and proven else 1.0
+        bonus, tie_bonus = (1.0 if m is None else m for m in (self.bonus, self.tie_bonus))
+        return msgspec.structs.replace(self, sieve=sieve, bonus=bonus, tie_bonus=tie_bonus)
+
+    @property
+    def sieve_proven(self) -> bool:
+        """True if a sieve leaves the regret bound as it is, for these keys and linear rewards."""
+        return self.radius == "direct" and self.score == UCB and (self.lazy or self.alone)
+
+    @property
+    def ranking(self) -> tuple[float, float]:
+        """m' of the ranking, and the factor on the sieve's slack; (m', 0) for a slack of 1.
+
+        See `fastfed.protocols.plan.Plan`.
+        """
+        if self.bonus not in (None, 1.0):
+            return self.bonus, 1.0 + self.ledger
+        if self.sieve not in (None, 1.0):
+            return self.sieve, 1.0
+        return 1.0 if self.tie_bonus is None else self.tie_bonus, 0.0
 
     @property
     def regularizer_rule(self) -> str | float:
@@ -225,6 +253,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.regularizer is not None:
             return self.regularizer
         return "published-code" if self.radius == "published-code" else "from-noise"
+
+    def with_batches(self, first: int, ratio: float) -> Self:
+        """Return the config with growing batches, where its keys do not say which ones."""
+        if self.batch_first is not None or self.batch_ratio is not None:
+            return self
+        return msgspec.structs.replace(self, batch_first=first, batch_ratio=ratio)
 
     def _check_centre(self) -> None:
         """Raise InputError for a ``reward_centre`` that no proof covers."""
@@ -238,25 +272,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.clip is False:
             raise InputError("reward_centre needs clip = true: its proof is for clipped records")
 
-    def _check_bonus(self) -> None:
-        """Raise InputError for a ``bonus`` below 1 that no proof covers."""
-        number("bonus", self.bonus, at_least=0.0, at_most=1.0)
+    def _check_ranking(self) -> None:
+        """Raise InputError for a ranking of actions that no proof covers."""
         number("ledger", self.ledger, above=0.0)
-        if self.bonus == 1.0:
-            if self.ledger != 1.0:
-                raise InputError("ledger needs a bonus below 1")
-            return
-        if self.radius != "direct" or not self.lazy or self.score != UCB:
-            raise InputError(
-                'bonus below 1 needs radius "direct", lazy = true and score "ucb": no proof covers '
-                "other curves"
-            )
-
-    def _check_ties(self) -> None:
-        """Raise InputError for a ``tie_bonus`` whose scores are no upper confidence bounds."""
-        number("tie_bonus", self.tie_bonus, at_least=0.0, at_most=1.0)
-        if self.tie_bonus < 1.0 and self.score != UCB:
+        given = []
+        for key in ("sieve", "bonus", "tie_bonus"):
+            factor = getattr(self, key)
+            if factor is not None and number(key, factor, at_least=0.0, at_most=1.0) < 1.0:
+                given.append(key)
+        if "sieve" in given and len(given) > 1:
+            raise InputError(f"give either sieve or {given[1]}: each sets the ranking of actions")
+        if self.ledger != 1.0 and "bonus" not in given:
+            raise InputError("ledger needs a bonus below 1")
+        if "tie_bonus" in given and self.score != UCB:
             raise InputError(f'tie_bonus below 1 needs score "ucb", got "{self.score}"')
+        for key in given:
+            if key != "tie_bonus" and not self.sieve_proven:
+                raise InputError(f"{key} below 1 needs {self.sieve_needs}: no proof covers others")
+
+    @property
+    def sieve_needs(self) -> str:
+        """What a sieve needs, for messages."""
+        return 'radius "direct", lazy = true and score "ucb"'
 
     def reward_limit(self, problem: ProblemSpec, clip: Clip | None) -> float:
         """Return the largest possible mean reward minus ``reward_centre``.
@@ -277,16 +314,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Raises
         ------
         InputError
-            If ``tie_bonus`` is below 1 and the range of rewards is unknown.
+            If the ranking needs the range of rewards, and it is unknown.
         """
         if problem.reward_range is not None:
             high = problem.reward_range[1]
         elif clip is not None:
             high = clip.high
-        elif self.tie_bonus < 1.0:
+        elif self.ranking[0] < 1.0:
+            key = next(k for k in ("bonus", "sieve", "tie_bonus") if getattr(self, k) != 1.0)
             raise InputError(
-                "tie_bonus below 1 needs rewards in a known range, or clip = true: upper "
-                "confidence bounds are cut at the end of the range"
+                f"{key} below 1 needs rewards in a known range, or clip = true: upper confidence "
+                "bounds are cut at the end of the range"
             )
         else:
             high = 1.0

@@ -350,8 +350,8 @@ def _print(advice: Advice) -> None:
         kinds = dict.fromkeys(c.label.partition(f", {c.batches}")[0] for c in quieter)
         if kinds:
             click.echo(f"noisier at the same rounds, so not played: {'; '.join(kinds)}")
-        if any(c.bonus < 1.0 for c in advice.candidates if c.trust == verdict.trust):
-            click.echo("bonus below 1: less exploration; its bound holds what the ledger allows")
+        if any(", sieve" in c.label for c in advice.candidates if c.trust == verdict.trust):
+            click.echo("sieve below 0.3: less exploration, with the same bound")
     click.echo()
     from fastfed.advice.answer import figure
 

@@ -27,6 +27,10 @@ ROUNDING = 2.0**-20
 CHOSEN = frozenset({"clip", "budget"})
 #: Fields whose integers are rounded real numbers -> the difference that is always allowed.
 ROUNDED = {"factor": 1, "trials": 2}
+#: Numbers that plan files of earlier versions hold and that no longer exist, and numbers that those
+#: files lack. They decide which action is chosen, and nothing that leaves a silo.
+RETIRED = frozenset({"bonus", "tie_bonus", "allowance"})
+ADDED = frozenset({"ranking", "sieve_growth", "widths"})
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
 
 #: Maps the name and value of a number to the number that replaces it.
@@ -82,8 +86,13 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
         If a number is missing or unknown, or differs from the derived one by more than `ROUNDING`.
     """
     unused = dict(stored)
+    from_earlier = "ranking" not in stored
+    if from_earlier:
+        unused = {name: number for name, number in unused.items() if name not in RETIRED}
 
     def take(name: str, value: Any) -> Any:
+        if name not in unused and from_earlier and name in ADDED:
+            return value
         if name not in unused:
             raise InputError(f"the plan file has no number {name}; compile the plan again")
         return _read(name, unused.pop(name), value)

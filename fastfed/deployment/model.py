@@ -113,8 +113,12 @@ class Model(Acting):
     def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
         """Choose one of K rows (K, d); return its index and features."""
         plan, (_, estimate, radius, second) = self.plan, self._played
-        if plan.tie_bonus < 1.0 and self._bonus == 1.0:
-            return estimate.select_tied(features, radius, second, plan.reward_limit, plan.tie_bonus)
+        if plan.ranking < 1.0:
+            # With the sums of an earlier plan, the bound of this plan does not say what may be
+            # chosen. A slack of 1 is always allowed.
+            slack = self._slack if estimate is self._estimate else 1.0
+            sieve = plan.reward_limit, slack, plan.ranking
+            return estimate.select_sieved(features, radius, second, *sieve)
         return estimate.select(features, radius, second)
 
     @property

@@ -25,6 +25,7 @@ import numpy as np
 
 from fastfed._validate import InputError, check_plain, choice, integer, line, number, parsed, show
 from fastfed.bandits import ProblemSpec
+from fastfed.bandits.system import BATCH_FIRST, BATCH_RATIO, GROWING
 from fastfed.deployment import codec, guard, model
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
@@ -534,11 +535,26 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
 
 def _executed(document: Document) -> Executed:
     """Derive the plan from a document's choices and put the document's numbers into it."""
-    algorithm, _, keys = system_keys({"algorithm": document.algorithm, **document.keys})
+    keys = _with_earlier_defaults(document.keys)
+    algorithm, _, keys = system_keys({"algorithm": document.algorithm, **keys})
     sizes = len(document.silos), document.horizon, len(document.schema.columns)
     check_sizes(algorithm, keys, *sizes, closes=len(document.calendar.closes))
     executed: Executed = codec.executed(derived(algorithm, keys, *sizes), document.numbers)
     return executed
+
+
+def _with_earlier_defaults(keys: dict[str, Any]) -> dict[str, Any]:
+    """Add the values that keys of later versions have for a plan file of an earlier version."""
+    if "tie_bonus" not in keys or "sieve" in keys:
+        return keys
+    earlier: dict[str, Any] = {"sieve": 1.0}
+    if "release" in keys:
+        earlier["saturation"] = 0.0
+    grows = keys["batch_size"] in (None, GROWING) and keys["release_rounds"] is None
+    if grows and keys.get("protocol") == "shuffle-vector":
+        earlier["batch_first"] = keys["batch_first"] or BATCH_FIRST
+        earlier["batch_ratio"] = keys["batch_ratio"] or BATCH_RATIO
+    return {**keys, **earlier}
 
 
 def _check_parties(document: Document) -> None:

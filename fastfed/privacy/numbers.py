@@ -25,7 +25,7 @@ _LARGEST = 1e150
 
 #: Fields that may be negative: ends of intervals, and terms of radii.
 _SIGNED = frozenset(
-    ("low", "high", "centre", "reward_range", "reward_limit", "offset", "base", "allowance")
+    ("low", "high", "centre", "reward_range", "reward_limit", "offset", "base", "widths")
 )
 #: Fields that may be infinite: the epsilon of raw sums, an unknown smoothness, and the regularizer
 #: of a radius that does not grow.

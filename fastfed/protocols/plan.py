@@ -231,10 +231,10 @@ class Plan(OwnArrays):
     privacy: Claim | None = None  # the declared privacy guarantee; None: no claim
     release_rounds: tuple[int, ...] = ()  # last round of each batch, if batch lengths differ
     factor: Factor | None = None  # the factor of release "factorised"
-    bonus: float = 1.0  # m: factor on beta and gamma while the regret allowance lasts
-    tie_bonus: float = 1.0  # factor on beta and gamma among actions that tie at ...
-    reward_limit: float = 1.0  # ... the largest possible mean reward (minus its centre)
-    allowance: tuple[float, ...] = ()  # regret allowance of each release, see bandits/radius.py
+    ranking: float = 1.0  # m': factor on beta and gamma in the ranking; 1: the largest bound wins
+    reward_limit: float = 1.0  # the largest possible mean reward (minus its centre)
+    sieve_growth: float = 0.0  # factor on the slack of the sieve; 0: its slack is 1
+    widths: tuple[float, ...] = ()  # C of docs/radius.md for each release, times the multiplier
     own: OwnRounds | None = None  # local rounds, of which nothing is sent; None: all are shared
     secure: SecureSum | None = None  # the secure sum that silos and server execute, if masked
     drawn_once: bool = False  # simulate the noise of all silos' sum by one draw, see `simulated`
@@ -248,6 +248,11 @@ class Plan(OwnArrays):
     def bit_levels(self) -> int:
         """Number of tree levels whose nodes are sent as bits."""
         return self.levels if self.protocol.bits else 0
+
+    @property
+    def slack_by_round(self) -> bool:
+        """True if the slack of the sieve changes in every round: silos that never synchronise."""
+        return self.sieve_growth > 0.0 and not self.batch_size
 
     @property
     def history_numbers(self) -> int:

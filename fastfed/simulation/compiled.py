@@ -65,6 +65,8 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
             "own_shared": ((sums if plan.own.mixed else 0, s), float),
             "own_rest": ((sums, s), float),
         }
+    if plan.slack_by_round:
+        arrays["inverses"] = ((m,), float)
     if record:
         arrays |= {
             "actions": ((m, plan.horizon), np.int32),
@@ -131,10 +133,9 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "constant": clip.constant if clip else 0.0,
         "reward_centre": clip.centre if clip else 0.0,
         "tau": plan.radius.tau,
-        "least_bonus": plan.bonus,
-        "tie_bonus": plan.tie_bonus,
-        "reward_limit": plan.reward_limit,
-        "allowance": np.array(plan.allowance) if plan.bonus < 1.0 else None,
+        "sieve": (plan.reward_limit, 1.0, plan.ranking),
+        "sieve_growth": plan.sieve_growth,
+        "widths": np.array(plan.widths) if plan.widths else None,
         "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
         "levels": levels,
         "shuffled": protocol.shuffled,

@@ -453,6 +453,8 @@ def check_history(curves: Iterable[Curve]) -> None:
 LATER: dict[str, Any] = {
     "score": UCB,
     "protects": "user",
+    "sieve": 1.0,
+    "saturation": 0.0,
     "bonus": 1.0,
     "tie_bonus": 1.0,
     "ledger": 1.0,

@@ -64,8 +64,7 @@ double ff_determinant_radius(const ff_radius *radius, double offset, double infl
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 
-double ff_missing_bonus(const double *restrict w, double beta, double gamma, double m, int64_t d,
-                        double *restrict scratch)
+double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scratch)
 {
     double *restrict a = scratch, *restrict b = scratch + d * d, scale = 0.0, trace = 0.0;
     memset(a, 0, (size_t)(d * d) * sizeof(double));
@@ -93,7 +92,20 @@ double ff_missing_bonus(const double *restrict w, double beta, double gamma, dou
     for (int64_t i = 0; i < d; i++)
         trace += a[i * d + i];
     /* The last factor covers rounding error. */
-    const double q = scale * sqrt(sqrt(sqrt(trace))) * (1.0 + 1e-9);
-    const double missing = (1.0 - m) * (beta * sqrt(q) + gamma * q);
-    return missing < 1.0 ? missing : 1.0;
+    return scale * sqrt(sqrt(sqrt(trace))) * (1.0 + 1e-9);
+}
+
+double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
+{
+    const double growth = (double)d * ff_log(1.0 + rows / ((double)d * radius->anchor));
+    return radius->multiplier * radius->scale * sqrt(radius->base + growth) +
+           gamma / sqrt(radius->anchor);
+}
+
+double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
+{
+    /* The last factor covers rounding error. */
+    const double slack =
+        width / (sqrt(inflation) * (beta + gamma * sqrt(inverse))) * (1.0 - 1e-9);
+    return slack > 1.0 ? slack : 1.0;
 }

@@ -34,11 +34,15 @@ double ff_log_inflation(const ff_radius *radius, double inflation);
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d);
 
-/* Return a bound on the regret that one round may gain if both bonuses are multiplied by m < 1 and
- * the largest reward is 1: min(1, (1 - m) (beta sqrt(q) + gamma q)). Here q bounds the largest
- * eigenvalue of V^{-1} = W'W by the eighth root of the trace of its eighth power. scratch: 2 d^2
- * doubles. */
-double ff_missing_bonus(const double *w, double beta, double gamma, double m, int64_t d,
-                        double *scratch);
+/* Return an upper bound on the largest eigenvalue of V^{-1} = W'W: the eighth root of the trace of
+ * its eighth power. scratch: 2 d^2 doubles. */
+double ff_inverse_norm(const double *w, int64_t d, double *scratch);
+/* Return C of docs/radius.md for a silo that adds its rows one by one: its bonus beta ||x||_{V^-1}
+ * + gamma ||V^{-1} x|| is at most C ||x||_{V^-1} while V = anchor I + sum x x' has `rows` rows. */
+double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d);
+/* Return the slack of a sieve (ff_scores.h): how many times as large as its own bonus the bonus
+ * that the regret bound counts for an action is; at least 1. width: C, the bound counts bonuses of
+ * C ||x||_{A^-1}; inflation: V >= A / inflation; inverse: ff_inverse_norm(). */
+double ff_slack(double width, double beta, double gamma, double inflation, double inverse);
 
 #endif

@@ -46,7 +46,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_accumulate_many) \
     each(ff_rank_one) each(ff_sherman_morrison) each(ff_clip_norm) \
     each(ff_score_scratch) each(ff_scores) each(ff_select_least) each(ff_best_of) \
-    each(ff_select) each(ff_select_tied) each(ff_features) each(ff_scored_scratch) \
+    each(ff_select) each(ff_select_sieved) each(ff_features) each(ff_scored_scratch) \
     each(ff_scored) \
     each(ff_all_finite) \
     each(ff_is_symmetric) \
@@ -64,7 +64,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_mean_error) each(ff_sphere_mean) each(ff_sphere_fill) each(ff_gap_fill) \
     each(ff_gap_mean) each(ff_hard_fill) each(ff_pool_query) each(ff_pool_borrow) \
     each(ff_pool_ahead) \
-    each(ff_screen_f32_scratch) each(ff_screen_f32) \
+    each(ff_screen_f32_scratch) each(ff_screen_f32) each(ff_screen_f32_sieve) \
     each(ff_screen_f32_small_fits) each(ff_screen_f32_small)                                   
 /* clang-format on */
 

@@ -8,8 +8,8 @@ double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_
     /* The V of a lazy policy contains rounds up to the last release only. */
     const int64_t last_round = c->lazy ? ff_end_of(c, c->released) : round;
     if (c->radius.determinant)
-        return c->bonus * ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
-                                                c->log_inflation, log_det, d);
+        return ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+                                     c->log_inflation, log_det, d);
     return ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
                         c->radius_count * (double)last_round, d);
 }
@@ -45,6 +45,22 @@ static int64_t choose_tracked(const ff_run *run, ff_curve *c, int64_t silo,
                        : ff_select(actions, w, theta, beta, gamma, d, p->score, p->feature, NULL);
 }
 
+/* Return the sieve of a round. The slack of a silo that learns alone changes in every round, and
+ * its bound on V^{-1} is computed in rounds 1, 2, 4, 8, .. only, because V grows. */
+static ff_sieve sieve_of(ff_curve *c, int64_t silo, int64_t round, const double *w, double beta,
+                         int64_t d, double *scratch)
+{
+    ff_sieve sieve = c->sieve;
+    if (c->inverses) {
+        if ((round & (round - 1)) == 0)
+            c->inverses[silo] = ff_inverse_norm(w, d, scratch);
+        const double width = ff_row_width(&c->radius, c->second_bonus, (double)(round - 1), d);
+        sieve.slack = c->sieve_growth *
+                      ff_slack(width, beta, c->second_bonus, 1.0, c->inverses[silo]);
+    }
+    return sieve;
+}
+
 /* Choose by cached bounds on bonuses, from the candidate set, or by screening all actions. Returns
  * the action. */
 static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
@@ -55,9 +71,10 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
     const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
     const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
     int64_t action = -1;
-    if (c->tie_bonus < 1.0 && c->bonus == 1.0) {
-        action = ff_select_tied(actions, w, theta, beta, c->second_bonus, c->reward_limit,
-                                c->tie_bonus, d, p->score, p->feature);
+    if (c->sieve.ranking < 1.0) {
+        const ff_sieve sieve = sieve_of(c, silo, round, w, beta, d, p->bound);
+        action = ff_select_sieved(actions, w, theta, beta, c->second_bonus, &sieve, d, p->score,
+                                  p->feature);
         if (last)
             *last = (ff_choice){actions->x, c->released, action};
         return action;

@@ -269,21 +269,12 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         c->log_det = ff_log_det(c->w, d);
         c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
     }
-    if (c->allowance) {
-        /* Use the smaller bonus if a bound on the regret that it may add in the coming batch fits
-         * into the allowance. */
+    if (c->widths) {
         const double beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
                                                   c->log_inflation, c->log_det, d);
-        const double next_end = c->released < c->releases ? (double)ff_end_of(c, c->released + 1)
-                                                          : (double)run->horizon;
-        const double rounds = next_end - (double)ff_end_of(c, c->released);
-        const double added_regret = ff_missing_bonus(c->w, beta, c->second_bonus, c->least_bonus, d,
-                                                     p.bound);
-        const double ledger = c->ledger + c->radius_count * rounds * added_regret;
-        c->bonus = ledger <= c->allowance[c->released] ? c->least_bonus : 1.0;
-        if (c->bonus < 1.0)
-            c->ledger = ledger;
-        c->second_bonus *= c->bonus;
+        const double slack = ff_slack(c->widths[k], beta, c->second_bonus, c->inflation,
+                                      ff_inverse_norm(c->w, d, p.bound));
+        c->sieve.slack = shift == 0.0 ? c->sieve_growth * slack : 1.0;
     }
     c->alike = ff_multiple_of_identity(c->w, d) != 0.0;
     if (c->bonus_cache.silo) {

@@ -109,13 +109,9 @@ typedef struct {
                                   * only */
     const double *floor;         /* (last_entry + 1): least eigenvalue required of V; direct
                                   * radius only */
-    double least_bonus;          /* m, the factor on both bonuses while the regret allowance
-                                  * permits it */
-    const double *allowance;     /* (K + 1): largest value of `ledger` after k releases for which
-                                  * m is used; NULL: m is 1 */
-    double tie_bonus;            /* factor on the bonuses of actions whose scores tie; 1: none
-                                  * do. Scores tie .. */
-    double reward_limit;         /* .. if they are at least this limit, the largest mean reward */
+    double sieve_growth;         /* factor on the slack of the sieve; 0: the slack is 1 */
+    const double *widths;        /* (last_entry + 1): C of docs/radius.md after k releases; NULL if
+                                  * silos never synchronise */
     int64_t clip;                /* 1: clip features and rewards to the bounds below */
     int64_t public_constant;     /* 1: the last entry of a statistic is a public number and gets
                                   * no noise */
@@ -155,10 +151,10 @@ typedef struct {
                                    * direct */
     double inflation;             /* factor of the direct radius for a lambda below the
                                    * regularizer; otherwise 1 */
-    double bonus;                 /* factor on both bonuses until the next synchronisation:
-                                   * least_bonus or 1 */
-    double ledger;                /* bound on the regret that factors below 1 may have added so
-                                   * far (the regret allowance spent) */
+    ff_sieve sieve;               /* the sieve until the next synchronisation; its ranking is 1 if
+                                   * the action with the largest score is chosen */
+    double *inverses;             /* (M): bounds on the largest eigenvalue of V^{-1}, if silos never
+                                   * synchronise and have a sieve */
     double log_inflation;         /* ln(inflation / anchor), see ff_log_inflation */
     double log_det;               /* ln det V at the last synchronisation */
     ff_choice *choice;            /* (M): last choices; lazy policy only */

@@ -28,8 +28,9 @@ int64_t ff_score_scratch(int64_t d, int64_t actions)
     const int64_t f32 = ff_screen_f32_scratch(d, actions);
     const int64_t i16 = ff_screen_i16_scratch(d, actions);
     const int64_t screening = f32 > i16 ? f32 : i16;
-    /* A panel and its W x, the candidates, the scratch of screening, and space for alignment. */
-    return 2 * PANEL * d + actions + (screening > actions ? screening : actions) + 16;
+    /* A panel and its W x, two lists of candidates, the scratch of screening, and space for
+     * alignment. */
+    return 2 * PANEL * d + 2 * actions + (screening > actions ? screening : actions) + 16;
 }
 
 /* Copy PANEL consecutive actions from `first` on into a panel (d, PANEL); columns past the last
@@ -306,40 +307,36 @@ static double score_of(const ff_actions *actions, int64_t a, const double *restr
     return score;
 }
 
-int64_t ff_select_tied(const ff_actions *actions, const double *restrict w,
-                       const double *restrict theta, double beta, double gamma, double limit,
-                       double tie, int64_t d, double *restrict scratch, double *restrict x)
+int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
+                         const double *restrict theta, double beta, double gamma,
+                         const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                         double *restrict x)
 {
-    /* Two screenings nearly always decide. First: the best action under the smaller bonus wins if
-     * its score reaches the limit. Second: the action with the best score wins if that score does
-     * not reach the limit. The order of the two affects only the time. */
-    const int likely = score_of(actions, 0, w, theta, beta, gamma, d, scratch) >= limit;
-    for (int i = 0; i < 2; i++) {
-        const int tied = (i == 0) == likely;
-        const double factor = tied ? tie : 1.0;
-        const int64_t a =
-            ff_select(actions, w, theta, factor * beta, factor * gamma, d, scratch, x, NULL);
-        const double score = score_of(actions, a, w, theta, beta, gamma, d, scratch);
-        if (tied == (score >= limit))
-            return a;
-    }
-    /* Some score reaches the limit, but not that of the best action under the smaller bonus:
-     * compute all scores. */
-    double *panel = aligned(scratch), *z = panel + PANEL * d;
-    double best = -INFINITY, score[PANEL], smaller[PANEL];
-    int64_t chosen = 0;
-    for (int64_t first = 0; first < actions->actions; first += PANEL) {
-        const int64_t remaining = actions->actions - first;
-        pack(actions, first, d, panel);
-        score_panel(panel, w, theta, beta, gamma, d, z, score);
-        score_panel(panel, w, theta, tie * beta, tie * gamma, d, z, smaller);
-        for (int64_t a = 0; a < (remaining < PANEL ? remaining : PANEL); a++) {
-            if (score[a] >= limit && smaller[a] > best) {
-                best = smaller[a];
-                chosen = first + a;
-            }
+    int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
+    double *screen_scratch = (double *)(candidates + 2 * actions->actions);
+    const ff_sieved sieved = ff_screen_f32_sieve(actions, w, theta, beta, gamma, sieve, d,
+                                                 screen_scratch, candidates);
+    int64_t count = sieved.count;
+    double score;
+    if (!sieved.certain) {
+        /* Apply the exact sieve. */
+        double limit = sieve->limit;
+        if (!sieved.at_limit) {
+            ff_best_of(actions, candidates + actions->actions, sieved.largest, w, theta, beta,
+                       gamma, d, scratch, &score);
+            limit = score < limit ? score : limit;
         }
+        const double factor = 2.0 * sieve->slack - 1.0;
+        count = 0;
+        for (int64_t i = 0; i < sieved.count; i++)
+            if (score_of(actions, candidates[i], w, theta, factor * beta, factor * gamma, d,
+                         scratch) >= limit)
+                candidates[count++] = candidates[i];
     }
+    const int64_t chosen =
+        count > 1 ? ff_best_of(actions, candidates, count, w, theta, sieve->ranking * beta,
+                               sieve->ranking * gamma, d, scratch, &score)
+                  : candidates[0];
     ff_features(actions, chosen, d, x);
     return chosen;
 }

@@ -68,11 +68,20 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x, ff_bounds *bounds);
 
-/* As ff_select, but all scores of at least `limit` tie. Among actions that tie, the one with the
- * largest <x, theta> + tie (beta ||x||_{V^-1} + gamma ||V^{-1} x||) is chosen, 0 <= tie < 1. */
-int64_t ff_select_tied(const ff_actions *actions, const double *restrict w,
-                       const double *restrict theta, double beta, double gamma, double limit,
-                       double tie, int64_t d, double *restrict scratch, double *restrict x);
+/* Which actions may be chosen without changing a proven regret bound, and their ranking
+ * (docs/radius.md). With b = beta ||x||_{V^-1} + gamma ||V^{-1} x|| and U = <x, theta> + b, an
+ * action passes if <x, theta> + (2 slack - 1) b is at least min(limit, the largest U). */
+typedef struct {
+    double limit;   /* the largest mean reward */
+    double slack;   /* >= 1: an action may have `slack` times the regret that the bound counts */
+    double ranking; /* among actions that pass, the largest <x, theta> + ranking b is chosen */
+} ff_sieve;
+
+/* As ff_select, but return the best action by the ranking of a sieve among those that pass it. */
+int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
+                         const double *restrict theta, double beta, double gamma,
+                         const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                         double *restrict x);
 
 /* Return the action with the largest min(score, other score), the lowest index if several tie, and
  * write its features to x (d). The other score uses other_w, other_theta and other_beta, and has no

@@ -58,11 +58,12 @@ typedef struct {
     float second[SCREEN_PANEL] FF_ALIGNED, length[SCREEN_PANEL] FF_ALIGNED;
 } extremes;
 
-/* Compute the approximate scores of a panel into `score`, and update the extremes. valid: number of
- * actions from this panel on; wx: scratch for W x. */
+/* Compute the approximate scores of a panel into `score`, and update the extremes. bonus: NULL, or
+ * receives the bonuses; `score` then receives the means only. valid: number of actions from this
+ * panel on; wx: scratch for W x. */
 FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const model32 *model,
                             int64_t d, int64_t valid, float *restrict wx, float *restrict score,
-                            extremes *restrict so_far)
+                            float *restrict bonus, extremes *restrict so_far)
 {
     const float *restrict w = model->w;
     /* Several partial sums, because a single chain of additions would be limited by latency. */
@@ -104,6 +105,7 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
     float means[SCREEN_PANEL] FF_ALIGNED, squares[SCREEN_PANEL] FF_ALIGNED,
         lengths[SCREEN_PANEL] FF_ALIGNED;
     float second[SCREEN_PANEL] FF_ALIGNED = {0}, scores[SCREEN_PANEL] FF_ALIGNED;
+    float bonuses[SCREEN_PANEL] FF_ALIGNED = {0};
     for (int v = 0; v < VECTORS32; v++) {
         square[0][v] += square[1][v];
         norm[0][v] += norm[1][v];
@@ -116,11 +118,12 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
         second_panel(model->transposed, wx, d, second);
         for (int a = 0; a < SCREEN_PANEL; a++) {
             so_far->second[a] = second[a] > so_far->second[a] ? second[a] : so_far->second[a];
-            means[a] += gamma * sqrtf(second[a]);
+            bonuses[a] = gamma * sqrtf(second[a]);
         }
     }
     for (int a = 0; a < SCREEN_PANEL; a++) {
-        scores[a] = means[a] + beta * sqrtf(squares[a]);
+        bonuses[a] += beta * sqrtf(squares[a]);
+        scores[a] = means[a] + bonuses[a];
         /* The padding of a short panel is not an action, and has length zero. NaN proves
          * nothing. */
         so_far->score[a] =
@@ -128,7 +131,9 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
         so_far->width[a] = squares[a] > so_far->width[a] ? squares[a] : so_far->width[a];
         so_far->length[a] = lengths[a] > so_far->length[a] ? lengths[a] : so_far->length[a];
     }
-    memcpy(score, scores, sizeof scores);
+    memcpy(score, bonus ? means : scores, sizeof scores);
+    if (bonus)
+        memcpy(bonus, bonuses, sizeof bonuses);
 }
 
 /* Return the largest lane. */
@@ -182,8 +187,8 @@ FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float
 int64_t ff_screen_f32_scratch(int64_t d, int64_t actions)
 {
     const int64_t padded = (actions + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
-    /* In floats: upper bounds, a panel and its W x, [W; theta], W'. */
-    return padded / 2 + SCREEN_PANEL * d + padded_rows(d) * d + 1 + 16;
+    /* In floats: upper bounds or means and bonuses, a panel and its W x, [W; theta], W'. */
+    return padded + SCREEN_PANEL * d + padded_rows(d) * d + 1 + 16;
 }
 
 /* Write W' in whole groups of rows, with zeros before the diagonal of each group and past the last
@@ -196,15 +201,23 @@ FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict t
             transposed[j * d + k] = j < d && k >= j ? w32[k * d + j] : 0.0f;
 }
 
-int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
-                      const double *restrict theta, double beta, double gamma, int64_t d,
-                      double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds)
+/* Approximate scores of all actions. */
+typedef struct {
+    float *score, *bonus; /* (padded), see screen_panel */
+    double largest;       /* the largest approximate score */
+    double error;         /* bound on the error of every approximate score */
+    double width, length; /* bounds on ||W x|| and on ||x|| */
+} approximation;
+
+/* Compute approximate scores of all actions. has_bonus: 1 to write means and bonuses separately. */
+FF_INLINE approximation approximate(const ff_actions *actions, const double *restrict w,
+                                    const double *restrict theta, double beta, double gamma,
+                                    const int has_bonus, int64_t d, double *restrict scratch)
 {
-    if (ff_screen_f32_small_fits(actions, d) && gamma == 0.0 && !bounds)
-        return ff_screen_f32_small(actions, w, theta, beta, d, scratch, candidates);
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
-    float *score = (float *)aligned(scratch), *panel = score + padded;
+    float *score = (float *)aligned(scratch), *bonus = has_bonus ? score + padded : NULL;
+    float *panel = score + (has_bonus ? 2 : 1) * padded;
     float *wx = panel + SCREEN_PANEL * d, *w32 = wx + SCREEN_PANEL * d;
     float *transposed = w32 + rows * d;
     extremes so_far;
@@ -231,7 +244,7 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
             x = panel;
         }
         screen_panel(x, in_place ? actions->feature_stride : SCREEN_PANEL, &model, d, count - first,
-                     wx, score + first, &so_far);
+                     wx, score + first, has_bonus ? bonus + first : NULL, &so_far);
     }
     for (int64_t a = count; a < padded; a++)
         score[a] = -INFINITY;
@@ -239,11 +252,60 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
     const double width = sqrt(largest_of(so_far.width));
     const double second = sqrt(largest_of(so_far.second));
     const double error = error_of(beta, gamma, slack, theta_norm, w_norm, length, width, second);
+    return (approximation){score, bonus, largest_of(so_far.score), error,
+                           width + slack * (w_norm * length + width), length};
+}
+
+int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
+                      const double *restrict theta, double beta, double gamma, int64_t d,
+                      double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds)
+{
+    if (ff_screen_f32_small_fits(actions, d) && gamma == 0.0 && !bounds)
+        return ff_screen_f32_small(actions, w, theta, beta, d, scratch, candidates);
+    const int64_t count = actions->actions;
+    const approximation all = approximate(actions, w, theta, beta, gamma, 0, d, scratch);
     if (bounds) {
         for (int64_t a = 0; a < count; a++)
-            score[a] += (float)(1.01 * error);
-        *bounds = (ff_bounds){score, width + slack * (w_norm * length + width), length};
+            all.score[a] += (float)(1.01 * all.error);
+        *bounds = (ff_bounds){all.score, all.width, all.length};
     }
-    const double best = largest_of(so_far.score) + (bounds ? 1.01 * error : 0.0);
-    return list_survivors(score, (float)(best - 2.02 * error), count, candidates);
+    const double best = all.largest + (bounds ? 1.01 * all.error : 0.0);
+    return list_survivors(all.score, (float)(best - 2.02 * all.error), count, candidates);
+}
+
+ff_sieved ff_screen_f32_sieve(const ff_actions *actions, const double *restrict w,
+                              const double *restrict theta, double beta, double gamma,
+                              const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                              int64_t *restrict candidates)
+{
+    const int64_t count = actions->actions;
+    const approximation all = approximate(actions, w, theta, beta, gamma, 1, d, scratch);
+    const float *restrict mean = all.score, *restrict bonus = all.bonus;
+    /* Errors of a bonus with a factor: the error of a score covers a factor of at most 1. */
+    const double error = 1.01 * all.error, factor = 2.0 * sieve->slack - 1.0;
+    const double sieve_error = factor * error;
+    const double low = all.largest - error, high = all.largest + error;
+    const double least = low < sieve->limit ? low : sieve->limit;
+    const double most = high < sieve->limit ? high : sieve->limit;
+    /* The largest ranking among actions that certainly pass. */
+    double best = -INFINITY;
+    for (int64_t a = 0; a < count; a++) {
+        const double rank = (double)mean[a] + sieve->ranking * (double)bonus[a];
+        const double value = (double)mean[a] + factor * (double)bonus[a];
+        best = value - sieve_error >= most && rank > best ? rank : best;
+    }
+    /* List the actions that may pass and may have the largest ranking. A NaN proves nothing. */
+    ff_sieved result = {0, 0, 1, low >= sieve->limit};
+    for (int64_t a = 0; a < count; a++) {
+        const double rank = (double)mean[a] + sieve->ranking * (double)bonus[a];
+        const double value = (double)mean[a] + factor * (double)bonus[a];
+        if (value + sieve_error < least || rank < best - 2.0 * error)
+            continue;
+        candidates[result.count++] = a;
+        result.certain &= value - sieve_error >= most;
+    }
+    for (int64_t a = 0; !result.certain && !result.at_limit && a < count; a++)
+        if (!((double)mean[a] + (double)bonus[a] < low - error))
+            candidates[count + result.largest++] = a;
+    return result;
 }

@@ -15,7 +15,7 @@ from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
-from fastfed._validate import InputError, array, frozen, integer
+from fastfed._validate import InputError, array, frozen, integer, number
 
 # ---- The tree of p-sums --------------------------------------------------------------------------
 #
@@ -508,17 +508,23 @@ class Factor:
         return frozen((self.matrix**2).sum(axis=1))
 
 
-def optimal_factor(release_rounds: tuple[int, ...], horizon: int) -> Factor:
+def optimal_factor(
+    release_rounds: tuple[int, ...], horizon: int, saturation: float = 0.0
+) -> Factor:
     """Compute the factor whose noise costs a linear bandit least, for releases after these rounds.
 
     A prefix of n rounds is used in all rounds until the next release, and its error is its noise
-    over n. So prefix k has weight (rounds in which it is used) / n_k^2.
+    over n. So prefix k has weight (rounds in which it is used) / (n_k^2 + n0^2). Prefixes of fewer
+    than n0 rounds count less: a round costs a bounded regret however large the noise is.
+
     Parameters
     ----------
     release_rounds : tuple of int, length K
         n_1 < ... < n_K, the rounds after which there is a release; K <= `MOST_RELEASES`.
     horizon : int
         T >= n_K.
+    saturation : float, default 0
+        n0 >= 0, in rounds.
 
     Returns
     -------
@@ -539,17 +545,18 @@ def optimal_factor(release_rounds: tuple[int, ...], horizon: int) -> Factor:
     ends = np.array(release_rounds, dtype=np.int64)
     if len(ends) and not (ends[0] >= 1 and (np.diff(ends) > 0).all() and ends[-1] <= horizon):
         raise InputError("release_rounds must increase from 1 to the horizon at most")
-    return _cached_optimal_factor(tuple(int(n) for n in ends), horizon)
+    saturation = number("saturation", saturation, at_least=0.0)
+    return _cached_optimal_factor(tuple(int(n) for n in ends), horizon, saturation)
 
 
 @lru_cache(maxsize=64)
-def _cached_optimal_factor(ends: tuple[int, ...], horizon: int) -> Factor:
+def _cached_optimal_factor(ends: tuple[int, ...], horizon: int, saturation: float) -> Factor:
     """Compute `optimal_factor` without checking the arguments."""
     if not ends:
         return Factor(np.zeros((0, 0)))
     rounds = np.array(ends, dtype=np.float64)
     rounds_served = np.maximum(np.append(rounds[1:], horizon) - rounds, 1.0)
-    return factor_for(rounds_served / rounds**2)
+    return factor_for(rounds_served / (rounds**2 + saturation**2))
 
 
 def factor_for(weights: np.ndarray) -> Factor:
