@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_feducb_decentralized import ACTIONS, BUDGET, FIXED, OPEN, QUIET, STEADY, play_on, system
+from test_feducb_decentralized import (
+    ACTIONS,
+    BUDGET,
+    FIXED,
+    OPEN,
+    QUIET,
+    STEADY,
+    step_peers,
+    system,
+)
 
 import fastfed
 from fastfed import InputError
@@ -44,7 +53,7 @@ def test_a_deployment_by_hand(keys, lazy, graph):
     made = system(horizon=30, **keys, **graph, lazy=lazy)
     crowd = crowd_of(made)
     network: Network[Message] = Network(made.plan.graph, made.plan.gamma)
-    messages = play_on(crowd, network, 30)
+    messages = step_peers(crowd, network, 30)
     for _ in range(made.plan.gamma):
         for i, message in network.deliver():
             crowd[i].receive(message)
@@ -70,7 +79,7 @@ def test_a_deployment_by_hand(keys, lazy, graph):
 def test_two_deployments_have_noise_of_their_own():
     made = system(**STEADY, horizon=4, silos=2)
     sent_twice = [
-        play_on(crowd_of(made), Network(made.plan.graph, 1), 4) for _ in range(2)
+        step_peers(crowd_of(made), Network(made.plan.graph, 1), 4) for _ in range(2)
     ]  # fmt: skip
     first, second = ([m.report.values for m in run if isinstance(m, Sums)] for run in sent_twice)
     assert len(first) == len(second) == 4
@@ -80,7 +89,7 @@ def test_two_deployments_have_noise_of_their_own():
 def test_one_source_for_all_never_draws_twice():
     made = system(horizon=12, **STEADY, graph="line")
     shared = SystemNoise()
-    play_on(crowd_of(made, lambda i: shared), Network(made.plan.graph, 3), 12)
+    step_peers(crowd_of(made, lambda i: shared), Network(made.plan.graph, 3), 12)
     twin = fastfed.parties.Peer(made.plan, 0, shared)
     with pytest.raises(InputError, match="use one SystemNoise for each system"):
         for _ in range(12):
