@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import dubey_pentland_2020 as oracle
-from test_feducb_oracle import same, symmetric, uneven
+from test_feducb_oracle import same, symmetric_matrix, uneven_environment
 
 import fastfed
 from fastfed import InputError
@@ -332,7 +332,7 @@ def test_both_drivers_agree_on_a_replayed_pool(recorded, sampling, rule):
 def test_both_drivers_agree_when_silos_request_in_different_rounds(rule):
     """Use silos with different features and numbers of actions; features and rewards are
     clipped."""
-    e = experiment(uneven(), **RULES[rule], horizon=34, graph="line", gamma=1)
+    e = experiment(uneven_environment(), **RULES[rule], horizon=34, graph="line", gamma=1)
     outcome = run_compiled(e)
     same(outcome, run_readable(e))
     peer_run = run_peers(e)
@@ -537,7 +537,7 @@ def node_noise(e: Experiment) -> Callable[[int, int, int], np.ndarray]:
     def noise(i: int, g: int, n: int) -> np.ndarray:
         z = source.node(i, (n - 1) * plan.gamma + g + 1, d)
         matrix = np.zeros((d + 1, d + 1))
-        matrix[:d, :d] = symmetric(z[d:], std.off_diagonal, std.diagonal)
+        matrix[:d, :d] = symmetric_matrix(z[d:], std.off_diagonal, std.diagonal)
         matrix[:d, d] = matrix[d, :d] = std.bias * z[:d]
         return matrix
 
@@ -703,7 +703,9 @@ def test_silos_can_request_in_the_same_round_and_too_late_for_a_report():
 def test_a_single_request_makes_the_whole_clique_report():
     """Check that silos report after another silo's request, since some triggers always fire
     late."""
-    e = experiment(uneven(), **OPEN, **EAGER, communication=2.0, horizon=34, graph="line", gamma=2)
+    e = experiment(
+        uneven_environment(), **OPEN, **EAGER, communication=2.0, horizon=34, graph="line", gamma=2
+    )
     replayed = check_against_paper(e, run_compiled(e))
     assert 2 <= len(replayed.requests) < len(replayed.broadcasts)
     assert 1 < len({i for _, i, _ in replayed.requests}) < 4
@@ -861,7 +863,7 @@ def requests_by_definition(e: Experiment, outcome: Outcome) -> list[tuple[int, i
                 if part_plan.trigger.kind == PRIVATE_DETERMINANT:
                     for node in oracle.tree_nodes(use - last_report_use):
                         z = source.trigger(i, rounds[last_report_use + node - 1], d)
-                        noise += symmetric(z, *part_plan.trigger.std)
+                        noise += symmetric_matrix(z, *part_plan.trigger.std)
                 growth, threshold = (
                     log_det_growth(part_plan, v, gram, noise),
                     part_plan.trigger.threshold / (use - last_report_use),
@@ -879,7 +881,7 @@ def requests_by_definition(e: Experiment, outcome: Outcome) -> list[tuple[int, i
                     e, part, outcome, [(r, i, g) for r in reports for i in part.clique],
                     node_noise(e) if private else None,
                 )  # fmt: skip
-                v = symmetric(total[d:], 1.0, 1.0)
+                v = symmetric_matrix(total[d:], 1.0, 1.0)
                 v = v + part_plan.regularizer[part_plan.entry(len(reports))] * np.eye(d)
     return sorted(requests)
 
