@@ -1,4 +1,4 @@
-"""Peers of `feducb-decentralized` in a deployment, and what they refuse."""
+"""Tests of deployed peers (``feducb-decentralized``) and of the messages that they refuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_feducb_decentralized import ACTIONS, BUDGET, FIXED, OPEN, QUIET, STEADY, play_on, system
+from test_feducb_decentralized import (
+    ACTIONS,
+    BUDGET,
+    FIXED,
+    OPEN,
+    QUIET,
+    STEADY,
+    step_peers,
+    system,
+)
 
 import fastfed
 from fastfed import InputError
@@ -19,12 +28,16 @@ from fastfed.protocols.protocol import Report
 from fastfed.protocols.serverless import Network, Request, Sums
 
 
-def one_round(peer: fastfed.parties.Peer) -> None:
+def play_round(peer: fastfed.parties.Peer) -> None:
+    """Let the peer select an action and observe a reward."""
     peer.observe(float(peer.select(ACTIONS) == 1))
 
 
-def crowd_of(made: Any, noise: Callable[[int], Any] = lambda i: None) -> list[fastfed.parties.Peer]:
-    return [fastfed.parties.Peer(made.plan, i, noise(i)) for i in range(made.plan.silos)]
+def make_peers(
+    system_: Any, noise: Callable[[int], Any] = lambda i: None
+) -> list[fastfed.parties.Peer]:
+    """Return the peers of a system; ``noise(i)`` returns the noise source of peer i."""
+    return [fastfed.parties.Peer(system_.plan, i, noise(i)) for i in range(system_.plan.silos)]
 
 
 @pytest.mark.parametrize("lazy", [True, False])
@@ -39,71 +52,74 @@ def crowd_of(made: Any, noise: Callable[[int], Any] = lambda i: None) -> list[fa
     ids=["open", "determinant", "quiet", "fixed"],
 )
 @pytest.mark.parametrize("graph", [{"graph": "line", "gamma": 2}, {"graph": "ring"}])
-def test_a_deployment_by_hand(keys, lazy, graph):
-    """Noise of the operating system, one source for each silo."""
-    made = system(horizon=30, **keys, **graph, lazy=lazy)
-    crowd = crowd_of(made)
-    network: Network[Message] = Network(made.plan.graph, made.plan.gamma)
-    messages = play_on(crowd, network, 30)
-    for _ in range(made.plan.gamma):
+def test_deployed_peers_reach_the_same_sums(keys, lazy, graph):
+    """Use noise from the operating system, with one source for each silo."""
+    system_ = system(horizon=30, **keys, **graph, lazy=lazy)
+    peers = make_peers(system_)
+    network: Network[Message] = Network(system_.plan.graph, system_.plan.gamma)
+    messages = step_peers(peers, network, 30)
+    for _ in range(system_.plan.gamma):
         for i, message in network.deliver():
-            crowd[i].receive(message)
+            peers[i].receive(message)
     assert any(isinstance(m, Sums) for m in messages)
-    for part in made.plan.parts:
-        own = [crowd[i].estimators[part.estimator] for i in part.clique]
+    for part in system_.plan.parts:
+        estimators = [peers[i].estimators[part.estimator] for i in part.clique]
         reports = [
             m for m in messages
             if isinstance(m, Sums) and m.silo == part.clique[0] and m.estimator == part.estimator
         ]  # fmt: skip
-        assert {estimator.silo.release for estimator in own} == {len(reports)}
-        for estimator in own:
-            np.testing.assert_array_equal(estimator.total, own[0].total)
+        assert {estimator.silo.release for estimator in estimators} == {len(reports)}
+        for estimator in estimators:
+            np.testing.assert_array_equal(estimator.total, estimators[0].total)
             assert not estimator.silo.due
         if lazy:
-            for estimator in own:
-                np.testing.assert_array_equal(estimator.silo.theta, own[0].silo.theta)
-    assert all(peer.round == 30 and peer.outbox() == [] for peer in crowd)
+            for estimator in estimators:
+                np.testing.assert_array_equal(estimator.silo.theta, estimators[0].silo.theta)
+    assert all(peer.round == 30 and peer.outbox() == [] for peer in peers)
     with pytest.raises(InputError, match="the plan ends after round 30"):
-        crowd[0].select(ACTIONS)
+        peers[0].select(ACTIONS)
 
 
-def test_two_deployments_have_noise_of_their_own():
-    made = system(**STEADY, horizon=4, silos=2)
-    sent_twice = [
-        play_on(crowd_of(made), Network(made.plan.graph, 1), 4) for _ in range(2)
+def test_two_deployments_draw_different_noise():
+    system_ = system(**STEADY, horizon=4, silos=2)
+    messages_per_run = [
+        step_peers(make_peers(system_), Network(system_.plan.graph, 1), 4) for _ in range(2)
     ]  # fmt: skip
-    first, second = ([m.report.values for m in run if isinstance(m, Sums)] for run in sent_twice)
+    first, second = (
+        [message.report.values for message in run if isinstance(message, Sums)]
+        for run in messages_per_run
+    )
     assert len(first) == len(second) == 4
     assert all((a != b).all() for a, b in zip(first, second, strict=True))
 
 
-def test_one_source_for_all_never_draws_twice():
-    made = system(horizon=12, **STEADY, graph="line")
+def test_a_shared_noise_source_never_repeats_a_draw():
+    system_ = system(horizon=12, **STEADY, graph="line")
     shared = SystemNoise()
-    play_on(crowd_of(made, lambda i: shared), Network(made.plan.graph, 3), 12)
-    twin = fastfed.parties.Peer(made.plan, 0, shared)
+    step_peers(make_peers(system_, lambda i: shared), Network(system_.plan.graph, 3), 12)
+    second_peer = fastfed.parties.Peer(system_.plan, 0, shared)
     with pytest.raises(InputError, match="use one SystemNoise for each system"):
         for _ in range(12):
-            one_round(twin)
-            twin.outbox()
+            play_round(second_peer)
+            second_peer.outbox()
 
 
-def test_wrong_objects_are_one_clear_sentence():
-    made = system(**STEADY)
+def test_errors_about_wrong_arguments_are_one_sentence():
+    system_ = system(**STEADY)
     central = fastfed.make_system("feducb", silos=2, horizon=9, dimension=2, private=False)
     with pytest.raises(
         InputError, match=r"a PeerPlan, such as system\.plan of feducb-\w+, got Sys"
     ):
-        fastfed.parties.Peer(made)
+        fastfed.parties.Peer(system_)
     with pytest.raises(InputError, match="plan must be a PeerPlan"):
         fastfed.parties.Peer(central.plan)
-    for door in (fastfed.parties.Silo, fastfed.parties.Server, fastfed.parties.Shuffler):
+    for make_party in (fastfed.parties.Silo, fastfed.parties.Server, fastfed.parties.Shuffler):
         with pytest.raises(InputError, match="has no server, each silo is a Peer"):
-            door(made.plan)
+            make_party(system_.plan)
     for index in (-1, 4, 1.0, True):
         with pytest.raises(InputError, match="index must be an integer"):
-            fastfed.parties.Peer(made.plan, index)
-    peer = fastfed.parties.Peer(made.plan, 1)
+            fastfed.parties.Peer(system_.plan, index)
+    peer = fastfed.parties.Peer(system_.plan, 1)
     with pytest.raises(InputError, match="message must be a Request or Sums, got Report"):
         peer.receive(Report(1, 2, np.zeros(5)))
     for estimator in (1, -1, 0.0, None):
@@ -118,230 +134,237 @@ def test_wrong_objects_are_one_clear_sentence():
         peer.select(ACTIONS)
     with pytest.raises(InputError, match="reward must be"):
         peer.observe(np.nan)
-    # None of it counts.
+    # The refused calls did not change the round.
     assert peer.round == 0
     peer.observe(1.0)
     assert peer.round == 1
 
 
 def test_a_peer_waits_for_all_reports():
-    made = system(silos=3, **STEADY)
-    crowd = crowd_of(made)
-    for peer in crowd:
-        one_round(peer)
+    system_ = system(silos=3, **STEADY)
+    peers = make_peers(system_)
+    for peer in peers:
+        play_round(peer)
         assert peer.outbox() == []
-        one_round(peer)
-    messages = [peer.outbox() for peer in crowd]
-    assert [[type(m) for m in sent_now] for sent_now in messages] == [[Sums]] * 3
+        play_round(peer)
+    messages = [peer.outbox() for peer in peers]
+    assert [[type(m) for m in sent] for sent in messages] == [[Sums]] * 3
     assert all(m.nbytes == 8 * 5 for (m,) in messages)
-    # It is said once.
-    assert [peer.outbox() for peer in crowd] == [[]] * 3
-    for others in ([1], [2]):
+    # Peers send each report once.
+    assert [peer.outbox() for peer in peers] == [[]] * 3
+    for silo_list in ([1], [2]):
         with pytest.raises(InputError, match="before round 3"):
-            crowd[0].select(ACTIONS)
-        assert crowd[0].estimators[0].silo.release == 0
-        crowd[0].receive(messages[others[0]][0])
-    assert crowd[0].estimators[0].silo.release == 1
-    one_round(crowd[0])
+            peers[0].select(ACTIONS)
+        assert peers[0].estimators[0].silo.release == 0
+        peers[0].receive(messages[silo_list[0]][0])
+    assert peers[0].estimators[0].silo.release == 1
+    play_round(peers[0])
 
 
-def test_who_asks_is_reported_to_one_use_later():
-    """A request, one more use of all, reports of both uses; another estimator is not touched."""
-    made = system(silos=2, private=False, communication=1e6, gamma=2)
-    peer, chosen = fastfed.parties.Peer(made.plan, 1), []
+def test_a_request_is_answered_after_the_next_use():
+    """Check that the report covers both uses and that the other estimator sends nothing."""
+    system_ = system(silos=2, private=False, communication=1e6, gamma=2)
+    peer, chosen_features = fastfed.parties.Peer(system_.plan, 1), []
     for t in (1, 2, 3):
         a = peer.select(ACTIONS)
         peer.observe(0.5)
         if t == 1:
-            # Twice is once.
+            # A repeated request has no effect.
             peer.receive(Request(0, 1, 1))
             peer.receive(Request(0, 1, 1))
             assert peer.estimators[1].silo.asked == 2
         if t != 2:
-            chosen.append(ACTIONS[a])
-        sent_now = peer.outbox()
-        assert len(sent_now) == (t == 3)
-    (message,) = sent_now
+            chosen_features.append(ACTIONS[a])
+        sent = peer.outbox()
+        assert len(sent) == (t == 3)
+    (message,) = sent
     assert isinstance(message, Sums) and (message.silo, message.estimator) == (1, 1)
-    np.testing.assert_allclose(message.report.covariance, sum(np.outer(x, x) for x in chosen))
-    np.testing.assert_allclose(message.report.bias, sum(0.5 * x for x in chosen))
+    np.testing.assert_allclose(
+        message.report.covariance, sum(np.outer(x, x) for x in chosen_features)
+    )
+    np.testing.assert_allclose(message.report.bias, sum(0.5 * x for x in chosen_features))
     assert peer.estimators[0].silo.asked is None
 
 
-def test_a_request_after_ones_own_changes_nothing():
-    made = system(silos=3, private=False, communication=1e-9)
-    crowd = crowd_of(made)
-    for peer in crowd:
-        one_round(peer)
-    asked = [peer.outbox() for peer in crowd]
-    assert asked == [[Request(i, 0, 1)] for i in range(3)]
-    for (message,) in asked:
-        crowd[0].receive(message)
-    assert crowd[0].estimators[0].silo.asked == 2
-    one_round(crowd[0])
-    (message,) = crowd[0].outbox()
+def test_a_peer_that_requested_ignores_other_requests():
+    system_ = system(silos=3, private=False, communication=1e-9)
+    peers = make_peers(system_)
+    for peer in peers:
+        play_round(peer)
+    requests = [peer.outbox() for peer in peers]
+    assert requests == [[Request(i, 0, 1)] for i in range(3)]
+    for (message,) in requests:
+        peers[0].receive(message)
+    assert peers[0].estimators[0].silo.asked == 2
+    play_round(peers[0])
+    (message,) = peers[0].outbox()
     assert isinstance(message, Sums)
 
 
-def test_messages_of_other_cliques_are_passed_by():
-    made = system(**STEADY, graph="line", gamma=1)
-    assert made.plan.graph.cliques(1) == ((0, 1), (2, 3))
-    crowd = crowd_of(made, lambda i: SeededNoise(5))
-    twin = fastfed.parties.Peer(made.plan, 1, SeededNoise(5))
+def test_messages_of_other_cliques_are_ignored():
+    system_ = system(**STEADY, graph="line", gamma=1)
+    assert system_.plan.graph.cliques(1) == ((0, 1), (2, 3))
+    peers = make_peers(system_, lambda i: SeededNoise(5))
+    undisturbed = fastfed.parties.Peer(system_.plan, 1, SeededNoise(5))
     for _ in range(2):
-        for peer in (*crowd, twin):
-            one_round(peer)
-    (own,), _, (foreign,), _, _ = (peer.outbox() for peer in (*crowd, twin))
-    crowd[1].receive(foreign)
-    # Nor is it read: whatever stands in it.
-    crowd[1].receive(Sums(3, 0, Report(9, 7, np.zeros(35))))
-    crowd[1].receive(Request(3, 0, 1))
-    for peer in (crowd[1], twin):
+        for peer in (*peers, undisturbed):
+            play_round(peer)
+    (own_report,), _, (foreign_report,), _, _ = (peer.outbox() for peer in (*peers, undisturbed))
+    peers[1].receive(foreign_report)
+    # The content of such messages is not even read.
+    peers[1].receive(Sums(3, 0, Report(9, 7, np.zeros(35))))
+    peers[1].receive(Request(3, 0, 1))
+    for peer in (peers[1], undisturbed):
         assert peer.estimators[0].silo.release == 0
-        peer.receive(own)
+        peer.receive(own_report)
         assert peer.estimators[0].silo.release == 1
-    np.testing.assert_array_equal(crowd[1].estimators[0].total, twin.estimators[0].total)
+    np.testing.assert_array_equal(peers[1].estimators[0].total, undisturbed.estimators[0].total)
 
 
-def refused(peer: fastfed.parties.Peer, message: Message) -> None:
-    """It may be refused with a sentence or passed by; what comes after tells whether it counted."""
+def receive_ignoring_errors(peer: fastfed.parties.Peer, message: Message) -> None:
+    """Let the peer receive a message that it may refuse or ignore."""
     with contextlib.suppress(InputError):
         peer.receive(message)
 
 
-def sums(message: Message, **changes: Any) -> Sums:
-    """The same message, another report in it."""
+def with_report(message: Message, **changes: Any) -> Sums:
+    """Return the message with changed fields of its report."""
     assert isinstance(message, Sums)
     report = dataclasses.replace(message.report, **changes)
     return dataclasses.replace(message, report=report)
 
 
-#: What a peer may hear beside the right messages of release 1, made of those of (silo, release).
-BAD: dict[str, Callable[[dict[tuple[int, int], Message]], list[Message]]] = {
+#: Wrong messages for release 1, computed from the correct messages by (silo, release).
+BAD_MESSAGES: dict[str, Callable[[dict[tuple[int, int], Message]], list[Message]]] = {
     "the same again": lambda m: [m[2, 1]],
     "its own, handed back": lambda m: [m[0, 1]],
     "another's, the same release, other numbers": lambda m: [
-        sums(m[2, 1], values=m[2, 1].report.values + 1.0)
+        with_report(m[2, 1], values=m[2, 1].report.values + 1.0)
     ],
-    "a later release": lambda m: [sums(m[2, 1], release=2)],
-    "a much later release": lambda m: [sums(m[2, 1], release=7)],
-    "release 0": lambda m: [sums(m[2, 1], release=0)],
-    "another dimension": lambda m: [sums(m[2, 1], dimension=3, values=np.zeros(9))],
-    "not finite": lambda m: [sums(m[2, 1], values=np.full(5, np.nan))],
-    "under another's name": lambda m: [sums(m[2, 1], silo=1)],
+    "a later release": lambda m: [with_report(m[2, 1], release=2)],
+    "a much later release": lambda m: [with_report(m[2, 1], release=7)],
+    "release 0": lambda m: [with_report(m[2, 1], release=0)],
+    "another dimension": lambda m: [with_report(m[2, 1], dimension=3, values=np.zeros(9))],
+    "not finite": lambda m: [with_report(m[2, 1], values=np.full(5, np.nan))],
+    "under another's name": lambda m: [with_report(m[2, 1], silo=1)],
     "no report at all": lambda m: [Sums(2, 0, "sums")],
-    "its own name": lambda m: [sums(m[0, 1], values=np.ones(5))],
+    "its own name": lambda m: [with_report(m[0, 1], values=np.ones(5))],
 }
 
 
-#: When: before silo 0 reports itself, before any other's report, after silo 2's, after all.
+#: When the wrong message arrives: before silo 0 reports, before any other report, after silo 2's
+#: report, or after all reports.
 MOMENTS = ("early", "before", "between", "after")
-#: A first report is the right one as far as anybody can tell, and so is one of the next release.
-NO_TELLING = {
+#: Moments at which the wrong message cannot be distinguished from a correct one; they are skipped.
+INDISTINGUISHABLE = {
     "the same again": ("early", "before"),
     "another's, the same release, other numbers": ("early", "before"),
     "a later release": ("after",),
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_a_bad_report_is_never_counted_and_hurts_no_good_one(what):
-    """Peers 0, 1, 2 report twice. Peer 0 hears something else beside: the right messages are then
-    taken without an error, and it knows what its twin knows."""
-    for when in MOMENTS:
-        if when not in NO_TELLING.get(what, ()):
-            hears_beside(what, when)
+@pytest.mark.parametrize("name", BAD_MESSAGES)
+def test_a_wrong_report_is_never_counted_and_does_not_block_correct_reports(name):
+    """Send a wrong report to peer 0 and compare peer 0 with an undisturbed twin.
+
+    Peers 0, 1 and 2 report twice.
+    """
+    for moment in MOMENTS:
+        if moment not in INDISTINGUISHABLE.get(name, ()):
+            check_bad_message(name, moment)
 
 
-def hears_beside(what: str, when: str) -> None:
-    made = system(silos=3, horizon=8, **STEADY)
-    crowd = crowd_of(made, lambda i: SeededNoise(5))
-    twin = fastfed.parties.Peer(made.plan, 0, SeededNoise(5))
-    everyone = [*crowd, twin]
-    right: dict[tuple[int, int], Message] = {}
-    # What will be said in release 1, from peers of the same seeds.
-    shadow = crowd_of(made, lambda i: SeededNoise(5))
-    for peer in shadow:
-        one_round(peer)
-        one_round(peer)
-        (right[peer.index, 1],) = peer.outbox()
+def check_bad_message(name: str, moment: str) -> None:
+    """Run peers where peer 0 receives the wrong message at this moment; compare with its twin."""
+    system_ = system(silos=3, horizon=8, **STEADY)
+    peers = make_peers(system_, lambda i: SeededNoise(5))
+    twin = fastfed.parties.Peer(system_.plan, 0, SeededNoise(5))
+    all_peers = [*peers, twin]
+    correct: dict[tuple[int, int], Message] = {}
+    # Peers with the same seeds give the correct messages of release 1.
+    reference_peers = make_peers(system_, lambda i: SeededNoise(5))
+    for peer in reference_peers:
+        play_round(peer)
+        play_round(peer)
+        (correct[peer.index, 1],) = peer.outbox()
     for release in (1, 2):
-        bad = BAD[what](right) if release == 1 else []
-        for peer in everyone:
-            one_round(peer)
-        if when == "early":
+        bad = BAD_MESSAGES[name](correct) if release == 1 else []
+        for peer in all_peers:
+            play_round(peer)
+        if moment == "early":
             for message in bad:
-                refused(crowd[0], message)
-        for peer in everyone:
-            one_round(peer)
-        said = [peer.outbox()[0] for peer in everyone]
-        if when == "before":
+                receive_ignoring_errors(peers[0], message)
+        for peer in all_peers:
+            play_round(peer)
+        reports = [peer.outbox()[0] for peer in all_peers]
+        if moment == "before":
             for message in bad:
-                refused(crowd[0], message)
+                receive_ignoring_errors(peers[0], message)
         for j in (2, 1) if release == 1 else (1, 2):
-            crowd[0].receive(said[j])
-            twin.receive(said[j])
-            if when == "between" and j == 2:
+            peers[0].receive(reports[j])
+            twin.receive(reports[j])
+            if moment == "between" and j == 2:
                 for message in bad:
-                    refused(crowd[0], message)
-        if when == "after":
+                    receive_ignoring_errors(peers[0], message)
+        if moment == "after":
             for message in bad:
-                refused(crowd[0], message)
+                receive_ignoring_errors(peers[0], message)
         for i, j in ((1, 0), (1, 2), (2, 0), (2, 1)):
-            crowd[i].receive(said[j])
-        ours, theirs = crowd[0].estimators[0], twin.estimators[0]
-        assert ours.silo.release == theirs.silo.release == release
-        np.testing.assert_array_equal(ours.total, theirs.total)
-    for peer in everyone:
-        one_round(peer)
+            peers[i].receive(reports[j])
+        estimator, twin_estimator = peers[0].estimators[0], twin.estimators[0]
+        assert estimator.silo.release == twin_estimator.silo.release == release
+        np.testing.assert_array_equal(estimator.total, twin_estimator.total)
+    for peer in all_peers:
+        play_round(peer)
 
 
 @pytest.mark.parametrize("round", [0, -3, 4, 7, 10**6, 1.0, "1", None])
-def test_a_request_for_no_use_is_never_counted(round):
-    """Estimator 1 of two is used in rounds 1, 3, 5; its use in round 1 is over."""
-    made = system(silos=2, horizon=20, private=False, communication=1e6, gamma=2)
-    peer = fastfed.parties.Peer(made.plan, 1)
-    one_round(peer)
+def test_requests_for_invalid_rounds_are_refused(round):
+    """Send requests to estimator 1, which is used in rounds 1, 3 and 5; its use in round 1 is
+    over."""
+    system_ = system(silos=2, horizon=20, private=False, communication=1e6, gamma=2)
+    peer = fastfed.parties.Peer(system_.plan, 1)
+    play_round(peer)
     with pytest.raises(InputError):
         peer.receive(Request(0, 1, round))
     assert peer.estimators[1].silo.asked is None
 
 
-def test_a_request_that_comes_too_late_stops_nobody():
-    """Its use and the next one are over: whatever is made of it, the peer can go on."""
-    made = system(silos=2, private=False, communication=1e6)
-    peer = fastfed.parties.Peer(made.plan, 1)
-    one_round(peer)
-    one_round(peer)
-    refused(peer, Request(0, 0, 1))
+def test_a_late_request_does_not_block_the_peer():
+    """Send a request whose use and next use are over; the peer must be able to continue."""
+    system_ = system(silos=2, private=False, communication=1e6)
+    peer = fastfed.parties.Peer(system_.plan, 1)
+    play_round(peer)
+    play_round(peer)
+    receive_ignoring_errors(peer, Request(0, 0, 1))
     messages = peer.outbox()
     if messages:
-        # It reports late; then it waits for silo 0's report, which is late as well.
-        assert [type(m) for m in messages] == [Sums]
+        # The peer reports late. Then it waits for silo 0's report, which is late as well.
+        assert [type(message) for message in messages] == [Sums]
         peer.receive(Sums(0, 0, Report(1, 2, np.zeros(5), 0)))
-    one_round(peer)
+    play_round(peer)
 
 
-def test_a_request_heard_again_after_the_reports_asks_for_nothing():
-    made = system(silos=2, private=False, communication=1e6)
-    crowd = crowd_of(made)
-    for peer in crowd:
-        one_round(peer)
-    again = Request(0, 0, 1)
-    crowd[0].estimators[0].silo.ask(2)
-    crowd[1].receive(again)
-    for peer in crowd:
-        one_round(peer)
-    said = [peer.outbox()[0] for peer in crowd]
-    crowd[0].receive(said[1])
-    crowd[1].receive(said[0])
-    refused(crowd[1], again)
-    one_round(crowd[1])
-    assert crowd[1].outbox() == []
+def test_a_repeated_request_after_the_reports_has_no_effect():
+    system_ = system(silos=2, private=False, communication=1e6)
+    peers = make_peers(system_)
+    for peer in peers:
+        play_round(peer)
+    request = Request(0, 0, 1)
+    peers[0].estimators[0].silo.ask(2)
+    peers[1].receive(request)
+    for peer in peers:
+        play_round(peer)
+    reports = [peer.outbox()[0] for peer in peers]
+    peers[0].receive(reports[1])
+    peers[1].receive(reports[0])
+    receive_ignoring_errors(peers[1], request)
+    play_round(peers[1])
+    assert peers[1].outbox() == []
 
 
-class Failing(SeededNoise):
-    """A source that fails until it is told not to, as an operating system may."""
+class FailingNoise(SeededNoise):
+    """A noise source whose draws fail while ``fails`` is set."""
 
     fails = True
 
@@ -351,31 +374,31 @@ class Failing(SeededNoise):
         return super().node(silo, node, dimension)
 
 
-def test_a_failing_noise_source_loses_no_report():
-    made = system(silos=2, horizon=6, **STEADY)
-    source = Failing(5)
-    peer, good = (
-        fastfed.parties.Peer(made.plan, 0, source),
-        fastfed.parties.Peer(made.plan, 0, SeededNoise(5)),
+def test_a_report_is_sent_after_its_noise_source_recovers():
+    system_ = system(silos=2, horizon=6, **STEADY)
+    source = FailingNoise(5)
+    peer, undisturbed = (
+        fastfed.parties.Peer(system_.plan, 0, source),
+        fastfed.parties.Peer(system_.plan, 0, SeededNoise(5)),
     )
-    other = fastfed.parties.Peer(made.plan, 1, SeededNoise(5))
-    for each in (peer, good, other):
-        one_round(each)
-    one_round(good)
-    one_round(other)
+    other_peer = fastfed.parties.Peer(system_.plan, 1, SeededNoise(5))
+    for each_peer in (peer, undisturbed, other_peer):
+        play_round(each_peer)
+    play_round(undisturbed)
+    play_round(other_peer)
     with pytest.raises(OSError, match="no entropy"):
-        one_round(peer)
+        play_round(peer)
         peer.outbox()
     assert peer.round == 2
     source.fails = False
-    (late,), (wanted,) = peer.outbox(), good.outbox()
-    np.testing.assert_array_equal(late.report.values, wanted.report.values)
-    peer.receive(other.outbox()[0])
-    one_round(peer)
+    (late_report,), (expected_report,) = peer.outbox(), undisturbed.outbox()
+    np.testing.assert_array_equal(late_report.report.values, expected_report.report.values)
+    peer.receive(other_peer.outbox()[0])
+    play_round(peer)
 
 
-def test_a_failing_schedule_noise_changes_nothing():
-    class Once(SeededNoise):
+def test_an_observation_can_be_repeated_after_trigger_noise_failed():
+    class FailsOnce(SeededNoise):
         failed = False
 
         def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
@@ -384,31 +407,36 @@ def test_a_failing_schedule_noise_changes_nothing():
                 raise OSError("no entropy")
             return super().trigger(silo, round, dimension)
 
-    made = system(silos=2, horizon=6, epsilon=1e4, delta=0.01, **QUIET, communication=1e6, gamma=2)
-    bad, good = (
-        fastfed.parties.Peer(made.plan, 0, Once(5)),
-        fastfed.parties.Peer(made.plan, 0, SeededNoise(5)),
+    system_ = system(
+        silos=2, horizon=6, epsilon=1e4, delta=0.01, **QUIET, communication=1e6, gamma=2
+    )
+    failing, undisturbed = (
+        fastfed.parties.Peer(system_.plan, 0, FailsOnce(5)),
+        fastfed.parties.Peer(system_.plan, 0, SeededNoise(5)),
     )
     for t in range(1, 6):
-        for peer in (bad, good):
+        for peer in (failing, undisturbed):
             peer.select(ACTIONS)
         if t == 3:
             with pytest.raises(OSError, match="no entropy"):
-                bad.observe(1.0)
-            assert bad.round == 2
-        for peer in (bad, good):
+                failing.observe(1.0)
+            assert failing.round == 2
+        for peer in (failing, undisturbed):
             peer.observe(1.0)
-    for one, other in zip(bad.estimators, good.estimators, strict=True):
-        assert one.silo.trigger.value == other.silo.trigger.value
+    for estimator, undisturbed_estimator in zip(
+        failing.estimators, undisturbed.estimators, strict=True
+    ):
+        assert estimator.silo.trigger.value == undisturbed_estimator.silo.trigger.value
 
 
-def test_a_peer_that_waits_is_named_by_its_own_number_and_round():
-    """Not by its place in the clique, nor by the uses of the estimator."""
-    made = system(silos=6, horizon=30, **STEADY, graph="line", gamma=2)
-    clique = next(c for c in made.plan.graph.cliques(2) if 5 in c)
+def test_errors_of_a_waiting_peer_name_its_silo_and_round():
+    """Check that the error names neither the position in the clique nor the use of the
+    estimator."""
+    system_ = system(silos=6, horizon=30, **STEADY, graph="line", gamma=2)
+    clique = next(c for c in system_.plan.graph.cliques(2) if 5 in c)
     assert clique.index(5) != 5
-    peer = fastfed.parties.Peer(made.plan, 5)
+    peer = fastfed.parties.Peer(system_.plan, 5)
     for _ in range(4):
-        one_round(peer)
+        play_round(peer)
     with pytest.raises(InputError, match=r"silo 5\b.*\bround 5\b"):
         peer.select(ACTIONS)

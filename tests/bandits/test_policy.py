@@ -1,4 +1,5 @@
-"""LinUCB as a library: many at once, names of other libraries, forgetting, sparse rows, files."""
+"""Tests of the LinUCB class: batches of rounds, methods of scikit-learn, discounting, sparse rows,
+files."""
 
 from __future__ import annotations
 
@@ -17,151 +18,156 @@ D = 6
 DISCOUNTS = pytest.mark.parametrize("discount", [1.0, 0.9])
 
 
-def agent(discount=1.0, rows=20, **keywords):
-    """An agent that has learned something."""
-    made = LinUCB(D, discount=discount, **keywords)
-    draw = np.random.default_rng(5)
-    for x, y in zip(draw.normal(size=(rows, D)) / 3, draw.uniform(size=rows), strict=True):
-        made.observe(y, x)
-    return made
+def trained_agent(discount=1.0, rows=20, **keywords):
+    """Return an agent that has observed ``rows`` random rows."""
+    agent = LinUCB(D, discount=discount, **keywords)
+    rng = np.random.default_rng(5)
+    for x, y in zip(rng.normal(size=(rows, D)) / 3, rng.uniform(size=rows), strict=True):
+        agent.observe(y, x)
+    return agent
 
 
-def sets(n=9, k=7, dtype=np.float64):
+def action_sets(n=9, k=7, dtype=np.float64):
+    """Return n random sets of k actions."""
     return (np.random.default_rng(1).normal(size=(n, k, D)) / 3).astype(dtype)
 
 
-def same(one: LinUCB, other: LinUCB):
-    assert one.round == other.round and one.confidence_radius == other.confidence_radius
-    assert one.theta.tobytes() == other.theta.tobytes()
-    probe = sets(1, 50)[0]
-    assert one.scores(probe).tobytes() == other.scores(probe).tobytes()
+def check_same(first: LinUCB, second: LinUCB):
+    """Check that two agents have the same state and the same scores, bit for bit."""
+    assert first.round == second.round and first.confidence_radius == second.confidence_radius
+    assert first.theta.tobytes() == second.theta.tobytes()
+    actions = action_sets(1, 50)[0]
+    assert first.scores(actions).tobytes() == second.scores(actions).tobytes()
 
 
-# ---- many at once -------------------------------------------------------------------------------
+# ---- batches of rounds --------------------------------------------------------------------------
 
 
 @DISCOUNTS
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_many_are_each_of_them(discount, dtype):
-    one, many = agent(discount), agent(discount)
-    contexts, rewards = sets(dtype=dtype), np.linspace(0, 1, 9)
-    expected = [one.select(x) for x in contexts]
-    found = many.select_many(contexts)
-    assert found.dtype == np.int64 and found.tolist() == expected
+def test_select_many_equals_one_select_per_round(discount, dtype):
+    single, batched = trained_agent(discount), trained_agent(discount)
+    contexts, rewards = action_sets(dtype=dtype), np.linspace(0, 1, 9)
+    expected = [single.select(x) for x in contexts]
+    selected = batched.select_many(contexts)
+    assert selected.dtype == np.int64 and selected.tolist() == expected
     for x, a, y in zip(contexts, expected, rewards, strict=True):
-        one.observe(y, x[a])
-    many.observe_many(rewards)
-    same(one, many)
-    one.select(contexts[0])
-    one.observe(0.5)
-    many.select_many(contexts[:1])
-    many.observe(0.5)
-    same(one, many)
+        single.observe(y, x[a])
+    batched.observe_many(rewards)
+    check_same(single, batched)
+    single.select(contexts[0])
+    single.observe(0.5)
+    batched.select_many(contexts[:1])
+    batched.observe(0.5)
+    check_same(single, batched)
 
 
 @DISCOUNTS
-def test_action_sets_grow_and_shrink(discount):
-    draw = np.random.default_rng(2)
-    offers = [draw.normal(size=(k, D)).astype(t) for k, t in ((3, "f8"), (1, "f4"), (40, "f8"))]
-    one, many = agent(discount), agent(discount)
-    ragged = [*offers, scipy.sparse.csr_array(offers[0]), offers[0].tolist()]
-    assert many.select_many(ragged).tolist() == [one.select(x) for x in ragged]
-    for x in ragged:
-        one.select(x)
-        one.observe(1.0)
+def test_select_many_accepts_sets_of_different_sizes(discount):
+    rng = np.random.default_rng(2)
+    arrays = [rng.normal(size=(k, D)).astype(t) for k, t in ((3, "f8"), (1, "f4"), (40, "f8"))]
+    single, batched = trained_agent(discount), trained_agent(discount)
+    offered = [*arrays, scipy.sparse.csr_array(arrays[0]), arrays[0].tolist()]
+    assert batched.select_many(offered).tolist() == [single.select(x) for x in offered]
+    for x in offered:
+        single.select(x)
+        single.observe(1.0)
     with pytest.raises(InputError, match="observe learns one reward, 5 actions were selected"):
-        many.observe(1.0)
-    assert many.select_many([]).tolist() == []
-    many.observe_many([])
-    assert many.round == 20 and one.round == 25
+        batched.observe(1.0)
+    assert batched.select_many([]).tolist() == []
+    batched.observe_many([])
+    assert batched.round == 20 and single.round == 25
 
 
-def test_what_is_missing_is_said():
-    made = agent()
+def test_errors_say_what_is_missing():
+    agent = trained_agent()
     for call, message in (
-        (lambda: made.observe(1.0), "observe needs a select before it"),
-        (lambda: made.observe_many([1.0]), "observe_many needs a select_many before it"),
-        (lambda: made.observe_many([1.0], np.ones((2, D))), r"rewards must have shape \(2,\), one"),
-        (lambda: made.observe_many([np.nan], np.ones((1, D))), "rewards must be finite"),
-        (lambda: made.observe_many([1.0], np.ones((1, 2))), r"actions must have shape \(any, 6\)"),
-        (lambda: made.select_many(3), r"actions must have shape \(n, K, d\), or be a sequence"),
-        (lambda: made.select_many(scipy.sparse.eye_array(D)), "actions must have shape"),
-        (lambda: made.select_many(np.ones((2, 3, 4))), r"actions must have shape \(any, 6\)"),
-        (lambda: made.select(np.ones((2, 3, D))), r"actions must have shape \(any, 6\)"),
-        (lambda: made.scores(np.ones((2, 3, D))), r"actions must have shape \(any, 6\)"),
-        (lambda: made.select(np.full((2, D), np.nan)), "actions must be finite"),
-        (lambda: made.observe(1.0, np.full(D, 1e90)), "action must have a width .* at most 1e75"),
-        (lambda: made.observe("1", np.ones(D)), "reward must be a number, got '1'"),
+        (lambda: agent.observe(1.0), "observe needs a select before it"),
+        (lambda: agent.observe_many([1.0]), "observe_many needs a select_many before it"),
+        (
+            lambda: agent.observe_many([1.0], np.ones((2, D))),
+            r"rewards must have shape \(2,\), one",
+        ),
+        (lambda: agent.observe_many([np.nan], np.ones((1, D))), "rewards must be finite"),
+        (lambda: agent.observe_many([1.0], np.ones((1, 2))), r"actions must have shape \(any, 6\)"),
+        (lambda: agent.select_many(3), r"actions must have shape \(n, K, d\), or be a sequence"),
+        (lambda: agent.select_many(scipy.sparse.eye_array(D)), "actions must have shape"),
+        (lambda: agent.select_many(np.ones((2, 3, 4))), r"actions must have shape \(any, 6\)"),
+        (lambda: agent.select(np.ones((2, 3, D))), r"actions must have shape \(any, 6\)"),
+        (lambda: agent.scores(np.ones((2, 3, D))), r"actions must have shape \(any, 6\)"),
+        (lambda: agent.select(np.full((2, D), np.nan)), "actions must be finite"),
+        (lambda: agent.observe(1.0, np.full(D, 1e90)), "action must have a width .* at most 1e75"),
+        (lambda: agent.observe("1", np.ones(D)), "reward must be a number, got '1'"),
         (lambda: LinUCB(2, discount=0.0), "discount must be > 0 and <= 1, got 0.0"),
         (lambda: LinUCB(2, discount=1.1), "discount must be > 0 and <= 1, got 1.1"),
     ):
         with pytest.raises(InputError, match=message):
             call()
-    same(made, agent())
+    check_same(agent, trained_agent())
 
 
-# ---- names of other libraries -------------------------------------------------------------------
+# ---- methods of scikit-learn --------------------------------------------------------------------
 
 
 @DISCOUNTS
-def test_names_of_scikit_learn(discount):
-    draw = np.random.default_rng(4)
-    X, y = draw.normal(size=(30, D)), draw.uniform(size=30)
-    made, other = agent(discount), LinUCB(D, discount=discount)
-    assert made.fit(X, y) is made
+def test_fit_and_predict_work_as_in_scikit_learn(discount):
+    rng = np.random.default_rng(4)
+    X, y = rng.normal(size=(30, D)), rng.uniform(size=30)
+    agent, reference = trained_agent(discount), LinUCB(D, discount=discount)
+    assert agent.fit(X, y) is agent
     for row, reward in zip(X, y, strict=True):
-        other.observe(reward, row)
-    same(made, other)
-    assert made.partial_fit(X[:3], y[:3]) is made and made.round == 33
-    np.testing.assert_allclose(made.predict(X), X @ made.theta, rtol=1e-13)
+        reference.observe(reward, row)
+    check_same(agent, reference)
+    assert agent.partial_fit(X[:3], y[:3]) is agent and agent.round == 33
+    np.testing.assert_allclose(agent.predict(X), X @ agent.theta, rtol=1e-13)
     sparse = scipy.sparse.csr_array(X)
-    np.testing.assert_allclose(made.predict(sparse), made.predict(X), rtol=1e-12)
-    assert made.predict(sparse[:0]).shape == (0,)
+    np.testing.assert_allclose(agent.predict(sparse), agent.predict(X), rtol=1e-12)
+    assert agent.predict(sparse[:0]).shape == (0,)
     with pytest.raises(InputError, match="y must be finite"):
-        made.fit(X, y * np.nan)
-    assert made.round == 33  # what is refused forgets nothing
+        agent.fit(X, y * np.nan)
+    assert agent.round == 33  # a refused fit does not reset the agent
 
 
 @pytest.mark.slow
-def test_predictions_are_those_of_ridge_regression():
+def test_predictions_equal_ridge_regression():
     from sklearn.linear_model import Ridge
 
-    draw = np.random.default_rng(6)
-    X, y = draw.normal(size=(50, D)), draw.uniform(size=50)
+    rng = np.random.default_rng(6)
+    X, y = rng.normal(size=(50, D)), rng.uniform(size=50)
     expected = Ridge(alpha=2.0, fit_intercept=False).fit(X, y).predict(X)
     np.testing.assert_allclose(LinUCB(D, regularizer=2.0).fit(X, y).predict(X), expected, rtol=1e-9)
 
 
-# ---- forgetting ---------------------------------------------------------------------------------
+# ---- discounting --------------------------------------------------------------------------------
 
 
-def test_discounted_rows_count_less_with_every_later_one():
-    made, gamma = agent(0.8, rows=30, regularizer=0.7), 0.8
-    draw = np.random.default_rng(5)
-    x, y = draw.normal(size=(30, D)) / 3, draw.uniform(size=30)
+def test_the_weight_of_a_row_falls_with_every_later_row():
+    agent, gamma = trained_agent(0.8, rows=30, regularizer=0.7), 0.8
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(30, D)) / 3, rng.uniform(size=30)
     weights = gamma ** np.arange(29, -1, -1)
     v = 0.7 * np.eye(D) + (x * weights[:, None]).T @ x
     theta = np.linalg.solve(v, x.T @ (weights * y))
-    np.testing.assert_allclose(made.theta, theta, rtol=1e-10)
-    count = (1 - gamma**60) / (1 - gamma**2)
-    beta = np.sqrt(0.7) + 0.5 * np.sqrt(2 * np.log(100) + D * np.log1p(count / (0.7 * D)))
-    assert made.confidence_radius == pytest.approx(beta, rel=1e-12)
+    np.testing.assert_allclose(agent.theta, theta, rtol=1e-10)
+    effective_rows = (1 - gamma**60) / (1 - gamma**2)
+    beta = np.sqrt(0.7) + 0.5 * np.sqrt(2 * np.log(100) + D * np.log1p(effective_rows / (0.7 * D)))
+    assert agent.confidence_radius == pytest.approx(beta, rel=1e-12)
     width = np.sqrt(np.einsum("ki,ij,kj->k", x, np.linalg.inv(v), x))
-    np.testing.assert_allclose(made.scores(x), x @ theta + beta * width, rtol=1e-10)
+    np.testing.assert_allclose(agent.scores(x), x @ theta + beta * width, rtol=1e-10)
 
 
-def test_an_agent_that_forgets_follows_a_change():
-    lost = []
+def test_a_discounted_agent_adapts_to_a_change():
+    missed_by_discount = []
     for discount in (1.0, 0.98):
-        made = LinUCB(2, discount=discount, radius_multiplier=0.2)
+        agent = LinUCB(2, discount=discount, radius_multiplier=0.2)
         missed = 0
         for t in range(1200):
             best = int(t >= 600)
-            chosen = made.select(np.eye(2))
-            made.observe(1.0 if chosen == best else 0.0)
+            chosen = agent.select(np.eye(2))
+            agent.observe(1.0 if chosen == best else 0.0)
             missed += t >= 600 and chosen != best
-        lost.append(missed)
-    assert lost[1] < 100 < 250 < lost[0]
+        missed_by_discount.append(missed)
+    assert missed_by_discount[1] < 100 < 250 < missed_by_discount[0]
 
 
 # ---- sparse rows --------------------------------------------------------------------------------
@@ -170,39 +176,41 @@ def test_an_agent_that_forgets_follows_a_change():
 @DISCOUNTS
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 @pytest.mark.parametrize("block", [1, D, 5 * D, 2**17])
-def test_sparse_rows_have_the_bits_of_dense_ones(discount, dtype, block, monkeypatch):
+def test_sparse_rows_give_the_same_bits_as_dense_rows(discount, dtype, block, monkeypatch):
     monkeypatch.setattr(policy, "BLOCK", block)
-    draw = np.random.default_rng(7)
-    dense = (draw.normal(size=(23, D)) * 3 * (draw.uniform(size=(23, D)) < 0.3)).astype(dtype)
-    one, other = agent(discount), agent(discount)
+    rng = np.random.default_rng(7)
+    dense = (rng.normal(size=(23, D)) * 3 * (rng.uniform(size=(23, D)) < 0.3)).astype(dtype)
+    sparse_agent, dense_agent = trained_agent(discount), trained_agent(discount)
     for sparse in (scipy.sparse.csr_array(dense), scipy.sparse.coo_matrix(dense)):
-        assert one.scores(sparse).tobytes() == other.scores(dense).tobytes()
-        assert one.select(sparse) == other.select(dense)
-        one.observe(0.3)
-        other.observe(0.3)
-        one.observe_many(np.arange(23.0), sparse)
-        other.observe_many(np.arange(23.0), dense)
-        one.observe(0.1, sparse.tocsr()[[2]])
-        other.observe(0.1, dense[2])
-        same(one, other)
+        assert sparse_agent.scores(sparse).tobytes() == dense_agent.scores(dense).tobytes()
+        assert sparse_agent.select(sparse) == dense_agent.select(dense)
+        sparse_agent.observe(0.3)
+        dense_agent.observe(0.3)
+        sparse_agent.observe_many(np.arange(23.0), sparse)
+        dense_agent.observe_many(np.arange(23.0), dense)
+        sparse_agent.observe(0.1, sparse.tocsr()[[2]])
+        dense_agent.observe(0.1, dense[2])
+        check_same(sparse_agent, dense_agent)
 
 
 def test_ties_of_sparse_rows_go_to_the_lowest_index(monkeypatch):
     monkeypatch.setattr(policy, "BLOCK", 2 * D)
-    assert agent().select(scipy.sparse.csr_array(np.ones((9, D)))) == 0
+    assert trained_agent().select(scipy.sparse.csr_array(np.ones((9, D)))) == 0
 
 
-def test_a_large_sparse_offer_is_never_dense_as_a_whole(monkeypatch):
-    seen = []
-    whole = scipy.sparse.csr_array.toarray
+def test_a_large_sparse_set_is_converted_in_blocks(monkeypatch):
+    block_sizes = []
+    toarray = scipy.sparse.csr_array.toarray
     monkeypatch.setattr(
-        scipy.sparse.csr_array, "toarray", lambda self: seen.append(self.shape[0]) or whole(self)
+        scipy.sparse.csr_array,
+        "toarray",
+        lambda self: block_sizes.append(self.shape[0]) or toarray(self),
     )
     monkeypatch.setattr(policy, "BLOCK", 100 * D)
-    offer = scipy.sparse.csr_array(np.random.default_rng(1).binomial(1, 0.1, (2050, D)) / 3.0)
-    made = agent()
-    made.select(offer)
-    assert sum(seen) == 2050 and max(seen) == 100
+    actions = scipy.sparse.csr_array(np.random.default_rng(1).binomial(1, 0.1, (2050, D)) / 3.0)
+    agent = trained_agent()
+    agent.select(actions)
+    assert sum(block_sizes) == 2050 and max(block_sizes) == 100
 
 
 @pytest.mark.parametrize(
@@ -214,63 +222,64 @@ def test_a_large_sparse_offer_is_never_dense_as_a_whole(monkeypatch):
         (scipy.sparse.csr_array(np.full((1, D), 1j)), "actions must be real"),
     ],
 )
-def test_bad_sparse_rows(rows, message):
+def test_errors_about_sparse_rows(rows, message):
     with pytest.raises(InputError, match=message):
-        agent().select(rows)
+        trained_agent().select(rows)
 
 
 # ---- replay -------------------------------------------------------------------------------------
 
 
-def log(n=4000, k=4):
-    draw = np.random.default_rng(8)
+def logged_rounds(n=4000, k=4):
+    """Return contexts, actions, rewards and mean rewards of n rounds of a uniform policy."""
+    rng = np.random.default_rng(8)
     theta = np.full(D, 1 / np.sqrt(D))
-    contexts = draw.normal(size=(n, k, D)) / np.sqrt(D)
-    actions = draw.integers(k, size=n)
+    contexts = rng.normal(size=(n, k, D)) / np.sqrt(D)
+    actions = rng.integers(k, size=n)
     means = 0.5 + 0.2 * contexts @ theta
-    rewards = (draw.uniform(size=n) < means[np.arange(n), actions]).astype(float)
+    rewards = (rng.uniform(size=n) < means[np.arange(n), actions]).astype(float)
     return contexts, actions, rewards, means
 
 
-def test_replay_estimates_what_a_fixed_policy_earns():
-    contexts, actions, rewards, means = log()
-    made = LinUCB(D).fit(*(np.random.default_rng(0).normal(size=s) for s in ((300, D), 300)))
-    before = made.theta
-    found = made.replay(contexts, actions, rewards, learn=False)
-    assert np.array_equal(made.theta, before) and made.round == 300
-    assert found.actions.tolist() == made.select_many(contexts).tolist()
-    truth = means[np.arange(len(means)), found.actions].mean()
-    for value in (found.inverse_propensity, found.self_normalised):
-        assert value.low < truth < value.high and value.rounds == 4000
-    assert np.array_equal(found.matched, found.actions == actions)
-    # A uniform log's self-normalised estimate is the mean of matched rounds.
-    assert found.mean_reward == pytest.approx(found.self_normalised.value)
-    assert found.mean_reward == rewards[found.matched].mean()
-    policy_rows = np.eye(4)[found.actions]
-    full = off_policy.inverse_propensity(actions, rewards, np.full(4000, 0.25), policy_rows)
-    assert found.inverse_propensity.value == pytest.approx(full.value, rel=1e-12)
-    assert found.inverse_propensity.stderr == pytest.approx(full.stderr, rel=1e-12)
+def test_replay_estimates_the_reward_of_a_fixed_policy():
+    contexts, actions, rewards, means = logged_rounds()
+    agent = LinUCB(D).fit(*(np.random.default_rng(0).normal(size=s) for s in ((300, D), 300)))
+    theta = agent.theta
+    result = agent.replay(contexts, actions, rewards, learn=False)
+    assert np.array_equal(agent.theta, theta) and agent.round == 300
+    assert result.actions.tolist() == agent.select_many(contexts).tolist()
+    true_mean = means[np.arange(len(means)), result.actions].mean()
+    for interval in (result.inverse_propensity, result.self_normalised):
+        assert interval.low < true_mean < interval.high and interval.rounds == 4000
+    assert np.array_equal(result.matched, result.actions == actions)
+    # For a uniform log, the self-normalised estimate is the mean over matched rounds.
+    assert result.mean_reward == pytest.approx(result.self_normalised.value)
+    assert result.mean_reward == rewards[result.matched].mean()
+    policy_rows = np.eye(4)[result.actions]
+    estimate = off_policy.inverse_propensity(actions, rewards, np.full(4000, 0.25), policy_rows)
+    assert result.inverse_propensity.value == pytest.approx(estimate.value, rel=1e-12)
+    assert result.inverse_propensity.stderr == pytest.approx(estimate.stderr, rel=1e-12)
 
 
 @DISCOUNTS
-def test_replay_learns_matched_rounds_only(discount):
-    contexts, actions, rewards, _ = log(300)
-    made, other = LinUCB(D, discount=discount), LinUCB(D, discount=discount)
-    found = made.replay([*contexts], actions, rewards, np.full(300, 0.25))
-    for x, a, y, chosen in zip(contexts, actions, rewards, found.actions, strict=True):
-        assert other.select(x) == chosen
+def test_replay_learns_only_from_matched_rounds(discount):
+    contexts, actions, rewards, _ = logged_rounds(300)
+    agent, reference = LinUCB(D, discount=discount), LinUCB(D, discount=discount)
+    result = agent.replay([*contexts], actions, rewards, np.full(300, 0.25))
+    for x, a, y, chosen in zip(contexts, actions, rewards, result.actions, strict=True):
+        assert reference.select(x) == chosen
         if chosen == a:
-            other.observe(y)
-    assert made.round == found.matched.sum() > 0
-    same(made, other)
+            reference.observe(y)
+    assert agent.round == result.matched.sum() > 0
+    check_same(agent, reference)
 
 
-def test_bad_logs_are_refused_before_anything_is_learned():
-    contexts, actions, rewards, _ = log(20)
-    made = agent()
-    late = contexts.copy()
-    late[-1] = np.nan
-    for given, message in (
+def test_a_refused_log_does_not_change_the_agent():
+    contexts, actions, rewards, _ = logged_rounds(20)
+    agent = trained_agent()
+    nan_in_last_round = contexts.copy()
+    nan_in_last_round[-1] = np.nan
+    for arguments, message in (
         ((contexts, actions[:3], rewards), r"actions must have shape \(20,\), got \(3,\)"),
         ((contexts, actions + 4, rewards), "actions must be integers from 0 to K - 1, got"),
         ((contexts, actions + 0.5, rewards), "actions must be integers from 0 to K - 1, got"),
@@ -279,53 +288,53 @@ def test_bad_logs_are_refused_before_anything_is_learned():
         ((contexts[:1], actions, rewards), "contexts must hold at least 2 rounds"),
         ((contexts[0], actions[:4], rewards[:4]), r"contexts must hold actions \(K, d\)"),
         ((3, actions, rewards), r"contexts must have shape \(n, K, d\), or be a sequence"),
-        ((late, actions, rewards), "actions must be finite, got nan"),
+        ((nan_in_last_round, actions, rewards), "actions must be finite, got nan"),
     ):
         with pytest.raises(InputError, match=message):
-            made.replay(*given)
-    same(made, agent())
-    made.select(contexts[0])
-    made.observe(1.0)  # what was restored still works
+            agent.replay(*arguments)
+    check_same(agent, trained_agent())
+    agent.select(contexts[0])
+    agent.observe(1.0)  # the restored agent still works
 
 
 # ---- files --------------------------------------------------------------------------------------
 
 
 @DISCOUNTS
-def test_a_saved_agent_goes_on_bit_for_bit(discount, tmp_path):
-    made = agent(discount, regularizer=0.3, reward_scale=0.2, radius_multiplier=0.5)
-    made.select(sets(1)[0])
+def test_a_saved_agent_continues_bit_for_bit(discount, tmp_path):
+    agent = trained_agent(discount, regularizer=0.3, reward_scale=0.2, radius_multiplier=0.5)
+    agent.select(action_sets(1)[0])
     path = tmp_path / "agent.model"
-    made.save(path)
+    agent.save(path)
     assert sorted(os.listdir(tmp_path)) == ["agent.model"]
-    other = LinUCB.load(path)
+    loaded = LinUCB.load(path)
     for name in policy._PARAMETERS:
-        assert getattr(other, name) == getattr(made, name)
-    same(made, other)
-    for each in (made, other):
-        each.observe(0.7)  # of the action that was selected before
-    same(made, other)
-    other.save(path)
-    same(LinUCB.load(path), made)
+        assert getattr(loaded, name) == getattr(agent, name)
+    check_same(agent, loaded)
+    for each_agent in (agent, loaded):
+        each_agent.observe(0.7)  # the reward of the action selected before saving
+    check_same(agent, loaded)
+    loaded.save(path)
+    check_same(LinUCB.load(path), agent)
 
 
-def test_a_saved_file_needs_no_pickle_and_a_broken_save_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_file_needs_no_pickle_and_survives_a_failed_save(tmp_path, monkeypatch):
     path = tmp_path / "agent"
-    agent().save(path)
-    with np.load(path, allow_pickle=False) as held:
-        assert set(held) == {"about", "factor", "theta", "sums", "chosen"}
-    before = path.read_bytes()
+    trained_agent().save(path)
+    with np.load(path, allow_pickle=False) as arrays:
+        assert set(arrays) == {"about", "factor", "theta", "sums", "chosen"}
+    content = path.read_bytes()
 
-    def full(descriptor):
+    def fsync(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(policy.os, "fsync", full)
+    monkeypatch.setattr(policy.os, "fsync", fsync)
     with pytest.raises(InputError, match="agent cannot be written: No space left on device"):
-        agent(rows=3).save(path)
-    assert path.read_bytes() == before and os.listdir(tmp_path) == ["agent"]
+        trained_agent(rows=3).save(path)
+    assert path.read_bytes() == content and os.listdir(tmp_path) == ["agent"]
 
 
-def test_files_of_others_later_ones_and_damaged_ones(tmp_path, monkeypatch):
+def test_load_refuses_other_newer_and_damaged_files(tmp_path, monkeypatch):
     path = tmp_path / "agent"
     with pytest.raises(InputError, match="cannot be read: No such file"):
         LinUCB.load(path)
@@ -337,29 +346,31 @@ def test_files_of_others_later_ones_and_damaged_ones(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"is not a file of LinUCB.save"):
         LinUCB.load(path)
     monkeypatch.setattr(policy, "VERSION", 2)
-    agent().save(path)
+    trained_agent().save(path)
     monkeypatch.undo()
     with pytest.raises(InputError, match="has version 2, this fastfed reads 1"):
         LinUCB.load(path)
-    made = agent()
-    made._estimate.w[0, 1] = 1.0
-    made.save(path)
+    agent = trained_agent()
+    agent._estimate.w[0, 1] = 1.0
+    agent.save(path)
     with pytest.raises(InputError, match="is damaged: factor must be lower triangular"):
         LinUCB.load(path)
 
 
-def test_a_flipped_byte_is_found_or_harmless(tmp_path):
-    made, path = agent(), tmp_path / "agent"
-    made.save(path)
-    whole = path.read_bytes()
-    for at in range(0, len(whole), 37):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+def test_a_flipped_byte_is_detected_or_harmless(tmp_path):
+    agent, path = trained_agent(), tmp_path / "agent"
+    agent.save(path)
+    content = path.read_bytes()
+    for position in range(0, len(content), 37):
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 0x40]) + content[position + 1 :]
+        )
         try:
-            found = LinUCB.load(path)
+            loaded = LinUCB.load(path)
         except InputError:
             continue
-        same(found, made)
+        check_same(loaded, agent)
 
 
-def test_it_is_the_name_at_the_top():
+def test_the_package_exports_linucb():
     assert fastfed.LinUCB is policy.LinUCB

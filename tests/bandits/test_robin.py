@@ -1,10 +1,11 @@
-"""ROBIN at work: both drivers, the paper's pseudocode on the same draws, a deployment by hand."""
+"""Tests of ROBIN: both drivers, the paper's pseudocode on the same draws, clients stepped one by
+one."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable
-from dataclasses import replace as changed
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -34,7 +35,7 @@ ENVIRONMENTS: dict[str, Any] = {
     "no diversity": NoDiversity(),
     "fixed set": FixedSet(dimension=5, actions=9),
 }
-# Rounds and keys. Phases end with rounds 2, 6, 14, 30 and 62.
+# Name -> horizon and keys. Phases end after rounds 2, 6, 14, 30 and 62.
 PROBLEMS: dict[str, dict[str, Any]] = {
     "ends with a phase": {"horizon": 30},
     "ends inside a phase": {"horizon": 21},
@@ -57,8 +58,8 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "one silo": {"horizon": 31, "silos": 1},
     "another radius": {"horizon": 31, "radius": "lemma-c4", "radius_multiplier": 0.2},
 }
-# Every problem on the sphere, and two of them in every environment.
-EVERYWHERE = pytest.mark.parametrize(
+# Every problem on the sphere; two of the problems in every environment.
+EVERY_PROBLEM = pytest.mark.parametrize(
     ("name", "environment"),
     ordinary_cases(
         [(name, environment) for name in PROBLEMS for environment in ENVIRONMENTS],
@@ -67,22 +68,28 @@ EVERYWHERE = pytest.mark.parametrize(
 )
 
 
-def experiment(environment: Any, **given: Any) -> Experiment:
-    """One robin curve, a checkpoint in every round; four silos unless ``given`` says otherwise."""
-    make = made_once if isinstance(environment, Hashable) else made_once.__wrapped__
-    return make(environment, tuple(sorted(given.items())))
+def experiment(environment: Any, **keys: Any) -> Experiment:
+    """Return an experiment with one robin curve and a checkpoint in every round.
+
+    It has four silos unless ``keys`` says otherwise.
+    """
+    make_ = (
+        cached_experiment if isinstance(environment, Hashable) else cached_experiment.__wrapped__
+    )
+    return make_(environment, tuple(sorted(keys.items())))
 
 
 @cache
-def made_once(environment: Any, given: tuple[tuple[str, Any], ...]) -> Experiment:
+def cached_experiment(environment: Any, key_items: tuple[tuple[str, Any], ...]) -> Experiment:
+    """Return the experiment with these keys; build it only once."""
     keys = {"initial_phases": 2, "concentration_multiplier": 3e-4, "failure_probability": BETA}
-    keys |= dict(given)
+    keys |= dict(key_items)
     sizes = {"horizon": keys.pop("horizon"), "silos": keys.pop("silos", 4)}
     if keys.get("private", True):
         keys = BUDGET | keys
-    table = {"label": "robin", "algorithm": "robin", **keys}
+    curve = {"label": "robin", "algorithm": "robin", **keys}
     return make_experiment(
-        name="robin", environment=environment, curves=[table], seed=SEED,
+        name="robin", environment=environment, curves=[curve], seed=SEED,
         checkpoints=sizes["horizon"], **sizes,
     )  # fmt: skip
 
@@ -93,163 +100,184 @@ def plan_of(e: Experiment) -> PhasePlan:
     return plan
 
 
-def fast(e: Experiment, **keys: Any) -> Any:
-    opened = e.environment.open(e.seed, 0, e.silos)
-    return phases.run(opened, plan_of(e), e.checkpoints, record=True, **keys)
+def run_compiled(e: Experiment, **keys: Any) -> Any:
+    """Run replicate 0 with the compiled driver and record actions and rewards."""
+    environment = e.environment.open(e.seed, 0, e.silos)
+    return phases.run(environment, plan_of(e), e.checkpoints, record=True, **keys)
 
 
-def readable(e: Experiment, **keys: Any) -> Any:
-    opened = e.environment.open(e.seed, 0, e.silos)
-    return phases.run_steps(opened, plan_of(e), e.checkpoints, **keys)
+def run_readable(e: Experiment, **keys: Any) -> Any:
+    """Run replicate 0 with the step driver, which is written in Python."""
+    environment = e.environment.open(e.seed, 0, e.silos)
+    return phases.run_steps(environment, plan_of(e), e.checkpoints, **keys)
 
 
-def local(e: Experiment) -> Any:
-    """What the same keys play under local-linucb."""
+def run_local_linucb(e: Experiment) -> Any:
+    """Run ``local-linucb`` with the keys that it shares with the experiment."""
     keys = e.curves[0].keys
-    shared = ("clip", "radius", "radius_multiplier", "failure_probability", "regularizer")
-    table = {"label": "local", "algorithm": "local-linucb", **{key: keys[key] for key in shared}}
-    other = make_experiment(
-        name="local", environment=e.environment, curves=[table], seed=e.seed,
+    shared_keys = ("clip", "radius", "radius_multiplier", "failure_probability", "regularizer")
+    curve = {
+        "label": "local",
+        "algorithm": "local-linucb",
+        **{key: keys[key] for key in shared_keys},
+    }
+    local_experiment = make_experiment(
+        name="local", environment=e.environment, curves=[curve], seed=e.seed,
         checkpoints=e.horizon, horizon=e.horizon, silos=e.silos,
     )  # fmt: skip
-    opened = e.environment.open(e.seed, 0, e.silos)
-    plan = other.curves[0].system.plan
-    (played,) = dispatch.run(opened, [plan], other.checkpoints, record=True)
-    return played
+    environment = e.environment.open(e.seed, 0, e.silos)
+    plan = local_experiment.curves[0].system.plan
+    (outcome,) = dispatch.run(environment, [plan], local_experiment.checkpoints, record=True)
+    return outcome
 
 
 # -- Both drivers ----------------------------------------------------------------------------------
 
 
-@EVERYWHERE
-def test_the_two_drivers_agree_bit_for_bit(name, environment):
+@EVERY_PROBLEM
+def test_both_drivers_agree_bit_for_bit(name, environment):
     e = experiment(ENVIRONMENTS[environment], **PROBLEMS[name])
-    plan, played = plan_of(e), fast(e)
-    same(played, readable(e))
-    # What was sent by when, counted from the schedule alone.
-    shares = name not in ("U beyond T", "memory, alone")
-    asked = PROBLEMS[name].get("initial_phases", 2)
-    released = oracle.releasing_phases(e.horizon, asked) if shares else []
-    ends = np.array([oracle.last_round(p) for p in released])
-    counts = [np.sum(ends <= t) for t in range(1, e.horizon + 1)]
-    np.testing.assert_array_equal(played.synchronisations, counts)
+    plan, outcome = plan_of(e), run_compiled(e)
+    same(outcome, run_readable(e))
+    # Compare synchronisations and bits with counts from the phase schedule.
+    has_releases = name not in ("U beyond T", "memory, alone")
+    initial_phases = PROBLEMS[name].get("initial_phases", 2)
+    released_phases = oracle.releasing_phases(e.horizon, initial_phases) if has_releases else []
+    last_rounds = np.array([oracle.last_round(p) for p in released_phases])
+    counts = [np.sum(last_rounds <= t) for t in range(1, e.horizon + 1)]
+    np.testing.assert_array_equal(outcome.synchronisations, counts)
     bits = 64 * e.facts.dimension * e.silos
-    np.testing.assert_array_equal(played.bits_up, np.multiply(counts, bits))
-    np.testing.assert_array_equal(played.bits_down, played.bits_up)
-    assert plan.releasing == tuple(released)
-    assert played.total.shape == (e.facts.dimension,)
-    assert played.total.any() == bool(released)
-    # Nothing but LinUCB of one's own before the first model.
-    alone, first = local(e), min([e.horizon, *ends])
-    np.testing.assert_array_equal(played.actions[:, :first], alone.actions[:, :first])
-    np.testing.assert_array_equal(played.rewards[:, :first], alone.rewards[:, :first])
+    np.testing.assert_array_equal(outcome.bits_up, np.multiply(counts, bits))
+    np.testing.assert_array_equal(outcome.bits_down, outcome.bits_up)
+    assert plan.releasing == tuple(released_phases)
+    assert outcome.total.shape == (e.facts.dimension,)
+    assert outcome.total.any() == bool(released_phases)
+    # Until the first model arrives, each silo runs LinUCB on its own data.
+    local_outcome, rounds_without_model = run_local_linucb(e), min([e.horizon, *last_rounds])
+    np.testing.assert_array_equal(
+        outcome.actions[:, :rounds_without_model], local_outcome.actions[:, :rounds_without_model]
+    )
+    np.testing.assert_array_equal(
+        outcome.rewards[:, :rounds_without_model], local_outcome.rewards[:, :rounds_without_model]
+    )
 
 
-def test_the_problems_are_what_they_are_called():
-    bins, moved = set(), 0
+def test_each_problem_shows_what_its_name_says():
+    name_and_bins, differing_count = set(), 0
     for name, keys in PROBLEMS.items():
         e = experiment(ENVIRONMENTS["sphere"], **keys)
-        played, alone = fast(e), local(e)
-        bins |= {(name, mean.bins) for mean in plan_of(e).means}
-        moved += not np.array_equal(played.actions, alone.actions)
-    assert {b for n, b in bins if n == "radius as printed"} == {1}
-    assert min(b for n, b in bins if n == "many bins") > 100
-    assert len({b for n, b in bins if n == "one round after a phase"}) > 1
-    # All but the four where no greedy round is played.
-    assert moved == len(PROBLEMS) - 4
+        outcome, local_outcome = run_compiled(e), run_local_linucb(e)
+        name_and_bins |= {(name, mean.bins) for mean in plan_of(e).means}
+        differing_count += not np.array_equal(outcome.actions, local_outcome.actions)
+    assert {b for n, b in name_and_bins if n == "radius as printed"} == {1}
+    assert min(b for n, b in name_and_bins if n == "many bins") > 100
+    assert len({b for n, b in name_and_bins if n == "one round after a phase"}) > 1
+    # Four problems have no greedy round; all others differ from local LinUCB.
+    assert differing_count == len(PROBLEMS) - 4
 
 
 @pytest.mark.parametrize("keys", [{}, {"private": False}, {"epsilon": 1e6}])
 @pytest.mark.parametrize("dimension", [1, 2, 7, 8, 9])
-def test_they_agree_in_every_dimension(dimension, keys):
-    """Vectors are padded to a power of two."""
+def test_both_drivers_agree_in_every_dimension(dimension, keys):
+    """Check dimensions around powers of two, since vectors are padded to a power of two."""
     e = experiment(Sphere(dimension=dimension, actions=5), horizon=31, **keys)
     assert all(m.padded == oracle.padded(dimension) for m in plan_of(e).means)
-    same(fast(e), readable(e))
+    same(run_compiled(e), run_readable(e))
 
 
 @pytest.mark.parametrize("clip", [True, False])
-def test_rewards_are_clipped_where_asked(clip):
-    law = RewardDistribution("gaussian", 0.5)
-    e = experiment(Sphere(dimension=3, actions=5, reward=law), horizon=31, clip=clip)
-    played = fast(e)
-    outside = np.sum((played.rewards < 0.0) | (played.rewards > 1.0))
-    assert outside > 10
-    # In greedy phases too.
-    assert np.sum(played.rewards[:, 6:] > 1.0) > 0
-    assert played.events["clipped_rewards"] == (outside if clip else 0)
-    same(played, readable(e))
+def test_rewards_are_clipped_if_clip_is_set(clip):
+    reward_distribution = RewardDistribution("gaussian", 0.5)
+    e = experiment(
+        Sphere(dimension=3, actions=5, reward=reward_distribution), horizon=31, clip=clip
+    )
+    outcome = run_compiled(e)
+    outside_count = np.sum((outcome.rewards < 0.0) | (outcome.rewards > 1.0))
+    assert outside_count > 10
+    # Rewards leave [0, 1] in greedy phases, too.
+    assert np.sum(outcome.rewards[:, 6:] > 1.0) > 0
+    assert outcome.events["clipped_rewards"] == (outside_count if clip else 0)
+    same(outcome, run_readable(e))
 
 
-def test_features_are_clipped_where_asked():
-    def drawn(seed: int, replicate: int, silo: int, round: int) -> Any:
-        draw = np.random.default_rng((seed, silo, round))
-        return 3.0 + draw.normal(size=(4, 3)), draw.uniform(size=4)
+def test_features_are_clipped_if_clip_is_set():
+    def features_and_means(seed: int, replicate: int, silo: int, round: int) -> Any:
+        rng = np.random.default_rng((seed, silo, round))
+        return 3.0 + rng.normal(size=(4, 3)), rng.uniform(size=4)
 
-    environment = fastfed.environments.Python(function=drawn, dimension=3, actions=4)
-    clipped = []
+    environment = fastfed.environments.Python(function=features_and_means, dimension=3, actions=4)
+    clipped_counts = []
     for clip in (True, False):
         e = experiment(environment, horizon=24, silos=3, clip=clip)
-        played = fast(e)
-        same(played, readable(e))
-        clipped.append(played.events["clipped_features"])
-    assert clipped == [3 * 24, 0]
+        outcome = run_compiled(e)
+        same(outcome, run_readable(e))
+        clipped_counts.append(outcome.events["clipped_features"])
+    assert clipped_counts == [3 * 24, 0]
 
 
 @pytest.mark.parametrize("sampling", ["in-order", "without-replacement", "with-replacement"])
-def test_they_agree_on_a_pool(recorded, sampling):
+def test_both_drivers_agree_on_a_replayed_pool(recorded, sampling):
     environment = fastfed.environments.Replay.from_arrays(*recorded, sampling=sampling)
     e = experiment(environment, horizon=24, silos=3)
-    same(fast(e), readable(e))
+    same(run_compiled(e), run_readable(e))
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.parametrize(
     ("threads", "rounds_per_call"), [(1, 1), (1, 7), (2, None), (2, 7), (3, 5)]
 )
-def test_threads_and_calls_change_nothing(environment, threads, rounds_per_call):
+def test_results_do_not_depend_on_threads_or_call_lengths(environment, threads, rounds_per_call):
     for name in ("one round after a phase", "U = 1", "not private", "U beyond T"):
         e = experiment(ENVIRONMENTS[environment], **PROBLEMS[name])
-        same(fast(e), fast(e, threads=threads, rounds_per_call=rounds_per_call))
+        same(run_compiled(e), run_compiled(e, threads=threads, rounds_per_call=rounds_per_call))
 
 
 @pytest.mark.parametrize("environment", ["sphere", "fixed set"])
 @pytest.mark.parametrize("last", [1, 5, 6, 7, 14, 20, 30, 31])
-def test_a_run_that_stops_early_is_the_beginning_of_the_whole(environment, last):
+def test_a_run_that_stops_early_equals_the_start_of_the_full_run(environment, last):
     e = experiment(ENVIRONMENTS[environment], horizon=31)
-    whole = fast(e)
-    for played in (fast(e, last=last), readable(e, last=last), fast(e, last=last, threads=2)):
-        np.testing.assert_array_equal(played.actions[:, :last], whole.actions[:, :last])
-        np.testing.assert_array_equal(played.rewards[:, :last], whole.rewards[:, :last])
-        assert not played.actions[:, last:].any() and not played.rewards[:, last:].any()
-        for counted in ("group_regret", "synchronisations", "bits_up", "bits_down"):
-            at = getattr(played, counted), getattr(whole, counted)
-            np.testing.assert_array_equal(at[0][:last], at[1][:last])
-    assert np.array_equal(fast(e, last=last).total, readable(e, last=last).total)
+    full_run = run_compiled(e)
+    for short_run in (
+        run_compiled(e, last=last),
+        run_readable(e, last=last),
+        run_compiled(e, last=last, threads=2),
+    ):
+        np.testing.assert_array_equal(short_run.actions[:, :last], full_run.actions[:, :last])
+        np.testing.assert_array_equal(short_run.rewards[:, :last], full_run.rewards[:, :last])
+        assert not short_run.actions[:, last:].any() and not short_run.rewards[:, last:].any()
+        for field in ("group_regret", "synchronisations", "bits_up", "bits_down"):
+            values = getattr(short_run, field), getattr(full_run, field)
+            np.testing.assert_array_equal(values[0][:last], values[1][:last])
+    assert np.array_equal(run_compiled(e, last=last).total, run_readable(e, last=last).total)
 
 
-def test_progress_hears_of_every_round_once():
+def test_progress_counts_each_round_once():
     e = experiment(ENVIRONMENTS["sphere"], horizon=31)
-    for last, play in ((31, fast), (31, readable), (9, fast), (9, readable)):
-        heard: list[int] = []
-        play(e, last=last, progress=heard.append)
-        assert sum(heard) == last
-    opened = e.environment.open(e.seed, 0, e.silos)
-    heard = []
-    dispatch.run(opened, [plan_of(e)] * 2, e.checkpoints, progress=heard.append)
-    assert sum(heard) == 2 * 31
+    for last, driver in (
+        (31, run_compiled),
+        (31, run_readable),
+        (9, run_compiled),
+        (9, run_readable),
+    ):
+        reported_rounds: list[int] = []
+        driver(e, last=last, progress=reported_rounds.append)
+        assert sum(reported_rounds) == last
+    environment = e.environment.open(e.seed, 0, e.silos)
+    reported_rounds = []
+    dispatch.run(environment, [plan_of(e)] * 2, e.checkpoints, progress=reported_rounds.append)
+    assert sum(reported_rounds) == 2 * 31
 
 
-def test_few_checkpoints_see_what_was_released_by_then():
+def test_sparse_checkpoints_show_the_same_values_as_dense_checkpoints():
     e = experiment(ENVIRONMENTS["sphere"], horizon=31)
-    opened, whole = e.environment.open(e.seed, 0, e.silos), fast(e)
-    for rounds in ([31], [14, 31], [5, 6, 13, 30, 31]):
-        at = np.array(rounds)
-        for play in (phases.run, phases.run_steps):
-            played = play(opened, plan_of(e), at)
-            for counted in ("group_regret", "synchronisations", "bits_up", "bits_down"):
+    environment, dense = e.environment.open(e.seed, 0, e.silos), run_compiled(e)
+    for at in ([31], [14, 31], [5, 6, 13, 30, 31]):
+        checkpoints = np.array(at)
+        for driver in (phases.run, phases.run_steps):
+            sparse = driver(environment, plan_of(e), checkpoints)
+            for field in ("group_regret", "synchronisations", "bits_up", "bits_down"):
                 np.testing.assert_array_equal(
-                    getattr(played, counted), getattr(whole, counted)[at - 1]
+                    getattr(sparse, field), getattr(dense, field)[checkpoints - 1]
                 )
         assert not dispatch.together(plan_of(e))
 
@@ -266,52 +294,59 @@ def test_few_checkpoints_see_what_was_released_by_then():
         {"regularizer": 3.0},
     ],
 )
-def test_where_no_model_is_made_it_is_local_linucb(environment, clip, keys):
-    """With initial phases beyond T, and as Proposition C.3 has them, which lie there."""
-    given = {"horizon": 45, "clip": clip, **keys}
-    for initial in ({"initial_phases": 6}, {"initial_phases": "printed", "margin": 7.0}):
-        e = experiment(ENVIRONMENTS[environment], **given, **initial)
-        ours, theirs = fast(e), local(e)
-        for name in (
+def test_robin_without_a_model_equals_local_linucb(environment, clip, keys):
+    """Set initial phases beyond T, by number and by Proposition C.3."""
+    all_keys = {"horizon": 45, "clip": clip, **keys}
+    for initial_keys in ({"initial_phases": 6}, {"initial_phases": "printed", "margin": 7.0}):
+        e = experiment(ENVIRONMENTS[environment], **all_keys, **initial_keys)
+        robin_outcome, local_outcome = run_compiled(e), run_local_linucb(e)
+        for field in (
             *("actions", "rewards", "group_regret", "synchronisations", "bits_up", "bits_down"),
             "events",
         ):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    assert not ours.bits_up.any()
-    assert not isinstance(e.environment, Sphere) or len(np.unique(ours.actions)) > 1
+            np.testing.assert_array_equal(
+                getattr(robin_outcome, field), getattr(local_outcome, field)
+            )
+    assert not robin_outcome.bits_up.any()
+    assert not isinstance(e.environment, Sphere) or len(np.unique(robin_outcome.actions)) > 1
 
 
-@pytest.mark.parametrize("driver", [fast, readable])
-def test_a_phase_on_a_fixed_set_is_one_choice(driver):
-    """All silos play the best action of the model, all phase long, and the next model's then."""
+@pytest.mark.parametrize("driver", [run_compiled, run_readable])
+def test_a_phase_on_a_fixed_set_has_one_action(driver):
+    """Check that all silos choose the model's best action for the whole phase."""
     e = experiment(ENVIRONMENTS["fixed set"], horizon=500, epsilon=30.0, silos=3)
-    played = driver(e)
+    outcome = driver(e)
     features, _ = e.environment.open(e.seed, 0, e.silos).round(0, 1)
-    chosen = []
+    chosen_actions = []
     for phase in range(3, 9):
-        first, last = oracle.last_round(phase - 1), min(oracle.last_round(phase), 500)
-        rounds = played.actions[:, first:last]
-        assert (rounds == rounds[0, 0]).all()
-        chosen.append(rounds[0, 0])
-        model = fast(e, last=first).total
-        assert np.argmax(features @ model) == chosen[-1]
-    assert len(set(chosen)) > 2
+        start, last = oracle.last_round(phase - 1), min(oracle.last_round(phase), 500)
+        phase_actions = outcome.actions[:, start:last]
+        assert (phase_actions == phase_actions[0, 0]).all()
+        chosen_actions.append(phase_actions[0, 0])
+        model = run_compiled(e, last=start).total
+        assert np.argmax(features @ model) == chosen_actions[-1]
+    assert len(set(chosen_actions)) > 2
 
 
-def test_on_one_coordinate_the_model_is_half_empty():
-    """Silos that see one coordinate send the mean of what they saw of it, and 0 of the other."""
+def test_silos_with_one_coordinate_estimate_zero_for_the_other():
+    """Check that such a silo sends the mean of its coordinate and 0 for the other coordinate."""
     e = experiment(NoDiversity(), horizon=31, private=False, silos=3)
-    played = fast(e)
-    x = np.array([1.0, -1.0])[played.actions[:, 14:30]]
-    sent = np.mean(x * played.rewards[:, 14:30], axis=1)
-    np.testing.assert_allclose(played.total, [sent[0] / 3, (sent[1] + sent[2]) / 3], rtol=1e-12)
+    outcome = run_compiled(e)
+    x = np.array([1.0, -1.0])[outcome.actions[:, 14:30]]
+    estimates = np.mean(x * outcome.rewards[:, 14:30], axis=1)
+    np.testing.assert_allclose(
+        outcome.total, [estimates[0] / 3, (estimates[1] + estimates[2]) / 3], rtol=1e-12
+    )
 
 
 # -- The paper's pseudocode ------------------------------------------------------------------------
 
 
-def mechanism(e: Experiment, **wrong: Any) -> oracle.Mechanism | None:
-    """R_0 of the paper with the product's draws; all but an exact eps' is the oracle's own."""
+def oracle_mechanism(e: Experiment, **changes: Any) -> oracle.Mechanism | None:
+    """Return the paper's R_0 with the package's draws, or None if the curve is not private.
+
+    The oracle computes everything except an exact eps'. ``changes`` replace fields.
+    """
     plan, keys = plan_of(e), e.curves[0].keys
     if not keys["private"]:
         return None
@@ -319,155 +354,161 @@ def mechanism(e: Experiment, **wrong: Any) -> oracle.Mechanism | None:
     d2, beta, source = oracle.padded(d), keys["failure_probability"], SeededNoise(e.seed, 0)
     c1 = oracle.concentration_c1(M, P, d, beta, keys["diversity"])
 
-    def drawn(purpose: int):
+    def uniforms_for(purpose: int):
         return lambda p: source.uniforms(purpose, p - plan.initial + 1, d2)
 
     if keys["calibration"] == "printed":
         budget = oracle.printed_budget(keys["epsilon"], keys["delta"], P, d2)
-        each = budget.epsilon_coordinate
+        epsilon_coordinate = budget.epsilon_coordinate
     else:
-        each = plan.means[0].epsilon_coordinate if plan.means else 1.0
-    made = oracle.Mechanism(
-        epsilon_coordinate=each,
+        epsilon_coordinate = plan.means[0].epsilon_coordinate if plan.means else 1.0
+    mechanism = oracle.Mechanism(
+        epsilon_coordinate=epsilon_coordinate,
         radius=lambda p: oracle.rotated_radius(
             oracle.concentration_radius(c1, p, keys["concentration_multiplier"]),
             d2, M, oracle.call_beta(beta, P),
         ),
         bound=np.sqrt(d2),
-        signs=lambda p: np.where(drawn(ROTATION)(p) < 0.5, -1.0, 1.0),
-        laplace=lambda p: oracle.laplace_from_uniform(drawn(LAPLACE)(p)),
-        uniforms=drawn(RANGE),
+        signs=lambda p: np.where(uniforms_for(ROTATION)(p) < 0.5, -1.0, 1.0),
+        laplace=lambda p: oracle.laplace_from_uniform(uniforms_for(LAPLACE)(p)),
+        uniforms=uniforms_for(RANGE),
     )  # fmt: skip
-    return changed(made, **wrong)
+    return replace(mechanism, **changes)
 
 
-def follow(e: Experiment, played: Any, **other: Any) -> oracle.Replay:
+def replay(e: Experiment, outcome: Any, **changes: Any) -> oracle.Replay:
+    """Replay the pseudocode with the recorded actions and rewards.
+
+    ``changes`` replace arguments of ``oracle.replay``.
+    """
     plan, clip = plan_of(e), plan_of(e).local.clip
-    opened, r = e.environment.open(e.seed, 0, e.silos), plan.local.radius
-    # The paper's lambda is 1; of one silo, so that a round is a row.
+    environment, r = e.environment.open(e.seed, 0, e.silos), plan.local.radius
+    # The paper's lambda is 1. It belongs to one silo, so that each round adds one row.
     assert set(plan.local.regularizer) == {1.0} and plan.local.rows_per_round == 1
 
-    def radius(t: int, i: int, regular: np.ndarray) -> float:
-        inside = 1.0 + t / (plan.dimension * r.log_lambda[0])
-        width = r.scale * np.sqrt(r.base + plan.dimension * np.log(inside))
+    def radius(t: int, i: int, v: np.ndarray) -> float:
+        growth = 1.0 + t / (plan.dimension * r.log_lambda[0])
+        width = r.scale * np.sqrt(r.base + plan.dimension * np.log(growth))
         return r.multiplier * (r.offset[0] + width)
 
     def contexts(t: int, i: int) -> np.ndarray:
-        x = opened.round(i, t)[0].astype(float)
-        # A norm of float32 may be a rounding above 1.
+        x = environment.round(i, t)[0].astype(float)
+        # Rounding to float32 can raise a norm slightly above 1.
         return x if clip is None else x / np.maximum(1.0, np.linalg.norm(x, axis=1))[:, None]
 
-    rewards = played.rewards if clip is None else np.clip(played.rewards, clip.low, clip.high)
-    given: dict[str, Any] = {
+    rewards = outcome.rewards if clip is None else np.clip(outcome.rewards, clip.low, clip.high)
+    arguments: dict[str, Any] = {
         "initial_phases": plan.initial if plan.releasing else None,
-        "mechanism": mechanism(e),
+        "mechanism": oracle_mechanism(e),
     }
     return oracle.replay(
         contexts=contexts,
-        means=lambda t, i: opened.round(i, t)[1],
-        actions=played.actions,
+        means=lambda t, i: environment.round(i, t)[1],
+        actions=outcome.actions,
         rewards=rewards,
         radius=radius,
-        **(given | other),
+        **(arguments | changes),
     )
 
 
-def in_the_paper(environment: str, keys: dict[str, Any]) -> Experiment:
-    """A radius that is fixed in advance, as the oracle's LinUCB has it."""
-    more = {"radius": "lemma-c2", "radius_multiplier": 0.5, **keys}
-    return experiment(ENVIRONMENTS[environment], **more)
+def fixed_radius_experiment(environment: str, keys: dict[str, Any]) -> Experiment:
+    """Return an experiment whose radius is fixed in advance, as in the oracle's LinUCB."""
+    all_keys = {"radius": "lemma-c2", "radius_multiplier": 0.5, **keys}
+    return experiment(ENVIRONMENTS[environment], **all_keys)
 
 
-@EVERYWHERE
-def test_it_plays_the_papers_pseudocode(name, environment):
-    e = in_the_paper(environment, PROBLEMS[name])
-    played = fast(e)
-    truth = follow(e, played)
-    # Actions are chosen by features that are not clipped.
-    assert truth.worst_gap < (1e-9 if plan_of(e).local.clip is None else 1e-6)
-    # Nearer than this, rounding may choose another rank: the problem needs another seed.
-    assert truth.nearest_rank > 2.0
-    np.testing.assert_allclose(played.group_regret, truth.group_regret, rtol=1e-9, atol=1e-9)
-    assert truth.released == list(plan_of(e).releasing)
-    assert 8 * truth.bytes_up == played.bits_up[-1]
-    assert 8 * truth.bytes_down == played.bits_down[-1]
-    for phase, model in zip(truth.released, truth.globals, strict=True):
-        seen = fast(e, last=oracle.last_round(phase)).total
-        np.testing.assert_allclose(seen, model, rtol=1e-9, atol=1e-9 * np.abs(model).max())
-        np.testing.assert_array_equal(seen, readable(e, last=oracle.last_round(phase)).total)
-    assert truth.released == [] or np.array_equal(seen, played.total)
+@EVERY_PROBLEM
+def test_runs_follow_the_papers_pseudocode(name, environment):
+    e = fixed_radius_experiment(environment, PROBLEMS[name])
+    outcome = run_compiled(e)
+    replayed = replay(e, outcome)
+    # The drivers choose actions by features before clipping.
+    assert replayed.worst_gap < (1e-9 if plan_of(e).local.clip is None else 1e-6)
+    # Closer than this, rounding could change the rank; choose another seed then.
+    assert replayed.nearest_rank > 2.0
+    np.testing.assert_allclose(outcome.group_regret, replayed.group_regret, rtol=1e-9, atol=1e-9)
+    assert replayed.released == list(plan_of(e).releasing)
+    assert 8 * replayed.bytes_up == outcome.bits_up[-1]
+    assert 8 * replayed.bytes_down == outcome.bits_down[-1]
+    for phase, model in zip(replayed.released, replayed.globals, strict=True):
+        model_values = run_compiled(e, last=oracle.last_round(phase)).total
+        np.testing.assert_allclose(model_values, model, rtol=1e-9, atol=1e-9 * np.abs(model).max())
+        np.testing.assert_array_equal(
+            model_values, run_readable(e, last=oracle.last_round(phase)).total
+        )
+    assert replayed.released == [] or np.array_equal(model_values, outcome.total)
 
 
 @pytest.mark.parametrize("private", [True, False])
 @pytest.mark.parametrize("dimension", [1, 2, 7, 9])
-def test_dimensions_in_the_paper(dimension, private):
-    more = {"radius": "lemma-c2", "private": private}
-    e = experiment(Sphere(dimension=dimension, actions=5), horizon=31, **more)
-    played = fast(e)
-    truth = follow(e, played)
-    assert truth.worst_gap < 1e-9 and truth.nearest_rank > 2.0
-    np.testing.assert_allclose(played.total, truth.globals[-1], rtol=1e-9, atol=1e-9)
+def test_runs_follow_the_pseudocode_in_every_dimension(dimension, private):
+    keys = {"radius": "lemma-c2", "private": private}
+    e = experiment(Sphere(dimension=dimension, actions=5), horizon=31, **keys)
+    outcome = run_compiled(e)
+    replayed = replay(e, outcome)
+    assert replayed.worst_gap < 1e-9 and replayed.nearest_rank > 2.0
+    np.testing.assert_allclose(outcome.total, replayed.globals[-1], rtol=1e-9, atol=1e-9)
 
 
-def test_a_wrong_replay_is_noticed():
-    e = in_the_paper("sphere", {"horizon": 31})
-    played = fast(e)
-    models = np.array(follow(e, played).globals)
-    plain = mechanism(e)
-    assert plain is not None and plain.uniforms is not None
-    uniforms = plain.uniforms
-    others: list[dict[str, Any]] = [
+def test_replay_detects_planted_faults():
+    e = fixed_radius_experiment("sphere", {"horizon": 31})
+    outcome = run_compiled(e)
+    models = np.array(replay(e, outcome).globals)
+    mechanism = oracle_mechanism(e)
+    assert mechanism is not None and mechanism.uniforms is not None
+    uniforms = mechanism.uniforms
+    all_changes: list[dict[str, Any]] = [
         {"first_estimate": "phase"},
         {"initial_phases": 1},
         {"mechanism": None},
-        {"mechanism": mechanism(e, epsilon_coordinate=1.001 * plain.epsilon_coordinate)},
-        {"mechanism": mechanism(e, radius=lambda p: 1.001 * plain.radius(p))},
-        {"mechanism": mechanism(e, signs=lambda p: -plain.signs(p))},
-        {"mechanism": mechanism(e, uniforms=lambda p: uniforms(p)[::-1])},
-        {"mechanism": mechanism(e, laplace=lambda p: plain.laplace(p)[::-1])},
+        {"mechanism": oracle_mechanism(e, epsilon_coordinate=1.001 * mechanism.epsilon_coordinate)},
+        {"mechanism": oracle_mechanism(e, radius=lambda p: 1.001 * mechanism.radius(p))},
+        {"mechanism": oracle_mechanism(e, signs=lambda p: -mechanism.signs(p))},
+        {"mechanism": oracle_mechanism(e, uniforms=lambda p: uniforms(p)[::-1])},
+        {"mechanism": oracle_mechanism(e, laplace=lambda p: mechanism.laplace(p)[::-1])},
     ]  # fmt: skip
-    for other in others:
-        wrong = np.array(follow(e, played, **other).globals)
-        assert wrong.shape != models.shape or np.abs(wrong - models).max() > 1e-6
+    for changes in all_changes:
+        wrong_models = np.array(replay(e, outcome, **changes).globals)
+        assert wrong_models.shape != models.shape or np.abs(wrong_models - models).max() > 1e-6
     for i, t in ((1, 2), (0, 8), (3, 30)):
-        spoilt = played.actions.copy()
-        spoilt[i, t] = (spoilt[i, t] + 1) % 6
-        assert follow(e, changed(played, actions=spoilt)).worst_gap > 1e-6
+        wrong_actions = outcome.actions.copy()
+        wrong_actions[i, t] = (wrong_actions[i, t] + 1) % 6
+        assert replay(e, replace(outcome, actions=wrong_actions)).worst_gap > 1e-6
 
 
-def test_estimates_are_least_squares_of_the_lowest_norm():
-    """Of every rank up to d, and of nothing."""
-    draw = np.random.default_rng(20)
+def test_estimates_are_least_squares_of_the_smallest_norm():
+    """Check this for every rank from 0 to d."""
+    rng = np.random.default_rng(20)
     for d in (1, 2, 3, 6):
-        rows, expected = [], []
+        statistics, expected = [], []
         for rank in range(d + 1):
-            x = draw.normal(size=(40, rank)) @ draw.normal(size=(rank, d))
-            y = draw.normal(size=40)
-            estimate, nearest = oracle.least_squares(x, y)
-            assert nearest > 3.0
+            x = rng.normal(size=(40, rank)) @ rng.normal(size=(rank, d))
+            y = rng.normal(size=40)
+            estimate, rank_margin = oracle.least_squares(x, y)
+            assert rank_margin > 3.0
             expected.append(estimate)
-            rows.append(np.concatenate([x.T @ y, (x.T @ x)[np.tril_indices(d)]]))
-            # Fitted on what was seen, and nothing beside it.
+            statistics.append(np.concatenate([x.T @ y, (x.T @ x)[np.tril_indices(d)]]))
+            # The estimate fits the projection of y and has no part outside the row space.
             np.testing.assert_allclose(x @ estimate, x @ np.linalg.pinv(x) @ y, atol=1e-9)
-        found = linalg.least_squares(np.array(rows), d)
-        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
-        assert not found[0].any()
+        estimates = linalg.least_squares(np.array(statistics), d)
+        np.testing.assert_allclose(estimates, expected, rtol=1e-8, atol=1e-9)
+        assert not estimates[0].any()
 
 
-# -- Deployed --------------------------------------------------------------------------------------
+# -- Deployment ------------------------------------------------------------------------------------
 
 
-def deployed(**given: Any) -> Any:
-    """A system of make_system: two silos, two dimensions, releases after phases 1, 2 and 3."""
+def deployed_system(**changes: Any) -> Any:
+    """Make a system with two silos and two dimensions that releases after phases 1, 2 and 3."""
     keys = {"silos": 2, "horizon": 17, "dimension": 2, "initial_phases": 1}
-    keys |= {"concentration_multiplier": 0.01} | given
+    keys |= {"concentration_multiplier": 0.01} | changes
     if keys.get("private", True):
         keys = BUDGET | keys
     return fastfed.make_system("robin", **keys)
 
 
-def rounds(clients: list[Any], count: int) -> None:
-    """Rounds of made-up features and rewards."""
+def play_rounds(clients: list[Any], count: int) -> None:
+    """Let each client play ``count`` rounds with made-up features and rewards."""
     for _ in range(count):
         for client in clients:
             t = 10 * client.index + client.round
@@ -476,14 +517,18 @@ def rounds(clients: list[Any], count: int) -> None:
 
 
 def estimates_of(phase: int, values: Any = ((0.3, 0.1), (0.2, 0.4))) -> list[LocalEstimate]:
-    return [LocalEstimate(phase, np.array(v, float), i) for i, v in enumerate(values)]
+    """Return one estimate per silo for this phase."""
+    return [
+        LocalEstimate(phase, np.array(silo_values, float), i)
+        for i, silo_values in enumerate(values)
+    ]
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.parametrize("name", ["one round after a phase", "not private", "clipped", "one silo"])
-def test_clients_with_seeded_noise_are_the_step_driver(name, environment):
-    e = in_the_paper(environment, PROBLEMS[name])
-    plan, played, truth = plan_of(e), fast(e), follow(e, fast(e))
+def test_clients_with_seeded_noise_equal_the_step_driver(name, environment):
+    e = fixed_radius_experiment(environment, PROBLEMS[name])
+    plan, outcome, replayed = plan_of(e), run_compiled(e), replay(e, run_compiled(e))
     opened = e.environment.open(e.seed, 0, e.silos)
     clients = [fastfed.parties.Client(plan, i) for i in range(e.silos)]
     server, models, sent = fastfed.parties.Averager(plan, SeededNoise(SEED)), [], []
@@ -491,114 +536,121 @@ def test_clients_with_seeded_noise_are_the_step_driver(name, environment):
         for i, client in enumerate(clients):
             features, means = opened.round(i, t)
             a = client.select(features)
-            assert a == played.actions[i, t - 1]
+            assert a == outcome.actions[i, t - 1]
             client.observe(opened.reward(i, t, means[a]))
             assert client.greedy == (t > 6)
         if clients[0].due:
             assert all(client.due for client in clients)
-            made = [client.estimate() for client in clients]
+            estimates = [client.estimate() for client in clients]
             assert all(client.reported and not client.due for client in clients)
-            sent.append(np.array([estimate.values for estimate in made]))
-            # The order of arrival is the network's.
-            model = server.combine(made[::-1])
-            assert model.phase == plan.phase_of(t) + 1 == made[0].phase + 1
+            sent.append(np.array([estimate.values for estimate in estimates]))
+            # Estimates may arrive in any order.
+            model = server.combine(estimates[::-1])
+            assert model.phase == plan.phase_of(t) + 1 == estimates[0].phase + 1
             for client in clients:
                 client.adopt(model)
                 np.testing.assert_array_equal(client.theta, model.values)
                 assert not client.reported
             models.append(model.values)
-        assert server.releases == played.synchronisations[t - 1]
-    np.testing.assert_array_equal(models[-1], played.total)
-    for ours, theirs in zip(sent, truth.estimates, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-9)
-    assert sum(client.clipped_rewards for client in clients) == played.events["clipped_rewards"]
-    assert made[0].nbytes * 8 * e.silos * len(sent) == played.bits_up[-1]
+        assert server.releases == outcome.synchronisations[t - 1]
+    np.testing.assert_array_equal(models[-1], outcome.total)
+    for client_estimates, oracle_estimates in zip(sent, replayed.estimates, strict=True):
+        np.testing.assert_allclose(client_estimates, oracle_estimates, rtol=1e-8, atol=1e-9)
+    assert sum(client.clipped_rewards for client in clients) == outcome.events["clipped_rewards"]
+    assert estimates[0].nbytes * 8 * e.silos * len(sent) == outcome.bits_up[-1]
 
 
 @pytest.mark.parametrize("keys", [{}, {"calibration": "printed"}, {"silos": 1}])
-def test_noise_of_the_operating_system(keys):
-    """From end to end: a model is the mean of what was sent and noise of the plan's size.
+def test_deployed_noise_has_the_plans_size(keys):
+    """Check that a model is the mean of the estimates plus noise of the plan's size.
 
-    The range is the whole ball, so that nothing is cut. Laplace noise exceeds 40 of its scales
-    once in 10^17.
+    The range is the whole ball, so that nothing is clipped. Laplace noise exceeds 40 times its
+    scale with probability 10^-17.
     """
-    system = deployed(concentration_multiplier=1.0, **keys)
-    plan, noises = system.plan, []
-    assert [m.bins for m in plan.means] == [1, 1, 1]
+    system = deployed_system(concentration_multiplier=1.0, **keys)
+    plan, noise_per_run = system.plan, []
+    assert [mean.bins for mean in plan.means] == [1, 1, 1]
     for _ in range(2):
         server = fastfed.parties.Averager(plan)
         clients = [fastfed.parties.Client(plan, i) for i in range(plan.silos)]
-        found = []
+        noise_per_release = []
         for count in (2, 4, 8, 3):
-            rounds(clients, count)
+            play_rounds(clients, count)
             if not clients[0].due:
                 break
-            sent = [client.estimate() for client in clients]
-            assert max(np.linalg.norm(s.values) for s in sent) < 2.0
-            model = server.combine(sent)
-            found.append(model.values - np.mean([s.values for s in sent], axis=0))
+            estimates = [client.estimate() for client in clients]
+            assert max(np.linalg.norm(estimate.values) for estimate in estimates) < 2.0
+            model = server.combine(estimates)
+            noise_per_release.append(
+                model.values - np.mean([estimate.values for estimate in estimates], axis=0)
+            )
             for client in clients:
                 client.adopt(model)
-        assert clients[0].round == 17 and server.releases == len(found) == 3
-        noises.append(np.array(found))
+        assert clients[0].round == 17 and server.releases == len(noise_per_release) == 3
+        noise_per_run.append(np.array(noise_per_release))
     scale = plan.means[0].noise_stds["mean"] / np.sqrt(2.0)
-    assert (np.abs(noises) <= 40.0 * np.sqrt(2.0) * scale).all()
-    assert (np.abs(noises).max(axis=2) > 1e-6 * scale).all()
-    assert (noises[0] != noises[1]).all()
+    assert (np.abs(noise_per_run) <= 40.0 * np.sqrt(2.0) * scale).all()
+    assert (np.abs(noise_per_run).max(axis=2) > 1e-6 * scale).all()
+    assert (noise_per_run[0] != noise_per_run[1]).all()
 
 
 def test_noise_has_the_plans_variance():
-    """1 500 releases about nothing, by seed; of seeds wrong once in 10^4.
+    """Check the variance of 1500 releases; a correct plan fails for one seed in 10^4.
 
-    A squared Laplace variable has mean 2 and variance 20, in units of the scale.
+    A squared Laplace variable has mean 2 and variance 20, in units of the squared scale.
     """
-    plan = deployed(concentration_multiplier=1.0).plan
-    plan = changed(plan, means=(plan.means[0],) * len(plan.means))
-    drawn = []
+    plan = deployed_system(concentration_multiplier=1.0).plan
+    plan = replace(plan, means=(plan.means[0],) * len(plan.means))
+    models = []
     for seed in range(1500):
         server = fastfed.parties.Averager(plan, SeededNoise(seed))
-        drawn.append(server.combine(estimates_of(1, np.zeros((2, 2)))).values)
-    squares = np.square(np.array(drawn) / plan.means[0].noise_stds["mean"])
-    # Both coordinates are sums and differences of the same two draws: half of the 3 000 count.
+        models.append(server.combine(estimates_of(1, np.zeros((2, 2)))).values)
+    squares = np.square(np.array(models) / plan.means[0].noise_stds["mean"])
+    # Both coordinates are the sum and the difference of the same two draws, so only 1500 of the
+    # 3000 squares are independent.
     assert abs(squares.mean() - 1.0) < 4.0 * np.sqrt(5.0 / 1500)
-    assert abs(np.corrcoef(np.array(drawn).T)[0, 1]) < 0.2
+    assert abs(np.corrcoef(np.array(models).T)[0, 1]) < 0.2
 
 
-def test_certificate_of_the_deployment():
-    for system in (deployed(), deployed(calibration="printed"), deployed(initial_phases=9)):
-        ours, simulated = system.deployed_certificate, system.certificate
-        assert SIMULATION in simulated.caveats and SIMULATION not in ours.caveats
-        assert not any("simulation" in caveat for caveat in ours.caveats)
-        assert (ours.status, ours.exact) == (simulated.status, simulated.exact)
-        assert any(caveat.startswith("deployment: ") for caveat in ours.caveats)
+def test_deployed_certificate_has_no_caveats_about_simulation():
+    for system in (
+        deployed_system(),
+        deployed_system(calibration="printed"),
+        deployed_system(initial_phases=9),
+    ):
+        deployed, simulated = system.deployed_certificate, system.certificate
+        assert SIMULATION in simulated.caveats and SIMULATION not in deployed.caveats
+        assert not any("simulation" in caveat for caveat in deployed.caveats)
+        assert (deployed.status, deployed.exact) == (simulated.status, simulated.exact)
+        assert any(caveat.startswith("deployment: ") for caveat in deployed.caveats)
 
 
-# -- Misuse is one clear sentence ------------------------------------------------------------------
+# -- Errors ----------------------------------------------------------------------------------------
 
 
-def test_a_client_asks_for_what_is_due():
-    clients = [fastfed.parties.Client(deployed().plan, i) for i in range(2)]
+def test_a_client_refuses_steps_out_of_order():
+    clients = [fastfed.parties.Client(deployed_system().plan, i) for i in range(2)]
     client = clients[0]
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 0"):
         client.estimate()
     with pytest.raises(InputError, match="silo 0 waits for no model, got the model of phase 2"):
         client.adopt(Model(2, np.zeros(2)))
-    rounds(clients, 1)
+    play_rounds(clients, 1)
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 1"):
         client.estimate()
-    rounds(clients, 1)
+    play_rounds(clients, 1)
     assert client.due and not client.greedy
     with pytest.raises(InputError, match="before round 3"):
         client.select(np.eye(2))
     with pytest.raises(InputError, match="waits for no model, got the model of phase 2"):
         client.adopt(Model(2, np.zeros(2)))
-    first, learned = client.estimate(), client.theta
-    assert first.phase == 1 and first.silo == 0 and not client.due
+    estimate, theta = client.estimate(), client.theta
+    assert estimate.phase == 1 and estimate.silo == 0 and not client.due
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 2"):
         client.estimate()
     with pytest.raises(InputError, match="before round 3"):
         client.select(np.eye(2))
-    for wrong, message in (
+    for wrong_model, message in (
         (Model(1, np.zeros(2)), "silo 0 waits for the model of phase 2, got the model of phase 1"),
         (Model(3, np.zeros(2)), "silo 0 waits for the model of phase 2, got the model of phase 3"),
         (Model(2, np.zeros(3)), "model must hold 2 finite numbers"),
@@ -606,15 +658,15 @@ def test_a_client_asks_for_what_is_due():
         (Model(2, np.array([0.0, np.nan])), "model must hold 2 finite numbers"),
         (Model(2, np.array([np.inf, 0.0])), "model must hold 2 finite numbers"),
         (Broadcast(1, 2, np.zeros(5)), "model must be a Model, got Broadcast"),
-        (first, "model must be a Model, got LocalEstimate"),
+        (estimate, "model must be a Model, got LocalEstimate"),
         (None, "model must be a Model, got NoneType"),
         (np.zeros(2), "model must be a Model, got ndarray"),
     ):
         with pytest.raises(InputError, match=message) as error:
-            client.adopt(wrong)  # type: ignore[arg-type]
+            client.adopt(wrong_model)  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
         assert client.reported and not client.greedy
-        np.testing.assert_array_equal(client.theta, learned)
+        np.testing.assert_array_equal(client.theta, theta)
     client.adopt(Model(2, np.array([0.0, 1.0])))
     assert client.greedy and not client.reported
     assert client.select(np.eye(2)) == 1
@@ -622,8 +674,8 @@ def test_a_client_asks_for_what_is_due():
         client.adopt(Model(2, np.zeros(2)))
 
 
-def test_a_client_sends_estimates_and_takes_models():
-    client = fastfed.parties.Client(deployed().plan)
+def test_a_client_refuses_the_methods_of_a_silo():
+    client = fastfed.parties.Client(deployed_system().plan)
     with pytest.raises(InputError, match=r"sends estimates: use estimate\(\)"):
         client.report()
     with pytest.raises(InputError, match=r"adopts models: use adopt\(model\)"):
@@ -639,22 +691,22 @@ def test_a_client_sends_estimates_and_takes_models():
         client.observe(np.nan)
     assert client.round == 0
     with pytest.raises(InputError, match="index must be an integer >= 0 and <= 1, got 2"):
-        fastfed.parties.Client(deployed().plan, 2)
+        fastfed.parties.Client(deployed_system().plan, 2)
 
 
-def test_the_plan_ends():
-    plan = deployed(horizon=14).plan
+def test_parties_refuse_steps_after_the_end_of_the_plan():
+    plan = deployed_system(horizon=14).plan
     clients, server = (
         [fastfed.parties.Client(plan, i) for i in range(2)],
         fastfed.parties.Averager(plan),
     )
     for count in (2, 4):
-        rounds(clients, count)
+        play_rounds(clients, count)
         model = server.combine([client.estimate() for client in clients])
         for client in clients:
             client.adopt(model)
-    rounds(clients, 8)
-    # Phase 3 ends with T: nobody would play its model.
+    play_rounds(clients, 8)
+    # Phase 3 ends with T: no round is left for its model.
     assert not clients[0].due
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 14"):
         clients[0].estimate()
@@ -666,48 +718,51 @@ def test_the_plan_ends():
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_the_server_takes_one_estimate_of_every_silo(private):
-    plan = deployed(private=private).plan
-    server, good = fastfed.parties.Averager(plan), estimates_of(1)
-    wide = LocalEstimate(1, np.zeros(3), 1)
-    for wrong, message in (
+def test_the_server_needs_one_estimate_from_every_silo(private):
+    plan = deployed_system(private=private).plan
+    server, estimates = fastfed.parties.Averager(plan), estimates_of(1)
+    wide_estimate = LocalEstimate(1, np.zeros(3), 1)
+    for wrong_estimates, message in (
         ([], r"one of each of the 2 silos, got silos \[\]"),
-        (good[:1], r"one of each of the 2 silos, got silos \[0\]"),
-        ([good[1], good[1]], r"one of each of the 2 silos, got silos \[1, 1\]"),
-        ([*good, good[0]], r"one of each of the 2 silos, got silos \[0, 0, 1\]"),
-        ([good[0], LocalEstimate(1, np.zeros(2), 2)], r"got silos \[0, 2\]"),
-        ([good[0], LocalEstimate(1, np.zeros(2), -1)], r"got silos \[-1, 0\]"),
+        (estimates[:1], r"one of each of the 2 silos, got silos \[0\]"),
+        ([estimates[1], estimates[1]], r"one of each of the 2 silos, got silos \[1, 1\]"),
+        ([*estimates, estimates[0]], r"one of each of the 2 silos, got silos \[0, 0, 1\]"),
+        ([estimates[0], LocalEstimate(1, np.zeros(2), 2)], r"got silos \[0, 2\]"),
+        ([estimates[0], LocalEstimate(1, np.zeros(2), -1)], r"got silos \[-1, 0\]"),
         (estimates_of(2), "estimate of silo 0 must be of phase 1, got phase 2"),
-        ([good[0], estimates_of(0)[1]], "estimate of silo 1 must be of phase 1, got phase 0"),
-        ([good[0], wide], r"estimate of silo 1 must have shape \(2,\), got \(3,\)"),
-        ([good[0], LocalEstimate(1, np.zeros((1, 2)), 1)], r"shape \(2,\), got \(1, 2\)"),
-        ([good[0], LocalEstimate(1, np.float64(0), 1)], r"shape \(2,\), got \(\)"),
+        ([estimates[0], estimates_of(0)[1]], "estimate of silo 1 must be of phase 1, got phase 0"),
+        ([estimates[0], wide_estimate], r"estimate of silo 1 must have shape \(2,\), got \(3,\)"),
+        ([estimates[0], LocalEstimate(1, np.zeros((1, 2)), 1)], r"shape \(2,\), got \(1, 2\)"),
+        ([estimates[0], LocalEstimate(1, np.float64(0), 1)], r"shape \(2,\), got \(\)"),
     ):
         with pytest.raises(InputError, match=message) as error:
-            server.combine(wrong)  # type: ignore[arg-type]
+            server.combine(wrong_estimates)  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
         assert server.releases == 0
-    # No draw of the first release was used: the source would refuse it now.
-    assert server.combine(good).phase == 2
+    # The failures used no draw of the first release: the noise source would now refuse that draw.
+    assert server.combine(estimates).phase == 2
     with pytest.raises(InputError, match="must be of phase 2, got phase 1"):
-        server.combine(good)
+        server.combine(estimates)
     assert server.releases == 1
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_messages_of_another_kind_are_refused(private):
-    server, good = fastfed.parties.Averager(deployed(private=private).plan), estimates_of(1)
-    for wrong in (
+def test_the_server_refuses_messages_of_other_types(private):
+    server, estimates = (
+        fastfed.parties.Averager(deployed_system(private=private).plan),
+        estimates_of(1),
+    )
+    for messages in (
         [Broadcast(1, 2, np.zeros(5))] * 2,
         [Report(1, 2, np.zeros(5), i) for i in range(2)],
-        [good[0], Report(1, 2, np.zeros(5), 1)],
-        [good[0], Model(1, np.zeros(2))],
-        [good[0], None],
+        [estimates[0], Report(1, 2, np.zeros(5), 1)],
+        [estimates[0], Model(1, np.zeros(2))],
+        [estimates[0], None],
         [np.zeros(2), np.zeros(2)],
     ):
         with pytest.raises(InputError, match="estimate") as error:
-            server.combine(wrong)  # type: ignore[arg-type]
-        assert type(wrong[-1]).__name__ in str(error.value) and "\n" not in str(error.value)
+            server.combine(messages)  # type: ignore[arg-type]
+        assert type(messages[-1]).__name__ in str(error.value) and "\n" not in str(error.value)
     assert server.releases == 0
 
 
@@ -715,64 +770,69 @@ def test_messages_of_another_kind_are_refused(private):
 @pytest.mark.parametrize(
     "values", [(np.nan, 1.0), (0.5, np.inf), (-np.inf, -np.inf), (np.nan, np.nan)]
 )
-def test_what_is_not_finite_counts_as_nothing_and_raises_nothing(values, private):
-    plan, models = deployed(private=private).plan, []
-    for one in (values, (0.0, 0.0)):
+def test_estimates_that_are_not_finite_count_as_zero(values, private):
+    plan, models = deployed_system(private=private).plan, []
+    for estimate in (values, (0.0, 0.0)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             server = fastfed.parties.Averager(plan, SeededNoise(2))
-            models.append(server.combine(estimates_of(1, (one, (0.2, 0.4)))).values)
-            everybody = server.combine(estimates_of(2, (one, one))).values
-        assert np.isfinite(everybody).all() and everybody.any() == private
+            models.append(server.combine(estimates_of(1, (estimate, (0.2, 0.4)))).values)
+            second_model = server.combine(estimates_of(2, (estimate, estimate))).values
+        assert np.isfinite(second_model).all() and second_model.any() == private
         assert server.releases == 2
     np.testing.assert_array_equal(*models)
     assert private or np.array_equal(models[0], [0.1, 0.2])
 
 
 @pytest.mark.parametrize("huge", [1e300, 1.7e308])
-def test_huge_estimates_are_cut(huge):
-    """One of them moves the model no more than any other could, and it overflows nowhere."""
-    plan = deployed(silos=3, concentration_multiplier=1.0).plan
+def test_huge_estimates_are_clipped(huge):
+    """Check that a huge estimate moves the model no more than any other estimate and never
+    overflows."""
+    plan = deployed_system(silos=3, concentration_multiplier=1.0).plan
     for signs in ((1, 1), (1, -1)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             server = fastfed.parties.Averager(plan, SeededNoise(2))
-            far = server.combine(
+            model_with_huge = server.combine(
                 estimates_of(1, (np.multiply(signs, huge), (0.2, 0.4), (0.2, 0.4)))
             ).values
-        other = fastfed.parties.Averager(plan, SeededNoise(2))
-        near = other.combine(estimates_of(1, ((0, 0), (0.2, 0.4), (0.2, 0.4)))).values
-        # Each of two rotated coordinates is within 2 r' = 2 sqrt 2 of the middle.
-        assert np.linalg.norm(far - near) <= 2 * np.sqrt(2) * np.sqrt(2) / 3 * (1 + 1e-12)
+        other_server = fastfed.parties.Averager(plan, SeededNoise(2))
+        model_with_zero = other_server.combine(
+            estimates_of(1, ((0, 0), (0.2, 0.4), (0.2, 0.4)))
+        ).values
+        # Each of the two rotated coordinates is within 2 r' = 2 sqrt 2 of the centre.
+        assert np.linalg.norm(model_with_huge - model_with_zero) <= 2 * np.sqrt(2) * np.sqrt(
+            2
+        ) / 3 * (1 + 1e-12)
 
 
-def test_messages_do_not_change_once_made():
-    given = np.array([0.3, 0.1])
-    sent, model = LocalEstimate(1, given, 0), Model(2, given)
-    given[0] = 9.0
-    assert sent.values[0] == model.values[0] == 0.3
-    for message in (sent, model):
+def test_messages_are_immutable():
+    values = np.array([0.3, 0.1])
+    estimate, model = LocalEstimate(1, values, 0), Model(2, values)
+    values[0] = 9.0
+    assert estimate.values[0] == model.values[0] == 0.3
+    for message in (estimate, model):
         with pytest.raises(ValueError, match="read-only"):
             message.values[0] = 1.0
 
 
-class Failing(SeededNoise):
-    """A source that gives every draw at the second time of asking."""
+class FailsOnce(SeededNoise):
+    """A noise source in which the first request for each draw fails."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.asked: set[tuple[int, int]] = set()
+        self.requested: set[tuple[int, int]] = set()
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
-        if (purpose, release) not in self.asked:
-            self.asked.add((purpose, release))
+        if (purpose, release) not in self.requested:
+            self.requested.add((purpose, release))
             raise OSError("no entropy")
         return super().uniforms(purpose, release, count)
 
 
-def test_a_source_that_fails_once_changes_nothing():
-    plan, models = deployed().plan, []
-    for noise in (SeededNoise(4), Failing(4)):
+def test_releases_are_equal_after_a_noise_source_fails():
+    plan, models = deployed_system().plan, []
+    for noise in (SeededNoise(4), FailsOnce(4)):
         server = fastfed.parties.Averager(plan, noise)
         for phase in (1, 2, 3):
             for _ in range(4):
@@ -784,18 +844,18 @@ def test_a_source_that_fails_once_changes_nothing():
     np.testing.assert_array_equal(models[:3], models[3:])
 
 
-def test_one_source_of_noise_serves_one_server():
-    noise, plan = fastfed.parties.SystemNoise(), deployed().plan
+def test_one_noise_source_serves_only_one_server():
+    noise, plan = fastfed.parties.SystemNoise(), deployed_system().plan
     fastfed.parties.Averager(plan, noise).combine(estimates_of(1))
-    other = fastfed.parties.Averager(plan, noise)
+    other_server = fastfed.parties.Averager(plan, noise)
     with pytest.raises(InputError, match="drawn already; use one SystemNoise for each system"):
-        other.combine(estimates_of(1))
-    assert other.releases == 0
+        other_server.combine(estimates_of(1))
+    assert other_server.releases == 0
 
 
-def test_plans_are_for_those_who_can_play_them():
-    system = deployed()
-    for made in (
+def test_parties_refuse_plans_of_other_kinds():
+    system = deployed_system()
+    for make_party in (
         fastfed.parties.Silo,
         fastfed.parties.Server,
         fastfed.parties.Shuffler,
@@ -804,20 +864,28 @@ def test_plans_are_for_those_who_can_play_them():
         with pytest.raises(
             InputError, match=r"got PhasePlan: it is in phases, for Client\(plan, index\)"
         ):
-            made(system.plan)
-    alone = fastfed.make_system("local-linucb", horizon=9, dimension=2)
-    for made in (fastfed.parties.Client, fastfed.parties.Averager):
-        for wrong, name in ((alone.plan, "Plan"), (system, "System"), (None, "NoneType")):
+            make_party(system.plan)
+    local_system = fastfed.make_system("local-linucb", horizon=9, dimension=2)
+    for make_party in (fastfed.parties.Client, fastfed.parties.Averager):
+        for wrong_plan, name in (
+            (local_system.plan, "Plan"),
+            (system, "System"),
+            (None, "NoneType"),
+        ):
             with pytest.raises(InputError, match=f"plan must be a PhasePlan, .*got {name}"):
-                made(wrong)
+                make_party(wrong_plan)
 
 
-def test_a_plan_that_was_taken_apart_releases_nothing():
-    """Means that do not fit the protocol would leave a model without noise."""
-    plan = deployed().plan
-    alone = deployed(initial_phases=99).plan
-    fewer = changed(plan, means=plan.means[:-1])
-    for broken in (changed(plan, means=()), fewer, changed(alone, initial=1)):
-        for make in (fastfed.parties.Averager, fastfed.parties.Client):
+def test_parties_refuse_plans_without_all_private_means():
+    """Check plans whose means do not fit the protocol; a model would be released without noise."""
+    plan = deployed_system().plan
+    local_plan = deployed_system(initial_phases=99).plan
+    plan_with_fewer_means = replace(plan, means=plan.means[:-1])
+    for broken_plan in (
+        replace(plan, means=()),
+        plan_with_fewer_means,
+        replace(local_plan, initial=1),
+    ):
+        for make_party in (fastfed.parties.Averager, fastfed.parties.Client):
             with pytest.raises(InputError, match="private means"):
-                make(broken)
+                make_party(broken_plan)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_experts_drivers import COUNTED, PROBLEMS, experiment, fast, readable
+from test_experts_drivers import FIELDS, PROBLEMS, experiment, run_compiled, run_readable
 
 from fastfed._kernels import experts as kernels
 from fastfed._kernels import rng
@@ -16,7 +16,7 @@ from fastfed.simulation import experts
 
 
 def equal(one: Any, other: Any) -> None:
-    for name in COUNTED:
+    for name in FIELDS:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     np.testing.assert_array_equal(one.total, other.total)
     assert one.events == other.events
@@ -31,11 +31,11 @@ def test_blocks_change_nothing(name, sums, rounds, monkeypatch):
     e = experiment(name, checkpoints=9)
     for last in (None, 61):
         monkeypatch.undo()
-        wanted = readable(e, last=last)
-        equal(fast(e, last=last), wanted)
+        wanted = run_readable(e, last=last)
+        equal(run_compiled(e, last=last), wanted)
         monkeypatch.setattr(experts, "MOST_SUMS_TOGETHER", sums)
         monkeypatch.setattr(experts, "MOST_LOSSES", rounds)
-        equal(fast(e, last=last), wanted)
+        equal(run_compiled(e, last=last), wanted)
 
 
 def test_stretches_are_the_same_by_marks_and_by_sorting(monkeypatch):

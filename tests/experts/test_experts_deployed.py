@@ -1,4 +1,4 @@
-"""Experts by hand: clients and a server that exchange messages, as a user would have them."""
+"""Tests of deployed experts: clients and a server that exchange messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastfed.privacy.certificate import SIMULATION
 from fastfed.privacy.mechanisms.vertex_sets import vertex_sets
 from fastfed.simulation.experts import loss_of, run_steps
 
-#: Config with which everything happens within 100 rounds: switches, several phases, several trees.
+#: Keys under which 100 rounds contain switches, several phases and several trees.
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "svt": ("fed-svt", {"epsilon": 50.0, "optimal_loss": 0.0}),
     "svt-phases": ("fed-svt", {"epsilon": 50.0, "optimal_loss": 0.0, "phase_length": 7}),
@@ -38,13 +38,14 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "hedge": ("hedge", {}),
     "hedge-phases": ("hedge", {"phase_length": 7}),
 }
-ALL = list(KEYS)
-PRIVATE = [name for name in ALL if "epsilon" in KEYS[name][1]]
+NAMES = list(KEYS)
+PRIVATE = [name for name in NAMES if "epsilon" in KEYS[name][1]]
 
 D, M, T = 5, 3, 100
 
 
-def deployed(name: str, silos: int = M, horizon: int = T, dimension: int = D) -> System:
+def make_deployed_system(name: str, silos: int = M, horizon: int = T, dimension: int = D) -> System:
+    """Make the system of this name."""
     algorithm, keys = KEYS[name]
     system: System = fastfed.make_system(
         algorithm, silos=silos, horizon=horizon, dimension=dimension, **keys
@@ -53,7 +54,7 @@ def deployed(name: str, silos: int = M, horizon: int = T, dimension: int = D) ->
 
 
 class Federation:
-    """Clients and a server of one plan, with one source of noise."""
+    """Clients and a server of one plan that share one noise source."""
 
     def __init__(self, plan: ExpertPlan, noise: Any = None) -> None:
         noise = SystemNoise() if noise is None else noise
@@ -63,7 +64,8 @@ class Federation:
             client.receive(self.server.start())
 
     def exchange(self) -> None:
-        """What is due before the next round, reports in any order."""
+        """Exchange all messages that are due before the next round; reports arrive in reverse
+        order."""
         while self.clients[0].due:
             assert all(client.due for client in self.clients)
             choice = self.server.combine([c.report() for c in reversed(self.clients)])
@@ -72,86 +74,89 @@ class Federation:
         assert not any(client.due for client in self.clients)
 
     def observe(self, losses: Callable[[int, int], Any]) -> None:
+        """Give each client its loss of the current round."""
         for client in reversed(self.clients):
             client.observe(losses(client.index, client.round + 1))
 
     def play(self, rounds: int, losses: Callable[[int, int], Any]) -> None:
+        """Play rounds: exchange messages, then observe losses."""
         for _ in range(rounds):
             self.exchange()
             self.observe(losses)
 
     @property
     def x(self) -> np.ndarray:
+        """Return the weights of the experts, after checking that all clients have the same."""
         first, *others = (client.x for client in self.clients)
-        for other in others:
-            np.testing.assert_array_equal(first, other)
+        for x in others:
+            np.testing.assert_array_equal(first, x)
         return first
 
 
-def easy(silo: int, round: int) -> np.ndarray:
-    """The second expert is the best one."""
+def second_expert_is_best(silo: int, round: int) -> np.ndarray:
+    """Return losses of 0 for the second expert and 1 for all others."""
     loss = np.ones(D)
     loss[1] = 0.0
     return loss
 
 
-def some(silo: int, round: int, d: int = D) -> np.ndarray:
-    """Losses in [0, 1] of no law."""
+def random_losses(silo: int, round: int, d: int = D) -> np.ndarray:
+    """Return uniform losses in [0, 1] that depend only on silo and round."""
     return np.random.default_rng((silo, round)).uniform(size=d)
 
 
-# -- With noise of the operating system ------------------------------------------------------------
+# -- Noise from the operating system ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_deployment_by_hand(name):
-    plan = deployed(name).plan
-    found = Federation(plan)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_deployment_finds_the_best_expert(name):
+    plan = make_deployed_system(name).plan
+    federation = Federation(plan)
     for t in range(1, T + 1):
-        found.exchange()
-        assert found.server.releases == plan.exchanges_before(t)
-        x = found.x
+        federation.exchange()
+        assert federation.server.releases == plan.exchanges_before(t)
+        x = federation.x
         assert x.shape == (D,) and (x >= 0).all() and x.sum() == pytest.approx(1.0)
-        one = found.clients[0].expert
-        assert one is None if x.max() < 1.0 else x[one] == 1.0
-        found.observe(easy)
-    assert {c.round for c in found.clients} == {T}
-    assert found.server.releases == plan.exchanges > 1
-    assert {c.clipped_losses for c in found.clients} == {0}
-    # What is played last is what the losses say: noise that is this small hides it hardly ever.
-    assert found.x[1] > 0.5
-    assert ("switches" in found.server.events) == (name.split("-")[0] in ("svt", "leader"))
+        chosen_expert = federation.clients[0].expert
+        assert chosen_expert is None if x.max() < 1.0 else x[chosen_expert] == 1.0
+        federation.observe(second_expert_is_best)
+    assert {client.round for client in federation.clients} == {T}
+    assert federation.server.releases == plan.exchanges > 1
+    assert {client.clipped_losses for client in federation.clients} == {0}
+    # The last choice follows the losses: noise this small hides the best expert only very rarely.
+    assert federation.x[1] > 0.5
+    assert ("switches" in federation.server.events) == (name.split("-")[0] in ("svt", "leader"))
 
 
 @pytest.mark.parametrize("name", ["svt", "ope-central"])
-def test_a_server_with_system_noise_takes_fixed_point_alone(name):
-    plan = deployed(name).plan
-    found = Federation(plan)
-    found.clients = [fastfed.parties.ExpertClient(plan, i, SeededNoise(1)) for i in range(M)]
-    for client in found.clients:
-        client.receive(found.server.start())
+def test_a_server_with_system_noise_needs_reports_in_fixed_point(name):
+    plan = make_deployed_system(name).plan
+    federation = Federation(plan)
+    federation.clients = [fastfed.parties.ExpertClient(plan, i, SeededNoise(1)) for i in range(M)]
+    for client in federation.clients:
+        client.receive(federation.server.start())
     with pytest.raises(fastfed.InputError, match="must be in fixed point, multiples of 2"):
-        found.play(T, some)
-    # Clients without a seed are taken, whatever their losses.
-    Federation(plan).play(T, some)
+        federation.play(T, random_losses)
+    # Clients with system noise send fixed-point reports for any losses.
+    Federation(plan).play(T, random_losses)
 
 
-def test_smooth_gradients_are_in_fixed_point_for_a_server_with_noise():
-    """Along paths of trees, for any gradients."""
-    plan = smooth(3, epsilon=1e4, batch="largest", noise="central")
+def test_reports_of_gradients_are_in_fixed_point_for_a_server_with_noise():
+    """Check this for arbitrary gradients and for trees of several levels."""
+    plan = smooth_plan(3, epsilon=1e4, batch="largest", noise="central")
     assert max(phase.trees for phase in plan.phases) > 1
-    found = Federation(plan)
-    found.play(T, lambda silo, round: lambda x: np.sin(x + np.arange(D) / 3) * 7.7)
-    assert found.server.releases == plan.exchanges
+    federation = Federation(plan)
+    federation.play(T, lambda silo, round: lambda x: np.sin(x + np.arange(D) / 3) * 7.7)
+    assert federation.server.releases == plan.exchanges
 
 
-def test_parties_that_never_meet():
-    """Sources of their own, as on machines of their own."""
+def test_parties_can_have_separate_noise_sources():
+    """Let each party have its own noise source, as on separate machines."""
     for name in PRIVATE:
-        plan = deployed(name).plan
+        plan = make_deployed_system(name).plan
         clients = [fastfed.parties.ExpertClient(plan, i) for i in range(M)]
         server = fastfed.parties.ExpertServer(plan)
-        for _ in range(2):  # asked again it says the same
+        for _ in range(2):  # a second call returns the same choice
             start = server.start()
         for client in clients:
             client.receive(start)
@@ -161,61 +166,64 @@ def test_parties_that_never_meet():
                 for c in clients:
                     c.receive(choice)
             for c in clients:
-                c.observe(some(c.index, t))
+                c.observe(random_losses(c.index, t))
         assert server.releases == plan.exchanges
 
 
-def test_two_deployments_differ():
-    """Noise is drawn, and not the same twice."""
+def test_two_deployments_draw_different_noise():
+    """Check that the noise differs between two runs and has the plan's scale."""
     plan = fastfed.make_system(
         "fed-dp-ope-stoch", silos=1, horizon=T, dimension=2**12, epsilon=90.0, batch="largest"
     ).plan
-    sent = []
+    reported_values = []
     for _ in range(2):
         client = fastfed.parties.ExpertClient(plan)
         client.receive(fastfed.parties.ExpertServer(plan).start())
         while not client.due:
             client.observe(np.zeros(2**12))
-        sent.append(client.report().values)
-    # On a grid of 2^-14 standard deviations or less, a few are the same.
-    assert (sent[0] != sent[1]).mean() > 0.99 and len(np.unique(sent[0])) > 0.95 * 2**12
-    # Of a zero score: Laplace noise of the first tree. Wrong once in 10^6 runs.
+        reported_values.append(client.report().values)
+    # The grid has steps of at most 2^-14 standard deviations, so a few values coincide.
+    assert (reported_values[0] != reported_values[1]).mean() > 0.99 and len(
+        np.unique(reported_values[0])
+    ) > 0.95 * 2**12
+    # All scores are zero, so the values are Laplace noise of the first tree. A correct mechanism
+    # fails once in 10^6 runs.
     scale = plan.scale(1)
-    for values in sent:
+    for values in reported_values:
         assert abs(values.mean()) < 7 * scale / 2**6
         assert abs(np.abs(values).mean() / scale - 1.0) < 5 / 2**6
 
 
 @pytest.mark.parametrize("name", ["ope", "ope-messages"])
-def test_two_clients_of_one_name_are_refused(name):
-    """They would add one noise to two scores."""
-    plan, shared = deployed(name).plan, SystemNoise()
-    one, twin = (fastfed.parties.ExpertClient(plan, 0, shared) for _ in range(2))
+def test_two_clients_with_the_same_number_are_refused(name):
+    """Check this, since the two clients would add the same noise to two scores."""
+    plan, shared = make_deployed_system(name).plan, SystemNoise()
+    client_0, second_client_0 = (fastfed.parties.ExpertClient(plan, 0, shared) for _ in range(2))
     start = fastfed.parties.ExpertServer(plan, shared).start()
-    for client in (one, twin):
+    for client in (client_0, second_client_0):
         client.receive(start)
         while not client.due:
-            client.observe(some(0, client.round + 1))
-    one.report()
+            client.observe(random_losses(0, client.round + 1))
+    client_0.report()
     with pytest.raises(InputError, match="was drawn already; use one SystemNoise for each system"):
-        twin.report()
+        second_client_0.report()
 
 
 @pytest.mark.parametrize("name", ["svt", "ope-central"])
-def test_two_servers_of_one_source_are_refused(name):
-    plan, shared = deployed(name).plan, SystemNoise()
-    found = Federation(plan, shared)
+def test_two_servers_with_the_same_noise_source_are_refused(name):
+    plan, shared = make_deployed_system(name).plan, SystemNoise()
+    federation = Federation(plan, shared)
     with pytest.raises(InputError, match="was drawn already; use one SystemNoise for each system"):
-        twin = fastfed.parties.ExpertServer(plan, shared)
-        twin.start()
-        while not found.clients[0].due:
-            found.observe(easy)
-        reports = [client.report() for client in found.clients]
-        found.server.combine(reports)
-        twin.combine(reports)
+        second_server = fastfed.parties.ExpertServer(plan, shared)
+        second_server.start()
+        while not federation.clients[0].due:
+            federation.observe(second_expert_is_best)
+        reports = [client.report() for client in federation.clients]
+        federation.server.combine(reports)
+        second_server.combine(reports)
 
 
-def test_system_noise_never_gives_experts_the_same_draw_twice():
+def test_system_noise_never_returns_a_draw_twice():
     noise = SystemNoise()
     for purpose in (THRESHOLD, QUERY, CHOICE):
         first, second = noise.uniforms(purpose, 1, 1), noise.uniforms(purpose, 2, 1)
@@ -231,158 +239,175 @@ def test_system_noise_never_gives_experts_the_same_draw_twice():
     assert order.tolist() != noise.sample(0, 5, 50).tolist()
 
 
-# -- With seeded noise -----------------------------------------------------------------------------
+# -- Seeded noise ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_seeded_it_is_the_step_driver(name):
-    """The same draws, whatever the order of clients and reports."""
+@pytest.mark.parametrize("name", NAMES)
+def test_parties_with_seeded_noise_equal_the_step_driver(name):
+    """Check this for any order of clients and reports."""
     environment = fastfed.environments.RealizableLosses(experts=D)
-    plan = deployed(name).plan
+    plan = make_deployed_system(name).plan
     opened = environment.open(3, 1, M)
     checkpoints = np.arange(1, T + 1)
-    played = run_steps(environment.open(3, 1, M), plan, checkpoints)
-    found = Federation(plan, SeededNoise(3, 1))
-    lost = np.zeros(T)
+    outcome = run_steps(environment.open(3, 1, M), plan, checkpoints)
+    federation = Federation(plan, SeededNoise(3, 1))
+    losses_by_round = np.zeros(T)
     for t in range(1, T + 1):
-        found.exchange()
-        assert found.server.releases == played.synchronisations[t - 1]
-        lost[t - 1] = sum(float(opened.losses.row(i, t) @ found.x) for i in range(M))
-        found.observe(lambda i, round: loss_of(opened.losses, i, round))
-    np.testing.assert_array_equal(found.x, played.total)
-    assert found.server.events == played.events
-    # The best expert never loses: regret is what was lost.
-    np.testing.assert_allclose(np.cumsum(lost), played.group_regret, atol=1e-9)
-    np.testing.assert_array_equal(played.bits_up, [64 * D * M * k for k in played.synchronisations])
+        federation.exchange()
+        assert federation.server.releases == outcome.synchronisations[t - 1]
+        losses_by_round[t - 1] = sum(
+            float(opened.losses.row(i, t) @ federation.x) for i in range(M)
+        )
+        federation.observe(lambda i, round: loss_of(opened.losses, i, round))
+    np.testing.assert_array_equal(federation.x, outcome.total)
+    assert federation.server.events == outcome.events
+    # The best expert never loses, so the regret equals the loss.
+    np.testing.assert_allclose(np.cumsum(losses_by_round), outcome.group_regret, atol=1e-9)
+    np.testing.assert_array_equal(
+        outcome.bits_up, [64 * D * M * k for k in outcome.synchronisations]
+    )
 
 
 @pytest.mark.parametrize("noise", ["local", "central", "none"])
-def test_seeded_gradients_are_the_step_drivers(noise):
+def test_parties_with_gradients_equal_the_step_driver(noise):
     environment = fastfed.environments.StochasticLosses(experts=D, gap=0.4, loss="quadratic")
     facts = environment.facts(M, T)
-    setting = ProblemSpec(M, T, D, smoothness=facts.smoothness, linear=False, iid=True)
+    problem = ProblemSpec(M, T, D, smoothness=facts.smoothness, linear=False, iid=True)
     keys = {"noise": noise, "batch": "largest", **({} if noise == "none" else {"epsilon": 90.0})}
-    plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
+    plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, problem).plan
     opened: Adversary = environment.open(5, 0, M)
-    played = run_steps(environment.open(5, 0, M), plan, np.arange(1, T + 1))
-    found = Federation(plan, SeededNoise(5))
+    outcome = run_steps(environment.open(5, 0, M), plan, np.arange(1, T + 1))
+    federation = Federation(plan, SeededNoise(5))
     for _ in range(T):
-        found.exchange()
-        found.observe(lambda i, round: loss_of(opened.losses, i, round))
-    np.testing.assert_array_equal(found.x, played.total)
-    assert played.synchronisations[-1] == plan.exchanges > 3
-    assert opened.suboptimality is not None and 0.0 < opened.suboptimality(found.x) < 0.5
+        federation.exchange()
+        federation.observe(lambda i, round: loss_of(opened.losses, i, round))
+    np.testing.assert_array_equal(federation.x, outcome.total)
+    assert outcome.synchronisations[-1] == plan.exchanges > 3
+    assert opened.suboptimality is not None and 0.0 < opened.suboptimality(federation.x) < 0.5
 
 
-def test_seeded_noise_is_a_function_of_its_seed():
-    plan = deployed("ope").plan
-    played = []
+def test_seeded_noise_depends_only_on_its_seed():
+    plan = make_deployed_system("ope").plan
+    final_weights = []
     for seed in (1, 1, 2):
-        found = Federation(plan, SeededNoise(seed))
-        found.play(T, some)
-        played.append(found.x)
-    np.testing.assert_array_equal(played[0], played[1])
-    assert (played[0] != played[2]).any()
+        federation = Federation(plan, SeededNoise(seed))
+        federation.play(T, random_losses)
+        final_weights.append(federation.x)
+    np.testing.assert_array_equal(final_weights[0], final_weights[1])
+    assert (final_weights[0] != final_weights[2]).any()
 
 
-# -- Misuse ----------------------------------------------------------------------------------------
+# -- Errors ----------------------------------------------------------------------------------------
 
 
-def everything(found: Federation) -> list[Any]:
-    """What a mistake must not change, as far as it can be seen."""
+def visible_state(federation: Federation) -> list[Any]:
+    """Return the visible state of all parties, which an error must not change."""
     return [
-        (c.round, c.release, c.due, c.clipped_losses, None if c._x is None else c.x.tolist())
-        for c in found.clients
-    ] + [found.server.releases, dict(found.server.events)]
+        (
+            client.round,
+            client.release,
+            client.due,
+            client.clipped_losses,
+            None if client._x is None else client.x.tolist(),
+        )
+        for client in federation.clients
+    ] + [federation.server.releases, dict(federation.server.events)]
 
 
-def refused(message: str, call: Callable[[], Any], found: Federation) -> None:
-    """One clear sentence, and nothing is changed."""
-    before = everything(found)
+def check_refused(message: str, call: Callable[[], Any], federation: Federation) -> None:
+    """Check that the call raises one short sentence and changes no state."""
+    state = visible_state(federation)
     with pytest.raises(InputError, match=message) as error:
         call()
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
-    assert everything(found) == before
+    assert visible_state(federation) == state
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_wrong_order_is_one_clear_sentence(name):
-    """And all that was refused leaves the play as it is without."""
-    plan = deployed(name).plan
-    found, clean = (Federation(plan, SeededNoise(7)) for _ in range(2))
-    one, *_ = found.clients
-    refused("client 0 has no report due before round 1", one.report, found)
-    refused("client 0 waits for no choice, got choice 0", lambda: one.receive(
-        found.server.start()), found)  # fmt: skip
-    while not one.due:
-        refused("has no report due before round", one.report, found)
-        found.observe(some)
-    now = one.round + 1
-    wait = f"client 0 must exchange messages before round {now}"
-    refused(wait, lambda: one.observe(some(0, now)), found)
-    first = one.report()
-    refused("client 0 has no report due", one.report, found)
-    refused(wait, lambda: one.observe(some(0, now)), found)
-    refused("client 0 waits for choice 1, got choice 0", lambda: one.receive(
-        found.server.start()), found)  # fmt: skip
-    refused("client 0 waits for choice 1, got choice 2", lambda: one.receive(
-        ExpertChoice(2, 1)), found)  # fmt: skip
-    others = [client.report() for client in found.clients[1:]]
-    doubled = [first, first, *others[1:]]
-    strange = ExpertReport(1, np.zeros(D), M)
-    for bad, sentence in (
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_out_of_order_raise_errors_and_change_nothing(name):
+    """Check that a run with many refused calls ends as a run without them."""
+    plan = make_deployed_system(name).plan
+    federation, undisturbed = (Federation(plan, SeededNoise(7)) for _ in range(2))
+    client_0, *_ = federation.clients
+    check_refused("client 0 has no report due before round 1", client_0.report, federation)
+    check_refused("client 0 waits for no choice, got choice 0", lambda: client_0.receive(
+        federation.server.start()), federation)  # fmt: skip
+    while not client_0.due:
+        check_refused("has no report due before round", client_0.report, federation)
+        federation.observe(random_losses)
+    next_round = client_0.round + 1
+    must_exchange = f"client 0 must exchange messages before round {next_round}"
+    check_refused(must_exchange, lambda: client_0.observe(random_losses(0, next_round)), federation)
+    report_0 = client_0.report()
+    check_refused("client 0 has no report due", client_0.report, federation)
+    check_refused(must_exchange, lambda: client_0.observe(random_losses(0, next_round)), federation)
+    check_refused("client 0 waits for choice 1, got choice 0", lambda: client_0.receive(
+        federation.server.start()), federation)  # fmt: skip
+    check_refused("client 0 waits for choice 1, got choice 2", lambda: client_0.receive(
+        ExpertChoice(2, 1)), federation)  # fmt: skip
+    other_reports = [client.report() for client in federation.clients[1:]]
+    report_0_twice = [report_0, report_0, *other_reports[1:]]
+    unknown_client = ExpertReport(1, np.zeros(D), M)
+    for reports, message in (
         ([], r"one of each of the 3 clients, got clients \[\]"),
-        ([first], r"one of each of the 3 clients, got clients \[0\]"),
-        (others, r"got clients \[1, 2\]"),
-        (doubled, r"got clients \[0, 0, 2\]"),
-        ([first, *others, first], r"got clients \[0, 0, 1, 2\]"),
-        ([first, others[0], strange], r"got clients \[0, 1, 3\]"),
-        (first, "reports must be a list of ExpertReport"),
-        ([first, *others[:1], others[1].values], "reports must be a list of ExpertReport"),
+        ([report_0], r"one of each of the 3 clients, got clients \[0\]"),
+        (other_reports, r"got clients \[1, 2\]"),
+        (report_0_twice, r"got clients \[0, 0, 2\]"),
+        ([report_0, *other_reports, report_0], r"got clients \[0, 0, 1, 2\]"),
+        ([report_0, other_reports[0], unknown_client], r"got clients \[0, 1, 3\]"),
+        (report_0, "reports must be a list of ExpertReport"),
         (
-            [first, *others[:1], dataclasses.replace(others[1], release=2)],
+            [report_0, *other_reports[:1], other_reports[1].values],
+            "reports must be a list of ExpertReport",
+        ),
+        (
+            [report_0, *other_reports[:1], dataclasses.replace(other_reports[1], release=2)],
             "report of client 2 must be number 1, got number 2",
         ),
         (
-            [first, *others[:1], ExpertReport(1, np.zeros(D + 1), 2)],
+            [report_0, *other_reports[:1], ExpertReport(1, np.zeros(D + 1), 2)],
             r"report of client 2 must have shape \(5,\), got \(6,\)",
         ),
     ):
-        refused(sentence, lambda bad=bad: found.server.combine(bad), found)
-    choice = found.server.combine([first, *others])
-    again = "report of client 0 must be number 2, got number 1"
-    if found.server.releases == plan.exchanges:
-        again = "the plan has .* exchanges, got reports of one more"
-    refused(again, lambda: found.server.combine([first, *others]), found)
-    for client in found.clients:
+        check_refused(
+            message, lambda reports=reports: federation.server.combine(reports), federation
+        )
+    choice = federation.server.combine([report_0, *other_reports])
+    late_message = "report of client 0 must be number 2, got number 1"
+    if federation.server.releases == plan.exchanges:
+        late_message = "the plan has .* exchanges, got reports of one more"
+    check_refused(
+        late_message, lambda: federation.server.combine([report_0, *other_reports]), federation
+    )
+    for client in federation.clients:
         client.receive(choice)
-    refused("client 0 waits for", lambda: one.receive(choice), found)
-    found.play(T - one.round, some)
-    clean.play(T, some)
-    assert everything(found) == everything(clean)
+    check_refused("client 0 waits for", lambda: client_0.receive(choice), federation)
+    federation.play(T - client_0.round, random_losses)
+    undisturbed.play(T, random_losses)
+    assert visible_state(federation) == visible_state(undisturbed)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_after_the_last_round_nothing_is_due(name):
-    """A client that asks `while client.due` once more has nothing to send, and no server hears."""
+@pytest.mark.parametrize("name", NAMES)
+def test_no_report_is_due_after_the_last_round(name):
+    """Check that a client loop over ``client.due`` ends and that no further round is accepted."""
     for horizon in (7, 8, 20, 21):
-        plan = deployed(name, silos=1, horizon=horizon).plan
-        found = Federation(plan, SeededNoise(0))
-        found.play(horizon, some)
-        assert found.server.releases == plan.exchanges
-        assert not found.clients[0].due
+        plan = make_deployed_system(name, silos=1, horizon=horizon).plan
+        federation = Federation(plan, SeededNoise(0))
+        federation.play(horizon, random_losses)
+        assert federation.server.releases == plan.exchanges
+        assert not federation.clients[0].due
         with pytest.raises(InputError, match=f"the plan has {horizon} rounds, got one more"):
-            found.clients[0].observe(some(0, 1))
+            federation.clients[0].observe(random_losses(0, 1))
 
 
-def test_before_the_start_nothing_is_played():
-    plan = deployed("svt").plan
+def test_clients_need_the_servers_start():
+    plan = make_deployed_system("svt").plan
     client, server = fastfed.parties.ExpertClient(plan, 2), fastfed.parties.ExpertServer(plan)
     for call in (lambda: client.x, lambda: client.expert):
         with pytest.raises(InputError, match=r"x needs the server's start\(\)"):
             call()
     with pytest.raises(InputError, match="client 2 must exchange messages before round 1"):
-        client.observe(some(2, 1))
+        client.observe(random_losses(2, 1))
     with pytest.raises(InputError, match="client 2 waits for choice 0, got choice 1"):
         client.receive(ExpertChoice(1, 0))
     with pytest.raises(InputError, match=r"combine needs start\(\) before it"):
@@ -393,7 +418,7 @@ def test_before_the_start_nothing_is_played():
 
 
 @pytest.mark.parametrize(
-    ("choice", "sentence"),
+    ("choice", "message"),
     [
         (None, "choice must be an ExpertChoice, got NoneType"),
         ([0, 1], "choice must be an ExpertChoice, got list"),
@@ -401,16 +426,16 @@ def test_before_the_start_nothing_is_played():
         (ExpertChoice(0, None, np.full(4, 0.25)), r"weights must have shape \(5,\), got \(4,\)"),
     ],
 )
-def test_a_choice_that_is_none_of_the_plans(choice, sentence):
-    for name in ALL:
-        client = fastfed.parties.ExpertClient(deployed(name).plan)
-        with pytest.raises(InputError, match=sentence):
+def test_choices_that_do_not_fit_the_plan_are_refused(choice, message):
+    for name in NAMES:
+        client = fastfed.parties.ExpertClient(make_deployed_system(name).plan)
+        with pytest.raises(InputError, match=message):
             client.receive(choice)
         assert client.release == -1 and client._x is None
 
 
 @pytest.mark.parametrize(
-    "make",
+    "make_choice",
     [
         lambda: ExpertChoice(0, 2.5),  # type: ignore[arg-type]
         lambda: ExpertChoice(0, -1),
@@ -422,14 +447,14 @@ def test_a_choice_that_is_none_of_the_plans(choice, sentence):
     ],
     ids=["fraction", "minus one", "text", "nan", "negative", "no weights", "release"],
 )
-def test_a_choice_off_a_wire_is_checked(make):
-    """What comes of a network may be anything; a report is checked when it is made."""
+def test_choices_with_invalid_values_are_refused(make_choice):
+    """Check values that could arrive over a network."""
     with pytest.raises(InputError):
-        fastfed.parties.ExpertClient(deployed("hedge").plan).receive(make())
+        fastfed.parties.ExpertClient(make_deployed_system("hedge").plan).receive(make_choice())
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("changes", "message"),
     [
         ({"release": 0}, "release must be an integer >= 1, got 0"),
         ({"release": 1.0}, "release must be an integer, got 1.0"),
@@ -441,12 +466,12 @@ def test_a_choice_off_a_wire_is_checked(make):
         ({"values": ["a"]}, "values must be an array of numbers"),
     ],
 )
-def test_bad_reports(change, sentence):
-    with pytest.raises(InputError, match=sentence):
-        ExpertReport(**{"release": 1, "values": np.zeros(5), "silo": 0, **change})
+def test_reports_with_invalid_values_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        ExpertReport(**{"release": 1, "values": np.zeros(5), "silo": 0, **changes})
 
 
-def test_a_report_cannot_be_changed():
+def test_reports_are_immutable():
     values = np.arange(5.0)
     report = ExpertReport(1, values, 0)
     values[0] = 9.0
@@ -460,42 +485,42 @@ def test_a_report_cannot_be_changed():
 
 
 @pytest.mark.parametrize("party", [fastfed.parties.ExpertClient, fastfed.parties.ExpertServer])
-def test_a_plan_of_a_bandit_is_refused(party):
+def test_expert_parties_refuse_plans_of_bandits(party):
     plan = fastfed.make_system("fedlinucb", silos=2, horizon=9, dimension=2, batch_size=3).plan
     with pytest.raises(InputError, match=r"plan must be one of experts, such as .*, got Plan"):
         party(plan)
     with pytest.raises(InputError, match="plan must be one of experts"):
-        party(deployed("svt"))
-    for bad in (3, -1, 1.0):
+        party(make_deployed_system("svt"))
+    for index in (3, -1, 1.0):
         with pytest.raises(InputError, match="index must be an integer"):
-            fastfed.parties.ExpertClient(deployed("svt").plan, bad)
+            fastfed.parties.ExpertClient(make_deployed_system("svt").plan, index)
 
 
 # -- Losses ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_losses_out_of_range_are_clipped_and_counted(name):
-    plan = deployed(name).plan
-    wild, tame = (Federation(plan, SeededNoise(1)) for _ in range(2))
-    outside = 0
+    plan = make_deployed_system(name).plan
+    unclipped, clipped = (Federation(plan, SeededNoise(1)) for _ in range(2))
+    clipped_count = 0
     for _ in range(T):
-        for found in (wild, tame):
-            found.exchange()
-        t = wild.clients[0].round + 1
+        for federation in (unclipped, clipped):
+            federation.exchange()
+        t = unclipped.clients[0].round + 1
         losses = 1.5 * np.random.default_rng(t).uniform(size=D) - 0.2
         if t % 3 == 0:
             losses = np.clip(losses, 0.0, 1.0)
-        outside += bool(((losses < 0) | (losses > 1)).any())
-        wild.observe(lambda silo, round, given=losses: given if silo else given.tolist())
-        tame.observe(lambda silo, round, given=losses: np.clip(given, 0.0, 1.0))
-        np.testing.assert_array_equal(wild.x, tame.x)
-    assert [c.clipped_losses for c in wild.clients] == [outside] * M
-    assert outside > 20 and [c.clipped_losses for c in tame.clients] == [0] * M
+        clipped_count += bool(((losses < 0) | (losses > 1)).any())
+        unclipped.observe(lambda silo, round, loss=losses: loss if silo else loss.tolist())
+        clipped.observe(lambda silo, round, loss=losses: np.clip(loss, 0.0, 1.0))
+        np.testing.assert_array_equal(unclipped.x, clipped.x)
+    assert [c.clipped_losses for c in unclipped.clients] == [clipped_count] * M
+    assert clipped_count > 20 and [c.clipped_losses for c in clipped.clients] == [0] * M
 
 
 @pytest.mark.parametrize(
-    ("loss", "sentence"),
+    ("loss", "message"),
     [
         ([0.0, 1.0, np.nan, 0.0, 0.0], r"loss must be finite, got nan at index \(2,\)"),
         ([0.0, 1.0, np.inf, 0.0, 0.0], "loss must be finite, got inf"),
@@ -508,66 +533,74 @@ def test_losses_out_of_range_are_clipped_and_counted(name):
         (lambda x: x, "loss must be an array of numbers"),
     ],
 )
-def test_bad_losses_change_nothing(loss, sentence):
+def test_invalid_losses_raise_errors_and_change_nothing(loss, message):
     for name in ("svt", "ope", "hedge"):
-        found = Federation(deployed(name).plan, SeededNoise(0))
-        refused(sentence, lambda found=found: found.clients[1].observe(loss), found)
-        other = Federation(deployed(name).plan, SeededNoise(0))
-        for each in (found, other):
-            each.play(T, some)
-        np.testing.assert_array_equal(found.x, other.x)
+        federation = Federation(make_deployed_system(name).plan, SeededNoise(0))
+        check_refused(
+            message, lambda federation=federation: federation.clients[1].observe(loss), federation
+        )
+        undisturbed = Federation(make_deployed_system(name).plan, SeededNoise(0))
+        for run in (federation, undisturbed):
+            run.play(T, random_losses)
+        np.testing.assert_array_equal(federation.x, undisturbed.x)
 
 
-def test_a_loss_that_changes_later_does_not():
-    """A client keeps losses for a phase: the caller's array is the caller's."""
-    plan = deployed("ope-plain", silos=1).plan
-    kept, reused = (Federation(plan, SeededNoise(0)) for _ in range(2))
+def test_clients_copy_the_losses():
+    """Check that a client keeps its own copy when the caller reuses its array."""
+    plan = make_deployed_system("ope-plain", silos=1).plan
+    fresh_arrays, reused_array = (Federation(plan, SeededNoise(0)) for _ in range(2))
     buffer = np.zeros(D)
     for t in range(1, T + 1):
-        for found in (kept, reused):
-            found.exchange()
-        buffer[:] = some(0, t)
-        reused.clients[0].observe(buffer)
-        kept.clients[0].observe(some(0, t))
+        for federation in (fresh_arrays, reused_array):
+            federation.exchange()
+        buffer[:] = random_losses(0, t)
+        reused_array.clients[0].observe(buffer)
+        fresh_arrays.clients[0].observe(random_losses(0, t))
         buffer[:] = 0.0
-    np.testing.assert_array_equal(kept.x, reused.x)
+    np.testing.assert_array_equal(fresh_arrays.x, reused_array.x)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_what_is_played_is_not_the_caller_s(name):
-    """Whoever scales the weights in place, as for a portfolio, changes nothing of the play."""
-    plan = deployed(name, silos=1).plan
-    clean, careless = (Federation(plan, SeededNoise(0)) for _ in range(2))
+@pytest.mark.parametrize("name", NAMES)
+def test_callers_cannot_change_the_weights(name):
+    """Scale the returned weights in place, as for a portfolio, and compare with an undisturbed
+    run."""
+    plan = make_deployed_system(name, silos=1).plan
+    undisturbed, scaled = (Federation(plan, SeededNoise(0)) for _ in range(2))
     for _ in range(T):
-        for found in (clean, careless):
-            found.exchange()
-            found.observe(some)
-        np.testing.assert_array_equal(clean.x, careless.x)
+        for federation in (undisturbed, scaled):
+            federation.exchange()
+            federation.observe(random_losses)
+        np.testing.assert_array_equal(undisturbed.x, scaled.x)
         try:
-            careless.clients[0].x[:] *= 100.0
-        except ValueError:  # read-only will do
+            scaled.clients[0].x[:] *= 100.0
+        except ValueError:  # read-only weights are safe as well
             continue
 
 
-def smooth(silos: int = 1, **keys: Any) -> ExpertPlan:
-    setting = ProblemSpec(silos, T, D, lipschitz=50.0, spread=100.0, smoothness=1.0, linear=False)
-    return ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
+def smooth_plan(silos: int = 1, **keys: Any) -> ExpertPlan:
+    """Return a plan for smooth losses, which clients observe as gradient functions."""
+    problem = ProblemSpec(silos, T, D, lipschitz=50.0, spread=100.0, smoothness=1.0, linear=False)
+    return ALGORITHMS["fed-dp-ope-stoch"].make(keys, problem).plan
 
 
-def test_losses_that_are_no_vectors_need_a_gradient():
-    found = Federation(smooth(epsilon=1e4, batch="largest"), SeededNoise(0))
-    (client,) = found.clients
-    for bad in (np.zeros(D), [0.0] * D, 0.5, None):
-        refused("loss must be a gradient function, got", lambda bad=bad: client.observe(bad), found)
-    asked: list[np.ndarray] = []
+def test_smooth_losses_must_be_gradient_functions():
+    federation = Federation(smooth_plan(epsilon=1e4, batch="largest"), SeededNoise(0))
+    (client,) = federation.clients
+    for loss in (np.zeros(D), [0.0] * D, 0.5, None):
+        check_refused(
+            "loss must be a gradient function, got",
+            lambda loss=loss: client.observe(loss),
+            federation,
+        )
+    queried: list[np.ndarray] = []
 
     def gradient(x: np.ndarray) -> np.ndarray:
-        asked.append(x.copy())
+        queried.append(x.copy())
         return x + 2 * np.arange(D)
 
-    found.play(T, lambda silo, round: gradient)
-    assert asked and all(x.sum() == pytest.approx(1.0) for x in asked)
-    assert found.x[0] == pytest.approx(1.0)
+    federation.play(T, lambda silo, round: gradient)
+    assert queried and all(x.sum() == pytest.approx(1.0) for x in queried)
+    assert federation.x[0] == pytest.approx(1.0)
 
 
 GRADIENT = """
@@ -603,57 +636,60 @@ except InputError as error:
         "None",
     ],
 )
-def test_what_a_gradient_function_returns_is_checked(returned):
-    """It is the user's code: numbers that are d finite ones are taken, all else is one sentence.
+def test_results_of_a_gradient_function_are_checked(returned):
+    """Check that d finite numbers are accepted and everything else raises an error.
 
-    In a process of its own: memory beyond an array that is too short may be anything.
+    The gradient is the user's code. The test uses a new process, since memory beyond a short array
+    may hold anything.
     """
-    code = [sys.executable, "-c", GRADIENT % returned]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr[-300:]
-    good = returned in ("[0.0] * 5", "np.zeros(5, np.float32)")
-    assert done.stdout.startswith("refused: ") != good and done.stdout.count("\n") == (not good)
+    command = [sys.executable, "-c", GRADIENT % returned]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr[-300:]
+    is_valid = returned in ("[0.0] * 5", "np.zeros(5, np.float32)")
+    assert process.stdout.startswith("refused: ") != is_valid and process.stdout.count("\n") == (
+        not is_valid
+    )
 
 
-def test_a_gradient_that_fails_once_is_asked_again():
-    """A report that was not made has not been: the next one is that of a play without failure."""
-    plan = smooth(epsilon=4500.0, batch="largest")
-    good, bad = (Federation(plan, SeededNoise(0)) for _ in range(2))
+def test_a_report_can_be_repeated_after_its_gradient_failed():
+    """Check that the run equals one without the failure."""
+    plan = smooth_plan(epsilon=4500.0, batch="largest")
+    undisturbed, failing = (Federation(plan, SeededNoise(0)) for _ in range(2))
     failed = []
 
     def gradient(x: np.ndarray) -> np.ndarray:
         return x * np.arange(D)
 
-    def once(x: np.ndarray) -> np.ndarray:
-        # In the third of six leaves, which looks at losses of its own.
-        if not failed and bad.clients[0].release == plan.exchanges_before(63) + 2:
+    def fails_once(x: np.ndarray) -> np.ndarray:
+        # Fail in the third of six leaves; that leaf has its own losses.
+        if not failed and failing.clients[0].release == plan.exchanges_before(63) + 2:
             failed.append(True)
             raise RuntimeError("not now")
         return gradient(x)
 
     for _ in range(T):
-        good.exchange()
-        while bad.clients[0].due:
+        undisturbed.exchange()
+        while failing.clients[0].due:
             try:
-                bad.exchange()
+                failing.exchange()
             except RuntimeError:
-                assert bad.clients[0].due
-        np.testing.assert_array_equal(good.x, bad.x)
-        for found, loss in ((good, gradient), (bad, once)):
-            found.observe(lambda silo, round, loss=loss: loss)
+                assert failing.clients[0].due
+        np.testing.assert_array_equal(undisturbed.x, failing.x)
+        for federation, loss in ((undisturbed, gradient), (failing, fails_once)):
+            federation.observe(lambda silo, round, loss=loss: loss)
     assert failed
 
 
-class Failing(SeededNoise):
-    """A source that fails once, in its ``at``-th draw, as an operating system may."""
+class FailsAtDraw(SeededNoise):
+    """A noise source whose ``at``-th draw fails, as a draw from the operating system may."""
 
     def __init__(self, seed: int, at: int) -> None:
         super().__init__(seed)
-        self.left = at
+        self.remaining = at
 
     def _draw(self) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.remaining -= 1
+        if self.remaining == 0:
             raise OSError("no entropy")
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
@@ -675,14 +711,14 @@ class Failing(SeededNoise):
 
 @pytest.mark.parametrize("at", [3, 4, 5, 9, 20])
 @pytest.mark.parametrize("name", ["svt", "ope", "ope-central"])
-def test_a_failing_noise_source_changes_nothing(name, at):
-    """What failed is done again, and the play goes on as it would have."""
-    plan = deployed(name, silos=1).plan
-    good, bad = Federation(plan, SeededNoise(5)), Federation(plan, Failing(5, at))
+def test_a_step_can_be_repeated_after_its_noise_source_failed(name, at):
+    """Repeat the failed step and check that the run equals one without the failure."""
+    plan = make_deployed_system(name, silos=1).plan
+    undisturbed, failing = Federation(plan, SeededNoise(5)), Federation(plan, FailsAtDraw(5, at))
     failures = 0
     for t in range(1, T + 1):
-        good.exchange()
-        client, server = bad.clients[0], bad.server
+        undisturbed.exchange()
+        client, server = failing.clients[0], failing.server
         report = None
         while client.due or report is not None:
             try:
@@ -693,44 +729,44 @@ def test_a_failing_noise_source_changes_nothing(name, at):
                 continue
             client.receive(choice)
             report = None
-        np.testing.assert_array_equal(good.x, bad.x)
-        for found in (good, bad):
-            found.observe(lambda silo, round, t=t: some(0, t))
+        np.testing.assert_array_equal(undisturbed.x, failing.x)
+        for federation in (undisturbed, failing):
+            federation.observe(lambda silo, round, t=t: random_losses(0, t))
     assert failures == 1
-    assert everything(good) == everything(bad)
+    assert visible_state(undisturbed) == visible_state(failing)
 
 
 # -- Certificates and arguments --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_deployed_certificates(name):
-    system = deployed(name)
-    simulated, found = system.certificate, system.deployed_certificate
-    assert not any("simulation" in c for c in found.caveats)
+@pytest.mark.parametrize("name", NAMES)
+def test_deployed_certificates_state_the_budget_without_caveats_about_simulation(name):
+    system = make_deployed_system(name)
+    simulated, deployed = system.certificate, system.deployed_certificate
+    assert not any("simulation" in caveat for caveat in deployed.caveats)
     assert (SIMULATION in simulated.caveats) == (name in PRIVATE)
-    assert (found.status, found.exact, found.claimed) == (
+    assert (deployed.status, deployed.exact, deployed.claimed) == (
         simulated.status, simulated.exact, simulated.claimed,
     )  # fmt: skip
-    assert found.status == ("proven" if name in PRIVATE else "none")
+    assert deployed.status == ("proven" if name in PRIVATE else "none")
     if name in PRIVATE:
-        assert 0.99 * found.claimed.epsilon < found.exact.epsilon <= found.claimed.epsilon
-        assert any(c.startswith("deployment: ") for c in found.caveats)
-        assert "simulation" not in str(found)
+        assert 0.99 * deployed.claimed.epsilon < deployed.exact.epsilon <= deployed.claimed.epsilon
+        assert any(caveat.startswith("deployment: ") for caveat in deployed.caveats)
+        assert "simulation" not in str(deployed)
 
 
-def test_the_call_of_the_readme():
+def test_the_example_of_the_readme_keeps_its_budget():
     system = fastfed.make_system(
         "fed-svt", silos=3, horizon=100, dimension=5, epsilon=1.0, optimal_loss=0.0
     )
-    found = Federation(system.plan)
-    found.play(100, easy)
-    assert found.server.events["switches"] <= system.plan.noise.switches
+    federation = Federation(system.plan)
+    federation.play(100, second_expert_is_best)
+    assert federation.server.events["switches"] <= system.plan.noise.switches
     assert system.deployed_certificate.exact.epsilon == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"algorithm": "fed-svtt"}, 'unknown algorithm "fed-svtt"; did you mean "fed-svt"'),
         ({"dimension": 1}, "dimension must be an integer >= 2 .*, got 1"),
@@ -742,62 +778,62 @@ def test_the_call_of_the_readme():
         ({"phase_length": 101}, r"phase_length must be <= horizon \(100\), got 101"),
     ],
 )
-def test_bad_arguments(changes, sentence):
-    usual: dict[str, Any] = {
+def test_invalid_arguments_of_make_system_raise_errors(changes, message):
+    arguments: dict[str, Any] = {
         "algorithm": "fed-svt", "silos": 3, "horizon": 100, "dimension": 5, "epsilon": 1.0,
         "optimal_loss": 0.0,
     }  # fmt: skip
-    with pytest.raises(InputError, match=sentence) as error:
-        fastfed.make_system(**{**usual, **changes})
+    with pytest.raises(InputError, match=message) as error:
+        fastfed.make_system(**{**arguments, **changes})
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_least_that_there_is(name):
-    """One client, one round, two experts: a start, and no exchange."""
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_of_one_round_has_no_exchange(name):
+    """Use one client, one round and two experts: the server starts and then exchanges nothing."""
     algorithm, keys = KEYS[name]
-    keys = {k: v for k, v in keys.items() if k != "phase_length"}
+    keys = {key: value for key, value in keys.items() if key != "phase_length"}
     plan = fastfed.make_system(algorithm, silos=1, horizon=1, dimension=2, **keys).plan
-    found = Federation(plan)
-    assert plan.exchanges == 0 and not found.clients[0].due
-    found.play(1, lambda silo, round: [0.0, 1.0])
+    federation = Federation(plan)
+    assert plan.exchanges == 0 and not federation.clients[0].due
+    federation.play(1, lambda silo, round: [0.0, 1.0])
     with pytest.raises(InputError, match="the plan has 0 exchanges, got reports of one more"):
-        found.server.combine([ExpertReport(1, np.zeros(2), 0)])
+        federation.server.combine([ExpertReport(1, np.zeros(2), 0)])
 
 
 @pytest.mark.parametrize("smoothness", [0.01, 1.0])
-def test_no_loss_moves_scores_by_more_than_the_noise_is_made_for(smoothness):
-    """Whatever a user's gradients are, clipping keeps one loss's part in every leaf's scores."""
-    setting = ProblemSpec(1, 511, 3, lipschitz=1.0, spread=2.0, smoothness=smoothness, linear=False)
+def test_no_loss_moves_scores_beyond_the_sensitivity(smoothness):
+    """Check that clipping bounds the change of every leaf's scores for arbitrary gradients."""
+    problem = ProblemSpec(1, 511, 3, lipschitz=1.0, spread=2.0, smoothness=smoothness, linear=False)
     keys = {"epsilon": 50.0, "noise": "central", "batch": "largest", "smoothness": 1.0}
-    plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
+    plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, problem).plan
     phase = plan.phases[-1]
     sets = vertex_sets(phase.batch, phase.trees, 2.0, smoothness)
-    most = {(s.tree, s.depth): s.change for s in sets}
+    sensitivity = {(vertices.tree, vertices.depth): vertices.change for vertices in sets}
     draw = np.random.default_rng(0)
-    steep = draw.normal(size=(512, 3, 3)) * 1e9
+    matrices = draw.normal(size=(512, 3, 3)) * 1e9
 
     def losses(replaced: int | None) -> dict[int, Any]:
         sign = {t: -1.0 if t == replaced else 1.0 for t in phase.samples}
-        return {t: lambda x, t=t: sign[t] * (steep[t] @ x) for t in phase.samples}
+        return {t: lambda x, t=t: sign[t] * (matrices[t] @ x) for t in phase.samples}
 
     def scores(replaced: int | None) -> np.ndarray:
         collector = plan.collector(0, SeededNoise(3))
         collector._next = phase
         for t, loss in losses(replaced).items():
             collector.observe(t, loss)
-        x, found = np.full(3, 1.0 / 3.0), []
+        x, leaf_scores = np.full(3, 1.0 / 3.0), []
         for release in range(phase.offset + 1, phase.offset + len(phase.leaves) + 1):
-            found.append(collector.values(release, x))
-            # The same experts for both, as the guarantee is given what was played so far.
+            leaf_scores.append(collector.values(release, x))
+            # Both runs follow the same experts: the guarantee conditions on the earlier choices.
             x = plan.move(x, ExpertChoice(release, release % 3))
-        return np.array(found)
+        return np.array(leaf_scores)
 
-    plain = scores(None)
+    unchanged = scores(None)
     order = SeededNoise(3).sample(0, phase.number, len(phase.samples))
     for leaf in phase.leaves:
-        changed = scores(phase.samples.start + int(order[leaf.start]))
-        moved = np.abs(changed - plain).max()
-        assert moved <= most[leaf.tree, leaf.depth] * (1 + 1e-9)
-        # A root's loss goes from one end of the interval to the other.
-        assert leaf.depth > 0 or moved == pytest.approx(most[leaf.tree, 0])
+        replaced_scores = scores(phase.samples.start + int(order[leaf.start]))
+        change = np.abs(replaced_scores - unchanged).max()
+        assert change <= sensitivity[leaf.tree, leaf.depth] * (1 + 1e-9)
+        # In a root, the replaced loss moves from one end of the clipping interval to the other.
+        assert leaf.depth > 0 or change == pytest.approx(sensitivity[leaf.tree, 0])

@@ -1,4 +1,4 @@
-"""Config of the systems of experts: what they refuse, what they certify, and what a spec plays."""
+"""Tests of the keys of expert systems: errors, certificates, bounds, and runs of specs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ LINEAR = ProblemSpec(silos=4, horizon=2000, experts=6, iid=True, optimal_loss=0.
 SMOOTH = dataclasses.replace(
     LINEAR, linear=False, smoothness=1.0, loss_range=0.5, optimal_loss=None
 )
-#: Gradients of both signs, as a user's own losses have them.
+#: Gradients of both signs, as in general losses.
 SIGNED = dataclasses.replace(SMOOTH, spread=2.0, loss_range=2.0)
-#: ... and no smoothness to speak of.
+#: Gradients of both signs and almost no smoothness.
 ROUGH = dataclasses.replace(SIGNED, smoothness=1e6)
 
 SVT, OPE, HEDGE, LEADER = "fed-svt", "fed-dp-ope-stoch", "hedge", "follow-the-leader"
@@ -52,33 +52,38 @@ REQUIRED: dict[str, dict[str, Any]] = {
 }
 
 
-def make(algorithm: str, setting: ProblemSpec = LINEAR, **keys: Any) -> System:
-    """The system, with a budget where it needs one unless ``keys`` say otherwise (...: none)."""
-    given = {**REQUIRED[algorithm], **keys}
-    return ALGORITHMS[algorithm].make({k: v for k, v in given.items() if v is not ...}, setting)
+def make(algorithm: str, problem: ProblemSpec = LINEAR, **keys: Any) -> System:
+    """Make the system with the required keys; a key with value ``...`` is left out."""
+    all_keys = {**REQUIRED[algorithm], **keys}
+    return ALGORITHMS[algorithm].make(
+        {key: value for key, value in all_keys.items() if value is not ...}, problem
+    )
 
 
-def certificate(algorithm: str, setting: ProblemSpec = LINEAR, **keys: Any) -> Certificate:
-    return make(algorithm, setting, **keys).certificate
+def certificate(algorithm: str, problem: ProblemSpec = LINEAR, **keys: Any) -> Certificate:
+    """Return the certificate of the system with these keys."""
+    return make(algorithm, problem, **keys).certificate
 
 
-def svt(setting: ProblemSpec = LINEAR, **keys: Any) -> SparseVectorPlan:
-    plan = make(SVT, setting, **keys).plan
+def svt_plan(problem: ProblemSpec = LINEAR, **keys: Any) -> SparseVectorPlan:
+    """Return the plan of fed-svt with these keys."""
+    plan = make(SVT, problem, **keys).plan
     assert isinstance(plan, SparseVectorPlan)
     return plan
 
 
-def ope(setting: ProblemSpec = LINEAR, **keys: Any) -> FrankWolfePlan:
-    plan = make(OPE, setting, **keys).plan
+def ope_plan(problem: ProblemSpec = LINEAR, **keys: Any) -> FrankWolfePlan:
+    """Return the plan of fed-dp-ope-stoch with these keys."""
+    plan = make(OPE, problem, **keys).plan
     assert isinstance(plan, FrankWolfePlan)
     return plan
 
 
-# -- What is refused -------------------------------------------------------------------------------
+# -- Errors ----------------------------------------------------------------------------------------
 
-NO_PROMISE = dataclasses.replace(LINEAR, optimal_loss=None)
-PLAIN = {"epsilon": ..., "noise": "none"}
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+UNKNOWN_OPTIMUM = dataclasses.replace(LINEAR, optimal_loss=None)
+NO_NOISE = {"epsilon": ..., "noise": "none"}
+BAD_KEYS: list[tuple[str, dict[str, Any], str]] = [
     (SVT, {"epsilon": ...}, "required field `?epsilon`?"),
     (SVT, {"epsilon": None}, "epsilon must be a number, got None"),
     (SVT, {"epsilon": 0.0}, "epsilon must be >= 1e-09 and <= 1e\\+06, got 0.0"),
@@ -142,24 +147,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "keys", "message"), REFUSED)
-def test_every_error_is_one_sentence(algorithm, keys, message):
+@pytest.mark.parametrize(("algorithm", "keys", "message"), BAD_KEYS)
+def test_errors_about_bad_keys_are_one_sentence(algorithm, keys, message):
     with pytest.raises(InputError, match=message) as error:
         make(algorithm, **keys)
     assert "\n" not in str(error.value)
 
 
-def test_a_promise_or_a_key_says_what_the_best_expert_loses():
+def test_fed_svt_needs_the_loss_of_the_best_expert():
     with pytest.raises(InputError, match=r"optimal_loss \(L\*\) is required: these losses do not"):
-        make(SVT, NO_PROMISE)
-    assert svt(NO_PROMISE, optimal_loss=2.0).floor == 8.0
-    # The key stands before what the losses promise.
-    assert svt(dataclasses.replace(LINEAR, optimal_loss=3.0)).floor == 12.0
-    assert svt(dataclasses.replace(LINEAR, optimal_loss=3.0), optimal_loss=0).floor == 0.0
+        make(SVT, UNKNOWN_OPTIMUM)
+    assert svt_plan(UNKNOWN_OPTIMUM, optimal_loss=2.0).floor == 8.0
+    # The key overrides the value of the environment.
+    assert svt_plan(dataclasses.replace(LINEAR, optimal_loss=3.0)).floor == 12.0
+    assert svt_plan(dataclasses.replace(LINEAR, optimal_loss=3.0), optimal_loss=0).floor == 0.0
 
 
 @pytest.mark.parametrize("algorithm", [SVT, HEDGE, LEADER])
-def test_losses_that_are_no_vectors_are_refused(algorithm):
+def test_losses_that_are_not_linear_are_refused(algorithm):
     with pytest.raises(InputError, match=f"{algorithm} needs linear losses, one number for each"):
         make(algorithm, SMOOTH)
     with pytest.raises(InputError, match=r'needs linear losses.*\(curve "mine"\)'):
@@ -176,37 +181,37 @@ BANDIT = {"label": "bandit", "algorithm": "fedlinucb", "batch_size": 5}
 
 @pytest.mark.parametrize("losses", [True, False])
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_bandits_and_experts_do_not_mix(algorithm, losses):
-    """Whatever the environment, one of the two is refused, and told what would fit."""
+def test_bandits_and_experts_need_different_environments(algorithm, losses):
+    """Check that the error names environments that would fit."""
     expert = {"label": "expert", "algorithm": algorithm, **REQUIRED[algorithm]}
     if losses:
         environment = {"kind": "realizable-losses", "experts": 3}
-        sentence = r'fedlinucb needs contexts, which "realizable-losses" does not have .*sphere'
-        sentence += r'.*\(curve "bandit"\)'
+        message = r'fedlinucb needs contexts, which "realizable-losses" does not have .*sphere'
+        message += r'.*\(curve "bandit"\)'
     else:
         environment = {"kind": "sphere", "dimension": 2, "actions": 3}
-        sentence = rf'{algorithm} needs losses of experts, which "sphere" does not have .*'
-        sentence += r'stochastic-losses.*\(curve "expert"\)'
+        message = rf'{algorithm} needs losses of experts, which "sphere" does not have .*'
+        message += r'stochastic-losses.*\(curve "expert"\)'
     for curves in ([expert, BANDIT], [BANDIT, expert]):
-        with pytest.raises(InputError, match=sentence) as error:
+        with pytest.raises(InputError, match=message) as error:
             fastfed.simulate(environment, horizon=9, silos=2, curves=curves)
         assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("keys", [{"delta": 1e-3}, {"protect": "messages"}], ids=str)
-def test_keys_that_have_no_meaning_without_noise_are_refused(keys):
-    """As epsilon is, and as delta is where a bandit has private = false."""
+def test_keys_without_meaning_are_refused_if_there_is_no_noise(keys):
+    """Check that delta and protect are refused, as epsilon is."""
     with pytest.raises(InputError, match="noise = "):
-        make(OPE, **PLAIN, **keys)
+        make(OPE, **NO_NOISE, **keys)
 
 
 # -- Keys and plans ---------------------------------
 
 
-def test_defaults():
-    entry = {name: ALGORITHMS[name].check(REQUIRED[name]) for name in ALGORITHMS}
-    kept = {name: dataclass_of(keys) for name, keys in entry.items()}
-    assert kept == {
+def test_keys_have_their_documented_defaults():
+    checked_keys = {name: ALGORITHMS[name].check(REQUIRED[name]) for name in ALGORITHMS}
+    defaults = {name: key_values(keys) for name, keys in checked_keys.items()}
+    assert defaults == {
         SVT: {
             "epsilon": 1.0,
             "delta": 0.0,
@@ -237,37 +242,40 @@ def test_defaults():
         HEDGE: {"phase_length": 1, "learning_rate": None},
         LEADER: {"phase_length": 1},
     }
-    assert svt() == svt(
+    assert svt_plan() == svt_plan(
         delta=0.0, phase_length=1, optimal_loss=0.0, failure_probability=0.05,
         calibration="exact", switches="proven", threshold="proven",
     )  # fmt: skip
-    assert ope() == ope(
+    assert ope_plan() == ope_plan(
         delta=0.0, noise="local", protect="experts", calibration="exact", batch="paper",
         smoothness=1.0,
     )  # fmt: skip
 
 
-def dataclass_of(keys: Any) -> dict[str, Any]:
+def key_values(keys: Any) -> dict[str, Any]:
+    """Return the keys and their values as a dict."""
     return {name: getattr(keys, name) for name in keys.__struct_fields__}
 
 
 @pytest.mark.parametrize("algorithm", [SVT, BOARD, HEDGE, LEADER])
 @pytest.mark.parametrize(("length", "exchanges"), [(1, 1999), (2, 1000), (7, 285), (2000, 1)])
-def test_phase_length_is_when_messages_are_exchanged(algorithm, length, exchanges):
+def test_messages_are_exchanged_every_phase_length_rounds(algorithm, length, exchanges):
     plan = make(algorithm, phase_length=length).plan
     assert isinstance(plan, SumsPlan)
     assert plan.exchanges == exchanges
-    made = [plan.exchanges_before(t) for t in range(1, 2001)]
-    # Before rounds N, 2 N, ...; before round 1 nothing is known.
-    expected = [t for t in range(1, 2001) if t % length == 0 and t > 1]
-    assert [t for t in range(2, 2001) if made[t - 1] > made[t - 2]] == expected
-    assert made[0] == 0 and made[-1] == exchanges
+    exchanges_before = [plan.exchanges_before(t) for t in range(1, 2001)]
+    # Messages are exchanged before rounds N, 2 N, ...; before round 1 there are no losses.
+    exchange_rounds = [t for t in range(1, 2001) if t % length == 0 and t > 1]
+    assert [
+        t for t in range(2, 2001) if exchanges_before[t - 1] > exchanges_before[t - 2]
+    ] == exchange_rounds
+    assert exchanges_before[0] == 0 and exchanges_before[-1] == exchanges
     assert plan.bits_up(3) == 3 * 64 * 6 * 4
-    down = {SVT: 4, BOARD: 4, LEADER: 4, HEDGE: 3 * 6}[algorithm]
-    assert plan.bits_down(3) == down * 64 * 4
+    values_down = {SVT: 4, BOARD: 4, LEADER: 4, HEDGE: 3 * 6}[algorithm]
+    assert plan.bits_down(3) == values_down * 64 * 4
 
 
-def test_learning_rate():
+def test_default_learning_rate_follows_its_formula():
     for length in (1, 9):
         plan = make(HEDGE, phase_length=length).plan
         assert isinstance(plan, HedgePlan)
@@ -276,20 +284,26 @@ def test_learning_rate():
     assert isinstance(plan, HedgePlan) and plan.learning_rate == 0.7
 
 
-def test_switches():
-    assert svt().noise.switches == bounds.switching_budget(6, 0.05 / 3)
-    assert svt(switches="printed").noise.switches == math.ceil(3 * 3 + 24 * math.log(20))
-    assert svt(switches=9).noise.switches == 9
-    rare, often = svt(failure_probability=1e-9), svt(failure_probability=0.4)
-    assert rare.noise.switches > svt().noise.switches > often.noise.switches
-    # Pure: eta = epsilon / (2 kappa).
-    for plan in (rare, often, svt(switches=9)):
+def test_number_of_switches_follows_the_key():
+    assert svt_plan().noise.switches == bounds.switching_budget(6, 0.05 / 3)
+    assert svt_plan(switches="printed").noise.switches == math.ceil(3 * 3 + 24 * math.log(20))
+    assert svt_plan(switches=9).noise.switches == 9
+    fails_rarely, fails_often = (
+        svt_plan(failure_probability=1e-9),
+        svt_plan(failure_probability=0.4),
+    )
+    assert fails_rarely.noise.switches > svt_plan().noise.switches > fails_often.noise.switches
+    # With delta = 0, eta = epsilon / (2 kappa).
+    for plan in (fails_rarely, fails_often, svt_plan(switches=9)):
         assert plan.noise.eta == pytest.approx(0.5 / plan.noise.switches)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-4])
-def test_noise_of_fed_svt(delta):
-    exact, printed = (svt(delta=delta, epsilon=2.0, calibration=c) for c in ("exact", "printed"))
+def test_noise_of_fed_svt_follows_its_calibration(delta):
+    exact, printed = (
+        svt_plan(delta=delta, epsilon=2.0, calibration=calibration)
+        for calibration in ("exact", "printed")
+    )
     assert (exact.noise.threshold_scale, exact.noise.query_scale) == (1.0, 1.0)
     assert (printed.noise.threshold_scale, printed.noise.query_scale) == (2.0, 4.0)
     kappa = exact.noise.switches
@@ -298,34 +312,37 @@ def test_noise_of_fed_svt(delta):
         assert exact.noise.eta == printed.noise.eta == pytest.approx(1.0 / kappa)
     else:
         assert printed.noise.eta == pytest.approx(2.0 / math.sqrt(kappa * math.log(1e4)))
-        zcdp = svt(delta=delta, epsilon=2.0, calibration="zcdp").noise
+        zcdp = svt_plan(delta=delta, epsilon=2.0, calibration="zcdp").noise
         rho = (math.sqrt(math.log(1e4) + 1.0) - math.sqrt(math.log(1e4))) ** 2
         assert zcdp.eta == pytest.approx(math.sqrt(8 * rho / kappa))
         assert zcdp.eta < exact.noise.eta
 
 
-def test_threshold():
-    """L = m L* + W + 4/eta; the margin W of the proof is below the paper's for the same noise."""
-    for best in (0.0, 5.0):
+def test_threshold_of_fed_svt_follows_the_proof():
+    """Check L = m L* + W + 4/eta; for equal noise, the proof's margin W is below the paper's
+    margin."""
+    for optimal_loss in (0.0, 5.0):
         for length in (1, 20):
-            plan = svt(optimal_loss=best, phase_length=length)
-            margin = plan.threshold - 4 * best - 4 / plan.noise.eta
+            plan = svt_plan(optimal_loss=optimal_loss, phase_length=length)
+            margin = plan.threshold - 4 * optimal_loss - 4 / plan.noise.eta
             a, b, kappa = plan.noise.threshold_scale, plan.noise.query_scale, plan.noise.switches
             n = 2000 // length
             assert bounds.early_switch_failure(margin, n, kappa, a, b) <= 0.05 / 3 * (1 + 1e-9)
             assert bounds.early_switch_failure(0.99 * margin, n, kappa, a, b) > 0.05 / 3
-            printed = svt(optimal_loss=best, phase_length=length, threshold="printed")
-            paper = 8 * math.log(2 * (2000 / length) ** 2 / 0.05)
-            assert printed.threshold == pytest.approx(4 * best + paper + 4 / plan.noise.eta)
-            assert printed.noise == plan.noise and paper > margin
-    assert svt(threshold=17.5).threshold == 17.5
+            printed = svt_plan(optimal_loss=optimal_loss, phase_length=length, threshold="printed")
+            paper_margin = 8 * math.log(2 * (2000 / length) ** 2 / 0.05)
+            assert printed.threshold == pytest.approx(
+                4 * optimal_loss + paper_margin + 4 / plan.noise.eta
+            )
+            assert printed.noise == plan.noise and paper_margin > margin
+    assert svt_plan(threshold=17.5).threshold == 17.5
 
 
-def test_phases_of_the_paper():
-    """b = 2^(p-1)/(p-1)^2 as a power of two, and disjoint sets that fit into the last phase."""
+def test_phases_follow_the_paper():
+    """Check batches b = 2^(p-1)/(p-1)^2, rounded to a power of two, and disjoint sample sets."""
     for keys in ({}, {"batch": "largest"}, {"smoothness": 40.0}, {"epsilon": 200.0}):
         for noise in ("local", "central"):
-            plan = ope(**keys, noise=noise)
+            plan = ope_plan(**keys, noise=noise)
             assert plan.phases
             gain = 4 if noise == "central" else 2
             for phase in plan.phases:
@@ -336,29 +353,38 @@ def test_phases_of_the_paper():
                 if keys.get("batch") != "largest":
                     assert b <= 2 ** (p - 1) / (p - 1) ** 2 < 2 * b
                 epsilon, beta = keys.get("epsilon", 8.0), keys.get("smoothness", 1.0)
-                wanted = 0.5 * math.log2(b * epsilon * beta * gain / math.log(6))
-                assert trees <= wanted
+                max_trees = 0.5 * math.log2(b * epsilon * beta * gain / math.log(6))
+                assert trees <= max_trees
             assert plan.exchanges == sum(len(phase.leaves) for phase in plan.phases)
             assert plan.bits_up(5) == 5 * 64 * 6 * 4 and plan.bits_down(5) == 5 * 64 * 4
-    used = {rule: sum(p.used for p in ope(batch=rule).phases) for rule in ("paper", "largest")}
-    assert used["largest"] > 2 * used["paper"]
+    samples_used = {
+        rule: sum(p.used for p in ope_plan(batch=rule).phases) for rule in ("paper", "largest")
+    }
+    assert samples_used["largest"] > 2 * samples_used["paper"]
 
 
-def test_smoothness_is_the_losses_own_unless_said():
-    own, other = {"epsilon": 1.0, "smoothness": 1.0}, {"epsilon": 1.0, "smoothness": 64.0}
-    assert ope(SMOOTH, epsilon=1.0) == ope(SMOOTH, **own) != ope(SMOOTH, **other)
+def test_smoothness_defaults_to_that_of_the_losses():
+    same_smoothness, larger_smoothness = (
+        {"epsilon": 1.0, "smoothness": 1.0},
+        {"epsilon": 1.0, "smoothness": 64.0},
+    )
+    assert (
+        ope_plan(SMOOTH, epsilon=1.0)
+        == ope_plan(SMOOTH, **same_smoothness)
+        != ope_plan(SMOOTH, **larger_smoothness)
+    )
     flat = dataclasses.replace(SMOOTH, smoothness=0.5)
-    assert ope(flat) == ope(flat, smoothness=0.5)
-    # Linear losses have none: alpha.
-    assert ope(epsilon=1.0) == ope(**own) != ope(**other)
+    assert ope_plan(flat) == ope_plan(flat, smoothness=0.5)
+    # Linear losses have no smoothness; alpha takes its place.
+    assert ope_plan(epsilon=1.0) == ope_plan(**same_smoothness) != ope_plan(**larger_smoothness)
     steep = dataclasses.replace(LINEAR, lipschitz=2.0)
-    assert ope(steep) == ope(steep, smoothness=2.0)
+    assert ope_plan(steep) == ope_plan(steep, smoothness=2.0)
 
 
-def test_without_noise_all_trees_that_fit_are_grown():
-    plan = ope(**PLAIN)
+def test_without_noise_phases_have_as_many_trees_as_fit():
+    plan = ope_plan(**NO_NOISE)
     assert {s for phase in plan.phases for s in phase.scales} == {0.0}
-    assert len(plan.phases) >= len(ope(epsilon=1e6).phases)
+    assert len(plan.phases) >= len(ope_plan(epsilon=1e6).phases)
     for phase in plan.phases:
         one_more = phase.batch * (phase.trees + 1 + (phase.trees + 1) * (phase.trees + 2) / 4)
         assert phase.batch % 2 ** (phase.trees + 1) or one_more > 2 ** (phase.number - 2)
@@ -367,47 +393,61 @@ def test_without_noise_all_trees_that_fit_are_grown():
 # -- Certificates ----------------------------------------------------------------------------------
 
 
-def claim_holds(found: Certificate) -> bool:
-    (claim,) = [c for c in found.conditions if isinstance(c, ClaimCondition)]
-    assert all(c.holds for c in found.conditions if c is not claim)
-    assert any("claimed budget is not met" in c for c in found.caveats) != claim.holds
+def check_claim(certificate_: Certificate) -> bool:
+    """Check conditions and caveats of the certificate and return whether its claim holds."""
+    (claim,) = [
+        condition for condition in certificate_.conditions if isinstance(condition, ClaimCondition)
+    ]
+    assert all(condition.holds for condition in certificate_.conditions if condition is not claim)
+    assert (
+        any("claimed budget is not met" in condition for condition in certificate_.caveats)
+        != claim.holds
+    )
     return claim.holds
 
 
 @pytest.mark.parametrize("switches", ["proven", "printed", 3])
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.1])
 @pytest.mark.parametrize("epsilon", [0.1, 20.0])
-def test_certificate_of_fed_svt(epsilon, delta, switches):
+def test_certificate_of_fed_svt_gives_the_exact_epsilon(epsilon, delta, switches):
     for calibration in ("exact", "printed", *(("zcdp",) if delta else ())):
         keys = {"epsilon": epsilon, "delta": delta, "switches": switches}
         system = make(SVT, calibration=calibration, **keys)
-        found, plan = system.certificate, system.plan
-        assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
-        assert (found.claimed.epsilon, found.claimed.delta) == (epsilon, delta)
-        assert found.model.startswith("central: the server is trusted")
-        assert found.source.startswith("gao-2024, Algorithm 5 (corrected)")
-        assert found.also == () and found.exact.delta == delta
-        # The comparisons once, and each choice as a mechanism of bounded range.
+        certificate_, plan = system.certificate, system.plan
+        assert (certificate_.status, certificate_.unit, certificate_.relation) == (
+            "proven",
+            "user",
+            "replace",
+        )
+        assert (certificate_.claimed.epsilon, certificate_.claimed.delta) == (epsilon, delta)
+        assert certificate_.model.startswith("central: the server is trusted")
+        assert certificate_.source.startswith("gao-2024, Algorithm 5 (corrected)")
+        assert certificate_.also == () and certificate_.exact.delta == delta
+        # All comparisons together count once. Each choice is a mechanism of bounded range.
         noise = plan.noise
-        once = max(1 / noise.threshold_scale, 1 / noise.query_scale)
+        comparison_epsilon = max(1 / noise.threshold_scale, 1 / noise.query_scale)
         kappa = noise.switches
         if delta == 0.0:
-            expected = once + kappa * noise.eta
+            expected = comparison_epsilon + kappa * noise.eta
         else:
             expected = min(
                 composed_epsilon(
-                    [("randomized-response", once, 1), ("bounded-range", noise.eta, kappa)], delta
+                    [
+                        ("randomized-response", comparison_epsilon, 1),
+                        ("bounded-range", noise.eta, kappa),
+                    ],
+                    delta,
                 ),
-                once + epsilon_of_rho(kappa * rho_of_bounded_range(noise.eta), delta),
+                comparison_epsilon + epsilon_of_rho(kappa * rho_of_bounded_range(noise.eta), delta),
             )
-            assert expected <= once + kappa * noise.eta
-        assert found.exact.epsilon == pytest.approx(expected, rel=1e-12)
-        assert claim_holds(found) == (found.exact.epsilon <= epsilon)
+            assert expected <= comparison_epsilon + kappa * noise.eta
+        assert certificate_.exact.epsilon == pytest.approx(expected, rel=1e-12)
+        assert check_claim(certificate_) == (certificate_.exact.epsilon <= epsilon)
         if calibration == "exact":
-            assert 0.999 * epsilon < found.exact.epsilon <= epsilon
+            assert 0.999 * epsilon < certificate_.exact.epsilon <= epsilon
         elif calibration == "zcdp" or delta == 0.0:
-            assert found.exact.epsilon <= epsilon
-        assert found.noise_std == pytest.approx(
+            assert certificate_.exact.epsilon <= epsilon
+        assert certificate_.noise_std == pytest.approx(
             {
                 "threshold": math.sqrt(2) * noise.threshold_scale,
                 "query": math.sqrt(2) * noise.query_scale,
@@ -417,31 +457,38 @@ def test_certificate_of_fed_svt(epsilon, delta, switches):
 
 @pytest.mark.parametrize("delta", [0.1, 0.01])
 def test_printed_fed_svt_exceeds_its_claim(delta):
-    found = certificate(SVT, epsilon=20.0, delta=delta, calibration="printed", switches="printed")
-    assert found.status == "proven" and found.exact.epsilon > 1.2 * 20.0
-    assert not claim_holds(found)
-    assert "[fails]" in str(found)
+    certificate_ = certificate(
+        SVT, epsilon=20.0, delta=delta, calibration="printed", switches="printed"
+    )
+    assert certificate_.status == "proven" and certificate_.exact.epsilon > 1.2 * 20.0
+    assert not check_claim(certificate_)
+    assert "[fails]" in str(certificate_)
 
 
-composed = cache(composed_epsilon)
+cached_epsilon = cache(composed_epsilon)
 
 
-def vertex_epsilon(phase: Any, setting: ProblemSpec, messages: bool, delta: float) -> float:
-    """What one loss of a phase pays, from Laplace noise, argmins and the sets above each leaf."""
-    worst, d = 0.0, setting.experts
+def vertex_epsilon(phase: Any, problem: ProblemSpec, messages: bool, delta: float) -> float:
+    """Return the epsilon of one loss of a phase.
+
+    The worst leaf counts, with Laplace noise on its scores or the argmin of noisy scores.
+    """
+    max_epsilon, d = 0.0, problem.experts
     for tree, scale in enumerate(phase.scales, start=1):
         for depth in range(tree + 1):
             leaves = 2 ** (tree - depth)
-            change = setting.spread / phase.batch
+            change = problem.spread / phase.batch
             if depth:
-                moved = min(setting.spread, setting.smoothness * max_change(2**tree - 1, leaves))
-                change = 2 * moved * 2**depth / phase.batch
-            costs = [composed((("laplace", change / scale, d * leaves),), delta)]
+                gradient_change = min(
+                    problem.spread, problem.smoothness * max_change(2**tree - 1, leaves)
+                )
+                change = 2 * gradient_change * 2**depth / phase.batch
+            costs = [cached_epsilon((("laplace", change / scale, d * leaves),), delta)]
             if not messages:
                 argmin = (("randomized-response", 2 * change / scale, leaves),)
-                costs.append(composed(argmin, delta))
-            worst = max(worst, min(costs))
-    return worst
+                costs.append(cached_epsilon(argmin, delta))
+            max_epsilon = max(max_epsilon, min(costs))
+    return max_epsilon
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-4])
@@ -449,45 +496,58 @@ def vertex_epsilon(phase: Any, setting: ProblemSpec, messages: bool, delta: floa
 @pytest.mark.parametrize(
     ("noise", "protect"), [("local", "experts"), ("local", "messages"), ("central", "experts")]
 )
-def test_certificate_of_fed_dp_ope_stoch(setting, noise, protect, delta):
+def test_certificate_of_fed_dp_ope_stoch_gives_the_exact_epsilon(setting, noise, protect, delta):
     calibrations = ("exact", "corrected", "printed")
-    if delta:  # takes longer
+    if delta:  # with delta, calibration takes longer
         calibrations = ("printed",) if setting is SIGNED else ("exact",)
     for calibration in calibrations:
         keys = {"noise": noise, "protect": protect, "delta": delta, "smoothness": 20.0}
         system = make(OPE, setting, calibration=calibration, **keys)
-        found, plan = system.certificate, system.plan
+        certificate_, plan = system.certificate, system.plan
         assert len(plan.phases) > 3 and max(p.trees for p in plan.phases) > 2
-        assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
-        assert (found.claimed.epsilon, found.claimed.delta) == (8.0, delta)
-        assert found.source.startswith("gao-2024, ")
-        experts, messages = (
-            max(vertex_epsilon(p, setting, told, delta) for p in plan.phases)
-            for told in (False, True)
+        assert (certificate_.status, certificate_.unit, certificate_.relation) == (
+            "proven",
+            "user",
+            "replace",
         )
-        top, other = (messages, experts) if protect == "messages" else (experts, messages)
-        assert found.exact.epsilon == pytest.approx(top, rel=1e-9)
-        assert claim_holds(found) == (found.exact.epsilon <= 8.0)
+        assert (certificate_.claimed.epsilon, certificate_.claimed.delta) == (8.0, delta)
+        assert certificate_.source.startswith("gao-2024, ")
+        experts_epsilon, messages_epsilon = (
+            max(vertex_epsilon(p, setting, protects_messages, delta) for p in plan.phases)
+            for protects_messages in (False, True)
+        )
+        expected_epsilon, expected_other_epsilon = (
+            (messages_epsilon, experts_epsilon)
+            if protect == "messages"
+            else (experts_epsilon, messages_epsilon)
+        )
+        assert certificate_.exact.epsilon == pytest.approx(expected_epsilon, rel=1e-9)
+        assert check_claim(certificate_) == (certificate_.exact.epsilon <= 8.0)
         if calibration == "exact":
-            assert 0.99 * 8.0 < found.exact.epsilon <= 8.0
+            assert 0.99 * 8.0 < certificate_.exact.epsilon <= 8.0
         if calibration == "corrected":
-            assert found.exact.epsilon <= 8.0
+            assert certificate_.exact.epsilon <= 8.0
         elif calibration == "printed" and setting is SIGNED:
-            assert found.exact.epsilon > 1.9 * 8.0 and not claim_holds(found)
-        share = 4 if noise == "central" else 1
-        assert found.noise_std == pytest.approx(
-            {f"phase {p.number}": math.sqrt(2) * max(p.scales) / share for p in plan.phases}
+            assert certificate_.exact.epsilon > 1.9 * 8.0 and not check_claim(certificate_)
+        clients_per_noise = 4 if noise == "central" else 1
+        assert certificate_.noise_std == pytest.approx(
+            {
+                f"phase {p.number}": math.sqrt(2) * max(p.scales) / clients_per_noise
+                for p in plan.phases
+            }
         )
-        # Local noise protects from the server too, with another epsilon.
+        # Local noise also protects against the server, with a different epsilon.
         if noise == "central":
-            assert found.also == () and found.model.startswith("central: the server is trusted")
-            assert any("clients send the server raw numbers" in c for c in found.caveats)
+            assert certificate_.also == () and certificate_.model.startswith(
+                "central: the server is trusted"
+            )
+            assert any("clients send the server raw numbers" in c for c in certificate_.caveats)
             continue
-        (also,) = found.also
+        (also,) = certificate_.also
         assert (also.status, also.unit, also.claimed) == ("proven", "user", None)
-        assert also.exact.epsilon == pytest.approx(other, rel=1e-9)
-        assert also.noise_std == found.noise_std
-        models = found.model, also.model
+        assert also.exact.epsilon == pytest.approx(expected_other_epsilon, rel=1e-9)
+        assert also.noise_std == certificate_.noise_std
+        models = certificate_.model, also.model
         if protect == "messages":
             models = models[::-1]
         assert models == (
@@ -497,76 +557,97 @@ def test_certificate_of_fed_dp_ope_stoch(setting, noise, protect, delta):
 
 
 @pytest.mark.parametrize("calibration", ["exact", "corrected", "printed"])
-def test_scales_of_the_lemma(calibration):
-    """lambda_j = 4 alpha 2^j/(b eps) as printed, and twice it, or d times, as its proof needs."""
+def test_noise_scales_follow_the_lemma(calibration):
+    """Check the printed lambda_j = 4 alpha 2^j/(b eps).
+
+    The proof needs twice this value for experts and d times this value for messages.
+    """
     for protect, factor in (("experts", 8.0), ("messages", 24.0)):
-        plan = ope(ROUGH, calibration=calibration, protect=protect, smoothness=20.0)
+        plan = ope_plan(ROUGH, calibration=calibration, protect=protect, smoothness=20.0)
         factor = 4.0 if calibration == "printed" else factor
         for phase in plan.phases:
             for tree, scale in enumerate(phase.scales, start=1):
                 assert scale == pytest.approx(factor * 2**tree / (phase.batch * 8.0))
 
 
-def test_exact_noise_takes_what_losses_promise():
-    """Gradients in [0, 1] need half the noise of those with both signs, linear losses half of that;
-    and where x hardly moves, smooth ones less than rough ones."""
+def test_exact_noise_depends_on_properties_of_the_losses():
+    """Compare the noise of four kinds of losses.
+
+    Gradients in [0, 1] need half the noise of gradients of both signs. Linear losses need half of
+    that. Deeper in a tree x moves little, so smooth losses need less noise than rough losses.
+    """
     settings = LINEAR, SMOOTH, SIGNED, ROUGH
-    for a, b, c, d in zip(*(ope(s, smoothness=20.0).phases for s in settings), strict=True):
+    for a, b, c, d in zip(
+        *(ope_plan(problem, smoothness=20.0).phases for problem in settings), strict=True
+    ):
         assert (a.batch, a.trees) == (b.batch, b.trees) == (c.batch, c.trees) == (d.batch, d.trees)
         np.testing.assert_allclose(b.scales, 2 * np.array(a.scales))
         np.testing.assert_allclose(d.scales, 2 * np.array(b.scales))
         assert c.scales[0] == d.scales[0]
-        assert all(x < y for x, y in zip(c.scales[1:], d.scales[1:], strict=True))
+        assert all(
+            smooth_scale < rough_scale
+            for smooth_scale, rough_scale in zip(c.scales[1:], d.scales[1:], strict=True)
+        )
 
 
-def test_a_delta_never_costs_noise():
+def test_a_positive_delta_never_increases_the_noise():
     keys = {"epsilon": 0.5, "smoothness": 900.0, "batch": "largest"}
-    plain, with_delta = ope(**keys), ope(**keys, delta=1e-3)
+    plain, with_delta = ope_plan(**keys), ope_plan(**keys, delta=1e-3)
     for a, b in zip(plain.phases, with_delta.phases, strict=True):
         assert all(y <= x * (1 + 1e-12) for x, y in zip(a.scales, b.scales, strict=True))
         assert a.trees < 5 or b.scales[-1] < 0.8 * a.scales[-1]
     assert max(p.trees for p in plain.phases) == 5
-    assert svt(delta=1e-3, switches=80).noise.eta > svt(switches=80).noise.eta
+    assert svt_plan(delta=1e-3, switches=80).noise.eta > svt_plan(switches=80).noise.eta
 
 
-def test_without_privacy_nothing_is_promised():
-    for system in (make(OPE, **PLAIN), make(HEDGE), make(LEADER)):
-        found = system.certificate
-        assert (found.status, found.exact, found.claimed) == ("none", None, None)
-        assert found.caveats[0] == "no privacy" and not found.noise_std and not found.also
+def test_certificate_without_privacy_has_status_none():
+    for system in (make(OPE, **NO_NOISE), make(HEDGE), make(LEADER)):
+        certificate_ = system.certificate
+        assert (certificate_.status, certificate_.exact, certificate_.claimed) == (
+            "none",
+            None,
+            None,
+        )
+        assert (
+            certificate_.caveats[0] == "no privacy"
+            and not certificate_.noise_std
+            and not certificate_.also
+        )
 
 
-def test_no_phase_no_loss():
-    """A budget too small for a tree: x_1 is played, and nothing of the losses is told."""
+def test_a_budget_too_small_for_a_tree_releases_nothing():
+    """Check that x_1 is chosen in all rounds and that epsilon is 0."""
     system = make(OPE, epsilon=1e-4)
-    found = system.certificate
+    certificate_ = system.certificate
     assert system.plan.phases == () and system.plan.exchanges == 0
-    assert (found.status, found.exact.epsilon) == ("proven", 0.0)
-    assert [a.exact.epsilon for a in found.also] == [0.0]
-    assert any("x_1 is played to the end" in c for c in found.caveats)
+    assert (certificate_.status, certificate_.exact.epsilon) == ("proven", 0.0)
+    assert [a.exact.epsilon for a in certificate_.also] == [0.0]
+    assert any("x_1 is played to the end" in c for c in certificate_.caveats)
     assert not any("x_1 is played" in c for c in certificate(OPE).caveats)
 
 
-def test_caveats_about_the_regret():
-    def said(word: str, *args: Any, **keys: Any) -> bool:
+def test_certificate_has_caveats_about_regret():
+    def has_caveat(word: str, *args: Any, **keys: Any) -> bool:
         return any(word in c for c in certificate(*args, **keys).caveats)
 
-    assert said("is a key's word", SVT, NO_PROMISE, optimal_loss=1.0)
-    assert not said("is a key's word", SVT)
+    assert has_caveat("is a key's word", SVT, UNKNOWN_OPTIMUM, optimal_loss=1.0)
+    assert not has_caveat("is a key's word", SVT)
     loose = dataclasses.replace(LINEAR, optimal_loss=4.0)
-    assert said("may lose 4, more than optimal_loss = 1", SVT, loose, optimal_loss=1.0)
-    assert not said("more than optimal_loss", SVT, loose, optimal_loss=4.0)
-    assert said("beyond the horizon", SVT, epsilon=0.001)
-    assert not said("beyond the horizon", SVT, epsilon=10.0)
-    one_law = "not promised to be of one law"
-    assert said(one_law, OPE, dataclasses.replace(LINEAR, iid=False)) and not said(one_law, OPE)
+    assert has_caveat("may lose 4, more than optimal_loss = 1", SVT, loose, optimal_loss=1.0)
+    assert not has_caveat("more than optimal_loss", SVT, loose, optimal_loss=4.0)
+    assert has_caveat("beyond the horizon", SVT, epsilon=0.001)
+    assert not has_caveat("beyond the horizon", SVT, epsilon=10.0)
+    caveat_text = "not promised to be of one law"
+    assert has_caveat(caveat_text, OPE, dataclasses.replace(LINEAR, iid=False)) and not has_caveat(
+        caveat_text, OPE
+    )
     noted = dataclasses.replace(LINEAR, notes=("taken on trust",))
-    assert said("taken on trust", SVT, noted) and said("taken on trust", OPE, noted)
-    # None of it touches the account.
-    assert certificate(SVT, NO_PROMISE, optimal_loss=9.0).exact == certificate(SVT).exact
+    assert has_caveat("taken on trust", SVT, noted) and has_caveat("taken on trust", OPE, noted)
+    # None of these caveats changes the privacy account.
+    assert certificate(SVT, UNKNOWN_OPTIMUM, optimal_loss=9.0).exact == certificate(SVT).exact
 
 
-def test_simulation_is_said_of_simulations_only():
+def test_only_simulations_have_a_caveat_about_simulation():
     for algorithm in (SVT, OPE):
         system = make(algorithm)
         assert SIMULATION in system.certificate.caveats
@@ -578,10 +659,10 @@ def test_simulation_is_said_of_simulations_only():
 
 # -- Bounds ----------------------------------------------------------------------------------------
 
-#: Fixed in advance: regret is in hindsight.
+#: Losses fixed in advance: regret compares with the best expert in hindsight.
 FIXED = dataclasses.replace(LINEAR, iid=False)
 
-DRAWN: list[tuple[str, ProblemSpec, dict[str, Any], set[str]]] = [
+BOUND_CASES: list[tuple[str, ProblemSpec, dict[str, Any], set[str]]] = [
     (SVT, FIXED, {}, {"proven", "theorem-2-6", "theorem-2-4", "hidden-expert"}),
     (SVT, FIXED, {"delta": 1e-3}, {"proven", "theorem-2-6", "theorem-2-4", "hidden-expert"}),
     (SVT, FIXED, {"switches": 4}, {"theorem-2-6", "theorem-2-4", "hidden-expert"}),
@@ -589,42 +670,44 @@ DRAWN: list[tuple[str, ProblemSpec, dict[str, Any], set[str]]] = [
     (SVT, LINEAR, {}, {"proven", "theorem-2-6", "hidden-expert"}),
     (OPE, LINEAR, {}, {"proven", "theorem-2-2", "hidden-expert"}),
     (OPE, LINEAR, {"noise": "central"}, {"proven", "theorem-2-2", "hidden-expert"}),
-    (OPE, LINEAR, PLAIN, {"proven"}),
+    (OPE, LINEAR, NO_NOISE, {"proven"}),
     (OPE, SMOOTH, {}, {"proven", "theorem-2-2"}),
-    (OPE, SIGNED, PLAIN, {"proven"}),
+    (OPE, SIGNED, NO_NOISE, {"proven"}),
     (HEDGE, FIXED, {}, {"theorem-2-4"}),
     (LEADER, FIXED, {}, {"theorem-2-4"}),
-    # In expectation no fair coin is better than another.
+    # Theorem 2.4 bounds regret in hindsight only, and these losses have pseudo-regret.
     (HEDGE, LINEAR, {}, set()),
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "setting", "keys", "names"), DRAWN)
-def test_bounds_are_finite_and_do_not_fall(algorithm, setting, keys, names):
-    system = make(algorithm, setting, **keys)
+@pytest.mark.parametrize(("algorithm", "problem", "keys", "names"), BOUND_CASES)
+def test_bounds_are_finite_and_do_not_fall(algorithm, problem, keys, names):
+    system = make(algorithm, problem, **keys)
     assert system.bounds_at is not None
     rounds = np.unique(np.geomspace(1, 2000, 25).astype(np.int64))
-    found = system.bounds_at(rounds)
-    assert set(found) == names
-    for name, values in found.items():
-        drawn = np.array(values)
-        assert drawn.shape == rounds.shape and np.isfinite(drawn).all(), name
-        assert (drawn >= 0).all() and (np.diff(drawn) >= -1e-9 * drawn[1:]).all(), name
-        assert drawn[-1] > 0
+    bounds_by_name = system.bounds_at(rounds)
+    assert set(bounds_by_name) == names
+    for name, values in bounds_by_name.items():
+        bound_values = np.array(values)
+        assert bound_values.shape == rounds.shape and np.isfinite(bound_values).all(), name
+        assert (bound_values >= 0).all() and (
+            np.diff(bound_values) >= -1e-9 * bound_values[1:]
+        ).all(), name
+        assert bound_values[-1] > 0
         if name == "proven":
             # No more than all that can be lost.
-            assert (drawn <= 4 * rounds * max(setting.loss_range, 1.0) * (1 + 1e-12)).all()
-        one = system.bounds_at(rounds[7:8])[name]
-        assert one == pytest.approx(values[7:8], rel=1e-12)
+            assert (bound_values <= 4 * rounds * max(problem.loss_range, 1.0) * (1 + 1e-12)).all()
+        single_value = system.bounds_at(rounds[7:8])[name]
+        assert single_value == pytest.approx(values[7:8], rel=1e-12)
 
 
-def test_losses_of_no_law_have_no_proven_line():
+def test_losses_that_are_not_iid_have_no_proven_bound():
     assert make(OPE, dataclasses.replace(LINEAR, iid=False)).bounds_at is None
 
 
-# -- Played ----------------------------------------------------------------------------------------
+# -- Simulated -------------------------------------------------------------------------------------
 
-PLAYED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+SIMULATED_CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kind": "realizable-losses"}, {"algorithm": SVT, "epsilon": 20.0}),
     ({"kind": "near-realizable-losses", "optimal_loss": 3}, {"algorithm": SVT, "epsilon": 20.0}),
     (
@@ -639,51 +722,51 @@ PLAYED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("environment", "curve"), PLAYED)
-def test_played_regret_is_below_the_proven_bound(environment, curve):
-    """And nothing is gained on the best expert but what it loses itself, or on the law's best."""
-    keys = {k: v for k, v in curve.items() if k != "algorithm"}
-    found = fastfed.simulate(
+@pytest.mark.parametrize(("environment", "curve"), SIMULATED_CASES)
+def test_simulated_regret_is_below_the_proven_bound(environment, curve):
+    """Check the upper bound; regret falls below zero at most by the best expert's loss."""
+    keys = {key: value for key, value in curve.items() if key != "algorithm"}
+    result = fastfed.simulate(
         {"experts": 8, **environment}, curve["algorithm"], horizon=1000, silos=8, replicates=8,
         seed=2, checkpoints=10, **keys,
     ).curves[0]  # fmt: skip
-    top = np.array(found.bounds["proven"])
-    assert found.group_regret.shape == (8, 10) and (found.group_regret <= top).all()
-    assert (found.group_regret >= -8 * environment.get("optimal_loss", 0)).all()
-    # It learns: the last 400 rounds cost less than the first.
-    first, last = found.mean[3], found.mean[-1] - found.mean[5]
-    assert first > 0 and last < 0.8 * first
-    assert top[-1] < 8 * 1000 * 1.01
+    proven_bound = np.array(result.bounds["proven"])
+    assert result.group_regret.shape == (8, 10) and (result.group_regret <= proven_bound).all()
+    assert (result.group_regret >= -8 * environment.get("optimal_loss", 0)).all()
+    # The algorithm learns: the last 400 rounds cost less than the first 400.
+    early_regret, late_regret = result.mean[3], result.mean[-1] - result.mean[5]
+    assert early_regret > 0 and late_regret < 0.8 * early_regret
+    assert proven_bound[-1] < 8 * 1000 * 1.01
 
 
-def test_hedge_is_below_its_theorem():
-    """sqrt(N T ln(d)/2) a client, against coins that are the same at all of them."""
+def test_regret_of_hedge_is_below_its_theorem():
+    """Check sqrt(N T ln(d)/2) per client for coins that are equal at all clients."""
     for length in (1, 5):
-        found = fastfed.simulate(
+        result = fastfed.simulate(
             {"kind": "lower-bound-losses", "experts": 8}, HEDGE, horizon=500, silos=3,
             replicates=10, seed=1, checkpoints=5, phase_length=length,
         ).curves[0]  # fmt: skip
-        most = 3 * math.sqrt(length * 500 * math.log(8) / 2)
-        assert (found.group_regret[:, -1] <= most).all()
-        assert found.mean[-1] > 0.3 * 3 * math.sqrt(500 * math.log(8) / 2)
-        assert found.events == {}
+        bound = 3 * math.sqrt(length * 500 * math.log(8) / 2)
+        assert (result.group_regret[:, -1] <= bound).all()
+        assert result.mean[-1] > 0.3 * 3 * math.sqrt(500 * math.log(8) / 2)
+        assert result.events == {}
 
 
-def test_leader_learns_at_once_what_does_not_change():
-    """Two losses of 1 at round 1, and from then on none: N rounds later the hidden one is found."""
+def test_leader_finds_the_best_expert_at_the_first_exchange():
+    """Use losses after which the best expert is known from round 1 on."""
     for length in (1, 4):
-        found = fastfed.simulate(
+        result = fastfed.simulate(
             {"kind": "lower-bound-losses", "experts": 5, "theorem": "2.7", "burst": 40}, LEADER,
             horizon=50, silos=3, replicates=12, seed=1, checkpoints=50, phase_length=length,
         ).curves[0]  # fmt: skip
-        lost = found.group_regret[:, -1] / 3
-        # Wrong until the first exchange, before round 2 or N, unless the first guess was right.
-        wrong = 1 if length == 1 else length - 1
-        assert set(lost) <= {0.0, float(wrong)} and lost.max() == wrong
-        assert found.events == {"switches": int((lost > 0).sum())}
+        loss = result.group_regret[:, -1] / 3
+        # A wrong first guess costs 1 per round until the first exchange, before round 2 or round N.
+        max_loss = 1 if length == 1 else length - 1
+        assert set(loss) <= {0.0, float(max_loss)} and loss.max() == max_loss
+        assert result.events == {"switches": int((loss > 0).sum())}
 
 
-# -- In an experiment ------------------------------------------------------------------------------
+# -- Specs and the command line --------------------------------------------------------------------
 
 ENVIRONMENT = {"kind": "realizable-losses", "experts": 4}
 CURVES: list[dict[str, Any]] = [
@@ -737,31 +820,31 @@ epsilon = 90.0
 label = "leader"
 algorithm = "follow-the-leader"
 """
-SHOWN = ["SVT, epsilon = 5.0", "SVT, epsilon = 50.0", "OPE", "leader"]
+TOML_LABELS = ["SVT, epsilon = 5.0", "SVT, epsilon = 50.0", "OPE", "leader"]
 
 
-def test_sweeps_over_keys_silos_and_numbers_of_the_environment():
-    played = [
+def test_sweeps_over_keys_silos_and_environment_parameters():
+    results = [
         fastfed.simulate(
             ENVIRONMENT, horizon=70, silos=3, replicates=2, seed=4, checkpoints=7, curves=CURVES,
-            **more,
+            **driver_keys,
         )
-        for more in ({}, {"threads": 1}, {"driver": "step"})
+        for driver_keys in ({}, {"threads": 1}, {"driver": "step"})
     ]  # fmt: skip
-    for other in played[1:]:
-        same(played[0], other)
-        assert [c.events for c in other.curves] == [c.events for c in played[0].curves]
-    curves = {curve.label: curve for curve in played[0].curves}
+    for other_results in results[1:]:
+        same(results[0], other_results)
+        assert [c.events for c in other_results.curves] == [c.events for c in results[0].curves]
+    curves = {curve.label: curve for curve in results[0].curves}
     assert list(curves) == LABELS
     assert [curves[x].silos for x in LABELS] == [2, 6, 2, 6, *[3] * 9]
     assert [curves[x].dimension for x in LABELS] == [*[4] * 8, 4, 4, 9, 9, 4]
-    # More losses, more regret.
+    # Larger losses give more regret.
     assert (
         curves["hedge, experts = 4, mean = 0.9"].mean[-1]
         > curves["hedge, experts = 4, mean = 0.5"].mean[-1]
     )
-    few, many = (curves[f"SVT, epsilon = {e}, silos = 6"] for e in (5.0, 50.0))
-    assert (few.group_regret != many.group_regret).any()
+    low_epsilon, high_epsilon = (curves[f"SVT, epsilon = {e}, silos = 6"] for e in (5.0, 50.0))
+    assert (low_epsilon.group_regret != high_epsilon.group_regret).any()
     ends = curves["phases, phase_length = 5"].rounds // 5
     np.testing.assert_array_equal(
         curves["phases, phase_length = 5"].synchronisation_counts, [ends, ends]
@@ -772,25 +855,28 @@ def test_sweeps_over_keys_silos_and_numbers_of_the_environment():
     assert curves[LABELS[0]].certificate["unit"] == "user"
 
 
-def test_a_curve_alone_is_as_it_is_beside_others(tmp_path):
+def test_a_curve_does_not_depend_on_other_curves(tmp_path):
     together = fastfed.run(experiment_from_spec(SPEC), tmp_path / "all")
-    for table, label in ((CURVES[1], LABELS[5]), (CURVES[4], "leader")):
+    for curve, label in ((CURVES[1], LABELS[5]), (CURVES[4], "leader")):
         alone = fastfed.run(
-            experiment_from_spec(SPEC | {"curve": [table]}), tmp_path / table["label"]
+            experiment_from_spec(SPEC | {"curve": [curve]}), tmp_path / curve["label"]
         )
         np.testing.assert_array_equal(alone[label].group_regret, together[label].group_regret)
 
 
-def test_a_run_resumes_and_repeats_nothing(tmp_path):
-    left, (grown, *others) = check_resumed(SPEC, tmp_path)
-    # Experts play alone: a pass is a curve of a replicate.
-    assert left == [len(LABELS), len(LABELS), 0]
-    for other in others:
-        assert [c.events for c in other.curves] == [c.events for c in grown.curves]
+def test_a_resumed_run_repeats_no_batch(tmp_path):
+    remaining_batches, (resumed, *other_results) = check_resumed(SPEC, tmp_path)
+    # Expert curves are not batched: one batch is one curve of one replicate.
+    assert remaining_batches == [len(LABELS), len(LABELS), 0]
+    for other in other_results:
+        assert [curve.events for curve in other.curves] == [
+            curve.events for curve in resumed.curves
+        ]
     assert missing_batches(experiment_from_spec(SPEC), {(i, 0) for i in range(13)})
 
 
 def invoke(*args: Any) -> str:
+    """Run the command line and return its output."""
     result = CliRunner().invoke(cli, [str(a) for a in args])
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -803,64 +889,70 @@ def toml(tmp_path: Path) -> Path:
     return path
 
 
-def test_fastfed_list_names_them():
+def test_command_list_names_experts():
     listed = json.loads(invoke("list", "--json"))
     assert set(ALGORITHMS) <= {entry["id"] for entry in listed["algorithms"]}
     papers = {entry["id"]: entry["paper"] for entry in listed["algorithms"]}
     assert papers[SVT] == papers[OPE] == "gao-2024"
     kinds = {entry["id"] for entry in listed["environments"]}
-    assert len({k for k in kinds if k.endswith("-losses")}) == 6
+    assert len({kind for kind in kinds if kind.endswith("-losses")}) == 6
 
 
-def test_fastfed_privacy_prints_it(toml):
+def test_command_privacy_prints_certificates(toml):
     printed = invoke("privacy", toml)
-    for label in SHOWN:
+    for label in TOML_LABELS:
         assert f"\n{label}\n" in "\n" + printed
-    setting = ProblemSpec(silos=3, horizon=70, experts=4, optimal_loss=0.0)
-    found = certificate(SVT, setting, epsilon=5.0, delta=1e-3)
-    for condition in found.conditions:
+    problem = ProblemSpec(silos=3, horizon=70, experts=4, optimal_loss=0.0)
+    certificate_ = certificate(SVT, problem, epsilon=5.0, delta=1e-3)
+    for condition in certificate_.conditions:
         assert condition.text in " ".join(printed.split())
-    one = invoke("privacy", toml, "--curve", SHOWN[0], "--json")
-    assert '"unit": "user"' in one and SHOWN[1] not in one
+    single_curve = invoke("privacy", toml, "--curve", TOML_LABELS[0], "--json")
+    assert '"unit": "user"' in single_curve and TOML_LABELS[1] not in single_curve
 
 
-def test_fastfed_run_results_and_report(toml, tmp_path):
+def test_commands_run_results_and_report_agree(toml, tmp_path):
     table = invoke("run", toml, "-o", tmp_path / "out")
     out = tmp_path / "out"
     listed = json.loads(invoke("results", out, "--json"))
-    assert [c["label"] for c in listed["curves"]] == SHOWN
-    events = {c["label"]: c["events"] for c in listed["curves"]}
-    assert set(events[SHOWN[0]]) == {"switches", "switches_spent"}
+    assert [curve["label"] for curve in listed["curves"]] == TOML_LABELS
+    events = {curve["label"]: curve["events"] for curve in listed["curves"]}
+    assert set(events[TOML_LABELS[0]]) == {"switches", "switches_spent"}
     assert events["leader"]["switches"] > 0 and events["OPE"] == {}
-    said = f"leader: switches of the expert, {events['leader']['switches']} times in all replicates"
-    assert said in table and said in (out / "table.txt").read_text()
+    sentence = (
+        f"leader: switches of the expert, {events['leader']['switches']} times in all replicates"
+    )
+    assert sentence in table and sentence in (out / "table.txt").read_text()
     rows = list(csv.DictReader(io.StringIO(invoke("results", out, "--csv"))))
-    assert [row["label"] for row in rows] == SHOWN
+    assert [row["label"] for row in rows] == TOML_LABELS
     assert rows[3]["switches"] == str(events["leader"]["switches"])
     assert rows[2]["switches"] == "" and rows[3]["privacy_status"] == "none"
     assert float(rows[0]["claimed_epsilon"]) == 5.0
     assert 4.95 < float(rows[0]["exact_epsilon"]) <= 5.0
-    assert all(label in (out / "certificates.txt").read_text() for label in SHOWN)
-    page = (out / "report.html").read_text()
+    assert all(label in (out / "certificates.txt").read_text() for label in TOML_LABELS)
+    report = (out / "report.html").read_text()
     (out / "report.html").unlink()
     assert "report.html" in invoke("report", out)
-    again = (out / "report.html").read_text()
-    assert "SVT" in again and "switches of the expert" in again and len(again) == len(page)
+    new_report = (out / "report.html").read_text()
+    assert (
+        "SVT" in new_report
+        and "switches of the expert" in new_report
+        and len(new_report) == len(report)
+    )
 
 
-def test_the_same_command_again_plays_nothing(toml, tmp_path):
+def test_a_repeated_run_simulates_nothing(toml, tmp_path):
     out = tmp_path / "out"
     invoke("run", toml, "-o", out)
-    before = cells(out)
-    again = CliRunner().invoke(cli, ["run", str(toml), "-o", str(out)])
-    assert again.exit_code == 0 and "nothing left to run" in again.stderr
-    assert cells(out) == before
-    more = CliRunner().invoke(cli, ["run", str(toml), "-o", str(out), "--replicates", "3"])
-    assert more.exit_code == 0 and len(cells(out)[2]) == 12
-    assert cells(out)[2] != before[2] and all(row in cells(out)[2] for row in before[2])
+    stored_cells = cells(out)
+    second_run = CliRunner().invoke(cli, ["run", str(toml), "-o", str(out)])
+    assert second_run.exit_code == 0 and "nothing left to run" in second_run.stderr
+    assert cells(out) == stored_cells
+    third_run = CliRunner().invoke(cli, ["run", str(toml), "-o", str(out), "--replicates", "3"])
+    assert third_run.exit_code == 0 and len(cells(out)[2]) == 12
+    assert cells(out)[2] != stored_cells[2] and all(row in cells(out)[2] for row in stored_cells[2])
 
 
-def test_a_bad_spec_is_one_sentence(toml, tmp_path):
+def test_errors_about_a_bad_spec_are_one_sentence(toml, tmp_path):
     toml.write_text(TOML.replace("realizable-losses", "stochastic-losses"))
     result = CliRunner().invoke(cli, ["run", str(toml), "-o", str(tmp_path / "out")])
     assert result.exit_code == 2 and not (tmp_path / "out").exists()
@@ -872,17 +964,17 @@ def test_a_bad_spec_is_one_sentence(toml, tmp_path):
     assert result.exit_code == 2 and "needs contexts" in result.stderr
 
 
-def test_quick_leaves_room_for_a_phase(toml, tmp_path):
-    """As it does for a batch: a tenth of the rounds may be less than one phase."""
+def test_quick_keeps_at_least_one_phase(toml, tmp_path):
+    """Check that --quick, which keeps a tenth of the rounds, keeps a full phase."""
     toml.write_text(TOML.replace('"follow-the-leader"', '"follow-the-leader"\nphase_length = 10'))
     result = CliRunner().invoke(cli, ["run", str(toml), "-o", str(tmp_path / "out"), "--quick"])
     assert result.exit_code == 0, result.output
 
 
-def test_every_key_decides_the_identity():
-    """A store is not resumed by another experiment."""
+def test_every_key_changes_the_digest():
+    """Check that no other experiment can resume a store."""
     base = SPEC | {"curve": [{"label": "a", "algorithm": SVT, "epsilon": 50.0}]}
-    seen = {experiment_from_spec(base).digest()}
+    digests = {experiment_from_spec(base).digest()}
     changes: dict[str, Any] = {
         "epsilon": 40.0,
         "delta": 1e-3,
@@ -894,6 +986,6 @@ def test_every_key_decides_the_identity():
         "threshold": 9.0,
     }
     for key, value in changes.items():
-        table = {**base["curve"][0], key: value}
-        seen.add(experiment_from_spec(base | {"curve": [table]}).digest())
-    assert len(seen) == len(changes) + 1
+        curve = {**base["curve"][0], key: value}
+        digests.add(experiment_from_spec(base | {"curve": [curve]}).digest())
+    assert len(digests) == len(changes) + 1

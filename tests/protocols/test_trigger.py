@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from problems import ordinary_cases
-from test_feducb_oracle import OPEN, SHARP, experiment, fast, readable, same, synchronised
+from test_feducb_oracle import (
+    OPEN,
+    SHARP,
+    experiment,
+    run_compiled,
+    run_readable,
+    same,
+    synchronisation_rounds,
+)
 
 import fastfed
 from fastfed._random import SeededNoise
@@ -100,7 +108,7 @@ def test_the_rule_fires_in_the_round_that_reaches_the_threshold(name, rule):
     }:
         # The factor compensates for rounding up in D / n.
         e = make(name, float(running_maximum[round - 1]) * (1.0 - 1e-15), **RULES[rule])
-        assert synchronised(fast(e))[0] == round
+        assert synchronisation_rounds(run_compiled(e))[0] == round
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,7 @@ def test_the_drivers_synchronise_in_the_same_rounds(name, rule, lazy):
     counts = []
     for share in (1e-4, 0.02, 0.3):
         e = make(name, max(largest_value * share, 1e-12), **keys)
-        outcome = fast(e)
-        same(outcome, readable(e))
-        counts.append(len(synchronised(outcome)))
+        outcome = run_compiled(e)
+        same(outcome, run_readable(e))
+        counts.append(len(synchronisation_rounds(outcome)))
     assert counts[0] > 1 and counts[-1] >= 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import test_experts_drivers as of_experts
-import test_feducb_decentralized as of_peers
+import test_feducb_decentralized as peers_module
 import test_robin as of_robin
 from problems import ordinary_cases
 from test_drivers import same
@@ -101,7 +101,7 @@ def test_robin_goes_on_from_each_snapshot(name, world, often, tmp_path, monkeypa
 
 
 PEERS = [
-    *[n for i, n in enumerate(of_peers.grid()) if i % 7 == 0],
+    *[n for i, n in enumerate(peers_module.graph_cases()) if i % 7 == 0],
     "two cliques", "log-T", "further than needed", "less than two uses", "one use each",
     "every use, quiet", "one of everything, quiet", "one silo", "a batch of all uses",
 ]  # fmt: skip
@@ -109,9 +109,11 @@ PEERS = [
 
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_go_on_from_each_snapshot(name, often, tmp_path, monkeypatch):
-    e, _ = of_peers.case_of(name)
+    e, _ = peers_module.run_case(name)
     monkeypatch.setattr(compiled, "run_rounds", steps_of(2))
-    found = from_each(lambda **keys: of_peers.fast(e, **keys), tmp_path / "one", monkeypatch)
+    found = from_each(
+        lambda **keys: peers_module.run_compiled(e, **keys), tmp_path / "one", monkeypatch
+    )
     assert found >= len(e.curves[0].system.plan.parts)
 
 
