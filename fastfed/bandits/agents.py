@@ -28,8 +28,6 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Self
 
-import msgspec
-
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.agent import (
     MESSAGES,
@@ -48,7 +46,13 @@ from fastfed.bandits.agent import (
     vector_gamma,
     vector_noise,
 )
-from fastfed.bandits.assemble import Noise, check_saturation, usual_release, with_saturation
+from fastfed.bandits.assemble import (
+    Noise,
+    check_saturation,
+    usual_release,
+    with_release,
+    with_saturation,
+)
 from fastfed.bandits.certify import certify
 from fastfed.bandits.linucb_bounds import (
     batch_size_b_2,
@@ -124,9 +128,7 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         )
         if settled.release is None:
             release = "factorised" if self.saturation else _joint_release(settled, problem)
-            settled = msgspec.structs.replace(settled, release=release)
-        if settled.release != "factorised":
-            settled = msgspec.structs.replace(settled, saturation=0.0)
+            settled = with_release(settled, release)
         return settled
 
 

@@ -283,9 +283,7 @@ def usual_release(
 
     def release_loss(release: str) -> float:
         """Return the expected loss of one release type."""
-        saturation = config.saturation if release == "factorised" else 0.0
-        changed = msgspec.structs.replace(config, release=release, saturation=saturation)
-        noise = noise_of(changed)
+        noise = noise_of(with_release(config, release))
         alpha = config.failure_probability
         return expected_loss(noise.distribution, problem, schedule, alpha)
 
@@ -339,6 +337,12 @@ def with_saturation(
     std = math.hypot(noise.node.bias, noise.node.off_diagonal) * float(noise.scales[-1])
     rounds = round(SATURATION * problem.dimension * std / problem.silos)
     return msgspec.structs.replace(config, saturation=float(rounds))
+
+
+def with_release(config: Any, release: str) -> Any:
+    """Return the config with a release type, and without saturation if it has no factor."""
+    saturation = config.saturation if release == "factorised" else 0.0
+    return msgspec.structs.replace(config, release=release, saturation=saturation)
 
 
 def _candidate_releases(

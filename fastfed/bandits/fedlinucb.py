@@ -45,6 +45,7 @@ from fastfed.bandits.assemble import (
     check_saturation,
     make_noise,
     usual_release,
+    with_release,
     with_saturation,
 )
 from fastfed.bandits.certify import certify
@@ -237,11 +238,11 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
             settled = settled.with_batches(first, SHUFFLED_RATIO)
         if settled.protocol in (*RELEASABLE, "secure-sum"):
             settled = with_saturation(settled, problem, lambda c, s: make_noise(c, problem, s))
+        else:
+            settled = msgspec.structs.replace(settled, saturation=settled.saturation or 0.0)
         if settled.release is None:
             release = "factorised" if self.saturation else _default_release(settled, problem)
-            settled = msgspec.structs.replace(settled, release=release)
-        if settled.release != "factorised":
-            settled = msgspec.structs.replace(settled, saturation=0.0)
+            settled = with_release(settled, release)
         return settled
 
     def _check_rewards(self) -> None:

@@ -187,8 +187,10 @@ class Acting:
         """Return the slack of the next round for a silo that never synchronises."""
         plan, gamma, rows = self.plan, self._second_bonus, self.round
         radius = plan.radius
-        if rows & (rows + 1) == 0:
-            # V grows, so a bound on V^-1 stays one. It is computed in rounds 1, 2, 4, 8, ...
+        if rows < 15:
+            self._inverse = 1.0 / radius.anchor  # V is at least anchor I.
+        elif rows & (rows + 1) == 0 and rows.bit_length() % 2 == 0:
+            # V grows, so a bound on V^-1 stays one. It is computed in rounds 16, 64, 256, ...
             self._inverse = linalg.inverse_norm(self._estimate.w)
         width = linalg.row_width(
             radius.multiplier,

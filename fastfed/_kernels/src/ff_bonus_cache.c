@@ -187,12 +187,29 @@ FF_INLINE void record_bounds(int64_t *query_version, int64_t found_version, int6
         __atomic_store_n(query_version, version, __ATOMIC_RELEASE);
 }
 
+/* Return -INFINITY if an action certainly passes the sieve, otherwise an upper bound on all scores.
+ * factor: a bonus is at most factor ||R x||. The factor 1.001 covers rounding. */
+static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *sieve, int64_t a,
+                                     const double *theta, double beta, double gamma,
+                                     double factor)
+{
+    if (sieve->ranking == 1.0)
+        return -INFINITY;
+    const double largest = (double)ff_bound_scores(b->bounds, b->mean, b->bound, 1.001 * factor,
+                                                   b->count, b->d, b->upper);
+    const double limit = largest < sieve->limit ? largest : sieve->limit;
+    return ff_bounded_at_least(b, a, theta, beta, gamma, 2.0 * sieve->slack - 1.0) >= limit
+               ? -INFINITY
+               : largest;
+}
+
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
-                              double feature_bound, int64_t d, double *restrict scratch,
-                              double *restrict bounds_scratch, double *restrict x,
-                              const ff_whitened *whitened_x)
+                              const ff_sieve *sieve, double feature_bound, int64_t d,
+                              double *restrict scratch, double *restrict bounds_scratch,
+                              double *restrict x, const ff_whitened *whitened_x,
+                              double *restrict largest)
 {
     ff_bonus_silo *state = cache->silo ? cache->silo + silo : NULL;
     if (!state || !state->version || (!cache->own && state->work > MOST_MISSES) ||
@@ -218,6 +235,10 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     b.row = (int16_t *)(b.bound + LANES * vectors);
     double *back = (double *)(b.row + row_of(d));
     b.scratch = bounds_scratch;
+    const double full_beta = beta, full_gamma = gamma;
+    const double full_factor = bonus_of(state, beta, gamma);
+    beta *= sieve->ranking;
+    gamma *= sieve->ranking;
     b.factor = bonus_of(state, beta, gamma);
     int64_t found_version = 0, *query_version = NULL;
     if (actions->quantised) {
@@ -250,6 +271,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
         ff_features(actions, best, d, x);
         if (gamma != 0.0 && (cache->own || silo < FF_SAMPLES))
             memcpy(cache->sample + silo * d, x, (size_t)d * sizeof(double));
+        *largest = largest_unless_passing(&b, sieve, best, theta, full_beta, full_gamma,
+                                          full_factor);
         return best;
     }
     ff_query q = {&b.view, w, theta, beta, gamma, b.bounds->model.frobenius,
@@ -290,6 +313,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     }
     if (gamma != 0.0 && (cache->own || silo < FF_SAMPLES))
         memcpy(cache->sample + silo * d, x, (size_t)d * sizeof(double));
+    *largest = largest_unless_passing(&b, sieve, chosen, theta, full_beta, full_gamma,
+                                      full_factor);
     return chosen;
 }
 
@@ -394,10 +419,12 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
-                              double feature_bound, int64_t d, double *restrict scratch,
-                              double *restrict bounds_scratch, double *restrict x,
-                              const ff_whitened *whitened_x)
+                              const ff_sieve *sieve, double feature_bound, int64_t d,
+                              double *restrict scratch, double *restrict bounds_scratch,
+                              double *restrict x, const ff_whitened *whitened_x,
+                              double *restrict largest)
 {
+    (void)sieve, (void)largest;
     (void)cache, (void)silo, (void)points_count, (void)actions, (void)w, (void)theta, (void)beta,
         (void)gamma;
     (void)feature_bound, (void)d, (void)scratch, (void)bounds_scratch, (void)x, (void)whitened_x;

@@ -78,16 +78,19 @@ typedef struct {
     double *x, *whitened; /* (d), (d) */
 } ff_whitened;
 
-/* Return the action with the largest score <x, theta> + beta ||W x|| + gamma ||W'W x||, the lowest
- * index if several tie, and write its features to x (d); -1 if the bounds do not decide. points:
- * data points that entered V since the release. scratch: as for ff_select; bounds_scratch: 3
- * d^2 + d doubles. */
+/* Return the action with the largest ranking <x, theta> + ranking (beta ||W x|| + gamma ||W'W x||),
+ * the lowest index if several tie, and write its features to x (d); -1 if the bounds do not decide.
+ * The ranking of the sieve is above 0. *largest receives -INFINITY if the action certainly passes
+ * the sieve (any action passes if the ranking is 1), otherwise an upper bound on all scores. points:
+ * data points that entered V since the release. scratch: as for ff_select; bounds_scratch: 3 d^2 +
+ * d doubles. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
-                              double feature_bound, int64_t d, double *restrict scratch,
-                              double *restrict bounds_scratch, double *restrict x,
-                              const ff_whitened *whitened_x);
+                              const ff_sieve *sieve, double feature_bound, int64_t d,
+                              double *restrict scratch, double *restrict bounds_scratch,
+                              double *restrict x, const ff_whitened *whitened_x,
+                              double *restrict largest);
 
 /* For tests: compute bounds on the scores of all actions into `results` (6 rows of K). The rows are
  * upper bounds by few products, by R, and by R one action at a time; then lower bounds by R, by R

@@ -284,6 +284,15 @@ int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double be
     return 0;
 }
 
+double ff_bounded_at_least(const ff_score_bounds *b, int64_t a, const double *restrict theta,
+                           double beta, double gamma, double times)
+{
+    if (!by_factor(b, a))
+        return -INFINITY;
+    return (double)ff_score_at_least(b->bounds, lengths_of(b), a, b->mean[a], b->bound[a], theta,
+                                     times * beta, times * gamma, b->moved, b->grown, b->d);
+}
+
 /* Return a lower bound on the score of an action; q->x then holds its features. */
 static float least_score(const ff_score_bounds *b, ff_query *q, int64_t a)
 {

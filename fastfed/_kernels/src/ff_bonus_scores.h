@@ -66,6 +66,11 @@ int64_t ff_most_promising(const ff_score_bounds *b, int bounded_by_factor);
 int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double beta, double gamma,
                      int64_t *restrict best);
 
+/* Return a lower bound on <x, theta> + times (beta ||W x|| + gamma ||W'W x||) of an action, by R;
+ * -INFINITY if it has no bound by R. */
+double ff_bounded_at_least(const ff_score_bounds *b, int64_t a, const double *restrict theta,
+                           double beta, double gamma, double times);
+
 /* List the actions whose upper bounds are not below the score of *best into b->which. The features
  * of *best are then in q->x. In the cheap stage, these actions get bounds by R one by one; if they
  * are many, all actions do (the stage becomes BY_FACTOR). *best receives the action that is the

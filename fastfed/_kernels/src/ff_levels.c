@@ -46,7 +46,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_accumulate_many) \
     each(ff_rank_one) each(ff_sherman_morrison) each(ff_clip_norm) \
     each(ff_score_scratch) each(ff_scores) each(ff_select_least) each(ff_best_of) \
-    each(ff_select) each(ff_select_sieved) each(ff_features) each(ff_scored_scratch) \
+    each(ff_select) each(ff_select_sieved) each(ff_best_sieved) each(ff_features) each(ff_scored_scratch) \
     each(ff_scored) \
     each(ff_all_finite) \
     each(ff_is_symmetric) \
@@ -59,7 +59,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_one_set) \
     each(ff_score_sets) \
     each(ff_argmax_sets) \
-    each(ff_tracked_make) each(ff_tracked_choose) each(ff_tracked_observe) \
+    each(ff_tracked_make) each(ff_tracked_choose) each(ff_tracked_choose_sieved) each(ff_tracked_observe) \
     each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of) \
     each(ff_mean_error) each(ff_sphere_mean) each(ff_sphere_fill) each(ff_gap_fill) \
     each(ff_gap_mean) each(ff_hard_fill) each(ff_pool_query) each(ff_pool_borrow) \
@@ -94,7 +94,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_bound_by_few) each(ff_bound_listed) \
     each(ff_bound_largest) each(ff_bound_missing) each(ff_bound_means) each(ff_bound_scores) \
     each(ff_not_below) each(ff_score_at_least) each(ff_score_at_least_with) \
-    each(ff_compute_bounds) each(ff_most_promising) each(ff_bounds_decide) \
+    each(ff_compute_bounds) each(ff_most_promising) each(ff_bounds_decide) each(ff_bounded_at_least) \
     each(ff_list_candidates) \
     each(ff_not_below_score) each(ff_score_with_error) each(ff_least_by_factor) \
     each(ff_best_by_intervals)

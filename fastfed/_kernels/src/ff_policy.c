@@ -20,45 +20,80 @@ FF_INLINE double log_det_of(const ff_curve *c, int64_t silo)
     return ff_learns(c) ? c->log_dets[silo] : c->log_det;
 }
 
-/* Choose by tracked scores (ff_tracked.h), or by screening if the tracked scores cannot decide.
- * Returns the action. */
-static int64_t choose_tracked(const ff_run *run, ff_curve *c, int64_t silo,
-                              const ff_actions *actions, const double *w, const double *theta,
-                              double beta, const ff_parts *p)
-{
-    const int64_t d = run->dimension;
-    ff_tracked *tracked = c->tracked + silo;
-    double *values = c->tracked_values + silo * ff_tracked_size(run->environment->actions);
-    const double gamma = c->second_bonus;
-    if (tracked->rounds_left >= 0 &&
-        (tracked->rounds_left == 0 || tracked->x != actions->x || tracked->released != c->released))
-        ff_tracked_make(tracked, values, actions, w, theta, gamma, c->released, d, p->score);
-    int64_t action = -1;
-    if (tracked->rounds_left > 0)
-        action = ff_tracked_choose(tracked, values, actions, w, theta, beta, gamma, d, p->score,
-                                   p->feature);
-    else
-        tracked->rounds_left++;
-    if (tracked->rounds_left <= 0)
-        tracked->x = NULL;
-    return action >= 0 ? action
-                       : ff_select(actions, w, theta, beta, gamma, d, p->score, p->feature, NULL);
-}
-
 /* Return the sieve of a round. The slack of a silo that learns alone changes in every round, and
- * its bound on V^{-1} is computed in rounds 1, 2, 4, 8, .. only, because V grows. */
+ * its bound on V^{-1} is computed in rounds 16, 64, 256, .. only, because V grows. Before, V is at
+ * least anchor I. */
 static ff_sieve sieve_of(ff_curve *c, int64_t silo, int64_t round, const double *w, double beta,
                          int64_t d, double *scratch)
 {
     ff_sieve sieve = c->sieve;
     if (c->inverses) {
-        if ((round & (round - 1)) == 0)
+        const int is_power_of_4 = (round & (round - 1)) == 0 && (round & 0x5555555555555555);
+        if (is_power_of_4 && round >= 16)
             c->inverses[silo] = ff_inverse_norm(w, d, scratch);
+        const double inverse = round < 16 ? 1.0 / c->radius.anchor : c->inverses[silo];
         const double width = ff_row_width(&c->radius, c->second_bonus, (double)(round - 1), d);
         sieve.slack = c->sieve_growth *
-                      ff_slack(width, beta, c->second_bonus, 1.0, c->inverses[silo]);
+                      ff_slack(width, beta, c->second_bonus, 1.0, inverse);
     }
     return sieve;
+}
+
+/* A silo's model and bonuses in one round. */
+typedef struct {
+    const double *w, *theta;
+    double beta, gamma;
+    ff_sieve sieve;
+} model;
+
+/* Return 1 if the action with these features certainly passes the sieve. largest: an upper bound on
+ * all scores. scratch: 2 d doubles. */
+static int passes(const model *m, double largest, const double *x, int64_t d, double *scratch)
+{
+    double *z = scratch, *back = scratch + d;
+    ff_whiten_back(m->w, x, d, z, back);
+    const double mean = ff_dot(m->theta, x, d);
+    const double bonus = m->beta * sqrt(ff_dot(z, z, d)) + m->gamma * sqrt(ff_dot(back, back, d));
+    const double value = mean + (2.0 * m->sieve.slack - 1.0) * bonus;
+    const double limit = m->sieve.limit < largest ? m->sieve.limit : largest;
+    /* The margin covers rounding. */
+    return value - 1e-9 * (fabs(mean) + fabs(value)) > limit;
+}
+
+/* Choose by screening all actions. Returns the action. */
+FF_INLINE int64_t choose_screened(const model *m, const ff_actions *actions, int64_t d,
+                                  const ff_parts *p, ff_bounds *bounds)
+{
+    if (m->sieve.ranking < 1.0)
+        return ff_select_sieved(actions, m->w, m->theta, m->beta, m->gamma, &m->sieve, d, p->score,
+                                p->feature);
+    return ff_select(actions, m->w, m->theta, m->beta, m->gamma, d, p->score, p->feature, bounds);
+}
+
+/* Choose by tracked scores (ff_tracked.h), or by screening if the tracked scores cannot decide.
+ * Returns the action. */
+static int64_t choose_tracked(const ff_run *run, ff_curve *c, int64_t silo,
+                              const ff_actions *actions, const model *m, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    ff_tracked *tracked = c->tracked + silo;
+    double *values = c->tracked_values + silo * ff_tracked_size(run->environment->actions);
+    if (tracked->rounds_left >= 0 &&
+        (tracked->rounds_left == 0 || tracked->x != actions->x || tracked->released != c->released))
+        ff_tracked_make(tracked, values, actions, m->w, m->theta, m->gamma, c->released, d,
+                        p->score);
+    int64_t action = -1;
+    if (tracked->rounds_left <= 0)
+        tracked->rounds_left++;
+    else if (m->sieve.ranking < 1.0)
+        action = ff_tracked_choose_sieved(tracked, values, actions, m->w, m->theta, m->beta,
+                                          m->gamma, &m->sieve, d, p->score, p->feature);
+    else
+        action = ff_tracked_choose(tracked, values, actions, m->w, m->theta, m->beta, m->gamma, d,
+                                   p->score, p->feature);
+    if (tracked->rounds_left <= 0)
+        tracked->x = NULL;
+    return action >= 0 ? action : choose_screened(m, actions, d, p, NULL);
 }
 
 /* Choose by cached bounds on bonuses, from the candidate set, or by screening all actions. Returns
@@ -68,54 +103,58 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
 {
     const int64_t d = run->dimension;
     ff_choice *last = ff_policy_memory(run, c, silo);
-    const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
-    const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
+    model m = {c->w + ff_slot(c, silo) * d * d, c->theta + ff_slot(c, silo) * d,
+               ff_policy_radius(c, log_det_of(c, silo), round, d), c->second_bonus, c->sieve};
+    const int sieved = c->sieve.ranking < 1.0;
+    if (sieved)
+        m.sieve = sieve_of(c, silo, round, m.w, m.beta, d, p->bound);
     int64_t action = -1;
-    if (c->sieve.ranking < 1.0) {
-        const ff_sieve sieve = sieve_of(c, silo, round, w, beta, d, p->bound);
-        action = ff_select_sieved(actions, w, theta, beta, c->second_bonus, &sieve, d, p->score,
-                                  p->feature);
-        if (last)
-            *last = (ff_choice){actions->x, c->released, action};
-        return action;
-    }
     /* If V is a multiple of I, computing scores is cheaper than bounding them. */
     const int identity = c->alike && (c->lazy || round - 1 == c->trigger.last);
-    if (c->bonus_cache.silo && !identity)
-        action =
-            ff_bonus_cache_choose(&c->bonus_cache, silo, round - 1 - c->trigger.last, actions, w,
-                                  theta, beta, c->second_bonus, c->clip ? c->feature_bound : 0.0, d,
-                                  p->score, p->bound, p->feature, &p->known);
+    if (c->bonus_cache.silo && !identity && m.sieve.ranking > 0.0) {
+        double largest = 0.0;
+        action = ff_bonus_cache_choose(&c->bonus_cache, silo, round - 1 - c->trigger.last, actions,
+                                       m.w, m.theta, m.beta, m.gamma, &m.sieve,
+                                       c->clip ? c->feature_bound : 0.0, d, p->score, p->bound,
+                                       p->feature, &p->known, &largest);
+        /* The best action by the ranking nearly always passes. */
+        if (action >= 0 && largest > -INFINITY && !passes(&m, largest, p->feature, d, p->bound)) {
+            p->known.x[0] = NAN;
+            action = -1;
+        }
+    }
     if (action >= 0) {
         if (last)
             *last = (ff_choice){actions->x, c->released, action};
         return action;
     }
     if (c->lazy || !run->environment->borrow) {
-        action = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature, NULL);
+        action = choose_screened(&m, actions, d, p, NULL);
         if (last)
             *last = (ff_choice){actions->x, c->released, action};
         return action;
     }
     ff_candidates *set = c->candidates + silo;
     set->times = set->x == actions->x ? set->times + 1 : 0;
+    set->x = actions->x;
     if (c->tracked && set->times > 3 && ff_tracked_fits(actions, d)) {
         set->count = 0;
-        return choose_tracked(run, c, silo, actions, w, theta, beta, p);
+        return choose_tracked(run, c, silo, actions, &m, p);
     }
+    /* Candidate sets are for the largest score only. */
+    if (sieved)
+        return choose_screened(&m, actions, d, p, NULL);
     if (set->times && set->count && set->released == c->released)
-        action = ff_candidates_choose(set, actions, w, theta, beta, c->second_bonus, d, p->score,
+        action = ff_candidates_choose(set, actions, m.w, m.theta, m.beta, m.gamma, d, p->score,
                                       p->feature);
     if (action < 0) {
         /* A candidate set pays only if the same rows are offered again and again. */
         const int repeated = set->times > 3;
         ff_bounds bounds;
-        action = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature,
-                           repeated ? &bounds : NULL);
+        action = choose_screened(&m, actions, d, p, repeated ? &bounds : NULL);
         set->count = 0;
         if (repeated)
-            ff_candidates_make(set, &bounds, actions->actions, w, beta, c->released, d);
-        set->x = actions->x;
+            ff_candidates_make(set, &bounds, actions->actions, m.w, m.beta, c->released, d);
     }
     return action;
 }

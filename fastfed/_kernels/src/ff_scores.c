@@ -297,29 +297,32 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
-/* Return the score of one action. */
-static double score_of(const ff_actions *actions, int64_t a, const double *restrict w,
-                       const double *restrict theta, double beta, double gamma, int64_t d,
-                       double *restrict scratch)
+/* Keep the actions whose score is at least `least`. Returns their number. */
+static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which, int64_t n,
+                             const double *restrict w, const double *restrict theta, double beta,
+                             double gamma, double least, int64_t d, double *restrict scratch)
 {
-    double score;
-    ff_best_of(actions, &a, 1, w, theta, beta, gamma, d, scratch, &score);
-    return score;
+    double *panel = aligned(scratch), *z = panel + PANEL * d, panel_scores[PANEL];
+    int64_t kept = 0;
+    for (int64_t first = 0; first < n; first += PANEL) {
+        const int64_t columns = n - first < PANEL ? n - first : PANEL;
+        gather(actions, which + first, columns, d, panel);
+        score_panel(panel, w, theta, beta, gamma, d, z, panel_scores);
+        for (int64_t a = 0; a < columns; a++)
+            if (panel_scores[a] >= least)
+                which[kept++] = which[first + a];
+    }
+    return kept;
 }
 
-int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
-                         const double *restrict theta, double beta, double gamma,
-                         const ff_sieve *sieve, int64_t d, double *restrict scratch,
-                         double *restrict x)
+int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *restrict candidates,
+                       const double *restrict w, const double *restrict theta, double beta,
+                       double gamma, const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                       double *restrict x)
 {
-    int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
-    double *screen_scratch = (double *)(candidates + 2 * actions->actions);
-    const ff_sieved sieved = ff_screen_f32_sieve(actions, w, theta, beta, gamma, sieve, d,
-                                                 screen_scratch, candidates);
     int64_t count = sieved.count;
     double score;
     if (!sieved.certain) {
-        /* Apply the exact sieve. */
         double limit = sieve->limit;
         if (!sieved.at_limit) {
             ff_best_of(actions, candidates + actions->actions, sieved.largest, w, theta, beta,
@@ -327,11 +330,8 @@ int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
             limit = score < limit ? score : limit;
         }
         const double factor = 2.0 * sieve->slack - 1.0;
-        count = 0;
-        for (int64_t i = 0; i < sieved.count; i++)
-            if (score_of(actions, candidates[i], w, theta, factor * beta, factor * gamma, d,
-                         scratch) >= limit)
-                candidates[count++] = candidates[i];
+        count = keep_at_least(actions, candidates, count, w, theta, factor * beta, factor * gamma,
+                              limit, d, scratch);
     }
     const int64_t chosen =
         count > 1 ? ff_best_of(actions, candidates, count, w, theta, sieve->ranking * beta,
@@ -339,6 +339,20 @@ int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                   : candidates[0];
     ff_features(actions, chosen, d, x);
     return chosen;
+}
+
+int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
+                         const double *restrict theta, double beta, double gamma,
+                         const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                         double *restrict x)
+{
+    /* A panel and its W x come first in the scratch, as ff_best_of expects. */
+    int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
+    double *screen_scratch = (double *)(candidates + 2 * actions->actions);
+    const ff_sieved sieved = ff_screen_f32_sieve(actions, w, theta, beta, gamma, sieve, d,
+                                                 screen_scratch, candidates);
+    return ff_best_sieved(actions, sieved, candidates, w, theta, beta, gamma, sieve, d, scratch,
+                          x);
 }
 
 void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restrict x)

@@ -77,11 +77,26 @@ typedef struct {
     double ranking; /* among actions that pass, the largest <x, theta> + ranking b is chosen */
 } ff_sieve;
 
+/* Results of screening with a sieve. */
+typedef struct {
+    int64_t count;   /* actions that may be chosen, listed in `candidates` */
+    int64_t largest; /* if not certain and not at_limit: actions that may have the largest score,
+                      * listed from candidates + K on */
+    int certain;     /* 1: all actions that may be chosen pass the sieve */
+    int at_limit;    /* 1: the largest score is certainly at least the limit */
+} ff_sieved;
+
 /* As ff_select, but return the best action by the ranking of a sieve among those that pass it. */
 int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                          const double *restrict theta, double beta, double gamma,
                          const ff_sieve *sieve, int64_t d, double *restrict scratch,
                          double *restrict x);
+
+/* Choose among the actions that screening has listed in candidates (2 K), by exact scores. */
+int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *restrict candidates,
+                       const double *restrict w, const double *restrict theta, double beta,
+                       double gamma, const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                       double *restrict x);
 
 /* Return the action with the largest min(score, other score), the lowest index if several tie, and
  * write its features to x (d). The other score uses other_w, other_theta and other_beta, and has no

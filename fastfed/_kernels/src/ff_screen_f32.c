@@ -4,6 +4,7 @@
 
 #include "ff_screen_f32_parts.h"
 #include "ff_screen_f32_small.h"
+#include "ff_sieve.h"
 
 /* z = ROWS rows of w (ld apart) times features 0..columns - 1 of a panel, whose features are
  * `stride` floats apart. */
@@ -49,18 +50,20 @@ typedef struct {
     const float *w, *transposed; /* [W; theta; zeros]; and [W'; zeros] if gamma is not 0 */
     float beta, gamma;           /* factors of the bonuses */
     int has_second;              /* 1: gamma is not 0 (as a float it may be) */
+    float ranking;               /* factor on the bonuses in a ranking */
 } model32;
 
 /* By lane, over the panels so far: the largest approximate score, and the largest squares of ||W
  * x||, ||V^-1 x|| and ||x||. */
 typedef struct {
     float score[SCREEN_PANEL] FF_ALIGNED, width[SCREEN_PANEL] FF_ALIGNED;
+    float rank[SCREEN_PANEL] FF_ALIGNED; /* the largest approximate ranking, if there is one */
     float second[SCREEN_PANEL] FF_ALIGNED, length[SCREEN_PANEL] FF_ALIGNED;
 } extremes;
 
 /* Compute the approximate scores of a panel into `score`, and update the extremes. bonus: NULL, or
- * receives the bonuses; `score` then receives the means only. valid: number of actions from this
- * panel on; wx: scratch for W x. */
+ * receives the bonuses; `score` then receives the ranking <x, theta> + model->ranking times the
+ * bonus. valid: number of actions from this panel on; wx: scratch for W x. */
 FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const model32 *model,
                             int64_t d, int64_t valid, float *restrict wx, float *restrict score,
                             float *restrict bonus, extremes *restrict so_far)
@@ -131,9 +134,15 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
         so_far->width[a] = squares[a] > so_far->width[a] ? squares[a] : so_far->width[a];
         so_far->length[a] = lengths[a] > so_far->length[a] ? lengths[a] : so_far->length[a];
     }
-    memcpy(score, bonus ? means : scores, sizeof scores);
-    if (bonus)
+    if (bonus) {
         memcpy(bonus, bonuses, sizeof bonuses);
+        for (int a = 0; a < SCREEN_PANEL; a++) {
+            scores[a] = means[a] + model->ranking * bonuses[a];
+            so_far->rank[a] =
+                ((a < valid) & (scores[a] > so_far->rank[a])) ? scores[a] : so_far->rank[a];
+        }
+    }
+    memcpy(score, scores, sizeof scores);
 }
 
 /* Return the largest lane. */
@@ -204,15 +213,16 @@ FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict t
 /* Approximate scores of all actions. */
 typedef struct {
     float *score, *bonus; /* (padded), see screen_panel */
-    double largest;       /* the largest approximate score */
+    double largest, rank; /* the largest approximate score and ranking */
     double error;         /* bound on the error of every approximate score */
     double width, length; /* bounds on ||W x|| and on ||x|| */
 } approximation;
 
-/* Compute approximate scores of all actions. has_bonus: 1 to write means and bonuses separately. */
+/* Compute approximate scores of all actions. has_bonus: 1 to write rankings and bonuses instead. */
 FF_INLINE approximation approximate(const ff_actions *actions, const double *restrict w,
                                     const double *restrict theta, double beta, double gamma,
-                                    const int has_bonus, int64_t d, double *restrict scratch)
+                                    double ranking, const int has_bonus, int64_t d,
+                                    double *restrict scratch)
 {
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
@@ -222,7 +232,7 @@ FF_INLINE approximation approximate(const ff_actions *actions, const double *res
     float *transposed = w32 + rows * d;
     extremes so_far;
     for (int a = 0; a < SCREEN_PANEL; a++) {
-        so_far.score[a] = -INFINITY;
+        so_far.score[a] = so_far.rank[a] = -INFINITY;
         so_far.width[a] = so_far.second[a] = so_far.length[a] = 0.0f;
     }
     const double w_norm = factor_to_float32(w, d, w32);
@@ -232,7 +242,8 @@ FF_INLINE approximation approximate(const ff_actions *actions, const double *res
     memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
     if (gamma != 0.0)
         transpose(w32, d, transposed);
-    const model32 model = {w32, transposed, (float)beta, (float)gamma, gamma != 0.0};
+    const model32 model = {w32, transposed, (float)beta, (float)gamma, gamma != 0.0,
+                           (float)ranking};
     const int in_place = is_readable_in_place(actions);
     for (int64_t from = 0; from < count; from += SCREEN_PANEL) {
         /* If actions are read in place, the last panel overlaps the previous one instead of running
@@ -252,7 +263,7 @@ FF_INLINE approximation approximate(const ff_actions *actions, const double *res
     const double width = sqrt(largest_of(so_far.width));
     const double second = sqrt(largest_of(so_far.second));
     const double error = error_of(beta, gamma, slack, theta_norm, w_norm, length, width, second);
-    return (approximation){score, bonus, largest_of(so_far.score), error,
+    return (approximation){score, bonus, largest_of(so_far.score), largest_of(so_far.rank), error,
                            width + slack * (w_norm * length + width), length};
 }
 
@@ -263,7 +274,7 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
     if (ff_screen_f32_small_fits(actions, d) && gamma == 0.0 && !bounds)
         return ff_screen_f32_small(actions, w, theta, beta, d, scratch, candidates);
     const int64_t count = actions->actions;
-    const approximation all = approximate(actions, w, theta, beta, gamma, 0, d, scratch);
+    const approximation all = approximate(actions, w, theta, beta, gamma, 1.0, 0, d, scratch);
     if (bounds) {
         for (int64_t a = 0; a < count; a++)
             all.score[a] += (float)(1.01 * all.error);
@@ -273,39 +284,26 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
     return list_survivors(all.score, (float)(best - 2.02 * all.error), count, candidates);
 }
 
+LIST_PASSING(list_passing_f32, float)
+
 ff_sieved ff_screen_f32_sieve(const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               const ff_sieve *sieve, int64_t d, double *restrict scratch,
                               int64_t *restrict candidates)
 {
     const int64_t count = actions->actions;
-    const approximation all = approximate(actions, w, theta, beta, gamma, 1, d, scratch);
-    const float *restrict mean = all.score, *restrict bonus = all.bonus;
-    /* Errors of a bonus with a factor: the error of a score covers a factor of at most 1. */
-    const double error = 1.01 * all.error, factor = 2.0 * sieve->slack - 1.0;
-    const double sieve_error = factor * error;
-    const double low = all.largest - error, high = all.largest + error;
-    const double least = low < sieve->limit ? low : sieve->limit;
-    const double most = high < sieve->limit ? high : sieve->limit;
-    /* The largest ranking among actions that certainly pass. */
-    double best = -INFINITY;
-    for (int64_t a = 0; a < count; a++) {
-        const double rank = (double)mean[a] + sieve->ranking * (double)bonus[a];
-        const double value = (double)mean[a] + factor * (double)bonus[a];
-        best = value - sieve_error >= most && rank > best ? rank : best;
+    const approximation all =
+        approximate(actions, w, theta, beta, gamma, sieve->ranking, 1, d, scratch);
+    const double error = 1.01 * all.error;
+    ff_sieved result = {.certain = 1};
+    result.count =
+        list_survivors(all.score, (float)(all.rank - 2.01 * error), count, candidates);
+    const ff_sieve_bounds bounds = ff_sieve_bounds_of(sieve, all.largest, error);
+    for (int64_t i = 0; i < result.count; i++) {
+        const int64_t a = candidates[i];
+        result.certain &= all.score[a] + bounds.factor * all.bonus[a] >= bounds.certain;
     }
-    /* List the actions that may pass and may have the largest ranking. A NaN proves nothing. */
-    ff_sieved result = {0, 0, 1, low >= sieve->limit};
-    for (int64_t a = 0; a < count; a++) {
-        const double rank = (double)mean[a] + sieve->ranking * (double)bonus[a];
-        const double value = (double)mean[a] + factor * (double)bonus[a];
-        if (value + sieve_error < least || rank < best - 2.0 * error)
-            continue;
-        candidates[result.count++] = a;
-        result.certain &= value - sieve_error >= most;
-    }
-    for (int64_t a = 0; !result.certain && !result.at_limit && a < count; a++)
-        if (!((double)mean[a] + (double)bonus[a] < low - error))
-            candidates[count + result.largest++] = a;
-    return result;
+    /* Usually the actions of the largest ranking certainly pass. */
+    return result.certain ? result
+                          : list_passing_f32(all.score, all.bonus, count, &bounds, candidates);
 }

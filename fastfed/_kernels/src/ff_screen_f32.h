@@ -20,15 +20,6 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
                       const double *restrict theta, double beta, double gamma, int64_t d,
                       double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds);
 
-/* Results of screening with a sieve. */
-typedef struct {
-    int64_t count;   /* actions that may be chosen, listed in `candidates` */
-    int64_t largest; /* if not certain and not at_limit: actions that may have the largest score,
-                      * listed from candidates + K on */
-    int certain;     /* 1: all actions that may be chosen pass the sieve */
-    int at_limit;    /* 1: the largest score is certainly at least the limit */
-} ff_sieved;
-
 /* List the actions that ff_select_sieved may choose, in candidates (2 K), in ascending order. */
 ff_sieved ff_screen_f32_sieve(const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,

@@ -4,6 +4,7 @@
 
 #include "ff_linalg.h"
 #include "ff_panel.h"
+#include "ff_sieve.h"
 
 /* Rounds after which all scores are recomputed. */
 #define LIFETIME 512
@@ -221,6 +222,15 @@ FF_INLINE int64_t list_contenders(const double *restrict upper, double threshold
     return count;
 }
 
+/* Return the rounding error of an exact score and of the sums here. */
+static double rounding_of(const ff_tracked *tracked, const double *restrict theta, double beta,
+                          double gamma, int64_t d)
+{
+    const double score_scale = sqrt(ff_dot(theta, theta, d)) +
+                               (beta + 2.0 * gamma * tracked->inverse) * tracked->inverse;
+    return 8.0 * unit_of(d) * score_scale * tracked->length;
+}
+
 int64_t ff_tracked_choose(ff_tracked *tracked, double *restrict values, const ff_actions *actions,
                           const double *restrict w, const double *restrict theta, double beta,
                           double gamma, int64_t d, double *restrict scratch, double *restrict x)
@@ -229,11 +239,7 @@ int64_t ff_tracked_choose(ff_tracked *tracked, double *restrict values, const ff
     const parts p = cut(values, count);
     /* Exact panels come first in the scratch, see ff_best_of. */
     int64_t *contenders = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
-    const double theta_square = ff_dot(theta, theta, d);
-    /* Rounding error of the exact score and of the sums here. */
-    const double score_scale =
-        sqrt(theta_square) + (beta + 2.0 * gamma * tracked->inverse) * tracked->inverse;
-    const double rounding = 8.0 * unit_of(d) * score_scale * tracked->length;
+    const double rounding = rounding_of(tracked, theta, beta, gamma, d);
     const double threshold = bound_all(p, count, beta, gamma, tracked->mean_error + rounding,
                                        tracked->width_error, tracked->second_error, p.along);
     const int64_t n = list_contenders(p.along, threshold, count, contenders);
@@ -247,6 +253,82 @@ int64_t ff_tracked_choose(ff_tracked *tracked, double *restrict values, const ff
                : ff_best_of(actions, contenders, n, w, theta, beta, gamma, d, scratch, &score);
     ff_features(actions, chosen, d, x);
     return chosen;
+}
+
+LIST_PASSING(list_passing, double)
+
+/* Write rankings and bonuses of all actions to p.along and p.across. Returns bounds for the sieve;
+ * *rank receives the largest ranking. */
+static ff_sieve_bounds bound_sieve(parts p, int64_t n, double beta, double gamma,
+                                   const ff_sieve *sieve, double mean_error, double width_error,
+                                   double second_error, double *restrict rank)
+{
+    double score[PANEL] FF_ALIGNED, ranking[PANEL] FF_ALIGNED, least[PANEL] FF_ALIGNED,
+        least_second[PANEL] FF_ALIGNED;
+    for (int l = 0; l < PANEL; l++) {
+        score[l] = ranking[l] = -INFINITY;
+        least[l] = least_second[l] = INFINITY;
+    }
+    for (int64_t first = 0; first < n; first += PANEL)
+        for (int64_t l = 0; l < PANEL && first + l < n; l++) {
+            const int64_t a = first + l;
+            const double low = p.width[a] - width_error, low_second = p.second[a] - second_error;
+            const double width = sqrt(low > 0.0 ? low : 0.0);
+            const double second = sqrt(low_second > 0.0 ? low_second : 0.0);
+            const double bonus = beta * width + gamma * second;
+            p.across[a] = bonus;
+            p.along[a] = p.mean[a] + sieve->ranking * bonus;
+            least[l] = width < least[l] ? width : least[l];
+            least_second[l] = second < least_second[l] ? second : least_second[l];
+            ranking[l] = p.along[a] > ranking[l] ? p.along[a] : ranking[l];
+            score[l] = p.mean[a] + bonus > score[l] ? p.mean[a] + bonus : score[l];
+        }
+    for (int l = 1; l < PANEL; l++) {
+        score[0] = score[l] > score[0] ? score[l] : score[0];
+        ranking[0] = ranking[l] > ranking[0] ? ranking[l] : ranking[0];
+        least[0] = least[l] < least[0] ? least[l] : least[0];
+        least_second[0] = least_second[l] < least_second[0] ? least_second[l] : least_second[0];
+    }
+    *rank = ranking[0];
+    /* The roots of q - e and q + e differ by at most e / root(q - e). */
+    const double error = mean_error + 1.001 * (beta * width_error / least[0] +
+                                               (gamma > 0.0 ? gamma * second_error / least_second[0]
+                                                            : 0.0));
+    return ff_sieve_bounds_of(sieve, score[0], error);
+}
+
+int64_t ff_tracked_choose_sieved(ff_tracked *tracked, double *restrict values,
+                                 const ff_actions *actions, const double *restrict w,
+                                 const double *restrict theta, double beta, double gamma,
+                                 const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                                 double *restrict x)
+{
+    const int64_t count = actions->actions;
+    const parts p = cut(values, count);
+    int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
+    const double rounding = rounding_of(tracked, theta, beta, gamma, d);
+    double rank;
+    const ff_sieve_bounds bounds =
+        bound_sieve(p, count, beta, gamma, sieve, tracked->mean_error + rounding,
+                    tracked->width_error, tracked->second_error, &rank);
+    ff_sieved sieved = {0, 0, 1, 0};
+    if (!(bounds.rank_error < INFINITY)) {
+        tracked->rounds_left = -PAUSE;
+        return -1;
+    }
+    sieved.count = list_contenders(p.along, rank - 2.0 * bounds.rank_error, count, candidates);
+    for (int64_t i = 0; i < sieved.count; i++) {
+        const int64_t a = candidates[i];
+        sieved.certain &= p.along[a] + bounds.factor * p.across[a] >= bounds.certain;
+    }
+    if (!sieved.certain)
+        sieved = list_passing(p.along, p.across, count, &bounds, candidates);
+    if (sieved.count > FEW(count) || sieved.largest > FEW(count)) {
+        tracked->rounds_left = -PAUSE;
+        return -1;
+    }
+    return ff_best_sieved(actions, sieved, candidates, w, theta, beta, gamma, sieve, d, scratch,
+                          x);
 }
 
 /* Compute <x_a, v> of all actions into along and, if u is not NULL, <x_a, u> into across. */

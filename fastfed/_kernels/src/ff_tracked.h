@@ -47,6 +47,13 @@ int64_t ff_tracked_choose(ff_tracked *tracked, double *restrict values, const ff
                           const double *restrict w, const double *restrict theta, double beta,
                           double gamma, int64_t d, double *restrict scratch, double *restrict x);
 
+/* Do the same with a sieve. */
+int64_t ff_tracked_choose_sieved(ff_tracked *tracked, double *restrict values,
+                                 const ff_actions *actions, const double *restrict w,
+                                 const double *restrict theta, double beta, double gamma,
+                                 const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                                 double *restrict x);
+
 /* Update the scores after a data point (x, y) changed V and theta. w: after the change; v = V^{-1}
  * x and prediction = <x, theta>: before it; theta_norm: norm of the previous theta; s: the result
  * of ff_observe. scratch: 3 d doubles. */
