@@ -279,11 +279,14 @@ cdef class Run:
                 c.share_coin, c.share_threshold = 1, curve["share_threshold"]
             c.own_w, c.own_theta = pointer(curve["own_w"]), pointer(curve["own_theta"])
             if curve["own_bound"] is not None:
-                c.own_least = 1
                 (c.own_radius.multiplier, c.own_radius.scale, c.own_radius.base,
                  c.own_offset) = curve["own_bound"]
                 c.own_radius.determinant, c.own_radius.anchor = 1, 1.0
-            else:
+            c.own_sieve_width = curve["own_sieve_width"]
+            if c.own_sieve_width:
+                c.local_w, c.local_theta = pointer(curve["local_w"]), pointer(curve["local_theta"])
+            c.own_least = curve["belief"] is None
+            if not c.own_least:
                 fill_belief(&c.belief, curve["belief"])
                 c.own_ridges, c.own_bonus = pointer(curve["own_ridges"]), curve["own_bonus"]
                 c.own_sums, c.own_rest = pointer(curve["own_sums"]), pointer(curve["own_rest"])

@@ -87,6 +87,10 @@ cdef extern from "ff_scores.h" nogil:
                             double beta, double gamma, const double *other_w,
                             const double *other_theta, double other_beta, int64_t d,
                             double *scratch, double *x)
+    int64_t ff_select_passing(const ff_actions *actions, const double *w, const double *theta,
+                              double beta, const double *local_w, const double *local_theta,
+                              double local_beta, double limit, double slack, int64_t d,
+                              double *scratch, double *x)
     void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *x)
     ctypedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t actions,
                                  int64_t dimension, double *x, double *w, double *theta,
@@ -94,8 +98,8 @@ cdef extern from "ff_scores.h" nogil:
     int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
     int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
                       int64_t round, const ff_actions *actions, const double *w,
-                      const double *theta, double beta, double gamma, int64_t d,
-                      double *scratch, double *x)
+                      const double *theta, double beta, double gamma, const ff_sieve *sieve,
+                      int64_t d, double *scratch, double *x)
 
 cdef extern from "ff_directions.h" nogil:
     enum: FF_MOST_DIRECTIONS
@@ -414,6 +418,7 @@ cdef extern from "ff_run.h" nogil:
         int64_t own_least
         ff_radius own_radius
         double own_offset
+        double own_sieve_width
         ff_belief_model belief
         const double *own_ridges
         double own_bonus
@@ -444,6 +449,8 @@ cdef extern from "ff_run.h" nogil:
         double *messages
         double *own_w
         double *own_theta
+        double *local_w
+        double *local_theta
         double *own_sums
         double *own_shared
         double *own_rest

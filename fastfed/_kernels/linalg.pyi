@@ -49,6 +49,17 @@ def select_least(
     other_theta: np.ndarray,
     other_beta: float,
 ) -> tuple[int, np.ndarray]: ...
+def select_passing(
+    actions: np.ndarray,
+    w: np.ndarray,
+    theta: np.ndarray,
+    beta: float,
+    local_w: np.ndarray,
+    local_theta: np.ndarray,
+    local_beta: float,
+    limit: float,
+    slack: float,
+) -> tuple[int, np.ndarray]: ...
 def scored(
     score: Any,
     key: int,
@@ -58,6 +69,7 @@ def scored(
     theta: np.ndarray,
     beta: float,
     gamma: float,
+    sieve: tuple[float, float, float] | None = None,
 ) -> tuple[int, np.ndarray]: ...
 def has_screen_i16() -> bool: ...
 def screen_i16(

@@ -190,9 +190,30 @@ def select_least(actions, const double[:, ::1] w, const double[::1] theta, doubl
     return a, np.asarray(x)
 
 
+def select_passing(actions, const double[:, ::1] w, const double[::1] theta, double beta,
+                   const double[:, ::1] local_w, const double[::1] local_theta, double local_beta,
+                   double limit, double slack):
+    """Return (index, features) of the best action by one model that passes the sieve of another,
+    see ff_select_passing."""
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef double[::1] x = np.empty(d)
+    cdef int64_t a = ff_select_passing(&view, &w[0, 0], &theta[0], beta, &local_w[0, 0],
+                                       &local_theta[0], local_beta, limit, slack, d, &scratch[0],
+                                       &x[0])
+    return a, np.asarray(x)
+
+
 def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
-           const double[::1] theta, double beta, double gamma):
-    """Return (index, features) of the best action by a user's scores (function, state)."""
+           const double[::1] theta, double beta, double gamma, sieve=None):
+    """Return (index, features) of the best action by a user's scores (function, state), among those
+    that pass a sieve (limit, slack, ranking) if there is one."""
+    cdef ff_sieve passing
+    cdef const ff_sieve *passing_pointer = NULL
+    if sieve is not None:
+        passing.limit, passing.slack, passing.ranking = sieve
+        passing_pointer = &passing
     cdef int64_t d = w.shape[0], a
     cdef ff_actions view = view_of(actions)
     cdef uintptr_t function = score.function.address
@@ -202,7 +223,7 @@ def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
     cdef double[::1] x = np.empty(d)
     with nogil:
         a = ff_scored(<ff_score>function, state, size, key, round, &view, &w[0, 0], &theta[0],
-                      beta, gamma, d, &scratch[0], &x[0])
+                      beta, gamma, passing_pointer, d, &scratch[0], &x[0])
     if a < 0:
         raise status_error(FF_SCORE_FAILED)
     return a, np.asarray(x)

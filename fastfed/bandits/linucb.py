@@ -131,13 +131,23 @@ class Estimate:
         return linalg.select_sieved(actions, w, theta, radius, second, limit, slack, ranking)
 
     def select_scored(
-        self, score: Score, key: int, round: int, actions: np.ndarray, radius: float, second: float
+        self,
+        score: Score,
+        key: int,
+        round: int,
+        actions: np.ndarray,
+        radius: float,
+        second: float,
+        sieve: tuple[float, float, float] | None = None,
     ) -> tuple[int, np.ndarray]:
         """Return index and features of the action with the largest value of a score function.
 
-        The function receives both radii, and ``key`` as a source of random bits.
+        The function receives both radii, and ``key`` as a source of random bits. With a ``sieve``
+        (limit, slack, ranking) only actions that pass it are chosen, and the function receives
+        ``ranking`` times both radii.
         """
-        return linalg.scored(score, key, round, actions, self.w, self.theta, radius, second)
+        w, theta = self.w, self.theta
+        return linalg.scored(score, key, round, actions, w, theta, radius, second, sieve)
 
     def observe(self, x: np.ndarray, reward: float) -> None:
         """Update V <- V + x x' and u <- u + x y, with y = ``reward``."""
@@ -173,15 +183,19 @@ class Acting:
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         """Return the index and the features (d,) of the action with the largest score."""
         plan, radii = self.plan, (self._radius(), self._second_bonus)
+        sieve = None
         if plan.ranking < 1.0:
             if plan.slack_by_round:
                 self._slack = self._slack_of_round(radii[0])
             sieve = plan.reward_limit, self._slack, plan.ranking
+        if plan.score is not None:
+            key = self._score_key()
+            return self._estimate.select_scored(
+                plan.score, key, self.round + 1, actions, *radii, sieve
+            )
+        if sieve is not None:
             return self._estimate.select_sieved(actions, *radii, *sieve)
-        if plan.score is None:
-            return self._estimate.select(actions, *radii)
-        key = self._score_key()
-        return self._estimate.select_scored(plan.score, key, self.round + 1, actions, *radii)
+        return self._estimate.select(actions, *radii)
 
     def _slack_of_round(self, beta: float) -> float:
         """Return the slack of the next round for a silo that never synchronises."""

@@ -269,10 +269,11 @@ def _absent_mu(mechanism: GaussianRelease) -> float:
 def public_failure(config: Config) -> float:
     """Return the failure probability of the confidence bound from released sums.
 
-    Rule "min-of-bounds" has a second bound, and each of the two bounds gets half of alpha.
+    Rule "min-of-bounds" and a sieve in local rounds have a second bound, and each of the two bounds
+    gets half of alpha.
     """
     share = share_of(config)
-    single_bound = share is None or share.rule != "min-of-bounds"
+    single_bound = share is None or (share.rule != "min-of-bounds" and not config.ranking[1])
     return config.failure_probability if single_bound else config.failure_probability / 2.0
 
 
@@ -308,8 +309,8 @@ def with_own_rounds(
     -------
     plan : Plan
     theory : Theory
-        For rule "gls", with a condition that fails: the posterior is a model, so no regret bound is
-        proven.
+        For rule "gls" without a sieve, with a condition that fails: the posterior is a model, so no
+        regret bound is proven.
 
     Raises
     ------
@@ -333,11 +334,17 @@ def with_own_rounds(
         share.fraction,
         share.tossed,
     )
+    union = 2.0 * math.log(2.0 * plan.silos / config.failure_probability)
+    multiplier, reward_scale, tau = plan.radius.multiplier, plan.radius.scale, plan.radius.tau
+    bound = (multiplier, reward_scale, union, tau)
     if share.rule == "min-of-bounds":
-        union = 2.0 * math.log(2.0 * plan.silos / config.failure_probability)
-        radius = plan.radius
-        bound = (radius.multiplier, radius.scale, union, radius.tau)
         own = replace(own, spreads=(), ridges=(), bound=bound)
+        return replace(plan, own=own), theory
+    if plan.sieve_growth > 0.0:
+        # The local radius of V = I + G after T rows, whose determinant is at most (1 + T / d)^d.
+        growth = plan.dimension * math.log1p(plan.horizon / plan.dimension)
+        width = multiplier * (reward_scale * math.sqrt(union + growth) + tau)
+        own = replace(own, bound=bound, sieve_width=plan.sieve_growth * width)
         return replace(plan, own=own), theory
     between = "" if share.fraction == 1.0 else " and some before"
     text = (
@@ -410,7 +417,7 @@ def make_memory(plan: Plan) -> Memory | None:
     """Return the initial memory of a silo, or None if all rounds are shared."""
     if plan.own is None:
         return None
-    return OwnBelief(plan.own, plan) if plan.own.bound is None else OwnBound(plan.own, plan)
+    return OwnBelief(plan.own, plan) if plan.own.posterior else OwnBound(plan.own, plan)
 
 
 class OwnBelief:
@@ -450,18 +457,33 @@ class OwnBelief:
         self._sent = np.zeros(plan.statistic_size)
         self.w, self.theta = np.zeros((d, d)), np.zeros(d)
         self.weights = np.zeros(len(own.spreads))
+        # LinUCB's model, which says what passes the sieve, and the largest mean reward.
+        self._local = OwnBound(own, plan) if own.sieve_width else None
+        self._limit = plan.reward_limit
         if own.mixed:
             self._update_posterior()
 
     def select(
         self, actions: np.ndarray, public: Estimate, beta: float, gamma: float
     ) -> tuple[int, np.ndarray]:
-        """Return index and features of the largest <x, theta> + bonus ||x||_{V^-1}."""
-        return linalg.select(actions, self.w, self.theta, self.own.bonus, 0.0)
+        """Return index and features of the largest <x, theta> + bonus ||x||_{V^-1}.
+
+        With a sieve only actions are chosen that the silo's LinUCB model lets pass.
+        """
+        bonus, local = self.own.bonus, self._local
+        if local is None:
+            return linalg.select(actions, self.w, self.theta, bonus, 0.0)
+        beta = local.radius
+        slack = linalg.slack(self.own.sieve_width, beta, 0.0, 1.0, 0.0)
+        return linalg.select_passing(
+            actions, self.w, self.theta, bonus, local.w, local.theta, beta, self._limit, slack
+        )
 
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> OwnBelief:
         """Return the memory with the (x, y) of a round, also in the posterior if it is in use."""
         memory = self._copy()
+        if self._local is not None:
+            memory._local = self._local.after(x, y, round, own)
         memory._sums = self._sums.copy()
         linalg.accumulate(memory._sums, x, y)
         if self.own.mixed and not own:

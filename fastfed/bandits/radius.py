@@ -390,17 +390,19 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
 
 
 def own_regret(plan: Plan) -> float:
-    """Bound the regret of one silo in its local rounds, for rule "min-of-bounds".
+    """Bound the regret of one silo in its local rounds, for rule "min-of-bounds" or with a sieve.
 
     Return B(T) of docs/own-rounds.md,
     2 m (R sqrt(b + d ln(1 + T/d)) + S) sqrt(2 T d ln(1 + T/d)).
-    The regret of a round is at most twice the width of its confidence set. The bound follows from
+    The regret of a round is at most twice the width of its confidence set, or with a sieve twice
+    the largest width, times 1 + ``ledger`` for ``bonus``. The bound follows from
     the Cauchy-Schwarz inequality and the elliptical potential lemma over all rounds of the silo.
     """
     assert plan.own is not None and plan.own.bound is not None
     multiplier, scale, base, offset = plan.own.bound
     growth = plan.dimension * math.log1p(plan.horizon / plan.dimension)
     width = multiplier * (scale * math.sqrt(base + growth) + offset)
+    width *= max(1.0, plan.sieve_growth)
     return 2.0 * width * math.sqrt(2.0 * plan.horizon * growth)
 
 

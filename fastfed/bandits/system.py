@@ -75,8 +75,8 @@ class Algorithm(_system.Algorithm):
         Returns
         -------
         System
-            If the score is not "ucb", the system's theory states that the score is no upper
-            confidence bound.
+            If the score is not "ucb" and there is no sieve, the system's theory states that the
+            score is no upper confidence bound.
 
         Raises
         ------
@@ -89,7 +89,9 @@ class Algorithm(_system.Algorithm):
         # The algorithm may have put a score function into the plan without the key `score`.
         if score == UCB and plan_score is not None:
             score = getattr(plan_score.function, "__name__", "its own")
-        return system if score == UCB else scored(system, score, problem)
+        # Whatever score chooses among actions that pass a sieve, the regret bound holds.
+        sieved = getattr(system.plan, "sieve_growth", 0.0) > 0.0
+        return system if score == UCB or sieved else scored(system, score, problem)
 
     def settled(self, config: Any, problem: ProblemSpec) -> Any:
         """Return the config with all defaults that depend on the problem's sizes filled in."""
@@ -157,7 +159,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         m' in [0, 1]. A sieve passes all actions that may be chosen without changing the proven
         regret bound (docs/radius.md). Among these the largest <x, theta_hat> + m' bonus is chosen.
         With 1 the action with the largest upper confidence bound is chosen. The default is 0.3,
-        and 1 where no sieve is proven or where ``bonus`` or ``tie_bonus`` is given.
+        and 1 where no sieve is proven or where ``bonus`` or ``tie_bonus`` is given. With a
+        ``score`` of another package, that score chooses among the actions that pass, and its
+        bonuses are multiplied by m'; the default is then 1, without a sieve.
     bonus : float, default 1
         m in [0, 1]: as ``sieve``, but more actions pass, and the regret bound is 1 + ``ledger``
         times as large.
@@ -226,14 +230,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             in_range = problem.reward_range is not None or self.clip is not False
             unset = self.bonus is None and self.tie_bonus is None
             proven = self.sieve_proven and self.radius_multiplier >= 1.0
-            sieve = SIEVE if in_range and unset and proven else 1.0
+            sieve = SIEVE if in_range and unset and proven and self.score == UCB else 1.0
         bonus, tie_bonus = (1.0 if m is None else m for m in (self.bonus, self.tie_bonus))
         return msgspec.structs.replace(self, sieve=sieve, bonus=bonus, tie_bonus=tie_bonus)
 
     @property
     def sieve_proven(self) -> bool:
         """True if a sieve leaves the regret bound as it is, for these keys and linear rewards."""
-        return self.radius == "direct" and self.score == UCB and (self.lazy or self.alone)
+        return self.radius == "direct" and (self.lazy or self.alone)
 
     @property
     def ranking(self) -> tuple[float, float]:
@@ -284,8 +288,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"give either sieve or {given[1]}: each sets the ranking of actions")
         if self.ledger != 1.0 and "bonus" not in given:
             raise InputError("ledger needs a bonus below 1")
-        if "tie_bonus" in given and self.score != UCB:
-            raise InputError(f'tie_bonus below 1 needs score "ucb", got "{self.score}"')
+        for key in ("bonus", "tie_bonus"):
+            if key in given and self.score != UCB:
+                raise InputError(
+                    f'{key} below 1 needs score "ucb", got "{self.score}": use sieve, among whose '
+                    "actions any score chooses"
+                )
         for key in given:
             if key != "tie_bonus" and not self.sieve_proven:
                 raise InputError(f"{key} below 1 needs {self.sieve_needs}: no proof covers others")
@@ -293,7 +301,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sieve_needs(self) -> str:
         """What a sieve needs, for messages."""
-        return 'radius "direct", lazy = true and score "ucb"'
+        return 'radius "direct" and lazy = true'
 
     def reward_limit(self, problem: ProblemSpec, clip: Clip | None) -> float:
         """Return the largest possible mean reward minus ``reward_centre``.

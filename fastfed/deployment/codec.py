@@ -30,7 +30,7 @@ ROUNDED = {"factor": 1, "trials": 2}
 #: Numbers that plan files of earlier versions hold and that no longer exist, and numbers that those
 #: files lack. They decide which action is chosen, and nothing that leaves a silo.
 RETIRED = frozenset({"bonus", "tie_bonus", "allowance"})
-ADDED = frozenset({"ranking", "sieve_growth", "widths"})
+ADDED = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
 
 #: Maps the name and value of a number to the number that replaces it.

@@ -126,9 +126,11 @@ class OwnRounds:
         only the silo knows the result. If false, round t is shared if
         floor(t p) > floor((t - 1) p).
     bound : tuple of float, optional
-        For rule "min-of-bounds": (m, R, b, S) of the silo's local radius
-        m (R sqrt(b + ln det V) + S). The parameters of the posterior are then unused. None means
-        the posterior.
+        (m, R, b, S) of the silo's local radius m (R sqrt(b + ln det V) + S), where V = I + G
+        counts all rounds of the silo. For rule "min-of-bounds" and for a sieve.
+    sieve_width : float, default 0
+        W, the largest local radius, if the posterior ranks the actions that pass a sieve. Its slack
+        is W divided by the local radius. 0: the posterior ranks all actions.
     """
 
     until: int
@@ -140,6 +142,12 @@ class OwnRounds:
     fraction: float = 1.0
     secret: bool = False
     bound: tuple[float, float, float, float] | None = None
+    sieve_width: float = 0.0
+
+    @property
+    def posterior(self) -> bool:
+        """True if local rounds rank actions by a posterior (rule "gls")."""
+        return bool(self.spreads)
 
     @property
     def mixed(self) -> bool:

@@ -57,13 +57,16 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
         "synchronised": ((checkpoints,), np.int64),
     }
     if plan.own is not None:
-        sums = m if plan.own.bound is None else 0
+        sums = m if plan.own.posterior else 0
+        sieves = m if plan.own.sieve_width else 0
         arrays |= {
             "own_w": ((m, d, d), float),
             "own_theta": ((m, d), float),
             "own_sums": ((sums, s), float),
             "own_shared": ((sums if plan.own.mixed else 0, s), float),
             "own_rest": ((sums, s), float),
+            "local_w": ((sieves, d, d), float),
+            "local_theta": ((sieves, d), float),
         }
     if plan.slack_by_round:
         arrays["inverses"] = ((m,), float)
@@ -165,7 +168,8 @@ def own_rounds(plan: Plan) -> dict[str, Any]:
         "share_rule": np.ascontiguousarray(own.rule) if by_rule else None,
         "share_threshold": own.threshold if own.secret else None,
         "own_bound": own.bound,
-        "belief": own.model(0) if own.bound is None else None,
+        "own_sieve_width": own.sieve_width,
+        "belief": own.model(0) if own.posterior else None,
         "own_ridges": np.array(own.ridges),
         "own_bonus": own.bonus,
     }

@@ -189,7 +189,7 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
     if plan.own is not None:
         # Local rounds: a factor and a mean. A posterior also needs raw sums, the other silos'
         # released sums and the silo's sent sums.
-        sums = 0 if plan.own.bound is not None else 4 if plan.own.mixed else 3
+        sums = 0 if not plan.own.posterior else 4 if plan.own.mixed else 3
         bytes_per_silo += 8 * (plan.dimension * (plan.dimension + 1) + sums * s)
     # A message, its copy, and the copy of the shuffler.
     bytes_per_silo += 3 * (8 * s + OBJECT) if plan.batch_size else 0

@@ -46,7 +46,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_accumulate_many) \
     each(ff_rank_one) each(ff_sherman_morrison) each(ff_clip_norm) \
     each(ff_score_scratch) each(ff_scores) each(ff_select_least) each(ff_best_of) \
-    each(ff_select) each(ff_select_sieved) each(ff_best_sieved) each(ff_features) each(ff_scored_scratch) \
+    each(ff_select) each(ff_select_sieved) each(ff_best_sieved) each(ff_select_passing) each(ff_features) each(ff_scored_scratch) \
     each(ff_scored) \
     each(ff_all_finite) \
     each(ff_is_symmetric) \

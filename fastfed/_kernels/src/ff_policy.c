@@ -179,7 +179,7 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
 }
 
 /* Return the action with the largest score by a user's function, or -1 if the function failed. */
-static int64_t choose_scored(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
+static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                              const ff_actions *actions, const ff_parts *p)
 {
     const int64_t d = run->dimension;
@@ -188,12 +188,17 @@ static int64_t choose_scored(const ff_run *run, const ff_curve *c, int64_t silo,
     double *end = (double *)p->x + run->scratch_size;
     const int64_t actions_max = run->environment->actions;
     double *scratch = end - ff_scored_scratch(d, actions_max, c->score_state_size);
+    const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
+    const int sieved = c->sieve.ranking < 1.0;
+    ff_sieve sieve;
+    if (sieved)
+        sieve = sieve_of(c, silo, round, w, beta, d, p->bound);
     return ff_scored(c->score, c->score_state, c->score_state_size, ff_key(&stream), round, actions,
-                     w, theta, ff_policy_radius(c, log_det_of(c, silo), round, d), c->second_bonus,
-                     d, scratch, p->feature);
+                     w, theta, beta, c->second_bonus, sieved ? &sieve : NULL, d, scratch,
+                     p->feature);
 }
 
-int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t silo,
+int64_t ff_policy_choose_otherwise(const ff_run *run, ff_curve *c, int64_t silo,
                                    int64_t round, const ff_actions *actions, const ff_parts *p)
 {
     if (c->random) {
@@ -239,11 +244,17 @@ int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
 {
     const int64_t d = run->dimension;
     const double *w = c->own_w + silo * d * d, *theta = c->own_theta + silo * d;
-    if (!c->own_least)
+    if (!c->own_least && c->own_sieve_width == 0.0)
         return ff_select(actions, w, theta, c->own_bonus, 0.0, d, p->score, p->feature, NULL);
+    const double *local_w = c->own_least ? w : c->local_w + silo * d * d;
     const double own_beta =
         ff_determinant_radius(&c->own_radius, c->own_offset, 1.0,
-                              ff_log_inflation(&c->own_radius, 1.0), ff_log_det(w, d), d);
+                              ff_log_inflation(&c->own_radius, 1.0), ff_log_det(local_w, d), d);
+    if (!c->own_least)
+        return ff_select_passing(actions, w, theta, c->own_bonus, local_w,
+                                 c->local_theta + silo * d, own_beta, c->sieve.limit,
+                                 ff_slack(c->own_sieve_width, own_beta, 0.0, 1.0, 0.0), d,
+                                 p->score, p->feature);
     return ff_select_least(actions, c->w, c->theta, ff_policy_radius(c, c->log_det, round, d),
                            c->second_bonus, w, theta, own_beta, d, p->score, p->feature);
 }
@@ -260,12 +271,11 @@ int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff
 int64_t ff_policy_begin(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p)
 {
     const int64_t d = run->dimension;
-    if (!c->own_least)
-        return ff_mixed(c) ? ff_policy_believe(run, c, silo, p) : FF_OK;
-    /* Start from V = I (and theta = 0). */
-    for (int64_t i = 0; i < d; i++)
-        c->own_w[silo * d * d + i * d + i] = 1.0;
-    return FF_OK;
+    double *w = c->own_least ? c->own_w : c->own_sieve_width ? c->local_w : NULL;
+    /* LinUCB's model starts from V = I (and theta = 0). */
+    for (int64_t i = 0; w && i < d; i++)
+        w[silo * d * d + i * d + i] = 1.0;
+    return c->own_least || !ff_mixed(c) ? FF_OK : ff_policy_believe(run, c, silo, p);
 }
 
 int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, int is_local,
@@ -277,6 +287,9 @@ int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
         ff_observe(w, theta, p->feature, y, d, p->observe);
         return FF_OK;
     }
+    if (c->own_sieve_width)
+        ff_observe(c->local_w + silo * d * d, c->local_theta + silo * d, p->feature, y, d,
+                   p->observe);
     double *sums = c->own_sums + silo * ff_statistic(d);
     ff_accumulate(sums + d, sums, p->feature, y, d);
     if (ff_mixed(c) && !is_local) {

@@ -21,7 +21,7 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
 
 /* Return a uniformly random action, or the action with the largest score of a user's function (-1
  * if that function failed). Writes the features of the action to p->feature. */
-int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t silo,
+int64_t ff_policy_choose_otherwise(const ff_run *run, ff_curve *c, int64_t silo,
                                    int64_t round, const ff_actions *actions, const ff_parts *p);
 
 /* Return 1 if the round is local for this silo, so nothing of it is sent. */

@@ -135,9 +135,11 @@ typedef struct {
     uint64_t share_threshold;  /* the round is shared if the coin's 64 bits are below it */
     int64_t own_least;         /* rule of local rounds; 1: the smaller of two bounds; 0: the
                                 * silo's posterior ("belief") */
-    ff_radius own_radius;      /* own_least: radius of the bound that the silo computes from its
-                                * data */
-    double own_offset;         /* own_least: offset of that radius */
+    ff_radius own_radius;      /* own_least or a sieve: radius of the bound that the silo computes
+                                * from its data */
+    double own_offset;         /* offset of that radius */
+    double own_sieve_width;    /* the largest of these radii, if the posterior ranks the actions that
+                                * pass a sieve; 0: it ranks all actions */
     ff_belief_model belief;    /* the model of the posterior */
     const double *own_ridges;  /* (K + 1, count): ridges of that model after k releases */
     double own_bonus;          /* factor on ||x||_{V^-1} in local rounds */
@@ -179,6 +181,8 @@ typedef struct {
                                    * estimates, or buffers */
     double *messages;             /* (M, s): messages of the current synchronisation */
     double *own_w, *own_theta;    /* (M, d, d), (M, d): the same for local rounds */
+    double *local_w, *local_theta; /* (M, d, d), (M, d): LinUCB's model of all rounds of each silo,
+                                    * for a sieve in local rounds */
     double *own_sums;             /* (M, s): the raw statistic of a silo's rounds, shared and
                                    * local */
     double *own_shared;           /* (M, s): the raw statistic of shared rounds, if local rounds

@@ -371,18 +371,56 @@ void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restri
 
 int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
 {
-    return actions * (d + 1) + d * d + d + state_size;
+    return actions * (d + 2) + d * d + d + state_size + ff_score_scratch(d, actions);
+}
+
+/* Return the threshold of the sieve: the smaller of the limit and of the largest score. values (K)
+ * receives what each action is compared with. */
+static double sieve_values(const ff_actions *actions, const double *restrict w,
+                           const double *restrict theta, double beta, double gamma,
+                           const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                           double *restrict values)
+{
+    const double factor = 2.0 * sieve->slack - 1.0;
+    double largest = -INFINITY;
+    ff_scores(actions, w, theta, beta, gamma, d, scratch, values);
+    for (int64_t a = 0; a < actions->actions; a++)
+        largest = values[a] > largest ? values[a] : largest;
+    ff_scores(actions, w, theta, factor * beta, factor * gamma, d, scratch, values);
+    return largest < sieve->limit ? largest : sieve->limit;
+}
+
+int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
+                          const double *restrict theta, double beta,
+                          const double *restrict local_w, const double *restrict local_theta,
+                          double local_beta, double limit, double slack, int64_t d,
+                          double *restrict scratch, double *restrict x)
+{
+    const int64_t count = actions->actions;
+    /* A panel and its W x come first in the scratch. */
+    double *values = aligned(scratch) + 2 * PANEL * d, *scores = values + count;
+    const ff_sieve sieve = {limit, slack, 1.0};
+    const double least = sieve_values(actions, local_w, local_theta, local_beta, 0.0, &sieve, d,
+                                      scratch, values);
+    ff_scores(actions, w, theta, beta, 0.0, d, scratch, scores);
+    int64_t chosen = -1;
+    for (int64_t a = 0; a < count; a++)
+        if (values[a] >= least && (chosen < 0 || scores[a] > scores[chosen]))
+            chosen = a;
+    chosen = chosen < 0 ? 0 : chosen;
+    ff_features(actions, chosen, d, x);
+    return chosen;
 }
 
 int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
                   int64_t round, const ff_actions *actions, const double *restrict w,
-                  const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x)
+                  const double *restrict theta, double beta, double gamma, const ff_sieve *sieve,
+                  int64_t d, double *restrict scratch, double *restrict x)
 {
     const int64_t n = actions->actions;
     double *x_rows = scratch, *scores = x_rows + n * d, *w_copy = scores + n,
-           *theta_copy = w_copy + d * d;
-    double *state_copy = state ? theta_copy + d : NULL;
+           *theta_copy = w_copy + d * d, *values = theta_copy + d;
+    double *state_copy = state ? values + n : NULL;
     for (int64_t a = 0; a < n; a++)
         ff_features(actions, a, d, x_rows + a * d);
     memcpy(w_copy, w, (size_t)(d * d) * sizeof(double));
@@ -392,15 +430,21 @@ int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint6
     if (state)
         memcpy(state_copy, state, (size_t)state_size * sizeof(double));
     memset(scores, 0, (size_t)n * sizeof(double));
-    if (score(state_copy, key, round, n, d, x_rows, w_copy, theta_copy, beta, gamma, scores) != n)
+    const double ranking = sieve ? sieve->ranking : 1.0;
+    if (score(state_copy, key, round, n, d, x_rows, w_copy, theta_copy, ranking * beta,
+              ranking * gamma, scores) != n)
         return -1;
-    int64_t chosen = 0;
+    const double least = sieve ? sieve_values(actions, w, theta, beta, gamma, sieve, d,
+                                              values + n + state_size, values)
+                               : 0.0;
+    int64_t chosen = -1;
     for (int64_t a = 0; a < n; a++) {
         if (!isfinite(scores[a]))
             return -1;
-        if (scores[a] > scores[chosen])
+        if ((!sieve || values[a] >= least) && (chosen < 0 || scores[a] > scores[chosen]))
             chosen = a;
     }
-    ff_features(actions, chosen, d, x);
+    if (chosen >= 0)
+        ff_features(actions, chosen, d, x);
     return chosen;
 }

@@ -92,6 +92,14 @@ int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                          const ff_sieve *sieve, int64_t d, double *restrict scratch,
                          double *restrict x);
 
+/* Return the action with the largest <x, theta> + beta ||x||_{V^-1} among those that pass the sieve
+ * of a different model, whose scores have no second bonus, and write its features to x (d). */
+int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
+                          const double *restrict theta, double beta,
+                          const double *restrict local_w, const double *restrict local_theta,
+                          double local_beta, double limit, double slack, int64_t d,
+                          double *restrict scratch, double *restrict x);
+
 /* Choose among the actions that screening has listed in candidates (2 K), by exact scores. */
 int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *restrict candidates,
                        const double *restrict w, const double *restrict theta, double beta,
@@ -125,11 +133,12 @@ typedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t ac
 int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size);
 
 /* As ff_select, with the scores of a user's function. Returns -1 if the function did not return K
- * or if a score is not finite. state: state_size doubles, copied for the call; or NULL. */
+ * or if a score is not finite. state: state_size doubles, copied for the call; or NULL. sieve: NULL,
+ * or only actions that pass it are chosen; the function gets its ranking times beta and gamma. */
 int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
                   int64_t round, const ff_actions *actions, const double *restrict w,
-                  const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x);
+                  const double *restrict theta, double beta, double gamma, const ff_sieve *sieve,
+                  int64_t d, double *restrict scratch, double *restrict x);
 
 /* Write the features of action a, as float64, to x (d). */
 void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restrict x);
