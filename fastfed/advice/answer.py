@@ -166,7 +166,7 @@ class Verdict:
         Labels of candidates that cannot be distinguished from the best: their paired difference is
         within two standard errors of 0.
     against_alone : (float, float)
-        Regret of the best candidate minus that of the local baseline, for one silo: mean and
+        Regret of the best candidate minus the regret of the local baseline, for one silo: mean and
         standard error of the paired difference.
     helps : bool
         True if the best candidate has less regret than the local baseline, by more than two
@@ -177,8 +177,8 @@ class Verdict:
     sentence : str
         The verdict in words.
     alone : str
-        Name of the local baseline used. It is the one that explores less if that is better and the
-        best candidate has no proven bound either.
+        Name of the local baseline used. It is the baseline that explores less if its regret is
+        smaller and the best candidate has no proven bound either.
     """
 
     trust: str
@@ -291,8 +291,8 @@ class Advice:
         dict
             All fields by name, at every depth. Tuples become lists, non-finite numbers None.
         """
-        found: dict[str, Any] = plain(asdict(self))
-        return found
+        builtins_dict: dict[str, Any] = plain(asdict(self))
+        return builtins_dict
 
     def identity(self) -> dict[str, Any]:
         """Return the tables of a spec with the recommended systems and the baselines.
@@ -467,8 +467,8 @@ def _apart(
         comparison_chance = "no less than" if best.mean >= random.mean else "not clearly less than"
         text += f", and {comparison_chance} chance with {figure(random)}"
     if not_private.mean >= alone.mean:
-        what = "one model for all" if differ else "sharing"
-        text += f"; nor would {what} without privacy help ({figure(not_private)})"
+        shared_model = "one model for all" if differ else "sharing"
+        text += f"; nor would {shared_model} without privacy help ({figure(not_private)})"
     if not looked:
         return text
     thresholds = []

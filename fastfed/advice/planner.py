@@ -353,9 +353,9 @@ class _Search:
             best = ranked[0]
             to_simulate += ranked[:KEPT] + self.add(trust, near(self.question, best))
             if best.variant.bonus < 1.0:
-                full = best.with_bonus(1.0)
-                self.made[trust].append(full)
-                to_simulate.append(full)
+                full_bonus = best.with_bonus(1.0)
+                self.made[trust].append(full_bonus)
+                to_simulate.append(full_bonus)
         self.stage("refined", [contender(one) for one in to_simulate], REFINED)
 
     def finish(self) -> None:
@@ -472,17 +472,19 @@ class _Search:
         not_worse = tuple(o.label for o in others if level(halving.difference(best.label, o.label)))
         # A best candidate with a proven bound is compared with the proven local baseline only;
         # otherwise with the better of the two local baselines.
-        alone = min(
+        local_baseline = min(
             (n for n in (ALONE, LESS) if n in halving.regrets and (n == ALONE or not best.bound)),
             key=lambda name: halving.regrets[name].mean,
         )
-        difference_to_alone = halving.difference(best.label, alone)
+        difference_to_alone = halving.difference(best.label, local_baseline)
         helps = difference_to_alone[0] < 0.0 and not level(difference_to_alone)
-        share = THRESHOLDS * self.seconds / len(self.asked)
+        seconds_share = THRESHOLDS * self.seconds / len(self.asked)
         pays_from: tuple[float | None, int | None] = (None, None)
-        looked = not helps and scalable(halving.environment)
-        if looked:
-            pays_from = break_even(question, best, halving, share, halving.regrets[alone].mean)
+        searched = not helps and scalable(halving.environment)
+        if searched:
+            pays_from = break_even(
+                question, best, halving, seconds_share, halving.regrets[local_baseline].mean
+            )
         trusted = trusted_text(trust, question.problem.silos, question.colluders)
         verdict = Verdict(
             trust,
@@ -493,13 +495,13 @@ class _Search:
             helps,
             *pays_from,
             sentence="",
-            alone=alone,
+            local_baseline=local_baseline,
         )
         sentence = verdict_text(
             verdict,
             halving.regrets,
             budget=(question.epsilon, question.delta),
-            looked=looked,
+            searched=searched,
             differ=question.differ,
             fallback=best.fallback,
         )

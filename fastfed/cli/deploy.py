@@ -416,7 +416,7 @@ def join(
     """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling.
 
     To join a plan that continues an earlier plan, pass --extends. The secret, the ledger and the
-    dataset are then those of the earlier folder, and the plan is refused if both plans together
+    dataset are then taken from the earlier folder, and the plan is refused if both plans together
     exceed the ceiling. In a different ledger or dataset nothing would be spent yet, so this needs
     --second-ledger. The ledger records the choice, and `fastfed ledger show` prints it.
     """

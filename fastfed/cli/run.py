@@ -127,7 +127,7 @@ folder_argument = click.argument("folder", type=click.Path(path_type=Path), meta
 def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
     """Print the results of an output folder as a table, JSON or CSV.
 
-    If the run is not finished, the results are those of the finished replicates.
+    If the run is not finished, only the finished replicates are used.
     """
     if as_json + as_csv + curves > 1:
         raise click.UsageError("--json, --csv and --curves exclude each other")

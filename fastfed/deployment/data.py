@@ -381,8 +381,11 @@ def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
     """
     rows, problems = surveyed(source, schema, connection)
     if problems:
-        more = len(problems) - 1
-        raise InputError(problems[0] + (f" (and {more} more rows do not fit)" if more else ""))
+        other_problems = len(problems) - 1
+        raise InputError(
+            problems[0]
+            + (f" (and {other_problems} more rows do not fit)" if other_problems else "")
+        )
     return rows
 
 
@@ -479,15 +482,19 @@ class _Reader:
         The names are not shown: in a file without a header they are the values of a person.
         """
         source = self._source
-        known = {source.columns.get(name, name) for name in self._plan_columns} | set(
+        known_names = {source.columns.get(name, name) for name in self._plan_columns} | set(
             source.outcomes.values()
         )
-        known |= set(self._extra_names)
-        places = [i + 1 for name, i in self._index.items() if name not in known]
+        known_names |= set(self._extra_names)
+        places = [i + 1 for name, i in self._index.items() if name not in known_names]
         if len(places) == self._width:
             return f": none of its {self._width} column names is one of the plan's"
-        some = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
-        return f"; of its {self._width} columns these have other names: {some}" if places else ""
+        first_positions = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
+        return (
+            f"; of its {self._width} columns these have other names: {first_positions}"
+            if places
+            else ""
+        )
 
     def case(self, where: str, row: int, cells: Sequence[Any]) -> Case:
         """Convert a row to a case."""

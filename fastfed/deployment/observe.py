@@ -38,7 +38,7 @@ def hub_numbers(hub: Hub, now: float) -> dict[str, float]:
         "waiting_seconds": waiting_seconds(hub.waits(now), now),
         "alarms": len(status["alarms"]),
         "ended": int(bool(status["ended"])),
-        "capped_reports": sum(len(found) for found in status.get("capped", {}).values()),
+        "capped_reports": sum(len(releases) for releases in status.get("capped", {}).values()),
     }
 
 

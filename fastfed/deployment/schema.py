@@ -380,7 +380,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @property
     def norm(self) -> float:
         """Largest norm that a row can have."""
-        context_square = sum(each.largest for each in self.variables) + self.actions.constant**2
+        context_square = sum(column.largest for column in self.variables) + self.actions.constant**2
         action_square = float((self.actions.matrix**2).sum(axis=1).max())
         return math.sqrt(action_square * context_square + self.actions.shared**2)
 
@@ -388,12 +388,14 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         """Compute the features of a record; InputError names a column that does not fit."""
         if not isinstance(record, Mapping):
             raise InputError("record must be values by column name, got something else")
-        names = {each.name for each in self.variables}
+        names = {variable.name for variable in self.variables}
         for place, key in enumerate(record, 1):
             if key not in names:
                 hint = nearest(str(key), names)
                 raise InputError(f"column {place} of the record is none of the plan{hint}")
-        return [v for each in self.variables for v in each.features(record.get(each.name))]
+        return [
+            v for variable in self.variables for v in variable.features(record.get(variable.name))
+        ]
 
     def offered(self, among: object) -> list[int]:
         """Return the indices of the actions that may be chosen: those named, or all for None."""
@@ -406,8 +408,8 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
             index_of_name[name] for name in among if isinstance(name, str) and name in index_of_name
         ]
         if len(set(indices)) < len(among):
-            known = ", ".join(f'"{name}"' for name in self.actions.names[:20])
-            raise InputError(f"among must name actions of the plan, each once: {known}")
+            known_names = ", ".join(f'"{name}"' for name in self.actions.names[:20])
+            raise InputError(f"among must name actions of the plan, each once: {known_names}")
         return indices
 
 
@@ -505,10 +507,10 @@ def check_schema(schema: Schema) -> None:
 
 def check_records(records: Records) -> None:
     """Refuse declarations that contradict themselves."""
-    names = [each.name for each in records.variables]
+    names = [variable.name for variable in records.variables]
     _check_names("columns", names)
-    for each in records.variables:
-        _check_variable(f'column "{each.name}"', each)
+    for variable in records.variables:
+        _check_variable(f'column "{variable.name}"', variable)
     actions, outcome = records.actions, records.outcome
     _check_names("actions.names", actions.names)
     for name in ("constant", "shared"):

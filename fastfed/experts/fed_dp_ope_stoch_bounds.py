@@ -183,8 +183,8 @@ def phase_suboptimality(
     Notes
     -----
     The bound holds for any starting point that is independent of the losses that the phase uses.
-    The algorithm satisfies this: the starting point comes from earlier phases, and the losses are
-    those of the previous phase, which did not influence its decision. Losses must be i.i.d. over
+    The algorithm satisfies this: the starting point comes from earlier phases, and the losses were
+    observed in the previous phase, whose decision they did not affect. Losses must be i.i.d. over
     rounds and independent over clients (distributions may differ between clients), and each loss is
     used at one vertex only. Smoothness adds less than 8 beta/(K + 1), where K = 2^(T_1 + 1) - 2 is
     the number of leaves.

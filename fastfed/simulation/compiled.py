@@ -249,13 +249,13 @@ def run_on(
     progress: Progress | None = None,
 ) -> None:
     """Run rounds up to ``last``, from the round of the snapshot or from the first."""
-    done = 0
+    rounds_done = 0
     if (position := snapshot.read(states, last)) is not None:
-        done, numbers = position
+        rounds_done, numbers = position
         run.resume(numbers)
     on_progress = keeping(run, states, 0, snapshot, progress)
-    on_progress(done)
-    run_rounds(run, done + 1, last, progress=on_progress)
+    on_progress(rounds_done)
+    run_rounds(run, rounds_done + 1, last, progress=on_progress)
 
 
 def keeping(

@@ -68,7 +68,7 @@ def run_steps(
             for message in peer.outbox():
                 network.broadcast(i, message)
                 part = plan.of_silo[i][message.estimator]
-                # Each member sends one report per synchronisation; count those of the first member.
+                # Each member sends one report per synchronisation; count only the first member's.
                 counts.synchronisations += not isinstance(message, Request) and i == part.clique[0]
         counts.note(round, network.bytes_sent)
         if progress is not None:

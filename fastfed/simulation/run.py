@@ -144,8 +144,8 @@ def layout_for(experiment: Experiment, folder: str | Path, resources: Resources)
     Nothing is written. Raises InputError if the folder holds a different experiment, or the run
     would not fit into memory.
     """
-    done = Store.done_in(Path(folder), experiment.identity())
-    finished = sum(replicate < experiment.replicates for _, replicate in done)
+    stored_replicates = Store.done_in(Path(folder), experiment.identity())
+    finished = sum(replicate < experiment.replicates for _, replicate in stored_replicates)
     return fit(experiment, resources, done=finished)
 
 

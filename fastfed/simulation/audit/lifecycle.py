@@ -270,10 +270,15 @@ def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
         fit_runs = [releases[:fit_trials] for releases in runs]
         spread = np.maximum(np.var(np.concatenate(fit_runs), axis=0), 1e-300)
         direction = (fit_runs[1].mean(axis=0) - fit_runs[0].mean(axis=0)) / spread
-        first, second = (releases[fit_trials:] @ direction for releases in runs)
+        statistics_0, statistics_1 = (releases[fit_trials:] @ direction for releases in runs)
         confidence = 1.0 - 0.05 / len(audited)
         result = audit(
-            kind, first, second, claimed_epsilon=EPSILON, delta=DELTA, confidence=confidence
+            kind,
+            statistics_0,
+            statistics_1,
+            claimed_epsilon=EPSILON,
+            delta=DELTA,
+            confidence=confidence,
         )
         bounds.append(result.epsilon_lower_bound)
         if result.verdict == "caught":
