@@ -495,13 +495,13 @@ class _Search:
             helps,
             *pays_from,
             sentence="",
-            local_baseline=local_baseline,
+            alone=local_baseline,
         )
         sentence = verdict_text(
             verdict,
             halving.regrets,
             budget=(question.epsilon, question.delta),
-            searched=searched,
+            looked=searched,
             differ=question.differ,
             fallback=best.fallback,
         )

@@ -28,17 +28,18 @@ from fastfed.simulation import dispatch
 from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 
 # ---- Simulating M silos by fewer silos, and the cost of a simulation -----------------------------
-# With lazy updates all silos choose from the same released statistics. Together they add to the next
-# release a sum of M B terms of one distribution. If m silos are simulated and each round counts q = M / m times, the sum is the same in expectation.
-# Instead of multiplying rounds by q, everything else is divided: privacy noise, lambda, c, E and
-# phi by q, and the radius of reward noise and the reward noise itself by sqrt(q), because reward
-# noise averages over q rounds. Then V, u and both bonuses equal those with M silos up to a factor
-# that cancels. The regret allowance is divided by q too, because its charges count silos. Two
-# things are not reproduced: the sampling error of the contexts in a batch is sqrt(q) times too
-# large, and rewards are not Bernoulli. With m = M nothing is scaled and the distribution is exact;
-# only the sum of M Gaussian noises matters, so only the sum is drawn. Noise of shuffled bits is
-# drawn from a normal approximation unless ``bits`` is set. A plan with local rounds is simulated
-# unscaled, because each silo subtracts its own noisy message from the sum.
+# With lazy updates all silos choose from the same released statistics. Together they add to the
+# next release a sum of M B terms of one distribution. If m silos are simulated and each round
+# counts q = M / m times, the sum is the same in expectation. Instead of multiplying rounds by q,
+# everything else is divided: privacy noise, lambda, c, E and phi by q, and the radius of reward
+# noise and the reward noise itself by sqrt(q), because reward noise averages over q rounds. Then
+# V, u and both bonuses equal those with M silos up to a factor that cancels. The regret allowance
+# is divided by q too, because its charges count silos. Two things are not reproduced: the
+# sampling error of the contexts in a batch is sqrt(q) times too large, and rewards are not
+# Bernoulli. With m = M nothing is scaled and the distribution is exact; only the sum of M
+# Gaussian noises matters, so only the sum is drawn. Noise of shuffled bits is drawn from a normal
+# approximation unless ``bits`` is set. A plan with local rounds is simulated unscaled, because
+# each silo subtracts its own noisy message from the sum.
 
 #: Environments whose silos have the same model and whose reward noise can be scaled.
 SCALABLE = (Sphere, Gap, FixedSet)
