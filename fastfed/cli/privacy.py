@@ -360,17 +360,31 @@ def _print(advice: Advice) -> None:
         click.echo()
         click.secho(f"{verdict.trust}: {verdict.trusted}", bold=True)
         click.echo(f"=> {verdict.sentence}")
-        rows = [_row(c) for c in advice.candidates if c.trust == verdict.trust and not c.remark]
+        rows = [
+            _row(candidate)
+            for candidate in advice.candidates
+            if candidate.trust == verdict.trust and not candidate.remark
+        ]
         print_table(
             ("", "noise std", "exact epsilon", "bound", "regret", "sent", "stage"),
             rows,
             right=(1, 2, 3, 4, 5),
         )
-        unsimulated = [c for c in advice.candidates if c.trust == verdict.trust and c.remark]
-        kinds = dict.fromkeys(c.label.partition(f", {c.batches}")[0] for c in unsimulated)
+        unsimulated = [
+            candidate
+            for candidate in advice.candidates
+            if candidate.trust == verdict.trust and candidate.remark
+        ]
+        kinds = dict.fromkeys(
+            candidate.label.partition(f", {candidate.batches}")[0] for candidate in unsimulated
+        )
         if kinds:
             click.echo(f"noisier at the same rounds, so not played: {'; '.join(kinds)}")
-        if any(c.bonus < 1.0 for c in advice.candidates if c.trust == verdict.trust):
+        if any(
+            candidate.bonus < 1.0
+            for candidate in advice.candidates
+            if candidate.trust == verdict.trust
+        ):
             click.echo("bonus below 1: less exploration; its bound holds what the ledger allows")
     click.echo()
     from fastfed.advice.answer import figure
@@ -385,21 +399,27 @@ def _print(advice: Advice) -> None:
         click.echo(f"  {name}: {reason}")
 
 
-def _row(c: Candidate) -> tuple[str, ...]:
+def _row(candidate: Candidate) -> tuple[str, ...]:
     from fastfed.advice.answer import figure
     from fastfed.privacy.certificate import rounded_up
     from fastfed.reporting.table import sent
 
-    bound = "none" if c.bound is None else "vacuous" if c.vacuous else f"{c.bound:.3g}"
-    regret = figure(c.regret) if c.regret else "not played"
-    stage = c.regret.stage if c.regret else ""
+    bound = (
+        "none"
+        if candidate.bound is None
+        else "vacuous"
+        if candidate.vacuous
+        else f"{candidate.bound:.3g}"
+    )
+    regret = figure(candidate.regret) if candidate.regret else "not played"
+    stage = candidate.regret.stage if candidate.regret else ""
     return (
-        c.label,
-        f"{c.noise_std:.4g}",
-        rounded_up(c.epsilon),
+        candidate.label,
+        f"{candidate.noise_std:.4g}",
+        rounded_up(candidate.epsilon),
         bound,
         regret,
-        sent(c.bytes_sent),
+        sent(candidate.bytes_sent),
         stage,
     )
 

@@ -261,19 +261,19 @@ def run_on(
 def keeping(
     run: driver.Run,
     states: list[dict[str, Any]],
-    done: int,
+    rounds_done: int,
     snapshot: Snapshot | None,
     progress: Progress | None,
     stage: int = 0,
 ) -> Progress:
-    """Return a progress function for a run after ``done`` rounds that also writes snapshots."""
+    """Return a progress function for a run after ``rounds_done`` rounds that also writes snapshots."""
 
     def write_snapshot(snapshot: Snapshot) -> None:
-        snapshot.write(done, run.numbers(), states, stage)
+        snapshot.write(rounds_done, run.numbers(), states, stage)
 
     def on_progress(rounds: int) -> None:
-        nonlocal done
-        done += rounds
+        nonlocal rounds_done
+        rounds_done += rounds
         tell(snapshot, write_snapshot, rounds, progress)
 
     return on_progress
