@@ -351,7 +351,7 @@ def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]
 
 
 def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
-    """Say how the last stage was simulated.
+    """Return a sentence on how the last stage was simulated.
 
     ``falling`` is True if regret of local models was extrapolated with a decreasing pace.
     """
@@ -373,7 +373,7 @@ def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
 
 
 def unequal_text(held: Sequence[int], horizon: int) -> str:
-    """Say that silos hold unequal numbers of records, and how this affects the results."""
+    """Return a note on unequal numbers of records per silo, and how they affect the results."""
     return (
         f"silos hold from {min(held)} to {max(held)} records, and each is simulated for {horizon} "
         "rounds: a silo with more of them gains less by sharing than the figures say, and the "
@@ -395,7 +395,7 @@ def verdict_text(
     differ: bool,
     fallback: float | None,
 ) -> str:
-    """Say whether to share under a trust model, by which system, and at what price.
+    """Return the verdict in words: whether to share, by which system, and at what price.
 
     ``regrets`` has the regrets of the last stage by name. ``differ`` is True if silos may differ,
     so that one model for all may lose even without privacy. ``looked`` is True if the break-even
@@ -417,7 +417,7 @@ def _alone(verdict: Verdict, regrets: Mapping[str, Regret]) -> str:
 
 
 def _shared(verdict: Verdict, regrets: Mapping[str, Regret], differ: bool) -> str:
-    """Say which system to share by, and what privacy costs."""
+    """Return the text that recommends a system to share by, and states what privacy costs."""
     best, not_private = regrets[verdict.best], regrets["no privacy"]
     explores_less = regrets.get(LESS)
     text = f"share by {verdict.best}"
@@ -450,7 +450,7 @@ def _apart(
     looked: bool,
     differ: bool,
 ) -> str:
-    """Say that sharing does not pay, and from which epsilon or number of silos it would."""
+    """Return the text that advises against sharing, with the epsilon from which it would pay."""
     best, alone = regrets[verdict.best], regrets[verdict.alone]
     not_private, random = regrets["no privacy"], regrets["random"]
     mean, stderr = verdict.against_alone

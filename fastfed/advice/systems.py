@@ -81,7 +81,7 @@ NOT_SHARED = (
 
 
 def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
-    """Say who is trusted under a trust model."""
+    """Return a text on who is trusted under a trust model."""
     colluders_text = silos // 3 if colluders is None else colluders
     return TRUST[trust][0].format(colluders=colluders_text, silos=silos)
 

@@ -94,21 +94,26 @@ def reproduce(
 
     everything = ALL in names
     size = size_of_call(names, quick=quick, full=full)
-    chosen, left_out = select(names, data, size)
+    selected, left_out = select(names, data, size)
     for name, rows in left_out.items():
         say(f"skipped {name}: {rows[0].statement.why}")
-    if not everything and data is not None and not any(f.needs_data for f in chosen):
+    if not everything and data is not None and not any(f.needs_data for f in selected):
         say(f"{', '.join(names)}: --data is not used, the data are synthetic")
     # Check all figures before the first is simulated, so that bad input costs no time.
-    ready = [(f, sized_experiment(f, data, size, replicates, seed, changes)) for f in chosen]
+    figures_to_run = [
+        (f, sized_experiment(f, data, size, replicates, seed, changes)) for f in selected
+    ]
     if everything or dry_run:
-        plan = predict(ready, folder, resources)
+        plan = predict(figures_to_run, folder, resources)
         if not dry_run:
             simulate_several(
-                plan, folder, resources, [row for each in left_out.values() for row in each]
+                plan,
+                folder,
+                resources,
+                [row for rows_of_figure in left_out.values() for row in rows_of_figure],
             )
     else:
-        simulate_each(ready, folder, resources)
+        simulate_each(figures_to_run, folder, resources)
 
 
 # ---- `fastfed results` and `fastfed report` ------------------------------------------------------

@@ -177,17 +177,17 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
     """
     count, delta = len(event.means), event.means[0].budget.delta
     # If means differ, each is charged as the most expensive one.
-    half = max(mean.epsilon_coordinate for mean in event.means) / 2.0
+    half_epsilon = max(mean.epsilon_coordinate for mean in event.means) / 2.0
     padded = max(mean.padded for mean in event.means)
     told = delta * min(
         TAIL_SHARES,
         key=lambda share: _epsilon_beside(
-            squared_means(count * padded, half, delta * share), delta, share
+            squared_means(count * padded, half_epsilon, delta * share), delta, share
         ),
     )
     totals = [(0.0, 0.0)]
     for k in range(1, count + 1):
-        totals.append((max(squared_means(k * padded, half, told), totals[-1][0]), told))
+        totals.append((max(squared_means(k * padded, half_epsilon, told), totals[-1][0]), told))
     return tuple(totals)
 
 

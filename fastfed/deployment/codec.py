@@ -139,7 +139,7 @@ def _plain(value: Any) -> Any:
             raise InputError(f"a plan of a deployment cannot hold an array of {value.dtype}")
         return value.astype("<f8").tobytes()
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, int | np.integer):
         as_int = int(value)
         return as_int if -(2**63) <= as_int < 2**63 else str(as_int)
@@ -178,7 +178,7 @@ def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int |
             return None
         if stored == derived:
             return stored
-        limit = ROUNDING * max(abs(each) for each in row)
+        limit = ROUNDING * max(abs(entry) for entry in row)
         is_near = abs(stored - derived) <= limit < math.inf and CHOSEN.isdisjoint(name.split("."))
         return stored if is_near else None
     if isinstance(stored, str):

@@ -424,7 +424,7 @@ class _Reader:
             name: i for i, name in enumerate(names) if name and name not in self._duplicates
         }
         self._width = len(names)
-        declared = [each.name for each in records.variables]
+        declared = [variable.name for variable in records.variables]
         self._plan_columns = plan_columns = dict.fromkeys([*declared, records.outcome.column])
         for key in ("columns", "codes", "factors", "fixed", "absent"):
             for name in getattr(source, key):
@@ -443,7 +443,7 @@ class _Reader:
                 "the source must name the column of the action taken (action), or one outcome for "
                 "each action (outcomes): the plan's reward is that of one action alone"
             )
-        numbers = {each.name for each in records.variables if each.kind == "number"}
+        numbers = {variable.name for variable in records.variables if variable.kind == "number"}
         outcome = records.outcome
         self._numbers = numbers | (set() if outcome.codes or outcome.correct else {outcome.column})
         for name in source.factors:

@@ -440,18 +440,22 @@ def extended(
 
 def _before(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
     """Rebuild the tables of an earlier plan's spec, except ``system`` and ``calendar``."""
-    old = earlier.document
-    federation = {"name": old.name, "least": old.least, "explore": old.explore}
-    federation |= {} if old.influence is None else {"influence": old.influence}
+    document = earlier.document
+    federation = {"name": document.name, "least": document.least, "explore": document.explore}
+    federation |= {} if document.influence is None else {"influence": document.influence}
     federation |= {"sum": "masks"} if earlier.masked else {}
-    schema = tables_of_schema(old.schema)
+    schema = tables_of_schema(document.schema)
     if not {"columns", "actions", "reward"}.isdisjoint(new):
         # With new columns the default norm is used: the norm of the largest row.
         del schema["norm"]
-    hub = {key: text for key, text in _table(old.hub).items() if key != "name"}
-    tables = {"federation": federation, "silos": [_table(party) for party in old.silos], "hub": hub}
-    if old.helper is not None:
-        tables["helper"] = {k: text for k, text in _table(old.helper).items() if k != "name"}
+    hub = {key: text for key, text in _table(document.hub).items() if key != "name"}
+    tables = {
+        "federation": federation,
+        "silos": [_table(party) for party in document.silos],
+        "hub": hub,
+    }
+    if document.helper is not None:
+        tables["helper"] = {k: text for k, text in _table(document.helper).items() if k != "name"}
     return tables | schema
 
 

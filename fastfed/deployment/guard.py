@@ -121,15 +121,16 @@ class Cap:
         """Return the bounds on the norms of x y and of x x^T (Frobenius) in a silo's report."""
         plan, d = self._plan, self._plan.dimension
         feature, reward = bounds(plan)
-        most = self._influence * records_of(plan, release)
+        counted_records = self._influence * records_of(plan, release)
         noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
         # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t.
         tail = math.sqrt(2.0 * math.log(2.0 / BEYOND))
         covariance = max(std.diagonal, math.sqrt(2.0) * std.off_diagonal)
         return (
-            most * feature * reward + noise_factor * std.bias * (math.sqrt(d) + tail),
-            most * feature**2 + noise_factor * covariance * (math.sqrt(len(self._weights)) + tail),
+            counted_records * feature * reward + noise_factor * std.bias * (math.sqrt(d) + tail),
+            counted_records * feature**2
+            + noise_factor * covariance * (math.sqrt(len(self._weights)) + tail),
         )
 
     def held(self, values: np.ndarray, release: int, silo: int) -> tuple[np.ndarray, bool]:
@@ -305,14 +306,14 @@ class Alarm:
         std = plan.noise_std
         # Variance of N theta in one direction, |theta| <= tau: at most the variance of a diagonal
         # entry or twice the variance of any other entry, whichever is larger.
-        hidden = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
+        noise_of_theta = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
         blocks, targets, units = [], [], []
         for sums, rows, squares in sides:
             # The sum of |x|^2 is at most n L^2, unless more people came than planned.
             observed = float(np.trace(_full(sums[d:], d)))
             observed += SIGMAS * math.sqrt(d * squares) * std.diagonal
             mass = max(rows * feature**2, observed)
-            proxy = mass * ((high - low) / 2.0) ** 2 + squares * (std.bias**2 + hidden)
+            proxy = mass * ((high - low) / 2.0) ** 2 + squares * (std.bias**2 + noise_of_theta)
             blocks.append(_full(sums[d:], d) / math.sqrt(proxy))
             targets.append(sums[:d] / math.sqrt(proxy))
             units.append(math.sqrt(proxy))

@@ -368,9 +368,9 @@ class Hub(Speaker):
             raise Refused(f"a broadcast must be one of {self.name} itself, got {envelope.sender}'s")
         body = self.wire.body(envelope, Broadcast)
         check_entries(body.entries, self.plan.silos, f"broadcast {release}")
-        opened = self.sets.get(release)
+        opened_set = self.sets.get(release)
         if self.broadcasts.get(release, data) != data or (
-            opened is not None and opened.entries != body.entries
+            opened_set is not None and opened_set.entries != body.entries
         ):
             text = f"a second set of release {release} was opened after the log was put back"
             return Step((Write("alarm", text, text.encode()),), problem=text)
@@ -411,7 +411,7 @@ class Hub(Speaker):
         return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
 
     def _beyond(self, release: int) -> str:
-        """Say why a sum modulo 2^64 cannot come from honest silos; empty if it can."""
+        """Return why a sum modulo 2^64 cannot come from honest silos; empty if it can."""
         if not self.deployed.words:
             return ""
         body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
@@ -507,23 +507,25 @@ class Hub(Speaker):
     def _questions(self) -> tuple[Message, ...]:
         """Ask the helper for the total of the open set, with the shares encrypted to the helper."""
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
-        opened = self.sets.get(release)
-        if helper is None or opened is None or release in self.answers:
+        opened_set = self.sets.get(release)
+        if helper is None or opened_set is None or release in self.answers:
             return ()
         shares = []
-        for entry in opened.entries:
+        for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
             shares.append(self.wire.body(envelope, wire.Report).sealed)
-        body = Opened(opened.entries, tuple(shares))
+        body = Opened(opened_set.entries, tuple(shares))
         return (Message(helper.name, self.made(release, body)),)
 
     def _broadcast(self, release: int) -> bytes:
         """Compute the broadcast of a set from the log alone; cached."""
         if release not in self._broadcast_cache:
-            opened = self.sets[release]
-            before = digest(self.broadcasts[release - 1]) if release > 1 else b""
-            values = packed(self._combined(release, opened))
-            body = Broadcast(values, opened.entries, before, self.answers.get(release, b""))
+            opened_set = self.sets[release]
+            previous_digest = digest(self.broadcasts[release - 1]) if release > 1 else b""
+            values = packed(self._combined(release, opened_set))
+            body = Broadcast(
+                values, opened_set.entries, previous_digest, self.answers.get(release, b"")
+            )
             self._broadcast_cache = {release: self.made(release, body)}
         return self._broadcast_cache[release]
 
@@ -598,8 +600,8 @@ class Hub(Speaker):
             sessions = self.wire.body(self.wire.read(value), wire.Sessions)
             (self.sessions[int(release), int(silo)],) = sessions.values
         elif kind == "set":
-            self.sets[int(key)] = opened = self.wire.body(self.wire.read(value), Opened)
-            for entry in opened.entries:
+            self.sets[int(key)] = opened_set = self.wire.body(self.wire.read(value), Opened)
+            for entry in opened_set.entries:
                 if digest(self.reports.get((int(key), entry.silo), b"")) != entry.digest:
                     raise BrokenLog(f"the set of release {key} holds a report that the log has not")
         elif kind == "answer":

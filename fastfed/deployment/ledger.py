@@ -544,7 +544,7 @@ class Ledger:
         return self.epsilon(charge.dataset, more=charge) <= ceiling[0] * (1.0 + 1e-9)
 
     def _over(self, charge: Charge) -> str:
-        """Say why a charge does not fit, and how large the ceiling would have to be."""
+        """Return why a charge does not fit, and how large the ceiling would have to be."""
         release, dataset = charge.release, charge.dataset
         spending = f"release {release}"
         if release < 0:

@@ -256,7 +256,7 @@ REASONS = {
 
 
 def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
-    """Say why the earlier model cannot be a plan's start, as a key of `REASONS`; empty if it can.
+    """Return why the earlier model cannot be a plan's start (a key of `REASONS`); empty if it can.
 
     Its sums are released, so their use costs no privacy. But it must be a model of the same
     parameter theta: features must be the same, and coded and clipped in the same way.
@@ -410,13 +410,13 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
     if earlier is None or extends is None:
         return {}
     release = start_of(extends, earlier)[0] if extends.start else 0
-    exact = [each.certificate.exact for each in chain(deployed)]
+    exact = [chained_plan.certificate.exact for chained_plan in chain(deployed)]
     return {
         "extends": {
-            "plans": [each.digest.hex() for each in chain(earlier)],
+            "plans": [chained_plan.digest.hex() for chained_plan in chain(earlier)],
             "start": release,
             "why_no_start": REASONS.get(extends.why, ""),
-            "epsilon": [each.epsilon for each in exact if each is not None],
+            "epsilon": [guarantee.epsilon for guarantee in exact if guarantee is not None],
             "epsilon_together": together(deployed.executed, earlier),
         }
     }

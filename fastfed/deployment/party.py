@@ -220,10 +220,10 @@ class SteadyClock:
                 # The sender has read no message of this party, or this clock was set back since.
                 return
             elapsed = max(elapsed, 0.0)
-            asked = at - elapsed
-            if said.name in self._others and asked < self._others[said.name][2] - 1.0:
+            asked_at = at - elapsed
+            if said.name in self._others and asked_at < self._others[said.name][2] - 1.0:
                 return
-            self._others[said.name] = said.time - at, said.time - at + elapsed, asked
+            self._others[said.name] = said.time - at, said.time - at + elapsed, asked_at
 
     def _ahead(self, reading: float, at: float) -> float:
         """Return the seconds by which a reading is ahead of the others' median clock.
@@ -346,9 +346,9 @@ class Process:
                 step = self.party.handle(data, self.now())
             finally:
                 # Use the clock reading even if the message is refused because clocks differ.
-                said, self.party.clock_said = self.party.clock_said, None
-                if said is not None and isinstance(self.clock, SteadyClock):
-                    self.clock.heard(said)
+                clock_reading, self.party.clock_said = self.party.clock_said, None
+                if clock_reading is not None and isinstance(self.clock, SteadyClock):
+                    self.clock.heard(clock_reading)
             messages = self.done(step)
             return step, (*messages, *self._ticked()[0])
 
@@ -361,7 +361,7 @@ class Process:
             return (*sent, *(message for message in last.messages if message not in sent))
 
     def _clock_problem(self) -> str:
-        """Say that this machine's clock is ignored; empty if it is not."""
+        """Return a text that this machine's clock is ignored; empty if it is not."""
         if not self.clock_off:
             return ""
         return (

@@ -201,17 +201,17 @@ class SiloParty(Speaker):
         schema = self.deployed.document.schema
         features, offered = schema.offer(actions, record, among)
         explore = self.deployed.document.explore
-        chosen, x_chosen = self.model.select(features)
+        chosen_row, x_chosen = self.model.select(features)
         count = len(features)
         draw = int.from_bytes(self._entropy(8), "big") >> 11
-        greedy = chosen
+        greedy = chosen_row
         if draw * 2.0**-53 < explore:
-            chosen = uniform_below(count, self._entropy)
-            x_chosen = features[chosen]
-        propensity = explore / count + (1.0 - explore) * (chosen == greedy)
+            chosen_row = uniform_below(count, self._entropy)
+            x_chosen = features[chosen_row]
+        propensity = explore / count + (1.0 - explore) * (chosen_row == greedy)
         subject_digest = b"" if subject is None else self.digest_of(subject)
         stored = Decided(
-            offered[chosen],
+            offered[chosen_row],
             float(propensity),
             self.model.release,
             self._admits(now) and subject_digest not in self._subjects and not self.lost,
@@ -536,9 +536,9 @@ class SiloParty(Speaker):
 
     def _report_messages(self, release: int, report: bytes) -> tuple[Message, ...]:
         """Make two messages: the digest of a report, which all silos get, then the report."""
-        last = min(self.model.release, release - 1)
-        head = digest(self.broadcasts[last]) if last else b""
-        seen = self._to_hub(release, wire.Seen(digest(report), last, head))
+        last_release = min(self.model.release, release - 1)
+        head = digest(self.broadcasts[last_release]) if last_release else b""
+        seen = self._to_hub(release, wire.Seen(digest(report), last_release, head))
         return seen, Message(self.deployed.document.hub.name, report)
 
     def _charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
@@ -595,11 +595,11 @@ class SiloParty(Speaker):
         plain = packed(values)
         context = share_context(self.deployed, self.index, release, TO_HUB)
         seed = self._sealing.report_seed(self.index, release, plain)
-        sealed = sealed_to(self.deployed.document.hub.open, plain, context, seed)
-        return self.made(release, wire.Report(sealed, share))
+        encrypted_values = sealed_to(self.deployed.document.hub.open, plain, context, seed)
+        return self.made(release, wire.Report(encrypted_values, share))
 
     def _hide(self, release: int) -> None:
-        """Tell the noise source which sums a report and its session hide."""
+        """Pass to the noise source the sums that a report and its session hide."""
         if self.plan.protocol.bits:
             self._sealing.hides(release, hidden_of(self.plan, release, self._records()))
             return
@@ -680,8 +680,8 @@ class SiloParty(Speaker):
 
         Records still enter that release, so no report, set or list of sessions can exist.
         """
-        closed = max(self.deployed.document.calendar.closed(now), *self.sealed, 0)
-        if release > closed:
+        last_closed = max(self.deployed.document.calendar.closed(now), *self.sealed, 0)
+        if release > last_closed:
             raise Refused(
                 f"the {what} is about release {release}, whose period is still open here: the "
                 "clocks of hub and silo differ, or the hub lies"
@@ -786,7 +786,7 @@ class SiloParty(Speaker):
         return Step((Write("broadcast", str(release), data),))
 
     def _opened_twice(self, release: int, body: Broadcast) -> str:
-        """Say whether the helper opened two sets of one release; empty if it did not.
+        """Return an alarm text if the helper opened two sets of one release; else an empty text.
 
         Each answer of the helper names the one before it.
 
@@ -833,12 +833,12 @@ class SiloParty(Speaker):
             If the hub has not sent the sessions of a lost release yet.
         """
         writes: list[Write | Charge] = []
-        lost = self.lost | self._lost_by_ledger()
-        second_charge = -max(lost, default=0)
-        for release in range(1, max(lost, default=0) + 1):
+        lost_releases = self.lost | self._lost_by_ledger()
+        second_charge = -max(lost_releases, default=0)
+        for release in range(1, max(lost_releases, default=0) + 1):
             if release in self.sealed or release in self.without:
                 continue
-            lost_digest = lost.get(release)
+            lost_digest = lost_releases.get(release)
             no_sessions = self.sessions.missing(release)
             if lost_digest is not None and no_sessions and release not in self.sessions.foreign:
                 raise InputError(f"the hub has not sent the sessions of release {release} yet")

@@ -306,9 +306,11 @@ def theorem_2_2(
     )
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
-    first = (alpha + beta) * math.sqrt(t * math.log(d) / m)
-    second = math.sqrt(alpha * beta / check_epsilon(epsilon)) * math.sqrt(t) * math.log(d) / m**0.25
-    return check_constant(constant) * math.log(t) * (first + second)
+    statistical_term = (alpha + beta) * math.sqrt(t * math.log(d) / m)
+    privacy_term = (
+        math.sqrt(alpha * beta / check_epsilon(epsilon)) * math.sqrt(t) * math.log(d) / m**0.25
+    )
+    return check_constant(constant) * math.log(t) * (statistical_term + privacy_term)
 
 
 def corollary_2_3(
@@ -332,6 +334,6 @@ def corollary_2_3(
         check_experts(experts),
     )
     alpha = number("lipschitz", lipschitz, above=0)
-    first = alpha * math.sqrt(t * math.log(d) / m)
-    second = math.sqrt(alpha) * math.log(d) / m**0.25 / check_epsilon(epsilon)
-    return check_constant(constant) * math.log(t) * (first + second)
+    statistical_term = alpha * math.sqrt(t * math.log(d) / m)
+    privacy_term = math.sqrt(alpha) * math.log(d) / m**0.25 / check_epsilon(epsilon)
+    return check_constant(constant) * math.log(t) * (statistical_term + privacy_term)

@@ -191,7 +191,7 @@ def check_combination(plan: Plan) -> None:
             not noisy_trigger or protocol.id == "silo-ldp-prefix"
         ),
     }
-    broken_rules = [rule for rule, holds in rules.items() if not holds]
+    broken_rules = [rule for rule, is_satisfied in rules.items() if not is_satisfied]
     if broken_rules:
         raise InputError(
             f"the plan must have {' and '.join(broken_rules)}; other plans have no account"
@@ -391,7 +391,7 @@ def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
         and np.array_equal(plan.factor.matrix, mechanism.prefix_weights),
         "constant feature": (mechanism.centred is None) == (centred is None),
     }
-    wrong = [name for name, holds in rules.items() if not holds]
+    wrong = [name for name, agrees in rules.items() if not agrees]
     if wrong:
         raise InputError(
             f"the plan's {', '.join(wrong)} must be {'that' if len(wrong) == 1 else 'those'} of "

@@ -266,7 +266,7 @@ def keeping(
     progress: Progress | None,
     stage: int = 0,
 ) -> Progress:
-    """Return a progress function for a run after ``rounds_done`` rounds that also writes snapshots."""
+    """Return a progress function that writes snapshots, for a run after ``rounds_done`` rounds."""
 
     def write_snapshot(snapshot: Snapshot) -> None:
         snapshot.write(rounds_done, run.numbers(), states, stage)
@@ -289,13 +289,13 @@ def run_rounds(
     """Run rounds first..last of a batch of runs, in calls of about ``CALL_SECONDS`` each."""
     step = rounds_per_call or 16
     while first <= last:
-        until = min(first + step - 1, last)
+        call_end = min(first + step - 1, last)
         start = time.perf_counter()
-        run.simulate(first, until)
+        run.simulate(first, call_end)
         seconds = time.perf_counter() - start
         if progress is not None:
-            progress(until - first + 1)
-        first = until + 1
+            progress(call_end - first + 1)
+        first = call_end + 1
         if rounds_per_call is None:
             step = max(1, min(4 * step, int(step * CALL_SECONDS / max(seconds, 1e-6))))
 

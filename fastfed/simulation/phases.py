@@ -118,11 +118,11 @@ def run_phases(
             progress(rounds_done)
     on_progress = compiled.keeping(run, [greedy], rounds_done, snapshot, progress, GREEDY)
     released = np.zeros(len(checkpoints), np.int64)
-    for phase, first, last in rounds_between(plan):
-        if first - 1 > until:
+    for phase, first_round, last_round in rounds_between(plan):
+        if first_round - 1 > until:
             break
-        released += checkpoints >= first - 1
-        if stage == GREEDY and first <= rounds_done:
+        released += checkpoints >= first_round - 1
+        if stage == GREEDY and first_round <= rounds_done:
             averager.releases += 1  # this release precedes the snapshot
         else:
             estimates = linalg.least_squares(state["batch"], plan.dimension)
@@ -132,7 +132,7 @@ def run_phases(
             state["batch"][:] = 0.0
             greedy["theta"][0] = model
             run.forget()
-        through(run, max(first, rounds_done + 1), min(last, until), on_progress)
+        through(run, max(first_round, rounds_done + 1), min(last_round, until), on_progress)
     return released, model
 
 

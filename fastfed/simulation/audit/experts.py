@@ -50,7 +50,7 @@ def chosen(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> Chosen:
                 client.receive(choices[-1])
         for client, loss in zip(clients, round_losses, strict=True):
             client.observe(loss)
-    return tuple(c.expert for c in choices if c.expert is not None)
+    return tuple(choice.expert for choice in choices if choice.expert is not None)
 
 
 # ---- fed-svt ------------------------------------------------------------------------------------
