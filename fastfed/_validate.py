@@ -204,8 +204,8 @@ def integer(
 ) -> int:
     """Return value as an int inside the given bounds (2.0 and True are not integers)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        whole = isinstance(value, (float, np.floating)) and math.isfinite(value)
-        remedy = f": write {int(value)}" if whole and int(value) == value else unquoted(value)  # type: ignore[call-overload]
+        is_float = isinstance(value, (float, np.floating)) and math.isfinite(value)
+        remedy = f": write {int(value)}" if is_float and int(value) == value else unquoted(value)  # type: ignore[call-overload]
         raise InputError(f"{name} must be an integer, got {show(value)}{remedy}")
     result = int(value)
     if (at_least is not None and result < at_least) or (at_most is not None and result > at_most):
@@ -248,8 +248,12 @@ def array(
     finite: bool = True,
 ) -> np.ndarray:
     """Return value as a C-contiguous array of dtype; None in shape leaves that axis free."""
-    ready = type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous
-    result = value if ready and value.flags.aligned else _converted(name, value, dtype)
+    needs_no_conversion = (
+        type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous
+    )
+    result = (
+        value if needs_no_conversion and value.flags.aligned else _converted(name, value, dtype)
+    )
     if ndim is not None and result.ndim != ndim:
         axes = f"{ndim} axes" if ndim != 1 else "1 axis"
         raise InputError(f"{name} must have {axes}, got shape {result.shape}")
@@ -262,8 +266,8 @@ def array(
             wanted = f"({wanted},)" if len(shape) == 1 else f"({wanted})"
             raise InputError(f"{name} must have shape {wanted}, got {result.shape}")
     if finite and result.dtype.kind == "f" and not np.isfinite(result).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
-        raise InputError(f"{name} must be finite, got {result[where]} at index {where}")
+        index = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
+        raise InputError(f"{name} must be finite, got {result[index]} at index {index}")
     return result
 
 
@@ -284,10 +288,10 @@ class Once:
     """
 
     def __new__(cls, *args: Any, **keys: Any) -> Any:
-        made: Any = super().__new__(cls)
-        made._process = os.getpid()
-        made._turn = threading.RLock()
-        return made
+        instance: Any = super().__new__(cls)
+        instance._process = os.getpid()
+        instance._turn = threading.RLock()
+        return instance
 
     def _refuse(self, what: str) -> NoReturn:
         """Raise InputError, because this object cannot be copied, pickled or shared."""

@@ -165,7 +165,7 @@ class Verdict:
         Labels of candidates that cannot be distinguished from the best: their paired difference is
         within two standard errors of 0.
     against_alone : (float, float)
-        Regret of the best candidate minus that of the local baseline, for one silo: mean and
+        Regret of the best candidate minus the regret of the local baseline, for one silo: mean and
         standard error of the paired difference.
     helps : bool
         True if the best candidate has less regret than the local baseline, by more than two
@@ -176,7 +176,7 @@ class Verdict:
     sentence : str
         The verdict in words.
     alone : str
-        Name of the local baseline used, the better one.
+        Name of the local baseline used: the better one.
     """
 
     trust: str
@@ -289,8 +289,8 @@ class Advice:
         dict
             All fields by name, at every depth. Tuples become lists, non-finite numbers None.
         """
-        found: dict[str, Any] = plain(asdict(self))
-        return found
+        builtins_dict: dict[str, Any] = plain(asdict(self))
+        return builtins_dict
 
     def identity(self) -> dict[str, Any]:
         """Return the tables of a spec with the recommended systems and the baselines.
@@ -349,7 +349,7 @@ def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]
 
 
 def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
-    """Say how the last stage was simulated.
+    """Return a sentence on how the last stage was simulated.
 
     ``falling`` is True if regret of local models was extrapolated with a decreasing pace.
     """
@@ -371,7 +371,7 @@ def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
 
 
 def unequal_text(held: Sequence[int], horizon: int) -> str:
-    """Say that silos hold unequal numbers of records, and how this affects the results."""
+    """Return a note on unequal numbers of records per silo, and how they affect the results."""
     return (
         f"silos hold from {min(held)} to {max(held)} records, and each is simulated for {horizon} "
         "rounds: a silo with more of them gains less by sharing than the figures say, and the "
@@ -393,7 +393,7 @@ def verdict_text(
     differ: bool,
     fallback: float | None,
 ) -> str:
-    """Say whether to share under a trust model, by which system, and at what price.
+    """Return the verdict in words: whether to share, by which system, and at what price.
 
     ``regrets`` has the regrets of the last stage by name. ``differ`` is True if silos may differ,
     so that one model for all may lose even without privacy. ``looked`` is True if the break-even
@@ -415,7 +415,7 @@ def _alone(verdict: Verdict, regrets: Mapping[str, Regret]) -> str:
 
 
 def _shared(verdict: Verdict, regrets: Mapping[str, Regret], differ: bool) -> str:
-    """Say which system to share by, and what privacy costs."""
+    """Return the text that recommends a system to share by, and states what privacy costs."""
     best, not_private = regrets[verdict.best], regrets["no privacy"]
     alone = _alone(verdict, regrets)
     text = f"share by {verdict.best}: regret {figure(best)} per silo, alone {alone}; "
@@ -438,7 +438,7 @@ def _apart(
     looked: bool,
     differ: bool,
 ) -> str:
-    """Say that sharing does not pay, and from which epsilon or number of silos it would."""
+    """Return the text that advises against sharing, with the epsilon from which it would pay."""
     best, alone = regrets[verdict.best], regrets[verdict.alone]
     not_private, random = regrets["no privacy"], regrets["random"]
     mean, stderr = verdict.against_alone
@@ -455,8 +455,8 @@ def _apart(
         comparison_chance = "no less than" if best.mean >= random.mean else "not clearly less than"
         text += f", and {comparison_chance} chance with {figure(random)}"
     if not_private.mean >= alone.mean:
-        what = "one model for all" if differ else "sharing"
-        text += f"; nor would {what} without privacy help ({figure(not_private)})"
+        shared_model = "one model for all" if differ else "sharing"
+        text += f"; nor would {shared_model} without privacy help ({figure(not_private)})"
     if not looked:
         return text
     thresholds = []

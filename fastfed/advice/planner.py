@@ -309,18 +309,18 @@ class _Search:
 
         If two candidates release at the same rounds and one is noisier, it is not simulated.
         """
-        known_labels = {one.label for one in self.made[trust]}
+        known_labels = {candidate.label for candidate in self.made[trust]}
         candidates, failed = made_of(self.question, trust, wanted)
-        candidates = [one for one in candidates if one.label not in known_labels]
+        candidates = [candidate for candidate in candidates if candidate.label not in known_labels]
         self.left_out.update(failed)
         self.made[trust] += candidates
         to_simulate = []
-        for one in candidates:
-            less_noisy = next((o for o in candidates if noisier(one, o)), None)
+        for candidate in candidates:
+            less_noisy = next((other for other in candidates if noisier(candidate, other)), None)
             if less_noisy is None:
-                to_simulate.append(one)
+                to_simulate.append(candidate)
             else:
-                self.remarks[one.label] = f"not simulated: noisier than {less_noisy.label}"
+                self.remarks[candidate.label] = f"not simulated: noisier than {less_noisy.label}"
         return to_simulate
 
     def stage(self, name: str, going: Sequence[Contender], share: float) -> None:
@@ -335,13 +335,15 @@ class _Search:
     def screen(self) -> None:
         """Simulate all candidates on a coarse grid of batch sizes."""
         to_simulate = [
-            one for trust in self.asked for one in self.add(trust, recipes(self.question, trust))
+            candidate
+            for trust in self.asked
+            for candidate in self.add(trust, recipes(self.question, trust))
         ]
         self.asked = [trust for trust in self.asked if self.made[trust]]
         if not self.asked:
             name, reason = next(iter(self.left_out.items()))
             raise InputError(f"no system gives this guarantee, not even {name}: {reason}")
-        self.stage("screened", [contender(one) for one in to_simulate], SCREENED)
+        self.stage("screened", [contender(candidate) for candidate in to_simulate], SCREENED)
 
     def refine(self) -> None:
         """Simulate the best few of each trust model, and variations of the best in one choice."""
@@ -353,14 +355,16 @@ class _Search:
             rankings = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
             self.made[trust] += rankings
             to_simulate += rankings
-        self.stage("refined", [contender(one) for one in to_simulate], REFINED)
+        self.stage("refined", [contender(candidate) for candidate in to_simulate], REFINED)
 
     def finish(self) -> None:
         """Simulate the finalists together with the baselines."""
         finalists = [
-            one for trust in self.asked for one in self.ranked(trust, "refined")[:FINALISTS]
+            candidate
+            for trust in self.asked
+            for candidate in self.ranked(trust, "refined")[:FINALISTS]
         ]
-        contenders = [contender(one) for one in finalists]
+        contenders = [contender(candidate) for candidate in finalists]
         for name, _, keys in self.baselines:
             plan = baseline(self.question, keys).plan
             contenders.append(Contender(name, plan, federated=name == "no privacy"))
@@ -373,11 +377,11 @@ class _Search:
         """
         regrets = self.halving.regrets
         simulated = [
-            one
-            for one in self.made[trust]
-            if one.label in regrets and stage in (None, regrets[one.label].stage)
+            candidate
+            for candidate in self.made[trust]
+            if candidate.label in regrets and stage in (None, regrets[candidate.label].stage)
         ]
-        return sorted(simulated, key=lambda one: regrets[one.label].mean)
+        return sorted(simulated, key=lambda candidate: regrets[candidate.label].mean)
 
     def advice(self, table: dict[str, Any]) -> Advice:
         """Return the complete answer."""
@@ -394,9 +398,16 @@ class _Search:
         rows = []
         for trust in self.asked:
             order = self.ranked(trust, "final")
-            order += [o for o in self.ranked(trust, "refined") + self.ranked(trust, "screened")]
-            order += [o for o in self.made[trust] if o.label not in self.halving.regrets]
-            rows += [self.row(one) for one in order]
+            order += [
+                candidate
+                for candidate in self.ranked(trust, "refined") + self.ranked(trust, "screened")
+            ]
+            order += [
+                candidate
+                for candidate in self.made[trust]
+                if candidate.label not in self.halving.regrets
+            ]
+            rows += [self.row(entry) for entry in order]
         colluders = problem.silos // 3 if question.colluders is None else question.colluders
         return Advice(
             silos=problem.silos,
@@ -433,51 +444,55 @@ class _Search:
         system = registered(keys["algorithm"]).make(settings, self.question.problem)
         return privacy_text(system.certificate.to_builtins()).short
 
-    def row(self, one: Choice) -> Candidate:
+    def row(self, candidate: Choice) -> Candidate:
         """Return the answer's entry for a candidate."""
-        certificate, plan, bound = one.system.certificate, one.plan, one.bound
+        certificate, plan, bound = candidate.system.certificate, candidate.plan, candidate.bound
         assert certificate.exact is not None
         bits = plan.bits_up_of(plan.releases) + plan.bits_down_of(plan.releases)
         return Candidate(
-            label=one.label,
-            trust=one.trust,
-            protocol=one.protocol,
-            release=one.release,
-            batch_size=one.batch_size,
+            label=candidate.label,
+            trust=candidate.trust,
+            protocol=candidate.protocol,
+            release=candidate.release,
+            batch_size=candidate.batch_size,
             epsilon=certificate.exact.epsilon,
             delta=certificate.exact.delta,
             node_std=dict(certificate.noise_std),
-            noise_std=one.noise_std,
+            noise_std=candidate.noise_std,
             bound=bound,
             vacuous=None if bound is None else bound >= plan.horizon,
             bytes_sent=-(-bits // 8),
-            regret=self.halving.regrets.get(one.label),
-            remark=self.remarks.get(one.label, ""),
-            keys=one.keys,
-            batches=one.batches_text,
+            regret=self.halving.regrets.get(candidate.label),
+            remark=self.remarks.get(candidate.label, ""),
+            keys=candidate.keys,
+            batches=candidate.batches_text,
             releases=plan.releases,
-            bonus=one.plan.ranking,
-            centred=one.variant.centred,
-            share_until=one.variant.until,
-            fallback_epsilon=one.fallback,
+            bonus=candidate.plan.ranking,
+            centred=candidate.variant.centred,
+            share_until=candidate.variant.until,
+            fallback_epsilon=candidate.fallback,
         )
 
     def verdict(self, trust: str) -> Verdict:
         """Compare the best of the last stage with the others and with each silo alone."""
         halving, question = self.halving, self.question
         best, *others = self.ranked(trust, "final")
-        not_worse = tuple(o.label for o in others if level(halving.difference(best.label, o.label)))
-        alone = min(
+        not_worse = tuple(
+            other.label for other in others if level(halving.difference(best.label, other.label))
+        )
+        local_baseline = min(
             (name for name in (ALONE, LESS) if name in halving.regrets),
             key=lambda name: halving.regrets[name].mean,
         )
-        difference_to_alone = halving.difference(best.label, alone)
+        difference_to_alone = halving.difference(best.label, local_baseline)
         helps = difference_to_alone[0] < 0.0 and not level(difference_to_alone)
-        share = THRESHOLDS * self.seconds / len(self.asked)
+        seconds_share = THRESHOLDS * self.seconds / len(self.asked)
         pays_from: tuple[float | None, int | None] = (None, None)
-        looked = not helps and scalable(halving.environment)
-        if looked:
-            pays_from = break_even(question, best, halving, share, halving.regrets[alone].mean)
+        searched = not helps and scalable(halving.environment)
+        if searched:
+            pays_from = break_even(
+                question, best, halving, seconds_share, halving.regrets[local_baseline].mean
+            )
         trusted = trusted_text(trust, question.problem.silos, question.colluders)
         verdict = Verdict(
             trust,
@@ -488,19 +503,19 @@ class _Search:
             helps,
             *pays_from,
             sentence="",
-            alone=alone,
+            alone=local_baseline,
         )
         sentence = verdict_text(
             verdict,
             halving.regrets,
             budget=(question.epsilon, question.delta),
-            looked=looked,
+            looked=searched,
             differ=question.differ,
             fallback=best.fallback,
         )
         return dataclasses.replace(verdict, sentence=sentence)
 
 
-def contender(one: Choice) -> Contender:
+def contender(candidate: Choice) -> Contender:
     """Return the contender (plan and noise to simulate) for a candidate."""
-    return Contender(one.label, one.plan, one.node)
+    return Contender(candidate.label, candidate.plan, candidate.node)

@@ -27,19 +27,19 @@ from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.simulation import dispatch
 from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 
-# ---- Simulating M silos by fewer silos, and the cost of a simulation
-# ------------------------------ With lazy updates all silos choose from the same released
-# statistics. What they add to the next release is a sum of M B terms of one distribution. If m
-# silos are simulated and each round counts q = M / m times, the sum is the same in expectation.
-# Instead of multiplying rounds by q, everything else is divided: privacy noise, lambda, c, E and
-# phi by q, and the radius of reward noise and the reward noise itself by sqrt(q), because reward
-# noise averages over q rounds. Then V, u and both bonuses equal those of M silos up to a factor
-# that cancels. The widths of the sieve are divided by sqrt(q), as both bonuses are. Two
-# things are not reproduced: the sampling error of the contexts in a batch is sqrt(q) times too
-# large, and rewards are not Bernoulli. With m = M nothing is scaled and the distribution is exact;
-# only the sum of M Gaussian noises matters, so only the sum is drawn. Noise of shuffled bits is
-# drawn from a normal approximation unless ``bits`` is set. A plan with local rounds is simulated
-# unscaled, because each silo subtracts its own noisy message from the sum.
+# ---- Simulating M silos by fewer silos, and the cost of a simulation -----------------------------
+# With lazy updates all silos choose from the same released statistics. Together they add to the
+# next release a sum of M B terms of one distribution. If m silos are simulated and each round
+# counts q = M / m times, the sum is the same in expectation. Instead of multiplying rounds by q,
+# everything else is divided: privacy noise, lambda, c, E and phi by q, and the radius of reward
+# noise and the reward noise itself by sqrt(q), because reward noise averages over q rounds. Then
+# V, u and both bonuses equal those with M silos up to a factor that cancels. The widths of
+# the sieve are divided by sqrt(q), as both bonuses are. Two things are not reproduced: the
+# sampling error of the contexts in a batch is sqrt(q) times too large, and rewards are not
+# Bernoulli. With m = M nothing is scaled and the distribution is exact; only the sum of M
+# Gaussian noises matters, so only the sum is drawn. Noise of shuffled bits is drawn from a normal
+# approximation unless ``bits`` is set. A plan with local rounds is simulated unscaled, because
+# each silo subtracts its own noisy message from the sum.
 
 #: Environments whose silos have the same model and whose reward noise can be scaled.
 SCALABLE = (Sphere, Gap, FixedSet)
@@ -257,7 +257,7 @@ class SuccessiveHalving:
 
     def finals(self, contenders: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
         """Return one silo's regret over the horizon, (R, contenders). See `scaled_plan`."""
-        first, self.replicate = self.replicate, self.replicate + size.replicates
+        first_replicate, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
         last_mark = int(np.searchsorted(marks, size.rounds))
         # Groups of contenders run in parallel, because threads inside one simulation would wait for
@@ -283,7 +283,9 @@ class SuccessiveHalving:
             """Simulate one group of contenders on one replicate, and return their regrets."""
             replicate, part = work
             kind, group = parts[part]
-            opened_environment = environments[kind].open(self.seed, first + replicate, size.silos)
+            opened_environment = environments[kind].open(
+                self.seed, first_replicate + replicate, size.silos
+            )
             assert isinstance(opened_environment, native_environments.Environment)
             group_plans = [plans[i] for i in group]
             outcomes = dispatch.run(
@@ -416,7 +418,7 @@ def break_even(
         contenders, variants = [], [best]
         if isinstance(best.batches, int):
             shortest = batch_sizes(halving.horizon)[0]
-            sizes = sorted({max(shortest, best.batches // by) for by in (1, 8)})
+            sizes = sorted({max(shortest, best.batches // divisor) for divisor in (1, 8)})
             variants = [replace(best, batches=size) for size in sizes]
         for variant in variants:
             try:

@@ -81,9 +81,9 @@ NOT_SHARED = (
 
 
 def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
-    """Say who is trusted under a trust model."""
-    counted = silos // 3 if colluders is None else colluders
-    return TRUST[trust][0].format(colluders=counted, silos=silos)
+    """Return a text on who is trusted under a trust model."""
+    colluders_text = silos // 3 if colluders is None else colluders
+    return TRUST[trust][0].format(colluders=colluders_text, silos=silos)
 
 
 # ---- Batches -------------------------------------------------------------------------------------
@@ -404,8 +404,8 @@ def recipes(question: Question, trust: str) -> list[Recipe]:
     if question.differ and trust != "shuffle":
         protocol, release = TRUST[trust][1][0]
         for until in shared_rounds(horizon):
-            kept = replace(first, until=until)
-            to_try.append((protocol, release, GROWING_SHARED, kept))
+            variant_with_sharing = replace(first, until=until)
+            to_try.append((protocol, release, GROWING_SHARED, variant_with_sharing))
     return to_try
 
 
@@ -443,14 +443,14 @@ def made_of(
     question: Question, trust: str, wanted: Iterable[Recipe]
 ) -> tuple[list[Choice], dict[str, str]]:
     """Return the candidates for recipes, and the reasons for failures by label."""
-    made, failed = [], {}
+    candidates, failed = [], {}
     for protocol, release, batches, variant in wanted:
         try:
-            made.append(question.make(trust, protocol, release, batches, variant))
+            candidates.append(question.make(trust, protocol, release, batches, variant))
         except InputError as error:
             text = f"B = {batches}" if isinstance(batches, int) else str(batches)
             failed[f"{kind(protocol, release)}, {text}{variant}"] = str(error)
-    return made, failed
+    return candidates, failed
 
 
 def noisier(a: Choice, b: Choice) -> bool:
@@ -505,11 +505,12 @@ def baselines(question: Question) -> list[tuple[str, str, dict[str, Any]]]:
         **common,
         **centre,
     }
-    alone = {"algorithm": "local-linucb", **common, **centre}
-    systems: list[tuple[str, str, dict[str, Any]]] = [(ALONE, "alone: local-linucb", alone)]
+    alone_keys = {"algorithm": "local-linucb", **common, **centre}
+    systems: list[tuple[str, str, dict[str, Any]]] = [(ALONE, "alone: local-linucb", alone_keys)]
     if question.sieves:
         less = min(SIEVES)
-        systems.append((LESS, f"alone, sieve {less:g}: local-linucb", {**alone, "sieve": less}))
+        label = f"alone, sieve {less:g}: local-linucb"
+        systems.append((LESS, label, {**alone_keys, "sieve": less}))
     systems += [
         ("no privacy", f"no privacy: fedlinucb, {growing}", no_privacy),
         ("random", "random", {"algorithm": "random"}),

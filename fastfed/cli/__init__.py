@@ -1,6 +1,6 @@
-"""The command line: thin commands that parse, call and print.
+"""The command line: commands that only parse arguments, call the package and print results.
 
-Nothing heavy is imported before a command runs: `fastfed --help` loads neither numpy nor scipy.
+No large package is imported before a command runs: `fastfed --help` loads neither NumPy nor SciPy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     import rich_click as click
-except KeyboardInterrupt:  # loading it takes a tenth of a second
+except KeyboardInterrupt:  # the import takes a tenth of a second, in which Ctrl-C may arrive
     sys.stderr.write("error: interrupted\n")
     sys.exit(130)
 
@@ -21,11 +21,11 @@ except KeyboardInterrupt:  # loading it takes a tenth of a second
 
 STDOUT = 1
 
-#: Bytes of address space that NumPy needs: with less, its BLAS waits for memory for ever. Below the
-#: second number, a failure to load or start something is most likely a lack of address space.
+#: Bytes of address space. With less than the first number, NumPy's BLAS waits for memory for ever.
+#: With less than the second, a failed import or start is most likely caused by too little of it.
 LEAST_ADDRESSES, FEW_ADDRESSES = 400_000 << 10, 4_000_000 << 10
 
-#: Errors of paths that the user names.
+#: Error numbers that mean a wrong path, for errors about paths that the user names.
 PLACES = (
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
     errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST,
@@ -33,7 +33,7 @@ PLACES = (
 
 
 def _addresses() -> int | None:
-    """Return the limit of address space (`ulimit -v`) in bytes; None without one."""
+    """Return the limit on address space (`ulimit -v`) in bytes; None without a limit."""
     try:
         import resource
     except ImportError:  # Windows
@@ -43,7 +43,7 @@ def _addresses() -> int | None:
 
 
 def _check_addresses() -> None:
-    """Refuse a limit of address space that is too small to load anything."""
+    """Raise RunFailed if the limit on address space is too small to load NumPy."""
     limit = _addresses()
     if limit is None:
         return
@@ -58,9 +58,10 @@ def _check_addresses() -> None:
 
 
 def _standard_streams() -> None:
-    """Exit if standard output is closed. If standard error is closed, discard what it gets.
+    """Exit if standard output is closed. If standard error is closed, discard its output.
 
-    Otherwise a file that is opened later would get the number of the stream, and all its text.
+    Otherwise a file that is opened later would get the number of the closed stream, and its output
+    would be written into that file.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -85,14 +86,14 @@ class Stopped(RunFailed):
 
 
 class LazyCommand(click.RichCommand):
-    """A command that is imported when it is called. Until then it only has its line of help."""
+    """A command whose module is imported when it is called; until then it only has a help line."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name=name, help=summary)
         self.module = module
 
     def load(self) -> click.Command:
-        """Import the command, which its module lists under the same name."""
+        """Import the module, and return the command that its COMMANDS lists under this name."""
         _check_addresses()
         module = importlib.import_module(f"fastfed.cli.{self.module}")
         command: click.Command = module.COMMANDS[self.name]
@@ -111,13 +112,13 @@ class LazyCommand(click.RichCommand):
 class Group(click.RichGroup):
     """A group that suggests the nearest command if there is none of the given name."""
 
-    #: Text after the suggestion.
+    #: Further text for the error message about an unknown command.
     otherwise = ""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command; UsageError with a suggestion if there is none of this name."""
+        """Return the command; raise UsageError with a suggestion for an unknown name."""
         unknown = args and not args[0].startswith("-") and args[0] not in self.commands
         if unknown and not ctx.resilient_parsing:
             from fastfed._validate import nearest
@@ -130,7 +131,7 @@ class Group(click.RichGroup):
 
 
 class LazyGroup(Group):
-    """A group of lazy commands; ``main`` turns errors into one line and an exit code."""
+    """A group of lazy commands; ``main`` converts errors to one line and an exit code."""
 
     def __init__(self, *args: Any, commands_by_module: dict[str, tuple[str, str]], **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -159,15 +160,15 @@ class LazyGroup(Group):
 def _exit_code(run: Any) -> int:
     """Run a command and return its exit code.
 
-    0: done; 1: the run failed; 2: bad input; 128 + signal: a signal ended it. Unexpected errors
-    keep their traceback.
+    0: done; 1: the run failed; 2: bad input; 128 + n: signal n ended the command. Unexpected errors
+    are raised, with their traceback.
     """
     try:
         code = run()
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # The reader of the pipe has ended.
+        # The process that reads this output has ended.
         _write_nothing_more()
         return 1
     except Stopped as error:
@@ -218,9 +219,9 @@ def _write_nothing_more() -> None:
 
 
 def _say(message: str, code: int) -> int:
-    """Print one line on standard error."""
+    """Print an error message as one line on standard error, and return ``code``."""
     line = " ".join(message.split())
-    # Messages of click are sentences; ours begin with a small letter, after "error:".
+    # click's messages are whole sentences; in this package they begin in lower case after "error:".
     if line[:1].isupper() and line[1:2].islower():
         line = line[0].lower() + line[1:].rstrip(".")
     click.echo(f"error: {line}", err=True)
@@ -229,37 +230,37 @@ def _say(message: str, code: int) -> int:
 
 # ---- The commands --------------------------------------------------------------------------------
 
-#: name: (module, what `fastfed --help` says). A new command is one file and one line here.
+#: Module and help line of each command. A new command needs one file, and a line here.
 COMMANDS = {
     "list": (
         "doctor",
-        "Algorithms, environments, mechanisms, scores and figures by name.",
+        "List algorithms, environments, mechanisms, scores and figures by name.",
     ),
-    "run": ("run", "Run the experiment of a spec, or what is missing of it."),
+    "run": ("run", "Simulate the experiment of a spec, or the missing part of it."),
     "reproduce": ("run", "Reproduce figures of the papers, or all of them."),
     "spec": ("run", "Print the spec of a figure."),
-    "results": ("run", "Results of an output folder: table, JSON or CSV."),
-    "report": ("run", "Write page, pictures and tables of an output folder again."),
+    "results": ("run", "Print the results of an output folder as a table, JSON or CSV."),
+    "report": ("run", "Write the report, figure files and tables of an output folder again."),
     "compare": ("run", "Compare two output folders, curve by curve."),
-    "privacy": ("privacy", "Privacy certificates of a spec, without running it."),
+    "privacy": ("privacy", "Print the privacy certificates of a spec, without running it."),
     "calibrate": ("privacy", "Calibrate the noise of a mechanism for a privacy budget."),
     "plan": (
         "privacy",
-        "Choose protocol, release and batches, or decide against sharing.",
+        "Recommend a protocol, release and batches, or advise against sharing.",
     ),
     "audit": (
         "privacy",
-        "Audit a mechanism or a system: attack it, and bound the privacy it loses.",
+        "Audit a mechanism or a system: attack it, and print a lower bound on its epsilon.",
     ),
     "deploy": (
         "deploy",
-        "Plan a federation of real silos, join it, and look at it.",
+        "Plan a federation of real silos, join it, and inspect it.",
     ),
     "serve": ("deploy", "Run the hub of a federation from its FOLDER."),
     "silo": ("deploy", "Run a silo from its FOLDER; its application talks to silo.sock there."),
-    "helper": ("deploy", "Run the helper, who holds the other shares of a sum, from its FOLDER."),
-    "ledger": ("deploy", "Look at a silo's budget, or verify a party's log."),
-    "bench": ("doctor", "Measure the compiled driver against a plain loop in NumPy."),
+    "helper": ("deploy", "Run the helper, which holds the second shares of sums, from its FOLDER."),
+    "ledger": ("deploy", "Print a silo's spent budget, or verify a party's log."),
+    "bench": ("doctor", "Compare the speed of the compiled driver with a plain loop in NumPy."),
     "doctor": ("doctor", "Check this installation and its data."),
     "completion": ("completion", "Print the script that completes `fastfed` in bash, zsh or fish."),
 }
@@ -297,7 +298,7 @@ def _show_warnings_plainly() -> None:
     """Print warnings of fastfed as one sentence. Warnings of other packages stay as they are."""
     import warnings
 
-    others = warnings.showwarning
+    show_by_default = warnings.showwarning
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
@@ -305,13 +306,13 @@ def _show_warnings_plainly() -> None:
         if category is UserWarning and filename.startswith(os.path.dirname(__path__[0]) + os.sep):
             click.echo(f"warning: {message}", err=True)
         else:
-            others(message, category, filename, *rest, **more)
+            show_by_default(message, category, filename, *rest, **more)
 
     warnings.showwarning = show
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line; the entry point of the script `fastfed`."""
     _standard_streams()
     _show_warnings_plainly()
     try:

@@ -1,11 +1,11 @@
-"""`fastfed completion`: what a shell needs to complete commands, options and files."""
+"""`fastfed completion`: the script with which a shell completes commands, options and files."""
 
 from __future__ import annotations
 
 import rich_click as click
 from click.shell_completion import get_completion_class
 
-#: Shell: the line to write, once, where it starts.
+#: For each shell, the line to add to its start-up file, and the name of this file.
 LINES = {
     "bash": 'eval "$(fastfed completion bash)"  # in ~/.bashrc',
     "zsh": 'eval "$(fastfed completion zsh)"   # in ~/.zshrc, after compinit',
@@ -13,13 +13,13 @@ LINES = {
 }
 
 
-@click.command(epilog="\n\n".join(["To switch it on:", *LINES.values()]))
+@click.command(epilog="\n\n".join(["To switch completion on:", *LINES.values()]))
 @click.argument("shell", type=click.Choice(list(LINES)))
 def completion(shell: str) -> None:
     """Print the script that completes `fastfed` in bash, zsh or fish.
 
-    Commands, options, choices and files are completed. The script asks the installed `fastfed`,
-    so it stays right when that is upgraded.
+    Commands, options, choices and files are completed. The script calls the installed `fastfed`,
+    so it remains correct after an upgrade.
     """
     from fastfed.cli import cli
 

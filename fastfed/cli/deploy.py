@@ -28,17 +28,17 @@ LONGEST_STATUS = 1 << 24
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-#: Seconds that a stopped party has to end its work, and then to finish a write.
+#: Seconds that a party has after a signal: to end its work, and then to finish a write.
 ENDING, WRITING = 2.5, 1.0
-#: Seconds between two looks of the main thread for a signal that a different thread received.
+#: Seconds after which the main thread wakes, to handle a signal that a different thread received.
 LOOK = 0.25
 
 
 def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
-    """Run a party's work in a thread until a signal comes; then end this process with code 0.
+    """Run a party's work in a thread until a signal arrives; then end this process with code 0.
 
-    The main thread only waits, so the work cannot delay a signal. Everything that was answered is
-    durable, so work that does not end in time can be abandoned.
+    The main thread only waits, so the work cannot delay a signal. Everything that a party has
+    answered is stored on disk, so work that does not end in time can be abandoned.
     """
     stop, ended = threading.Event(), Future[None]()
 
@@ -52,7 +52,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
     threading.Thread(target=run, daemon=True).start()
     with _signals.noted() as signals:
         while not (signals or ended.done()):
-            # Not one long wait: a signal that a different thread receives would not interrupt it.
+            # A single long wait would not be interrupted by a signal that another thread receives.
             wait([ended], LOOK)
         if not signals:
             ended.result()
@@ -103,7 +103,7 @@ def party(command: F) -> F:
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; others need --cert.",
+    help="Address to listen on; any other address needs --cert.",
 )
 @click.option(
     "--port",
@@ -113,9 +113,9 @@ def party(command: F) -> F:
     help="Port to listen on.",
 )
 @click.option("--cert", type=FILE, help="Certificate (PEM) for TLS 1.3.")
-@click.option("--key", type=FILE, help="Its key (PEM).")
-@click.option("--client-ca", type=FILE, help="Authority (PEM) of clients: mutual TLS.")
-@click.option("--log-json", is_flag=True, help="Log lines of JSON, without values.")
+@click.option("--key", type=FILE, help="Private key of the certificate (PEM).")
+@click.option("--client-ca", type=FILE, help="Authority (PEM) of client certificates: mutual TLS.")
+@click.option("--log-json", is_flag=True, help="Log lines of JSON, without values of records.")
 @party
 def serve(
     folder: Path,
@@ -139,7 +139,7 @@ def serve(
 
 
 def json_log(process: Any, wanted: bool) -> Any:
-    """Create a log of JSON lines on standard error; None if it is not wanted."""
+    """Return a log of JSON lines on standard error; None if ``wanted`` is false."""
     from fastfed.deployment.observe import JsonLog
 
     return JsonLog(sys.stderr, process.party.name) if wanted else None
@@ -148,20 +148,24 @@ def json_log(process: Any, wanted: bool) -> Any:
 def dialling(command: Any) -> Any:
     """Add the options of parties that connect to the hub to a command."""
     for option in (
-        click.option("--log-json", is_flag=True, help="Log lines of JSON, without values."),
+        click.option(
+            "--log-json", is_flag=True, help="Log lines of JSON, without values of records."
+        ),
         click.option(
             "--every",
             default=5.0,
             show_default=True,
-            help="Seconds between two questions to the hub.",
+            help="Seconds between two polls of the hub.",
         ),
-        click.option("--key", type=FILE, help="Its key (PEM)."),
-        click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one."),
+        click.option("--key", type=FILE, help="Private key of the certificate (PEM)."),
+        click.option(
+            "--cert", type=FILE, help="Certificate of this party (PEM), if the hub requires one."
+        ),
         click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM)."),
         click.option(
             "--courier",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="Instead of --hub: socket through which another transport brings messages.",
+            help="Instead of --hub: socket to which a courier brings the hub's messages.",
         ),
         click.option("--hub", help="Address of the hub, https://..."),
     ):
@@ -194,10 +198,10 @@ def dialled(
 
 
 def one_way(hub: str | None, courier: Path | None, every: float) -> None:
-    """Refuse a party with no way to the hub or with two, and an interval that is not valid."""
+    """Raise InputError unless exactly one of --hub and --courier is given and --every is valid."""
     number("every", every, above=0, at_most=86400)
     if (hub is None) == (courier is None):
-        raise InputError("the way to the hub must be one of --hub and --courier")
+        raise InputError("exactly one of --hub and --courier must be given")
 
 
 def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
@@ -219,13 +223,11 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @click.command()
 @click.argument("folder", type=FOLDER)
 @dialling
-@click.option("--dataset", help="Entry of the ledger that is charged: that of join.")
-@click.option(
-    "--ledger", type=click.Path(dir_okay=False), help="Where the ledger is, if it was moved."
-)
+@click.option("--dataset", help="Dataset that the ledger charges: the one given to join.")
+@click.option("--ledger", type=click.Path(dir_okay=False), help="Path of the ledger, if it moved.")
 @click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
 @click.option(
-    "--metrics", type=click.IntRange(1, 65535), help="Port of this machine: GET /metrics."
+    "--metrics", type=click.IntRange(1, 65535), help="Port on this machine for GET /metrics."
 )
 @party
 def silo(
@@ -269,7 +271,7 @@ def say(text: str) -> None:
 
 
 def replay_of(process: Any, source: Path) -> Any:
-    """Create the replay of a source's rows; InputError if any row does not fit the plan."""
+    """Return the replay of a source's rows. Raise InputError if a row does not fit the plan."""
     from fastfed.deployment.data import cases, load_source
     from fastfed.deployment.replay import Replay
 
@@ -291,7 +293,7 @@ def helper(
     every: float,
     log_json: bool,
 ) -> None:
-    """Run the helper, who holds the other shares of a sum, from its FOLDER."""
+    """Run the helper, which holds the second shares of sums, from its FOLDER."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment.sums import Helper
 
@@ -307,7 +309,7 @@ def helper(
 
 @click.group(cls=Group)
 def deploy() -> None:
-    """Plan a federation of real silos, join it, and look at it."""
+    """Plan a federation of real silos, join it, and inspect it."""
 
 
 @deploy.command()
@@ -315,7 +317,7 @@ def deploy() -> None:
 def keys(folder: Path) -> None:
     """Make the secret of a party in FOLDER, and print its public keys for the spec.
 
-    Where there is a secret it stays, and its public keys are printed.
+    An existing secret is never replaced: then only its public keys are printed.
     """
     from fastfed.deployment import folder as folders
 
@@ -328,7 +330,7 @@ def keys(folder: Path) -> None:
 
 
 def compiled(spec: Path, made_of: Callable[[str], Any]) -> Any:
-    """Convert the text of a spec file by a function; errors name the file."""
+    """Return ``made_of`` of the text of a spec file; errors name the file."""
     try:
         return made_of(spec.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
@@ -343,8 +345,8 @@ def say_if_over(plan: Any) -> None:
     if time.time() >= last:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last))
         say(
-            f"note: the last period of the plan's calendar ended at {when}: nothing is learned by "
-            "it; a new plan needs a later start"
+            f"note: the last period of the plan's calendar ended at {when}: the plan learns "
+            "nothing; make a plan with a later start"
         )
 
 
@@ -391,15 +393,19 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
 @deploy.command()
 @click.argument("folder", type=FOLDER)
 @click.argument("plan", type=FILE)
-@click.option("--epsilon", type=float, help="Of a silo: the most that may be spent on the dataset.")
-@click.option("--delta", type=float, help="The delta of that epsilon.")
-@click.option("--dataset", help="Entry of the ledger; by default records, or that of --extends.")
-@click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="Its ledger.")
-@click.option("--extends", type=FOLDER, help="Folder of the plan that this one continues.")
+@click.option(
+    "--epsilon", type=float, help="A silo's ceiling: the most that it may spend on the dataset."
+)
+@click.option("--delta", type=float, help="The delta of the ceiling.")
+@click.option("--dataset", help='Dataset to charge; by default "records", or the one of --extends.')
+@click.option(
+    "--ledger", type=click.Path(dir_okay=False, path_type=Path), help="Ledger file to charge."
+)
+@click.option("--extends", type=FOLDER, help="Folder of the plan that this plan continues.")
 @click.option(
     "--second-ledger",
     is_flag=True,
-    help="Charge another ledger than the earlier plan did; the ledger notes it.",
+    help="Charge a different ledger than the earlier plan; the ledger records this.",
 )
 def join(
     folder: Path,
@@ -413,10 +419,10 @@ def join(
 ) -> None:
     """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling.
 
-    A plan that continues another is joined with --extends: secret, ledger and dataset are then
-    those of the earlier folder, and it is refused if the ceiling does not hold both. Another
-    ledger or dataset would begin at nothing spent: it needs --second-ledger, which is written down
-    in it, and which `fastfed ledger show` prints.
+    To join a plan that continues an earlier plan, pass --extends. The secret, the ledger and the
+    dataset are then taken from the earlier folder, and the plan is refused if both plans together
+    exceed the ceiling. In a different ledger or dataset nothing would be spent yet, so this needs
+    --second-ledger. The ledger records the choice, and `fastfed ledger show` prints it.
     """
     from fastfed.deployment import folder as folders
 
@@ -431,7 +437,7 @@ def join(
         if below_plan and ceiling[1] <= exact.delta:
             say(
                 f"note: the ceiling epsilon = {ceiling[0]:g} is below the plan's "
-                f"{plan_epsilon:.6g}: what would pass it is not sent"
+                f"{plan_epsilon:.6g}: reports that would exceed the ceiling are not sent"
             )
     say_if_over(joined)
     # Notes come first, because a reader of this output may stop at its first line.
@@ -443,7 +449,7 @@ def join(
 @click.argument("plan", type=FILE)
 @click.argument("source", type=FILE)
 def check(plan: Path, source: Path) -> None:
-    """Say whether the table of a SOURCE (TOML) fits PLAN, and what of it would be learned."""
+    """Report whether the table of a SOURCE (TOML) fits PLAN, and how many rows would be learned."""
     from fastfed.deployment.data import load_source, surveyed
     from fastfed.deployment.plans import load
     from fastfed.deployment.replay import survey
@@ -463,7 +469,7 @@ def check(plan: Path, source: Path) -> None:
 @deploy.command()
 @click.argument("folder", type=FOLDER)
 def recover(folder: Path) -> None:
-    """Make up for reports that the running silo of FOLDER sent, and that its state has not."""
+    """Restore, for the running silo of FOLDER, reports that were sent but that its state lacks."""
     from fastfed.deployment import folder as folders
 
     click.echo(json.dumps(folders.recover(folder), indent=2))
@@ -481,10 +487,10 @@ def leave(folder: Path) -> None:
 @deploy.command()
 @click.argument("hub")
 @click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM).")
-@click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one.")
-@click.option("--key", type=FILE, help="Its key (PEM).")
+@click.option("--cert", type=FILE, help="Your certificate (PEM), if the hub requires one.")
+@click.option("--key", type=FILE, help="Private key of the certificate (PEM).")
 def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Say what a HUB (https://...) waits for."""
+    """Print the status of a HUB (https://...), with what it waits for."""
     import ssl
 
     from fastfed.deployment.calls import call
@@ -496,17 +502,17 @@ def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> No
         url = hub.rstrip("/") + "/status"
         code, text = call(url, LONGEST_STATUS, context=context if secured else None)
     except OSError as error:
-        what = "is it running, and the address right?"
+        advice = "is it running, and the address right?"
         if isinstance(error, ssl.SSLCertVerificationError):
-            what = "--ca names the authority (PEM) that signed its certificate"
-        raise RunFailed(f"the hub cannot be reached at {hub} ({error}): {what}") from None
+            advice = "--ca names the authority (PEM) that signed its certificate"
+        raise RunFailed(f"the hub cannot be reached at {hub} ({error}): {advice}") from None
     if code != 200:
         raise RunFailed(f"{hub} answered {code}: is this the hub's address?")
     try:
         hub_status = parsed(json.loads, text)
         check_plain("it", hub_status, keys=False)
     except InputError as error:
-        raise RunFailed(f"what {hub} answers is no status of a hub: {error}") from None
+        raise RunFailed(f"the answer of {hub} is not the status of a hub: {error}") from None
     click.echo(json.dumps(hub_status, indent=2))
 
 
@@ -528,24 +534,24 @@ def export(folder: Path, output: Path | None) -> None:
 
 
 @deploy.command()
-@click.option("--folder", type=FOLDER, help="Where to run it; by default a temporary folder.")
+@click.option("--folder", type=FOLDER, help="Folder to run in; by default a temporary folder.")
 @click.option("--system", default="private-fedlinucb", help="System; also feducb, robin, ...")
 @click.option("--protocol", default="silo-ldp", help="Protocol of private-fedlinucb.")
-@click.option("--sum", "hidden", help="Where sums are hidden: shares (with a helper) or masks.")
+@click.option("--sum", "hidden", help="For hidden sums: shares (with a helper) or masks.")
 def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) -> None:
-    """Run hub and three silos as processes, kill them, and compare with a calm run.
+    """Run a hub and three silos as processes, kill them, and compare with an undisturbed run.
 
     One silo is also restored from an old backup, and a stolen message is sent again.
     """
     from fastfed.deployment import demo as demonstration
 
-    with tempfile.TemporaryDirectory() as spare:
-        home = folder or Path(spare)
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        home = folder or Path(temporary_folder)
         home.mkdir(parents=True, exist_ok=True)
         result = demonstration.run(home, click.echo, protocol, hidden, system)
     click.echo(json.dumps(result, indent=2))
     if not result["same"]:
-        raise RunFailed("the model is not that of the calm run")
+        raise RunFailed("the model differs from the model of the undisturbed run")
     if not result["verified"]:
         raise RunFailed("a party's log does not have every release")
 
@@ -555,13 +561,13 @@ def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) ->
 
 @click.group(cls=Group)
 def ledger() -> None:
-    """Look at a silo's budget, or verify a party's log."""
+    """Print a silo's spent budget, or verify a party's log."""
 
 
 @ledger.command()
 @click.argument("path", type=FILE)
 def show(path: Path) -> None:
-    """Print what was spent of each dataset of the ledger at PATH."""
+    """Print the budget spent on each dataset of the ledger at PATH."""
     import sqlite3
     from contextlib import closing
 
@@ -578,7 +584,7 @@ def show(path: Path) -> None:
 @ledger.command()
 @click.argument("folder", type=FOLDER)
 def verify(folder: Path) -> None:
-    """Check the chain of a party's log in FOLDER; of a hub every sum is computed again."""
+    """Check the chain of a party's log in FOLDER; for a hub, also compute every sum again."""
     from fastfed.deployment import folder as folders
 
     process = folders.read_party(folder)

@@ -34,15 +34,15 @@ OPTIONAL = {
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), metavar="PATH",
-              help="Check these files (default: all that are in the cache).")  # fmt: skip
+              help="Check these files (default: all files in the cache).")  # fmt: skip
 @json_option
 @click.pass_context
 def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
     """Check this installation and its data.
 
-    Prints versions, the build of the compiled core, the available memory, the cache of parsed
-    files, and if these files still have the checksums they had when they were parsed. Exit code 1
-    if something is wrong.
+    Print versions, the build of the compiled core, the available memory and the cache of parsed
+    files, and check whether these files still have the checksums that they had when they were
+    parsed. The exit code is 1 if something is wrong.
     """
     report = examine(data)
     if as_json:
@@ -54,7 +54,7 @@ def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
 
 
 def examine(data: Path | None) -> dict[str, Any]:
-    """Examine the installation and return all that `doctor` reports, as plain data."""
+    """Examine the installation, and return the report of `doctor` as plain data."""
     import fastfed
     from fastfed._memory import available
 
@@ -84,7 +84,10 @@ def _version(name: str) -> str | None:
 
 
 def _build(problems: list[str]) -> dict[str, Any]:
-    """Return the build of the compiled core and the processor features that it uses."""
+    """Return the build of the compiled core and the processor features that it uses.
+
+    Append a text to ``problems`` if the core cannot be loaded.
+    """
     try:
         from fastfed._kernels import _native, linalg
         from fastfed.simulation.dispatch import default_threads
@@ -115,7 +118,7 @@ def _build(problems: list[str]) -> dict[str, Any]:
     }
 
 
-#: Instruction levels and the names by which they are known.
+#: Usual names of the instruction levels.
 LEVELS = {"v4": "AVX-512", "v3": "AVX2", "base": "the least that processors of its kind have"}
 
 
@@ -126,12 +129,12 @@ def _why(native: Any) -> str:
             return "this build has one level: rebuild with gcc or clang, it is several times faster"
         return "there is one level for this kind of processor"
     if native.LEVEL != native.PROCESSOR:
-        return f"FASTFED_LEVEL={native.MOST} holds it down; the processor has {native.PROCESSOR}"
+        return f"FASTFED_LEVEL={native.MOST} limits it; the processor has {native.PROCESSOR}"
     return "the highest that this processor has"
 
 
 def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
-    """Entries that packages add, by kind and name, with the package."""
+    """Return the entries that installed packages add: package by kind and name."""
     from fastfed.simulation.systems import registries
 
     plugins_by_kind = {}
@@ -142,7 +145,7 @@ def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
-    """The cache of parsed files and the checksums of their sources."""
+    """Return the cache of parsed files, and the results of checking their source files."""
     from fastfed._validate import InputError
     from fastfed.environments.letor_files import cached_sources, verify
     from fastfed.environments.storage import cache_folder, damaged_arrays
@@ -156,7 +159,7 @@ def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
     cached = {entry.path for entry in entries}
     if data is not None and not os.path.exists(data) and str(data.resolve()) not in cached:
         raise InputError(f"--data must be an existing file or folder, got {str(data)!r}")
-    # Several entries may share a file: each is read once.
+    # Several entries may have the same source file, which is checked once.
     checked = {source: (ok, text) for path in paths for source, ok, text in verify(path)}
     problems += [f"{source}: {text}" for source, (ok, text) in checked.items() if not ok]
     return {
@@ -175,12 +178,12 @@ def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
 
 def _print(report: dict[str, Any]) -> None:
     click.echo(f"fastfed {report['fastfed']}, Python {report['python']}, {report['platform']}")
-    without = {True: "yes", False: "no", None: "-"}
+    words = {True: "yes", False: "no", None: "-"}
     build = report["build"]
     click.echo(
-        f"compiled core: {without[build['compiled']]}; "
-        f"threads in a run: {without[build['threaded']]}; "
-        f"screening in 16 bits: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
+        f"compiled core: {words[build['compiled']]}; "
+        f"threads in a run: {words[build['threaded']]}; "
+        f"screening in 16 bits: {words[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
     if build["compiled"]:
         level = f"{build['level']} ({LEVELS[build['level']]})"
@@ -228,14 +231,15 @@ COLUMNS = {
 @json_option
 @stoppable
 def bench(names: tuple[str, ...], as_json: bool) -> None:
-    """Measure the compiled driver against a plain loop in NumPy.
+    """Compare the speed of the compiled driver with a plain loop in NumPy.
 
-    Microseconds of processor time per agent-round, of the instances whose name starts with one of
-    those given, or of all. The limit is the least time of the work that such a round asks for, at
-    the peaks of this core, measured before and after it; "bound by" says what takes most of it, and
-    the share how much of the time it is. The reference is a plain loop in NumPy, timed in turn;
-    "ratio without data" leaves out its making of the contexts. Peaks and reference stand in the
-    repository's benches/: elsewhere than in a checkout there are none.
+    Print microseconds of processor time per agent-round (one silo in one round), for all instances
+    or for those whose names start with INSTANCE. "limit" is the least time that the work of a round
+    can take at the peak rates of this core, which are measured before and after the instance.
+    "bound by" names the operation that takes most of the limit, and "share" is the limit divided by
+    the measured time. "reference" is a plain loop in NumPy, timed alternately with the driver.
+    "ratio without data" excludes the time in which the loop makes contexts. The peak rates and the
+    reference need the repository's folder benches/: without a checkout their columns are empty.
     """
     from fastfed.simulation.bench import run_bench
 
@@ -244,17 +248,18 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
         rows = run_bench(*names)
     except subprocess.CalledProcessError as error:
         raise RunFailed(
-            f"the process that measures ended with status {error.returncode}; what it said of "
-            "itself stands above"
+            f"the process that measures ended with status {error.returncode}; its output is above"
         ) from None
     if as_json:
         print_json(rows)
         return
     if all(row["ratio"] is None for row in rows):
-        say("no ratios: the reference stands in the repository's benches/, and this is no checkout")
+        say("no ratios: the reference is in the repository's benches/, and this is not a checkout")
     for row in rows:
-        share = row["share_of_limit"]
-        row["share_of_limit"] = None if share is None else f"{share:.0%}".replace("%", " %")
+        limit_share = row["share_of_limit"]
+        row["share_of_limit"] = (
+            None if limit_share is None else f"{limit_share:.0%}".replace("%", " %")
+        )
     cells = [[_cell(row[key]) for key in COLUMNS] for row in rows]
     print_table(list(COLUMNS.values()), cells, right=range(1, len(COLUMNS)))
 
@@ -275,17 +280,17 @@ KINDS = ("algorithms", "environments", "mechanisms", "scores", "figures")
 @click.argument("kind", required=False, metavar=f"[{'|'.join(KINDS)}]")
 @json_option
 def list_(kind: str | None, as_json: bool) -> None:
-    """Algorithms, environments, mechanisms, scores and figures by name.
+    """List algorithms, environments, mechanisms, scores and figures by name.
 
-    Entries of installed packages are listed with their package. A package that cannot be used is
-    named on standard error.
+    Entries of installed packages are listed with the package. If a package cannot be used, a
+    warning on standard error names it.
     """
     if kind is not None:
         from fastfed._validate import choice
 
         choice("what to list", kind, KINDS)
-    wanted = [name for name in KINDS if kind in (None, name)]
-    entries_by_kind = {name: ENTRIES[name]() for name in wanted}
+    kinds = [name for name in KINDS if kind in (None, name)]
+    entries_by_kind = {name: ENTRIES[name]() for name in kinds}
     if as_json:
         print_json(entries_by_kind)
     for position, (name, entries) in enumerate(entries_by_kind.items() if not as_json else ()):
@@ -296,7 +301,7 @@ def list_(kind: str | None, as_json: bool) -> None:
             headings = [heading for heading in headings if heading != "package"]
         click.secho(name, bold=True)
         print_table(headings, [[_listed(entry[key]) for key in headings] for entry in entries])
-    for name in wanted:
+    for name in kinds:
         for problem in _registry(name).problems().values() if name != "figures" else ():
             click.echo(f"warning: {problem}", err=True)
 
@@ -308,7 +313,7 @@ def _registry(kind: str) -> Registry[Any]:
 
 
 def _usable(kind: str) -> Iterator[tuple[str, Any, str | None]]:
-    """Yield name, entry and package of all that can be used."""
+    """Yield the name, entry and package of each entry that can be used."""
     registry = _registry(kind)
     refused = registry.problems()
     for name in registry:
@@ -317,7 +322,7 @@ def _usable(kind: str) -> Iterator[tuple[str, Any, str | None]]:
 
 
 def algorithms() -> list[dict[str, Any]]:
-    """Rows of the algorithms."""
+    """Return one row for each algorithm."""
     return [
         {"id": name, "paper": a.paper, "summary": a.summary, "package": package}
         for name, a, package in _usable("algorithms")
@@ -325,7 +330,7 @@ def algorithms() -> list[dict[str, Any]]:
 
 
 def environments() -> list[dict[str, Any]]:
-    """Rows of the environments."""
+    """Return one row for each environment."""
     return [
         {"id": name, "summary": summary, "package": package}
         for name, (_, summary), package in _usable("environments")
@@ -333,7 +338,7 @@ def environments() -> list[dict[str, Any]]:
 
 
 def mechanisms() -> list[dict[str, Any]]:
-    """Rows of the mechanisms."""
+    """Return one row for each mechanism."""
     from fastfed.privacy.mechanisms.catalogue import summary
 
     return [
@@ -343,7 +348,7 @@ def mechanisms() -> list[dict[str, Any]]:
 
 
 def scores() -> list[dict[str, Any]]:
-    """Rows of the scores."""
+    """Return one row for each score function."""
     return [
         {
             "id": name,
@@ -355,7 +360,7 @@ def scores() -> list[dict[str, Any]]:
 
 
 def figures() -> list[dict[str, Any]]:
-    """Rows of the figures."""
+    """Return one row for each figure."""
     from fastfed import experiments
 
     return [

@@ -1,4 +1,4 @@
-"""Runs for `fastfed run` and `fastfed reproduce`: estimate, progress and report of each."""
+"""Runs for `fastfed run` and `fastfed reproduce`: prediction, progress and report of each run."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predic
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
 
-#: Said of a cluster whose scheduler does not ask who is there.
+#: Warning about a cluster whose scheduler authenticates nobody.
 OPEN_CLUSTER = (
-    "{} is not encrypted: whoever reaches its port runs any code on every machine of the cluster, "
-    "this one too, and reads what is sent; docs/clusters.md shows tls://"
+    "{} is not encrypted: whoever reaches its port can run any code on every machine of the "
+    "cluster, including this machine, and can read what is sent; docs/clusters.md shows tls://"
 )
 NO_MATPLOTLIB = (
     "no picture file written: matplotlib is missing or cannot be loaded; "
@@ -73,9 +73,9 @@ NO_MATPLOTLIB = (
 def simulate(
     experiment: Experiment, folder: Path, resources: Resources, formats: Collection[str] = ()
 ) -> Source:
-    """Simulate what a folder lacks, print the table, and write the report.
+    """Simulate the replicates that a folder lacks, print the table, and write the report.
 
-    ``formats``: of picture files, beside those that the folder has.
+    ``formats`` are formats of figure files, in addition to the formats that the folder has.
     """
 
     check_formats(formats)
@@ -87,27 +87,32 @@ def simulate(
 
     source = simulate_silently(experiment, folder, resources, on_start)
     with failures(folder):
-        wanted = {*formats, *formats_in(folder)}
-        written = write_report(source, folder, [kind for kind in ALL_FORMATS if kind in wanted])
-        stale = out_of_date(source, folder)
-        stored = stored_replicates(folder)
+        all_formats = {*formats, *formats_in(folder)}
+        written_paths = write_report(
+            source, folder, [kind for kind in ALL_FORMATS if kind in all_formats]
+        )
+        stale_files = out_of_date(source, folder)
+        stored_count = stored_replicates(folder)
     print_results(source)
     click.echo("\n" + ascii_plot(source))
-    say(f"{folder}: {', '.join(path.name for path in written)}")
-    if not wanted:
+    say(f"{folder}: {', '.join(path.name for path in written_paths)}")
+    if not all_formats:
         say(f"pictures are in {PAGE}; as files: fastfed report {folder}")
-    elif not has_pictures(written):
+    elif not has_pictures(written_paths):
         say(NO_MATPLOTLIB)
-    shown = max((len(curve.replicates) for curve in source.results.curves), default=0)
-    if stored > shown:
-        say(f"shown: {shown} of {stored} stored replicates; --replicates {stored} shows all")
-    if stale:
-        say(f"of earlier results: {', '.join(stale)}")
+    shown_count = max((len(curve.replicates) for curve in source.results.curves), default=0)
+    if stored_count > shown_count:
+        say(
+            f"shown: {shown_count} of {stored_count} stored replicates; "
+            f"--replicates {stored_count} shows all"
+        )
+    if stale_files:
+        say(f"of earlier results: {', '.join(stale_files)}")
     return source
 
 
 def stored_replicates(folder: Path) -> int:
-    """Number of replicates that a folder has of some curve, the call's own or an earlier one's."""
+    """Return the largest number of replicates that a folder stores for any curve."""
     with Store.open_existing(folder) as store:
         return max(Counter(position for position, _ in store.done()).values(), default=0)
 
@@ -118,9 +123,9 @@ def simulate_silently(
     resources: Resources,
     on_start: Callable[[list[RunBatch], int], None] | None = None,
 ) -> Source:
-    """Simulate what a folder lacks with a progress bar alone; no report is written.
+    """Simulate the replicates that a folder lacks, showing only progress; write no report.
 
-    ``on_start`` is called with the batches of runs that are left and the number of threads.
+    ``on_start`` is called with the remaining batches of runs and the number of threads.
     """
     layout = prepare(experiment, folder, resources)
     if layout.reduced:
@@ -132,9 +137,9 @@ def simulate_silently(
             nonlocal on_progress
             if on_start is not None:
                 on_start(batches, threads)
-            left = sum(experiment.agent_rounds(b.positions) for b in batches)
-            if left:
-                on_progress = stack.enter_context(progress(left))
+            remaining_rounds = sum(experiment.agent_rounds(b.positions) for b in batches)
+            if remaining_rounds:
+                on_progress = stack.enter_context(progress(remaining_rounds))
 
         def advance(agent_rounds: int) -> None:
             if on_progress is not None:
@@ -150,7 +155,10 @@ def say_overview(
     folder: Path,
     not_played: Sequence[Row] | None = None,
 ) -> list[Row]:
-    """Write the page over all experiments in a folder, if any; the rows of their claims."""
+    """Write the page over all experiments in a folder, and return the rows of their claims.
+
+    Without experiments in subfolders nothing is written, and the result is empty.
+    """
     if not any(folder.glob(f"*/{FILE}")):
         return []
     overview = write_overview(folder, not_played)
@@ -164,29 +172,33 @@ def say_overview(
 def announce(
     experiment: Experiment, batches: list[RunBatch], threads: int, engine: str = "local"
 ) -> str:
-    """Sentence about the work that is left and the time that it will take."""
-    expected = len(experiment.curves) * experiment.replicates
-    missing = sum(len(b.positions) for b in batches)
-    if not missing:
+    """Return a sentence about the remaining work and the time that it will take."""
+    total_count = len(experiment.curves) * experiment.replicates
+    missing_count = sum(len(b.positions) for b in batches)
+    if not missing_count:
         return f"{experiment.name}: nothing left to run"
-    share = f"{missing} of {expected}" if missing < expected else f"{missing}"
-    left = sum(experiment.agent_rounds(b.positions) for b in batches)
-    work = f"{experiment.name}: {share} curve replicates, {spaced(left)} agent-rounds"
+    count_text = (
+        f"{missing_count} of {total_count}" if missing_count < total_count else f"{missing_count}"
+    )
+    remaining_rounds = sum(experiment.agent_rounds(b.positions) for b in batches)
+    work = (
+        f"{experiment.name}: {count_text} curve replicates, {spaced(remaining_rounds)} agent-rounds"
+    )
     if not threads:
         return f"{work}; the cluster has no workers yet: waiting for them"
-    timed = None
+    measured_seconds = None
     if engine != "local":
         from fastfed.simulation.engines.processes import time_kinds
 
-        timed = time_kinds(experiment, dict.fromkeys(b.positions for b in batches))
-    seconds = predict_seconds(experiment, batches, threads, timed)
-    known = f"about {duration(seconds)}" if math.isfinite(seconds) else "for an unknown time"
-    return f"{work} on {threads} thread{'s' if threads > 1 else ''}, {known}"
+        measured_seconds = time_kinds(experiment, dict.fromkeys(b.positions for b in batches))
+    seconds = predict_seconds(experiment, batches, threads, measured_seconds)
+    time_text = f"about {duration(seconds)}" if math.isfinite(seconds) else "for an unknown time"
+    return f"{work} on {threads} thread{'s' if threads > 1 else ''}, {time_text}"
 
 
 @contextmanager
 def failures(folder: Path) -> Iterator[None]:
-    """Turn failures of a run into RunFailed or Stopped, with a sentence."""
+    """Convert exceptions of a run to RunFailed or Stopped, with a one-sentence message."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -206,10 +218,10 @@ def failures(folder: Path) -> Iterator[None]:
     except EngineError as error:
         raise RunFailed(f"{error}; {KEPT}") from None
     except MemoryError as error:
-        known = isinstance(error, OutOfMemory)
-        why = str(error) if known else "out of memory: fewer threads or silos need less"
-        raise RunFailed(f"{why}; {KEPT}" if (folder / FILE).exists() else why) from None
-    except BaseException as error:  # a user's function may raise SystemExit too
+        has_message = isinstance(error, OutOfMemory)
+        reason = str(error) if has_message else "out of memory: fewer threads or silos need less"
+        raise RunFailed(f"{reason}; {KEPT}" if (folder / FILE).exists() else reason) from None
+    except BaseException as error:  # a function that the user wrote may raise SystemExit too
         notes = [
             n for n in getattr(error, "__notes__", ()) if n.startswith(environments.IN_FUNCTION)
         ]
@@ -225,7 +237,7 @@ def failures(folder: Path) -> Iterator[None]:
 
 HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
 STOPPED = "stopped before it was run; the same command continues"
-#: Columns of text where a terminal does not say how wide it is.
+#: Width of text in characters if the width of the terminal is unknown.
 WIDTH = 100
 
 
@@ -244,7 +256,7 @@ def predict(
 
 
 def print_plan(plan: Sequence[PlannedFigure]) -> None:
-    """Print a row for each figure, and one for all of them."""
+    """Print a row for each figure, and one for all figures together."""
     rows = [
         (
             p.figure.id,
@@ -280,17 +292,17 @@ def simulate_several(
 ) -> None:
     """Simulate figures one after another, write the page over all, and print their claims.
 
-    If one fails the others are still simulated; RunFailed names it at the end.
+    If a figure fails, the others are still simulated, and RunFailed is raised at the end.
     """
     began = time.monotonic()
     failed: dict[str, str] = {}
-    for number, each in enumerate(plan):
-        name = each.figure.id
-        if each.missing:
-            say(f"{name}: {number + 1} of {len(plan)}, about {duration(each.seconds)}")
+    for number, planned_figure in enumerate(plan):
+        name = planned_figure.figure.id
+        if planned_figure.missing:
+            say(f"{name}: {number + 1} of {len(plan)}, about {duration(planned_figure.seconds)}")
         start = time.monotonic()
         try:
-            simulate_figure(each, folder / name, resources)
+            simulate_figure(planned_figure, folder / name, resources)
         except (Stopped, KeyboardInterrupt) as error:
             _signals.heard()
             say(f"interrupted: writing the page over what was run into {folder}")
@@ -302,8 +314,10 @@ def simulate_several(
             failed[name] = error.message
             say(f"{name}: failed: {error.message}")
             continue
-        took = duration(time.monotonic() - start) if each.missing else "nothing left to run"
-        say(f"{name}: {took}; {counts(rows_of(name, read_source(folder / name)))}")
+        time_text = (
+            duration(time.monotonic() - start) if planned_figure.missing else "nothing left to run"
+        )
+        say(f"{name}: {time_text}; {counts(rows_of(name, read_source(folder / name)))}")
         if number + 1 < len(plan):
             say(how_far(plan, number + 1, time.monotonic() - began))
     unplayed = [p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()]
@@ -317,35 +331,41 @@ def simulate_several(
         raise RunFailed(f"{len(failed)} of {len(plan)} figures failed: {', '.join(failed)}")
 
 
-def simulate_figure(each: PlannedFigure, folder: Path, resources: Resources) -> None:
+def simulate_figure(planned_figure: PlannedFigure, folder: Path, resources: Resources) -> None:
     """Simulate the missing replicates of a figure and write its report, unless it is up to date."""
-    same = each.unchanged(folder)
-    simulate_silently(each.experiment, folder, resources)
-    if not same:
+    up_to_date = planned_figure.unchanged(folder)
+    simulate_silently(planned_figure.experiment, folder, resources)
+    if not up_to_date:
         with failures(folder):
             write_figure(folder)
 
 
 def how_far(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
-    """Text of the running total: figures done, time taken, and time left at this speed."""
-    before = sum(p.seconds for p in plan[:done])
-    left = sum(p.seconds for p in plan[done:])
-    # Time beyond the prediction is mostly drawing, which is the same for every figure; a prediction
-    # that was too long was too long by a factor.
-    extra = elapsed - before
-    left = left + extra / done * (len(plan) - done) if extra > 0.0 else left * elapsed / before
-    return f"{done} of {len(plan)} figures in {duration(elapsed)}, about {duration(left)} left"
+    """Return a text with the number of finished figures, the elapsed and the remaining time."""
+    predicted_so_far = sum(p.seconds for p in plan[:done])
+    remaining = sum(p.seconds for p in plan[done:])
+    # If figures took longer than predicted, the extra time is mostly for drawing, about the
+    # same for each figure. If they took less time, scale the prediction for the remaining figures.
+    extra = elapsed - predicted_so_far
+    remaining = (
+        remaining + extra / done * (len(plan) - done)
+        if extra > 0.0
+        else remaining * elapsed / predicted_so_far
+    )
+    return f"{done} of {len(plan)} figures in {duration(elapsed)}, about {duration(remaining)} left"
 
 
 def print_claims(rows: Sequence[Row]) -> None:
-    """Print the table of claims, in the width of the terminal."""
+    """Print the table of claims, wrapped to the width of the terminal."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
     for depth, text in table_lines(rows):
-        before, after = ("", "  ", " " * 14)[depth], ("  ", " " * 14, " " * 16)[depth]
+        indent, further_indent = ("", "  ", " " * 14)[depth], ("  ", " " * 14, " " * 16)[depth]
         if width is None or not text:
-            click.echo(f"{before}{text}".rstrip())
+            click.echo(f"{indent}{text}".rstrip())
         else:
-            click.echo(textwrap.fill(text, width, initial_indent=before, subsequent_indent=after))
+            click.echo(
+                textwrap.fill(text, width, initial_indent=indent, subsequent_indent=further_indent)
+            )
 
 
 def _rows(plan: Iterable[PlannedFigure], reason: str) -> list[Row]:
@@ -353,13 +373,13 @@ def _rows(plan: Iterable[PlannedFigure], reason: str) -> list[Row]:
 
 
 def _memory() -> str:
-    """Text of the most memory that this process had, where the system counts it."""
+    """Return a text with the peak memory of this process; empty if the system has no count."""
     try:
         import resource
     except ImportError:
         return ""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return f", at most {most / (1e6 if sys.platform == 'darwin' else 1e3):.0f} MB of memory"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f", at most {peak / (1e6 if sys.platform == 'darwin' else 1e3):.0f} MB of memory"
 
 
 def simulate_each(
@@ -374,14 +394,14 @@ def simulate_each(
             for line in claims_of(figure.paper, source):
                 click.echo(line)
     except RunFailed:
-        # Figures that were finished before get their page too.
+        # Write the page over the figures that were finished before the failure.
         say_overview(folder)
         raise
     say_overview(folder)
 
 
 def claims_of(paper: str, source: Source) -> list[str]:
-    """Lines with a paper's claims about a figure, and their verdicts where they can be judged."""
+    """Return lines with a paper's claims about a figure, and with their verdicts."""
     claims = judge(source.results)
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in claims]
     says = source.results.figure.get("says")

@@ -1,4 +1,4 @@
-"""Options that commands share, printing, and progress."""
+"""Options that several commands have, printing to the terminal, and progress."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # ---- Printing: JSON and tables to standard output, messages to standard error --------------------
 
-#: On terminals narrower than this, columns that follow from other columns are left out.
+#: On terminals with fewer columns than this, table columns that follow from others are left out.
 WIDE = 100
-#: On terminals narrower than this, further columns are left out. table.txt has all of them.
+#: On terminals with fewer columns than this, further ones are left out. table.txt has all of them.
 WIDER = 120
 
 
@@ -40,7 +40,10 @@ def say(message: str) -> None:
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()
 ) -> None:
-    """Print a table: ruled on a terminal, plain columns elsewhere."""
+    """Print a table, with rules on a terminal and as plain columns elsewhere.
+
+    ``right`` holds the indices of the columns that are aligned to the right.
+    """
     rows = [tuple(row) for row in rows]
     right = tuple(right)
     if not sys.stdout.isatty():
@@ -60,7 +63,7 @@ def print_table(
 
 
 def print_results(source: Source) -> None:
-    """Print the table of an experiment with title and remarks."""
+    """Print the table of an experiment, with its title and remarks."""
     from fastfed.reporting import table
 
     if not sys.stdout.isatty():
@@ -70,13 +73,15 @@ def print_results(source: Source) -> None:
     click.echo(f"{source.setting}, {source.replicates}")
     for note in source.about_records:
         click.echo(note)
-    least = {table.PER_SILO: WIDE, table.SYNCHRONISED: WIDER}
+    least_width = {table.PER_SILO: WIDE, table.SYNCHRONISED: WIDER}
     width = shutil.get_terminal_size().columns
-    columns = [i for i, h in enumerate(table.HEADINGS) if width >= least.get(h, 0)]
+    columns = [
+        i for i, heading in enumerate(table.HEADINGS) if width >= least_width.get(heading, 0)
+    ]
     print_table(
         [table.HEADINGS[i] for i in columns],
         [[row[i] for i in columns] for row in table.table_rows(source)],
-        [at for at, i in enumerate(columns) if i in table.RIGHT],
+        [position for position, i in enumerate(columns) if i in table.RIGHT],
     )
     for line in [*table.remarks(source), *table.claim_lines(source)]:
         click.echo(line)
@@ -84,24 +89,28 @@ def print_results(source: Source) -> None:
 
 # ---- Progress on standard error: a bar on a terminal, lines elsewhere ----------------------------
 
-#: Seconds between two lines off a terminal.
+#: Seconds between two progress lines if standard error is not a terminal.
 EVERY = 5.0
 
 OnProgress = Callable[[int], None]
 
 
 def duration(seconds: float) -> str:
-    """Format seconds for reading: 2 min 5 s."""
-    whole = max(1, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    """Format a number of seconds as text, such as "2 min 5 s"."""
+    whole_seconds = max(1, round(seconds))
+    hours, minutes, remainder = (
+        whole_seconds // 3600,
+        whole_seconds // 60 % 60,
+        whole_seconds % 60,
+    )
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {remainder} s" if minutes else f"{remainder} s"
 
 
 @contextmanager
 def progress(total: int) -> Iterator[OnProgress]:
-    """Show progress: yields a function to call, from any thread, with agent-rounds done."""
+    """Show progress; yield a function that any thread calls with a number of agent-rounds done."""
     if sys.stderr.isatty():
         with _bar(total) as on_progress:
             yield on_progress
@@ -110,7 +119,7 @@ def progress(total: int) -> Iterator[OnProgress]:
 
 
 class Lines:
-    """Progress off a terminal: at most one line every few seconds."""
+    """Progress if standard error is not a terminal: at most one line every few seconds."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.clock = total, clock
@@ -126,9 +135,9 @@ class Lines:
                 return
             self.last = now
             speed = self.done / (now - self.start)
-            left = (self.total - self.done) / speed if speed else 0.0
+            seconds_left = (self.total - self.done) / speed if speed else 0.0
             line = f"{100 * self.done // self.total} %, {speed:.3g} agent-rounds/s"
-            say(f"{line}, {duration(left)} left" if left else line)
+            say(f"{line}, {duration(seconds_left)} left" if seconds_left else line)
 
 
 @contextmanager
@@ -149,11 +158,11 @@ def _bar(total: int) -> Iterator[OnProgress]:
         def render(self, task: Task) -> Text:
             return Text(f"{task.finished_speed or task.speed or 0.0:.3g} agent-rounds/s")
 
-    left = (TimeRemainingColumn(), TextColumn("left"))
-    columns = (TaskProgressColumn(), BarColumn(), Speed(), *left)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=total)
-        yield lambda agent_rounds: shown.advance(task, agent_rounds)
+    time_left = (TimeRemainingColumn(), TextColumn("left"))
+    columns = (TaskProgressColumn(), BarColumn(), Speed(), *time_left)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress_bar:
+        task = progress_bar.add_task("", total=total)
+        yield lambda agent_rounds: progress_bar.advance(task, agent_rounds)
 
 
 # ---- Options that several commands share ---------------------------------------------------------
@@ -166,12 +175,15 @@ ENGINES = ("local", "processes", "dask")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
-#: The state after an interrupted run.
+#: Text about an interrupted run.
 KEPT = "finished replicates are stored, and the same command continues"
 
 
 def stoppable(command: F, kept: str = "") -> F:
-    """Let Ctrl-C and SIGTERM end a command, even inside a function of the user."""
+    """Let Ctrl-C and SIGTERM end a command, even while a function that the user wrote runs.
+
+    ``kept`` is a text about what is stored, for the message.
+    """
 
     @wraps(command)
     def watched(*args: Any, **others: Any) -> Any:
@@ -184,9 +196,9 @@ def stoppable(command: F, kept: str = "") -> F:
 
 
 def run_options(command: F) -> F:
-    """Add -o and the options of every run to a command.
+    """Add -o and the options that all runs have to a command.
 
-    The command gets the options that change no result as ``resources``, and the changes of
+    The command gets the options that change no result as ``resources``, and the values of
     ``--set`` as ``changes``.
     """
 
@@ -218,39 +230,41 @@ def run_options(command: F) -> F:
         [
             click.option(
                 "-o", "--output", "folder", required=True, metavar="DIR",
-                type=click.Path(path_type=Path), help="Output folder; the same again resumes it.",
+                type=click.Path(path_type=Path),
+                help="Output folder; the same command again resumes the run in it.",
             ),
             click.option(
                 "--replicates", type=click.IntRange(min=1), metavar="N",
-                help="Independent replicates, in place of the spec's.",
+                help="Number of independent replicates, instead of the spec's.",
             ),
             click.option(
                 "--threads", type=click.IntRange(min=1), metavar="N",
-                help="Threads (default: all processors). Results do not depend on it.",
+                help="Number of threads (default: all processors). Results do not depend on it.",
             ),
             click.option(
                 "--engine", type=click.Choice(ENGINES), default="local",
-                help="Threads of this process, processes of this machine, or a dask cluster. "
-                "Results do not depend on it.",
+                help="Where to simulate: threads of this process, processes of this machine, or a "
+                "dask cluster. Results do not depend on it.",
             ),
             click.option(
                 "--scheduler", metavar="ADDR",
-                help="With --engine dask: a running cluster (default: start one on this machine). "
-                "Whoever reaches its port runs any code on every machine of it: use tls://.",
+                help="With --engine dask: address of a running cluster (default: start a cluster "
+                "on this machine). Whoever can connect to its port can run any code on all its "
+                "machines: use tls://.",
             ),
             click.option(
                 "--memory", metavar="SIZE",
-                help="Memory it may take, such as 40GB (default: what is available). A run that "
-                "needs more is refused before anything is written.",
+                help="Memory that the run may take, such as 40GB (default: the available memory). "
+                "A run that needs more is refused before anything is written.",
             ),
             click.option(
                 "--seed", type=int, metavar="N",
-                help="Seed, in place of the spec's.",
+                help="Seed, instead of the spec's.",
             ),
             click.option(
                 "--set", "settings", multiple=True, metavar="KEY=VALUE",
                 help="Change a key: horizon=500, environment.dimension=5, curve.epsilon=2.0 "
-                "(every curve that has it), curve.LABEL.epsilon=2.0. May be repeated.",
+                "(every curve with this key), curve.LABEL.epsilon=2.0. May be repeated.",
             ),
             click.option(
                 "--quick", is_flag=True,

@@ -21,19 +21,21 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="NAME")
 @click.option(
     "--trials", type=int, metavar="N",
-    help="Runs on each of the two datasets; enough for a verdict by default.",
+    help="Number of runs on each of the two datasets (default: enough for a verdict).",
 )  # fmt: skip
-@click.option("--seed", type=int, default=1, show_default=True, metavar="N", help="Of the runs.")
+@click.option(
+    "--seed", type=int, default=1, show_default=True, metavar="N", help="Seed of the runs."
+)
 @json_option
 @stoppable
 def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
-    """Audit a mechanism or a system: attack it, and bound the privacy it loses.
+    """Audit a mechanism or a system: attack it, and print a lower bound on its epsilon.
 
     NAME is a mechanism (gaussian-tree, vector-sum, ...), a system (private-fedlinucb), a planted
-    fault (fault-...), or "all"; "list" names all audits and what each attacks. The implementation
-    itself is run on two neighbouring datasets; the result is a lower bound on the true epsilon with
-    95 % confidence. "caught" means that it is above the claim; "pass" that these runs did not
-    refute the claim, which proves no privacy.
+    fault (fault-...), or "all". "list" lists all audits, and what each of them attacks. An audit
+    runs the implementation on two neighbouring datasets. Its result is a lower bound on the true
+    epsilon with 95 % confidence. "caught" means that the bound is above the claim. "pass" means
+    that these runs did not refute the claim, which proves no privacy.
     """
     from fastfed.simulation.audit import AUDITS, FAULTY, run_audit
 
@@ -42,10 +44,10 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
         return
     names = list(AUDITS) if name == "all" else [name]
     results = []
-    for each in names:
+    for audit_name in names:
         if len(names) > 1:
-            say(each)
-        results.append(run_audit(each, trials, seed))
+            say(audit_name)
+        results.append(run_audit(audit_name, trials, seed))
     if as_json:
         as_builtins = [result.to_builtins() for result in results]
         print_json(as_builtins[0] if len(results) == 1 else as_builtins)
@@ -75,11 +77,17 @@ def _list_audits(as_json: bool) -> None:
 
     audits = listed()
     if as_json:
-        print_json([msgspec.to_builtins(each) for each in audits])
+        print_json([msgspec.to_builtins(entry) for entry in audits])
         return
     rows = [
-        (each.name, each.attacks, each.unit, each.relation, "planted fault" if each.planted else "")
-        for each in audits
+        (
+            entry.name,
+            entry.attacks,
+            entry.unit,
+            entry.relation,
+            "planted fault" if entry.planted else "",
+        )
+        for entry in audits
     ]
     print_table(("audit", "attacks", "unit", "relation", ""), rows)
 
@@ -95,15 +103,17 @@ SIZED = ("vector-sum", "vector-batches", "secure-sum")
 @click.option("--epsilon", type=float, metavar="E", help="Above 0.  [required]")
 @click.option("--delta", type=float, metavar="D", help="Between 0 and 1.  [required]")
 @click.option("--releases", type=int, default=1, show_default=True, metavar="K",
-              help="Releases in all; of a single agent, those of one user.")  # fmt: skip
+              help="Total number of releases; for a single agent, the releases with data of "
+              "one user.")  # fmt: skip
 @click.option("--relation", default="replace", show_default=True, metavar="R",
-              help="Neighbours differ by: replace, or zero-out.")  # fmt: skip
+              help="Relation of neighbouring datasets: replace, or zero-out.")  # fmt: skip
 @click.option("--users", type=int, metavar="N",
-              help="Users of all silos in one batch; of secure-sum the silos.")  # fmt: skip
+              help="Number of users of all silos in one batch; for secure-sum, number of "
+              "silos.")  # fmt: skip
 @click.option("--dimension", type=int, metavar="D", help="Dimension of the features.")
 @click.option("--sensitivity", type=float, metavar="S",
-              help="The most that neighbours change one release; the mechanism's own by default.",
-              )  # fmt: skip
+              help="Largest change of one release between neighbouring datasets (default: that "
+              "of the mechanism's statistic).")  # fmt: skip
 @json_option
 def calibrate(
     mechanism: str,
@@ -118,17 +128,22 @@ def calibrate(
 ) -> None:
     """Calibrate the noise of a mechanism for a privacy budget.
 
-    MECHANISM is gaussian (sums of unit vectors, a record in every release), gaussian-tree (both
-    streams of a linear bandit through the binary tree), gaussian-tree-theorem or
-    gaussian-tree-published-code (the same with the paper's or its code's constants), honaker or
-    toeplitz (the same streams through releases of less noise), vector-sum (the same through
-    shuffled bits, with --users and --dimension) or secure-sum (the same under masks, with them);
-    of a single agent's users noisy-points (each adds
-    noise), shuffled-points (the same through a shuffler, with --users) or vector-batches (shuffled
-    bits, with --users and --dimension); of experts noisy-argmin (noise on scores of which only the
-    least is told); laplace (any statistic, L1 sensitivity) or exponential (a choice, as Gumbel
-    noise on costs); or what an installed package adds. "list" names them all with their units and
-    what noise_std is of. --sensitivity goes with gaussian, noisy-argmin, laplace and exponential.
+    MECHANISM is one of these, or a mechanism of an installed package:
+
+    For federations: gaussian-tree (both streams of a linear bandit through the binary tree),
+    gaussian-tree-theorem or gaussian-tree-published-code (the same with the constants of the paper
+    or of its code), honaker or toeplitz (the same streams with less noise), vector-sum (shuffled
+    bits; needs --users and --dimension), secure-sum (masked sums; needs both options too).
+
+    For a single agent: noisy-points (each user adds noise), shuffled-points (the same through a
+    shuffler; needs --users), vector-batches (shuffled bits; needs --users and --dimension).
+
+    For other data: gaussian (sums of unit vectors, with a record in every release), laplace (any
+    statistic, L1 sensitivity), exponential (a choice, by Gumbel noise on costs), noisy-argmin
+    (experts: noise on scores of which only the index of the least is released).
+
+    "list" lists all mechanisms, with their units and the quantity that noise_std refers to.
+    --sensitivity is for gaussian, noisy-argmin, laplace and exponential.
     """
     import msgspec
 
@@ -173,17 +188,17 @@ def _list_mechanisms(as_json: bool) -> None:
 
     mechanisms = listed()
     if as_json:
-        print_json([msgspec.to_builtins(each) for each in mechanisms])
+        print_json([msgspec.to_builtins(entry) for entry in mechanisms])
         return
     rows = [
         (
-            each.name,
-            each.unit,
-            each.noise_std,
-            " ".join(f"--{need}" for need in each.needs),
-            each.default_sensitivity or "",
+            entry.name,
+            entry.unit,
+            entry.noise_std,
+            " ".join(f"--{option}" for option in entry.needs),
+            entry.default_sensitivity or "",
         )
-        for each in mechanisms
+        for entry in mechanisms
     ]
     print_table(("mechanism", "unit", "noise std", "needs", "sensitivity"), rows)
 
@@ -193,13 +208,14 @@ def _list_mechanisms(as_json: bool) -> None:
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
-@click.option("--curve", metavar="LABEL", help="Only the curve of this label.")
+@click.option("--curve", metavar="LABEL", help="Print only the curve with this label.")
 @json_option
 @stoppable
 def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
-    """Privacy certificates of a spec, without running it.
+    """Print the privacy certificates of a spec, without running it.
 
-    For every curve: the claim, the exact guarantee, its conditions, and what it does not cover.
+    For every curve the certificate has the claim, the exact guarantee, its conditions, and what the
+    guarantee does not cover.
     """
     from fastfed._validate import choice
     from fastfed.experiments.specs import load_spec
@@ -228,36 +244,40 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--silos", type=int, metavar="M", help="Silos; from the data where they say it.")
-@click.option("--horizon", type=int, required=True, metavar="T", help="Rounds of each silo.")
+@click.option("--silos", type=int, metavar="M",
+              help="Number of silos (default: from the data, if they define it).")  # fmt: skip
+@click.option("--horizon", type=int, required=True, metavar="T",
+              help="Number of rounds of each silo.")  # fmt: skip
 @click.option("--dimension", type=int, metavar="D", help="Dimension of the features.")
 @click.option("--epsilon", type=float, required=True, metavar="E", help="Above 0.")
 @click.option("--delta", type=float, required=True, metavar="D", help="Between 0 and 1.")
 @click.option("--relation", default="replace", show_default=True, metavar="R",
-              help="Neighbours differ by: replace, or zero-out.")  # fmt: skip
+              help="Relation of neighbouring datasets: replace, or zero-out.")  # fmt: skip
 @click.option("--trust", multiple=True, metavar="WHO",
-              help="silo-ldp, shuffle, secure-sum or central; may be repeated (default: all).",
-              )  # fmt: skip
+              help="Trust model: silo-ldp, shuffle, secure-sum or central; may be repeated "
+              "(default: all).")  # fmt: skip
 @click.option("--colluders", type=int, metavar="N",
               help="Silos of a secure sum whose noise is not counted (default: a third).",
               )  # fmt: skip
 @click.option("--actions", type=int, metavar="K",
-              help="Actions of the simulated sphere (default: 100).")  # fmt: skip
+              help="Number of actions of the simulated sphere (default: 100).")  # fmt: skip
 @click.option("--intercept", type=float, metavar="KAPPA",
-              help="The sphere's last feature is the constant 1/sqrt(2 KAPPA): rewards may be "
-              "centred, which needs less noise.")  # fmt: skip
+              help="Make the last feature of the sphere the constant 1/sqrt(2 KAPPA), so that "
+              "rewards can be centred, which needs less noise.")  # fmt: skip
 @click.option("--environment", "spec", type=click.Path(path_type=Path), metavar="SPEC.toml",
-              help="Simulate the environment of this spec in place of the sphere.")  # fmt: skip
+              help="Simulate the environment of this spec instead of the sphere.")  # fmt: skip
 @click.option("--radius-multiplier", type=float, default=1.0, show_default=True, metavar="X",
-              help="Factor of all confidence radii; below 1 no regret bound holds.")  # fmt: skip
+              help="Factor on all confidence radii; below 1 no regret bound is proven.",
+              )  # fmt: skip
 @click.option("--seconds", type=float, default=20.0, show_default=True, metavar="S",
-              help="Time to simulate, about, on one core.")  # fmt: skip
+              help="Approximate time of the simulations on one core, in seconds.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N",
-              help="Of all randomness.")  # fmt: skip
+              help="Seed of all randomness.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N",
-              help="Threads (default: all processors); the answer is the same.")  # fmt: skip
+              help="Number of threads (default: all processors). The answer does not depend on "
+              "it.")  # fmt: skip
 @click.option("--write", type=click.Path(path_type=Path), metavar="SPEC.toml",
-              help="Write a spec of what is recommended, for `fastfed run`.")  # fmt: skip
+              help="Write a spec of the recommended systems, for `fastfed run`.")  # fmt: skip
 @json_option
 @stoppable
 def plan(
@@ -279,12 +299,12 @@ def plan(
     write: Path | None,
     as_json: bool,
 ) -> None:
-    """Choose protocol, release and batches, or decide against sharing.
+    """Recommend a protocol, release and batches, or advise against sharing.
 
-    All systems that give (E, D) to every user are compared, separately for each trust model: by
-    noise and proven bounds, then by short simulations. For each trust model the answer says first
-    whether to share, by which system and at what cost of privacy, or not to share, and from which
-    epsilon it would pay.
+    All systems that guarantee (E, D) to every user are compared, separately for each trust model:
+    by noise and proven bounds, then by short simulations. For each trust model the answer begins
+    with a sentence. It names the system to share by and what privacy costs, or it advises not to
+    share and names the epsilon from which sharing would pay.
     """
     from fastfed._validate import InputError
     from fastfed.advice import plan as find_plan
@@ -299,7 +319,7 @@ def plan(
 
     def on_stage(text: str) -> None:
         nonlocal stages
-        if not stages:  # errors of the arguments come before this line
+        if not stages:  # this line is printed only after all arguments are checked
             say(f"about {seconds:g} s of simulation on one core")
         stages += 1
         say(text)
@@ -340,14 +360,24 @@ def _print(advice: Advice) -> None:
         click.echo()
         click.secho(f"{verdict.trust}: {verdict.trusted}", bold=True)
         click.echo(f"=> {verdict.sentence}")
-        rows = [_row(c) for c in advice.candidates if c.trust == verdict.trust and not c.remark]
+        rows = [
+            _row(candidate)
+            for candidate in advice.candidates
+            if candidate.trust == verdict.trust and not candidate.remark
+        ]
         print_table(
             ("", "noise std", "exact epsilon", "bound", "regret", "sent", "stage"),
             rows,
             right=(1, 2, 3, 4, 5),
         )
-        quieter = [c for c in advice.candidates if c.trust == verdict.trust and c.remark]
-        kinds = dict.fromkeys(c.label.partition(f", {c.batches}")[0] for c in quieter)
+        unsimulated = [
+            candidate
+            for candidate in advice.candidates
+            if candidate.trust == verdict.trust and candidate.remark
+        ]
+        kinds = dict.fromkeys(
+            candidate.label.partition(f", {candidate.batches}")[0] for candidate in unsimulated
+        )
         if kinds:
             click.echo(f"noisier at the same rounds, so not played: {'; '.join(kinds)}")
         if any(", sieve" in c.label for c in advice.candidates if c.trust == verdict.trust):
@@ -365,21 +395,27 @@ def _print(advice: Advice) -> None:
         click.echo(f"  {name}: {reason}")
 
 
-def _row(c: Candidate) -> tuple[str, ...]:
+def _row(candidate: Candidate) -> tuple[str, ...]:
     from fastfed.advice.answer import figure
     from fastfed.privacy.certificate import rounded_up
     from fastfed.reporting.table import sent
 
-    bound = "none" if c.bound is None else "vacuous" if c.vacuous else f"{c.bound:.3g}"
-    regret = figure(c.regret) if c.regret else "not played"
-    stage = c.regret.stage if c.regret else ""
+    bound = (
+        "none"
+        if candidate.bound is None
+        else "vacuous"
+        if candidate.vacuous
+        else f"{candidate.bound:.3g}"
+    )
+    regret = figure(candidate.regret) if candidate.regret else "not played"
+    stage = candidate.regret.stage if candidate.regret else ""
     return (
-        c.label,
-        f"{c.noise_std:.4g}",
-        rounded_up(c.epsilon),
+        candidate.label,
+        f"{candidate.noise_std:.4g}",
+        rounded_up(candidate.epsilon),
         bound,
         regret,
-        sent(c.bytes_sent),
+        sent(candidate.bytes_sent),
         stage,
     )
 

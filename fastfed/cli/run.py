@@ -1,4 +1,4 @@
-"""Runs and what came of them: `fastfed run`, `reproduce`, `results`, `report`, `compare`."""
+"""Commands for runs and results: `fastfed run`, `reproduce`, `results`, `report`, `compare`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def format_option(text: str) -> Any:
-    """The option --format, of picture files."""
-    # The formats of `fastfed.reporting.page`, which --help does not wait for.
+    """Return the option --format for the formats of figure files; ``text`` begins its help."""
+    # The formats of `fastfed.reporting.page`, repeated here so that --help does not import it.
     return click.option(
         "--format", "formats", multiple=True, type=click.Choice(("png", "svg", "pdf", "pgf")),
         help=f"{text}; may be repeated. pdf and pgf are for papers, one column wide; pgf needs "
@@ -28,7 +28,7 @@ def format_option(text: str) -> Any:
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @run_options
-@format_option("Also write each picture into a file")
+@format_option("Also write the figures as files in this format")
 def run(
     spec: Path,
     folder: Path,
@@ -39,12 +39,12 @@ def run(
     changes: dict[str, Any],
     formats: tuple[str, ...],
 ) -> None:
-    """Run the experiment of a spec, or what is missing of it.
+    """Simulate the experiment of a spec, or the missing part of it.
 
-    Every replicate of a curve is kept as soon as it is simulated, in DIR/results.sqlite. The same
-    command again finishes what is missing and repeats nothing. Beside it stand report.html,
-    one page with everything, pictures of regret against rounds and against bytes sent among it,
-    the table (table.txt, table.csv) and the privacy certificates (certificates.txt).
+    Every replicate of a curve is stored in DIR/results.sqlite as soon as it is simulated. If you
+    repeat the command, it simulates only the missing replicates. DIR also gets report.html (one
+    page with everything, including charts of regret against rounds and against bytes sent), the
+    table (table.txt, table.csv) and the privacy certificates (certificates.txt).
     """
     from fastfed.cli.execution import simulate
     from fastfed.experiments.specs import load_spec
@@ -61,11 +61,11 @@ def run(
     help="Learning-to-rank file or folder, for figures that need one.",
 )  # fmt: skip
 @click.option(
-    "--full", is_flag=True, help="The sizes that the paper printed, where ours are smaller."
+    "--full", is_flag=True, help="Simulate the sizes of the papers, also where ours are smaller."
 )
 @click.option(
     "--dry-run", is_flag=True,
-    help="Print what is left, how long it will take and how much memory; simulate nothing.",
+    help="Only print the remaining work, the predicted time and memory; simulate nothing.",
 )  # fmt: skip
 def reproduce(
     names: tuple[str, ...],
@@ -81,10 +81,10 @@ def reproduce(
 ) -> None:
     """Reproduce figures of the papers, or all of them.
 
-    FIGURE is an id of `fastfed list figures`, or "all". Each figure, and each further panel of
-    it, gets its own folder in DIR, and DIR/report.html is one page over all of them. "all" first
-    says how long each will take, simulates long ones at smaller sizes, and ends with a table of the
-    papers' claims: holds, fails, unproven, and why.
+    FIGURE is an id of `fastfed list figures`, or "all". Each figure, and each of its further
+    panels, gets a folder in DIR, and DIR/report.html is one page over all figures. With "all" the
+    command first prints the predicted time of each figure. It simulates long figures at smaller
+    sizes, and ends with a table of the papers' claims: holds, fails, unproven, and why.
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
@@ -94,21 +94,26 @@ def reproduce(
 
     everything = ALL in names
     size = size_of_call(names, quick=quick, full=full)
-    chosen, left_out = select(names, data, size)
+    selected, left_out = select(names, data, size)
     for name, rows in left_out.items():
         say(f"skipped {name}: {rows[0].statement.why}")
-    if not everything and data is not None and not any(f.needs_data for f in chosen):
-        say(f"{', '.join(names)}: --data is not used, the data are made")
-    # All are checked before the first is simulated: bad input then costs no time.
-    ready = [(f, sized_experiment(f, data, size, replicates, seed, changes)) for f in chosen]
+    if not everything and data is not None and not any(f.needs_data for f in selected):
+        say(f"{', '.join(names)}: --data is not used, the data are synthetic")
+    # Check all figures before the first is simulated, so that bad input costs no time.
+    figures_to_run = [
+        (f, sized_experiment(f, data, size, replicates, seed, changes)) for f in selected
+    ]
     if everything or dry_run:
-        plan = predict(ready, folder, resources)
+        plan = predict(figures_to_run, folder, resources)
         if not dry_run:
             simulate_several(
-                plan, folder, resources, [row for each in left_out.values() for row in each]
+                plan,
+                folder,
+                resources,
+                [row for rows_of_figure in left_out.values() for row in rows_of_figure],
             )
     else:
-        simulate_each(ready, folder, resources)
+        simulate_each(figures_to_run, folder, resources)
 
 
 # ---- `fastfed results` and `fastfed report` ------------------------------------------------------
@@ -122,12 +127,12 @@ folder_argument = click.argument("folder", type=click.Path(path_type=Path), meta
 @click.option("--csv", "as_csv", is_flag=True, help="CSV on standard output, one row per curve.")
 @click.option(
     "--curves", is_flag=True,
-    help="CSV on standard output, one row per curve and checkpoint: what the pictures draw.",
+    help="CSV on standard output, one row per curve and checkpoint: the data of the charts.",
 )  # fmt: skip
 def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
-    """Results of an output folder: table, JSON or CSV.
+    """Print the results of an output folder as a table, JSON or CSV.
 
-    Of a run that is not finished it shows the finished replicates.
+    If the run is not finished, only the finished replicates are used.
     """
     if as_json + as_csv + curves > 1:
         raise click.UsageError("--json, --csv and --curves exclude each other")
@@ -149,24 +154,24 @@ def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
 
 @click.command()
 @folder_argument
-@format_option("Of the picture files; default: png and svg")
+@format_option("Format of the figure files; default: png and svg")
 def report(folder: Path, formats: tuple[str, ...]) -> None:
-    """Write page, pictures and tables of an output folder again.
+    """Write the report, figure files and tables of an output folder again.
 
-    Nothing is simulated: everything comes from DIR/results.sqlite. If DIR holds several
-    experiments in subfolders, as `reproduce` writes them, each gets its report, and
-    DIR/report.html is one page over all of them.
+    Nothing is simulated: everything is computed from DIR/results.sqlite. If DIR holds several
+    experiments in subfolders, as `reproduce` writes them, each experiment gets its report, and
+    DIR/report.html is one page over all experiments.
     """
     from fastfed.cli.execution import NO_MATPLOTLIB
     from fastfed.reporting import page
 
-    wanted = formats or page.FORMATS
-    written = page.report(
-        folder, formats=wanted, on_left_out=lambda reason: say(f"left out: {reason}")
+    chosen_formats = formats or page.FORMATS
+    written_paths = page.report(
+        folder, formats=chosen_formats, on_left_out=lambda reason: say(f"left out: {reason}")
     )
-    for path in written:
+    for path in written_paths:
         click.echo(path)
-    if not page.has_pictures(written) and not page.has_matplotlib():
+    if not page.has_pictures(written_paths) and not page.has_matplotlib():
         say(NO_MATPLOTLIB)
 
 
@@ -182,10 +187,10 @@ folder_type = click.Path(path_type=Path)
 def compare(a: Path, b: Path, as_json: bool) -> None:
     """Compare two output folders, curve by curve.
 
-    Curves are matched by label: final group regret, B - A with its standard error, privacy,
-    synchronisations and bytes where they differ, and the keys that differ. Runs over the same
-    rounds are compared replicate by replicate. Folders of several experiments are compared by
-    name.
+    Curves are matched by label. The command prints the final group regret, B - A with its standard
+    error, privacy, synchronisations and bytes if they differ, and the keys that differ. Runs over
+    the same rounds are compared replicate by replicate. In folders with several experiments,
+    experiments of the same name are compared.
     """
     from fastfed.reporting import comparison
 
@@ -194,9 +199,9 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
         print_json(folders.to_builtins())
         return
     click.echo(f"A: {a}\nB: {b}")
-    for each in folders.comparisons:
+    for comparison_of_experiment in folders.comparisons:
         click.echo()
-        _print(each)
+        _print(comparison_of_experiment)
     for side, names in (("A", folders.only_in_a), ("B", folders.only_in_b)):
         if names:
             click.echo(f"\nonly in {side}: {', '.join(names)}")
@@ -258,10 +263,10 @@ def _print(comparison: Comparison) -> None:
 
 
 def _how(comparison: Comparison) -> str:
-    """Sentence that says if differences are paired, and why not."""
+    """Return a text on whether differences are paired, and if not, why."""
     if comparison.paired:
         return "paired, replicate by replicate: same environment, seed, silos and horizon"
-    return f"not paired, for they differ in {', '.join(comparison.unequal)}"
+    return f"not paired, because A and B differ in {', '.join(comparison.unequal)}"
 
 
 def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None:

@@ -262,10 +262,10 @@ class Bounded(ThreadingMixIn, BaseServer):
 
     def service_actions(self) -> None:
         """Close connections whose request took too long to arrive."""
-        late = time.monotonic() - WHOLE
+        deadline = time.monotonic() - WHOLE
         with self._lock:
             for request, since in list(self._connections.items()):
-                if since is not None and since < late:
+                if since is not None and since < deadline:
                     self._cut(request)
 
     def _cut(self, request: Any) -> None:

@@ -50,7 +50,10 @@ from fastfed.protocols.serverless import PhasePlan
 
 @lru_cache(maxsize=64)
 def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
-    """Return (mu2, told) of releases 1..k of a plan together, for k = 0..K."""
+    """Return (mu2, told) of releases 1..k of a plan together, for k = 0..K.
+
+    The releases are GDP with squared parameter ``mu2``, except with probability ``told``.
+    """
     if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
         # The proof is for the whole plan, so the first release is charged for all.
         return ((0.0, 0.0), *[charge_of_bits(event)[1:]] * releases)
@@ -70,8 +73,8 @@ def _squares(event: GaussianSums) -> list[float]:
     """Return the squared sensitivities of releases 1..k to one record, for k = 1..K.
 
     The noise is calibrated to all K releases. For "flat", trees and "toeplitz" the first k releases
-    are those of a plan of k releases. For "buffered" and "factorised" they are the first k rows of
-    the encoder of all K releases.
+    are the releases of a plan of k releases. For "buffered" and "factorised" they are the first k
+    rows of the encoder of all K releases.
     """
     squares: Any
     if event.release == "buffered":
@@ -93,8 +96,11 @@ def _of_secure(event: SecureSum) -> tuple[float, float]:
     delta = event.budget.delta
     account, coins = event._account("replace"), event._coins(event.honest)
     pairs = [(account.proven_mu(coins, delta * share), delta * share) for share in TAIL_SHARES]
-    finite_pairs = [pair for pair in pairs if math.isfinite(pair[0])]
-    mu, told = min(finite_pairs, key=lambda pair: gaussian_epsilon(pair[0], delta - pair[1]))
+    finite_pairs = [mu_and_told for mu_and_told in pairs if math.isfinite(mu_and_told[0])]
+    mu, told = min(
+        finite_pairs,
+        key=lambda mu_and_told: gaussian_epsilon(mu_and_told[0], delta - mu_and_told[1]),
+    )
     return mu * mu * _UP, told
 
 
@@ -108,7 +114,7 @@ def charge_of(
     """Compute what a release adds to the charges of the earlier ones, for the worst-off user.
 
     If silos have different noise, this is the charge at the silo with the least. For a plan in
-    phases it is the charge for all that a silo holds, which bounds that of each of its users.
+    phases it is the charge for all data that a silo holds, which bounds the charge for each user.
 
     Parameters
     ----------
@@ -128,13 +134,15 @@ def charge_of(
     event: Any = events[0]
     if isinstance(event, Scores):
         # A loss is in only one phase, so the first release is charged for all.
-        parts = (*totals_of_scores(event), report, event.exact(0.0) * _UP)
-        return Charge(dataset, digest, release, *(parts if release <= 1 else (0.0, 0.0, report)))
+        charge_values = (*totals_of_scores(event), report, event.exact(0.0) * _UP)
+        return Charge(
+            dataset, digest, release, *(charge_values if release <= 1 else (0.0, 0.0, report))
+        )
     totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
-    (after, told), (before, told_before) = totals[release], totals[release - 1]
-    return Charge(dataset, digest, release, after - before, told - told_before, report)
+    (total_mu2, told), (earlier_mu2, told_before) = totals[release], totals[release - 1]
+    return Charge(dataset, digest, release, total_mu2 - earlier_mu2, told - told_before, report)
 
 
 # ---- means ---------------------------------------------------------------------------------------
@@ -169,17 +177,17 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
     """
     count, delta = len(event.means), event.means[0].budget.delta
     # If means differ, each is charged as the most expensive one.
-    half = max(mean.epsilon_coordinate for mean in event.means) / 2.0
+    half_epsilon = max(mean.epsilon_coordinate for mean in event.means) / 2.0
     padded = max(mean.padded for mean in event.means)
     told = delta * min(
         TAIL_SHARES,
         key=lambda share: _epsilon_beside(
-            squared_means(count * padded, half, delta * share), delta, share
+            squared_means(count * padded, half_epsilon, delta * share), delta, share
         ),
     )
     totals = [(0.0, 0.0)]
     for k in range(1, count + 1):
-        totals.append((max(squared_means(k * padded, half, told), totals[-1][0]), told))
+        totals.append((max(squared_means(k * padded, half_epsilon, told), totals[-1][0]), told))
     return tuple(totals)
 
 
@@ -303,7 +311,7 @@ def charged_scores(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[float, floa
 def epsilon_of_scores(event: Scores) -> float:
     """Compute the epsilon that a ledger is charged for a plan, at the budget's delta.
 
-    The smaller one of two: that of squared GDP parameters, and the pure epsilon.
+    It is the smaller of two values: the epsilon of squared GDP parameters, and the pure epsilon.
     """
     return min(_epsilon_of(totals_of_scores(event), budget_of(event).delta), event.exact(0.0) * _UP)
 
@@ -317,7 +325,10 @@ def _epsilon_of(pair: tuple[float, float], delta: float) -> float:
 
 
 def squared_scores(event: Scores, told: float) -> float:
-    """Compute mu^2 for the worst set of losses, or of sparse switching, except for ``told``."""
+    """Compute mu^2 of the worst set of losses, or of sparse switching.
+
+    It holds except with probability ``told``.
+    """
     if isinstance(event, SparseSwitching):
         compared = of_responses(1, event.comparisons.epsilon, told) ** 2
         return (compared + event.switches * of_range(event.eta) ** 2) * _UP
@@ -379,14 +390,14 @@ def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float
     All are mu-GDP except with probability ``told``, which is the share of delta in `TAIL_SHARES`
     with the least epsilon.
     """
-    best = (math.inf, math.inf, delta)
+    least = (math.inf, math.inf, delta)
     for share in TAIL_SHARES:
         told = delta * share
         mu = max((account.mu(told) for account in accounts), default=0.0)
         if math.isfinite(mu):
             epsilon = gaussian_epsilon(mu * math.sqrt(_UP), delta - told * _UP)
-            best = min(best, (epsilon, mu, told))
-    return best
+            least = min(least, (epsilon, mu, told))
+    return least
 
 
 @lru_cache(maxsize=64)

@@ -110,16 +110,18 @@ def _changed(value: Any, name: str, change: Change) -> Any:
     if isinstance(value, np.ndarray | int | float | np.number) or _is_row(value):
         return change(name, value)
     if type(value) is tuple:
-        items = [_changed(each, f"{name}[{i}]", change) for i, each in enumerate(value)]
+        items = [_changed(item, f"{name}[{i}]", change) for i, item in enumerate(value)]
         return value if all(map(operator.is_, items, value)) else tuple(items)
     names = _fields(value)
-    before = [getattr(value, field) for field in names]
+    old_values = [getattr(value, field) for field in names]
     prefix = f"{name}." if name else ""
-    after = [_changed(b, prefix + field, change) for field, b in zip(names, before, strict=True)]
-    if all(map(operator.is_, after, before)):
+    new_values = [
+        _changed(b, prefix + field, change) for field, b in zip(names, old_values, strict=True)
+    ]
+    if all(map(operator.is_, new_values, old_values)):
         return value
     # Creating a new object checks its fields again.
-    return type(value)(**dict(zip(names, after, strict=True)))
+    return type(value)(**dict(zip(names, new_values, strict=True)))
 
 
 def _is_row(value: Any) -> bool:
@@ -146,7 +148,7 @@ def _plain(value: Any) -> Any:
             raise InputError(f"a plan of a deployment cannot hold an array of {value.dtype}")
         return value.astype("<f8").tobytes()
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, int | np.integer):
         as_int = int(value)
         return as_int if -(2**63) <= as_int < 2**63 else str(as_int)
@@ -185,7 +187,7 @@ def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int |
             return None
         if stored == derived:
             return stored
-        limit = ROUNDING * max(abs(each) for each in row)
+        limit = ROUNDING * max(abs(entry) for entry in row)
         is_near = abs(stored - derived) <= limit < math.inf and CHOSEN.isdisjoint(name.split("."))
         return stored if is_near else None
     if isinstance(stored, str):

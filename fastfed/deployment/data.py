@@ -381,8 +381,11 @@ def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
     """
     rows, problems = surveyed(source, schema, connection)
     if problems:
-        more = len(problems) - 1
-        raise InputError(problems[0] + (f" (and {more} more rows do not fit)" if more else ""))
+        other_problems = len(problems) - 1
+        raise InputError(
+            problems[0]
+            + (f" (and {other_problems} more rows do not fit)" if other_problems else "")
+        )
     return rows
 
 
@@ -421,7 +424,7 @@ class _Reader:
             name: i for i, name in enumerate(names) if name and name not in self._duplicates
         }
         self._width = len(names)
-        declared = [each.name for each in records.variables]
+        declared = [variable.name for variable in records.variables]
         self._plan_columns = plan_columns = dict.fromkeys([*declared, records.outcome.column])
         for key in ("columns", "codes", "factors", "fixed", "absent"):
             for name in getattr(source, key):
@@ -440,7 +443,7 @@ class _Reader:
                 "the source must name the column of the action taken (action), or one outcome for "
                 "each action (outcomes): the plan's reward is that of one action alone"
             )
-        numbers = {each.name for each in records.variables if each.kind == "number"}
+        numbers = {variable.name for variable in records.variables if variable.kind == "number"}
         outcome = records.outcome
         self._numbers = numbers | (set() if outcome.codes or outcome.correct else {outcome.column})
         for name in source.factors:
@@ -479,15 +482,19 @@ class _Reader:
         The names are not shown: in a file without a header they are the values of a person.
         """
         source = self._source
-        known = {source.columns.get(name, name) for name in self._plan_columns} | set(
+        known_names = {source.columns.get(name, name) for name in self._plan_columns} | set(
             source.outcomes.values()
         )
-        known |= set(self._extra_names)
-        places = [i + 1 for name, i in self._index.items() if name not in known]
+        known_names |= set(self._extra_names)
+        places = [i + 1 for name, i in self._index.items() if name not in known_names]
         if len(places) == self._width:
             return f": none of its {self._width} column names is one of the plan's"
-        some = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
-        return f"; of its {self._width} columns these have other names: {some}" if places else ""
+        first_positions = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
+        return (
+            f"; of its {self._width} columns these have other names: {first_positions}"
+            if places
+            else ""
+        )
 
     def case(self, where: str, row: int, cells: Sequence[Any]) -> Case:
         """Convert a row to a case."""

@@ -94,7 +94,7 @@ def tables_of_schema(schema: Schema) -> dict[str, Any]:
     if not (outcome.codes or outcome.correct):
         reward |= {"low": outcome.low, "high": outcome.high}
     return {
-        "columns": [_table_of(each) for each in schema.records.variables],
+        "columns": [_table_of(variable) for variable in schema.records.variables],
         "actions": msgspec.structs.asdict(schema.records.actions),
         "reward": reward,
         "norm": schema.norm,
@@ -133,7 +133,7 @@ def _codes(where: str, value: Any) -> tuple[str, ...]:
     """Parse codes as text: 4 and "4" in TOML are the same code."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise InputError(f"{where} must be a list of codes, got {show(value)}")
-    return tuple(_code(each) for each in value)
+    return tuple(_code(code) for code in value)
 
 
 def _code(value: Any) -> str:

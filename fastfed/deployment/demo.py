@@ -2,8 +2,8 @@
 
 Patients come to three silos, and their rewards follow a moment later. All parties are killed during
 the run and restarted. One silo is restored from an old backup, and a stolen message of it is sent a
-second time. At the end the model is compared with that of an undisturbed federation in one process,
-which gets the same decisions and rewards.
+second time. At the end the model is compared with the model of an undisturbed federation in one
+process, which gets the same decisions and rewards.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def run(
     Returns
     -------
     dict
-        - ``same``: True if the model is that of the undisturbed federation, bit for bit.
+        - ``same``: True if the model equals the undisturbed federation's model, bit for bit.
         - ``verified``: True if every party's log is complete and consistent.
         - ``kills``, ``theta``, ``decisions``, ``released``, ``certificate``.
     """
@@ -261,11 +261,11 @@ def run(
     finally:
         for child in children:
             child.stop()
-    calm = calm_theta(home, plan, actions)
+    undisturbed_theta = calm_theta(home, plan, actions)
     # Opening a folder checks its log and, for a hub, recomputes its sums.
     released = {name: _released(home / name) for name in (*SILOS, "hub")}
     return {
-        "same": all(theta == calm for theta in thetas),
+        "same": all(theta == undisturbed_theta for theta in thetas),
         "verified": set(released.values()) == {len(closes)},
         "kills": sum(child.kills for child in children),
         "theta": thetas[0],

@@ -46,7 +46,7 @@ from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius
 #: Types of plans with experts that can be deployed.
 Experts = FrankWolfePlan | SparseVectorPlan
 
-#: Conditions that this deployment takes on trust in addition to those of its system.
+#: Conditions that this deployment takes on trust in addition to the conditions of its system.
 OWN = Condition(
     "a loss enters the place of its own decision, in that decision's period, or none: what is "
     "missing counts as a loss of 0, so a loss that comes late, or never, for reasons that are in "
@@ -130,7 +130,7 @@ def check_experts(plan: Experts) -> Experts:
             "delta = 0, of which a ledger can make no Gaussian mechanism": not claim.budget.delta,
             "a release without noise": not isinstance(event, Scores),
         }
-    reasons = [what for what, found in refused.items() if found]
+    reasons = [reason for reason, applies in refused.items() if applies]
     if reasons:
         raise InputError(f"deployments do not run plans of experts with {', '.join(reasons)}")
     return plan
@@ -170,8 +170,8 @@ class Weights:
     def adopt(self, values: np.ndarray, release: int) -> None:
         """Use the weights of a broadcast from now on; Refused if they are not weights."""
         weights = values[: self._experts]
-        rest = values[self._experts :]
-        if (weights < 0.0).any() or abs(weights.sum() - 1.0) > 1e-9 or rest.any():
+        padding = values[self._experts :]
+        if (weights < 0.0).any() or abs(weights.sum() - 1.0) > 1e-9 or padding.any():
             raise Refused(f"broadcast {release} must hold weights of {self._experts} experts")
         self.theta, self.release = weights.copy(), release
 
@@ -223,7 +223,7 @@ class ExpertSilo(SiloParty):
 
     Notes
     -----
-    Guarantee: that of the plan's certificate, for one loss, if the hub is trusted. A loss has at
+    Guarantee: as in the plan's certificate, for one loss, if the hub is trusted. A loss has at
     most one place, and a missing loss counts as 0.
     """
 
@@ -265,14 +265,16 @@ class ExpertSilo(SiloParty):
         if not (actions is None and record is None and among is None):
             raise InputError("a plan of experts offers its experts: decide takes subject alone")
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
-        chosen = self.model.drawn(uniform)
-        who = b"" if subject is None else self.digest_of(subject)
-        learns = self._admits(now) and who not in self._subjects and not self.lost
-        propensity = float(self.model.theta[chosen])
-        stored = Decided(chosen, propensity, self.model.release, learns, float(now), b"", b"", who)
+        expert = self.model.drawn(uniform)
+        subject_digest = b"" if subject is None else self.digest_of(subject)
+        learns = self._admits(now) and subject_digest not in self._subjects and not self.lost
+        propensity = float(self.model.theta[expert])
+        stored = Decided(
+            expert, propensity, self.model.release, learns, float(now), b"", b"", subject_digest
+        )
         name = self._entropy(8).hex()
-        column = self.deployed.document.schema.columns[chosen].name
-        decision = Decision(name, chosen, propensity, stored.model, learns, column)
+        column = self.deployed.document.schema.columns[expert].name
+        decision = Decision(name, expert, propensity, stored.model, learns, column)
         return Step((Write("decision", name, wire.encoded(stored)),)), decision
 
     def _admits(self, now: float) -> bool:
@@ -317,12 +319,12 @@ class ExpertSilo(SiloParty):
         calendar = self.deployed.document.calendar
         period, _ = self._places.get(name, (0, 0))
         if not period:
-            why = "unused"
+            reason = "unused"
         elif now > decided.time + calendar.reward_deadline or self._leaf(now) != period:
-            why = "late"
+            reason = "late"
         else:
-            why = ""
-        ended = Lost(0 if why else period, None, float(now), why, coded)
+            reason = ""
+        ended = Lost(0 if reason else period, None, float(now), reason, coded)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
     def reward(self, name: str, reward: float, now: float) -> Step:
@@ -375,7 +377,7 @@ class ExpertHub(Hub):
 
     Notes
     -----
-    Guarantee: that of the plan's certificate against all who read the weights, which depend only on
+    Guarantee: as in the plan's certificate, against all who read the weights, which depend only on
     the experts that the leaves choose.
     """
 
@@ -414,12 +416,12 @@ class ExpertHub(Hub):
             envelope = self.wire.read(self.reports[release, entry.silo])
             row = self._checked(envelope, f"report {release} of {envelope.sender}")
             means[entry.silo] = row.reshape(means.shape[1:])
-        hidden, x, server = digest(packed(means)), self._x, self._server
+        hidden_digest, x, server = digest(packed(means)), self._x, self._server
         for number, leaf in enumerate(phase.leaves, phase.offset + 1):
             total = np.zeros(plan.experts)
             for row in means[:, leaf.tree - 1]:
                 total += row
-            self._sealing.hides(number, hidden)
+            self._sealing.hides(number, hidden_digest)
             choice = server.decide(total)
             x = plan.move(x, choice)
         self._x = x
@@ -460,7 +462,7 @@ class SparseSilo(ExpertSilo):
 
     Notes
     -----
-    Guarantee: that of the plan's certificate, for one loss, if the hub is trusted.
+    Guarantee: as in the plan's certificate, for one loss, if the hub is trusted.
     """
 
     starts = staticmethod(_chosen)
@@ -491,7 +493,7 @@ class SparseHub(ExpertHub):
 
     Notes
     -----
-    Guarantee: that of the plan's certificate against all who see which expert is chosen.
+    Guarantee: as in the plan's certificate, against all who see which expert is chosen.
     """
 
     def _limits(self) -> SumRange:

@@ -122,9 +122,9 @@ class Mail:
             node.name = wire.read(data).sender
             for message in messages:
                 urgent = wire.read(message.data).kind != "receipt"
-                for other in self._nodes.values():
-                    if other.name == message.to:
-                        other.box[message.data] = urgent
+                for recipient in self._nodes.values():
+                    if recipient.name == message.to:
+                        recipient.box[message.data] = urgent
 
     def failed(self, number: int, reason: str) -> None:
         """Record that a node could not answer; it is polled again at its next time."""

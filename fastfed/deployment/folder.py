@@ -232,7 +232,8 @@ def opened(
     ----------
     folder : str or Path
     dataset : str, optional
-        For a silo: the entry of its ledger. By default that of its note, or "records".
+        For a silo: the dataset that its ledger charges. By default the dataset of its note, or
+        "records".
     ledger : str or Path, optional
         For a silo: the new path of its ledger, if the file was moved after it joined.
 
@@ -348,7 +349,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
 
 
 def leave(folder: str | Path) -> dict[str, Any]:
-    """Leave the federation as the silo of a folder. The hub is told when the silo next runs.
+    """Leave the federation as the silo of a folder. The hub learns this when the silo next runs.
 
     Returns
     -------
@@ -413,8 +414,8 @@ def extended(
 
     Notes
     -----
-    Guarantee: that of the new plan's certificate. For a person who is in both plans, that of the
-    entry in `also` that names the earlier plan. The start is computed from a broadcast and costs no
+    Guarantee: as in the new plan's certificate. For a person who is in both plans, as in the entry
+    of `also` that names the earlier plan. The start is computed from a broadcast and costs no
     further privacy.
     """
     tables = tables_of(spec)
@@ -439,18 +440,22 @@ def extended(
 
 def _before(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
     """Rebuild the tables of an earlier plan's spec, except ``system`` and ``calendar``."""
-    old = earlier.document
-    federation = {"name": old.name, "least": old.least, "explore": old.explore}
-    federation |= {} if old.influence is None else {"influence": old.influence}
+    document = earlier.document
+    federation = {"name": document.name, "least": document.least, "explore": document.explore}
+    federation |= {} if document.influence is None else {"influence": document.influence}
     federation |= {"sum": "masks"} if earlier.masked else {}
-    schema = tables_of_schema(old.schema)
+    schema = tables_of_schema(document.schema)
     if not {"columns", "actions", "reward"}.isdisjoint(new):
-        # With new columns the default norm is used: that of the largest row.
+        # With new columns the default norm is used: the norm of the largest row.
         del schema["norm"]
-    hub = {key: text for key, text in _table(old.hub).items() if key != "name"}
-    tables = {"federation": federation, "silos": [_table(party) for party in old.silos], "hub": hub}
-    if old.helper is not None:
-        tables["helper"] = {k: text for k, text in _table(old.helper).items() if k != "name"}
+    hub = {key: text for key, text in _table(document.hub).items() if key != "name"}
+    tables = {
+        "federation": federation,
+        "silos": [_table(party) for party in document.silos],
+        "hub": hub,
+    }
+    if document.helper is not None:
+        tables["helper"] = {k: text for k, text in _table(document.helper).items() if k != "name"}
     return tables | schema
 
 
@@ -541,24 +546,24 @@ def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
         If ``old`` does not hold the plan that is continued, or has a different broadcast of the
         release that the new plan starts from.
     """
-    target, before = Path(folder), Path(old)
+    target, old_folder = Path(folder), Path(old)
     earlier, extends = plan.earlier, plan.document.extends
     if earlier is None or extends is None:
         raise InputError("the plan continues no other; join it without --extends")
-    if load(before / PLAN).digest != earlier.digest:
-        raise InputError(f"{before} is of another plan than the one that this plan continues")
+    if load(old_folder / PLAN).digest != earlier.digest:
+        raise InputError(f"{old_folder} is of another plan than the one that this plan continues")
     if extends.start:
-        name = party_of(earlier, read_secret(before / SECRET))
+        name = party_of(earlier, read_secret(old_folder / SECRET))
         if earlier.document.helper is None or name != earlier.document.helper.name:
-            _check_start(extends.start, before, earlier)
+            _check_start(extends.start, old_folder, earlier)
     secret = target / SECRET
-    if target == before:
+    if target == old_folder:
         raise InputError("a folder belongs to one plan; name a new one")
     if not secret.exists():
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(read_secret(before / SECRET))
+            file.write(read_secret(old_folder / SECRET))
             file.flush()
             os.fsync(file.fileno())
 
@@ -593,7 +598,7 @@ def join(
     dataset : str, optional
         The entry of the ledger. By default "records", or the dataset of ``extends``.
     ledger : str or Path, optional
-        A ledger that several folders share. By default the one in the folder, or that of
+        A ledger that several folders share. By default the ledger in the folder, or the ledger of
         ``extends``.
     extends : str or Path, optional
         The folder of the plan that this one continues. The new folder gets its secret, and charges

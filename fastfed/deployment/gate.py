@@ -40,7 +40,11 @@ class Gate:
     def admit(self, connection: Guarded) -> None:
         """Count a connection; if there are too many, drop the oldest that is not being answered."""
         if len(self.open) >= self.most:
-            idle = (each for each in self.open if not each.answering)
+            idle = (
+                connection_waiting
+                for connection_waiting in self.open
+                if not connection_waiting.answering
+            )
             next(idle, next(iter(self.open))).drop()
         self.open[connection] = None
 

@@ -70,7 +70,7 @@ def nodes_of(plan: Plan, release: int) -> list[int]:
 
 
 def noise_squares(plan: Plan, release: int) -> float:
-    """Return the variance of the noise in one report, divided by that of one node."""
+    """Return the variance of the noise in one report, divided by the variance in one node."""
     prefix = prefix_noise(plan)
     if prefix is not None:
         return float(sum(c * c for c in prefix.terms(release).values()))
@@ -108,7 +108,7 @@ class Cap:
 
     Notes
     -----
-    Guarantee: that of the reports, which have their noise already; scaling is post-processing.
+    Guarantee: the guarantee of the reports, which contain their noise; scaling is post-processing.
     """
 
     def __init__(self, plan: Plan, influence: float) -> None:
@@ -121,15 +121,16 @@ class Cap:
         """Return the bounds on the norms of x y and of x x^T (Frobenius) in a silo's report."""
         plan, d = self._plan, self._plan.dimension
         feature, reward = bounds(plan)
-        most = self._influence * records_of(plan, release)
+        counted_records = self._influence * records_of(plan, release)
         noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
         # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t.
         tail = math.sqrt(2.0 * math.log(2.0 / BEYOND))
         covariance = max(std.diagonal, math.sqrt(2.0) * std.off_diagonal)
         return (
-            most * feature * reward + noise_factor * std.bias * (math.sqrt(d) + tail),
-            most * feature**2 + noise_factor * covariance * (math.sqrt(len(self._weights)) + tail),
+            counted_records * feature * reward + noise_factor * std.bias * (math.sqrt(d) + tail),
+            counted_records * feature**2
+            + noise_factor * covariance * (math.sqrt(len(self._weights)) + tail),
         )
 
     def held(self, values: np.ndarray, release: int, silo: int) -> tuple[np.ndarray, bool]:
@@ -158,7 +159,7 @@ class Cap:
 def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> None:
     """Refuse raw sums (s,) of a silo that no records up to a release can have.
 
-    For n records with |x| <= L and |y| <= Y, let G be the sum of x x^T and b that of x y. Then the
+    For n records with |x| <= L and |y| <= Y, let G be the sum of x x^T, and b the sum of x y. The
     trace of G is at most n L^2, and G - b b' / (n Y^2) has no negative eigenvalue (Cauchy-Schwarz).
     So b is small in directions in which G is small. An honest silo's sums are never refused.
 
@@ -245,7 +246,7 @@ class Alarm:
 
     Notes
     -----
-    Guarantee: that of the reports, which have their noise already.
+    Guarantee: the guarantee of the reports, which contain their noise.
     """
 
     def __init__(self, plan: Plan, false_alarms: float = FALSE_ALARMS) -> None:
@@ -273,7 +274,7 @@ class Alarm:
                 parts[silo] = sums + values, noise + squares * scale * scale
         rows = self._plan.end(release)
         all_sums = np.sum([sums for sums, _ in parts.values()], axis=0)
-        noise = sum(each for _, each in parts.values())
+        noise = sum(report_noise for _, report_noise in parts.values())
         if len(parts) < 2:
             return
         theta = self._theta(all_sums, release)
@@ -303,16 +304,16 @@ class Alarm:
         feature, _ = bounds(plan)
         low, high = (0.0, 1.0) if plan.clip is None else plan.clip.centred
         std = plan.noise_std
-        # Variance of N theta in one direction, |theta| <= tau: at most that of a diagonal entry or
-        # twice that of another entry, whichever is larger.
-        hidden = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
+        # Variance of N theta in one direction, |theta| <= tau: at most the variance of a diagonal
+        # entry or twice the variance of any other entry, whichever is larger.
+        noise_of_theta = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
         blocks, targets, units = [], [], []
         for sums, rows, squares in sides:
             # The sum of |x|^2 is at most n L^2, unless more people came than planned.
             observed = float(np.trace(_full(sums[d:], d)))
             observed += SIGMAS * math.sqrt(d * squares) * std.diagonal
             mass = max(rows * feature**2, observed)
-            proxy = mass * ((high - low) / 2.0) ** 2 + squares * (std.bias**2 + hidden)
+            proxy = mass * ((high - low) / 2.0) ** 2 + squares * (std.bias**2 + noise_of_theta)
             blocks.append(_full(sums[d:], d) / math.sqrt(proxy))
             targets.append(sums[:d] / math.sqrt(proxy))
             units.append(math.sqrt(proxy))
@@ -372,7 +373,7 @@ class Range:
         return self._record * records + self._noise(release)
 
     def broadcast(self, release: int) -> np.ndarray:
-        """Return the largest absolute values in a broadcast, (s,): those of all silos' reports."""
+        """Return the largest absolute values in a broadcast of all silos' reports, (s,)."""
         if self._plan.protocol.bits:
             # Rounding changes each entry of a record by at most one level.
             level = self._plan.units.max(axis=0, initial=0.0)

@@ -1,7 +1,8 @@
 """The hub of a deployment: it collects reports and broadcasts releases.
 
-Its state is the fold of a hash-chained log. For each release the hub opens one set of reports: all
-of them or, after the grace period, those that have arrived. The set is written to the log before
+Its state is the fold of a hash-chained log: all entries applied in order. For each release the hub
+*opens* one set of reports, that is, it fixes which reports are added up: all reports or, after the
+grace period, the reports that have arrived. The set is written to the log before
 its sum is computed, so a hub that is killed in between computes the same sum after a restart.
 Reading the log recomputes every sum.
 """
@@ -174,19 +175,21 @@ class Hub(Speaker):
             later_answers = (
                 data for k, data in sorted(self.answers.items()) if k > envelope.release
             )
-            again = (Message(envelope.sender, each) for each in later_answers)
-            return Step(join_write, (*again, *self._questions()))
+            repeated_answers = (Message(envelope.sender, answer) for answer in later_answers)
+            return Step(join_write, (*repeated_answers, *self._questions()))
         silo = self.deployed.index(envelope.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {envelope.sender} must have 16 bytes")
         self._says(envelope.sender, body.time, body.after)
         is_running = body.nonce == self._nonce
         if is_running and (body.after or not body.time):
-            # It has also read what time it is here, so this hub knows what time it is there.
+            # The silo has also read this hub's time, so this hub can compute the silo's time.
             self._silo_release[silo] = envelope.release
         # Send broadcasts first: the silo need not report a release that was opened without it.
-        missed = () if silo in self.left else range(envelope.release + 1, len(self.broadcasts) + 1)
-        answers = [self._news(envelope.sender, k, self.broadcasts[k]) for k in missed]
+        missed_broadcasts = (
+            () if silo in self.left else range(envelope.release + 1, len(self.broadcasts) + 1)
+        )
+        answers = [self._news(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts]
         clocks = self.own_time(now), body.time
         answers.append(self._receipt(silo, b"" if is_running else body.nonce, clocks=clocks))
         if silo not in self._silo_release:
@@ -228,9 +231,9 @@ class Hub(Speaker):
 
     def _report(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Check and store a silo's report; raise an alarm for a second one of the release."""
-        release, who = envelope.release, f"report {envelope.release} of {envelope.sender}"
+        release, label = envelope.release, f"report {envelope.release} of {envelope.sender}"
         if not 1 <= release <= self.plan.releases:
-            raise Refused(f"{who} must be of release 1..{self.plan.releases}")
+            raise Refused(f"{label} must be of release 1..{self.plan.releases}")
         previous = self.reports.get((release, silo))
         if previous is not None:
             if previous == data:
@@ -239,30 +242,30 @@ class Hub(Speaker):
             return Step((Write("alarm", text, text.encode()),), problem=text)
         if silo in self.left or self.ended:
             raise Refused(
-                f"{who} comes after {'the plan has ended' if self.ended else 'it has left'}"
+                f"{label} comes after {'the plan has ended' if self.ended else 'it has left'}"
             )
         if envelope.sender not in self.joined:
             raise Refused(f"{envelope.sender} must join before it reports")
-        values = self._checked(envelope, who)
+        values = self._checked(envelope, label)
         if self._exact:
-            check_records(self.plan, values, release, who)
+            check_records(self.plan, values, release, label)
         complete = ((release, digest(data)),) if (release, silo) in self.seen else ()
         receipt = self._receipt(silo, more=complete)
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
     def _seen_by(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Store a silo's signed message to the other silos: its report, and the last broadcast."""
-        release, who = (
+        release, label = (
             envelope.release,
             f"what {envelope.sender} has seen at release {envelope.release}",
         )
         body = self.wire.body(envelope, wire.Seen)
         if not 1 <= release <= self.plan.releases or not 0 <= body.last < release:
-            raise Refused(f"{who} must be of a release of the plan, after a broadcast before it")
+            raise Refused(f"{label} must be of a release of the plan, after a broadcast before it")
         if len(body.report) != KEY or len(body.head) != (KEY if body.last else 0):
-            raise Refused(f"{who} must have digests of {KEY} bytes")
+            raise Refused(f"{label} must have digests of {KEY} bytes")
         if silo in self.left or self.ended or envelope.sender not in self.joined:
-            raise Refused(f"{who} comes from a silo that takes no part")
+            raise Refused(f"{label} comes from a silo that takes no part")
         if (release, silo) in self.seen:
             return Step((), (self._receipt(silo),))
         return Step((Write("seen", f"{release}/{silo}", data),))
@@ -274,10 +277,10 @@ class Hub(Speaker):
 
     def _complete(self, release: int, silo: int, report: bytes) -> bool:
         """Return True if the hub has the report with this digest, and the silo's `Seen` of it."""
-        seen = self.seen.get((release, silo))
-        if seen is None or digest(self.reports.get((release, silo), b"")) != report:
+        seen_data = self.seen.get((release, silo))
+        if seen_data is None or digest(self.reports.get((release, silo), b"")) != report:
             return False
-        return self.wire.body(self.wire.read(seen), wire.Seen).report == report
+        return self.wire.body(self.wire.read(seen_data), wire.Seen).report == report
 
     def _news(self, silo: str, release: int, broadcast: bytes) -> Message:
         """Make the message to one silo: a broadcast, with the `Seen` of every silo in its set."""
@@ -306,14 +309,14 @@ class Hub(Speaker):
 
     def _session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Store a silo's session of a release. Once all have arrived, answer with the list."""
-        release, who = envelope.release, f"session {envelope.release} of {envelope.sender}"
+        release, label = envelope.release, f"session {envelope.release} of {envelope.sender}"
         body = self.wire.body(envelope, wire.Sessions)
         if not self.deployed.masked or not 1 <= release <= self.plan.releases:
-            raise Refused(f"{who} is of no release whose sums are under masks")
+            raise Refused(f"{label} is of no release whose sums are under masks")
         if len(body.values) != 1 or len(body.values[0]) != KEY:
-            raise Refused(f"{who} must be one of {KEY} bytes")
+            raise Refused(f"{label} must be one of {KEY} bytes")
         if silo in self.left or self.ended or envelope.sender not in self.joined:
-            raise Refused(f"{who} comes from a silo that takes no part")
+            raise Refused(f"{label} comes from a silo that takes no part")
         previous = self.sessions.get((release, silo))
         sessions = {(release, silo): body.values[0], **self.sessions}
         values = tuple(sessions.get((release, i), b"") for i in range(self.plan.silos))
@@ -365,9 +368,9 @@ class Hub(Speaker):
             raise Refused(f"a broadcast must be one of {self.name} itself, got {envelope.sender}'s")
         body = self.wire.body(envelope, Broadcast)
         check_entries(body.entries, self.plan.silos, f"broadcast {release}")
-        opened = self.sets.get(release)
+        opened_set = self.sets.get(release)
         if self.broadcasts.get(release, data) != data or (
-            opened is not None and opened.entries != body.entries
+            opened_set is not None and opened_set.entries != body.entries
         ):
             text = f"a second set of release {release} was opened after the log was put back"
             return Step((Write("alarm", text, text.encode()),), problem=text)
@@ -408,7 +411,7 @@ class Hub(Speaker):
         return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
 
     def _beyond(self, release: int) -> str:
-        """Say why a sum modulo 2^64 cannot come from honest silos; empty if it can."""
+        """Return why a sum modulo 2^64 cannot come from honest silos; empty if it can."""
         if not self.deployed.words:
             return ""
         body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
@@ -504,23 +507,25 @@ class Hub(Speaker):
     def _questions(self) -> tuple[Message, ...]:
         """Ask the helper for the total of the open set, with the shares encrypted to the helper."""
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
-        opened = self.sets.get(release)
-        if helper is None or opened is None or release in self.answers:
+        opened_set = self.sets.get(release)
+        if helper is None or opened_set is None or release in self.answers:
             return ()
         shares = []
-        for entry in opened.entries:
+        for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
             shares.append(self.wire.body(envelope, wire.Report).sealed)
-        body = Opened(opened.entries, tuple(shares))
+        body = Opened(opened_set.entries, tuple(shares))
         return (Message(helper.name, self.made(release, body)),)
 
     def _broadcast(self, release: int) -> bytes:
         """Compute the broadcast of a set from the log alone; cached."""
         if release not in self._broadcast_cache:
-            opened = self.sets[release]
-            before = digest(self.broadcasts[release - 1]) if release > 1 else b""
-            values = packed(self._combined(release, opened))
-            body = Broadcast(values, opened.entries, before, self.answers.get(release, b""))
+            opened_set = self.sets[release]
+            previous_digest = digest(self.broadcasts[release - 1]) if release > 1 else b""
+            values = packed(self._combined(release, opened_set))
+            body = Broadcast(
+                values, opened_set.entries, previous_digest, self.answers.get(release, b"")
+            )
             self._broadcast_cache = {release: self.made(release, body)}
         return self._broadcast_cache[release]
 
@@ -553,8 +558,8 @@ class Hub(Speaker):
         """
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         if self.deployed.shared:
-            said = self.wire.body(self.wire.read(self.answers[release]), Opened)
-            total = self.wire.words(said.total, "the helper's total")
+            helper_answer = self.wire.body(self.wire.read(self.answers[release]), Opened)
+            total = self.wire.words(helper_answer.total, "the helper's total")
         for row in rows:
             total = total + row
         return total
@@ -595,8 +600,8 @@ class Hub(Speaker):
             sessions = self.wire.body(self.wire.read(value), wire.Sessions)
             (self.sessions[int(release), int(silo)],) = sessions.values
         elif kind == "set":
-            self.sets[int(key)] = opened = self.wire.body(self.wire.read(value), Opened)
-            for entry in opened.entries:
+            self.sets[int(key)] = opened_set = self.wire.body(self.wire.read(value), Opened)
+            for entry in opened_set.entries:
                 if digest(self.reports.get((int(key), entry.silo), b"")) != entry.digest:
                     raise BrokenLog(f"the set of release {key} holds a report that the log has not")
         elif kind == "answer":

@@ -73,7 +73,7 @@ REFUSED = {
 #: How secure sums hide reports: in two shares, for hub and helper, or under pairwise masks.
 SUMS = ("shares", "masks")
 
-#: Conditions that a deployment takes on trust in addition to those of its system.
+#: Conditions that a deployment takes on trust in addition to the conditions of its system.
 KEPT = Condition(
     "every silo keeps its state and its secret to itself: with both the secret and the messages "
     "the noise can be removed (taken on trust)",
@@ -181,9 +181,9 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
 
 def _chosen(key: str, value: Any, known: tuple[str, ...]) -> str:
     """Return the value if it is deployed; raise InputError, with the reason if known, if not."""
-    why = REFUSED.get(value) if isinstance(value, str) else None
-    if why is not None:
-        raise InputError(f'{key} "{value}" is not deployed: {why}')
+    reason = REFUSED.get(value) if isinstance(value, str) else None
+    if reason is not None:
+        raise InputError(f'{key} "{value}" is not deployed: {reason}')
     return choice(key, value, known)
 
 
@@ -233,7 +233,7 @@ def check_supported(plan: Plan) -> None:
             not _late_bits_covered(plan)
         ),
     }
-    reasons = [what for what, found in refused.items() if found]
+    reasons = [reason for reason, applies in refused.items() if applies]
     if reasons:
         raise InputError(f"deployments do not run plans with {', '.join(reasons)}")
 
@@ -329,7 +329,7 @@ class Kind:
         Maps a plan to the count of numbers in a message.
     conditions : callable
         Maps a plan, and whether it has a helper, to the conditions that its deployment adds to
-        those of its system.
+        the conditions of its system.
     charged : callable
         Maps a plan to (requested epsilon, charged epsilon) if the charge may be more than the
         certificate, and else to None.
@@ -512,7 +512,7 @@ def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
     Returns
     -------
     ProblemSpec
-        That of bandits or that of experts, by the algorithm.
+        A problem of bandits or of experts, depending on the algorithm.
     """
     if algorithm in EXPERTS:
         return ExpertProblem(

@@ -118,7 +118,7 @@ def damage_named(path: str | Path) -> Iterator[None]:
 
 
 def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
-    """Refuse a file whose tables are not those of a party's log, or of a ledger."""
+    """Refuse a file that does not have the tables of a party's log, or of a ledger."""
     try:
         table_names = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
     except sqlite3.OperationalError:
@@ -130,8 +130,10 @@ def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
     if table_names and (
         not tables <= table_names or ("charges" in table_names) != ("charges" in tables)
     ):
-        what = "ledger" if "charges" in tables else "log of a party"
-        raise InputError(f"{path} is no {what} of fastfed: it has other tables; check the path")
+        file_kind = "ledger" if "charges" in tables else "log of a party"
+        raise InputError(
+            f"{path} is no {file_kind} of fastfed: it has other tables; check the path"
+        )
 
 
 def chained(before: bytes, write: Write) -> bytes:
@@ -542,12 +544,14 @@ class Ledger:
         return self.epsilon(charge.dataset, more=charge) <= ceiling[0] * (1.0 + 1e-9)
 
     def _over(self, charge: Charge) -> str:
-        """Say why a charge does not fit, and how large the ceiling would have to be."""
+        """Return why a charge does not fit, and how large the ceiling would have to be."""
         release, dataset = charge.release, charge.dataset
-        what = f"release {release}"
+        spending = f"release {release}"
         if release < 0:
-            what = f"the whole plan once more, since records of release {-release} were lost,"
-        text = f'{what} would spend more than the ceiling of dataset "{dataset}"; nothing was sent'
+            spending = f"the whole plan once more, since records of release {-release} were lost,"
+        text = (
+            f'{spending} would spend more than the ceiling of dataset "{dataset}"; nothing was sent'
+        )
         if (ceiling := self.ceiling(dataset)) is None:
             return text
         needed = rounded_up(self.epsilon(dataset, more=charge))
@@ -578,8 +582,8 @@ class Ledger:
 def together(charges: Iterable[Charge], delta: float) -> float:
     """Compute the epsilon of charges at delta.
 
-    The smaller one of two: that of the sum of all ``mu2``, and the sum of the pure epsilons plus
-    the epsilon of the other charges.
+    It is the smaller of two values: the epsilon of the sum of all ``mu2``, and the sum of the pure
+    epsilons plus the epsilon of the other charges.
     """
     all_charges = list(charges)
     not_pure = [c for c in all_charges if not c.pure]

@@ -260,7 +260,7 @@ REASONS = {
 
 
 def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
-    """Say why the earlier model cannot be a plan's start, as a key of `REASONS`; empty if it can.
+    """Return why the earlier model cannot be a plan's start (a key of `REASONS`); empty if it can.
 
     Its sums are released, so their use costs no privacy. But it must be a model of the same
     parameter theta: features must be the same, and coded and clipped in the same way.
@@ -285,12 +285,12 @@ def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
 
 def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
     """Refuse a chain of too many plans, before any of them is derived."""
-    plans, each = 1, document
-    while each.extends is not None:
+    plans, current = 1, document
+    while current.extends is not None:
         plans += 1
         if plans > MOST:
             raise InputError(f"a chain has at most {MOST} plans; begin a new one")
-        each = read(each.extends.document)
+        current = read(current.extends.document)
 
 
 def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> None:
@@ -381,8 +381,8 @@ def together(plan: Executed, earlier: DeployedPlan) -> float:
     """
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
-    plans = (plan, *(each.executed for each in chain(earlier)))
-    return added_up([charge_of(each, b"", "", -1) for each in plans], claim.budget.delta)
+    plans = (plan, *(executed.executed for executed in chain(earlier)))
+    return added_up([charge_of(executed, b"", "", -1) for executed in plans], claim.budget.delta)
 
 
 def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan) -> Certificate:
@@ -390,15 +390,15 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
     epsilon = together(plan, earlier)
     if not math.isfinite(epsilon):
         raise InputError("the plans together have no finite epsilon at this delta; take a larger")
-    before = chain(earlier)
-    names = ", ".join(each.digest.hex()[:16] for each in before)
+    previous = chain(earlier)
+    names = ", ".join(earlier_plan.digest.hex()[:16] for earlier_plan in previous)
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
-    proven = all(each.certificate.status == "proven" for each in before)
+    proven = all(earlier_plan.certificate.status == "proven" for earlier_plan in previous)
     entry = SideCertificate(
         unit=certificate.unit,
         relation=certificate.relation,
-        model=f"{certificate.model}; together with plan{'s' if len(before) > 1 else ''} {names}",
+        model=f"{certificate.model}; together with plan{'s' if len(previous) > 1 else ''} {names}",
         claimed=None,
         exact=Guarantee(epsilon, claim.budget.delta) if proven else None,
         status="proven" if proven else "unproven",
@@ -414,13 +414,13 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
     if earlier is None or extends is None:
         return {}
     release = start_of(extends, earlier)[0] if extends.start else 0
-    exact = [each.certificate.exact for each in chain(deployed)]
+    exact = [chained_plan.certificate.exact for chained_plan in chain(deployed)]
     return {
         "extends": {
-            "plans": [each.digest.hex() for each in chain(earlier)],
+            "plans": [chained_plan.digest.hex() for chained_plan in chain(earlier)],
             "start": release,
             "why_no_start": REASONS.get(extends.why, ""),
-            "epsilon": [each.epsilon for each in exact if each is not None],
+            "epsilon": [guarantee.epsilon for guarantee in exact if guarantee is not None],
             "epsilon_together": together(deployed.executed, earlier),
         }
     }
@@ -447,7 +447,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
           record becomes a row.
         - ``theta``, (d,). For experts, their weights.
         - ``V``, (d, d), with regularizer and shift. None for plans in phases or with experts.
-        - ``extends``, if the plan continues an earlier one. The model is then that of both plans.
+        - ``extends``, if the plan continues an earlier one. The model then uses both plans.
 
     Raises
     ------
@@ -456,7 +456,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
 
     Notes
     -----
-    Guarantee: that of the certificate, since the model is computed from broadcasts only.
+    Guarantee: as in the certificate, since the model is computed from broadcasts only.
     """
     if not party.model.release and party.model.start is None:
         raise InputError(f"silo {party.name} has no model yet: no release has reached it")
@@ -483,7 +483,7 @@ def _schema(schema: Schema) -> dict[str, Any]:
     }
     if schema.records is not None:
         data["records"] = {
-            "columns": [msgspec.structs.asdict(each) for each in schema.records.variables],
+            "columns": [msgspec.structs.asdict(variable) for variable in schema.records.variables],
             "actions": msgspec.structs.asdict(schema.records.actions),
             "reward": msgspec.structs.asdict(schema.records.outcome),
         }

@@ -30,15 +30,15 @@ def hub_numbers(hub: Hub, now: float) -> dict[str, float]:
     """Return the metrics of a hub by name; ``now`` is in seconds since 1970."""
     status: dict[str, Any] = hub.status()
     closes = status["next_close"]
-    due = closes is not None and now >= closes
+    is_due = closes is not None and now >= closes
     return {
         "releases_total": status["releases"],
         "released": status["released"],
-        "silos_waited_for": len(status["waiting_for"]) if due else 0,
+        "silos_waited_for": len(status["waiting_for"]) if is_due else 0,
         "waiting_seconds": waiting_seconds(hub.waits(now), now),
         "alarms": len(status["alarms"]),
         "ended": int(bool(status["ended"])),
-        "capped_reports": sum(len(found) for found in status.get("capped", {}).values()),
+        "capped_reports": sum(len(releases) for releases in status.get("capped", {}).values()),
     }
 
 

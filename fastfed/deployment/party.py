@@ -110,9 +110,9 @@ class Speaker:
 
     def _says(self, sender: str, time: float, after: float) -> None:
         """Store the clock reading of a message; Refused for a time that no clock can show."""
-        for shown in (time, after):
-            if not 0.0 <= shown < LATEST:
-                raise Refused(f"the time of {sender} must be in seconds since 1970, got {shown}")
+        for seconds in (time, after):
+            if not 0.0 <= seconds < LATEST:
+                raise Refused(f"the time of {sender} must be in seconds since 1970, got {seconds}")
         self.clock_said = Said(sender, time, after) if time else None
 
     def waits(self, now: float) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class SteadyClock:
     - Other parties put their time into messages that they sign. If this clock is certainly more
       than `DOUBTED` seconds ahead of the median of their clocks, their time counts. So a silo
       closes a leaf when both its clock and the hub's may say that the period is over. A hub ends a
-      grace period when its own clock and those of half of the silos may say so. A clock that is
+      grace period when its clock and the clocks of half of the silos may say so. A clock that is
       behind is not corrected.
 
     Parameters
@@ -220,10 +220,10 @@ class SteadyClock:
                 # The sender has read no message of this party, or this clock was set back since.
                 return
             elapsed = max(elapsed, 0.0)
-            asked = at - elapsed
-            if said.name in self._others and asked < self._others[said.name][2] - 1.0:
+            asked_at = at - elapsed
+            if said.name in self._others and asked_at < self._others[said.name][2] - 1.0:
                 return
-            self._others[said.name] = said.time - at, said.time - at + elapsed, asked
+            self._others[said.name] = said.time - at, said.time - at + elapsed, asked_at
 
     def _ahead(self, reading: float, at: float) -> float:
         """Return the seconds by which a reading is ahead of the others' median clock.
@@ -337,18 +337,18 @@ class Process:
     def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
         """Process a message. If it is Refused, no state changes.
 
-        Returns the step, and the messages to send: those of the step and of the steps that became
-        possible by it. Messages that only repeat a question wait for the next `tick`, so that two
-        parties do not answer each other without end.
+        Returns the step, and the messages to send: the messages of the step and of the steps that
+        became possible by it. Messages that only repeat a question wait for the next `tick`, so
+        that two parties do not answer each other for ever.
         """
         with self._lock:
             try:
                 step = self.party.handle(data, self.now())
             finally:
                 # Use the clock reading even if the message is refused because clocks differ.
-                said, self.party.clock_said = self.party.clock_said, None
-                if said is not None and isinstance(self.clock, SteadyClock):
-                    self.clock.heard(said)
+                clock_reading, self.party.clock_said = self.party.clock_said, None
+                if clock_reading is not None and isinstance(self.clock, SteadyClock):
+                    self.clock.heard(clock_reading)
             messages = self.done(step)
             return step, (*messages, *self._ticked()[0])
 
@@ -361,7 +361,7 @@ class Process:
             return (*sent, *(message for message in last.messages if message not in sent))
 
     def _clock_problem(self) -> str:
-        """Say that this machine's clock is ignored; empty if it is not."""
+        """Return a text that this machine's clock is ignored; empty if it is not."""
         if not self.clock_off:
             return ""
         return (
@@ -371,12 +371,12 @@ class Process:
 
     def _ticked(self) -> tuple[tuple[Message, ...], Step]:
         """Run steps until one writes nothing; return the earlier steps' messages and that step."""
-        sent: tuple[Message, ...] = ()
+        messages: tuple[Message, ...] = ()
         while True:
             step = self.party.tick(self.now())
             if not step.writes:
-                return sent, step
-            sent += self.done(step)
+                return messages, step
+            messages += self.done(step)
 
 
 class SiloProcess(Process):

@@ -34,7 +34,7 @@ from fastfed.protocols.serverless import (
     last_round,
 )
 
-#: Conditions that this deployment takes on trust in addition to those of its system.
+#: Conditions that this deployment takes on trust in addition to the conditions of its system.
 ATTENDED = Condition(
     "whether and when a silo reports, is away or leaves does not depend on its records (taken on "
     "trust); the estimate of a silo that is missing counts as 0",
@@ -86,7 +86,7 @@ def check_phases(plan: PhasePlan) -> PhasePlan:
         or local.releases > 0,
         "means of different epsilon": len({m.epsilon_coordinate for m in plan.means}) > 1,
     }
-    reasons = [what for what, found in refused.items() if found]
+    reasons = [reason for reason, applies in refused.items() if applies]
     if reasons:
         raise InputError(f"deployments do not run plans in phases with {', '.join(reasons)}")
     return plan
@@ -206,7 +206,7 @@ class PhaseSilo(SiloParty):
 
     Notes
     -----
-    Guarantee: that of the plan's certificate, for all that the silo holds, if the hub is trusted. A
+    Guarantee: as in the plan's certificate, for all that the silo holds, if the hub is trusted. A
     phase without records is reported too, with an estimate of 0.
     """
 
@@ -251,8 +251,8 @@ class PhaseHub(Hub):
 
     Notes
     -----
-    Guarantee: that of the plan's certificate against all who read the models. The mean is always
-    over all silos of the plan, so its noise is that of the certificate even if silos are missing.
+    Guarantee: as in the plan's certificate, against all who read the models. The mean is always
+    over all silos of the plan, so it has the certified noise even if silos are missing.
     """
 
     def _limits(self) -> MeanRange:

@@ -422,9 +422,9 @@ def _party(name: str, table: Mapping[str, Any]) -> Party:
     for field in ("sign", "open"):
         text = table.get(field)
         if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{64}", text):
-            who = f" of {table['name']}" if table.get("name") != name and "name" in table else ""
+            owner = f" of {table['name']}" if table.get("name") != name and "name" in table else ""
             raise InputError(
-                f"{name}.{field}{who} must be a public key of 64 hexadecimal digits, as "
+                f"{name}.{field}{owner} must be a public key of 64 hexadecimal digits, as "
                 f"`fastfed deploy keys` prints it, got {show(text)}"
             )
         keys.append(bytes.fromhex(text))
@@ -442,7 +442,7 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
         )
     releases = range(1, plan.releases + 1)
     if given_keys == ["closes"]:
-        closes = [_seconds("calendar.closes", each) for each in table["closes"]]
+        closes = [_seconds("calendar.closes", date) for date in table["closes"]]
     else:
         (way,) = given_keys
         if not isinstance(table[way], int):

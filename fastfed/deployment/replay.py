@@ -95,13 +95,13 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
     """
     records, calendar = plan.document.schema.records, plan.document.calendar
     assert records is not None
-    missing, clipped = {}, {}
+    missing_by_column, clipped_by_column = {}, {}
     for variable in records.variables:
         values = [case.record[variable.name] for case in cases]
         if count := sum(value is None for value in values):
-            missing[variable.name] = count
+            missing_by_column[variable.name] = count
         if count := sum(map(variable.clipped, values)):
-            clipped[variable.name] = count
+            clipped_by_column[variable.name] = count
     releases = plan.plan.releases
     subjects: set[str] = set()
     periods = [0] * releases
@@ -132,8 +132,8 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
         "too_late": too_late,
         "repeated": repeated,
         "no_outcome": no_outcome,
-        "missing": missing,
-        "clipped": clipped,
+        "missing": missing_by_column,
+        "clipped": clipped_by_column,
         "periods": periods,
         "caps": [b - a for a, b in pairwise(ends)],
     }

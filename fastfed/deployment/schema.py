@@ -277,10 +277,14 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         for j, column in enumerate(self.matrix.T):
             part = f"feature {j}" if self.features else self.names[j]
             least, most = float(column.min()), float(column.max())
-            for each in context_columns:
+            for context_column in context_columns:
                 # + 0.0 turns -0.0 into 0.0: the two differ in the encoding of a plan file.
-                ends = [a * b for a in (least, most) for b in (each.low, each.high)]
-                columns.append(Column(f"{part}: {each.name}", min(ends) + 0.0, max(ends) + 0.0))
+                ends = [
+                    a * b for a in (least, most) for b in (context_column.low, context_column.high)
+                ]
+                columns.append(
+                    Column(f"{part}: {context_column.name}", min(ends) + 0.0, max(ends) + 0.0)
+                )
         if self.shared:
             columns.append(Column("shared constant", min(self.shared, 0.0), max(self.shared, 0.0)))
         return tuple(columns)
@@ -366,7 +370,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @property
     def columns(self) -> tuple[Column, ...]:
         """Columns of a row."""
-        return self.actions.columns([c for each in self.variables for c in each.columns])
+        return self.actions.columns([c for variable in self.variables for c in variable.columns])
 
     @property
     def width(self) -> int:
@@ -380,7 +384,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @property
     def norm(self) -> float:
         """Largest norm that a row can have."""
-        context_square = sum(each.largest for each in self.variables) + self.actions.constant**2
+        context_square = sum(column.largest for column in self.variables) + self.actions.constant**2
         action_square = float((self.actions.matrix**2).sum(axis=1).max())
         return math.sqrt(action_square * context_square + self.actions.shared**2)
 
@@ -388,12 +392,14 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         """Compute the features of a record; InputError names a column that does not fit."""
         if not isinstance(record, Mapping):
             raise InputError("record must be values by column name, got something else")
-        names = {each.name for each in self.variables}
+        names = {variable.name for variable in self.variables}
         for place, key in enumerate(record, 1):
             if key not in names:
                 hint = nearest(str(key), names)
                 raise InputError(f"column {place} of the record is none of the plan{hint}")
-        return [v for each in self.variables for v in each.features(record.get(each.name))]
+        return [
+            v for variable in self.variables for v in variable.features(record.get(variable.name))
+        ]
 
     def offered(self, among: object) -> list[int]:
         """Return the indices of the actions that may be chosen: those named, or all for None."""
@@ -406,8 +412,8 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
             index_of_name[name] for name in among if isinstance(name, str) and name in index_of_name
         ]
         if len(set(indices)) < len(among):
-            known = ", ".join(f'"{name}"' for name in self.actions.names[:20])
-            raise InputError(f"among must name actions of the plan, each once: {known}")
+            known_names = ", ".join(f'"{name}"' for name in self.actions.names[:20])
+            raise InputError(f"among must name actions of the plan, each once: {known_names}")
         return indices
 
 
@@ -505,10 +511,10 @@ def check_schema(schema: Schema) -> None:
 
 def check_records(records: Records) -> None:
     """Refuse declarations that contradict themselves."""
-    names = [each.name for each in records.variables]
+    names = [variable.name for variable in records.variables]
     _check_names("columns", names)
-    for each in records.variables:
-        _check_variable(f'column "{each.name}"', each)
+    for variable in records.variables:
+        _check_variable(f'column "{variable.name}"', variable)
     actions, outcome = records.actions, records.outcome
     _check_names("actions.names", actions.names)
     for name in ("constant", "shared"):
@@ -542,33 +548,34 @@ def _check_names(where: str, names: Sequence[str]) -> None:
         raise InputError(f"{where} must be 1 to {MOST} different names, got {show(list(names))}")
 
 
-def _check_variable(where: str, each: Variable) -> None:
+def _check_variable(where: str, variable: Variable) -> None:
     """Refuse a column of records whose declaration is not consistent."""
-    choice(f"{where}: kind", each.kind, KINDS)
-    if not is_range(*each.to):
+    choice(f"{where}: kind", variable.kind, KINDS)
+    if not is_range(*variable.to):
         raise InputError(
-            f"{where}: to must be two numbers low < high, got {show(list(each.to))}{_WITHIN}"
+            f"{where}: to must be two numbers low < high, got {show(list(variable.to))}{_WITHIN}"
         )
-    if each.kind == "number":
-        if not is_range(each.low, each.high):
+    if variable.kind == "number":
+        if not is_range(variable.low, variable.high):
             raise InputError(
-                f"{where} needs a public range low < high, got {each.low:g} and {each.high:g}"
-                f"{_WITHIN}"
+                f"{where} needs a public range low < high, got {variable.low:g} and "
+                f"{variable.high:g}{_WITHIN}"
             )
-        choice(f"{where}: outside", each.outside, ("clip", "refuse", "missing"))
+        choice(f"{where}: outside", variable.outside, ("clip", "refuse", "missing"))
     else:
-        _check_names(f"{where}: codes", each.codes)
+        _check_names(f"{where}: codes", variable.codes)
         # An unknown code cannot be clipped.
-        choice(f"{where}: outside", each.outside, ("refuse", "missing"))
-    if each.outside == "missing" and each.fill is None and not each.marked:
+        choice(f"{where}: outside", variable.outside, ("refuse", "missing"))
+    if variable.outside == "missing" and variable.fill is None and not variable.marked:
         raise InputError(f'{where}: outside = "missing" needs fill or missing_flag')
-    if each.kind == "flag" and not 0 < each.yes < len(each.codes):
+    if variable.kind == "flag" and not 0 < variable.yes < len(variable.codes):
         raise InputError(f"{where} needs codes for yes and codes for no")
-    boolean(f"{where}: missing_flag", each.marked)
+    boolean(f"{where}: missing_flag", variable.marked)
     fill_is_valid = (
-        matched(each.fill, each.codes) is not None
-        if each.kind != "number"
-        else (value := as_number(each.fill)) is not None and each.low <= value <= each.high
+        matched(variable.fill, variable.codes) is not None
+        if variable.kind != "number"
+        else (value := as_number(variable.fill)) is not None
+        and variable.low <= value <= variable.high
     )
-    if each.fill is not None and not fill_is_valid:
-        raise InputError(f"{where}: fill must be {each.range}, got {show(each.fill)}")
+    if variable.fill is not None and not fill_is_valid:
+        raise InputError(f"{where}: fill must be {variable.range}, got {show(variable.fill)}")

@@ -252,7 +252,7 @@ def serve(
         Files of the hub's certificate and key.
     client_ca : str, optional
         File of a certificate authority. With it, clients must have a certificate that it issued
-        (mutual TLS); other authorities, including those of the system, are not accepted.
+        (mutual TLS); other authorities, including the system's authorities, are not accepted.
     log : JsonLog, optional
     stop : threading.Event, optional
 
@@ -268,7 +268,9 @@ def serve(
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
-            for listener in (each for server in self.servers for each in server.sockets):
+            for listener in (
+                open_socket for server in self.servers for open_socket in server.sockets
+            ):
                 # Few connections are accepted at a time. As many may wait as the system allows.
                 with listener.dup() as queue:
                     queue.listen()

@@ -4,7 +4,8 @@ Invariants (docs/deployment.md):
 
 - A report is made once for each release, and is durable before its first byte is sent.
 - The noise of a report is a function of the sums that it hides.
-- A record enters exactly one leaf: that of the period in which its reward became known.
+- A record enters exactly one leaf (the sums of one period): the leaf of the period in which its
+  reward became known.
 - A release is charged to the ledger before its report is sealed.
 """
 
@@ -200,24 +201,24 @@ class SiloParty(Speaker):
         schema = self.deployed.document.schema
         features, offered = schema.offer(actions, record, among)
         explore = self.deployed.document.explore
-        chosen, x_chosen = self.model.select(features)
+        chosen_row, x_chosen = self.model.select(features)
         count = len(features)
         draw = int.from_bytes(self._entropy(8), "big") >> 11
-        greedy = chosen
+        greedy = chosen_row
         if draw * 2.0**-53 < explore:
-            chosen = uniform_below(count, self._entropy)
-            x_chosen = features[chosen]
-        propensity = explore / count + (1.0 - explore) * (chosen == greedy)
-        who = b"" if subject is None else self.digest_of(subject)
+            chosen_row = uniform_below(count, self._entropy)
+            x_chosen = features[chosen_row]
+        propensity = explore / count + (1.0 - explore) * (chosen_row == greedy)
+        subject_digest = b"" if subject is None else self.digest_of(subject)
         stored = Decided(
-            offered[chosen],
+            offered[chosen_row],
             float(propensity),
             self.model.release,
-            self._admits(now) and who not in self._subjects and not self.lost,
+            self._admits(now) and subject_digest not in self._subjects and not self.lost,
             self.own_time(now),
             packed(np.array(x_chosen, dtype=np.float64)),
             digest(packed(features))[:16],
-            who,
+            subject_digest,
         )
         name = self._entropy(8).hex()
         public_fields = stored.action, stored.propensity, stored.model, stored.learns
@@ -277,9 +278,11 @@ class SiloParty(Speaker):
             raise InputError(f"decision {name} has ended already, otherwise")
         calendar = self.deployed.document.calendar
         leaf = self._leaf(now)
-        late = now > decided.time + calendar.reward_deadline
-        why = "late" if late else "" if decided.learns and leaf <= self.plan.releases else "unused"
-        ended = Ended(0 if why else leaf, y, float(now), why)
+        is_late = now > decided.time + calendar.reward_deadline
+        reason = (
+            "late" if is_late else "" if decided.learns and leaf <= self.plan.releases else "unused"
+        )
+        ended = Ended(0 if reason else leaf, y, float(now), reason)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
     def outcome(self, name: str, value: object, now: float) -> Step:
@@ -400,10 +403,10 @@ class SiloParty(Speaker):
             return state("over", 0)
         if self.lost:
             return state("recover", min(self.lost))
-        leaf, closed = self.done + 1, self.deployed.document.calendar.closed(now)
+        leaf, closed_periods = self.done + 1, self.deployed.document.calendar.closed(now)
         if not self._hub_answered or self.unanswered(now):
-            return state("hub", release if release <= closed else 0, [hub])
-        if leaf <= closed:
+            return state("hub", release if release <= closed_periods else 0, [hub])
+        if leaf <= closed_periods:
             if leaf in self.sessions.foreign:
                 # The hub has a session of records that this silo's state does not hold any more.
                 return state("given-up", leaf, [self.name])
@@ -411,7 +414,7 @@ class SiloParty(Speaker):
                 return state("sessions", leaf, [hub])
             if leaf > self.model.release and not self._affords(leaf):
                 return state("ceiling", leaf)
-        if release <= closed:
+        if release <= closed_periods:
             given_up = self.without.get(release, "") == LOST
             return state("given-up" if given_up else "release", release, [hub])
         return waiting("silo", "open", release, None)
@@ -431,7 +434,7 @@ class SiloParty(Speaker):
             "model": self.model.release,
             "releases": self.plan.releases,
             "sealed": sorted(self.sealed),
-            "without": {str(k): why for k, why in sorted(self.without.items())},
+            "without": {str(k): reason for k, reason in sorted(self.without.items())},
             "open_decisions": len(self.decisions) - len(self.ended),
             "lost": sorted(self.lost),
             "stopped": self.stopped,
@@ -533,9 +536,9 @@ class SiloParty(Speaker):
 
     def _report_messages(self, release: int, report: bytes) -> tuple[Message, ...]:
         """Make two messages: the digest of a report, which all silos get, then the report."""
-        last = min(self.model.release, release - 1)
-        head = digest(self.broadcasts[last]) if last else b""
-        seen = self._to_hub(release, wire.Seen(digest(report), last, head))
+        last_release = min(self.model.release, release - 1)
+        head = digest(self.broadcasts[last_release]) if last_release else b""
+        seen = self._to_hub(release, wire.Seen(digest(report), last_release, head))
         return seen, Message(self.deployed.document.hub.name, report)
 
     def _charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
@@ -563,9 +566,11 @@ class SiloParty(Speaker):
 
     def _lost_by_ledger(self) -> dict[int, bytes]:
         """Return digests of charged reports that this state does not give and the hub has not."""
-        last = max(self.lost, default=self.plan.releases)
-        later = (k for k in range(last + 1, self.plan.releases + 1) if not self.sessions.missing(k))
-        charged = ((k, self._charged_but_lost(k)) for k in later)
+        last_lost = max(self.lost, default=self.plan.releases)
+        later_releases = (
+            k for k in range(last_lost + 1, self.plan.releases + 1) if not self.sessions.missing(k)
+        )
+        charged = ((k, self._charged_but_lost(k)) for k in later_releases)
         return {k: report for k, report in charged if report is not None}
 
     def report(self, release: int) -> bytes:
@@ -590,11 +595,11 @@ class SiloParty(Speaker):
         plain = packed(values)
         context = share_context(self.deployed, self.index, release, TO_HUB)
         seed = self._sealing.report_seed(self.index, release, plain)
-        sealed = sealed_to(self.deployed.document.hub.open, plain, context, seed)
-        return self.made(release, wire.Report(sealed, share))
+        encrypted_values = sealed_to(self.deployed.document.hub.open, plain, context, seed)
+        return self.made(release, wire.Report(encrypted_values, share))
 
     def _hide(self, release: int) -> None:
-        """Tell the noise source which sums a report and its session hide."""
+        """Pass to the noise source the sums that a report and its session hide."""
         if self.plan.protocol.bits:
             self._sealing.hides(release, hidden_of(self.plan, release, self._records()))
             return
@@ -675,8 +680,8 @@ class SiloParty(Speaker):
 
         Records still enter that release, so no report, set or list of sessions can exist.
         """
-        closed = max(self.deployed.document.calendar.closed(now), *self.sealed, 0)
-        if release > closed:
+        last_closed = max(self.deployed.document.calendar.closed(now), *self.sealed, 0)
+        if release > last_closed:
             raise Refused(
                 f"the {what} is about release {release}, whose period is still open here: the "
                 "clocks of hub and silo differ, or the hub lies"
@@ -711,7 +716,7 @@ class SiloParty(Speaker):
         return self._broadcast(envelope, body.broadcast, reports)
 
     def _receipt(self, released: int, body: Receipt, now: float) -> Step:
-        """Compare the reports that the hub has with those of this silo."""
+        """Compare the reports that the hub has with the reports of this silo."""
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
@@ -781,7 +786,7 @@ class SiloParty(Speaker):
         return Step((Write("broadcast", str(release), data),))
 
     def _opened_twice(self, release: int, body: Broadcast) -> str:
-        """Say whether the helper opened two sets of one release; empty if it did not.
+        """Return an alarm text if the helper opened two sets of one release; else an empty text.
 
         Each answer of the helper names the one before it.
 
@@ -791,10 +796,10 @@ class SiloParty(Speaker):
             If the helper did not open the set of the broadcast.
         """
         helper = self.deployed.document.helper
-        opened = self.wire.read(body.helper, ("set",))
-        answer = self.wire.body(opened, wire.Opened)
-        signed = helper is not None and opened.sender == helper.name
-        if not signed or opened.release != release or answer.entries != body.entries:
+        set_envelope = self.wire.read(body.helper, ("set",))
+        answer = self.wire.body(set_envelope, wire.Opened)
+        signed = helper is not None and set_envelope.sender == helper.name
+        if not signed or set_envelope.release != release or answer.entries != body.entries:
             raise Refused(f"broadcast {release} is not of the set that the helper opened")
         previous_broadcast = self.broadcasts.get(release - 1)
         previous = (
@@ -828,12 +833,12 @@ class SiloParty(Speaker):
             If the hub has not sent the sessions of a lost release yet.
         """
         writes: list[Write | Charge] = []
-        lost = self.lost | self._lost_by_ledger()
-        second_charge = -max(lost, default=0)
-        for release in range(1, max(lost, default=0) + 1):
+        lost_releases = self.lost | self._lost_by_ledger()
+        second_charge = -max(lost_releases, default=0)
+        for release in range(1, max(lost_releases, default=0) + 1):
             if release in self.sealed or release in self.without:
                 continue
-            lost_digest = lost.get(release)
+            lost_digest = lost_releases.get(release)
             no_sessions = self.sessions.missing(release)
             if lost_digest is not None and no_sessions and release not in self.sessions.foreign:
                 raise InputError(f"the hub has not sent the sessions of release {release} yet")

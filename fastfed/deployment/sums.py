@@ -124,8 +124,8 @@ class PairMasks:
     def at(self, release: int, size: int, sessions: Sequence[bytes]) -> np.ndarray:
         """Add up this silo's masks of a release modulo 2^64; uint64, (size,).
 
-        ``sessions`` are those of all silos in order. Of two silos, the one with the smaller index
-        adds their mask and the other subtracts it.
+        ``sessions`` are the sessions of all silos, in order. Of two silos, the silo with the
+        smaller index adds their mask, and the other silo subtracts it.
         """
         total = np.zeros(size, dtype=np.uint64)
         for other, key in self._keys.items():
@@ -199,8 +199,11 @@ class Sessions:
             raise Refused(f"the sessions of release {release} must have {KEY} bytes each")
         stored = self.lists.get(release)
         if stored is not None:
-            same = stored == body.values
-            return (), "" if same else f"the hub sent two lists of sessions of release {release}"
+            is_same_list = stored == body.values
+            return (
+                (),
+                "" if is_same_list else f"the hub sent two lists of sessions of release {release}",
+            )
         if body.values[self._silo] != own:
             self.foreign.add(release)
             return (), ""
@@ -307,11 +310,13 @@ class Helper(Speaker):
 
     def _total(self, envelope: Envelope, body: Opened) -> bytes:
         """Decrypt and add up the helper's shares of a set."""
-        release, who = envelope.release, f"the hub for release {envelope.release}"
-        wire.check_entries(body.entries, self.plan.silos, who)
+        release, label = envelope.release, f"the hub for release {envelope.release}"
+        wire.check_entries(body.entries, self.plan.silos, label)
         least = self.deployed.document.least
         if len(body.entries) < least or len(body.sealed) != len(body.entries) or body.total:
-            raise Refused(f"the set of {who} must be of {least} silos at least, with their shares")
+            raise Refused(
+                f"the set of {label} must be of {least} silos at least, with their shares"
+            )
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         for entry, sealed in zip(body.entries, body.sealed, strict=True):
             name = self.deployed.silos[entry.silo]
@@ -320,7 +325,7 @@ class Helper(Speaker):
             )
             share = self.wire.read(decrypted, ("report",))
             if (share.sender, share.release) != (name, release):
-                raise Refused(f"a share of {who} is of {share.sender}, release {share.release}")
+                raise Refused(f"a share of {label} is of {share.sender}, release {share.release}")
             report = self.wire.body(share, wire.Report)
             if report.sealed:
                 raise Refused(f"the share of {name} is a report")
@@ -386,7 +391,7 @@ class Counter:
 
     Notes
     -----
-    Guarantee: that of the plan's certificate, for the sum of rows over as many silos as the
+    Guarantee: as in the plan's certificate, for the sum of rows over as many silos as the
     certificate assumes. A single row has the noise of one silo only, so it is sent as shares or
     under masks.
     """

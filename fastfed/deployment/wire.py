@@ -166,7 +166,7 @@ class Sessions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     Parameters
     ----------
     values : tuple of bytes
-        32 bytes each: from a silo its session, from the hub those of all silos in order.
+        32 bytes each: from a silo its session, from the hub the sessions of all silos in order.
     """
 
     values: tuple[bytes, ...]

@@ -127,27 +127,27 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
         If no table has the key.
     """
     for key, value in changes.items():
-        first, _, rest = key.partition(".")
-        if first not in TOP_KEYS:
-            if not rest and any(key in t or key in _keys_of(t) for t in _curves(spec)):
+        table_name, _, inner_key = key.partition(".")
+        if table_name not in TOP_KEYS:
+            if not inner_key and any(key in t or key in _keys_of(t) for t in _curves(spec)):
                 raise InputError(
                     f'--set: "{key}" is a key of curves: curve.{key}={show(value)} changes it'
                 )
-            raise InputError(f'unknown key "{key}" in --set{nearest(first, TOP_KEYS)}')
-        if first == "curve":
+            raise InputError(f'unknown key "{key}" in --set{nearest(table_name, TOP_KEYS)}')
+        if table_name == "curve":
             _change_curves(spec, key, value)
-        elif first in ("environment", "figure"):
-            if not rest:
+        elif table_name in ("environment", "figure"):
+            if not inner_key:
                 raise InputError(f"--set {key} must name a key of the table, as {key}.KEY")
-            table = spec.setdefault(first, {})
-            *path, last = rest.split(".")
+            table = spec.setdefault(table_name, {})
+            *path, last = inner_key.split(".")
             for part in path:
                 table = table.setdefault(part, {}) if isinstance(table, dict) else None
             if not isinstance(table, dict):
-                raise InputError(f'--set "{key}": {first} has no such table')
+                raise InputError(f'--set "{key}": {table_name} has no such table')
             table[last] = value
-        elif rest:
-            raise InputError(f'--set "{key}": {first} is no table')
+        elif inner_key:
+            raise InputError(f'--set "{key}": {table_name} is no table')
         else:
             spec[key] = value
     effective_keys = [k for k in changes if k not in HARMLESS and not k.startswith("figure.")]
@@ -159,8 +159,8 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def _curves(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the curve tables of a spec that is not checked yet; ignore anything else."""
-    found = spec.get("curve")
-    return [t for t in found if isinstance(t, dict)] if isinstance(found, list) else []
+    tables = spec.get("curve")
+    return [t for t in tables if isinstance(t, dict)] if isinstance(tables, list) else []
 
 
 def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
@@ -173,13 +173,15 @@ def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
     if label:
         if label not in labels:
             raise InputError(f'--set: unknown curve "{label}"{nearest(label, labels)}')
-        chosen = [t for t, own in zip(tables, labels, strict=True) if own == label]
+        chosen_tables = [
+            t for t, table_label in zip(tables, labels, strict=True) if table_label == label
+        ]
     else:
-        chosen = [t for t in tables if name in t or name in _keys_of(t)]
-        if not chosen:
-            known = sorted({k for t in tables for k in (*t, *_keys_of(t))})
-            raise InputError(f'--set: no curve has a key "{name}"{nearest(name, known)}')
-    for table in chosen:
+        chosen_tables = [t for t in tables if name in t or name in _keys_of(t)]
+        if not chosen_tables:
+            known_keys = sorted({k for t in tables for k in (*t, *_keys_of(t))})
+            raise InputError(f'--set: no curve has a key "{name}"{nearest(name, known_keys)}')
+    for table in chosen_tables:
         table[name] = value
 
 
@@ -273,11 +275,11 @@ def changed_keys(
 
 def note_shorter(spec: dict[str, Any], own: dict[str, Any]) -> None:
     """If the horizon was shortened, store the horizon that claims need in ``[figure]``."""
-    before, now = own.get("horizon"), spec.get("horizon")
-    if isinstance(before, int) and isinstance(now, int) and now < before:
+    full_horizon, horizon = own.get("horizon"), spec.get("horizon")
+    if isinstance(full_horizon, int) and isinstance(horizon, int) and horizon < full_horizon:
         table = spec.setdefault("figure", {})
         if isinstance(table, dict):
-            table.setdefault("judged_from", before)
+            table.setdefault("judged_from", full_horizon)
 
 
 def quick_horizon(spec: dict[str, Any]) -> int | None:

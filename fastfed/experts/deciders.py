@@ -95,7 +95,7 @@ class SeldomChooser(Chooser):
 
 
 class ExactChooser(Chooser):
-    """Mixin whose decisions equal those of real arithmetic (fastfed.privacy.exact).
+    """Mixin whose decisions equal the decisions of real arithmetic (fastfed.privacy.exact).
 
     Losses are rounded to multiples of a unit u, so that replacing a loss changes a sum by at most
     1 + u. Rates are decreased and noise scales increased by more than this factor, so that the

@@ -183,8 +183,8 @@ def phase_suboptimality(
     Notes
     -----
     The bound holds for any starting point that is independent of the losses that the phase uses.
-    The algorithm satisfies this: the starting point comes from earlier phases, and the losses are
-    those of the previous phase, which did not influence its decision. Losses must be i.i.d. over
+    The algorithm satisfies this: the starting point comes from earlier phases, and the losses were
+    observed in the previous phase, whose decision they did not affect. Losses must be i.i.d. over
     rounds and independent over clients (distributions may differ between clients), and each loss is
     used at one vertex only. Smoothness adds less than 8 beta/(K + 1), where K = 2^(T_1 + 1) - 2 is
     the number of leaves.
@@ -306,9 +306,11 @@ def theorem_2_2(
     )
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
-    first = (alpha + beta) * math.sqrt(t * math.log(d) / m)
-    second = math.sqrt(alpha * beta / check_epsilon(epsilon)) * math.sqrt(t) * math.log(d) / m**0.25
-    return check_constant(constant) * math.log(t) * (first + second)
+    statistical_term = (alpha + beta) * math.sqrt(t * math.log(d) / m)
+    privacy_term = (
+        math.sqrt(alpha * beta / check_epsilon(epsilon)) * math.sqrt(t) * math.log(d) / m**0.25
+    )
+    return check_constant(constant) * math.log(t) * (statistical_term + privacy_term)
 
 
 def corollary_2_3(
@@ -332,6 +334,6 @@ def corollary_2_3(
         check_experts(experts),
     )
     alpha = number("lipschitz", lipschitz, above=0)
-    first = alpha * math.sqrt(t * math.log(d) / m)
-    second = math.sqrt(alpha) * math.log(d) / m**0.25 / check_epsilon(epsilon)
-    return check_constant(constant) * math.log(t) * (first + second)
+    statistical_term = alpha * math.sqrt(t * math.log(d) / m)
+    privacy_term = math.sqrt(alpha) * math.log(d) / m**0.25 / check_epsilon(epsilon)
+    return check_constant(constant) * math.log(t) * (statistical_term + privacy_term)

@@ -194,7 +194,7 @@ class SparseVector(SeldomChooser):
 
 
 class ExactSparseVector(ExactChooser, SparseVector):
-    """State of the Fed-SVT server whose decisions equal those of real arithmetic."""
+    """State of the Fed-SVT server whose decisions equal the decisions of real arithmetic."""
 
     def _source(self, purpose: int, number: int) -> Any:
         """Draw exactly: uniforms for choices, Laplace noise for comparisons."""

@@ -144,8 +144,8 @@ def _some_above(w: float, k: float, a: float, b: float) -> float:
 
     def some(level: np.ndarray) -> np.ndarray:
         """Return P(the largest draw exceeds ``level``)."""
-        below = np.log1p(-0.5 * np.exp(-np.maximum(level, 0.0) / b))
-        result: np.ndarray = -np.expm1(k * below)
+        log_below = np.log1p(-0.5 * np.exp(-np.maximum(level, 0.0) / b))
+        result: np.ndarray = -np.expm1(k * log_below)
         return result
 
     if a == 0.0:

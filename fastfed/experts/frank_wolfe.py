@@ -107,22 +107,22 @@ class Phase:
 
     @property
     def samples(self) -> range:
-        """The rounds whose losses the phase uses: those of the previous phase."""
+        """The rounds whose losses the phase uses: all rounds of the previous phase."""
         return range(first_round(self.number - 1), self.first)
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
         """The leaves of all trees, in the order in which they are visited."""
-        found: list[Leaf] = []
-        at = 0
+        leaves: list[Leaf] = []
+        start = 0
         for tree in range(1, self.trees + 1):
             for leaf in range(2**tree):
                 # The path to a leaf turns right last at the lowest 1 bit of the leaf's number.
                 depth = tree - (leaf & -leaf).bit_length() + 1 if leaf else 0
                 size = self.batch >> depth
-                found.append(Leaf(tree, depth, at, at + size, 2.0 / (len(found) + 2.0)))
-                at += size
-        return tuple(found)
+                leaves.append(Leaf(tree, depth, start, start + size, 2.0 / (len(leaves) + 2.0)))
+                start += size
+        return tuple(leaves)
 
     @property
     def used(self) -> int:
@@ -188,8 +188,8 @@ def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[
         batch = 1 << max(0, math.floor(math.log2(first_round(phase) / (phase - 1) ** 2)))
         return batch, max_trees(phase, batch, trees_wanted(batch))
     for power in range(phase - 1, 0, -1):
-        batch, want = 1 << power, min(float(power), MAX_TREES, trees_wanted(1 << power))
-        trees = math.floor(want) if want >= 1.0 else 0
+        batch, trees_limit = 1 << power, min(float(power), MAX_TREES, trees_wanted(1 << power))
+        trees = math.floor(trees_limit) if trees_limit >= 1.0 else 0
         if trees and needed(batch, trees) <= first_round(phase - 1):
             return batch, trees
     return 1, 0

@@ -130,7 +130,7 @@ class Last(Chooser):
 
 
 class ExactLast(ExactChooser, Last):
-    """State of the same server, with decisions that equal those of real arithmetic."""
+    """State of the same server, with decisions that equal the decisions of real arithmetic."""
 
 
 # ---- Bound ---------------------------------------------------------------------------------------

@@ -78,10 +78,14 @@ def theorem_2_4(horizon: int, experts: int) -> float:
     total = 0.0
     for i in range(0, len(k), step):
         # P(Bin(t, 1/2) > k) for 0 <= k <= t; betainc has no zero second argument.
-        at = np.clip(k[i : i + step], 0, t)
-        above = np.where(at < t, betainc(at + 1.0, np.maximum(t - at, 1.0), 0.5), 0.0)
-        above = np.where(k[i : i + step] < 0, 1.0, above)
-        total += float(np.sum(-np.expm1(d * np.log1p(-np.minimum(above, 1.0 - 2.0**-53)))))
+        counts = np.clip(k[i : i + step], 0, t)
+        tail_probability = np.where(
+            counts < t, betainc(counts + 1.0, np.maximum(t - counts, 1.0), 0.5), 0.0
+        )
+        tail_probability = np.where(k[i : i + step] < 0, 1.0, tail_probability)
+        total += float(
+            np.sum(-np.expm1(d * np.log1p(-np.minimum(tail_probability, 1.0 - 2.0**-53))))
+        )
     return total - (t / 2.0 - float(k[0]))
 
 

@@ -124,8 +124,8 @@ class ExpertClient(Once):
                 f"weights must have shape ({self.plan.experts},), got {choice.weights.shape}"
             )
         if (choice.weights is not None) != self.plan.sends_weights(expected):
-            wanted = "weights" if self.plan.sends_weights(expected) else "an expert"
-            raise InputError(f"choice {expected} must have {wanted}")
+            expected_content = "weights" if self.plan.sends_weights(expected) else "an expert"
+            raise InputError(f"choice {expected} must have {expected_content}")
         self._x = self.plan.move(self._x, choice)
         self._x.flags.writeable = False
         self.release += 1

@@ -104,20 +104,20 @@ class Dart(SeldomChooser):
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """Keep the expert or draw a new one, given the sums (d,) of all clients' new losses."""
-        release, lost = self._release + 1, self._total + total
+        release, losses_since = self._release + 1, self._total + total
         expert, switches = self._expert, self.switches
         draws_remain = switches < self.plan.noise.switches
         if draws_remain and not self._keeps(float(total[expert]), release):
-            expert, switches = self._choose(lost, release), switches + 1
+            expert, switches = self._choose(losses_since, release), switches + 1
         choice_message = ExpertChoice(release, expert)
         # State changes only after the last step that can fail: a failed call can be repeated.
-        self._total, self._release, self._drawn = lost, release, {}
+        self._total, self._release, self._drawn = losses_since, release, {}
         self._expert, self.switches = expert, switches
         return choice_message
 
 
 class ExactDart(ExactChooser, Dart):
-    """State of the dartboard server whose decisions equal those of real arithmetic."""
+    """State of the dartboard server whose decisions equal the decisions of real arithmetic."""
 
     def _keeps(self, lost: float, release: int) -> bool:
         """Return True if the coin keeps the expert, which has lost ``lost`` since the last coin."""

@@ -1,4 +1,4 @@
-"""What the plans of linear bandits release, as privacy events for `fastfed.privacy.account`.
+"""The releases of plans of linear bandits, as privacy events for `fastfed.privacy.account`.
 
 The events are computed from the fields that drivers and parties execute: the protocol's randomizer
 and analyzer, batch size and horizon, noise, bits, clipping and trigger. The plan's claim adds only
@@ -99,8 +99,8 @@ _RELEASES = {
 def protocol_of(plan: Plan) -> Protocol:
     """Return the protocol that the plan must have, given its name, release and secure sum.
 
-    A name that is not registered here belongs to another package. Its silos must send each batch
-    once with independent noise, and its model is the one of "silo-ldp".
+    A protocol name that is not registered here belongs to another package. Its silos must send each
+    batch once with independent noise, and its trust model is the trust model of "silo-ldp".
 
     Raises
     ------
@@ -191,7 +191,7 @@ def check_combination(plan: Plan) -> None:
             not noisy_trigger or protocol.id == "silo-ldp-prefix"
         ),
     }
-    broken_rules = [rule for rule, holds in rules.items() if not holds]
+    broken_rules = [rule for rule, is_satisfied in rules.items() if not is_satisfied]
     if broken_rules:
         raise InputError(
             f"the plan must have {' and '.join(broken_rules)}; other plans have no account"
@@ -201,7 +201,7 @@ def check_combination(plan: Plan) -> None:
 def bounds(plan: Plan) -> tuple[float, float]:
     """Return (L, Y), the bounds on feature norms and on absolute rewards; (1, 1) without clipping.
 
-    Without clipping, a condition of the certificate states whether the environment keeps to them.
+    Without clipping, a condition of the certificate states whether the environment satisfies them.
     """
     return bounds_of(plan.clip)
 
@@ -231,7 +231,7 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
 
 @released.register
 def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
-    """Return what a plan releases; with several budgets one event for each of them."""
+    """Return the events that a plan releases; one event per budget if silos' budgets differ."""
     claim = plan.privacy or Claim(source="none")
     # A plan is plain data that a caller may have changed, so check it before accounting for it.
     check_combination(plan)
@@ -315,7 +315,7 @@ def alike(
 def _gaussian_sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
     """Return the event of Gaussian noise, by silos, server or agent, on sums of batches."""
     protocol, (feature, reward) = plan.protocol, bounds(plan)
-    # Mechanisms with a separate account first; all other Gaussian noise is one kind of event.
+    # First the mechanisms with a separate account. All other Gaussian noise is one kind of event.
     if budget.unit == "reward":
         return _reward_release(plan, claim, budget, std)
     if plan.release == "nested":
@@ -391,7 +391,7 @@ def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
         and np.array_equal(plan.factor.matrix, mechanism.prefix_weights),
         "constant feature": (mechanism.centred is None) == (centred is None),
     }
-    wrong = [name for name, holds in rules.items() if not holds]
+    wrong = [name for name, agrees in rules.items() if not agrees]
     if wrong:
         raise InputError(
             f"the plan's {', '.join(wrong)} must be {'that' if len(wrong) == 1 else 'those'} of "
@@ -547,7 +547,7 @@ def released_only(plan: Plan) -> bool:
 
 @terms.register
 def _terms(plan: Plan) -> tuple[str, ...]:
-    """List the terms of the plan's certificate besides the noise, such as who is trusted."""
+    """List the terms of the plan's certificate other than the noise, such as who is trusted."""
     schedule = "fixed rounds"
     if plan.trigger is not None:
         noisy_trigger = plan.trigger.kind == PRIVATE_DETERMINANT
@@ -582,14 +582,17 @@ def worst_part(plan: PeerPlan) -> Part:
 
 @released.register
 def _events_of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
-    """Return what a plan without a server releases: the events of its worst part."""
+    """Return the events that a plan without a server releases: the events of its worst part."""
     check_parts(plan)
     return _events_of_plan(worst_part(plan).plan)
 
 
 @released.register
 def _events_of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
-    """Return what a plan in phases releases: the means; the initial phases must release nothing."""
+    """Return the event that a plan in phases releases: its means.
+
+    The initial phases must release nothing.
+    """
     check_means(plan)
     _events_of_plan(plan.local)
     if plan.protocol not in (PRIVATE_MEAN, PLAIN_MEAN):

@@ -79,9 +79,9 @@ class HonakerNoise:
             top = aggregation.node_level(end)
             for g in range(top + 1):
                 coefficient = Fraction(1 << g, (2 << top) - 1)
-                first = end - (1 << top) + (1 << g)
-                for last in range(first, end + 1, 1 << g):
-                    coefficients[node_number(last, g)] = coefficient
+                first_leaf = end - (1 << top) + (1 << g)
+                for last_leaf in range(first_leaf, end + 1, 1 << g):
+                    coefficients[node_number(last_leaf, g)] = coefficient
         return coefficients
 
     def size(self, k: int) -> tuple[int, float]:

@@ -134,8 +134,8 @@ class Score:
                 return False
         except Exception:  # a function not compiled by numba, or a numba version without its code
             return False
-        called = _DECLARED.findall(code)
-        return not _FOREIGN.search(code) and all(_HARMLESS.match(name) for name in called)
+        called_names = _DECLARED.findall(code)
+        return not _FOREIGN.search(code) and all(_HARMLESS.match(name) for name in called_names)
 
     @property
     def condition(self) -> Condition:

@@ -345,10 +345,10 @@ class Encoder(_Rows):
     def made(self, values: object) -> Encoded:
         """Return the result of `message`, but do not move to the next release."""
         release = self.release + 1
-        row = self._row(values, 1) + self._masks.at(release, self.mechanism.size)
+        masked_row = self._row(values, 1) + self._masks.at(release, self.mechanism.size)
         if release == 1 and is_exact(self.noise) and not self._masks.met:
             warnings.warn(_NO_SESSIONS_WARNING.format(self.silo), UserWarning, stacklevel=2)
-        return Encoded(release, self.mechanism.dimension, row, self.silo)
+        return Encoded(release, self.mechanism.dimension, masked_row, self.silo)
 
 
 class Sharer(_Rows):

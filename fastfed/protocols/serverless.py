@@ -181,14 +181,14 @@ class Graph:
         InputError for gamma < 1.
         """
         near = self.distances <= integer("gamma", gamma, at_least=1)
-        free = np.ones(self.silos, dtype=bool)
+        unassigned = np.ones(self.silos, dtype=bool)
         partner_counts = near.sum(axis=1)
         cliques = []
-        while free.any():
-            first = int(np.where(free, partner_counts, self.silos + 1).argmin())
-            clique = _maximal_clique(near, partner_counts, first, free)
+        while unassigned.any():
+            first_silo = int(np.where(unassigned, partner_counts, self.silos + 1).argmin())
+            clique = _maximal_clique(near, partner_counts, first_silo, unassigned)
             cliques.append(tuple(sorted(clique)))
-            free[clique] = False
+            unassigned[clique] = False
             partner_counts -= near[:, clique].sum(axis=1)
         return tuple(sorted(cliques))
 
@@ -284,9 +284,9 @@ def _unreached(edges: Edges, silos: int) -> int | None:
         linked.setdefault(j, []).append(i)
     reached, waiting = {0}, [0]
     for i in waiting:  # grows as we go
-        new = [j for j in linked.get(i, ()) if j not in reached]
-        reached.update(new)
-        waiting += new
+        new_silos = [j for j in linked.get(i, ()) if j not in reached]
+        reached.update(new_silos)
+        waiting += new_silos
     return next((i for i in range(silos) if i not in reached), None)
 
 

@@ -92,7 +92,7 @@ class SyntheticPool(PoolEnvironment):
 
 
 class LetorPool(PoolEnvironment):
-    """Queries like those of MSLR-WEB10K: 116 documents on average, with correlated features.
+    """Queries like the queries of MSLR-WEB10K: 116 documents on average, with correlated features.
 
     Features are nonnegative with a long tail, a third of them are 0, and columns are scaled as in
     `fastfed.environments.Letor`. Only ``drawn`` queries are drawn; the others are copies of them at
@@ -429,8 +429,8 @@ def measure_all(
     names: Sequence[str], reference: Reference | None, repeats: int = 5
 ) -> list[dict[str, Any]]:
     """Measure the cases with these names, each with the current peak rates."""
-    chosen = [case for case in CASES if case.name in names]
-    return [measure(case, reference, repeats, measure_peaks) for case in chosen]
+    cases = [case for case in CASES if case.name in names]
+    return [measure(case, reference, repeats, measure_peaks) for case in cases]
 
 
 def run_bench(*names: str) -> list[dict[str, Any]]:

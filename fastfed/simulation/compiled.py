@@ -254,31 +254,31 @@ def run_on(
     progress: Progress | None = None,
 ) -> None:
     """Run rounds up to ``last``, from the round of the snapshot or from the first."""
-    done = 0
+    rounds_done = 0
     if (position := snapshot.read(states, last)) is not None:
-        done, numbers = position
+        rounds_done, numbers = position
         run.resume(numbers)
     on_progress = keeping(run, states, 0, snapshot, progress)
-    on_progress(done)
-    run_rounds(run, done + 1, last, progress=on_progress)
+    on_progress(rounds_done)
+    run_rounds(run, rounds_done + 1, last, progress=on_progress)
 
 
 def keeping(
     run: driver.Run,
     states: list[dict[str, Any]],
-    done: int,
+    rounds_done: int,
     snapshot: Snapshot | None,
     progress: Progress | None,
     stage: int = 0,
 ) -> Progress:
-    """Return a progress function for a run after ``done`` rounds that also writes snapshots."""
+    """Return a progress function that writes snapshots, for a run after ``rounds_done`` rounds."""
 
     def write_snapshot(snapshot: Snapshot) -> None:
-        snapshot.write(done, run.numbers(), states, stage)
+        snapshot.write(rounds_done, run.numbers(), states, stage)
 
     def on_progress(rounds: int) -> None:
-        nonlocal done
-        done += rounds
+        nonlocal rounds_done
+        rounds_done += rounds
         tell(snapshot, write_snapshot, rounds, progress)
 
     return on_progress
@@ -294,13 +294,13 @@ def run_rounds(
     """Run rounds first..last of a batch of runs, in calls of about ``CALL_SECONDS`` each."""
     step = rounds_per_call or 16
     while first <= last:
-        until = min(first + step - 1, last)
+        call_end = min(first + step - 1, last)
         start = time.perf_counter()
-        run.simulate(first, until)
+        run.simulate(first, call_end)
         seconds = time.perf_counter() - start
         if progress is not None:
-            progress(until - first + 1)
-        first = until + 1
+            progress(call_end - first + 1)
+        first = call_end + 1
         if rounds_per_call is None:
             step = max(1, min(4 * step, int(step * CALL_SECONDS / max(seconds, 1e-6))))
 

@@ -85,9 +85,9 @@ def run(
     ``progress`` is called with rounds times the number of plans that ran them. ``snapshot`` is used
     only if all plans run together: they resume from it and write into it.
     """
-    shared = [i for i, plan in enumerate(plans) if together(plan)]
-    groups = [shared] if shared else []
-    groups += [[i] for i in range(len(plans)) if i not in shared]
+    joint_positions = [i for i, plan in enumerate(plans) if together(plan)]
+    groups = [joint_positions] if joint_positions else []
+    groups += [[i] for i in range(len(plans)) if i not in joint_positions]
     outcomes: dict[int, Outcome] = {}
     for group in groups:
 
@@ -165,14 +165,18 @@ def missing_batches(
     batches: list[RunBatch] = []
     for replicate in range(experiment.replicates):
         for problem, positions in problems:
-            missing = [i for i in positions if (i, replicate) not in done]
-            shared = [i for i in missing if together(experiment.curves[i].system.plan)]
+            missing_positions = [i for i in positions if (i, replicate) not in done]
+            joint_positions = [
+                i for i in missing_positions if together(experiment.curves[i].system.plan)
+            ]
             size = min(most, MOST_TOGETHER) if problem.facts.contexts_made else 1
             batches.extend(
-                RunBatch(replicate, tuple(shared[i : i + size]))
-                for i in range(0, len(shared), size)
+                RunBatch(replicate, tuple(joint_positions[i : i + size]))
+                for i in range(0, len(joint_positions), size)
             )
-            batches.extend(RunBatch(replicate, (i,)) for i in missing if i not in shared)
+            batches.extend(
+                RunBatch(replicate, (i,)) for i in missing_positions if i not in joint_positions
+            )
     return batches
 
 
@@ -337,7 +341,7 @@ def of_pass(
 def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
     """Return the memory of the results: four numbers per checkpoint of each curve replicate."""
     cells = curves * replicates
-    # Results of all curves; once more those of one curve while they are assembled; the rounds.
+    # The results of all curves, a copy of one curve's results while they are assembled, the rounds.
     size = 32 * checkpoints * replicates * (curves + 1) + 2 * OBJECT * cells
     size += (24 + 2 * NUMBER) * checkpoints
     description = f"{spaced(cells)} curve replicates x {spaced(checkpoints)} checkpoints"

@@ -122,8 +122,8 @@ def merged(terms: Iterable[Term]) -> tuple[Term, ...]:
         by_name.setdefault(term.name, []).append(term)
     sums = []
     for name, same_name in by_name.items():
-        largest = max(same_name, key=lambda term: term.bytes)
-        sums.append(Term(name, total(same_name), largest.of, largest.less))
+        largest_term = max(same_name, key=lambda term: term.bytes)
+        sums.append(Term(name, total(same_name), largest_term.of, largest_term.less))
     return tuple(sorted(sums, key=lambda term: -term.bytes))
 
 

@@ -262,8 +262,8 @@ def since(keys: dict[str, Any], algorithm: str = "") -> dict[str, Any]:
 
     Identities of older stores, which lack these keys, then stay equal.
     """
-    later = LATER | LATER_OF.get(algorithm, {})
-    relevant = {k: v for k, v in keys.items() if k not in later or v != later[k]}
+    later_keys = LATER | LATER_OF.get(algorithm, {})
+    relevant = {k: v for k, v in keys.items() if k not in later_keys or v != later_keys[k]}
     for name, default in LATER_INSIDE.items():
         key, inner_key = name.split(".")
         if isinstance(relevant.get(key), dict) and relevant[key].get(inner_key) == default:

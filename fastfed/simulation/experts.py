@@ -231,16 +231,16 @@ def run(
     if walks is None:
         parts["ask"] = clients
     course = Course(plan, parts, walks, snapshot, progress)
-    until = last or plan.horizon
-    done = course.begin(until)
+    last_round = last or plan.horizon
+    rounds_done = course.begin(last_round)
     # Exact types: a subclass may decide differently, so it is run message by message.
     walks_trees = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     pseudo_regret = adversary.suboptimality is not None and not sums_needed
     most_rounds = plan.horizon if pseudo_regret else rounds_of_call(adversary.losses)
-    edges = stretches_of(plan, checkpoints, until, most_rounds)
+    edges = stretches_of(plan, checkpoints, last_round, most_rounds)
     if adversary.optimum is None and (walks_trees or whole(plan, decider)):
-        exchange_flags, start_edge = asks_of(plan, edges), int(np.searchsorted(edges, done))
+        exchange_flags, start_edge = asks_of(plan, edges), int(np.searchsorted(edges, rounds_done))
         if isinstance(clients, Scores):
             run_scores(
                 plan, clients, ledger, edges[start_edge:], exchange_flags[start_edge:], course
@@ -255,8 +255,8 @@ def run(
                 threads,
                 course,
             )
-        return finished(plan, ledger, checkpoints, until, course.x, decider.events)
-    stretches = with_sums(adversary.losses, edges[edges >= done], sums_needed, threads)
+        return finished(plan, ledger, checkpoints, last_round, course.x, decider.events)
+    stretches = with_sums(adversary.losses, edges[edges >= rounds_done], sums_needed, threads)
     for first, end, sums in stretches:
         if plan.exchanges_before(first) > course.made:
             ledger.settle(course.x)
@@ -268,8 +268,8 @@ def run(
             clients.saw(sums)
         ledger.played(first, end, course.x, sums)
         course.passed(end)
-    course.reached(until)
-    return finished(plan, ledger, checkpoints, until, course.x, decider.events)
+    course.reached(last_round)
+    return finished(plan, ledger, checkpoints, last_round, course.x, decider.events)
 
 
 def finished(
@@ -345,14 +345,14 @@ def run_sums(
         weights = None
         if plan.sends_weights(1):
             weights = np.concatenate([course.x[None], decisions]) if count else course.x[None]
-            which = np.cumsum(flags, dtype=np.int64)
+            decision_rows = np.cumsum(flags, dtype=np.int64)
             course.x = weights[-1]
         else:
-            which = np.full(end - at, decisions[-1] if count else course.x.argmax())
-            which[:count] = decisions
-            course.x = plan.move(course.x, ExpertChoice(0, int(which[-1])))
+            decision_rows = np.full(end - at, decisions[-1] if count else course.x.argmax())
+            decision_rows[:count] = decisions
+            course.x = plan.move(course.x, ExpertChoice(0, int(decision_rows[-1])))
         ledger.played_many(
-            edges[at : end + 1], exchange_flags[at + 1 : end + 1], which, weights, sums
+            edges[at : end + 1], exchange_flags[at + 1 : end + 1], decision_rows, weights, sums
         )
         course.made += int(flags.sum())
         course.reached(int(edges[end]))

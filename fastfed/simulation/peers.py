@@ -68,7 +68,7 @@ def run_steps(
             for message in peer.outbox():
                 network.broadcast(i, message)
                 part = plan.of_silo[i][message.estimator]
-                # Each member sends one report per synchronisation; count those of the first member.
+                # Each member sends one report per synchronisation; count only the first member's.
                 counts.synchronisations += not isinstance(message, Request) and i == part.clique[0]
         counts.note(round, network.bytes_sent)
         if progress is not None:
@@ -271,7 +271,7 @@ def run(
     The run resumes from the snapshot if there is one.
     """
     verify(plan)
-    until = plan.horizon if last is None else last
+    last_round = plan.horizon if last is None else last
     part_sums, agent_rounds = _PartSums.none(plan, len(checkpoints), record), 0
 
     def open_part(number: int) -> tuple[driver.Run, dict[str, Any]]:
@@ -307,7 +307,7 @@ def run(
     stored = snapshot.kept() if snapshot is not None else None
     if snapshot is not None and stored is not None and stored.stage < len(plan.parts):
         run, state = open_part(stored.stage)
-        uses = plan.uses(plan.parts[stored.stage].estimator, until)
+        uses = plan.uses(plan.parts[stored.stage].estimator, last_round)
         if (
             position := snapshot.read([state, part_sums.arrays], uses, stored.stage, stored)
         ) is not None:
@@ -316,7 +316,7 @@ def run(
         del run, state
     del stored
     for number, part in enumerate(plan.parts):
-        silos, uses = len(part.clique), plan.uses(part.estimator, until)
+        silos, uses = len(part.clique), plan.uses(part.estimator, last_round)
         if number < begin:
             report_progress(silos, uses)
             continue

@@ -100,29 +100,29 @@ def run_phases(
     run = open_pass(state)
     run.initialise()
     greedy = {**state, **greedy_state(plan)}
-    stage, done, run_numbers = _reached(snapshot, state, greedy, until)
+    stage, rounds_done, run_numbers = _reached(snapshot, state, greedy, until)
     averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
     if stage == INITIAL:
         if run_numbers is not None:
             run.resume(run_numbers)
         on_progress = compiled.keeping(run, [state], 0, snapshot, progress, INITIAL)
-        on_progress(done)
-        through(run, done + 1, min(plan.initial_rounds, until), on_progress)
-        done = min(plan.initial_rounds, until)
+        on_progress(rounds_done)
+        through(run, rounds_done + 1, min(plan.initial_rounds, until), on_progress)
+        rounds_done = min(plan.initial_rounds, until)
     run = open_pass(greedy)
     if stage == GREEDY and run_numbers is not None:
         run.resume(run_numbers)
         model = greedy["theta"][0].copy()
         if progress is not None:
-            progress(done)
-    on_progress = compiled.keeping(run, [greedy], done, snapshot, progress, GREEDY)
+            progress(rounds_done)
+    on_progress = compiled.keeping(run, [greedy], rounds_done, snapshot, progress, GREEDY)
     released = np.zeros(len(checkpoints), np.int64)
-    for phase, first, last in rounds_between(plan):
-        if first - 1 > until:
+    for phase, first_round, last_round in rounds_between(plan):
+        if first_round - 1 > until:
             break
-        released += checkpoints >= first - 1
-        if stage == GREEDY and first <= done:
+        released += checkpoints >= first_round - 1
+        if stage == GREEDY and first_round <= rounds_done:
             averager.releases += 1  # this release precedes the snapshot
         else:
             estimates = linalg.least_squares(state["batch"], plan.dimension)
@@ -132,7 +132,7 @@ def run_phases(
             state["batch"][:] = 0.0
             greedy["theta"][0] = model
             run.forget()
-        through(run, max(first, done + 1), min(last, until), on_progress)
+        through(run, max(first_round, rounds_done + 1), min(last_round, until), on_progress)
     return released, model
 
 
@@ -190,9 +190,9 @@ def run(
     def advance(run: driver.Run, first: int, last: int, on_progress: Progress) -> None:
         compiled.run_rounds(run, first, last, rounds_per_call, on_progress)
 
-    until = plan.horizon if last is None else last
+    last_round = plan.horizon if last is None else last
     released, model = run_phases(
-        environment, plan, checkpoints, state, open_pass, advance, until, snapshot, progress
+        environment, plan, checkpoints, state, open_pass, advance, last_round, snapshot, progress
     )
     message_fields: dict[str, Any] = {**sent(plan, released), "total": model}
     return replace(compiled.outcome(plan.local, state), **message_fields)

@@ -144,8 +144,8 @@ def layout_for(experiment: Experiment, folder: str | Path, resources: Resources)
     Nothing is written. Raises InputError if the folder holds a different experiment, or the run
     would not fit into memory.
     """
-    done = Store.done_in(Path(folder), experiment.identity())
-    finished = sum(replicate < experiment.replicates for _, replicate in done)
+    stored_replicates = Store.done_in(Path(folder), experiment.identity())
+    finished = sum(replicate < experiment.replicates for _, replicate in stored_replicates)
     return fit(experiment, resources, done=finished)
 
 
@@ -401,14 +401,16 @@ def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) ->
                 protocol=row.protocol,
                 horizon=experiment.horizon,
                 rounds=experiment.checkpoints,
-                group_regret=np.array([o.group_regret for o in curve_outcomes]),
+                group_regret=np.array([outcome.group_regret for outcome in curve_outcomes]),
                 replicates=replicates,
-                synchronisation_counts=np.array([o.synchronisations for o in curve_outcomes]),
-                bits_up_counts=np.array([o.bits_up for o in curve_outcomes]),
-                bits_down_counts=np.array([o.bits_down for o in curve_outcomes]),
+                synchronisation_counts=np.array(
+                    [outcome.synchronisations for outcome in curve_outcomes]
+                ),
+                bits_up_counts=np.array([outcome.bits_up for outcome in curve_outcomes]),
+                bits_down_counts=np.array([outcome.bits_down for outcome in curve_outcomes]),
                 **row.facts,
                 certificate=row.certificate,
-                events=total_events([o.events for o in curve_outcomes]),
+                events=total_events([outcome.events for outcome in curve_outcomes]),
             )
         )
     return Results(

@@ -114,7 +114,7 @@ class Snapshot:
     ) -> None:
         """Write the state after a round of the compiled driver; see `keep`.
 
-        ``numbers`` are the result of `Run.numbers`, ``states`` those of `compiled.state`.
+        ``numbers`` are the result of `Run.numbers`, and ``states`` the results of `compiled.state`.
         """
         self.keep(round, {"numbers": numbers, **arrays_of(states)}, stage)
 

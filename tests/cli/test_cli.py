@@ -340,7 +340,7 @@ def test_doctor_says_which_instructions_run_and_why() -> None:
         run = subprocess.run(
             [sys.executable, "-c", code, "doctor"], env=held, capture_output=True, text=True
         )
-        assert "v3 (AVX2), FASTFED_LEVEL=v3 holds it down; the processor has v4" in run.stdout
+        assert "v3 (AVX2), FASTFED_LEVEL=v3 limits it; the processor has v4" in run.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

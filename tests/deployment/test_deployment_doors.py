@@ -118,7 +118,7 @@ def test_what_is_no_status_of_a_hub_is_a_sentence():
 
         with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as server:
             found = CliRunner().invoke(cli, ["deploy", "status", url(server)])
-            assert found.exit_code == 1 and "is no status of a hub" in found.output, text
+            assert found.exit_code == 1 and "is not the status of a hub" in found.output, text
             assert "\x1b" not in found.output
 
 

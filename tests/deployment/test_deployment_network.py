@@ -347,7 +347,7 @@ def test_a_calendar_that_is_over_is_said(tmp_path):
     joined = run(cli, ["deploy", "join", str(tmp_path / "hub"), plan + "2"])
     for found in (late, joined):
         assert found.exit_code == 0
-        assert "ended at 2020-01-05T00:00:00Z: nothing is learned by it" in found.stderr
+        assert "ended at 2020-01-05T00:00:00Z: the plan learns nothing" in found.stderr
 
 
 def test_a_dialer_says_when_the_hub_is_back():

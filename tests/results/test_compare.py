@@ -106,7 +106,8 @@ def test_experiments_with_different_rounds_are_compared_unpaired(
         welch_stderr = math.sqrt(finals_a.var(ddof=1) / 5 + finals_b.var(ddof=1) / 5)
         assert curve["difference"]["stderr"] == pytest.approx(welch_stderr)
     assert {change["key"] for change in comparison["spec"]} >= {"seed", "horizon"}
-    assert "not paired, for they differ in seed, horizon" in compare(base, other_folder).stdout
+    printed = compare(base, other_folder).stdout
+    assert "not paired, because A and B differ in seed, horizon" in printed
 
 
 def test_verdicts_follow_the_sign_of_the_difference(base: Path, tmp_path: Path) -> None:

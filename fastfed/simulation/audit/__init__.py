@@ -105,7 +105,7 @@ def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
 
 # ---- Audits of linear bandits: silos and servers as deployed, on two neighbouring data sets ------
 # Every silo chooses the same single action in every round, so that the data sets differ in one
-# record only: that of the first user of silo 0, who enters the most tree nodes. The messages to the
+# record only: the record of the first user of silo 0, which enters the most nodes. Messages to the
 # server are projected on the direction in which that record moves them. The audits of systems with
 # experts are in `audit/experts.py`.
 
@@ -149,52 +149,52 @@ class Case:
             plan = replace(plan, individual=False)
         if plan.encoding is None or self.fault == 1:
             return plan
-        fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
+        fewer_bits = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
         # Drop the claim, because a faulty plan that claims its budget would be refused.
-        encoding = replace(plan.encoding, noise_bits=fewer)
+        encoding = replace(plan.encoding, noise_bits=fewer_bits)
         return replace(plan, encoding=encoding, privacy=None)
 
 
 OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
 
 
-def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
+def seen(plan: Plan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
     """Run a federation, and return the sum of the server's messages in each release, (K, s).
 
-    ``first`` are the features of the first user of silo 0. For protocols without a tree the sum is
-    computed from the server's broadcasts.
+    ``x_first_user`` are the features of the first user of silo 0. For protocols without a tree the
+    sum is computed from the server's broadcasts.
     """
-    federation, views = Federation(plan, noise), []
+    federation, release_sums = Federation(plan, noise), []
     for round in range(plan.horizon):
         for i, player in enumerate(federation.players):
-            player.select(first[None] if i == round == 0 else OTHER)
+            player.select(x_first_user[None] if i == round == 0 else OTHER)
             player.observe(1.0)
         previous_total = federation.total
         messages = federation.exchange()
         if plan.protocol.flat:
-            views.append(federation.total - previous_total)
+            release_sums.append(federation.total - previous_total)
         else:
-            views.append(np.sum([m.values for m in messages], axis=0))
-    return np.array(views)
+            release_sums.append(np.sum([m.values for m in messages], axis=0))
+    return np.array(release_sums)
 
 
-def heard(plan: PeerPlan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
+def heard(plan: PeerPlan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
     """Run a decentralised federation; return the reports of silo 0 that silo 1 receives, (K, s)."""
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
-    views = []
+    reports = []
     for round in range(plan.horizon):
         for i, message in network.deliver():
             peers[i].receive(message)
             if i == 1 and message.silo == 0 and isinstance(message, Sums):
-                views.append(message.report.values)
+                reports.append(message.report.values)
         for i, peer in enumerate(peers):
-            peer.select(first[None] if i == round == 0 else OTHER)
+            peer.select(x_first_user[None] if i == round == 0 else OTHER)
             peer.observe(1.0)
             for message in peer.outbox():
                 network.broadcast(i, message)
-    views += [m.report.values for i, m in network.deliver() if i == 1 and isinstance(m, Sums)]
-    return np.array(views)
+    reports += [m.report.values for i, m in network.deliver() if i == 1 and isinstance(m, Sums)]
+    return np.array(reports)
 
 
 def nodes_of(plan: Plan, views: np.ndarray) -> np.ndarray:
@@ -217,9 +217,9 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     plan = audited_plan.parts[0].plan if peers else audited_plan
     # Without a tree the first record is in the first release only.
     nodes = [0] if plan.protocol.flat else [k - 1 for k in touches(1, plan.releases)]
-    pair = [np.array(x) for x in WORST_PAIR[case.layout]]
+    record_pair = [np.array(x) for x in WORST_PAIR[case.layout]]
     change = np.zeros(plan.statistic_size)
-    for sign, x in ((-1.0, pair[0]), (1.0, pair[1])):
+    for sign, x in ((-1.0, record_pair[0]), (1.0, record_pair[1])):
         point = np.zeros_like(change)
         linalg.accumulate(point, x, 1.0)
         change += sign * point
@@ -242,9 +242,9 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
         # World 0 uses even replicates and world 1 odd ones, so that their noise is independent.
         noise = SeededNoise(seed, 2 * run + world)
         views = (
-            heard(audited_plan, noise, pair[world])
+            heard(audited_plan, noise, record_pair[world])
             if peers
-            else seen(audited_plan, noise, pair[world])
+            else seen(audited_plan, noise, record_pair[world])
         )
         ratios[run] = np.sum(nodes_of(plan, views)[nodes] * direction)
     return ratios
@@ -254,8 +254,8 @@ def run(case: Case, name: str, trials: int, seed: int) -> AuditResult:
     """Audit one system with ``trials`` runs on each data set."""
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     epsilon, delta = CLAIM
-    first, second = (statistics(case, trials, check_seed(seed), world) for world in (0, 1))
-    return audit(name, first, second, claimed_epsilon=epsilon, delta=delta)
+    ratios_0, ratios_1 = (statistics(case, trials, check_seed(seed), world) for world in (0, 1))
+    return audit(name, ratios_0, ratios_1, claimed_epsilon=epsilon, delta=delta)
 
 
 _CASES = {

@@ -50,7 +50,7 @@ def chosen(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> Chosen:
                 client.receive(choices[-1])
         for client, loss in zip(clients, round_losses, strict=True):
             client.observe(loss)
-    return tuple(c.expert for c in choices if c.expert is not None)
+    return tuple(choice.expert for choice in choices if choice.expert is not None)
 
 
 # ---- fed-svt ------------------------------------------------------------------------------------
@@ -147,10 +147,14 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
             next_by_switch: dict[int, float] = {}
             for start, p in by_last_switch.items():
                 expert, no_more = experts[start], switches == mechanism.switches
-                same = next((t for t in range(start, last + 1) if experts[t] != expert), last + 1)
-                if same == last + 1:
+                first_change = next(
+                    (t for t in range(start, last + 1) if experts[t] != expert), last + 1
+                )
+                if first_change == last + 1:
                     total += p * (1.0 if no_more else segment(start, expert)[-1])
-                for switch_time in range(start + 1, min(same, last) + 1 if not no_more else 0):
+                for switch_time in range(
+                    start + 1, min(first_change, last) + 1 if not no_more else 0
+                ):
                     p_switch = segment(start, expert)[switch_time - start - 1]
                     p_switch *= choices[switch_time - 1][experts[switch_time]]
                     next_by_switch[switch_time] = (
@@ -389,9 +393,9 @@ def run(
         [ratio(SeededNoise(seed, 2 * i + world), world) for i in range(trials)]
         for world in (0, 1)
     ]
-    first, second = np.round(ratios, _DIGITS)
+    statistics_0, statistics_1 = np.round(ratios, _DIGITS)
     epsilon, delta = CLAIM
-    return audit(name, first, second, claimed_epsilon=epsilon, delta=delta)
+    return audit(name, statistics_0, statistics_1, claimed_epsilon=epsilon, delta=delta)
 
 
 #: The losses of expert 0 and of all others are swapped: comparisons and choices reveal the world.

@@ -265,15 +265,24 @@ def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
         way_of_class.setdefault(kind, way)
     audited = [kind for kind in way_of_class if objects[kind].release is not None]
     for kind in audited:
-        runs = [_views(objects[kind], WAYS[way_of_class[kind]], trials, world) for world in (0, 1)]
+        releases_by_world = [
+            _views(objects[kind], WAYS[way_of_class[kind]], trials, world) for world in (0, 1)
+        ]
         fit_trials = max(1, trials // 4)
-        fit_runs = [releases[:fit_trials] for releases in runs]
+        fit_runs = [releases[:fit_trials] for releases in releases_by_world]
         spread = np.maximum(np.var(np.concatenate(fit_runs), axis=0), 1e-300)
         direction = (fit_runs[1].mean(axis=0) - fit_runs[0].mean(axis=0)) / spread
-        first, second = (releases[fit_trials:] @ direction for releases in runs)
+        statistics_0, statistics_1 = (
+            releases[fit_trials:] @ direction for releases in releases_by_world
+        )
         confidence = 1.0 - 0.05 / len(audited)
         result = audit(
-            kind, first, second, claimed_epsilon=EPSILON, delta=DELTA, confidence=confidence
+            kind,
+            statistics_0,
+            statistics_1,
+            claimed_epsilon=EPSILON,
+            delta=DELTA,
+            confidence=confidence,
         )
         bounds.append(result.epsilon_lower_bound)
         if result.verdict == "caught":

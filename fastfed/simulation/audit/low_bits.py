@@ -446,11 +446,11 @@ def audit_low_bits(name: str, trials: int, seed: int) -> AuditResult:
     error_probability = (1.0 - CONFIDENCE) / len(AUDITED)
     bounds = []
     for kind in AUDITED:
-        first, second = scores(channel(kind, 2, seed), trials, seed)
+        statistics_0, statistics_1 = scores(channel(kind, 2, seed), trials, seed)
         result = audit(
             kind,
-            first,
-            second,
+            statistics_0,
+            statistics_1,
             claimed_epsilon=EPSILON,
             delta=DELTA,
             confidence=1.0 - error_probability,

@@ -104,10 +104,12 @@ def seen(kind: type[Silo], plan: Plan, noise: SeededNoise, users: Users) -> byte
 
 def own_round(plan: Plan, noise: SeededNoise, generator: np.random.Generator) -> int:
     """Return a random local round of silo 0, if possible one before the last release."""
-    own = plan.own
-    assert own is not None
-    local_rounds = [t for t in range(1, own.until) if not own.shares(t, noise.participation(0, t))]
-    return int(generator.choice(local_rounds or [own.until + 1]))
+    local_plan = plan.own
+    assert local_plan is not None
+    local_rounds = [
+        t for t in range(1, local_plan.until) if not local_plan.shares(t, noise.participation(0, t))
+    ]
+    return int(generator.choice(local_rounds or [local_plan.until + 1]))
 
 
 def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> AuditResult:
@@ -163,9 +165,9 @@ def statistics(plan: Plan, trials: int, seed: int, world: int, shown: bool) -> n
 
     It uses the messages, and with ``shown`` also the result of the coin.
     """
-    own = plan.own
-    assert own is not None and plan.factor is not None
-    victim = 1 if own.secret else int(np.flatnonzero(own.rule)[0]) + 1
+    local_plan = plan.own
+    assert local_plan is not None and plan.factor is not None
+    victim = 1 if local_plan.secret else int(np.flatnonzero(local_plan.rule)[0]) + 1
     # Messages are B (C leaves + z) with B C = A, so B^-1 messages have independent noise.
     count = plan.releases
     column = np.linalg.solve(plan.factor.matrix, np.tril(np.ones((count, count))))[:, victim - 1]
@@ -182,7 +184,7 @@ def statistics(plan: Plan, trials: int, seed: int, world: int, shown: bool) -> n
         messages, shared = reports(plan, noise, victim, pair[world])
         projection = column @ np.linalg.solve(plan.factor.matrix, messages)
         ratios = records @ (projection * precision) - half_square  # record present against absent
-        coin = float(shared) if shown else own.coin
+        coin = float(shared) if shown else local_plan.coin
         log_ratios[run] = np.diff(np.logaddexp(_log(1.0 - coin), _log(coin) + ratios))[0]
     return log_ratios
 
@@ -203,8 +205,8 @@ def audit_shared_rounds(
     check_seed(seed)
     plan = _plan(silos=1, horizon=UNTIL + 2, batch_size=1, share=share)
     assert plan.privacy is not None
-    first, second = (statistics(plan, trials, seed, world, shown) for world in (0, 1))
-    return audit(name, first, second, claimed_epsilon=EPSILON, delta=DELTA)
+    statistics_0, statistics_1 = (statistics(plan, trials, seed, world, shown) for world in (0, 1))
+    return audit(name, statistics_0, statistics_1, claimed_epsilon=EPSILON, delta=DELTA)
 
 
 #: Function audit(trials, seed) of each audit, by name.

@@ -158,8 +158,8 @@ def unpack(packed: bytes) -> Experiment:
     with _lock:
         if digest not in _experiments:
             _experiments[digest] = _unpickle(body, digest)
-            for old in list(_experiments)[:-KEPT]:
-                del _experiments[old]
+            for oldest in list(_experiments)[:-KEPT]:
+                del _experiments[oldest]
         return _experiments[digest]
 
 

@@ -281,8 +281,8 @@ def _progress_sender(worker: Any, topic: str, key: str, work: RunBatch) -> Calla
     def on_progress(agent_rounds: int) -> None:
         nonlocal last_report, agent_rounds_done
         agent_rounds_done += agent_rounds
-        if (now := time.perf_counter()) - last_report >= EVERY:
-            last_report = now
+        if (seconds := time.perf_counter()) - last_report >= EVERY:
+            last_report = seconds
             task = worker.state.tasks.get(key)
             if task is None or task.state == "cancelled":
                 raise Interrupted

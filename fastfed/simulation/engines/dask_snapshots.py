@@ -211,10 +211,10 @@ def carrier(
 
     def call(function: Any, address: str, *arguments: Any) -> Any:
         # Like `Client.run`, with a timeout for a worker that never answers.
-        found = client.sync(
+        answers = client.sync(
             client._run, function, name, *arguments, workers=[address], callback_timeout=PATIENCE
         )
-        return found.get(address)
+        return answers.get(address)
 
     def answer(kind: str, address: str, *more: Any) -> None:
         """Handle a message from a worker: fetch its snapshot, or send it those that it wants."""
@@ -234,12 +234,12 @@ def carrier(
                 announce(key)
         elif kind == WANTS:
             token, keys = more
-            found = {}
+            content_by_key = {}
             for key in keys:
                 with suppress(OSError):  # the batch was finished meanwhile
                     snapshot = snapshots.of(batch_of(key).replicate, batch_of(key).positions)
-                    found[key] = snapshot.path.read_bytes()
-            call(give, address, token, found)
+                    content_by_key[key] = snapshot.path.read_bytes()
+            call(give, address, token, content_by_key)
 
     def serve() -> None:
         while (message := messages.get()) is not None:
