@@ -518,4 +518,5 @@ class _Search:
 
 def contender(candidate: Choice) -> Contender:
     """Return the contender (plan and noise to simulate) for a candidate."""
-    return Contender(candidate.label, candidate.plan, candidate.node)
+    intercept = candidate.variant.intercept
+    return Contender(candidate.label, candidate.plan, candidate.node, intercept=intercept)

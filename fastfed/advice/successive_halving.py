@@ -153,13 +153,15 @@ class Contender:
     """A plan to simulate, with its privacy noise (None without noise).
 
     In a ``federated`` plan silos share data, so few silos can represent many only by scaling. In
-    other plans silos are independent, and any few silos are a sample of all.
+    other plans silos are independent, and any few silos are a sample of all. ``intercept`` replaces
+    that of the environment.
     """
 
     name: str
     plan: Plan
     node: NoiseStd | None = None
     federated: bool = True
+    intercept: float | None = None
 
 
 @dataclass(frozen=True)
@@ -262,16 +264,24 @@ class SuccessiveHalving:
         last_mark = int(np.searchsorted(marks, size.rounds))
         # Groups of contenders run in parallel, because threads inside one simulation would wait for
         # each other at every release. Results do not depend on the grouping.
+        kinds = list(dict.fromkeys((e.federated, e.intercept) for e in contenders))
         parts = [
             (kind, group)
-            for kind, federated in enumerate((True, False))
+            for kind, federated_and_intercept in enumerate(kinds)
             for group in _parts(
-                [i for i, e in enumerate(contenders) if e.federated is federated],
+                [
+                    i
+                    for i, e in enumerate(contenders)
+                    if (e.federated, e.intercept) == federated_and_intercept
+                ],
                 self.threads // size.replicates,
             )
         ]
         times = self.silos / size.silos
-        environments = [scaled_environment(self.environment, times), self.environment]
+        environments = [
+            scaled_environment(self.with_intercept(intercept), times if federated else 1.0)
+            for federated, intercept in kinds
+        ]
         plans = [
             scaled_plan(e.plan, e.node, size.silos, bits=bits)
             if e.federated
@@ -313,6 +323,12 @@ class SuccessiveHalving:
             for replicate, part, final_regrets in pool.map(job, jobs):
                 finals[replicate, parts[part][1]] = final_regrets
         return finals
+
+    def with_intercept(self, intercept: float | None) -> Environment:
+        """Return the environment, with another constant feature unless ``intercept`` is None."""
+        if intercept is None:
+            return self.environment
+        return replace(self.environment, intercept=intercept)  # type: ignore[type-var]
 
     def difference(self, a: str, b: str) -> tuple[float, float]:
         """Return mean and standard error of the paired difference a - b in regret of one silo.
@@ -425,7 +441,10 @@ def break_even(
                 candidate = changed_question.again(variant)
             except InputError:
                 continue
-            contenders.append(Contender(candidate.label, candidate.plan, candidate.node))
+            intercept = candidate.variant.intercept
+            contenders.append(
+                Contender(candidate.label, candidate.plan, candidate.node, intercept=intercept)
+            )
         if not contenders:
             return False
         final_regrets = search.finals(contenders, Size(simulated_silos, search.horizon, replicates))

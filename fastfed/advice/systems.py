@@ -150,6 +150,9 @@ def shared_rounds(horizon: int) -> list[int]:
 CENTRE = 0.5
 #: Smaller factors m' of the sieve to try: more greedy choices, under the same regret bound.
 SIEVES = (0.2, 0.1)
+#: kappa of the ``intercept`` to try together with `SIEVES`. The noise of theta_hat falls with kappa
+#: and confidence intervals grow, which a small m' makes up for (docs/centred.md).
+KAPPA = 8.0
 
 
 def most_variance(plan: Plan) -> float:
@@ -181,11 +184,13 @@ class Variant:
     sieve: float = SIEVE
     centred: bool = False
     until: int | None = None  # last shared round; None: all rounds are shared
+    intercept: float | None = None  # kappa of the constant feature; None: the environment's
 
     def __str__(self) -> str:
         """Return the settings that differ from the defaults, as text."""
         text = f", shared until {self.until}" if self.until is not None else ""
         text += ", centred" if self.centred else ""
+        text += f", intercept {self.intercept:g}" if self.intercept is not None else ""
         return text + (f", sieve {self.sieve:g}" if self.sieve != SIEVE else "")
 
 
@@ -336,20 +341,24 @@ class Question:
         if variant.sieve != SIEVE:
             keys["sieve"] = variant.sieve
         settings = {k: v for k, v in keys.items() if k != "algorithm"}
-        system = ALGORITHMS["private-fedlinucb"].make(settings, self.problem)
-        self.check(system)
+        problem = self.problem
+        if variant.intercept is not None:
+            problem = replace(problem, intercept=variant.intercept)
+            keys["intercept"] = variant.intercept
+        system = ALGORITHMS["private-fedlinucb"].make(settings, problem)
+        self.check(system, problem)
         return Choice(trust, protocol, release, batches, variant, keys, system)
 
     def again(self, one: Choice) -> Choice:
         """Rebuild a candidate of a different question for this question; may raise InputError."""
         return self.make(one.trust, one.protocol, one.release, one.batches, one.variant)
 
-    def check(self, system: System) -> None:
-        """Raise InputError unless the system gives the requested guarantee."""
+    def check(self, system: System, problem: ProblemSpec) -> None:
+        """Raise InputError unless the system gives the requested guarantee for the problem."""
         certificate = system.certificate
         # A condition that the environment violates fails for all candidates; a note reports it
         # once.
-        environment_conditions = self.problem.conditions
+        environment_conditions = problem.conditions
         failed_conditions = [
             c.text
             for c in certificate.conditions
@@ -430,6 +439,11 @@ def near(question: Question, best: Choice) -> list[Recipe]:
         ]
         other_batches.append(Growing(batches.first, ratio))
     to_try: list[Recipe] = [(best.protocol, best.release, b, variant) for b in other_batches]
+    kappa = question.problem.intercept
+    if variant.centred and question.sieves and kappa is not None and kappa < KAPPA:
+        for sieve in SIEVES:
+            larger = replace(variant, sieve=sieve, intercept=KAPPA)
+            to_try.append((best.protocol, best.release, batches, larger))
     if variant.until is not None:
         for until in (variant.until // 2, 2 * variant.until):
             if 2 <= until <= horizon // 2:
