@@ -170,9 +170,9 @@ def test_deployed_noise_has_the_plans_size(algorithm, keys):
             else:
                 agent.observe(y)
             if agent.due:
-                messages_ = messages or [agent.report()]
+                all_messages = messages or [agent.report()]
                 broadcast = server.combine(
-                    shuffler.shuffle(messages_) if plan.protocol.shuffled else messages_
+                    shuffler.shuffle(all_messages) if plan.protocol.shuffled else all_messages
                 )
                 agent.receive(broadcast)
                 messages = []
@@ -199,18 +199,18 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
         fastfed.parties.User(plan, t, SeededNoise(8)).message(np.zeros(2), 0.0) for t in rounds
     ]
     if isinstance(messages[0], Bits):
-        ones = np.array([message_.bits.sum(axis=1) for message_ in messages])
+        ones = np.array([single_message.bits.sum(axis=1) for single_message in messages])
         g, b = plan.encoding.each(0, 2), plan.encoding.noise_bits[0]
         # A zero is g ones of 2 g, without rounding, plus Bin(b, 1/4) noise bits.
         drawn, variance = (ones - g - b / 4).T, np.full(5, 0.1875 * b)
     elif isinstance(messages[0], Counts):
         b = plan.encoding.noise_bits[0]
         drawn, variance = (
-            np.array([message_.values for message_ in messages]).T,
+            np.array([single_message.values for single_message in messages]).T,
             np.full(5, 0.1875 * b),
         )
     else:
-        drawn = np.array([message_.values for message_ in messages]).T
+        drawn = np.array([single_message.values for single_message in messages]).T
         bias, off, diagonal = plan.user_std.parts
         variance = np.square([bias, bias, diagonal, off, diagonal])
     scaled = np.square(drawn) / variance[:, None]

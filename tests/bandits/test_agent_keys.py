@@ -216,17 +216,17 @@ def test_batch_sizes_of_the_theorems(budget):
     budget_keys = {"epsilon": epsilon, "delta": delta, "batch_size": "theorem"}
     for horizon, d in ((2000, 3), (50, 2), (1, 1)):
         problem = ProblemSpec(silos=1, horizon=horizon, dimension=d)
-        sizes_ = horizon, d, epsilon, delta
+        own_sizes = horizon, d, epsilon, delta
         cases: list[tuple[str, dict[str, Any], int, str]] = [
             ("linucb-jdp", {}, linucb_bounds.batch_size_f_4(horizon), "F.4"),
             ("linucb-jdp", {"returning": 2}, linucb_bounds.batch_size_f_4(horizon), "F.4"),
             ("linucb-ldp", {}, linucb_bounds.batch_size_f_2(horizon), "F.2"),
-            ("linucb-sdp-amp", {}, linucb_bounds.batch_size_b_2(*sizes_), "B.2"),
-            ("linucb-sdp-amp", {"returning": 2}, linucb_bounds.batch_size_e_4(*sizes_), "E.4"),
+            ("linucb-sdp-amp", {}, linucb_bounds.batch_size_b_2(*own_sizes), "B.2"),
+            ("linucb-sdp-amp", {"returning": 2}, linucb_bounds.batch_size_e_4(*own_sizes), "E.4"),
             (
                 "linucb-sdp-amp",
                 {"returning": "every-batch"},
-                linucb_bounds.batch_size_e_4(*sizes_),
+                linucb_bounds.batch_size_e_4(*own_sizes),
                 "E.4",
             ),
         ]
@@ -236,11 +236,16 @@ def test_batch_sizes_of_the_theorems(budget):
                 (
                     "linucb-ldp",
                     {"mechanism": "vector-sum"},
-                    linucb_bounds.batch_size_c_3(*sizes_),
+                    linucb_bounds.batch_size_c_3(*own_sizes),
                     "C.3",
                 ),
-                ("linucb-sdp-vec", {}, linucb_bounds.batch_size_c_2(*sizes_), "C.2"),
-                ("linucb-sdp-vec", {"returning": 2}, linucb_bounds.batch_size_e_6(*sizes_), "E.6"),
+                ("linucb-sdp-vec", {}, linucb_bounds.batch_size_c_2(*own_sizes), "C.2"),
+                (
+                    "linucb-sdp-vec",
+                    {"returning": 2},
+                    linucb_bounds.batch_size_e_6(*own_sizes),
+                    "E.6",
+                ),
             ]
         for algorithm, keys, expected, rule in cases:
             batch_size = make(algorithm, problem, **budget_keys, **keys).plan.batch_size
@@ -289,8 +294,8 @@ def test_exact_epsilon_of_local_noise_follows_balle_and_wang(calibration, layout
     keys = {"layout": layout, "calibration": calibration, **ratio}
     certificate = make("linucb-ldp", **keys).certificate
     std = certificate.noise_std["bias"]
-    epsilon_ = oracle.gaussian_epsilon(0.01, oracle.joint_sensitivity(layout) / std)
-    assert certificate.exact.epsilon == pytest.approx(epsilon_, rel=1e-6)
+    own_epsilon = oracle.gaussian_epsilon(0.01, oracle.joint_sensitivity(layout) / std)
+    assert certificate.exact.epsilon == pytest.approx(own_epsilon, rel=1e-6)
     expected = oracle.ldp_noise_std(1.0, 0.01)
     if calibration == "exact":
         expected = oracle.tight_noise_std(1.0, 0.01, layout=layout)

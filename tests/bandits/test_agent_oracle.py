@@ -99,8 +99,8 @@ def prefix_noise(plan, draws):
         if m == 0:
             return no_noise
         if plan.release == "nested":
-            draws_ = [draws.gaussian(1, i) for i in range(1, published_draws(m + 1) + 1)]
-            return tuple(np.sum(parts, axis=0) for parts in zip(*draws_, strict=True))
+            given_draws = [draws.gaussian(1, i) for i in range(1, published_draws(m + 1) + 1)]
+            return tuple(np.sum(parts, axis=0) for parts in zip(*given_draws, strict=True))
         return tuple(
             zhou_chowdhury_2024.prefix_noise(
                 plan.release, m, lambda number, part=part: draws.gaussian(1, number)[part]

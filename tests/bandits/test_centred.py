@@ -401,17 +401,19 @@ def test_a_bound_for_a_smaller_tau_fails() -> None:
 def test_errors_with_tau_one_have_the_bits_of_the_original_formula(remainder: bool) -> None:
     """Compare errors() with the formula without tau, number for number."""
     variances = np.array([0.0, 1.0, 1.0, 2.0])
-    remainder_ = Remainder(variances * 0.01, variances * 0.02, 0.001) if remainder else None
+    remaining_part = Remainder(variances * 0.01, variances * 0.02, 0.001) if remainder else None
     for d, b, o in ((1, 1.0, 1.0), (10, 2.3, 0.7 * 2.3), (57, 0.37, 0.91)):
-        distribution = NoiseDistribution(NoiseStd(b, o, o), 7.0, variances, remainder=remainder_)
+        distribution = NoiseDistribution(
+            NoiseStd(b, o, o), 7.0, variances, remainder=remaining_part
+        )
         for p in (0.2, 0.0025):
             gaussian, rounding = distribution._shares(p)
             expected = norm_quantile(d, b**2 + o**2, o**2, gaussian) * distribution.scales
-            if remainder_ is not None:
-                expected = expected + (d + math.sqrt(d)) * remainder_.coupling
+            if remaining_part is not None:
+                expected = expected + (d + math.sqrt(d)) * remaining_part.coupling
                 expected = (
                     expected
-                    + _subgaussian_norm_quantile(d, 2.0, 1.0, rounding) * remainder_.rounding
+                    + _subgaussian_norm_quantile(d, 2.0, 1.0, rounding) * remaining_part.rounding
                 )
             assert distribution.errors(d, p).tolist() == expected.tolist()
             assert distribution.errors(d, p, 1.0, 1.0).tolist() == expected.tolist()

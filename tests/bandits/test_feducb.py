@@ -301,10 +301,10 @@ def test_constants_follow_the_formulas_of_the_paper(keys, orders, releases):
     else:
         share = 2.0 if keys.get("schedule") == "private-determinant" else 1.0
         std = math.sqrt(share * releases.bit_length()) * 2.0 / mu_by_hand(1.0, 1e-4)
-        sizes_ = oracle.prefix_nodes(releases), d, releases, m, alpha
-        low = keys.get("rho_min", oracle.lambda_from_noise(std, *sizes_))
+        own_sizes = oracle.prefix_nodes(releases), d, releases, m, alpha
+        low = keys.get("rho_min", oracle.lambda_from_noise(std, *own_sizes))
         high = 3 * low
-        kappa = oracle.kappa_from_noise(std, sizes_[0], low, *sizes_[1:])
+        kappa = oracle.kappa_from_noise(std, own_sizes[0], low, *own_sizes[1:])
     if private:
         expected = (std, std, math.sqrt(2.0) * std)
         assert plan.noise_std.parts == pytest.approx(expected, rel=1e-8)

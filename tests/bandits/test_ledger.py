@@ -116,13 +116,13 @@ SYSTEM_KEYS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_allowances_are_shares_of_the_regret_bound(keys: dict[str, Any], share: float) -> None:
     system = system_of(**keys, bonus=0.5, ledger=share)
-    plan, release_rounds_ = system.plan, release_rounds(system.plan)
+    plan, given_rounds = system.plan, release_rounds(system.plan)
     assert len(plan.allowance) == plan.releases + 1
     assert (np.diff(plan.allowance) >= 0.0).all()
-    stops = [*release_rounds_, plan.horizon]
+    stops = [*given_rounds, plan.horizon]
     for k in range(plan.releases + 1):
         bound = oracle.regret_bound(
-            ends=release_rounds_, horizon=plan.horizon, silos=plan.silos, d=plan.dimension,
+            ends=given_rounds, horizon=plan.horizon, silos=plan.silos, d=plan.dimension,
             direct=direct_radius(plan), until=stops[k], unequal=bool(plan.release_rounds),
         )  # fmt: skip
         max_regret = min(plan.silos * stops[k], bound)

@@ -112,22 +112,24 @@ def check_replay(
     """Compare a replay with an agent of `total(k)`, the statistics after k batches."""
     expected = [np.zeros((D + 1, D + 1)) + start, *(total(k) for k in range(1, T // batch + 1))]
     assert len(replay.totals) == len(expected) - 1
-    for (W, U), total_ in zip(replay.totals, expected[1:], strict=True):
-        assert approx(total_[:D, :D], abs=1e-10) == W
-        assert approx(total_[:D, D], abs=1e-10) == U
+    for (W, U), expected_total in zip(replay.totals, expected[1:], strict=True):
+        assert approx(expected_total[:D, :D], abs=1e-10) == W
+        assert approx(expected_total[:D, D], abs=1e-10) == U
     largest_gap, regrets = 0.0, np.zeros(T)
     for t in range(1, T + 1):
         k = (t - 1) // batch
         for i in range(silos):
-            total_ = expected[k]
+            expected_total = expected[k]
             if not lazy:
-                total_ = (
-                    total_
+                expected_total = (
+                    expected_total
                     + sum_of_points(i + 1, range(k * batch + 1, t))
                     - sum_of_points(i, range(k * batch + 1, t))
                 )
-            V = total_[:D, :D] + lam(k) * np.eye(D)
-            largest_gap = max(largest_gap, gap(contexts(t, i), V, total_[:D, D], t, i, k, second))
+            V = expected_total[:D, :D] + lam(k) * np.eye(D)
+            largest_gap = max(
+                largest_gap, gap(contexts(t, i), V, expected_total[:D, D], t, i, k, second)
+            )
             regrets[t - 1] += means(t, i).max() - means(t, i)[ACTIONS[i, t - 1]]
     assert largest_gap > 0.01
     assert replay.worst_gap == approx(largest_gap, rel=1e-9)

@@ -238,15 +238,15 @@ def test_dubey_bounds() -> None:
     assert dubey.theorem_1(**constants, **sizes) == approx(bound / 3)
     bound = dubey.theorem_2(**constants, **sizes, cliques=3, gamma=2, constant=3.0)
     assert bound == approx(1.5 * sqrt(4800) * (log(28) + noise_terms))
-    sizes_: dict[str, Any] = {"T": 100, "d": 2, "grown": 3.5}
-    bound = dubey.theorem_1_two_terms(8.0, 5.0, M=4, **sizes_)
+    own_sizes: dict[str, Any] = {"T": 100, "d": 2, "grown": 3.5}
+    bound = dubey.theorem_1_two_terms(8.0, 5.0, M=4, **own_sizes)
     assert bound == approx(10 * e * (sqrt(5600) + 4 * sqrt(8) * 8))
     # One clique of all silos with gamma = 1 gives the centralised bound.
-    assert dubey.theorem_2_two_terms(8.0, 5.0, sizes=[4], gamma=1, **sizes_) == approx(bound)
-    bound = dubey.theorem_2_two_terms(8.0, 5.0, sizes=[3, 1], gamma=2, **sizes_)
+    assert dubey.theorem_2_two_terms(8.0, 5.0, sizes=[4], gamma=1, **own_sizes) == approx(bound)
+    bound = dubey.theorem_2_two_terms(8.0, 5.0, sizes=[3, 1], gamma=2, **own_sizes)
     terms = sqrt(2100) + sqrt(700) + 4 * sqrt(8) * 8
     assert bound == approx(20 * e * terms)
-    assert dubey.theorem_1_explicit(5.0, M=4, **sizes_) == approx(4 * e * 5 * 60 * sqrt(2))
+    assert dubey.theorem_1_explicit(5.0, M=4, **own_sizes) == approx(4 * e * 5 * 60 * sqrt(2))
 
 
 # Huang et al. (2023). E# numbers a correction of section 8 of the text next to the oracle.

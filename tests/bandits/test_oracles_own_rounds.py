@@ -107,8 +107,8 @@ def test_gaussian_mu_inverts_the_privacy_profile() -> None:
     for epsilon, delta in ((1.0, 1e-3), (5.0, 1e-5), (0.1, 1e-8)):
         mu = oracle.gaussian_mu(epsilon, delta)
         upper = stats.norm.cdf(mu / 2 - epsilon / mu)
-        delta_ = upper - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
-        assert delta_ == approx(delta, rel=1e-6)
+        release_delta = upper - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+        assert release_delta == approx(delta, rel=1e-6)
 
 
 # ---- Posteriors ----------------------------------------------------------------------------------
@@ -255,21 +255,21 @@ def run_with_fixed_draws(
     setting: oracle.Setting, changed: tuple[int, int] | None = None
 ) -> oracle.Outcome:
     """Run the oracle with fixed draws; replace the user of (silo, round) ``changed`` if given."""
-    setting_ = setting
-    n = 2 * setting_.silos
+    own_setting = setting
+    n = 2 * own_setting.silos
     rng = keyed_rng(8)
-    thetas = oracle.turned(rng, 2, setting_.silos, setting_.dimension, 0.3)
+    thetas = oracle.turned(rng, 2, own_setting.silos, own_setting.dimension, 0.3)
     count = len(
         oracle.release_rounds(
-            oracle.shared_rounds(setting_.horizon, setting_.until, setting_.fraction),
-            setting_.first,
-            setting_.ratio,
+            oracle.shared_rounds(own_setting.horizon, own_setting.until, own_setting.fraction),
+            own_setting.first,
+            own_setting.ratio,
         )
     )
-    noises = rng.standard_normal((n, count, setting_.dimension + setting_.dimension**2))
+    noises = rng.standard_normal((n, count, own_setting.dimension + own_setting.dimension**2))
 
     def contexts(t: int) -> np.ndarray:
-        z = keyed_rng(9, t).standard_normal((n, setting_.actions, setting_.dimension - 1))
+        z = keyed_rng(9, t).standard_normal((n, own_setting.actions, own_setting.dimension - 1))
         if changed and changed[1] == t:
             z[changed[0]] = keyed_rng(10).standard_normal(z.shape[1:])
         return (z / np.linalg.norm(z, axis=2, keepdims=True)).astype(np.float32)
@@ -281,7 +281,7 @@ def run_with_fixed_draws(
         return u
 
     release = oracle.Release(0.7, centred=True, norm=math.sqrt(0.5))
-    return oracle.simulate(setting_, release, thetas, contexts, uniforms, lambda i: noises[i])
+    return oracle.simulate(own_setting, release, thetas, contexts, uniforms, lambda i: noises[i])
 
 
 @pytest.mark.parametrize("local_rule", ["gls", "min-of-bounds", "ledger"])

@@ -48,10 +48,10 @@ def test_phases_equal_the_oracles_phases() -> None:
 
 def test_constants_equal_the_oracles_constants() -> None:
     for (T, M, d), (lambda_0, margin, beta) in product(SIZES, DISTRIBUTIONS):
-        P, problem_ = oracle.number_of_phases(T), problem(T, M, d)
+        P, problem_spec = oracle.number_of_phases(T), problem(T, M, d)
         c_1 = oracle.concentration_c1(M, P, d, beta, lambda_0)
-        check_equal(theory.concentration(problem_, lambda_0, beta), c_1)
-        U = theory.initial_phases(problem_, lambda_0, margin, beta)
+        check_equal(theory.concentration(problem_spec, lambda_0, beta), c_1)
+        U = theory.initial_phases(problem_spec, lambda_0, margin, beta)
         assert oracle.initial_phases(M, P, d, beta, lambda_0, margin) == U
 
 
@@ -63,9 +63,9 @@ def test_constants_on_the_sphere_have_their_known_values() -> None:
         (5, 0.0994, 6.7, 3200, 541, 43),
         (2, 0.498, 1.8, 50, 58, 28),
     ]:
-        problem_ = problem(2**14, M, d)
-        assert theory.concentration(problem_, lambda_0, 0.05) == pytest.approx(c_1, rel=0.01)
-        assert theory.initial_phases(problem_, lambda_0, margin, 0.05) == U
+        problem_spec = problem(2**14, M, d)
+        assert theory.concentration(problem_spec, lambda_0, 0.05) == pytest.approx(c_1, rel=0.01)
+        assert theory.initial_phases(problem_spec, lambda_0, margin, 0.05) == U
 
 
 def test_decision_to_share_equals_the_oracles_decision() -> None:

@@ -224,31 +224,31 @@ def test_certificate_protects_all_data_of_a_silo(calibration, budget):
     smaller."""
     epsilon, delta = budget
     system = make(epsilon=epsilon, delta=delta, calibration=calibration)
-    certificate_, plan = system.certificate, system.plan
+    robin_certificate, plan = system.certificate, system.plan
     assert isinstance(plan, PhasePlan)
-    assert (certificate_.status, certificate_.unit, certificate_.relation) == (
+    assert (robin_certificate.status, robin_certificate.unit, robin_certificate.relation) == (
         "proven",
         "silo",
         "replace",
     )
-    assert (certificate_.claimed.epsilon, certificate_.claimed.delta) == budget
-    assert certificate_.exact.delta == delta and certificate_.exact.epsilon <= epsilon
-    assert all(condition.holds for condition in certificate_.conditions)
-    assert [type(c) for c in certificate_.conditions].count(ClaimCondition) == 1
-    assert certificate_.model.startswith("central: the server is trusted")
-    assert certificate_.source.startswith("huang-2023")
-    assert any("released at most 4 times" in c.text for c in certificate_.conditions)
+    assert (robin_certificate.claimed.epsilon, robin_certificate.claimed.delta) == budget
+    assert robin_certificate.exact.delta == delta and robin_certificate.exact.epsilon <= epsilon
+    assert all(condition.holds for condition in robin_certificate.conditions)
+    assert [type(c) for c in robin_certificate.conditions].count(ClaimCondition) == 1
+    assert robin_certificate.model.startswith("central: the server is trusted")
+    assert robin_certificate.source.startswith("huang-2023")
+    assert any("released at most 4 times" in c.text for c in robin_certificate.conditions)
     epsilon_coordinate = plan.means[0].epsilon_coordinate
     # 4 releases of 4 coordinates; the range is no worse than randomised response.
     upper_bound = oracle.composition_epsilon(delta, epsilon_coordinate, 16)
-    assert certificate_.exact.epsilon <= upper_bound * (1 + 1e-6)
+    assert robin_certificate.exact.epsilon <= upper_bound * (1 + 1e-6)
     if calibration == "exact":
-        assert epsilon * 0.999 < certificate_.exact.epsilon and upper_bound < 1.5 * epsilon
+        assert epsilon * 0.999 < robin_certificate.exact.epsilon and upper_bound < 1.5 * epsilon
     else:
-        assert certificate_.exact.epsilon < 0.5 * epsilon
+        assert robin_certificate.exact.epsilon < 0.5 * epsilon
     # The certificate reports the smallest noise, that of the last model.
     last = oracle.laplace_scale(plan.means[-1].rotated_radius, 40, epsilon_coordinate)
-    assert certificate_.noise_std == {"mean": pytest.approx(math.sqrt(2) * last)}
+    assert robin_certificate.noise_std == {"mean": pytest.approx(math.sqrt(2) * last)}
 
 
 def test_phases_without_a_release_cost_no_budget():
@@ -278,30 +278,30 @@ def test_phases_without_a_release_cost_no_budget():
 )
 def test_plans_without_releases_have_epsilon_zero(keys):
     system = make(**keys)
-    certificate_ = system.certificate
+    robin_certificate = system.certificate
     assert isinstance(system.plan, PhasePlan)
     assert system.plan.releasing == system.plan.means == ()
-    assert (certificate_.exact.epsilon, certificate_.exact.delta) == (0.0, 0.01)
-    assert certificate_.claimed.epsilon == keys.get("epsilon", 1.0)
-    assert (certificate_.status, certificate_.unit, certificate_.relation) == (
+    assert (robin_certificate.exact.epsilon, robin_certificate.exact.delta) == (0.0, 0.01)
+    assert robin_certificate.claimed.epsilon == keys.get("epsilon", 1.0)
+    assert (robin_certificate.status, robin_certificate.unit, robin_certificate.relation) == (
         "proven",
         "silo",
         "replace",
     )
-    assert certificate_.model == "nothing leaves a client" and not certificate_.noise_std
-    assert any("learn alone" in caveat for caveat in certificate_.caveats)
-    assert all(condition.holds for condition in certificate_.conditions)
+    assert robin_certificate.model == "nothing leaves a client" and not robin_certificate.noise_std
+    assert any("learn alone" in caveat for caveat in robin_certificate.caveats)
+    assert all(condition.holds for condition in robin_certificate.conditions)
 
 
 def test_certificate_without_privacy_has_status_none():
     for keys in ({}, {"diversity": ...}, {"initial_phases": 99}):
-        certificate_ = certificate(**(NOT_PRIVATE | keys))
-        assert (certificate_.status, certificate_.exact, certificate_.claimed) == (
+        robin_certificate = certificate(**(NOT_PRIVATE | keys))
+        assert (robin_certificate.status, robin_certificate.exact, robin_certificate.claimed) == (
             "none",
             None,
             None,
         )
-        assert not certificate_.noise_std
+        assert not robin_certificate.noise_std
     assert plan_of(**NOT_PRIVATE).means == () and plan_of(**NOT_PRIVATE).releasing == (2, 3, 4, 5)
 
 
@@ -324,20 +324,20 @@ def test_certificate_names_phases_whose_range_mostly_fails():
     for silos in (10, 165, 187, 20_000):
         problem = dataclasses.replace(SETTING, silos=silos)
         keys = {"concentration_multiplier": 1e-4}
-        plan, certificate_ = plan_of(problem, **keys), certificate(problem, **keys)
+        plan, robin_certificate = plan_of(problem, **keys), certificate(problem, **keys)
         epsilon_coordinate = plan.means[0].epsilon_coordinate
         failing_phases = [
             p
             for p, mean in zip(plan.releasing, plan.means, strict=True)
             if not oracle.range_feasible(silos, epsilon_coordinate, mean.bins)
         ]
-        caveats = [caveat for caveat in certificate_.caveats if "mostly fails" in caveat]
+        caveats = [caveat for caveat in robin_certificate.caveats if "mostly fails" in caveat]
         phases_by_silos.append(failing_phases)
         assert bool(caveats) == bool(failing_phases)
         assert not failing_phases or caveats[0].endswith(
             "phases " + ", ".join(map(str, failing_phases))
         )
-        assert certificate_.status == "proven"
+        assert robin_certificate.status == "proven"
     assert phases_by_silos == [[2, 3, 4, 5], [3, 4, 5], [5], []]
 
 
@@ -369,8 +369,8 @@ def test_guarantees_do_not_need_bounded_data():
         SETTING, features_bounded=False, reward_range=None, multiplicity=5
     )
     for clip in (True, False):
-        certificate_ = certificate(unbounded_problem, clip=clip)
-        assert (certificate_.status, certificate_.exact) == (
+        robin_certificate = certificate(unbounded_problem, clip=clip)
+        assert (robin_certificate.status, robin_certificate.exact) == (
             certificate().status,
             certificate().exact,
         )
@@ -481,10 +481,10 @@ def test_command_privacy_prints_certificates(tmp_path):
     for label in LABELS[:5]:
         assert f"\n{label}\n" in "\n" + printed
     # The certificate of the file's second curve.
-    certificate_ = make(
+    robin_certificate = make(
         ProblemSpec(silos=5, horizon=35, dimension=3), epsilon=5.0, delta=1e-3
     ).certificate
-    for condition in certificate_.conditions:
+    for condition in robin_certificate.conditions:
         assert condition.text in " ".join(printed.split())
     single_curve = invoke("privacy", spec_file(tmp_path), "--curve", LABELS[0], "--json")
     assert '"unit": "silo"' in single_curve and LABELS[1] not in single_curve

@@ -151,15 +151,15 @@ def check_run(algorithm: str, name: str) -> oracle.Run:
     """Check that both drivers choose the oracle's experts and have equal bits; return the oracle's
     run."""
     e = experiment(algorithm, name)
-    oracle_run_ = oracle_run(algorithm, e)
-    assert oracle_run_.margin > MIN_MARGIN
+    oracle_result = oracle_run(algorithm, e)
+    assert oracle_result.margin > MIN_MARGIN
     losses, plan = all_losses(e), e.curves[0].system.plan
     outcomes = []
     for driver, keys in (
         (experts.run_steps, {}), (experts.run, {"threads": 1}), (experts.run, {"threads": 2})
     ):  # fmt: skip
         x, outcome = run_and_record(e, driver, **keys)
-        np.testing.assert_array_equal(x, oracle_run_.x)
+        np.testing.assert_array_equal(x, oracle_result.x)
         outcomes.append(outcome)
     step_outcome = outcomes[0]
     for compiled_outcome in outcomes[1:]:
@@ -178,17 +178,20 @@ def check_run(algorithm: str, name: str) -> oracle.Run:
         step_outcome.bits_down, 64.0 * e.silos * (releases_by_checkpoint + 1)
     )
     if algorithm == BOARD:
-        spent = int(len(oracle_run_.draws) == plan.noise.switches)
-        assert step_outcome.events == {"switches": len(oracle_run_.draws), "switches_spent": spent}
+        spent = int(len(oracle_result.draws) == plan.noise.switches)
+        assert step_outcome.events == {
+            "switches": len(oracle_result.draws),
+            "switches_spent": spent,
+        }
     else:
-        assert step_outcome.events == {"switches": int(np.count_nonzero(np.diff(oracle_run_.x)))}
+        assert step_outcome.events == {"switches": int(np.count_nonzero(np.diff(oracle_result.x)))}
     if not isinstance(e.environment, StochasticLosses):
-        total_loss = np.cumsum(losses.sum(axis=0)[np.arange(e.horizon), oracle_run_.x])
+        total_loss = np.cumsum(losses.sum(axis=0)[np.arange(e.horizon), oracle_result.x])
         best_loss = np.cumsum(losses.sum(axis=0), axis=0).min(axis=1)
         np.testing.assert_allclose(
             step_outcome.group_regret, (total_loss - best_loss)[e.checkpoints - 1], atol=1e-9
         )
-    return oracle_run_
+    return oracle_result
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -386,11 +386,13 @@ def test_curves_over_one_pool_share_no_bounds():
         experiment(environment, keys),
         experiment(environment, {**keys, "batch_size": 5}),
     )
-    environment_ = environment.open(7, 0, 2)
+    opened_environment = environment.open(7, 0, 2)
     plans = [e.curves[0].system.plan for e in (first_experiment, second_experiment)]
-    outcomes = compiled.run(environment_, plans, first_experiment.checkpoints, record=True)
+    outcomes = compiled.run(opened_environment, plans, first_experiment.checkpoints, record=True)
     for a, b in zip(
-        outcomes, server.run_steps(environment_, plans, first_experiment.checkpoints), strict=True
+        outcomes,
+        server.run_steps(opened_environment, plans, first_experiment.checkpoints),
+        strict=True,
     ):
         same(a, b)
 

@@ -249,31 +249,31 @@ class ExtensionLibrary(LeafLibrary):
 
 def inputs() -> dict[str, np.ndarray]:
     """Return one fixed input of every kind; actions 7 and 30 nearly tie."""
-    rng_ = np.random.default_rng(11)
-    rows = rng_.normal(size=(2 * D, D))
+    generator = np.random.default_rng(11)
+    rows = generator.normal(size=(2 * D, D))
     v = np.eye(D) + rows.T @ rows / D
-    actions = rng_.normal(size=(K, D))
+    actions = generator.normal(size=(K, D))
     actions[7] *= 2.0
     actions[30] = actions[7] * (1.0 + 1e-9)
     return {
         "stream": np.array([1, 2, 3, 4, 5], np.uint32),
-        "bits": rng_.integers(0, 2**53, size=(2, 1001), dtype=np.uint64),
-        "positive": np.exp(rng_.uniform(-50, 50, size=200)),
+        "bits": generator.integers(0, 2**53, size=(2, 1001), dtype=np.uint64),
+        "positive": np.exp(generator.uniform(-50, 50, size=200)),
         "v": v,
         "packed": v[np.tril_indices(D)],
-        "x": rng_.normal(size=D),
-        "u": rng_.normal(size=D),
+        "x": generator.normal(size=D),
+        "u": generator.normal(size=D),
         "actions": actions,
-        "statistic": rng_.normal(size=S),
-        "normals": rng_.normal(size=S),
-        "nodes": rng_.normal(size=(5, S)),
+        "statistic": generator.normal(size=S),
+        "normals": generator.normal(size=S),
+        "nodes": generator.normal(size=(5, S)),
         # No word is so close to 0 that 64 bits would give infinity.
-        "words": rng_.integers(2**40, 2**64, size=2000, dtype=np.uint64),
+        "words": generator.integers(2**40, 2**64, size=2000, dtype=np.uint64),
         "noise": np.array(
             [
-                np.rint(rng_.normal(size=S) * 2**20) * 2.0**-14,
-                rng_.normal(size=S),
-                rng_.uniform(1.0, 2.0, size=S),
+                np.rint(generator.normal(size=S) * 2**20) * 2.0**-14,
+                generator.normal(size=S),
+                generator.uniform(1.0, 2.0, size=S),
                 np.full(S, 2.0**-14),
             ]
         ),
@@ -417,12 +417,12 @@ def test_every_level_gives_the_bits_of_the_baseline(level, baseline, tmp_path):
     ("compiler", "level"),
     [
         pytest.param(
-            compiler_,
-            level_,
-            marks=[pytest.mark.slow] * ((compiler_, level_) != ("clang", "x86-64-v4")),
+            own_compiler,
+            each_level,
+            marks=[pytest.mark.slow] * ((own_compiler, each_level) != ("clang", "x86-64-v4")),
         )
-        for compiler_ in ("clang", "gcc")
-        for level_ in SHIPPED
+        for own_compiler in ("clang", "gcc")
+        for each_level in SHIPPED
     ],
 )
 def test_every_compiler_gives_the_bits_of_the_baseline(compiler, level, baseline, tmp_path):

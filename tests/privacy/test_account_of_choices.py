@@ -38,9 +38,9 @@ def account_again(plan: Any) -> tuple[float, ...]:
     """Seal the changed plan with the package's functions and return its account."""
     if isinstance(plan, PeerPlan):
         parts = tuple(replace(part, plan=sealed(part.plan)) for part in plan.parts)
-        account_ = accounted(replace(plan, parts=parts))
-        assert account_ is not None
-        return account_
+        choice_account = accounted(replace(plan, parts=parts))
+        assert choice_account is not None
+        return choice_account
     return sealed(plan).privacy.exact
 
 
@@ -110,11 +110,11 @@ def test_accounts_without_a_mechanism_use_the_delta_of_the_claim(name: str, delt
     plan = CASES[name].make().plan
     claim = replace_struct(plan.privacy, budget=replace_struct(plan.privacy.budget, delta=delta))
     try:
-        account_ = account_again(replace(plan, privacy=claim))
+        choice_account = account_again(replace(plan, privacy=claim))
     except InputError:
         return
     # With budgets per silo, only the first event uses the claim's delta.
-    before, after = plan.privacy.exact[0], account_[0]
+    before, after = plan.privacy.exact[0], choice_account[0]
     assert after > before if delta < plan.privacy.budget.delta else after < before
 
 
@@ -442,13 +442,15 @@ def test_several_losses_of_a_record_increase_epsilon(name: str) -> None:
     before = plan.privacy.exact
     assert account_again(plan) == before
     for uses in (2, 3):
-        account_ = account_again(
+        choice_account = account_again(
             replace(plan, privacy=replace_struct(plan.privacy, max_participations=uses))
         )
-        assert len(account_) == len(before)
+        assert len(choice_account) == len(before)
         if plan.privacy.budget.delta == 0.0:
-            assert account_[0] == pytest.approx(uses * before[0])
-        assert all(after > 1.01 * before_ for after, before_ in zip(account_, before, strict=True))
+            assert choice_account[0] == pytest.approx(uses * before[0])
+        assert all(
+            after > 1.01 * earlier for after, earlier in zip(choice_account, before, strict=True)
+        )
 
 
 def test_plans_of_simulations_that_draw_once_have_no_claim() -> None:
@@ -632,7 +634,7 @@ def test_strange_numbers_are_refused_or_accounted_correctly(name: str) -> None:
         for strange in STRANGE_VALUES:
             tried_count += 1
             try:
-                account_ = account_again(put_value(plan, path, strange))
+                choice_account = account_again(put_value(plan, path, strange))
             except InputError as error:
                 assert str(error).isprintable() and len(str(error)) < 1000, (path, strange)
                 continue
@@ -640,15 +642,15 @@ def test_strange_numbers_are_refused_or_accounted_correctly(name: str) -> None:
             if field in ("by_silo", "delta_by_silo", "smoothness"):
                 continue  # another event, with which nothing can be compared
             assert strange == strange and abs(strange) <= 1e150, (path, strange)
-            if field in ("horizon", "batch_size") and account_ == (0.0,):
+            if field in ("horizon", "batch_size") and choice_account == (0.0,):
                 continue  # nothing is released
-            assert len(account_) == len(before) and not any(e != e for e in account_), (
+            assert len(choice_account) == len(before) and not any(e != e for e in choice_account), (
                 path,
                 strange,
             )
             if any(
-                after < before_ * (1.0 - 1e-9)
-                for after, before_ in zip(account_, before, strict=True)
+                after < earlier * (1.0 - 1e-9)
+                for after, earlier in zip(choice_account, before, strict=True)
             ):
                 sign = "+" if strange > number else "-"
                 assert sign in MAY_LOWER_EPSILON.get(field, ""), (
@@ -656,7 +658,7 @@ def test_strange_numbers_are_refused_or_accounted_correctly(name: str) -> None:
                     number,
                     strange,
                     before,
-                    account_,
+                    choice_account,
                 )
     assert tried_count > 200
 

@@ -52,9 +52,9 @@ def classes_without_copies(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatc
 
     The modules copy and pickle use __reduce_ex__ if there is no other hook.
     """
-    for class_ in CLASSES.values():
+    for audited_class in CLASSES.values():
         for hook in ("__reduce_ex__", "__reduce__", "__copy__", "__deepcopy__"):
-            monkeypatch.setattr(class_, hook, raise_type_error, raising=False)
+            monkeypatch.setattr(audited_class, hook, raise_type_error, raising=False)
     return monkeypatch
 
 
@@ -71,7 +71,9 @@ def test_audited_objects_are_those_that_draw_noise() -> None:
     assert type(originals["SystemNoise"].make(0)[0]) is SystemNoise
 
 
-def test_audit_of_copies_passes_if_all_classes_refuse(refusing: pytest.MonkeyPatch) -> None:
+def test_audit_of_copies_passes_if_all_classes_refuse(
+    classes_without_copies: pytest.MonkeyPatch,
+) -> None:
     assert audits.copies() == []
     result = run_audit("copies", 20)
     assert (result.verdict, result.epsilon_lower_bound) == ("pass", 0.0)
@@ -89,10 +91,14 @@ def unchecked_copy(self: Any, memo: dict[int, Any]) -> Any:
 @pytest.mark.parametrize(
     "name", [pytest.param("User", marks=pytest.mark.slow), "SystemNoise", "TreeRelease"]
 )
-def test_audit_detects_copies_of_a_single_class(name: str, refusing: pytest.MonkeyPatch) -> None:
+def test_audit_detects_copies_of_a_single_class(
+    name: str, classes_without_copies: pytest.MonkeyPatch
+) -> None:
     """Check that one class which can be copied is sufficient."""
     for class_name in {name, "SystemNoise"} if name == "User" else {name}:
-        refusing.setattr(CLASSES[class_name], "__deepcopy__", unchecked_copy, raising=False)
+        classes_without_copies.setattr(
+            CLASSES[class_name], "__deepcopy__", unchecked_copy, raising=False
+        )
     assert (name, "copy.deepcopy") in audits.copies()
     # The noise comes from the operating system, so no seed makes it repeatable. Some lower bounds
     # of 300 runs are below 1; those of 1000 runs are between 2 and 3.5.

@@ -109,9 +109,9 @@ def test_seeds_determine_results_of_mechanisms_with_a_generator() -> None:
             epsilon=1.0,
             delta=0.01,
             trials=500,
-            seed=seed_,
+            seed=own_seed,
         )
-        for seed_ in (1, 1, 2)
+        for own_seed in (1, 1, 2)
     ]
     assert results[0] == results[1] != results[2]
 

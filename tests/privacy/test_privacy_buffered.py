@@ -120,16 +120,18 @@ def test_noise_is_calibrated_to_the_buffered_coefficients():
     assert "Dvijotham" in release.source
     toeplitz = calibrate_release("toeplitz", Budget(1.0, 1e-6), 300)
     stds = [
-        release_.noise_std * math.sqrt(release_.variance_factors[-1])
-        for release_ in (release, toeplitz)
+        each_release.noise_std * math.sqrt(each_release.variance_factors[-1])
+        for each_release in (release, toeplitz)
     ]
     assert stds[1] < stds[0] < stds[1] * 1.005
 
 
 def make_experiment(release="buffered", **keys):
     sizes = {"silos": 2, "horizon": 22, "batch_size": 3, "lazy": False, "protocol": "silo-ldp"}
-    experiment_ = experiment(Sphere(dimension=3, actions=4), {**sizes, "release": release, **keys})
-    return experiment_, experiment_.curves[0].system
+    built_experiment = experiment(
+        Sphere(dimension=3, actions=4), {**sizes, "release": release, **keys}
+    )
+    return built_experiment, built_experiment.curves[0].system
 
 
 def test_prefix_noise_is_a_row_of_the_dense_factor_times_normals():
@@ -152,8 +154,8 @@ def test_prefix_noise_is_a_row_of_the_dense_factor_times_normals():
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_drivers_agree_with_buffered_noise(protocol, lazy):
-    experiment_, system = make_experiment(protocol=protocol, lazy=lazy, epsilon=20.0)
-    (compiled,), (readable,) = both(experiment_)
+    built_experiment, system = make_experiment(protocol=protocol, lazy=lazy, epsilon=20.0)
+    (compiled,), (readable,) = both(built_experiment)
     same(compiled, readable)
     assert system.certificate.status == ("proven" if lazy else "unproven")
     if lazy:

@@ -359,17 +359,19 @@ def test_scales_of_vertices_equal_reference_numbers() -> None:
 def test_exact_noise_of_vertices_uses_the_whole_budget(
     smoothness: float, protect: str, experts: int, budget: Budget
 ) -> None:
-    noise_ = calibrated_vertices(budget, smoothness=smoothness, protect=protect, experts=experts)
+    drawn_noise = calibrated_vertices(
+        budget, smoothness=smoothness, protect=protect, experts=experts
+    )
 
     def account(noise: VertexNoise) -> float:
         return noise.exact() if protect == "experts" else noise.exact_messages()
 
-    assert 1.0 - 1e-6 < account(noise_) / budget.epsilon <= 1.0
-    assert all(c.holds for c in noise_.conditions())
+    assert 1.0 - 1e-6 < account(drawn_noise) / budget.epsilon <= 1.0
+    assert all(c.holds for c in drawn_noise.conditions())
     for j in range(3):  # reduce the noise of one tree
-        smaller_scales = list(noise_.scales)
+        smaller_scales = list(drawn_noise.scales)
         smaller_scales[j] *= 1.0 - 1e-5
-        noise = msgspec.structs.replace(noise_, scales=tuple(smaller_scales))
+        noise = msgspec.structs.replace(drawn_noise, scales=tuple(smaller_scales))
         assert account(noise) > budget.epsilon
         assert not noise.conditions()[-1].holds
 

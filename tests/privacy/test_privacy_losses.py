@@ -85,8 +85,8 @@ def many_responses(count: int, epsilon: float, delta: float) -> float:
 def test_composed_randomized_response_equals_the_binomial_sum(count: int) -> None:
     for epsilon in (1e-4, 1e-2, 0.3, 2.0, 10.0, 100.0):
         for delta in (0.3, 1e-2, 1e-5, 1e-9, 1e-40):
-            epsilon_ = composed_epsilon([("randomized-response", epsilon, count)], delta)
-            assert_just_above(epsilon_, many_responses(count, epsilon, delta), (epsilon, delta))
+            own_epsilon = composed_epsilon([("randomized-response", epsilon, count)], delta)
+            assert_just_above(own_epsilon, many_responses(count, epsilon, delta), (epsilon, delta))
 
 
 def test_composition_of_two_kinds_equals_enumeration() -> None:
@@ -104,10 +104,10 @@ def test_composition_of_two_kinds_equals_enumeration() -> None:
         return math.fsum(p * q * curve(x - s - t) for (p, s), (q, t) in signs)
 
     for epsilon in (0.05, 0.4, 1.0, 2.0, 2.6):
-        epsilon_ = composed_epsilon(
+        own_epsilon = composed_epsilon(
             [("laplace", laplace_epsilon, 1), ("randomized-response", e, 2)], delta(epsilon)
         )
-        assert_just_above(epsilon_, epsilon, epsilon)
+        assert_just_above(own_epsilon, epsilon, epsilon)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_composition_agrees_with_dp_accounting(kind: str, epsilon: float, count:
         return float(single.self_compose(count).get_epsilon_for_delta(delta))
 
     for delta in (1e-3, 1e-6):
-        epsilon_ = composed_epsilon([(kind, epsilon, count)], delta)
-        assert library_epsilon(False, delta) <= epsilon_ * (1 + 1e-9)
-        assert epsilon_ <= library_epsilon(True, delta) * (1 + TIGHT)
+        own_epsilon = composed_epsilon([(kind, epsilon, count)], delta)
+        assert library_epsilon(False, delta) <= own_epsilon * (1 + 1e-9)
+        assert own_epsilon <= library_epsilon(True, delta) * (1 + TIGHT)
 
 
 def adaptive_delta(epsilon: float, count: int, target: float) -> float:

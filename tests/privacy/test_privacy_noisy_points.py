@@ -288,26 +288,26 @@ def test_noise_of_the_theorems_follows_their_formulas(
     epsilon: float, delta: float, users: int, count: int
 ) -> None:
     budget = Budget(epsilon, delta)
-    budget_per_batch_ = (epsilon, delta) if count == 1 else per_batch_budget(epsilon, delta, count)
-    assert budget_per_batch(budget, count) == pytest.approx(budget_per_batch_, rel=1e-14)
+    batch_budget = (epsilon, delta) if count == 1 else per_batch_budget(epsilon, delta, count)
+    assert budget_per_batch(budget, count) == pytest.approx(batch_budget, rel=1e-14)
     local = calibrate_local_gaussian(budget, users, calibration="theorem", returning=count)
-    assert local.noise_std == pytest.approx(ldp_noise_std(*budget_per_batch_), rel=1e-12)
+    assert local.noise_std == pytest.approx(ldp_noise_std(*batch_budget), rel=1e-12)
     shuffled_mechanism = calibrate_local_gaussian(
         budget, users, calibration="theorem", returning=count, shuffled=True
     )
     assert shuffled_mechanism.noise_std == pytest.approx(
-        amp_noise_std(*budget_per_batch_, users), rel=1e-12
+        amp_noise_std(*batch_budget, users), rel=1e-12
     )
     assert (shuffled_mechanism.layout, shuffled_mechanism.covariance_ratio) == ("iid", 1.0)
     text, conditions = (
         claim_condition(shuffled_mechanism).text,
-        amp_conditions(*budget_per_batch_, users),
+        amp_conditions(*batch_budget, users),
     )
     verbs = ["holds" if conditions[name] else "fails" for name in ("theorem", "lemma")]
     first, second = text.split("Theorem B.1's condition")[1].split("; Lemma B.4's")
     assert first.endswith(verbs[0])
     assert second.rstrip(")").endswith(verbs[1])
-    assert f"epsilon0 = {amp_local_budget(*budget_per_batch_, users)[0]:.3g} <= " in second
+    assert f"epsilon0 = {amp_local_budget(*batch_budget, users)[0]:.3g} <= " in second
     assert ("at one batch's budget" in text) == (count > 1)
     assert conditions["lemma"] == (users == 1000)
 

@@ -359,9 +359,9 @@ def test_printed_constants_are_loose(epsilon: float, truth: float) -> None:
     """Compare with published figures, which were computed on a coarser grid and differ by a few per
     cent."""
     printed = calibrated_mean(epsilon, 1e-3, 10, calibration="printed")
-    epsilon_ = pure_epsilon(printed.epsilon_coordinate, 80, 1e-3)
-    assert 0.95 * truth < epsilon_ < 1.01 * truth
-    assert printed.exact() < epsilon_, (
+    own_epsilon = pure_epsilon(printed.epsilon_coordinate, 80, 1e-3)
+    assert 0.95 * truth < own_epsilon < 1.01 * truth
+    assert printed.exact() < own_epsilon, (
         "the bounded range of the exponential mechanism is worth more"
     )
 

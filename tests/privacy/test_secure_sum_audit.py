@@ -94,12 +94,14 @@ def test_transcripts_equal_the_messages_of_the_parties() -> None:
 def test_low_bits_are_uniform_for_both_data_sets() -> None:
     secure_sum = calibrated()
     for data_set in (0, 1):
-        transcripts_ = transcripts(secure_sum, PLAIN, data_set, 2000, 5)
+        drawn_transcripts = transcripts(secure_sum, PLAIN, data_set, 2000, 5)
         for bit in range(20):
-            ones = ((transcripts_ >> np.uint64(bit)) & np.uint64(1)).sum()
-            assert abs(int(ones) - transcripts_.size / 2) < 4.5 * math.sqrt(transcripts_.size / 4)
+            ones = ((drawn_transcripts >> np.uint64(bit)) & np.uint64(1)).sum()
+            assert abs(int(ones) - drawn_transcripts.size / 2) < 4.5 * math.sqrt(
+                drawn_transcripts.size / 4
+            )
         # Trailing zeros of uniform words agree equally often with both records.
-        low_bit_scores = low_bits(secure_sum, PLAIN, transcripts_)
+        low_bit_scores = low_bits(secure_sum, PLAIN, drawn_transcripts)
         assert low_bit_scores.std() > 1.0
         assert abs(low_bit_scores.mean()) < 5.0 * low_bit_scores.std() / math.sqrt(
             len(low_bit_scores)

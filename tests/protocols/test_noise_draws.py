@@ -74,10 +74,10 @@ def noise_of_releases(plan, environment):
     plan_without_noise = replace(plan, noise_std=NoiseStd(), privacy=None)
     rows = []
     for replicate in range(REPLICATES):
-        environment_ = environment.open(11, replicate, plan.silos)
+        opened_environment = environment.open(11, replicate, plan.silos)
         for k in range(1, plan.releases + 1):
             (noisy,), (raw,) = (
-                compiled.run(environment_, [p], np.array([plan.horizon]), last=plan.end(k))
+                compiled.run(opened_environment, [p], np.array([plan.horizon]), last=plan.end(k))
                 for p in (plan, plan_without_noise)
             )
             rows.append(noisy.total - raw.total)

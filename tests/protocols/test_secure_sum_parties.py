@@ -38,9 +38,9 @@ class RecordingSeededNoise(SeededNoise):
         self.drawn: list[np.ndarray] = []
 
     def coins(self, silo, node, dimension, trials):
-        coins_ = super().coins(silo, node, dimension, trials)
-        self.drawn.append(coins_.view(np.int64))
-        return coins_
+        drawn_coins = super().coins(silo, node, dimension, trials)
+        self.drawn.append(drawn_coins.view(np.int64))
+        return drawn_coins
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +114,9 @@ class RecordingSystemNoise(SystemNoise):
         self.drawn: list[np.ndarray] = []
 
     def coins(self, silo, node, dimension, trials):
-        coins_ = super().coins(silo, node, dimension, trials)
-        self.drawn.append(coins_.view(np.int64))
-        return coins_
+        drawn_coins = super().coins(silo, node, dimension, trials)
+        self.drawn.append(drawn_coins.view(np.int64))
+        return drawn_coins
 
 
 def test_without_noise_prefixes_are_exact(secure_sum: SecureSum) -> None:
@@ -357,18 +357,18 @@ def test_parties_cannot_be_copied(secure_sum: SecureSum) -> None:
 
 
 def test_the_decoder_needs_one_message_from_each_silo(secure_sum: SecureSum) -> None:
-    messages_, decoder = (
+    all_messages, decoder = (
         [silo.message(np.zeros(SIZE)) for silo in make_encoders(secure_sum)],
         Decoder(secure_sum),
     )
-    of_release_2 = Encoded(2, DIMENSION, messages_[0].values, 0)
+    of_release_2 = Encoded(2, DIMENSION, all_messages[0].values, 0)
     of_dimension_2 = Encoded(1, 2, np.zeros(5, dtype=np.uint64), 0)
     for messages, error in [
-        (messages_[1:], "one of each of the 4 silos"),
-        ([*messages_[1:], messages_[1]], "one of each of the 4 silos"),
-        ([of_release_2, *messages_[1:]], "must be of release 1"),
-        ([of_dimension_2, *messages_[1:]], "dimension 3"),
-        ([1, *messages_[1:]], "must be Encoded values"),
+        (all_messages[1:], "one of each of the 4 silos"),
+        ([*all_messages[1:], all_messages[1]], "one of each of the 4 silos"),
+        ([of_release_2, *all_messages[1:]], "must be of release 1"),
+        ([of_dimension_2, *all_messages[1:]], "dimension 3"),
+        ([1, *all_messages[1:]], "must be Encoded values"),
     ]:
         with pytest.raises(InputError, match=error):
             decoder.combine(messages)
@@ -379,7 +379,7 @@ def test_the_decoder_needs_one_message_from_each_silo(secure_sum: SecureSum) -> 
         with pytest.raises(InputError, match=error):
             decoder.add(total)
     assert decoder.release == 0
-    decoder.combine(messages_)
+    decoder.combine(all_messages)
     assert decoder.release == 1
 
 

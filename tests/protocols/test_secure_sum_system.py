@@ -104,7 +104,11 @@ def broadcast_noise(plan: Plan, environment: Any, noise: SeededNoise) -> np.ndar
     """Run the parties and return each broadcast minus the plain sums."""
     keys = [simulated_keys(3, i, 3) if plan.individual else None for i in range(3)]
     silos = [Silo(plan, i, noise, keys[i]) for i in range(3)]
-    server_, noise_per_release, plain_sums = Server(plan, noise), [], np.zeros(plan.statistic_size)
+    sum_server, noise_per_release, plain_sums = (
+        Server(plan, noise),
+        [],
+        np.zeros(plan.statistic_size),
+    )
     for round in range(1, plan.horizon + 1):
         for i, silo in enumerate(silos):
             features, means = environment.round(i, round)
@@ -115,7 +119,7 @@ def broadcast_noise(plan: Plan, environment: Any, noise: SeededNoise) -> np.ndar
             plain_sums[:2] += x * (y - 0.5)
             plain_sums[2:] += np.outer(x, x)[np.tril_indices(2)]
         if silos[0].due:
-            broadcast = server_.combine([silo.report() for silo in silos])
+            broadcast = sum_server.combine([silo.report() for silo in silos])
             for silo in silos:
                 silo.receive(broadcast)
             noise_per_release.append(broadcast.values - plain_sums)
@@ -403,7 +407,7 @@ def deployed_parties(plan: Plan) -> tuple[list[Silo], Server]:
 @pytest.mark.parametrize("messages", ["aggregate", "individual"])
 def test_deployed_silos_always_send_masked_words(messages: str) -> None:
     plan = make(messages=messages, epsilon=1e5).plan
-    silos, server_ = deployed_parties(plan)
+    silos, sum_server = deployed_parties(plan)
     total = np.zeros(plan.statistic_size)
     for round in range(plan.horizon):
         for i, silo in enumerate(silos):
@@ -418,13 +422,13 @@ def test_deployed_silos_always_send_masked_words(messages: str) -> None:
             # If a report is missing or doubled, the server refuses and its state does not change.
             for wrong_reports in (reports[1:], [*reports[:-1], reports[0]]):
                 with pytest.raises(InputError, match="one of each of the 4 silos"):
-                    server_.combine(wrong_reports)
-            broadcast = server_.combine(reports)
+                    sum_server.combine(wrong_reports)
+            broadcast = sum_server.combine(reports)
             for silo in silos:
                 silo.receive(broadcast)
             # The noise of epsilon 1e5 is small; a word that is still masked would be about 2^27.
             np.testing.assert_allclose(broadcast.values, total, atol=0.5)
-    assert server_.release == plan.releases
+    assert sum_server.release == plan.releases
     assert np.linalg.norm(silos[0].theta - 0.375 / 0.9) < 0.1
     with pytest.raises(InputError, match="has no report due"):
         silos[0].report()
@@ -432,10 +436,10 @@ def test_deployed_silos_always_send_masked_words(messages: str) -> None:
 
 def test_servers_refuse_messages_of_other_types() -> None:
     plan = make().plan
-    _, server_ = deployed_parties(plan)
+    _, sum_server = deployed_parties(plan)
     size = plan.statistic_size
     with pytest.raises(InputError, match="messages must be Encoded values, got Report"):
-        server_.combine([Report(1, D, np.zeros(size), i) for i in range(SILOS)])
+        sum_server.combine([Report(1, D, np.zeros(size), i) for i in range(SILOS)])
     simulated = Server(plan, SeededNoise(1))
     words = np.zeros(size, dtype=np.uint64)
     with pytest.raises(InputError, match="reports must hold one report of each of the 4 silos"):

@@ -186,7 +186,7 @@ def test_steps_can_be_repeated_after_a_noise_source_failed(protocol, keys):
                 broadcast = until_it_works(server.combine, sent)
                 for silo in silos:
                     silo.receive(broadcast)
-        totals.append((broadcast.values, [silo_.clipped_rewards for silo_ in silos]))
+        totals.append((broadcast.values, [each_silo.clipped_rewards for each_silo in silos]))
     assert np.array_equal(totals[0][0], totals[1][0])
     assert totals[0][1] == totals[1][1]
 
@@ -243,7 +243,9 @@ def test_individual_and_aggregate_noise_have_the_same_distribution():
         )
         edges = np.unique(edges)
         edges[0], edges[-1] = -np.inf, np.inf
-        table = [np.histogram(sample_[:, entry], edges)[0] for sample_ in (individual, aggregate)]
+        table = [
+            np.histogram(each_sample[:, entry], edges)[0] for each_sample in (individual, aggregate)
+        ]
         assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
 
 
@@ -282,7 +284,7 @@ def test_rewards_are_not_clipped_if_clip_is_false():
         for _ in range(3):
             silo.select(np.array([[1.0, 0.0]]))
             silo.observe(3.0)
-    shuffled = Shuffler(plan, noise).shuffle([silo_.report() for silo_ in silos])
+    shuffled = Shuffler(plan, noise).shuffle([each_silo.report() for each_silo in silos])
     bias = Server(plan, noise).combine(shuffled).values[0]
     std = math.sqrt(0.1875 * 6 * plan.encoding.noise_bits[0]) / plan.encoding.precision[0]
     assert abs(bias - 18.0) < 6 * std + 1.0
@@ -314,7 +316,9 @@ def test_a_deployment_with_system_noise_makes_all_releases():
             silo.select(np.eye(2))
             silo.observe(1.0)
         if silos[0].due:
-            broadcast = server.combine(shuffler.shuffle([silo_.report() for silo_ in silos]))
+            broadcast = server.combine(
+                shuffler.shuffle([each_silo.report() for each_silo in silos])
+            )
             for silo in silos:
                 silo.receive(broadcast)
     assert server.release == 2
@@ -346,7 +350,7 @@ def test_bits_sent_equal_the_bits_of_the_messages():
             silo.select(np.eye(2))
             silo.observe(0.5)
         if silos[0].due:
-            messages = [silo_.report() for silo_ in silos]
+            messages = [each_silo.report() for each_silo in silos]
             bits_sent += sum(message.bits.size * (1 + label_bits) for message in messages)
             broadcast = server.combine(shuffler.shuffle(messages))
             for silo in silos:
@@ -426,7 +430,10 @@ def test_the_random_policy_chooses_all_actions_equally_often():
     e = make_experiment(
         name="r", environment=Sphere(dimension=3, actions=7), curves=[curve], horizon=700, silos=3
     )
-    environment, plans = e.environment.open(0, 0, 3), [curve_.system.plan for curve_ in e.curves]
+    environment, plans = (
+        e.environment.open(0, 0, 3),
+        [each_curve.system.plan for each_curve in e.curves],
+    )
     (outcome,) = compiled.run(environment, plans, e.checkpoints, record=True)
     (step_outcome,) = server.run_steps(environment, plans, e.checkpoints)
     assert np.array_equal(outcome.actions, step_outcome.actions)

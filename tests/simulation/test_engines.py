@@ -180,8 +180,8 @@ def test_engines_send_data_and_users_functions_to_workers(tmp_path, modules):
         "compiled": user_spec("mine_for_workers:compiled"),
         "data": spec(environment=environment, curve=CURVES[:1], silos=2, horizon=12),
     }
-    for name, spec_ in specs.items():
-        e = experiment_from_spec(spec_)
+    for name, spec_path in specs.items():
+        e = experiment_from_spec(spec_path)
         fastfed.run(e, tmp_path / name / "a")
         fastfed.run(e, tmp_path / name / "b", engine="processes", threads=1)
         stored = content(tmp_path / name / "b" / FILE)
@@ -452,11 +452,15 @@ def test_blocks_contain_every_batch_once_in_order():
     e = experiment_from_spec(spec(curve=one_curve, replicates=40))
     passes = [RunBatch(r, (0,)) for r in range(40)]
     for max_size in (1, 7, 40, 100):
-        blocks_ = list(engine.blocks(e, passes, max_size))
-        assert [work for block in blocks_ for work in block] == passes
-        assert max(map(len, blocks_)) == min(max_size, 40)  # these batches take almost no time
+        all_blocks = list(engine.blocks(e, passes, max_size))
+        assert [work for block in all_blocks for work in block] == passes
+        assert max(map(len, all_blocks)) == min(max_size, 40)  # these batches take almost no time
     long_experiment = experiment_from_spec(spec(curve=one_curve, horizon=10**8))
-    assert [len(block_) for block_ in engine.blocks(long_experiment, passes[:3], 40)] == [1, 1, 1]
+    assert [len(each_block) for each_block in engine.blocks(long_experiment, passes[:3], 40)] == [
+        1,
+        1,
+        1,
+    ]
 
 
 # ---- errors -------------------------------------------------------------------------------------

@@ -169,12 +169,12 @@ def measure_memory(spec, driver):
     "name", ordinary_cases(CASES, lambda name: name not in ("marks", "objects"))
 )
 def test_estimates_agree_with_measured_memory(name):
-    spec_, driver = CASES[name]
-    small = {**spec_, "silos": 2, "horizon": 20, "checkpoints": 5}
-    small["environment"] = {**spec_["environment"], "dimension": 2}
+    spec_table, driver = CASES[name]
+    small = {**spec_table, "silos": 2, "horizon": 20, "checkpoints": 5}
+    small["environment"] = {**spec_table["environment"], "dimension": 2}
     (_, small_peak), (estimated, peak) = (
         measure_memory(small, driver),
-        measure_memory(spec_, driver),
+        measure_memory(spec_table, driver),
     )
     used = peak - small_peak
     print(f"{name}: {estimated / 1e6:.0f} MB estimated, {used / 1e6:.0f} MB taken")
@@ -189,7 +189,9 @@ def test_estimated_shapes_equal_those_of_the_state():
         plan = make(keys).curves[0].system.plan
         estimated_shapes = compiled.shapes(plan, 5)
         state = compiled.state(plan, 5, False)
-        arrays = {name_: value for name_, value in state.items() if isinstance(value, np.ndarray)}
+        arrays = {
+            own_name: value for own_name, value in state.items() if isinstance(value, np.ndarray)
+        }
         for name, values in arrays.items():
             if name in estimated_shapes:
                 assert (
@@ -200,8 +202,8 @@ def test_estimated_shapes_equal_those_of_the_state():
                 assert values.size <= max(plan.silos, 3 * len(plan.regularizer), 500), name
         if plan.trigger is not None:
             trigger = {
-                name_: value
-                for name_, value in state["trigger"].items()
+                own_name: value
+                for own_name, value in state["trigger"].items()
                 if isinstance(value, np.ndarray)
             }
             assert set(trigger) == set(compiled.clock_shapes(plan))

@@ -65,11 +65,11 @@ def new_run(experiment: Experiment):
     plans = [curve.system.plan for curve in experiment.curves]
     states = [compiled.state(plan, len(experiment.checkpoints), False) for plan in plans]
     environment = experiment.curves[0].problem.open(experiment.seed, 0)
-    run_ = driver.Run(
+    opened_run = driver.Run(
         environment, plans[0].silos, plans[0].horizon, experiment.checkpoints, states, 1
     )
-    run_.initialise()
-    return run_, states
+    opened_run.initialise()
+    return opened_run, states
 
 
 @pytest.mark.parametrize("environment_name", ["fresh", "fixed"])
@@ -207,10 +207,10 @@ def test_a_damaged_snapshot_is_ignored(kind: str, tmp_path: Path, frequent_snaps
 
 def test_every_flipped_bit_of_a_snapshot_is_detected(tmp_path: Path) -> None:
     experiment = one_curve(CURVES[1])
-    run_, states = new_run(experiment)
-    run_.simulate(1, 20)
+    opened_run, states = new_run(experiment)
+    opened_run.simulate(1, 20)
     snapshot = Snapshot(tmp_path / "one.npz", "this")
-    snapshot.write(20, run_.numbers(), states)
+    snapshot.write(20, opened_run.numbers(), states)
     content = snapshot.path.read_bytes()
     arrays = {name: a.copy() for name, a in snapshots.arrays_of(states).items()}
     _, new_states = new_run(experiment)
@@ -223,7 +223,7 @@ def test_every_flipped_bit_of_a_snapshot_is_detected(tmp_path: Path) -> None:
             continue
         # Other bits of the archive, such as dates and attributes, do not matter.
         assert loaded[0] == 20
-        np.testing.assert_array_equal(loaded[1], run_.numbers())
+        np.testing.assert_array_equal(loaded[1], opened_run.numbers())
         for name, array in snapshots.arrays_of(new_states).items():
             np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
@@ -252,44 +252,45 @@ def test_a_flipped_bit_of_a_header_is_detected(tmp_path: Path) -> None:
             snapshot.path.write_bytes(bytes(flipped))
             with suppress(Exception), np.load(snapshot.path) as archive:
                 missed_by_numpy += any(
-                    archive[name_].tobytes() != arrays[name_].tobytes() for name_ in arrays
+                    archive[own_name].tobytes() != arrays[own_name].tobytes() for own_name in arrays
                 )
             loaded = Snapshot(snapshot.path, "this").kept()
             assert loaded is None or all(
-                loaded.arrays[name_].tobytes() == arrays[name_].tobytes() for name_ in arrays
+                loaded.arrays[own_name].tobytes() == arrays[own_name].tobytes()
+                for own_name in arrays
             )
     assert missed_by_numpy  # NumPy and the archive alone miss some flipped bits
 
 
 def test_a_snapshot_of_another_batch_is_ignored(tmp_path: Path) -> None:
-    snapshots_ = snapshots.Snapshots.in_output(tmp_path, "digest")
+    saved_snapshots = snapshots.Snapshots.in_output(tmp_path, "digest")
     experiment = one_curve(CURVES[0])
-    run_, states = new_run(experiment)
-    snapshots_.of(0, [0, 1]).write(1, run_.numbers(), states)
-    assert snapshots_.of(0, [0, 1]).read(states, HORIZON) is not None
-    assert snapshots_.of(0, [0, 2]).read(states, HORIZON) is None
-    assert snapshots_.of(1, [0, 1]).read(states, HORIZON) is None
-    assert snapshots_.of(0, [0, 1]).read(states, 0) is None
+    opened_run, states = new_run(experiment)
+    saved_snapshots.of(0, [0, 1]).write(1, opened_run.numbers(), states)
+    assert saved_snapshots.of(0, [0, 1]).read(states, HORIZON) is not None
+    assert saved_snapshots.of(0, [0, 2]).read(states, HORIZON) is None
+    assert saved_snapshots.of(1, [0, 1]).read(states, HORIZON) is None
+    assert saved_snapshots.of(0, [0, 1]).read(states, 0) is None
     other_snapshots = snapshots.Snapshots.in_output(tmp_path, "another")
     assert other_snapshots.of(0, [0, 1]).read(states, HORIZON) is None
     bigger_experiment = one_curve(CURVES[0], Sphere(dimension=5, actions=6))
-    assert snapshots_.of(0, [0, 1]).read(new_run(bigger_experiment)[1], HORIZON) is None
+    assert saved_snapshots.of(0, [0, 1]).read(new_run(bigger_experiment)[1], HORIZON) is None
 
 
 def test_a_snapshot_is_not_written_again_at_the_same_round(
     tmp_path: Path, frequent_snapshots: None
 ) -> None:
     """Check that a continued run writes only later snapshots."""
-    experiment, snapshots_ = two_curves(), snapshots.Snapshots.in_output(tmp_path, "one")
+    experiment, saved_snapshots = two_curves(), snapshots.Snapshots.in_output(tmp_path, "one")
     _, states = new_run(experiment)
-    snapshots_.of(0, [0, 1]).write(30, np.zeros((2, 3)), states)
-    snapshot = snapshots_.of(0, [0, 1])
+    saved_snapshots.of(0, [0, 1]).write(30, np.zeros((2, 3)), states)
+    snapshot = saved_snapshots.of(0, [0, 1])
     inode = snapshot.path.stat().st_ino
     assert snapshot.read(states, HORIZON) is not None and snapshot.due()
     snapshot.write(30, np.zeros((2, 3)), states)
     assert snapshot.path.stat().st_ino == inode
     snapshot.write(31, np.zeros((2, 3)), states)
-    assert snapshots_.of(0, [0, 1]).read(states, HORIZON)[0] == 31
+    assert saved_snapshots.of(0, [0, 1]).read(states, HORIZON)[0] == 31
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path: Path, frequent_snapshots: None) -> None:
