@@ -1,5 +1,4 @@
-"""Check keys of schedules, releases, centres and bonuses: refused combinations, and digests of old
-stores."""
+"""Keys of schedules, releases, centres and bonuses: what is refused, and what old stores keep."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def experiment(curve: dict[str, Any], intercept: float = 1.0) -> Experiment:
     )  # fmt: skip
 
 
-REFUSED_CURVES: list[tuple[dict[str, Any], str]] = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**PUBLIC, "batch_size": "grow"}, 'did you mean "growing"'),
     ({**PUBLIC, "batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
     ({**PUBLIC, "batch_size": 41}, r"batch_size must be <= horizon \(40\), got 41"),
@@ -101,20 +100,20 @@ REFUSED_CURVES: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("curve", "message"), REFUSED_CURVES)
-def test_errors_about_refused_combinations_are_one_sentence(
-    curve: dict[str, Any], message: str
+@pytest.mark.parametrize(("curve", "says"), REFUSED)
+def test_what_does_not_go_together_is_refused_in_a_sentence(
+    curve: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(InputError, match=message) as error:
+    with pytest.raises(InputError, match=says) as found:
         experiment(curve)
-    text = str(error.value)
+    text = str(found.value)
     assert "\n" not in text and len(text) < 250
 
 
 @pytest.mark.parametrize(
     "environment", [FixedSet(dimension=3, actions=5), Sphere(3, 5, basis_actions=True)]
 )
-def test_a_reward_centre_needs_an_intercept(environment: Any) -> None:
+def test_a_centre_needs_an_intercept(environment: Any) -> None:
     with pytest.raises(InputError, match="reward_centre needs an environment with an intercept"):
         make_experiment(
             name="x", environment=environment, curves=[{"label": "a", **PRIVATE, **CENTRED}],
@@ -135,18 +134,14 @@ def test_a_reward_centre_needs_an_intercept(environment: Any) -> None:
         {**ROBIN, "radius": "lemma-c2"},
     ],
 )
-def test_only_the_direct_radius_is_proven_for_a_longer_theta(curve: dict[str, Any]) -> None:
-    """Check an intercept of kappa > 1, for which theta* is longer than 1.
+def test_no_lemma_is_about_a_longer_theta(curve: dict[str, Any]) -> None:
+    """With an intercept of kappa > 1 theta* is longer than 1, which the direct radius alone pays.
 
-    ||theta*||^2 = 1/2 + kappa/2 on this sphere, and tau^2 = 2 kappa.
+    ||theta*||^2 = 1/2 + kappa/2 on this sphere; tau^2 = 2 kappa.
     """
     for intercept, holds in ((1.0, True), (8.0, False)):
         system = experiment(curve, intercept).curves[0].system
-        norm = next(
-            condition
-            for condition in system.theory.conditions
-            if "||theta*|| <= 1" in condition.text
-        )
+        norm = next(c for c in system.theory.conditions if "||theta*|| <= 1" in c.text)
         assert norm.holds == holds
         assert holds or not system.theory.proven
     direct = experiment({**PUBLIC, "batch_size": 5}, 8.0).curves[0].system
@@ -154,10 +149,10 @@ def test_only_the_direct_radius_is_proven_for_a_longer_theta(curve: dict[str, An
     assert np.linalg.norm(Sphere(3, 5, intercept=8.0).theta(1, 0)) == pytest.approx(4.5**0.5)
 
 
-# ---- Old stores ----------------------------------------------------------------------------------
+# ---- old stores ----------------------------------------------------------------------------------
 
-#: Curves without the new keys; their digests are those from before these keys existed.
-OLD_CURVES: dict[str, dict[str, Any]] = {
+#: Curves that name none of the new keys, and the identities that they had before there were any.
+OLD: dict[str, dict[str, Any]] = {
     "fedlinucb": {"batch_size": 5},
     "private-fedlinucb": {"batch_size": 5, **BUDGET, "release": "toeplitz"},
     "local-linucb": {},
@@ -165,15 +160,15 @@ OLD_CURVES: dict[str, dict[str, Any]] = {
     "feducb": {"schedule": "fixed", "batch_size": 5, **BUDGET},
     "robin": {**BUDGET, "diversity": 0.2, "initial_phases": 2},
 }
-OLD_AGENTS: dict[str, dict[str, Any]] = {
+AGENTS: dict[str, dict[str, Any]] = {
     "linucb": {},
-    "linucb-jdp": {**BUDGET, "release": "tree"},  # the default at that time
+    "linucb-jdp": {**BUDGET, "release": "tree"},  # a default of then
     "linucb-ldp": {**BUDGET, "batch_size": 4},
     "linucb-sdp-vec": {**BUDGET, "batch_size": 4},
 }
 
 
-def old_experiment(curves: dict[str, dict[str, Any]], silos: int, environment: Any) -> Experiment:
+def old(curves: dict[str, dict[str, Any]], silos: int, environment: Any) -> Experiment:
     tables = [{"label": name, "algorithm": name, **keys} for name, keys in curves.items()]
     return make_experiment(
         name="old", environment=environment, curves=tables, horizon=40, silos=silos, seed=1,
@@ -181,27 +176,24 @@ def old_experiment(curves: dict[str, dict[str, Any]], silos: int, environment: A
     )  # fmt: skip
 
 
-def test_curves_without_the_new_keys_keep_their_digests() -> None:
-    """Compare with digests of the version before these keys, so that its stores are still found."""
-    assert old_experiment(OLD_CURVES, 30, Sphere(3, 5)).digest() == "d8602a1e4a36a080"
-    assert (
-        old_experiment(OLD_CURVES, 30, FixedSet(dimension=3, actions=5)).digest()
-        == "c288e2015eb98ad0"
-    )
-    assert old_experiment(OLD_AGENTS, 1, Sphere(3, 5)).digest() == "d4f424ad4a0e85a5"
+def test_curves_without_the_new_keys_are_who_they_were() -> None:
+    """Digests of the version before these keys: its stores are still found, and extended."""
+    assert old(OLD, 30, Sphere(3, 5)).digest() == "d8602a1e4a36a080"
+    assert old(OLD, 30, FixedSet(dimension=3, actions=5)).digest() == "c288e2015eb98ad0"
+    assert old(AGENTS, 1, Sphere(3, 5)).digest() == "d4f424ad4a0e85a5"
 
 
-def test_new_keys_change_the_digest_only_if_they_have_an_effect() -> None:
+def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
     plain = experiment({**PUBLIC, "batch_size": 5})
     curve = plain.identity()["curves"][0]
     assert not set(curve) & set(LATER)
     fields = {
-        field.name: field.default
+        f.name: f.default
         for config in (Config, *(ALGORITHMS[name].config for name in ALGORITHMS))
-        for field in msgspec.structs.fields(config)
+        for f in msgspec.structs.fields(config)
     }
     assert all(fields[key] == value for key, value in LATER.items())
-    experiments = [
+    said = [
         experiment({**PUBLIC, "batch_size": 5, **keys}, 1.0)
         for keys in ({"bonus": 0.5}, {"bonus": 0.5, "ledger": 2.0}, {"reward_centre": 0.5},
                      {"reward_centre": 0.5, "base_rates": [0.4, 0.6]})
@@ -210,17 +202,17 @@ def test_new_keys_change_the_digest_only_if_they_have_an_effect() -> None:
         for keys in (GROWING, {**GROWING, "batch_first": 2}, {**GROWING, "batch_ratio": 1.5},
                      {"release_rounds": [3, 9]}, {"release_rounds": [3, 10]})
     ] + [experiment({**PUBLIC, "batch_size": 5}, 2.0)]  # fmt: skip
-    digests = {built_experiment.digest() for built_experiment in experiments}
-    assert len(digests) == len(experiments) and plain.digest() not in digests
+    digests = {e.digest() for e in said}
+    assert len(digests) == len(said) and plain.digest() not in digests
     assert experiment({**PUBLIC, "batch_size": 5, "bonus": 1.0}).digest() == plain.digest()
 
 
-# ---- Randomly drawn keys -------------------------------------------------------------------------
+# ---- keys drawn at random ------------------------------------------------------------------------
 
 
-def draw_curve(rng: np.random.Generator) -> dict[str, Any]:
-    """Return a curve with some of the keys, whether they are valid together or not."""
-    base_curves = [PUBLIC, PRIVATE, VECTOR, JOINT, FEDUCB, PEERS, ROBIN,
+def drawn(rng: np.random.Generator) -> dict[str, Any]:
+    """A curve with some of the keys, fitting or not."""
+    base = [PUBLIC, PRIVATE, VECTOR, JOINT, FEDUCB, PEERS, ROBIN,
             {"algorithm": "linucb"}, {"algorithm": "linucb-ldp", **BUDGET},
             {"algorithm": "linucb-sdp-vec", **BUDGET}, {"algorithm": "local-linucb"}]  # fmt: skip
     keys: dict[str, list[Any]] = {
@@ -239,46 +231,40 @@ def draw_curve(rng: np.random.Generator) -> dict[str, Any]:
         "returning": [1, 3],
         "calibration": ["exact", "theorem"],
     }
-    curve = dict(base_curves[rng.integers(len(base_curves))])
-    known = ALGORITHMS.choose(curve["algorithm"]).config.__struct_fields__
+    made = dict(base[rng.integers(len(base))])
+    known = ALGORITHMS.choose(made["algorithm"]).config.__struct_fields__
     for key, values in keys.items():
         if key in known and rng.random() < (0.6 if key == "batch_size" else 0.1):
-            curve[key] = values[rng.integers(len(values))]
-    return curve
+            made[key] = values[rng.integers(len(values))]
+    return made
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_combination_is_refused_or_simulated(seed: int) -> None:
-    """Check that there is no other error.
-
-    The certificate of a simulated curve is also the account of its plan.
-    """
+def test_any_combination_is_refused_or_plays(seed: int) -> None:
+    """No other error; and what plays has a certificate that is its plan's account."""
     rng = np.random.default_rng(seed)
-    simulated_count = 0
+    played = 0
     for _ in range(40):
-        curve = draw_curve(rng)
+        curve = drawn(rng)
         try:
-            built_experiment = experiment(curve, [1.0, 3.0][rng.integers(2)])
-        except InputError as error:
-            assert "\n" not in str(error), curve
+            e = experiment(curve, [1.0, 3.0][rng.integers(2)])
+        except InputError as refused:
+            assert "\n" not in str(refused), curve
             continue
-        system = built_experiment.curves[0].system
+        system = e.curves[0].system
         (outcome,) = dispatch.run(
-            built_experiment.environment.open(1, 0, built_experiment.silos),
-            [system.plan],
-            built_experiment.checkpoints,
-            threads=1,
+            e.environment.open(1, 0, e.silos), [system.plan], e.checkpoints, threads=1
         )
         assert np.isfinite(outcome.group_regret).all(), curve
         exact = system.certificate.exact
         if exact is not None and curve.get("calibration", "exact") == "exact":
-            requested_epsilon = curve.get("epsilon", 0.0)
-            assert exact.epsilon <= requested_epsilon * (1.0 + 1e-9), curve
-        simulated_count += 1
-    assert simulated_count >= 6
+            asked = curve.get("epsilon", 0.0)
+            assert exact.epsilon <= asked * (1.0 + 1e-9), curve
+        played += 1
+    assert played >= 6
 
 
-def test_problems_without_an_intercept_refuse_a_reward_centre() -> None:
+def test_a_problem_without_an_intercept_has_no_constant() -> None:
     spec = ProblemSpec(silos=2, horizon=40, dimension=2)
     with pytest.raises(InputError, match="an intercept"):
         ALGORITHMS.choose("fedlinucb").make({"batch_size": 5, "reward_centre": 0.5}, spec)

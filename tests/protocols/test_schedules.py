@@ -1,8 +1,7 @@
-"""Tests of schedules: batches of any lengths, factorised releases, shuffles, centred rewards,
-allowances.
+"""Batches of any lengths, factors, shuffles without a tree, centred rewards and the ledger.
 
-Both drivers and the parties give the same results. The oracle computes every sum from its
-definition and replays the runs on the same draws.
+Both drivers and the parties play the same; the oracle, which builds every sum from its definition,
+replays them on the same draws.
 """
 
 from __future__ import annotations
@@ -28,49 +27,47 @@ from fastfed.simulation.experiment import make_experiment
 SEED = 3
 
 
-def experiment_of(sizes: dict[str, Any], **extra_keys: Any) -> Any:
-    """Return an experiment with one curve from a problem (see problems.py)."""
-    curve = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **extra_keys)
-    centred = "reward_centre" in curve
+def experiment_of(sizes: dict[str, Any], **more: Any) -> Any:
+    table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **more)
+    centred = "reward_centre" in table
     sphere = Sphere(sizes["dimension"], sizes["actions"], intercept=3.0 if centred else 1.0)
     return make_experiment(
-        name="schedules", environment=sphere, curves=[curve], horizon=sizes["horizon"],
+        name="schedules", environment=sphere, curves=[table], horizon=sizes["horizon"],
         silos=sizes["silos"], seed=SEED, checkpoints=sizes["horizon"],
     )  # fmt: skip
 
 
 CASES = dict(problems.schedules())
-#: The compiled driver draws the noise of all messages of a batch together; individual messages have
-#: different bits.
+#: The compiled driver draws the noise of all messages at once; one by one they have other bits.
 COMPILED = [name for name in CASES if "individual" not in name]
 
 
-def run_both(e: Any) -> Any:
-    """Return the outcomes of the compiled driver and of the step driver."""
+def both(e: Any) -> Any:
+    """What both drivers play."""
     plan = e.curves[0].system.plan
-    environment = e.environment.open(e.seed, 0, e.silos)
+    opened = e.environment.open(e.seed, 0, e.silos)
     if isinstance(plan, PeerPlan):
         return (
-            peers.run(environment, plan, e.checkpoints, record=True),
-            peers.run_steps(environment, plan, e.checkpoints),
+            peers.run(opened, plan, e.checkpoints, record=True),
+            peers.run_steps(opened, plan, e.checkpoints),
         )
-    (compiled_outcome,) = compiled.run(environment, [plan], e.checkpoints, record=True)
-    return compiled_outcome, server.run_one(environment, plan, e.checkpoints)
+    (fast,) = compiled.run(opened, [plan], e.checkpoints, record=True)
+    return fast, server.run_one(opened, plan, e.checkpoints)
 
 
 @pytest.mark.parametrize(
     "name", problems.ordinary_cases(COMPILED, lambda n: "explicit" not in n or "feducb" in n)
 )
-def test_both_drivers_agree_bit_for_bit(name: str) -> None:
+def test_the_two_drivers_agree_bit_for_bit(name: str) -> None:
     e = experiment_of(CASES[name])
-    compiled_outcome, step_outcome = run_both(e)
-    same(compiled_outcome, step_outcome)
+    fast, readable = both(e)
+    same(fast, readable)
     plan = e.curves[0].system.plan
     if isinstance(plan, Plan) and plan.batch_size:
-        assert compiled_outcome.synchronisations[-1] == plan.releases
-        releases_by_round = [plan.due(t) for t in range(1, plan.horizon + 1)]
-        np.testing.assert_array_equal(compiled_outcome.synchronisations, releases_by_round)
-        assert [plan.bits_up_of(k) for k in releases_by_round] == list(compiled_outcome.bits_up)
+        assert fast.synchronisations[-1] == plan.releases
+        due = [plan.due(t) for t in range(1, plan.horizon + 1)]
+        np.testing.assert_array_equal(fast.synchronisations, due)
+        assert [plan.bits_up_of(k) for k in due] == list(fast.bits_up)
 
 
 @pytest.mark.parametrize("rounds_per_call", [1, 5])
@@ -78,19 +75,19 @@ def test_both_drivers_agree_bit_for_bit(name: str) -> None:
     "name", ["growing, silo-ldp, factorised, lazy", "growing, shuffle-vector, flat, lazy",
              "explicit, linucb-jdp, factorised, lazy", "ledger, silo-ldp, growing, 0.3"],
 )  # fmt: skip
-def test_results_do_not_depend_on_threads_or_call_lengths(name: str, rounds_per_call: int) -> None:
+def test_threads_and_calls_change_nothing(name: str, rounds_per_call: int) -> None:
     e = experiment_of(CASES[name])
-    environment = e.environment.open(e.seed, 0, e.silos)
+    opened = e.environment.open(e.seed, 0, e.silos)
     plans = [e.curves[0].system.plan]
-    (outcome,) = compiled.run(environment, plans, e.checkpoints, record=True)
-    (threaded_outcome,) = compiled.run(
-        environment, plans, e.checkpoints, record=True, threads=2, rounds_per_call=rounds_per_call
+    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (many,) = compiled.run(
+        opened, plans, e.checkpoints, record=True, threads=2, rounds_per_call=rounds_per_call
     )
-    same(outcome, threaded_outcome)
+    same(one, many)
 
 
-def test_curves_with_different_schedules_can_be_simulated_together() -> None:
-    """Check that each call of the compiled driver ends at the next release of any curve."""
+def test_curves_of_different_schedules_played_together() -> None:
+    """One call of the compiled driver goes to the next release of any curve."""
     keys = {"epsilon": 20.0, "delta": 0.01}
     private = {"algorithm": "private-fedlinucb", **keys}
     curves = [
@@ -101,146 +98,136 @@ def test_curves_with_different_schedules_can_be_simulated_together() -> None:
         {**private, "batch_size": "growing", "protocol": "shuffle-vector", "release": "flat"},
         {**private, "batch_size": "growing", "bonus": 0.2, "protocol": "central"},
     ]
-    curves = [{"label": str(i), **keys_} for i, keys_ in enumerate(curves)]
-    environment = {"kind": "sphere", "dimension": 3, "actions": 6}
-    sizes = {"horizon": 43, "silos": 3, "seed": 3, "replicates": 2, "checkpoints": 9}
-    together = fastfed.simulate(environment, curves=curves, **sizes)
-    step_results = fastfed.simulate(environment, curves=curves, driver="step", **sizes)
+    curves = [{"label": str(i), **table} for i, table in enumerate(curves)]
+    world = {"kind": "sphere", "dimension": 3, "actions": 6}
+    more = {"horizon": 43, "silos": 3, "seed": 3, "replicates": 2, "checkpoints": 9}
+    together = fastfed.simulate(world, curves=curves, **more)
+    step = fastfed.simulate(world, curves=curves, driver="step", **more)
     for curve in curves:
-        alone = fastfed.simulate(environment, curves=[curve], **sizes).curves[0]
+        alone = fastfed.simulate(world, curves=[curve], **more).curves[0]
         np.testing.assert_array_equal(alone.group_regret, together[curve["label"]].group_regret)
-        np.testing.assert_array_equal(alone.group_regret, step_results[curve["label"]].group_regret)
+        np.testing.assert_array_equal(alone.group_regret, step[curve["label"]].group_regret)
 
 
-def test_equal_batches_by_size_and_by_rounds_give_equal_runs() -> None:
-    """Compare ``batch_size`` with the same schedule given as ``release_rounds``."""
+def test_equal_batches_by_name_and_by_rounds_are_one_run() -> None:
+    """A schedule of equal batches, spelled out, plays what `batch_size` does, but for rounding."""
     for protocol in ("none", "silo-ldp", "silo-ldp-prefix", "central", "shuffle-amplified"):
-        sizes = {"silos": 2, "horizon": 29, "dimension": 3, "actions": 5, "protocol": protocol}
-        if protocol != "none":  # the default release for release_rounds has less noise
-            sizes["release"] = "tree"
+        base = {"silos": 2, "horizon": 29, "dimension": 3, "actions": 5, "protocol": protocol}
+        if protocol != "none":  # the default of rounds that are spelled out has less noise
+            base["release"] = "tree"
         runs = []
         for keys in ({"batch_size": 4}, {"release_rounds": list(range(4, 29, 4))}):
-            e = experiment_of({**sizes, **keys})
-            outcome, _ = run_both(e)
-            runs.append((outcome, e.curves[0].system.plan))
-        (by_size, plan), (by_rounds, plan_by_rounds) = runs
-        np.testing.assert_array_equal(by_size.actions, by_rounds.actions)
-        np.testing.assert_array_equal(by_size.total, by_rounds.total)
-        np.testing.assert_array_equal(by_size.bits_up, by_rounds.bits_up)
-        assert plan.noise_std == plan_by_rounds.noise_std and plan_by_rounds.batch_size == 4
-        np.testing.assert_array_equal(plan.radius.error_bound, plan_by_rounds.radius.error_bound)
+            e = experiment_of({**base, **keys})
+            played, _ = both(e)
+            runs.append((played, e.curves[0].system.plan))
+        (one, plan), (other, spelled) = runs
+        np.testing.assert_array_equal(one.actions, other.actions)
+        np.testing.assert_array_equal(one.total, other.total)
+        np.testing.assert_array_equal(one.bits_up, other.bits_up)
+        assert plan.noise_std == spelled.noise_std and spelled.batch_size == 4
+        np.testing.assert_array_equal(plan.radius.error_bound, spelled.radius.error_bound)
 
 
 # ---- the oracle ----------------------------------------------------------------------------------
 
 
-def direct_radius(plan: Plan) -> oracle.Direct:
-    """Return the plan's direct radius in the oracle's form."""
-    radius = plan.radius
+def direct_of(plan: Plan) -> oracle.Direct:
+    r = plan.radius
     return oracle.Direct(
         full=lambda k: plan.regularizer[plan.entry(k)],
-        floor=lambda k: radius.floor[plan.entry(k)],
-        error=lambda k: radius.error_bound[plan.entry(k)],
-        anchor=radius.anchor, base=radius.base, scale=radius.scale, tau=radius.tau,
-        multiplier=radius.multiplier,
+        floor=lambda k: r.floor[plan.entry(k)],
+        error=lambda k: r.error_bound[plan.entry(k)],
+        anchor=r.anchor, base=r.base, scale=r.scale, tau=r.tau, multiplier=r.multiplier,
     )  # fmt: skip
 
 
-def release_rounds(plan: Plan) -> list[int]:
-    """Return the release rounds from the keys: as given, or multiples of B."""
+def ends_of(plan: Plan) -> list[int]:
+    """From the keys' meaning alone: rounds as given, or multiples of B."""
     if plan.release_rounds:
         return list(plan.release_rounds)
     return list(range(plan.batch_size, plan.horizon + 1, plan.batch_size))
 
 
-def oracle_noise_arguments(plan: Plan, seed: int) -> dict[str, Any]:
-    """Return the oracle's arguments for the plan's noise draws."""
+def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
+    """The oracle's arguments for the draws of a plan."""
     protocol, source = plan.protocol, SeededNoise(seed, 0)
     if protocol.noise_by == "none":
         return {}
     if plan.encoding is not None:
-        ends, size, encoding = [0, *release_rounds(plan)], plan.statistic_size, plan.encoding
+        ends, size, e = [0, *ends_of(plan)], plan.statistic_size, plan.encoding
 
-        def encoding_index(k: int) -> int:
+        def at(k: int) -> int:
             return k - 1 if plan.release_rounds else 0
 
         def centred(i: int, k: int) -> np.ndarray:
-            trials = (ends[k] - ends[k - 1]) * encoding.noise_bits[encoding_index(k)]
+            trials = (ends[k] - ends[k - 1]) * e.noise_bits[at(k)]
             return source.binomials(i, k, size, trials)
 
         return {"bits": oracle.Bits(
-            steps=lambda k: encoding.steps(encoding_index(k)),
+            steps=lambda k: e.steps(at(k)),
             uniforms=lambda i, t: source.random_u32(i, t, size) * 2.0**-32,
             centred=centred,
         )}  # fmt: skip
     draw = oracle_noise(plan, seed)
-    noise_silos = [plan.silos] if protocol.noise_by == "server" else list(range(plan.silos))
+    givers = [plan.silos] if protocol.noise_by == "server" else list(range(plan.silos))
     if plan.release == "factorised":
         assert plan.factor is not None
         matrix = plan.factor.matrix
-        noise_of_release = lambda k: oracle.factorised(matrix, noise_silos, draw, k)  # noqa: E731
+        made = lambda k: oracle.factorised(matrix, givers, draw, k)  # noqa: E731
     elif protocol.senders == "users":
-        lengths = np.diff([0, *release_rounds(plan)])
+        lengths = np.diff([0, *ends_of(plan)])
         scales = np.sqrt(lengths / lengths.max())
-        noise_of_release = lambda k: oracle.batches(scales, noise_silos, draw, k)  # noqa: E731
+        made = lambda k: oracle.batches(scales, givers, draw, k)  # noqa: E731
     else:
         assert plan.release == "tree"
-        noise_of_release = lambda k: oracle.tree(noise_silos, draw, k)  # noqa: E731
+        made = lambda k: oracle.tree(givers, draw, k)  # noqa: E731
     public = plan.clip is not None and plan.clip.constant > 0.0
-    return {"noise": noise_of_release, "public": public}
+    return {"noise": made, "public": public}
 
 
-def replay_run(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
-    """Replay the recorded actions and rewards with the oracle.
-
-    ``changes`` replace arguments of the oracle.
-    """
+def replayed(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
     plan = e.curves[0].system.plan
-    environment = e.environment.open(e.seed, 0, e.silos)
+    opened = e.environment.open(e.seed, 0, e.silos)
     clip = plan.clip
-    arguments = {
-        "contexts": lambda t, i: environment.round(i, t)[0].astype(float),
-        "means": lambda t, i: environment.round(i, t)[1],
+    given = {
+        "contexts": lambda t, i: opened.round(i, t)[0].astype(float),
+        "means": lambda t, i: opened.round(i, t)[1],
         "actions": outcome.actions,
         "rewards": outcome.rewards,
-        "ends": release_rounds(plan),
+        "ends": ends_of(plan),
         "lazy": plan.lazy,
-        "direct": direct_radius(plan),
+        "direct": direct_of(plan),
         "feature": clip.feature,
         "constant": clip.constant,
         "centre": clip.centre,
         "ledger": oracle.Ledger(plan.bonus, list(plan.allowance)) if plan.bonus < 1.0 else None,
-        **oracle_noise_arguments(plan, e.seed),
+        **noise_of(plan, e.seed),
     }
-    return oracle.replay(**{**arguments, **changes})
+    return oracle.replay(**{**given, **changes})
 
 
-def check_against_oracle(
-    sizes: dict[str, Any], **extra_keys: Any
-) -> tuple[Any, Any, oracle.Replay]:
-    """Run the compiled driver and compare its outcome with the oracle's replay."""
-    e = experiment_of(sizes, **extra_keys)
+def checked(sizes: dict[str, Any], **more: Any) -> tuple[Any, Any, oracle.Replay]:
+    e = experiment_of(sizes, **more)
     plan = e.curves[0].system.plan
-    environment = e.environment.open(e.seed, 0, e.silos)
-    (outcome,) = compiled.run(environment, [plan], e.checkpoints, record=True)
+    opened = e.environment.open(e.seed, 0, e.silos)
+    (outcome,) = compiled.run(opened, [plan], e.checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
-    replayed = replay_run(e, outcome)
-    # Closer than this, rounding could change lambda or the bonus; choose another seed then.
-    assert replayed.nearest_floor > 1e-12 and replayed.nearest_allowance > 1e-8
-    assert replayed.worst_gap < 1e-8
-    np.testing.assert_allclose(outcome.group_regret, replayed.regret, rtol=1e-8, atol=1e-8)
-    if replayed.totals:
-        u, w = replayed.totals[-1]
+    truth = replayed(e, outcome)
+    # Nearer than this, rounding may choose another lambda or bonus: it needs another seed.
+    assert truth.nearest_floor > 1e-12 and truth.nearest_allowance > 1e-8
+    assert truth.worst_gap < 1e-8
+    np.testing.assert_allclose(outcome.group_regret, truth.regret, rtol=1e-8, atol=1e-8)
+    if truth.totals:
+        u, w = truth.totals[-1]
         d, scale = len(u), max(1.0, float(np.abs(w).max()))
         np.testing.assert_allclose(outcome.total[:d], u, atol=1e-8 * scale)
         np.testing.assert_allclose(outcome.total[d:], w[np.tril_indices(d)], atol=1e-8 * scale)
-    assert len(replayed.totals) == plan.releases
-    return e, outcome, replayed
+    assert len(truth.totals) == plan.releases
+    return e, outcome, truth
 
 
-#: Cases that the oracle covers: a server, a direct radius, and noise by tree, factor, batch or
-#: bits.
-ORACLE_CASES = [
+#: What the oracle replays: a server, a direct radius, noise by tree, factor, batch or bits.
+REPLAYED = [
     name for name in COMPILED
     if not any(word in name for word in ("toeplitz", "honaker", "lemma", "feducb", "unclipped"))
     and not ("shuffle-vector" in name and "flat" not in name)
@@ -250,50 +237,49 @@ ORACLE_CASES = [
 @pytest.mark.parametrize(
     "name",
     problems.ordinary_cases(
-        ORACLE_CASES, lambda n: not n.startswith("growing") or "eager" in n or "ledger" in n
+        REPLAYED, lambda n: not n.startswith("growing") or "eager" in n or "ledger" in n
     ),
 )
-def test_runs_follow_the_oracles_definitions(name: str) -> None:
-    check_against_oracle(CASES[name])
+def test_every_case_plays_what_its_definition_says(name: str) -> None:
+    checked(CASES[name])
 
 
-def worst_deviation(changes: dict[str, Any], names: list[str]) -> float:
-    """Return the largest deviation that the changed oracle finds in these cases."""
-    deviation = 0.0
+def noticed(wrong: dict[str, Any], names: list[str]) -> float:
+    worst = 0.0
     for name in names:
-        e, outcome, replayed = check_against_oracle(CASES[name])
-        altered = replay_run(e, outcome, **changes)
-        deviation = max(deviation, altered.worst_gap)
-        for sums, altered_sums in zip(replayed.totals, altered.totals, strict=False):
-            deviation = max(deviation, float(np.abs(sums[1] - altered_sums[1]).max() > 1e-6))
-            deviation = max(deviation, float(np.abs(sums[0] - altered_sums[0]).max() > 1e-6))
-    return deviation
+        e, outcome, truth = checked(CASES[name])
+        altered = replayed(e, outcome, **wrong)
+        worst = max(worst, altered.worst_gap)
+        for one, other in zip(truth.totals, altered.totals, strict=False):
+            worst = max(worst, float(np.abs(one[1] - other[1]).max() > 1e-6))
+            worst = max(worst, float(np.abs(one[0] - other[0]).max() > 1e-6))
+    return worst
 
 
 @pytest.mark.parametrize("lazy", ["lazy", "eager"])
-def test_replay_detects_a_wrong_schedule_or_centre(lazy: str) -> None:
+def test_a_wrong_schedule_or_centre_is_noticed(lazy: str) -> None:
     names = [f"growing, silo-ldp, factorised, {lazy}"]
-    assert worst_deviation({"ends": [1, 2, 3]}, names) > 1e-6
-    centred_names = ["centred, silo-ldp, tree"]
-    assert worst_deviation({"centre": 0.0}, centred_names) > 1e-6
-    assert worst_deviation({"constant": 0.0}, centred_names) > 1e-6
-    assert worst_deviation({"public": False}, centred_names) > 1e-6
+    assert noticed({"ends": [1, 2, 3]}, names) > 1e-6
+    centred = ["centred, silo-ldp, tree"]
+    assert noticed({"centre": 0.0}, centred) > 1e-6
+    assert noticed({"constant": 0.0}, centred) > 1e-6
+    assert noticed({"public": False}, centred) > 1e-6
 
 
-def test_noise_of_a_factorised_release_by_hand() -> None:
-    """Compute the noise of the second release without the oracle."""
+def test_noise_of_a_second_release_by_hand() -> None:
+    """Without the oracle: what the total of a factorised release holds beside the data."""
     e = experiment_of({**CASES["explicit, central, factorised, lazy"], "horizon": 9,
                        "release_rounds": [1, 6]})  # fmt: skip
     plan = e.curves[0].system.plan
-    environment = e.environment.open(e.seed, 0, e.silos)
-    (outcome,) = compiled.run(environment, [plan], e.checkpoints, record=True)
+    opened = e.environment.open(e.seed, 0, e.silos)
+    (outcome,) = compiled.run(opened, [plan], e.checkpoints, record=True)
     x = np.array(
-        [environment.round(i, t + 1)[0][outcome.actions[i, t]] for t in range(6) for i in range(2)],
+        [opened.round(i, t + 1)[0][outcome.actions[i, t]] for t in range(6) for i in range(2)],
         dtype=float,
     )
     noise, b = oracle_noise(plan, e.seed), plan.factor.matrix
     added = b[1, 0] * noise(2, 1)[1] + b[1, 1] * noise(2, 2)[1]
-    # Records have norm 1 up to rounding.
+    # Records have norm 1 but for clipping to it.
     d = plan.dimension
     np.testing.assert_allclose(outcome.total[d:], (x.T @ x + added)[np.tril_indices(d)], atol=1e-5)
     assert abs(b[1, 0]) > 0.1 and np.abs(added).max() > 0.1
@@ -302,14 +288,14 @@ def test_noise_of_a_factorised_release_by_hand() -> None:
 # ---- parties -------------------------------------------------------------------------------------
 
 
-PARTY_CASES = [
+PARTIES = [
     name for name in CASES
     if ("feducb-decentralized" not in name and "lazy" in name) or "centred" in name
 ]  # fmt: skip
 
 
-def run_parties(plan: Plan, environment: Any, noise: Any) -> tuple[np.ndarray, Any]:
-    """Run a federation of parties; return actions (M, T) and the last broadcast."""
+def deploy(plan: Plan, opened: Any, noise: Any) -> tuple[np.ndarray, Any]:
+    """A federation of parties by hand; returns actions (M, T) and the last broadcast."""
     silos = [fastfed.parties.Silo(plan, i, noise) for i in range(plan.silos)]
     server, shuffler = fastfed.parties.Server(plan, noise), fastfed.parties.Shuffler(plan, noise)
     actions = np.zeros((plan.silos, plan.horizon), np.int64)
@@ -317,9 +303,9 @@ def run_parties(plan: Plan, environment: Any, noise: Any) -> tuple[np.ndarray, A
     broadcast = None
     for t in range(1, plan.horizon + 1):
         for i, silo in enumerate(silos):
-            features, means = environment.round(i, t)
+            features, means = opened.round(i, t)
             a = actions[i, t - 1] = silo.select(features)
-            y = environment.reward(i, t, means[a])
+            y = opened.reward(i, t, means[a])
             if silo.acts_only:
                 if t <= plan.end(plan.releases):
                     messages.append(fastfed.parties.User(plan, t, noise).message(features[a], y))
@@ -327,9 +313,9 @@ def run_parties(plan: Plan, environment: Any, noise: Any) -> tuple[np.ndarray, A
             else:
                 silo.observe(y)
         if silos[0].due:
-            reports_ = messages or [silo.report() for silo in silos]
+            sent = messages or [silo.report() for silo in silos]
             broadcast = server.combine(
-                shuffler.shuffle(reports_) if plan.protocol.shuffled else reports_[::-1]
+                shuffler.shuffle(sent) if plan.protocol.shuffled else sent[::-1]
             )
             for silo in silos:
                 silo.receive(broadcast)
@@ -341,61 +327,61 @@ def run_parties(plan: Plan, environment: Any, noise: Any) -> tuple[np.ndarray, A
 @pytest.mark.parametrize(
     "name",
     problems.ordinary_cases(
-        PARTY_CASES, lambda n: n.startswith(("explicit", "centred", "one", "to ", "ledger"))
+        PARTIES, lambda n: n.startswith(("explicit", "centred", "one", "to ", "ledger"))
     ),
 )
-def test_parties_with_seeded_noise_equal_both_drivers(name: str) -> None:
+def test_parties_with_seeded_noise_are_both_drivers(name: str) -> None:
     e = experiment_of(CASES[name])
     plan = e.curves[0].system.plan
-    environment = e.environment.open(e.seed, 0, e.silos)
-    outcome = server.run_one(environment, plan, e.checkpoints)
-    actions, broadcast = run_parties(plan, environment, SeededNoise(SEED))
-    np.testing.assert_array_equal(actions, outcome.actions)
+    opened = e.environment.open(e.seed, 0, e.silos)
+    played = server.run_one(opened, plan, e.checkpoints)
+    actions, broadcast = deploy(plan, opened, SeededNoise(SEED))
+    np.testing.assert_array_equal(actions, played.actions)
     if broadcast is not None:
-        np.testing.assert_array_equal(broadcast.values, outcome.total)
+        np.testing.assert_array_equal(broadcast.values, played.total)
 
 
 @pytest.mark.parametrize(
     "name",
     problems.ordinary_cases(
-        PARTY_CASES, lambda n: n.startswith(("explicit", "centred")) and "sdp-vec, ind" not in n
+        PARTIES, lambda n: n.startswith(("explicit", "centred")) and "sdp-vec, ind" not in n
     ),
 )
-def test_deployed_noise_has_the_plans_size(name: str) -> None:
-    """Check that the last release is the data plus noise of the plan's size, new in each run.
+def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
+    """From end to end: the last release is the data and noise of the plan's size, never the same.
 
-    The limit of nine standard deviations is exceeded with probability 10^-16.
+    Within nine standard deviations: wrong less than once in 10^16.
     """
     e = experiment_of(CASES[name])
     plan = e.curves[0].system.plan
-    environment = e.environment.open(e.seed, 0, e.silos)
-    noise_per_run = []
+    opened = e.environment.open(e.seed, 0, e.silos)
+    found = []
     for _ in range(2):
-        actions, broadcast = run_parties(plan, environment, None)
+        actions, broadcast = deploy(plan, opened, None)
         if broadcast is None:
             return
-        d, plain_sums = plan.dimension, np.zeros(plan.statistic_size)
+        d, plain = plan.dimension, np.zeros(plan.statistic_size)
         for t in range(1, plan.end(plan.releases) + 1):
             for i in range(plan.silos):
-                features, means = environment.round(i, t)
+                features, means = opened.round(i, t)
                 x = np.array(features[actions[i, t - 1]], dtype=float)
-                y = environment.reward(i, t, means[actions[i, t - 1]])
+                y = opened.reward(i, t, means[actions[i, t - 1]])
                 if plan.clip is not None:
                     y, _, _ = plan.clip.apply(x, y)
-                plain_sums += np.append(x * y, np.outer(x, x)[np.tril_indices(d)])
-        noise_per_run.append(broadcast.values - plain_sums)
-    std = noise_stds(plan)
-    assert (np.abs(noise_per_run) <= 9.0 * std + 1e-5).all()
+                plain += np.append(x * y, np.outer(x, x)[np.tril_indices(d)])
+        found.append(broadcast.values - plain)
+    std = spread_of(plan)
+    assert (np.abs(found) <= 9.0 * std + 1e-5).all()
     noisy = std > 0.0
-    equal_entries = noise_per_run[0][noisy] == noise_per_run[1][noisy]
-    # Counts of bits can be equal in some entries.
-    assert not (equal_entries.all() and noisy.any() if plan.encoding else equal_entries.any())
+    alike = found[0][noisy] == found[1][noisy]
+    # Counts of bits may agree in some entry.
+    assert not (alike.all() and noisy.any() if plan.encoding else alike.any())
     assert noisy[:-1].all() or plan.protocol.noise_by == "none"
     assert noisy[-1] != (plan.public_constant or plan.protocol.noise_by == "none")
 
 
-def noise_stds(plan: Plan) -> np.ndarray:
-    """Return the standard deviations (s,) of the last release's noise, or slightly more."""
+def spread_of(plan: Plan) -> np.ndarray:
+    """Standard deviations of the noise of the last release, (s,), or a little more."""
     d, k, k_range = plan.dimension, plan.releases, range(1, plan.releases + 1)
     size = plan.statistic_size
     if plan.protocol.noise_by == "none":
@@ -410,81 +396,77 @@ def noise_stds(plan: Plan) -> np.ndarray:
         return np.sqrt(squares)
     bias, off, diagonal = plan.noise_std.parts
     rows, columns = np.tril_indices(d)
-    stds = np.append(np.full(d, bias), np.where(rows == columns, diagonal, off))
-    noise_count = plan.silos if plan.protocol.noise_by == "silos" else 1
+    one = np.append(np.full(d, bias), np.where(rows == columns, diagonal, off))
+    noises = plan.silos if plan.protocol.noise_by == "silos" else 1
     if plan.factor is not None:
         factor = float((plan.factor.matrix[k - 1] ** 2).sum())
     elif plan.protocol.noise_by == "users":
         factor = plan.end(k) / plan.batch_size
     else:
         factor = k
-    stds = stds * np.sqrt(noise_count * factor)
+    one = one * np.sqrt(noises * factor)
     if plan.public_constant:
-        stds[-1] = 0.0
-    return stds
+        one[-1] = 0.0
+    return one
 
 
-# ---- growing batches -----------------------------------------------------------------------------
+# ---- schedules -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 7, 100, 10_000])
 @pytest.mark.parametrize("first", [1, 3, 40])
 @pytest.mark.parametrize("ratio", [1.0, 1.1, 2.0, 1e6])
-def test_growing_batches_follow_their_ratio(horizon: int, first: int, ratio: float) -> None:
-    schedule = Schedule.growing(horizon, first, ratio)
+def test_growing_batches(horizon: int, first: int, ratio: float) -> None:
+    made = Schedule.growing(horizon, first, ratio)
     if first > horizon:
-        assert schedule.releases == 0 and list(schedule.ends) == []
+        assert made.releases == 0 and list(made.ends) == []
         return
-    lengths = list(schedule.lengths)
-    assert lengths[0] == first and sum(lengths) == schedule.ends[-1] <= horizon
+    lengths = list(made.lengths)
+    assert lengths[0] == first and sum(lengths) == made.ends[-1] <= horizon
     exact = float(first)
-    for length in lengths:
-        assert length == round(exact)
+    for n in lengths:
+        assert n == round(exact)
         exact *= ratio
-    # The next batch would end beyond the horizon.
-    assert schedule.ends[-1] + round(exact) > horizon
-    assert schedule.batch_size == max(lengths)
+    # The next would end beyond the horizon.
+    assert made.ends[-1] + round(exact) > horizon
+    assert made.batch_size == max(lengths)
     plan = fastfed.make_system(
         "fedlinucb", silos=2, horizon=horizon, dimension=2, batch_size="growing",
         batch_first=first, batch_ratio=ratio,
     ).plan  # fmt: skip
-    assert plan.release_rounds == tuple(schedule.ends) and plan.releases == schedule.releases
-    assert [plan.end(k) for k in range(schedule.releases + 1)] == [0, *schedule.ends]
-    assert all(
-        plan.due(t) == sum(length <= t for length in schedule.ends)
-        for t in range(min(horizon, 300) + 1)
-    )
+    assert plan.release_rounds == tuple(made.ends) and plan.releases == made.releases
+    assert [plan.end(k) for k in range(made.releases + 1)] == [0, *made.ends]
+    assert all(plan.due(t) == sum(n <= t for n in made.ends) for t in range(min(horizon, 300) + 1))
 
 
 @pytest.mark.parametrize("rounds", [(1, 2), (1, 2, 3, 4, 5, 6)])
-def test_eager_play_after_the_last_release_uses_raw_data(rounds: tuple[int, ...]) -> None:
-    """Check that batches of one round are private for eager play only if every round is
-    released."""
+def test_rounds_that_stop_before_the_horizon_leave_raw_data(rounds: tuple[int, ...]) -> None:
+    """Batches of one round and an unsent rest: eager play then uses what was never released."""
     system = fastfed.make_system(
         "private-fedlinucb", silos=2, horizon=6, dimension=2, release_rounds=rounds,
         epsilon=1.0, delta=1e-3, lazy=False,
     )  # fmt: skip
-    all_released = len(rounds) == 6
+    everything = len(rounds) == 6
     condition = next(c for c in system.certificate.conditions if c.text.startswith("actions dep"))
-    assert condition.holds == all_released
+    assert condition.holds == everything
     lazy = fastfed.make_system(
         "private-fedlinucb", silos=2, horizon=6, dimension=2, release_rounds=rounds,
         epsilon=1.0, delta=1e-3,
     )  # fmt: skip
-    assert (lazy.plan.radius.base == system.plan.radius.base) == all_released
+    assert (lazy.plan.radius.base == system.plan.radius.base) == everything
     public = fastfed.make_system("linucb", horizon=6, dimension=2, release_rounds=rounds)
-    assert (public.plan.batch_size == 0) == all_released
+    assert (public.plan.batch_size == 0) == everything
 
 
-def test_each_batch_on_a_fixed_set_has_one_action() -> None:
-    curve = problems.curve("linucb", batch_size="growing", batch_ratio=1.4)
+def test_a_fixed_set_is_one_choice_for_each_batch() -> None:
+    table = problems.curve("linucb", batch_size="growing", batch_ratio=1.4)
     e = make_experiment(
-        name="x", environment=FixedSet(dimension=3, actions=7), curves=[curve], horizon=300,
+        name="x", environment=FixedSet(dimension=3, actions=7), curves=[table], horizon=300,
         silos=1, seed=1, checkpoints=5,
     )  # fmt: skip
-    compiled_outcome, step_outcome = run_both(e)
-    same(compiled_outcome, step_outcome)
+    fast, readable = both(e)
+    same(fast, readable)
     ends = e.curves[0].system.plan.release_rounds
     for start, stop in zip((0, *ends), (*ends, 300), strict=True):
-        assert len(set(compiled_outcome.actions[0, start:stop])) <= 1
-    assert len(set(compiled_outcome.actions[0])) > 2
+        assert len(set(fast.actions[0, start:stop])) <= 1
+    assert len(set(fast.actions[0])) > 2
