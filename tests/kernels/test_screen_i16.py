@@ -52,7 +52,7 @@ def test_screening_keeps_the_best_action(d, spread):
 
 
 @needs_screening
-def test_screening_keeps_the_best_action_at_all_scales():
+def test_screening_is_correct_at_all_scales():
     """Check scales at which numbers of 16 and 32 bits overflow or underflow."""
     rng, decided = np.random.default_rng(1), 0
     for _ in range(4000):
