@@ -31,13 +31,13 @@ from fastfed.deployment.seal import Identity, sealed_to
 from fastfed.deployment.sums import TO_HUB, share_context
 
 PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS)
-#: Seconds of CPU, and bytes beside those of the message, that one may cost at most.
+#: Largest CPU time in seconds of one message, and memory in bytes besides the message.
 SECONDS, BYTES = 0.05, 1 << 20
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 class Harmful(AssertionError):
-    """A message that was accepted, changed something, or cost too much."""
+    """A message that was accepted, changed something, or used too much time or memory."""
 
 
 class Target:
@@ -56,7 +56,7 @@ class Target:
         return self.made.processes[name].party
 
     def state(self, name: str) -> dict[str, str]:
-        """All that a party knows, as text."""
+        """Return all that a party knows, as text."""
         found = vars(self.party(name)) | vars(self.party(name).__dict__.get("model", object))
         sessions = found.get("sessions")
         plain = dict | set | list | tuple | bytes | str | int | float | np.ndarray | None
@@ -67,7 +67,7 @@ class Target:
 
 
 def played(plan) -> tuple[Federation, list[bytes]]:
-    """Release 1 is out; of release 2 one silo has reported."""
+    """Return a federation and its messages after release 1 and one silo's report of release 2."""
     made, sent = Federation(plan), []
     for process in made.processes.values():
         heard = process.handle
@@ -92,11 +92,11 @@ def played(plan) -> tuple[Federation, list[bytes]]:
 
 @cache
 def target(protocol: str) -> Target:
-    """The federation of one protocol, made once in each process."""
+    """Return the federation of one protocol, made once per process."""
     return Target(protocol)
 
 
-# ---- what is sent --------------------------------------------------------------------------------
+# ---- Messages that are sent ----------------------------------------------------------------------
 
 _HEADERS = [
     *(tag + b"\xff\xff\xff\xff" for tag in (b"\xdd", b"\xdf", b"\xc6", b"\xc9", b"\xdb")),
@@ -104,106 +104,109 @@ _HEADERS = [
     b"\xcb\x7f\xf8" + bytes(6), b"\xcb\x7f\xf0" + bytes(6), b"\xca\xff\xc0\x00\x00",
 ]  # fmt: skip
 _NUMBERS = (0, 1, 2, 3, 4, 5, -1, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -(2**63))
-#: Times that no clock can show.
+#: Times that no clock can have.
 _TIMES = (float("nan"), float("inf"), -1.0, 2.0**40, 1e300)
 _DOUBLES = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 1e30, 5e-324)
 
 
 def mutated(t: Target, rng: Random) -> bytes:
-    """A true message, spoiled."""
+    """Return a true message after random changes."""
     data = bytearray(rng.choice(t.sent))
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
-        at, way = rng.randrange(len(data) or 1), rng.randrange(8)
-        if way < 3 and data:
-            data[at] ^= 1 << rng.randrange(8)
-        elif way == 3:
-            del data[at:]
-        elif way == 4:
+        position, kind_of_change = rng.randrange(len(data) or 1), rng.randrange(8)
+        if kind_of_change < 3 and data:
+            data[position] ^= 1 << rng.randrange(8)
+        elif kind_of_change == 3:
+            del data[position:]
+        elif kind_of_change == 4:
             data += rng.randbytes(rng.randrange(1, 40))
-        elif way == 5:
+        elif kind_of_change == 5:
             other = rng.choice(t.sent)
-            data[at:] = other[rng.randrange(len(other)) :]
-        elif way == 6:
+            data[position:] = other[rng.randrange(len(other)) :]
+        elif kind_of_change == 6:
             header = rng.choice(_HEADERS)
-            data[at : at + rng.choice((0, 1, len(header)))] = header
+            data[position : position + rng.choice((0, 1, len(header)))] = header
         else:
-            data[at : at + rng.randrange(20)] = rng.randbytes(rng.randrange(20))
+            data[position : position + rng.randrange(20)] = rng.randbytes(rng.randrange(20))
     return bytes(data)
 
 
 def value(rng: Random, depth: int = 0) -> Any:
-    """Anything that msgpack can say."""
-    way = rng.randrange(9 if depth < 4 else 6)
-    if way == 0:
+    """Return any value that msgpack can encode."""
+    kind = rng.randrange(9 if depth < 4 else 6)
+    if kind == 0:
         return rng.choice(_NUMBERS)
-    if way == 1:
+    if kind == 1:
         return rng.choice(_DOUBLES)
-    if way == 2:
+    if kind == 2:
         return rng.randbytes(rng.choice((0, 1, 16, 32, 40, 64, 500)))
-    if way == 3:
+    if kind == 3:
         return rng.choice(("", "report", "join", "hub", "silo1", "\0", "x" * 300, "\u20ac"))
-    if way < 6:
+    if kind < 6:
         return rng.choice((None, True, False))
-    if way < 8:
+    if kind < 8:
         return [value(rng, depth + 1) for _ in range(rng.randrange(5))]
     return {str(i): value(rng, depth + 1) for i in range(rng.randrange(3))}
 
 
 def invented(t: Target, rng: Random) -> bytes:
-    """Bytes that nobody sent: noise, nested lists, and envelopes of wrong parts."""
-    way = rng.randrange(6)
-    if way == 0:
+    """Return bytes that no party sent: random bytes, nested lists, and envelopes of wrong parts."""
+    kind = rng.randrange(6)
+    if kind == 0:
         return rng.randbytes(rng.randrange(300))
-    if way == 1:
+    if kind == 1:
         return rng.choice((b"\x91", b"\x97", b"\x81\xa1x")) * rng.randrange(1, 4000)
-    if way == 2:
+    if kind == 2:
         return rng.choice(_HEADERS) + bytes(rng.choice((0, 10, t.plan.wire.largest)))
-    if way == 3:
+    if kind == 3:
         return msgspec.msgpack.encode(value(rng))
-    plain: list[Any] = msgspec.msgpack.decode(rng.choice(t.sent))
+    fields: list[Any] = msgspec.msgpack.decode(rng.choice(t.sent))
     for _ in range(rng.randrange(1, 3)):
-        plain[rng.randrange(len(plain))] = value(rng)
+        fields[rng.randrange(len(fields))] = value(rng)
     if rng.random() < 0.1:
-        plain.append(value(rng))
-    return msgspec.msgpack.encode(plain)
+        fields.append(value(rng))
+    return msgspec.msgpack.encode(fields)
 
 
 def foreign(t: Target, rng: Random) -> bytes:
-    """A message of another plan with the same parties, or with somebody else's signature."""
+    """Return a message of another plan with the same parties, or with another party's signature."""
     if rng.random() < 0.3:
         return rng.choice(t.others)
     one, other = (msgspec.msgpack.decode(rng.choice(t.sent), type=wire.Envelope) for _ in range(2))
-    changed: dict[str, Any] = {"signature": other.signature}
+    changes: dict[str, Any] = {"signature": other.signature}
     part = rng.choice(("sender", "release", "kind", "body", "plan"))
     if part == "plan":
-        changed["plan"] = rng.randbytes(32)
+        changes["plan"] = rng.randbytes(32)
     elif part == "release":
-        changed["release"] = rng.choice(_NUMBERS[:8])
+        changes["release"] = rng.choice(_NUMBERS[:8])
     else:
-        changed[part] = getattr(other, part)
-    made = msgspec.structs.replace(one, **changed)
+        changes[part] = getattr(other, part)
+    envelope = msgspec.structs.replace(one, **changes)
     if rng.random() < 0.1:
-        # Signed by a member, in another member's name.
-        names = [name for name in t.keys if name != made.sender]
-        made = msgspec.structs.replace(made, signature=b"")
-        signature = t.keys[rng.choice(names)].sign(made.signed_part())
-        made = msgspec.structs.replace(made, signature=signature)
-    return made.as_bytes()
+        # Signed by a member in another member's name.
+        names = [name for name in t.keys if name != envelope.sender]
+        envelope = msgspec.structs.replace(envelope, signature=b"")
+        signature = t.keys[rng.choice(names)].sign(envelope.signed_part())
+        envelope = msgspec.structs.replace(envelope, signature=signature)
+    return envelope.as_bytes()
 
 
 def numbers(t: Target, rng: Random) -> bytes:
-    """Values that are no report: of another size, or not all finite and possible."""
+    """Return values that are no report: of a wrong size, or not all finite and possible."""
     size = t.plan.plan.statistic_size
     if t.plan.words or rng.random() < 0.5:
         wrong = rng.choice((0, 1, 8 * size - 1, 8 * size + 1, 8 * size + 8, 8 * size - 8))
         return rng.randbytes(wrong)
-    made = [rng.uniform(-1, 1) for _ in range(size)]
-    made[rng.randrange(size)] = rng.choice(_DOUBLES[:6])
-    return struct.pack(f"<{size}d", *made)
+    values = [rng.uniform(-1, 1) for _ in range(size)]
+    values[rng.randrange(size)] = rng.choice(_DOUBLES[:6])
+    return struct.pack(f"<{size}d", *values)
 
 
 def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
-    """A body that a member signed, and for whom: wrong sizes, numbers, lists, releases."""
+    """Return the receiver and a body that a member signed.
+
+    It has wrong sizes, numbers, lists or releases.
+    """
     name = rng.choice(t.names)
     sender = rng.choice(("silo1", "silo2")) if name == "hub" else "hub"
     release = rng.choice((0, 2, 3, 4, 5, 2**31 - 1))
@@ -237,7 +240,7 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
     )  # fmt: skip
     encoded = msgspec.msgpack.encode(value(rng) if body is None else body)
     if isinstance(body, wire.Broadcast):
-        # One that follows the last, so that no alarm is due: what is wrong is in its values.
+        # This broadcast follows the last one, so that no alarm is due; only its values are wrong.
         entries = tuple(wire.Entry(i, rng.randbytes(32)) for i in range(3))
         head = wire.digest(t.party("silo1").broadcasts[1])
         broadcast = wire.Broadcast(numbers(t, rng), entries, head)
@@ -255,17 +258,17 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
 
 
 def encrypted(t: Target, rng: Random, sender: str, release: int) -> bytes:
-    """Wrong numbers, encrypted to the hub as a silo's are."""
+    """Return wrong numbers, encrypted to the hub like those of a silo."""
     index = t.plan.silos.index(sender) if sender in t.plan.silos else 0
     context = share_context(t.plan, index, release, TO_HUB)
     return sealed_to(t.plan.document.hub.open, numbers(t, rng), context, bytes(32))
 
 
-# ---- what happens --------------------------------------------------------------------------------
+# ---- Results -------------------------------------------------------------------------------------
 
 
 def send(t: Target, name: str, data: bytes, watched: bool) -> str:
-    """One message to one party: how it was refused."""
+    """Send one message to one party and return how the party refused it."""
     party, said = t.party(name), ""
     if watched:
         tracemalloc.start()
@@ -295,7 +298,7 @@ def send(t: Target, name: str, data: bytes, watched: bool) -> str:
 
 
 def run(job: tuple[int, int]) -> tuple[Counter, str]:
-    """So many messages of one seed: counts, and what was harmful."""
+    """Send many messages of one seed; return counts and a description of harm."""
     seed, count = job
     rng = Random(f"envelopes {seed}")
     t = target(PROTOCOLS[seed % len(PROTOCOLS)])
@@ -315,9 +318,9 @@ def run(job: tuple[int, int]) -> tuple[Counter, str]:
         try:
             how = send(t, name, data, watched=number % 256 == 0)
             if how != "refused" or number % 64 == 63:
-                for each in t.names if how == "refused" else [name]:
-                    if t.state(each) != t.before[each]:
-                        raise Harmful(f"the state of {each} has changed")
+                for party_name in t.names if how == "refused" else [name]:
+                    if t.state(party_name) != t.before[party_name]:
+                        raise Harmful(f"the state of {party_name} has changed")
         except Harmful as harm:
             where = f"seed {seed}, message {number} ({t.protocol}, {kind}, to {name})"
             return total, f"{where}: {harm}\n{data.hex()}"
@@ -326,17 +329,17 @@ def run(job: tuple[int, int]) -> tuple[Counter, str]:
 
 
 def main() -> int:
-    """Send as many as asked for, on all cores; 1 if one did harm."""
+    """Send the requested number of messages on all cores; return 1 if one did harm."""
     parser = argparse.ArgumentParser(prog="scripts/envelopes", description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=1_000_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     total: Counter = Counter()
-    started, broken, each = time.monotonic(), "", 2000
-    jobs = [(given.first + i, each) for i in range(-(-given.count // each))]
+    started, broken, per_job = time.monotonic(), "", 2000
+    jobs = [(arguments.first + i, per_job) for i in range(-(-arguments.count // per_job))]
     with multiprocessing.get_context("fork").Pool() as pool:
-        for did, problem in pool.imap(run, jobs):
-            total += did
+        for counts, problem in pool.imap(run, jobs):
+            total += counts
             if problem:
                 broken = problem
                 break

@@ -1,9 +1,9 @@
-"""A second account of a plan's noise, written from the definition and from nothing of the package.
+"""A second account of a plan's noise, written from the definition and using nothing of the package.
 
-The first account knows the worst pair of records by a proof. This one searches for it: it adds the
-statistics of two records, in units of the noise, to every release that holds them, and takes the
-largest distance over records, rewards and leaves. What it returns is a lower bound on the epsilon
-of a Gaussian mechanism: a certificate below it is too small.
+The first account knows the worst pair of records from a proof. This one searches for it. It adds
+the statistics of two records, in units of the noise, to every release that contains them. Then it
+takes the largest distance over records, rewards and leaves. Its result is a lower bound on the
+epsilon of a Gaussian mechanism: a certificate below it is too small.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-#: Releases up to which records that move between leaves are searched, too.
+#: Largest number of releases for which records that move between leaves are searched, too.
 LEAVES = 128
 #: Angles of a record in the first search.
 ANGLES = 48
@@ -27,29 +27,41 @@ class Unknown(Exception):
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Smallest delta of a Gaussian mechanism of sensitivity mu (Balle and Wang 2018, Theorem 8)."""
+    """Return the smallest delta of a Gaussian mechanism of sensitivity mu.
+
+    This is Theorem 8 of Balle and Wang (2018).
+    """
     first = log_ndtr(mu / 2.0 - epsilon / mu)
     second = epsilon + log_ndtr(-mu / 2.0 - epsilon / mu)
     return math.exp(first) * -math.expm1(min(0.0, second - first))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon of a Gaussian mechanism of sensitivity mu at this delta."""
+    """Return the smallest epsilon of a Gaussian mechanism of sensitivity mu at this delta."""
     if mu == math.inf:
         return math.inf
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    most = 1.0
-    while gaussian_delta(most, mu) > delta:
-        most *= 2.0
-    return brentq(lambda e: gaussian_delta(e, mu) - delta, 0.0, most, xtol=1e-13, rtol=1e-13)
+    upper_bound = 1.0
+    while gaussian_delta(upper_bound, mu) > delta:
+        upper_bound *= 2.0
+    return brentq(
+        lambda epsilon: gaussian_delta(epsilon, mu) - delta,
+        0.0,
+        upper_bound,
+        xtol=1e-13,
+        rtol=1e-13,
+    )
 
 
-# ---- what holds a leaf ---------------------------------------------------------------------------
+# ---- Releases that contain a leaf ----------------------------------------------------------------
 
 
 def tree_rows(releases: int) -> np.ndarray:
-    """Leaves (columns) of every released node (rows): release k completes one of k & -k leaves."""
+    """Return the leaves (columns) of every released node (rows).
+
+    Release k completes a node of k & -k leaves.
+    """
     rows = []
     for end in range(1, releases + 1):
         size = end & -end
@@ -58,54 +70,58 @@ def tree_rows(releases: int) -> np.ndarray:
 
 
 def honaker_rows(releases: int) -> np.ndarray:
-    """C of prefix sums of Honaker's estimates: K sums, whose noise is that of nodes below them.
+    """Return C of prefix sums of Honaker's estimates: K sums, whose noise is that of nodes below.
 
-    The estimate of a node is the best mean of its own noisy sum and of its children's estimates.
+    The estimate of a node is the best mean of its own noisy sum and its children's estimates.
     """
     nodes: dict[tuple[int, int], int] = {}
 
     def estimate(end: int, size: int) -> tuple[dict[int, float], float]:
-        """Weights of the nodes' noises in the estimate of a node, and its variance."""
+        """Return the weights of the nodes' noise in the estimate of a node, and its variance."""
         own = nodes.setdefault((end, size), len(nodes))
         if size == 1:
             return {own: 1.0}, 1.0
-        (left, half), (right, _) = estimate(end - size // 2, size // 2), estimate(end, size // 2)
-        variance = 1.0 / (1.0 + 1.0 / (2.0 * half))
-        below = {node: (1.0 - variance) * w for node, w in (left | right).items()}
-        return below | {own: variance}, variance
+        (left, child_variance), (right, _) = (
+            estimate(end - size // 2, size // 2),
+            estimate(end, size // 2),
+        )
+        variance = 1.0 / (1.0 + 1.0 / (2.0 * child_variance))
+        weights_below = {node: (1.0 - variance) * weight for node, weight in (left | right).items()}
+        return weights_below | {own: variance}, variance
 
     sums = []
     for end in range(1, releases + 1):
         noise: dict[int, float] = {}
-        at = end
-        while at:
-            noise |= estimate(at, at & -at)[0]
-            at -= at & -at
+        position = end
+        while position:
+            noise |= estimate(position, position & -position)[0]
+            position -= position & -position
         sums.append(noise)
     weights = np.array([[noise.get(node, 0.0) for node in range(len(nodes))] for noise in sums])
-    return undone(np.linalg.cholesky(weights @ weights.T))
+    return encoder_of(np.linalg.cholesky(weights @ weights.T))
 
 
 def toeplitz(first: np.ndarray) -> np.ndarray:
-    """Lower triangular Toeplitz matrix of this first column."""
+    """Return the lower triangular Toeplitz matrix with this first column."""
     lags = np.subtract.outer(np.arange(len(first)), np.arange(len(first)))
     return np.where(lags >= 0, first[np.abs(lags)], 0.0)
 
 
-def undone(noise: np.ndarray) -> np.ndarray:
-    """C of prefix sums whose noise is this lower triangular matrix times independent numbers."""
+def encoder_of(noise: np.ndarray) -> np.ndarray:
+    """Return C of prefix sums whose noise is this lower triangular matrix times independent
+    numbers."""
     return np.linalg.solve(noise, np.tril(np.ones(noise.shape)))
 
 
 def strategy(plan: Any) -> np.ndarray:
-    """C: how much of each leaf (column) is in what gets independent noise (rows)."""
+    """Return C: how much of each leaf (column) is in each value with independent noise (rows)."""
     releases, kind = plan.releases, plan.release
     if kind == "tree":
         return tree_rows(releases)
     if kind == "honaker":
         return honaker_rows(releases)
     if kind == "factorised":
-        return undone(np.array(plan.factor.matrix))
+        return encoder_of(np.array(plan.factor.matrix))
     if kind == "toeplitz":
         return toeplitz(np.array(plan.coefficients))
     if kind == "buffered":
@@ -114,47 +130,49 @@ def strategy(plan: Any) -> np.ndarray:
         noise = direct * (lags == 0)
         for decay, weight in zip(pairs[::2], pairs[1::2], strict=True):
             noise = noise + weight * decay**lags
-        return undone(toeplitz(noise))
+        return encoder_of(toeplitz(noise))
     raise Unknown(f"release {kind}")
 
 
 def pairs_of(rows: np.ndarray) -> tuple[tuple[float, float, float], ...]:
-    """(|C_i|^2, |C_j|^2, <C_i, C_j>) of the leaves of a record before and after it is replaced."""
+    """Return (|C_i|^2, |C_j|^2, <C_i, C_j>) of the leaves of a record before and after its
+    replacement."""
     gram = rows.T @ rows
-    own = np.diag(gram)
-    if len(own) > LEAVES:
-        most = float(own.max())
-        return ((most, most, most),)
-    i, j = np.triu_indices(len(own))
-    found = np.stack([own[i], own[j], gram[i, j]], axis=1)
-    return tuple(map(tuple, np.unique(found, axis=0).tolist()))
+    squares = np.diag(gram)
+    if len(squares) > LEAVES:
+        largest_square = float(squares.max())
+        return ((largest_square, largest_square, largest_square),)
+    i, j = np.triu_indices(len(squares))
+    pairs = np.stack([squares[i], squares[j], gram[i, j]], axis=1)
+    return tuple(map(tuple, np.unique(pairs, axis=0).tolist()))
 
 
-# ---- the worst pair of records -------------------------------------------------------------------
+# ---- The worst pair of records -------------------------------------------------------------------
 
 
 def _records(angles: np.ndarray, reward: float, bounds: Any, stds: Any) -> np.ndarray:
-    """Statistics (n, s) of records at these angles, in units of the noise."""
+    """Return the statistics (n, s) of records at these angles, in units of the noise."""
     feature, constant, centre = bounds[0], bounds[3], bounds[4]
-    bias, off, on = stds
+    bias, off_diagonal, diagonal = stds
     x = feature * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     if bounds[5] == 1:
         x = feature * np.sign(np.cos(angles))[:, None]
     if constant:
         x = np.hstack([x, np.full((len(x), 1), constant)])
     i, j = np.tril_indices(x.shape[1])
-    moment = x[:, i] * x[:, j] / np.where(i == j, on, off)
-    # What only the code writes is public, and has no noise.
+    moment = x[:, i] * x[:, j] / np.where(i == j, diagonal, off_diagonal)
+    # Entries that only the code writes are public and have no noise.
     moment = moment[:, :-1] if constant else moment
     return np.hstack([x * (reward - centre) / bias, moment])
 
 
 @lru_cache(maxsize=4096)
 def worst_mu(stds: tuple, bounds: tuple, pairs: tuple, relation: str) -> float:
-    """Largest distance of all releases, in units of the noise, over two neighbouring datasets.
+    """Return the largest distance of all releases over two neighbouring data sets, in units of the
+    noise.
 
-    bounds: norm of features, lowest and highest reward, constant feature, centre of rewards, and
-    how many features are free. pairs: see `pairs_of`.
+    `bounds` has the norm of features, lowest and highest reward, constant feature, centre of
+    rewards, and number of free features. For `pairs` see `pairs_of`.
     """
     if min(stds) <= 0.0:
         return math.inf
@@ -164,12 +182,13 @@ def worst_mu(stds: tuple, bounds: tuple, pairs: tuple, relation: str) -> float:
     best = 0.0
     if relation == "zero-out":
         size = max(
-            np.max(np.sum(_records(grid, y, bounds, stds) ** 2, axis=1)) for y in (low, high)
+            np.max(np.sum(_records(grid, first_reward, bounds, stds) ** 2, axis=1))
+            for first_reward in (low, high)
         )
         return math.sqrt(size * float(table[:, :2].max()))
 
     def distances(one: np.ndarray, two: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Squared distances (pairs, n, m) of two lists of records."""
+        """Return the squared distances (pairs, n, m) of two lists of records."""
         first, second = np.sum(one**2, axis=1), np.sum(two**2, axis=1)
         return (
             which[:, 0, None, None] * first[:, None]
@@ -177,23 +196,30 @@ def worst_mu(stds: tuple, bounds: tuple, pairs: tuple, relation: str) -> float:
             - 2.0 * which[:, 2, None, None] * (one @ two.T)
         )
 
-    for y, z in ((low, low), (low, high), (high, low), (high, high)):
-        found = distances(_records(grid, y, bounds, stds), _records(grid, z, bounds, stds), table)
-        which, a, b = np.unravel_index(np.argmax(found), found.shape)
-        if found[which, a, b] < 0.9 * best:
+    for first_reward, second_reward in ((low, low), (low, high), (high, low), (high, high)):
+        squared_distances = distances(
+            _records(grid, first_reward, bounds, stds),
+            _records(grid, second_reward, bounds, stds),
+            table,
+        )
+        which, a, b = np.unravel_index(np.argmax(squared_distances), squared_distances.shape)
+        if squared_distances[which, a, b] < 0.9 * best:
             continue
-        at, width, chosen = [grid[a], grid[b]], grid[1], table[[which]]
+        angles, width, chosen = [grid[a], grid[b]], grid[1], table[[which]]
         for _ in range(9):
-            lines = [np.linspace(x - width, x + width, 9) for x in at]
-            near = [_records(line, r, bounds, stds) for line, r in zip(lines, (y, z), strict=True)]
+            lines = [np.linspace(x - width, x + width, 9) for x in angles]
+            near = [
+                _records(angles_of_line, reward, bounds, stds)
+                for angles_of_line, reward in zip(lines, (first_reward, second_reward), strict=True)
+            ]
             closer = distances(*near, chosen)[0]
             a, b = np.unravel_index(np.argmax(closer), closer.shape)
-            at, width = [lines[0][a], lines[1][b]], width / 3.0
+            angles, width = [lines[0][a], lines[1][b]], width / 3.0
             best = max(best, float(closer[a, b]))
     return math.sqrt(best)
 
 
-# ---- plans ---------------------------------------------------------------------------------------
+# ---- Plans ---------------------------------------------------------------------------------------
 
 
 def _bounds(plan: Any) -> tuple:
@@ -223,13 +249,13 @@ def linear_mu(plan: Any, relation: str = "replace", honest: int | None = None) -
         raise Unknown("returning users, and rewards alone")
     bounds = _bounds(plan)
     if protocol.masked:
-        made = plan.secure
-        count = made.silos - made.colluders if honest is None else honest
-        step = math.ldexp(made.unit, -made.factor_bits)
-        stds = tuple(math.sqrt(count * n) / 2.0 * step for n in made.trials)
-        rows = np.zeros((len(made.factor), len(made.factor)))
-        for k, row in enumerate(made.factor):
-            rows[k, : k + 1] = np.array(row, float) / 2.0**made.factor_bits
+        secure_sum = plan.secure
+        count = secure_sum.silos - secure_sum.colluders if honest is None else honest
+        step = math.ldexp(secure_sum.unit, -secure_sum.factor_bits)
+        stds = tuple(math.sqrt(count * n) / 2.0 * step for n in secure_sum.trials)
+        rows = np.zeros((len(secure_sum.factor), len(secure_sum.factor)))
+        for k, row in enumerate(secure_sum.factor):
+            rows[k, : k + 1] = np.array(row, float) / 2.0**secure_sum.factor_bits
         return worst_mu(stds, bounds, pairs_of(rows), relation)
     if protocol.bits:
         return worst_mu((1.0, 1.0, 1.0), bounds, pairs_of(_bit_rows(plan)), relation)
@@ -242,7 +268,7 @@ def linear_mu(plan: Any, relation: str = "replace", honest: int | None = None) -
 
 
 def _bit_rows(plan: Any) -> np.ndarray:
-    """Leaves in every released node, in units of its noise bits' standard deviation."""
+    """Return the leaves in every released node, in units of its noise bits' standard deviation."""
     encoding, rows, weights = plan.encoding, [], []
     for release in range(1, plan.releases + 1):
         size = release & -release
@@ -252,7 +278,7 @@ def _bit_rows(plan: Any) -> np.ndarray:
         else:
             level = size.bit_length() - 1
             points = plan.batch_size * size
-        # (3/16) n b ones of variance, and 1/g of a unit each.
+        # The variance is (3/16) n b, in steps of 1/g of a unit.
         coins = plan.silos * points * encoding.noise_bits[level] * plan.privacy.honest_fraction
         steps = min(encoding.steps(level))
         rows.append([release - size <= leaf < release for leaf in range(plan.releases)])

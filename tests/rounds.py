@@ -1,7 +1,7 @@
-"""Times of one round of a federation over HTTPS with everything synced to disk; a table.
+"""Measure one round of a federation over HTTPS with everything synced to disk, and print a table.
 
-All parties run on this machine: hub and its HTTPS server in one process, all silos and the helper
-in another, which does their rounds one after the other. `scripts/deployment_rounds` prints it.
+All parties run on this machine. Hub and HTTPS server are one process. All silos and the helper are
+another, which does their rounds one after the other. `scripts/deployment_rounds` prints the table.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PROTOCOLS = {
     "secure sums in shares": "secure-sum",
     "secure sums by masks": MASKS,
 }
-#: Releases of the plan; all but the first are measured.
+#: Releases of the plan; all except the first are measured.
 RELEASES = 3
 
 
 class Clock:
-    """The plan's time, which the measurement moves; the same for both processes."""
+    """The plan's time, which the measurement changes for both processes."""
 
     def __init__(self, value) -> None:
         self._value = value
@@ -54,7 +54,7 @@ def plan_of(protocol: str, silos: int, dimension: int):
 
 
 def hub_of(plan, folder: Path, files, clock: Clock, pipe) -> None:
-    """The hub's process: tells its port, and then, when asked, the seconds of CPU it has used."""
+    """Run the hub: send its port and, on request, the CPU seconds that it has used."""
     hub = Hub(plan, secret("hub"))
     process = Process(hub, SqliteStore(str(folder / "hub")), None, clock)
     with Listening(process, ssl_certfile=files[1], ssl_keyfile=files[2]) as listening:
@@ -65,27 +65,29 @@ def hub_of(plan, folder: Path, files, clock: Clock, pipe) -> None:
 
 
 class Counted(Dialer):
-    """A dialer that counts the bytes of messages that go up and come down."""
+    """A dialer that counts the bytes of sent and received messages."""
 
     up = down = 0
 
     def _post(self, data: bytes) -> list[bytes]:
-        found = super()._post(data)
+        answers = super()._post(data)
         self.up += len(data)
-        self.down += sum(map(len, found))
-        return found
+        self.down += sum(map(len, answers))
+        return answers
 
 
 def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[str, float]:
-    """One federation: means of its rounds after the first."""
+    """Simulate one federation and return the means of its rounds after the first."""
     plan, files = plan_of(protocol, silos, dimension), certificates(folder)
     context = get_context("fork")
     value = context.Value("d", float(federation.START))
     clock = Clock(value)
-    ours, theirs = context.Pipe()
-    child = context.Process(target=hub_of, args=(plan, folder, files, clock, theirs), daemon=True)
+    parent_end, child_end = context.Pipe()
+    child = context.Process(
+        target=hub_of, args=(plan, folder, files, clock, child_end), daemon=True
+    )
     child.start()
-    url = f"https://127.0.0.1:{ours.recv()}"
+    url = f"https://127.0.0.1:{parent_end.recv()}"
     parties: list[Process] = []
     for name in plan.silos:
         ledger = Ledger(str(folder / f"{name} ledger"))
@@ -97,7 +99,7 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
         parties.append(Process(Helper(plan, secret("helper")), store, None, clock))
     dialers = [Counted(process, url, files[0]) for process in parties]
     row = [[0.5 / dimension**0.5] * dimension] * 2
-    seconds = cpu = own = up = down = 0.0
+    seconds = cpu = party_cpu = up = down = 0.0
     try:
         for _ in range(2):
             for dialer in dialers:
@@ -106,35 +108,41 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
             value.value = close - 1.0
             for process in parties[: len(plan.silos)]:
                 process.reward(process.decide(row).id, 0.5)
-            ours.send(True)
-            before, _ = ours.recv()
-            was = sum(d.up for d in dialers), sum(d.down for d in dialers)
+            parent_end.send(True)
+            before, _ = parent_end.recv()
+            bytes_before = (
+                sum(each_dialer.up for each_dialer in dialers),
+                sum(each_dialer.down for each_dialer in dialers),
+            )
             value.value = float(close)
             started, used = time.monotonic(), time.process_time()
             for _ in range(12):
                 for dialer in dialers:
                     trouble = dialer.round()
                     assert not trouble, trouble
-                if all(p.party.model.release == release for p in parties[: len(plan.silos)]):
+                if all(
+                    each_process.party.model.release == release
+                    for each_process in parties[: len(plan.silos)]
+                ):
                     break
             else:
                 raise AssertionError(f"release {release} has not come to all silos")
-            taken, used = time.monotonic() - started, time.process_time() - used
-            ours.send(True)
-            after, released = ours.recv()
+            elapsed, used = time.monotonic() - started, time.process_time() - used
+            parent_end.send(True)
+            after, released = parent_end.recv()
             assert released == release
             if release > 1:
-                seconds += taken
+                seconds += elapsed
                 cpu += after - before
-                own += used
-                up += sum(d.up for d in dialers) - was[0]
-                down += sum(d.down for d in dialers) - was[1]
+                party_cpu += used
+                up += sum(each_dialer.up for each_dialer in dialers) - bytes_before[0]
+                down += sum(each_dialer.down for each_dialer in dialers) - bytes_before[1]
     finally:
-        ours.send(False)
+        parent_end.send(False)
         child.join(10)
     rounds = RELEASES - 1
-    made = {"latency": seconds / rounds, "hub": cpu / rounds, "silo": own / rounds / silos}
-    return made | {"up": up / rounds / silos, "down": down / rounds / silos}
+    means = {"latency": seconds / rounds, "hub": cpu / rounds, "silo": party_cpu / rounds / silos}
+    return means | {"up": up / rounds / silos, "down": down / rounds / silos}
 
 
 def main() -> int:
@@ -144,23 +152,23 @@ def main() -> int:
     parser.add_argument("--dimensions", type=int, nargs="*", default=[10, 135])
     parser.add_argument("--protocols", nargs="*", choices=PROTOCOLS, default=list(PROTOCOLS))
     parser.add_argument("--folder", help="where the files of all parties go; a real disk")
-    given = parser.parse_args()
-    # Hundreds of federations must not dial the hub at once.
+    arguments = parser.parse_args()
+    # Hundreds of parties must not dial the hub at once.
     shell.PATIENCE = 120.0
     print(
         "| protocol | M | d | round, s | CPU of the hub, s | CPU of a silo, ms | up, kB a silo | "
         "down, kB a silo |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    for protocol in given.protocols:
-        for dimension in given.dimensions:
-            for silos in given.silos:
-                with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-                    found = measured(protocol, silos, dimension, Path(folder))
+    for protocol in arguments.protocols:
+        for dimension in arguments.dimensions:
+            for silos in arguments.silos:
+                with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+                    means = measured(protocol, silos, dimension, Path(folder))
                 print(
-                    f"| {protocol} | {silos} | {dimension} | {found['latency']:.2f} | "
-                    f"{found['hub']:.2f} | {1e3 * found['silo']:.0f} | {found['up'] / 1e3:.1f} | "
-                    f"{found['down'] / 1e3:.1f} |",
+                    f"| {protocol} | {silos} | {dimension} | {means['latency']:.2f} | "
+                    f"{means['hub']:.2f} | {1e3 * means['silo']:.0f} | {means['up'] / 1e3:.1f} | "
+                    f"{means['down'] / 1e3:.1f} |",
                     flush=True,
                 )
     return 0

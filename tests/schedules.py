@@ -1,7 +1,7 @@
-"""Random schedules of faults over all protocols that are deployed; `scripts/schedules` runs them.
+"""Random schedules of faults for all deployed protocols; `scripts/schedules` runs them.
 
-One seed is one schedule: which plan, which faults, and every drop, repeat, delay and kill. The
-invariants are those of `federation.World`; what a schedule did is counted.
+One seed determines one schedule: the plan, the faults, and every lost, repeated or late message and
+every kill. The invariants are those of `federation.World`. The events of a schedule are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fastfed.deployment.sums import Helper
 from fastfed.deployment.wire import Opened, entry_of
 
 FEWER = {"system": {"batch_size": 3, "honest_fraction": 0.6}, "federation": {"least": 2}}
-#: Everything that is deployed: the protocol, and tables of its spec.
+#: All deployed protocols, with tables of their specs.
 PLANS = {
     "silo-ldp": ("silo-ldp", {}),
     "silo-ldp, honaker": ("silo-ldp", {"system": {"batch_size": 3, "release": "honaker"}}),
@@ -44,16 +44,17 @@ PLANS = {
     "shuffle-vector, fewer": ("shuffle-vector", FEWER),
     "shuffle-vector, masks": (MASKED_BITS, {}),
 }
-#: Where every silo must be in every set, lost records may hold a release up for ever.
+#: If every silo must be in every set, lost records may delay a release for ever.
 NEEDS_ALL = {name for name, (p, tables) in PLANS.items() if p in WORDS and tables is not FEWER}
 FAULTS = ("kills", "silos put back", "hub put back")
-#: Seeds from here on have more moves; those before keep the schedules that have found something.
+#: Seeds from here on have more kinds of faults; smaller seeds keep the schedules that have found
+#: something.
 MORE = 1_000_000
 YEARS = 10 * 365 * 86_400.0
 
 
 def chosen(seed: int) -> tuple[str, str, dict, dict]:
-    """Plan, faults, tables of the spec and keys of the world of one schedule."""
+    """Return plan, faults, tables of the spec and keys of the world of one schedule."""
     rng = Random(f"schedule {seed}")
     name, faults = rng.choice(list(PLANS)), rng.choice(FAULTS)
     tables = {"federation": {"name": "tests", "least": 2}, **PLANS[name][1]}
@@ -61,7 +62,7 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
     protocol = PLANS[name][0]
     if protocol in WORDS and tables["federation"]["least"] == 2 and name in NEEDS_ALL:
         del tables["federation"]
-    # Mostly two releases, the least at which a second one can go wrong; now and then four.
+    # Usually two releases, the smallest number at which a second one can fail; sometimes four.
     tables |= {"batches": 4 if rng.random() < 0.1 else 2, "batch": 3}
     keys = {"kill": rng.choice((0.01, 0.03, 0.1, 0.2)), "stride": 40.0}
     if faults != "hub put back" and rng.random() < 0.5:
@@ -74,7 +75,7 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
     if seed >= MORE:
         if "skew" in keys:
             keys["skew"] = rng.choice((30.0, 300.0, 86_400.0, YEARS))
-        # A helper may be put back while the hub is as it was, see docs/run-it-for-real.md.
+        # A helper may be restored while the hub is unchanged, see docs/run-it-for-real.md.
         if faults != "hub put back" and protocol in ("secure-sum", "shuffle-vector"):
             keys["helper_restore"] = rng.choice((0.0, 0.7))
         keys["versions"] = 0.02
@@ -82,7 +83,7 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
 
 
 def run(seed: int) -> tuple[Counter, str]:
-    """One schedule: what it did, and what broke."""
+    """Run one schedule; return what it did, and what broke."""
     with quickly():
         return drawn(seed)
 
@@ -104,7 +105,7 @@ def drawn(seed: int) -> tuple[Counter, str]:
         broken = str(violation)
         if "come to its end" in broken and waits_for_lost_records(name, world):
             broken, did["wait for lost records"] = "", 1
-    except Exception as error:  # A party must not fail in any other way, either.
+    except Exception as error:  # A party must not raise any other error either.
         broken = f"{type(error).__name__}: {error}"
     did |= Counter(
         {
@@ -131,10 +132,10 @@ def drawn(seed: int) -> tuple[Counter, str]:
 
 
 def waits_for_lost_records(name: str, world: World) -> bool:
-    """True where too few silos have a report of the next release, as their records are lost.
+    """Return true if too few silos have a report of the next release, as their records are lost.
 
-    They gave the report up, or told a session before that their records do not lead to any more
-    (docs/deployment.md: such a plan waits).
+    They gave up the report, or announced a session before that their records are incomplete. See
+    docs/deployment.md: such a plan waits.
     """
     hub, silos = world.parties["hub"], [world.parties[silo] for silo in world.plan.silos]
     release = len(hub.broadcasts) + 1
@@ -146,11 +147,11 @@ def waits_for_lost_records(name: str, world: World) -> bool:
     return world.restores > 0 and gave_up
 
 
-# ---- planted faults ------------------------------------------------------------------------------
+# ---- Deliberate faults ---------------------------------------------------------------------------
 
 
 class Redrawn(SiloParty):
-    """Noise of the operating system: drawn anew whenever a report is made."""
+    """A silo with noise of the operating system, drawn again whenever a report is made."""
 
     def report(self, release):
         self._noise = SystemNoise()
@@ -158,55 +159,67 @@ class Redrawn(SiloParty):
 
 
 class Reopening(Hub):
-    """Makes a set of whoever has reported by now, whatever the log says."""
+    """A hub that makes a set of all silos that have reported by now, whatever the log says."""
 
     def _broadcast(self, release):
-        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
-        entries = tuple(entry_of(i, self.reports[release, i]) for i in came)
+        reported_silos = [
+            index for index in range(self.plan.silos) if (release, index) in self.reports
+        ]
+        entries = tuple(entry_of(index, self.reports[release, index]) for index in reported_silos)
         self.sets[release] = Opened(entries)
         return super()._broadcast(release)
 
 
 class ByCount(SiloParty):
-    """A leaf ends when it has as many records as its batch."""
+    """A silo whose leaf ends when it has as many records as its batch."""
 
     def _leaf(self, now):
         return min(1 + sum(e.leaf > 0 for e in self.ended.values()) // 5, self.plan.releases)
 
 
 class Opener(Hub):
-    """Opens a release with one silo less than the plan allows."""
+    """A hub that opens a release with fewer silos than the plan allows."""
 
     def _opening(self, release, now):
-        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
-        if not came:
+        reported_silos = [
+            index for index in range(self.plan.silos) if (release, index) in self.reports
+        ]
+        if not reported_silos:
             return super()._opening(release, now)
-        entries = (entry_of(came[0], self.reports[release, came[0]]),)
+        entries = (entry_of(reported_silos[0], self.reports[release, reported_silos[0]]),)
         return Step((Write("set", str(release), self.made(release, Opened(entries))),))
 
 
 class Renaming(Hub):
-    """Asks the helper for the set without its last silo, too."""
+    """A hub that also asks the helper for the set without its last silo."""
 
     def _questions(self):
-        asked = super()._questions()
-        for to, data in asked:
+        messages = super()._questions()
+        for receiver, data in messages:
             body = self.wire.body(self.wire.read(data), Opened)
             if len(body.entries) > self.deployed.document.least:
                 fewer = Opened(body.entries[:-1], body.sealed[:-1])
-                asked += (Message(to, self.made(len(self.broadcasts) + 1, fewer)),)
-        return asked
+                messages += (Message(receiver, self.made(len(self.broadcasts) + 1, fewer)),)
+        return messages
 
 
 class Obliging(Helper):
-    """Opens every set that it is asked for, and keeps the first: a store takes no second one."""
+    """A helper that opens every requested set and stores the first, since a store accepts no second
+    one."""
 
     def handle(self, data, now):
         release = self.wire.read(data).release
-        kept = self.sets, self.answers
-        self.sets, self.answers = {}, {k: a for k, a in self.answers.items() if k < release}
+        stored = self.sets, self.answers
+        self.sets, self.answers = (
+            {},
+            {
+                stored_release: answer
+                for stored_release, answer in self.answers.items()
+                if stored_release < release
+            },
+        )
         step = super().handle(data, now)
-        self.sets, self.answers = kept
+        self.sets, self.answers = stored
         return step._replace(writes=()) if release in self.answers else step
 
 
@@ -227,69 +240,73 @@ PLANTED = {
 
 
 def planted(fault: str, seeds: Iterable[int]) -> tuple[int | None, set[str]]:
-    """The seed of the first schedule in which a fault broke its invariant, and what else broke."""
+    """Return the seed of the first schedule in which a fault violated its invariant, and other
+    errors."""
     keys, expected = PLANTED[fault]
     keys = dict(keys)
     protocol, tables = PLANS[keys.pop("plan", "silo-ldp")]
     sizes = {"batches": 2, "batch": 3} if tables else {}
-    said = set()
+    errors = set()
     for seed in seeds:
         try:
             with quickly():
                 World(deployed(protocol, **tables, **sizes), seed, **keys).run()
         except (ValueError, Violation) as error:
-            # A party that stopped itself has caught it, too; go on to what the scheduler sees.
-            said.add(str(error))
+            # A party that stopped itself has also detected the fault; go on to what the scheduler
+            # detects.
+            errors.add(str(error))
             if isinstance(error, Violation) and re.match(expected, str(error)):
-                return seed, said
-    return None, said
+                return seed, errors
+    return None, errors
 
 
-# ---- the script ----------------------------------------------------------------------------------
+# ---- The script ----------------------------------------------------------------------------------
 
 
 def caught(fault: str, seeds: range) -> int:
-    """Say by which schedule a planted fault is caught; 1 if by none."""
-    seed, said = planted(fault, seeds)
+    """Print which schedule detects a deliberate fault; return 1 if none does."""
+    seed, errors = planted(fault, seeds)
     if seed is None:
-        print(f"{fault}: not caught in {len(seeds)} schedules; {len(said)} others broke")
+        print(f"{fault}: not caught in {len(seeds)} schedules; {len(errors)} others broke")
         return 1
-    (why,) = [text for text in said if re.match(PLANTED[fault][1], text)]
-    print(f"{fault}: caught by seed {seed}, {why}")
+    (reason,) = [text for text in errors if re.match(PLANTED[fault][1], text)]
+    print(f"{fault}: caught by seed {seed}, {reason}")
     return 0
 
 
 def main() -> int:
-    """Run as many schedules as asked for, on all cores; 1 after a violation."""
+    """Run the requested number of schedules on all cores; return 1 after a violation."""
     parser = argparse.ArgumentParser(prog="scripts/schedules", description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     parser.add_argument("--jobs", "--processes", dest="jobs", type=int, default=os.cpu_count())
     parser.add_argument("--plant", choices=PLANTED, help="a fault; 0 if a schedule breaks by it")
-    given = parser.parse_args()
-    if given.plant:
-        return caught(given.plant, range(given.first, given.first + given.count))
+    arguments = parser.parse_args()
+    if arguments.plant:
+        return caught(arguments.plant, range(arguments.first, arguments.first + arguments.count))
     total: Counter = Counter()
     started, broken = time.monotonic(), ""
-    seeds = range(given.first, given.first + given.count)
-    with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
-        for seed, (did, problem) in zip(seeds, pool.imap(run, seeds, chunksize=16), strict=False):
-            total += did
+    seeds = range(arguments.first, arguments.first + arguments.count)
+    with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+        for seed, (events, problem) in zip(
+            seeds, pool.imap(run, seeds, chunksize=16), strict=False
+        ):
+            total += events
             if problem:
                 broken = f"seed {seed} ({chosen(seed)[0]}, {chosen(seed)[1]}): {problem}"
                 break
-            if time.monotonic() > started + given.seconds:
+            if time.monotonic() > started + arguments.seconds:
                 break
         pool.terminate()
         pool.join()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = 1e3 * (used.ru_utime + used.ru_stime) / max(1, total["schedules"])
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = 1e3 * (usage.ru_utime + usage.ru_stime) / max(1, total["schedules"])
     seconds = time.monotonic() - started
     for what, count in sorted(total.items()):
         print(f"{count:10d}  {what}")
     rate = seconds / max(1, total["schedules"])
-    print(f"{seconds:10.0f}  seconds with {given.jobs} processes: a schedule takes")
+    print(f"{seconds:10.0f}  seconds with {arguments.jobs} processes: a schedule takes")
     print(f"{1e3 * rate:10.1f}  ms, and {cpu:.1f} ms of CPU")
     if broken:
         print(f"\n{broken}\nagain: scripts/schedules 1 --first {broken.split()[1]}")

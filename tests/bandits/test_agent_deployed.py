@@ -1,4 +1,5 @@
-"""A single agent at work: users who send for themselves, a shuffler, an agent and its server."""
+"""Tests of a deployed single agent: users who send their own messages, a shuffler, the agent and
+its server."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from fastfed.simulation import compiled
 from fastfed.simulation.server import run_one
 
 ACTIONS = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6]])
-USERS: list[tuple[str, dict[str, Any]]] = [
+USER_SYSTEMS: list[tuple[str, dict[str, Any]]] = [
     ("linucb-ldp", {}),
     ("linucb-ldp", {"batch_size": 5}),
     ("linucb-ldp", {"batch_size": 5, "mechanism": "vector-sum"}),
     ("linucb-sdp-amp", {"batch_size": 5}),
     ("linucb-sdp-vec", {"batch_size": 5}),
 ]
-ALONE: list[tuple[str, dict[str, Any]]] = [
+TRUSTED_AGENTS: list[tuple[str, dict[str, Any]]] = [
     ("linucb", {"batch_size": 5}),
     ("linucb-jdp", {}),
     ("linucb-jdp", {"batch_size": 5}),
@@ -37,7 +38,8 @@ ALONE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def deployed(algorithm: str, **keys: Any) -> System:
+def make_deployed_system(algorithm: str, **keys: Any) -> System:
+    """Make a system with one agent."""
     budget = {} if algorithm == "linucb" else {"epsilon": 20.0, "delta": 0.01}
     return fastfed.make_system(
         algorithm, **{"horizon": 23, "dimension": 2, "radius_multiplier": 0.1, **budget, **keys}
@@ -45,82 +47,85 @@ def deployed(algorithm: str, **keys: Any) -> System:
 
 
 def plan_of(algorithm: str, **keys: Any) -> Plan:
-    plan = deployed(algorithm, **keys).plan
+    """Return the plan of a system with one agent."""
+    plan = make_deployed_system(algorithm, **keys).plan
     assert isinstance(plan, Plan)
     return plan
 
 
-def sent_by(plan: Plan, users: Any, noise: Any = None) -> list[Report | Bits]:
-    """Messages of these users about one made-up data point each."""
-    made = []
+def messages_of(plan: Plan, users: Any, noise: Any = None) -> list[Report | Bits]:
+    """Return messages of these users, each about one made-up data point."""
+    messages = []
     for number in users:
         x = np.array([np.cos(number), np.sin(number)])
-        made.append(fastfed.parties.User(plan, number, noise).message(x, number % 3 / 2))
-    return made
+        messages.append(fastfed.parties.User(plan, number, noise).message(x, number % 3 / 2))
+    return messages
 
 
-# -- A deployment by hand --------------------------------------------------------------------------
+# -- Deployments -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("algorithm", "keys"), USERS)
-@pytest.mark.parametrize("made", [Sphere, FixedSet])
-def test_users_with_seeded_noise_are_the_step_driver(algorithm, keys, made):
-    opened = made(dimension=3, actions=6, reward=RewardDistribution("gaussian", 0.3)).open(3, 0, 1)
-    system = deployed(algorithm, dimension=3, **keys)
+@pytest.mark.parametrize(("algorithm", "keys"), USER_SYSTEMS)
+@pytest.mark.parametrize("make_environment", [Sphere, FixedSet])
+def test_users_with_seeded_noise_equal_the_step_driver(algorithm, keys, make_environment):
+    environment = make_environment(
+        dimension=3, actions=6, reward=RewardDistribution("gaussian", 0.3)
+    ).open(3, 0, 1)
+    system = make_deployed_system(algorithm, dimension=3, **keys)
     plan = system.plan
-    played = run_one(opened, plan, np.arange(1, 24))
+    outcome = run_one(environment, plan, np.arange(1, 24))
     noise = SeededNoise(3)
     agent, server = fastfed.parties.Silo(plan, 0, noise), fastfed.parties.Server(plan, noise)
-    shuffler, messages, clipped = fastfed.parties.Shuffler(plan, noise), [], 0
+    shuffler, messages, clipped_count = fastfed.parties.Shuffler(plan, noise), [], 0
     assert agent.acts_only
     for t in range(1, 24):
-        features, means = opened.round(0, t)
+        features, means = environment.round(0, t)
         a = agent.select(features)
-        assert a == played.actions[0, t - 1]
+        assert a == outcome.actions[0, t - 1]
         if t <= plan.releases * plan.batch_size:
             user = fastfed.parties.User(plan, t, noise)
             assert (user.release - 1, user.place) == divmod(t - 1, plan.batch_size)
-            message = user.message(features[a], opened.reward(0, t, means[a]))
+            message = user.message(features[a], environment.reward(0, t, means[a]))
             assert (message.release, message.silo) == (user.release, user.place)
             messages.append(message)
-            clipped += user.clipped_reward
+            clipped_count += user.clipped_reward
         agent.served()
         if agent.due:
-            # The order of arrival is the network's.
+            # Messages may arrive in any order.
             arrived = messages[::-1]
             broadcast = server.combine(
                 shuffler.shuffle(arrived) if plan.protocol.shuffled else arrived
             )
             agent.receive(broadcast)
             messages = []
-        assert server.release == agent.release == played.synchronisations[t - 1]
-    np.testing.assert_array_equal(broadcast.values, played.total)
-    assert clipped == played.events["clipped_rewards"] > 0
-    assert agent.indefinite == played.events["indefinite"]
+        assert server.release == agent.release == outcome.synchronisations[t - 1]
+    np.testing.assert_array_equal(broadcast.values, outcome.total)
+    assert clipped_count == outcome.events["clipped_rewards"] > 0
+    assert agent.indefinite == outcome.events["indefinite"]
     assert len(messages) == 0
 
 
-@pytest.mark.parametrize(("algorithm", "keys"), ALONE)
-def test_a_trusted_agent_with_seeded_noise_is_both_drivers(algorithm, keys):
-    opened = Sphere(dimension=3, actions=6).open(3, 0, 1)
+@pytest.mark.parametrize(("algorithm", "keys"), TRUSTED_AGENTS)
+def test_a_trusted_agent_with_seeded_noise_equals_both_drivers(algorithm, keys):
+    environment = Sphere(dimension=3, actions=6).open(3, 0, 1)
     plan = plan_of(algorithm, dimension=3, **keys)
-    played = run_one(opened, plan, np.arange(1, 24))
-    (fast,) = compiled.run(opened, [plan], np.arange(1, 24), record=True)
-    np.testing.assert_array_equal(played.total, fast.total)
+    step_outcome = run_one(environment, plan, np.arange(1, 24))
+    (compiled_outcome,) = compiled.run(environment, [plan], np.arange(1, 24), record=True)
+    np.testing.assert_array_equal(step_outcome.total, compiled_outcome.total)
     noise = SeededNoise(3)
     agent, server = fastfed.parties.Silo(plan, 0, noise), fastfed.parties.Server(plan, noise)
     for t in range(1, 24):
-        features, means = opened.round(0, t)
+        features, means = environment.round(0, t)
         a = agent.select(features)
-        assert a == played.actions[0, t - 1] == fast.actions[0, t - 1]
-        agent.observe(opened.reward(0, t, means[a]))
+        assert a == step_outcome.actions[0, t - 1] == compiled_outcome.actions[0, t - 1]
+        agent.observe(environment.reward(0, t, means[a]))
         if agent.due:
             broadcast = server.combine([agent.report()])
             agent.receive(broadcast)
-    np.testing.assert_array_equal(broadcast.values, played.total)
+    np.testing.assert_array_equal(broadcast.values, step_outcome.total)
 
 
-def test_every_round_without_noise_there_is_nothing_to_send():
+def test_linucb_without_batches_sends_nothing():
     agent = fastfed.parties.Silo(plan_of("linucb"))
     for _ in range(23):
         a = agent.select(ACTIONS)
@@ -129,35 +134,35 @@ def test_every_round_without_noise_there_is_nothing_to_send():
     assert a == 1 and agent.theta[1] > agent.theta[0]
 
 
-def spread(plan: Plan) -> np.ndarray:
-    """A bound on the standard deviation of every entry of the noise in the last release."""
+def noise_bound(plan: Plan) -> np.ndarray:
+    """Return an upper bound on the noise std of every entry in the last release."""
     if plan.encoding is None:
         bias, off, diagonal = plan.noise_std.parts
-        one = np.array([bias, bias, diagonal, off, diagonal])
+        batch_std = np.array([bias, bias, diagonal, off, diagonal])
     else:
         ones, users = plan.batch_size * plan.encoding.noise_bits[0], plan.batch_size
-        one = np.sqrt(0.1875 * ones + users / 4) / plan.encoding.each(0, 2)
-    # No release adds up more than one of these for each batch, or the nested draws one more.
-    return one * np.sqrt(plan.releases + 1)
+        batch_std = np.sqrt(0.1875 * ones + users / 4) / plan.encoding.each(0, 2)
+    # A release adds at most one of these per batch; nested draws add one more.
+    return batch_std * np.sqrt(plan.releases + 1)
 
 
-@pytest.mark.parametrize(("algorithm", "keys"), USERS + ALONE)
-def test_noise_of_the_operating_system(algorithm, keys):
-    """From end to end: the last release is what was sent and noise of the plan's size.
+@pytest.mark.parametrize(("algorithm", "keys"), USER_SYSTEMS + TRUSTED_AGENTS)
+def test_deployed_noise_has_the_plans_size(algorithm, keys):
+    """Check that the last release is the data plus noise of the plan's size.
 
-    Within eight standard deviations: wrong once in 10^13.
+    The limit of eight standard deviations is exceeded with probability 10^-13.
     """
-    noises = []
+    noise_per_run = []
     for _ in range(2):
-        system = deployed(algorithm, horizon=42, **keys)
+        system = make_deployed_system(algorithm, horizon=42, **keys)
         plan = system.plan
         agent, server = fastfed.parties.Silo(plan), fastfed.parties.Server(plan)
-        shuffler, messages, plain = fastfed.parties.Shuffler(plan), [], np.zeros(5)
+        shuffler, messages, plain_sums = fastfed.parties.Shuffler(plan), [], np.zeros(5)
         for t in range(1, 43):
             x = ACTIONS[agent.select(ACTIONS)]
             y = float(x[1] > 0.9)
             if t <= plan.releases * plan.batch_size:
-                plain += [*(x * y), x[0] * x[0], x[0] * x[1], x[1] * x[1]]
+                plain_sums += [*(x * y), x[0] * x[0], x[0] * x[1], x[1] * x[1]]
                 if agent.acts_only:
                     messages.append(fastfed.parties.User(plan, t).message(x, y))
             if agent.acts_only:
@@ -165,28 +170,28 @@ def test_noise_of_the_operating_system(algorithm, keys):
             else:
                 agent.observe(y)
             if agent.due:
-                sent = messages or [agent.report()]
+                all_messages = messages or [agent.report()]
                 broadcast = server.combine(
-                    shuffler.shuffle(sent) if plan.protocol.shuffled else sent
+                    shuffler.shuffle(all_messages) if plan.protocol.shuffled else all_messages
                 )
                 agent.receive(broadcast)
                 messages = []
         assert broadcast.release == agent.release == plan.releases
-        noises.append(broadcast.values - plain)
-        assert (np.abs(noises[-1]) <= 8.0 * spread(plan) + 1e-12).all()
+        noise_per_run.append(broadcast.values - plain_sums)
+        assert (np.abs(noise_per_run[-1]) <= 8.0 * noise_bound(plan) + 1e-12).all()
     if algorithm != "linucb":
-        assert (np.abs(noises) > 1e-9).any(axis=1).all()
-        assert (noises[0] != noises[1]).any()
+        assert (np.abs(noise_per_run) > 1e-9).any(axis=1).all()
+        assert (noise_per_run[0] != noise_per_run[1]).any()
     assert SIMULATION not in system.deployed_certificate.caveats
     assert (SIMULATION in system.certificate.caveats) == (algorithm != "linucb")
     assert system.deployed_certificate.status == system.certificate.status
 
 
-@pytest.mark.parametrize(("algorithm", "keys"), USERS)
+@pytest.mark.parametrize(("algorithm", "keys"), USER_SYSTEMS)
 def test_noise_of_users_has_the_plans_variance(algorithm, keys):
-    """Messages about nothing: 1 500 entries of noise within 5 standard deviations of a variance.
+    """Compare 1500 entries of noise, from messages about zeros, with the variance.
 
-    Draws by seed, so that it fails always or never; of seeds once in 10^4.
+    Draws are seeded; a correct plan fails for one seed in 10^4.
     """
     plan = plan_of(algorithm, horizon=300, **keys)
     rounds = range(1, plan.releases * plan.batch_size + 1)
@@ -194,15 +199,18 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
         fastfed.parties.User(plan, t, SeededNoise(8)).message(np.zeros(2), 0.0) for t in rounds
     ]
     if isinstance(messages[0], Bits):
-        ones = np.array([m.bits.sum(axis=1) for m in messages])
+        ones = np.array([single_message.bits.sum(axis=1) for single_message in messages])
         g, b = plan.encoding.each(0, 2), plan.encoding.noise_bits[0]
-        # Nothing is g ones of 2 g, rounded up by no word, and Bin(b, 1/4) more.
+        # A zero is g ones of 2 g, without rounding, plus Bin(b, 1/4) noise bits.
         drawn, variance = (ones - g - b / 4).T, np.full(5, 0.1875 * b)
     elif isinstance(messages[0], Counts):
         b = plan.encoding.noise_bits[0]
-        drawn, variance = np.array([m.values for m in messages]).T, np.full(5, 0.1875 * b)
+        drawn, variance = (
+            np.array([single_message.values for single_message in messages]).T,
+            np.full(5, 0.1875 * b),
+        )
     else:
-        drawn = np.array([m.values for m in messages]).T
+        drawn = np.array([single_message.values for single_message in messages]).T
         bias, off, diagonal = plan.user_std.parts
         variance = np.square([bias, bias, diagonal, off, diagonal])
     scaled = np.square(drawn) / variance[:, None]
@@ -210,33 +218,33 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
     assert (np.abs(scaled.mean(axis=1) - 1.0) < 5 * np.sqrt(2.0 / len(messages))).all()
 
 
-class Failing(SeededNoise):
-    """A source that gives every draw at the second time of asking."""
+class FailsOncePerDraw(SeededNoise):
+    """A noise source in which the first request for each draw fails."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.asked: set[tuple[Any, ...]] = set()
+        self.requested: set[tuple[Any, ...]] = set()
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
+        attribute = super().__getattribute__(name)
         if name not in ("node", "random_u32", "point_binomials", "permutation", "shuffle_bits"):
-            return found
+            return attribute
 
         def draw(*key: Any) -> Any:
-            known = (name, *(part for part in key if isinstance(part, int)))
-            if known not in self.asked:
-                self.asked.add(known)
+            draw_key = (name, *(part for part in key if isinstance(part, int)))
+            if draw_key not in self.requested:
+                self.requested.add(draw_key)
                 raise OSError("no entropy")
-            return found(*key)
+            return attribute(*key)
 
         return draw
 
 
-@pytest.mark.parametrize(("algorithm", "keys"), USERS)
-def test_a_source_that_fails_once_changes_nothing(algorithm, keys):
-    """A user tries again with the same message, and so do shuffler and server."""
+@pytest.mark.parametrize(("algorithm", "keys"), USER_SYSTEMS)
+def test_steps_can_be_repeated_after_a_noise_source_failed(algorithm, keys):
+    """Let users, shuffler and server retry; the results must not change."""
     plan, totals = plan_of(algorithm, **keys), []
-    for noise in (SeededNoise(4), Failing(4)):
+    for noise in (SeededNoise(4), FailsOncePerDraw(4)):
         agent, server = fastfed.parties.Silo(plan, 0, noise), fastfed.parties.Server(plan, noise)
         shuffler, messages = fastfed.parties.Shuffler(plan, noise), []
         for t in range(1, 11):
@@ -254,10 +262,10 @@ def test_a_source_that_fails_once_changes_nothing(algorithm, keys):
     np.testing.assert_array_equal(*totals)
 
 
-# -- What leaves whom ------------------------------------------------------------------------------
+# -- Messages --------------------------------------------------------------------------------------
 
 
-def test_a_users_message_is_their_point_and_noise_and_no_more():
+def test_a_users_message_is_their_point_plus_noise():
     plan = plan_of("linucb-sdp-amp", batch_size=5)
     user = fastfed.parties.User(plan, 7, SeededNoise(1))
     message = user.message([3.0, 4.0], -2.0)
@@ -271,17 +279,17 @@ def test_a_users_message_is_their_point_and_noise_and_no_more():
         message.values, noise + np.array([0.0, 0.0, 0.36, 0.48, 0.64]), rtol=1e-12
     )
     assert plan.user_std.times(np.sqrt(5)).parts == pytest.approx(plan.noise_std.parts)
-    # Another user, other noise.
+    # Another user has different noise.
     assert not np.array_equal(
         fastfed.parties.User(plan, 8, SeededNoise(1)).message([3.0, 4.0], -2.0).values,
         message.values,
     )
 
 
-def test_two_streams_are_shuffled_in_two_orders():
-    """A shuffled statistic has x y of one user and x x' of another (Algorithm 3)."""
+def test_both_streams_are_shuffled_in_different_orders():
+    """Check that a shuffled message has x y of one user and x x' of another (Algorithm 3)."""
     plan = plan_of("linucb-sdp-amp", batch_size=5)
-    sent = sent_by(plan, range(1, 6), SeededNoise(2))
+    sent = messages_of(plan, range(1, 6), SeededNoise(2))
     passed = fastfed.parties.Shuffler(plan, SeededNoise(2)).shuffle(sent[::-1])
     assert [type(m) for m in passed] == [Shuffled] * 5
     order, other = ([m.values[part].tobytes() for m in passed] for part in (np.s_[:2], np.s_[2:]))
@@ -290,12 +298,12 @@ def test_two_streams_are_shuffled_in_two_orders():
     places = [first.index(b) for b in order], [second.index(b) for b in other]
     assert [sorted(p) for p in places] == [list(range(5))] * 2
     assert places[0] != places[1] and list(range(5)) not in places
-    # Whatever the orders, the sum is the same but for its last digits.
+    # For any order the sum is the same up to rounding.
     total = fastfed.parties.Server(plan).combine(passed).values
     np.testing.assert_allclose(total, np.sum([m.values for m in sent], axis=0), rtol=1e-12)
 
 
-def test_orders_of_the_operating_system_differ_from_batch_to_batch():
+def test_system_noise_shuffles_each_batch_in_a_new_order():
     plan = plan_of("linucb-sdp-amp", horizon=400, batch_size=8)
     shuffler, orders = fastfed.parties.Shuffler(plan), set()
     for release in range(1, 51):
@@ -305,23 +313,23 @@ def test_orders_of_the_operating_system_differ_from_batch_to_batch():
         ]
         passed = shuffler.shuffle(sent)
         orders |= {tuple(m.values[0] for m in passed), tuple(m.values[2] - 10.0 for m in passed)}
-    # 100 of 40 320 orders: two coincide about once in eight runs, four with chance 10^-6.
+    # Among 100 of 40 320 orders, two coincide in one of eight runs, four with probability 10^-6.
     assert len(orders) > 96
 
 
 @pytest.mark.parametrize("keys", [{}, {"mechanism": "vector-sum"}])
-def test_without_a_shuffler_the_server_takes_the_users_messages(keys):
+def test_servers_without_a_shuffler_accept_users_messages(keys):
     plan = plan_of("linucb-ldp", batch_size=3, **keys)
-    sent = sent_by(plan, range(1, 4), SeededNoise(5))
+    sent = messages_of(plan, range(1, 4), SeededNoise(5))
     totals = [fastfed.parties.Server(plan).combine(s).values for s in (sent, sent[::-1])]
     np.testing.assert_array_equal(*totals)
     if not keys:
         np.testing.assert_allclose(totals[0], np.sum([m.values for m in sent], axis=0), rtol=1e-12)
 
 
-def test_bits_of_a_batch_are_mixed_under_each_label():
+def test_bits_of_a_batch_are_shuffled_per_label():
     plan = plan_of("linucb-sdp-vec", batch_size=3)
-    sent = sent_by(plan, range(1, 4), SeededNoise(5))
+    sent = messages_of(plan, range(1, 4), SeededNoise(5))
     (mixed,) = fastfed.parties.Shuffler(plan, SeededNoise(5)).shuffle(sent)
     assert type(mixed) is ShuffledBits
     straight = np.concatenate([m.bits for m in sent], axis=1)
@@ -332,10 +340,10 @@ def test_bits_of_a_batch_are_mixed_under_each_label():
     assert plan.bits_up_of(1) == straight.size * (1 + 3)  # five labels: 3 bits
 
 
-# -- Misuse is one clear sentence ------------------------------------------------------------------
+# -- Errors ----------------------------------------------------------------------------------------
 
 
-def test_an_agent_whose_users_send_neither_observes_nor_reports():
+def test_agents_whose_users_send_refuse_observe_and_report():
     plan = plan_of("linucb-ldp", batch_size=2, horizon=6)
     agent, server = fastfed.parties.Silo(plan), fastfed.parties.Server(plan)
     with pytest.raises(InputError, match="served needs a select before it"):
@@ -356,15 +364,15 @@ def test_an_agent_whose_users_send_neither_observes_nor_reports():
         agent.select(ACTIONS)
     with pytest.raises(InputError, match="the agent reports nothing"):
         agent.report()
-    broadcast = server.combine(sent_by(plan, (1, 2)))
+    broadcast = server.combine(messages_of(plan, (1, 2)))
     agent.receive(broadcast)
     assert not agent.due and agent.release == 1
     with pytest.raises(InputError, match="release 1"):
         agent.receive(broadcast)
     agent.select(ACTIONS)
     agent.served()
-    # The second batch has not ended: its sum would come too early.
-    early = server.combine(sent_by(plan, (3, 4)))
+    # The second batch has not ended, so its sum comes too early.
+    early = server.combine(messages_of(plan, (3, 4)))
     with pytest.raises(InputError, match="waits for release 1, got release 2"):
         agent.receive(early)
     agent.select(ACTIONS)
@@ -377,7 +385,7 @@ def test_an_agent_whose_users_send_neither_observes_nor_reports():
     ("algorithm", "keys"),
     [("linucb", {}), ("linucb", {"batch_size": 2}), ("linucb-jdp", {"batch_size": 2})],
 )
-def test_served_is_for_agents_whose_users_send(algorithm, keys):
+def test_agents_that_observe_rewards_refuse_served(algorithm, keys):
     agent = fastfed.parties.Silo(plan_of(algorithm, **keys))
     assert not agent.acts_only
     agent.select(ACTIONS)
@@ -387,7 +395,7 @@ def test_served_is_for_agents_whose_users_send(algorithm, keys):
     assert agent.round == 1
 
 
-def test_misuse_of_a_user():
+def test_errors_of_a_user():
     plan = plan_of("linucb-ldp", batch_size=5)
     user = fastfed.parties.User(plan, 3)
     for x, y, message in (
@@ -398,7 +406,7 @@ def test_misuse_of_a_user():
     ):
         with pytest.raises(InputError, match=message):
             user.message(x, y)
-    # What was refused was not sent.
+    # The refused calls did not send a message.
     assert user.message([1.0, 0.0], 1.0).release == 1
     with pytest.raises(InputError, match="user 3 has already made a message"):
         user.message([1.0, 0.0], 1.0)
@@ -408,8 +416,8 @@ def test_misuse_of_a_user():
 
 
 @pytest.mark.parametrize("algorithm", ["linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec"])
-def test_users_of_an_unfinished_last_batch_send_nothing(algorithm):
-    """23 rounds in batches of 5: there is no release for users 21, 22 and 23."""
+def test_users_of_an_unfinished_last_batch_are_refused(algorithm):
+    """Use 23 rounds in batches of 5: users 21, 22 and 23 have no release."""
     plan = plan_of(algorithm, batch_size=5)
     assert fastfed.parties.User(plan, 20).release == plan.releases == 4
     for number in (21, 23):
@@ -417,7 +425,7 @@ def test_users_of_an_unfinished_last_batch_send_nothing(algorithm):
             fastfed.parties.User(plan, number)
 
 
-def test_one_source_of_noise_gives_one_user_one_message():
+def test_one_noise_source_serves_each_user_once():
     noise, plan = SystemNoise(), plan_of("linucb-ldp", batch_size=5)
     fastfed.parties.User(plan, 3, noise).message([1.0, 0.0], 1.0)
     with pytest.raises(InputError, match="drawn already"):
@@ -425,12 +433,12 @@ def test_one_source_of_noise_gives_one_user_one_message():
 
 
 @pytest.mark.parametrize("algorithm", ["linucb-sdp-amp", "linucb-sdp-vec"])
-def test_the_shuffler_passes_on_whole_batches_only(algorithm):
-    """With a message missing or sent twice there would be less noise than the certificate says."""
+def test_the_shuffler_needs_complete_batches(algorithm):
+    """Check missing and repeated messages, with which the noise would be less than certified."""
     plan = plan_of(algorithm, batch_size=3)
     shuffler = fastfed.parties.Shuffler(plan)
-    sent, later = sent_by(plan, range(1, 4)), sent_by(plan, range(4, 7))
-    for wrong, message in (
+    sent, later = messages_of(plan, range(1, 4)), messages_of(plan, range(4, 7))
+    for wrong_messages, message in (
         (sent[:2], r"one message of each of the 3 users, got users \[0, 1\]"),
         ([*sent, sent[1]], r"of each of the 3 users, got users \[0, 1, 1, 2\]"),
         ([sent[0], sent[0], sent[2]], r"of each of the 3 users, got users \[0, 0, 2\]"),
@@ -440,23 +448,23 @@ def test_the_shuffler_passes_on_whole_batches_only(algorithm):
         ([*sent[:2], None], "messages, got NoneType"),
     ):
         with pytest.raises(InputError, match=message):
-            shuffler.shuffle(wrong)
+            shuffler.shuffle(wrong_messages)
     assert shuffler.release == 0
     shuffler.shuffle(sent)
     with pytest.raises(InputError, match="must be of release 2, got release 1"):
         shuffler.shuffle(sent)
-    other = plan_of(algorithm, batch_size=3, dimension=3)
+    other_plan = plan_of(algorithm, batch_size=3, dimension=3)
     x = np.zeros(3)
-    foreign = [fastfed.parties.User(other, t).message(x, 0.0) for t in range(4, 7)]
+    foreign = [fastfed.parties.User(other_plan, t).message(x, 0.0) for t in range(4, 7)]
     with pytest.raises(InputError, match="must have dimension 2, got 3"):
         shuffler.shuffle(foreign)
     assert shuffler.release == 1
 
 
 @pytest.mark.parametrize("algorithm", ["linucb-sdp-amp", "linucb-sdp-vec"])
-def test_the_server_takes_nothing_unshuffled(algorithm):
+def test_the_server_refuses_unshuffled_messages(algorithm):
     plan = plan_of(algorithm, batch_size=3)
-    server, sent = fastfed.parties.Server(plan), sent_by(plan, range(1, 4))
+    server, sent = fastfed.parties.Server(plan), messages_of(plan, range(1, 4))
     with pytest.raises(InputError, match="needs messages from a Shuffler"):
         server.combine(sent)
     passed = fastfed.parties.Shuffler(plan).shuffle(sent)
@@ -469,25 +477,25 @@ def test_the_server_takes_nothing_unshuffled(algorithm):
 
 
 @pytest.mark.parametrize("keys", [{}, {"mechanism": "vector-sum"}])
-def test_the_server_takes_whole_batches_only(keys):
+def test_the_server_needs_complete_batches(keys):
     plan = plan_of("linucb-ldp", batch_size=3, **keys)
-    server, sent = fastfed.parties.Server(plan), sent_by(plan, range(1, 4))
-    for wrong, message in (
+    server, sent = fastfed.parties.Server(plan), messages_of(plan, range(1, 4))
+    for wrong_messages, message in (
         (sent[:2], r"one report of each of the 3 users, got users \[0, 1\]"),
         ([*sent, sent[1]], "one report of each of the 3 users"),
-        (sent_by(plan, range(4, 7)), "must be of release 1, got release 2"),
+        (messages_of(plan, range(4, 7)), "must be of release 1, got release 2"),
     ):
         with pytest.raises(InputError, match=message):
-            server.combine(wrong)
+            server.combine(wrong_messages)
     assert server.release == 0
     assert server.combine(sent).release == 1
 
 
-def test_messages_of_another_kind_are_refused():
+def test_messages_of_other_types_are_refused():
     bits, sums = (
         plan_of("linucb-ldp", batch_size=1, mechanism=m) for m in ("vector-sum", "gaussian")
     )
-    (counted,), (added,) = sent_by(bits, [1]), sent_by(sums, [1])
+    (counted,), (added,) = messages_of(bits, [1]), messages_of(sums, [1])
     with pytest.raises(InputError, match="one report of each"):
         fastfed.parties.Server(bits).combine([added])
     with pytest.raises(InputError, match="one report of each"):
@@ -499,10 +507,10 @@ def test_messages_of_another_kind_are_refused():
 
 
 @pytest.mark.parametrize("algorithm", ["linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec"])
-def test_the_shortcut_of_the_simulation_is_no_deployment(algorithm):
+def test_deployments_refuse_aggregate_messages(algorithm):
     message = f'messages must be "individual" in a deployment of {algorithm}, got .aggregate.'
     with pytest.raises(InputError, match=message):
-        deployed(algorithm, batch_size=5, messages="aggregate")
+        make_deployed_system(algorithm, batch_size=5, messages="aggregate")
     assert plan_of(algorithm, batch_size=5).individual
     assert plan_of(algorithm, batch_size=5, messages="individual").individual
 
@@ -516,7 +524,7 @@ def test_the_shortcut_of_the_simulation_is_no_deployment(algorithm):
         ("fedlinucb", {"silos": 1, "batch_size": 5}),
     ],
 )
-def test_a_user_of_a_plan_in_which_users_do_not_send(algorithm, keys):
+def test_plans_whose_users_do_not_send_have_no_user(algorithm, keys):
     budget = {"epsilon": 1.0, "delta": 0.01} if "linucb-" in algorithm or "-f" in algorithm else {}
     if algorithm == "fedlinucb":
         budget = {}
@@ -526,8 +534,8 @@ def test_a_user_of_a_plan_in_which_users_do_not_send(algorithm, keys):
         fastfed.parties.User(system.plan, 1)
 
 
-def test_what_is_no_plan_is_refused():
-    system = deployed("linucb-ldp")
+def test_users_need_a_plan():
+    system = make_deployed_system("linucb-ldp")
     with pytest.raises(InputError, match=r"plan must be a Plan, such as system\.plan, got System"):
         fastfed.parties.User(system, 1)  # type: ignore[arg-type]
     peers = fastfed.make_system(

@@ -1,4 +1,4 @@
-"""The systems of a single agent: step driver and compiled driver play the same rounds."""
+"""Tests of systems with a single agent: the step driver and the compiled driver agree."""
 
 from __future__ import annotations
 
@@ -17,63 +17,70 @@ AGENTS = dict(problems.agents())
 PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
 
 
-def sphere(sizes: dict, **more) -> Sphere:
-    return Sphere(dimension=sizes["dimension"], actions=sizes["actions"], **more)
+def sphere(sizes: dict, **keys) -> Sphere:
+    """Return a sphere of the problem's sizes."""
+    return Sphere(dimension=sizes["dimension"], actions=sizes["actions"], **keys)
 
 
-def fixed(sizes: dict, **more) -> FixedSet:
-    return FixedSet(dimension=sizes["dimension"], actions=sizes["actions"], **more)
+def fixed_set(sizes: dict, **keys) -> FixedSet:
+    """Return a fixed set of actions of the problem's sizes."""
+    return FixedSet(dimension=sizes["dimension"], actions=sizes["actions"], **keys)
 
 
-def replay(sampling: str) -> Replay:
-    """Recorded rounds of five actions in three dimensions; six of them where they come back."""
-    draw = np.random.default_rng(5)
+def recorded_pool(sampling: str) -> Replay:
+    """Return recorded rounds of five actions in three dimensions.
+
+    With replacement there are only six rounds, so that they recur.
+    """
+    rng = np.random.default_rng(5)
     rounds = 6 if sampling == "with-replacement" else 40
-    contexts = draw.normal(size=(1, rounds, 5, 3))
+    contexts = rng.normal(size=(1, rounds, 5, 3))
     contexts /= np.linalg.norm(contexts, axis=-1, keepdims=True) * 1.0001
-    return Replay.from_arrays(contexts, draw.uniform(size=(1, rounds, 5)), sampling=sampling)
+    return Replay.from_arrays(contexts, rng.uniform(size=(1, rounds, 5)), sampling=sampling)
 
 
-@pytest.mark.parametrize("made", [sphere, fixed])
+@pytest.mark.parametrize("make_environment", [sphere, fixed_set])
 @pytest.mark.parametrize("name", AGENTS)
-def test_the_two_drivers_agree_bit_for_bit(name, made):
+def test_both_drivers_agree_bit_for_bit(name, make_environment):
     sizes = AGENTS[name]
-    e = experiment(made(sizes), sizes)
+    e = experiment(make_environment(sizes), sizes)
     plan = e.curves[0].system.plan
-    (fast,), (readable,) = both(e)
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(e)
+    same(compiled_outcome, step_outcome)
     releases = sizes["horizon"] // sizes["batch_size"]
     if plan.batch_size:
-        assert fast.synchronisations[-1] == releases == plan.releases
-        assert fast.total.any()
+        assert compiled_outcome.synchronisations[-1] == releases == plan.releases
+        assert compiled_outcome.total.any()
     else:
         assert sizes["protocol"] == "linucb" and sizes["batch_size"] == 1
 
 
-def test_the_corners_are_what_they_are_called():
-    """Lambda falls where the noise is low, and V is shifted under the noise of published codes."""
-    fallen = []
+def test_each_case_shows_what_its_name_says():
+    """Check that lambda falls in the cases with low noise and that all protocols occur."""
+    lambda_falls = []
     for name, sizes in AGENTS.items():
         if name.startswith("low noise"):
             e = experiment(sphere(sizes), sizes)
             plan = e.curves[0].system.plan
-            (played,), _ = both(e)
+            (outcome,), _ = both(e)
             v = np.zeros((plan.dimension, plan.dimension))
-            v[np.tril_indices(plan.dimension)] = played.total[plan.dimension :]
+            v[np.tril_indices(plan.dimension)] = outcome.total[plan.dimension :]
             full, floor = plan.regularizer[-1], plan.radius.floor[-1]
-            fallen.append(np.linalg.eigvalsh(v)[0] + full * 7 / 8 > floor > 0.0)
-    assert len(fallen) == 5 and sum(fallen) >= 3
-    assert {s["protocol"] for s in AGENTS.values()} == set(problems.AGENTS)
+            lambda_falls.append(np.linalg.eigvalsh(v)[0] + full * 7 / 8 > floor > 0.0)
+    assert len(lambda_falls) == 5 and sum(lambda_falls) >= 3
+    assert {sizes_["protocol"] for sizes_ in AGENTS.values()} == set(problems.AGENTS)
 
 
 @pytest.mark.parametrize("release", ["tree", "honaker", "toeplitz"])
 @pytest.mark.parametrize("radius", ["direct", "lemma-a2"])
-def test_they_agree_where_the_noisy_v_is_indefinite(radius, release):
+def test_drivers_agree_when_the_noisy_v_is_indefinite(radius, release):
     sizes = {"silos": 1, "horizon": 60, "batch_size": 4, "protocol": "linucb-jdp"}
     keys = {"regularizer": 1e-3, "epsilon": 0.1, "radius": radius, "release": release}
-    (fast,), (readable,) = both(experiment(Sphere(dimension=6, actions=8), sizes, **keys))
-    assert fast.events["indefinite"] > 0
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(
+        experiment(Sphere(dimension=6, actions=8), sizes, **keys)
+    )
+    assert compiled_outcome.events["indefinite"] > 0
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +92,12 @@ def test_they_agree_where_the_noisy_v_is_indefinite(radius, release):
         ("linucb-sdp-vec", {}),
     ],
 )
-def test_they_agree_where_users_noise_makes_v_indefinite(protocol, keys):
+def test_drivers_agree_when_noise_of_users_makes_v_indefinite(protocol, keys):
     sizes = {"silos": 1, "horizon": 30, "batch_size": 3, "protocol": protocol, **keys}
     e = experiment(FixedSet(dimension=4, actions=8), sizes, regularizer=1e-3, epsilon=0.5)
-    (fast,), (readable,) = both(e)
-    assert fast.events["indefinite"] > 0
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(e)
+    assert compiled_outcome.events["indefinite"] > 0
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("sampling", ["in-order", "without-replacement", "with-replacement"])
@@ -106,47 +113,54 @@ def test_they_agree_where_users_noise_makes_v_indefinite(protocol, keys):
         "one batch, linucb-ldp",
     ],
 )
-def test_they_agree_on_a_pool(name, sampling):
-    """A choice is remembered for what was offered and for the release it rested on: both change."""
+def test_drivers_agree_on_a_replayed_pool(name, sampling):
+    """Check that a cached choice is dropped when the action set or the release changes."""
     sizes = AGENTS[name]
-    (fast,), (readable,) = both(experiment(replay(sampling), sizes, radius_multiplier=0.01))
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(
+        experiment(recorded_pool(sampling), sizes, radius_multiplier=0.01)
+    )
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("driver", ["compiled", "step"])
-def test_a_batch_on_a_fixed_set_is_one_choice(driver):
-    """All users of a batch get one action, and news change it."""
+def test_each_batch_on_a_fixed_set_has_one_action(driver):
+    """Check that all users of a batch get the same action and that releases change it."""
     sizes = AGENTS["short last batch, linucb"] | {"horizon": 300, "batch_size": 10}
-    e = experiment(fixed(sizes), sizes)
-    fast, readable = both(e)
-    (actions,) = (fast if driver == "compiled" else readable)[0].actions
+    e = experiment(fixed_set(sizes), sizes)
+    compiled_outcomes, step_outcomes = both(e)
+    (actions,) = (compiled_outcomes if driver == "compiled" else step_outcomes)[0].actions
     batches = actions.reshape(-1, 10)
     assert (batches == batches[:, :1]).all()
     assert len(set(batches[:, 0])) > 2
 
 
-def test_they_agree_on_rewards_and_features_that_are_clipped():
+def test_drivers_agree_when_rewards_are_clipped():
     for protocol in ("linucb", "linucb-jdp", "linucb-ldp", "linucb-sdp-vec"):
         sizes = {"silos": 1, "horizon": 30, "batch_size": 5, "protocol": protocol}
-        law = RewardDistribution("gaussian", 0.5)
-        (fast,), (readable,) = both(experiment(Sphere(dimension=3, actions=4, reward=law), sizes))
-        assert fast.events["clipped_rewards"] > 0
-        same(fast, readable)
+        reward = RewardDistribution("gaussian", 0.5)
+        (compiled_outcome,), (step_outcome,) = both(
+            experiment(Sphere(dimension=3, actions=4, reward=reward), sizes)
+        )
+        assert compiled_outcome.events["clipped_rewards"] > 0
+        same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("protocol", problems.AGENTS)
-def test_they_agree_where_nothing_is_clipped(protocol):
-    """Bits then count beyond 0..2 g."""
+def test_drivers_agree_without_clipping(protocol):
+    """Check rewards for which bits count beyond the range 0 to 2 g."""
     sizes = {"silos": 1, "horizon": 30, "batch_size": 5, "protocol": protocol}
     environment = Sphere(dimension=3, actions=4, reward=RewardDistribution("gaussian", 2.0))
-    (fast,), (readable,) = both(experiment(environment, sizes, clip=False))
-    assert np.abs(fast.rewards).max() > 2.0 and fast.events["clipped_rewards"] == 0
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,) = both(experiment(environment, sizes, clip=False))
+    assert (
+        np.abs(compiled_outcome.rewards).max() > 2.0
+        and compiled_outcome.events["clipped_rewards"] == 0
+    )
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("rounds_per_call", [1, 7, None])
-def test_threads_and_calls_change_nothing(threads, rounds_per_call):
+def test_results_do_not_depend_on_threads_or_call_lengths(threads, rounds_per_call):
     for name in (
         "every round, linucb",
         "2^k + 1 releases, linucb-jdp",
@@ -156,41 +170,41 @@ def test_threads_and_calls_change_nothing(threads, rounds_per_call):
         "every round, linucb-jdp, calibration published-code, radius published-code",
     ):
         sizes = AGENTS[name]
-        for made in (sphere, fixed):
-            e = experiment(made(sizes), sizes)
-            opened = e.environment.open(e.seed, 0, e.silos)
-            plans = [c.system.plan for c in e.curves]
-            (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
-            (many,) = compiled.run(
-                opened,
+        for make_environment in (sphere, fixed_set):
+            e = experiment(make_environment(sizes), sizes)
+            environment = e.environment.open(e.seed, 0, e.silos)
+            plans = [curve.system.plan for curve in e.curves]
+            (outcome,) = compiled.run(environment, plans, e.checkpoints, record=True)
+            (threaded_outcome,) = compiled.run(
+                environment,
                 plans,
                 e.checkpoints,
                 record=True,
                 threads=threads,
                 rounds_per_call=rounds_per_call,
             )
-            same(one, many)
+            same(outcome, threaded_outcome)
 
 
 @pytest.mark.parametrize("radius", ["direct", "lemma-a2", "published-code"])
-@pytest.mark.parametrize("made", [sphere, fixed])
-def test_every_round_messages_of_users_are_their_sums(made, radius):
-    """B = 1: the one user's Gaussian noise is the batch's."""
+@pytest.mark.parametrize("make_environment", [sphere, fixed_set])
+def test_batches_of_one_user_equal_individual_messages(make_environment, radius):
+    """Check that for B = 1 the user's Gaussian noise equals the noise of the batch."""
     sizes = AGENTS["every round, linucb-ldp"]
     outcomes = []
     for messages in ("aggregate", "individual"):
-        e = experiment(made(sizes), sizes, messages=messages, radius=radius)
-        opened, plan = e.environment.open(e.seed, 0, 1), e.curves[0].system.plan
+        e = experiment(make_environment(sizes), sizes, messages=messages, radius=radius)
+        environment, plan = e.environment.open(e.seed, 0, 1), e.curves[0].system.plan
         assert plan.individual == (messages == "individual")
-        outcomes.append(server.run_one(opened, plan, e.checkpoints))
+        outcomes.append(server.run_one(environment, plan, e.checkpoints))
         if messages == "aggregate":
-            outcomes += compiled.run(opened, [plan], e.checkpoints, record=True)
-    for other in outcomes[1:]:
-        same(outcomes[0], other)
+            outcomes += compiled.run(environment, [plan], e.checkpoints, record=True)
+    for outcome in outcomes[1:]:
+        same(outcomes[0], outcome)
 
 
 @pytest.mark.parametrize(
-    "table",
+    "algorithm_keys",
     [
         {"algorithm": "linucb-ldp"},
         {"algorithm": "linucb-ldp", "mechanism": "vector-sum"},
@@ -198,20 +212,20 @@ def test_every_round_messages_of_users_are_their_sums(made, radius):
         {"algorithm": "linucb-sdp-vec"},
     ],
 )
-def test_messages_of_users_play_through_and_differ_in_their_noise_alone(table):
+def test_individual_and_aggregate_messages_differ_only_in_noise(algorithm_keys):
     keys = {
         "horizon": 30, "silos": 1, "seed": 3, "replicates": 2, "checkpoints": 30, "batch_size": 5,
         "radius_multiplier": 0.01, "epsilon": 200.0, "delta": 0.05,
     }  # fmt: skip
-    given = {k: v for k, v in table.items() if k != "algorithm"}
-    drawn = [
+    curve_keys = {key: value for key, value in algorithm_keys.items() if key != "algorithm"}
+    curves = [
         fastfed.simulate(
             {"kind": "sphere", "dimension": 3, "actions": 12},
-            table["algorithm"],
+            algorithm_keys["algorithm"],
             messages=messages,
             driver=driver,
             **keys,
-            **given,
+            **curve_keys,
         ).curves[0]
         for messages, driver in (
             ("individual", "compiled"),
@@ -219,20 +233,20 @@ def test_messages_of_users_play_through_and_differ_in_their_noise_alone(table):
             ("aggregate", "compiled"),
         )
     ]
-    own, readable, summed = (curve.group_regret for curve in drawn)
-    np.testing.assert_array_equal(own, readable)
-    assert (own != summed).any()
-    np.testing.assert_array_equal(own[:, :5], summed[:, :5])  # before the first release
-    # What travels is the users' messages either way.
-    np.testing.assert_array_equal(drawn[0].bits_up_counts, drawn[2].bits_up_counts)
+    individual, individual_steps, aggregate = (curve.group_regret for curve in curves)
+    np.testing.assert_array_equal(individual, individual_steps)
+    assert (individual != aggregate).any()
+    np.testing.assert_array_equal(individual[:, :5], aggregate[:, :5])  # before the first release
+    # The counted bits are those of the users' messages in both cases.
+    np.testing.assert_array_equal(curves[0].bits_up_counts, curves[2].bits_up_counts)
 
 
 @pytest.mark.parametrize(
     "environment", [Sphere(dimension=3, actions=6), FixedSet(dimension=3, actions=6)]
 )
-def test_curves_played_together_equal_curves_played_alone(environment):
+def test_curves_simulated_together_equal_curves_simulated_alone(environment):
     budget = {"epsilon": 5.0, "delta": 0.01}
-    tables = [
+    curve_keys = [
         {"algorithm": "linucb"},
         {"algorithm": "linucb", "batch_size": 7},
         {"algorithm": "linucb-jdp", **budget},
@@ -246,7 +260,7 @@ def test_curves_played_together_equal_curves_played_alone(environment):
         {"algorithm": "fedlinucb", "batch_size": 6},
         {"algorithm": "random"},
     ]
-    curves = [{"label": f"curve {i}", **table} for i, table in enumerate(tables)]
+    curves = [{"label": f"curve {i}", **keys_} for i, keys_ in enumerate(curve_keys)]
     keys = {"horizon": 31, "silos": 1, "seed": 3, "replicates": 2, "checkpoints": 9}
     together = fastfed.simulate(environment, curves=curves, threads=2, **keys)
     for curve in curves:
@@ -256,60 +270,60 @@ def test_curves_played_together_equal_curves_played_alone(environment):
         )
 
 
-def test_without_noise_batches_of_linucb_are_those_of_fedlinucb():
-    """One silo of the federation, lazily, under the same radius."""
+def test_batched_linucb_equals_fedlinucb_without_noise():
+    """Compare with a federation of one silo, lazy updates and the same radius."""
     sizes = {"silos": 1, "horizon": 40, "batch_size": 6}
     environment = Sphere(dimension=3, actions=6)
-    (one,), (other,) = (
+    (linucb,), (fedlinucb,) = (
         both(experiment(environment, sizes | {"protocol": protocol}))[0]
         for protocol in ("linucb", "none")
     )
-    np.testing.assert_array_equal(one.actions, other.actions)
-    np.testing.assert_array_equal(one.total, other.total)
+    np.testing.assert_array_equal(linucb.actions, fedlinucb.actions)
+    np.testing.assert_array_equal(linucb.total, fedlinucb.total)
 
 
-def test_every_round_without_noise_is_a_silo_alone():
+def test_linucb_with_batches_of_one_equals_local_linucb():
     sizes = {"silos": 1, "horizon": 40, "batch_size": 1}
     environment = Sphere(dimension=3, actions=6)
-    (one,), (other,) = (
+    (linucb,), (local_linucb,) = (
         both(experiment(environment, sizes | {"protocol": protocol}))[0]
         for protocol in ("linucb", "local")
     )
-    np.testing.assert_array_equal(one.actions, other.actions)
-    np.testing.assert_array_equal(one.group_regret, other.group_regret)
+    np.testing.assert_array_equal(linucb.actions, local_linucb.actions)
+    np.testing.assert_array_equal(linucb.group_regret, local_linucb.group_regret)
 
 
 @pytest.mark.parametrize("release", ["tree", "honaker", "toeplitz"])
-def test_a_trusted_agent_is_the_central_protocol_of_one_silo(release):
-    """Equal noise from equal budgets, and equal draws: the same rounds."""
+def test_a_trusted_agent_equals_the_central_protocol_with_one_silo(release):
+    """Check that equal budgets and draws give the same noise and rounds."""
     sizes = {"silos": 1, "horizon": 40, "batch_size": 3, "release": release}
     environment = Sphere(dimension=3, actions=6)
-    (one,), (other,) = (
+    (agent,), (central,) = (
         both(experiment(environment, sizes | {"protocol": protocol}))[0]
         for protocol in ("linucb-jdp", "central")
     )
-    np.testing.assert_array_equal(one.actions, other.actions)
-    np.testing.assert_array_equal(one.total, other.total)
-    assert one.bits_up[-1] == one.bits_down[-1] == 0 < other.bits_up[-1]
+    np.testing.assert_array_equal(agent.actions, central.actions)
+    np.testing.assert_array_equal(agent.total, central.total)
+    assert agent.bits_up[-1] == agent.bits_down[-1] == 0 < central.bits_up[-1]
 
 
-def test_what_travels():
-    """Counted by the plan, against the messages of the users added up by hand."""
+def test_bits_equal_the_users_messages():
+    """Compare the plan's counts with bits of the users' messages added by hand."""
     sizes = {"silos": 1, "horizon": 20, "batch_size": 6, "dimension": 3, "actions": 4}
     entries = 3 + 6
-    for protocol, each in (
+    for protocol, bits_per_user in (
         ("linucb", lambda plan: 0),
         ("linucb-jdp", lambda plan: 0),
         ("linucb-ldp", lambda plan: 64 * entries),
         ("linucb-sdp-amp", lambda plan: 64 * entries),
-        # A bit travels with the label of its entry: 9 labels, 4 bits.
+        # Each bit is sent with the label of its entry; 9 labels need 4 bits.
         ("linucb-sdp-vec", lambda plan: entries * plan.encoding.message_bits(0) * (1 + 4)),
     ):
         e = experiment(sphere(sizes), sizes | {"protocol": protocol})
         plan = e.curves[0].system.plan
-        (fast,), _ = both(e)
-        assert fast.bits_up[-1] == 3 * 6 * each(plan), protocol
-        assert fast.bits_down[-1] == 0
+        (outcome,), _ = both(e)
+        assert outcome.bits_up[-1] == 3 * 6 * bits_per_user(plan), protocol
+        assert outcome.bits_down[-1] == 0
 
 
 @pytest.mark.parametrize("reward", ["bernoulli", pytest.param("gaussian", marks=pytest.mark.slow)])
@@ -325,9 +339,10 @@ def test_what_travels():
         ("feducb", {"private": False, "lazy": False}),
     ],
 )
-def test_contenders_are_the_best_over_many_rounds(algorithm, keys, reward):
-    """Eager play over rows that come again scores a few actions only, until it must look at all."""
-    alone = algorithm == "linucb"
+def test_cached_candidates_contain_the_best_action(algorithm, keys, reward):
+    """Check eager play on recurring rows, where only a few candidates are scored until bounds
+    fail."""
+    is_single_agent = algorithm == "linucb"
     e = make_experiment(
         name="contenders",
         environment=FixedSet(
@@ -335,19 +350,19 @@ def test_contenders_are_the_best_over_many_rounds(algorithm, keys, reward):
         ),
         curves=[{"label": "a", "algorithm": algorithm, **keys}],
         horizon=2500,
-        silos=1 if alone else 2,
+        silos=1 if is_single_agent else 2,
         seed=4,
         checkpoints=7,
     )
-    (fast,), (readable,) = both(e)
-    same(fast, readable)
-    assert len(np.unique(fast.actions)) > 5
+    (compiled_outcome,), (step_outcome,) = both(e)
+    same(compiled_outcome, step_outcome)
+    assert len(np.unique(compiled_outcome.actions)) > 5
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 31, 33, 70])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_short_panel_of_bad_actions_is_not_beaten_by_its_padding(count, dtype):
-    """All scores are far below 0, that of a zero vector: padding must not raise the bar."""
+def test_padding_of_a_panel_is_never_selected(count, dtype):
+    """Use actions whose scores are far below 0, the score of a padding vector."""
     rng = np.random.default_rng(count)
     actions = rng.normal(size=(count, 3)).astype(dtype)
     actions[:, 0] = -np.abs(actions[:, 0]) - 1

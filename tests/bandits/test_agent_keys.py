@@ -1,4 +1,4 @@
-"""Config of the systems of a single agent: what they refuse, and what they certify."""
+"""Tests of the keys of systems with a single agent: errors and certificates."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ PRIVATE = AGENTS[1:]
 SHUFFLED = AGENTS[3:]
 
 
-def make(algorithm: str, setting: ProblemSpec = SETTING, **keys: Any) -> System:
-    """The system with a budget and batches of ten, unless ``keys`` say otherwise."""
-    given = {"batch_size": 10, **(BUDGET if algorithm in PRIVATE else {}), **keys}
+def make(algorithm: str, problem: ProblemSpec = SETTING, **keys: Any) -> System:
+    """Make the system with a budget and batches of ten; a key with value ``...`` is left out."""
+    all_keys = {"batch_size": 10, **(BUDGET if algorithm in PRIVATE else {}), **keys}
     return ALGORITHMS[algorithm].make(
-        {key: value for key, value in given.items() if value is not ...}, setting
+        {key: value for key, value in all_keys.items() if value is not ...}, problem
     )
 
 
-def sides(system: System) -> dict[str, SideCertificate]:
-    """What stands beside the claim, by the first word of its model."""
-    also = system.certificate.also
-    found = {side.model.split(":")[0]: side for side in also}
-    assert len(found) == len(also)
-    return found
+def side_claims(system: System) -> dict[str, SideCertificate]:
+    """Return the additional claims of the certificate by the first word of their model."""
+    listed = system.certificate.also
+    claims = {side.model.split(":")[0]: side for side in listed}
+    assert len(claims) == len(listed)
+    return claims
 
 
-# -- What is refused -------------------------------------------------------------------------------
+# -- Errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)
-def test_one_agent_and_one_sentence(algorithm):
-    """Every error names the key and, where there is one, the value; none has two lines."""
-    refused = [
+def test_errors_about_bad_keys_are_one_sentence(algorithm):
+    """Check that every error names the key and the value, if there is one."""
+    bad_keys = [
         ({"lazy": False}, "lazy must be true for a single agent"),
         ({"batch_size": 101}, r"batch_size must be <= horizon \(100\), got 101"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
@@ -66,7 +66,7 @@ def test_one_agent_and_one_sentence(algorithm):
         ({"silo_epsilon": [1.0]}, 'unknown key "silo_epsilon" for ' + algorithm),
     ]
     if algorithm in PRIVATE:
-        refused += [
+        bad_keys += [
             ({"epsilon": ...}, "epsilon is required"),
             ({"delta": ...}, "delta is required"),
             ({"epsilon": 0.0}, "epsilon must be > 0, got 0.0"),
@@ -90,14 +90,14 @@ def test_one_agent_and_one_sentence(algorithm):
             ),
         ]
     else:
-        refused += [({"epsilon": 1.0}, 'unknown key "epsilon" for linucb')]
+        bad_keys += [({"epsilon": 1.0}, 'unknown key "epsilon" for linucb')]
     if algorithm in AGENTS[1:4]:
-        refused += [
+        bad_keys += [
             ({"layout": "goe3"}, "layout must be one of .*got 'goe3'"),
             ({"layout": "goe2", **PUBLISHED}, 'layout must be "goe1" when .*got "goe2"'),
             ({"layout": "goe1", "calibration": "theorem"}, 'layout must be "iid" .*got "goe1"'),
         ]
-    for keys, message in refused:
+    for keys, message in bad_keys:
         with pytest.raises(InputError, match=message) as error:
             make(algorithm, **keys)
         assert "\n" not in str(error.value)
@@ -173,13 +173,13 @@ def test_one_agent_and_one_sentence(algorithm):
         ),
     ],
 )
-def test_keys_of_one_system(algorithm, keys, message):
+def test_errors_about_keys_of_one_system(algorithm, keys, message):
     with pytest.raises(InputError, match=message) as error:
         make(algorithm, **keys)
     assert "\n" not in str(error.value)
 
 
-def test_published_noise_of_one_round_does_not_exist():
+def test_published_noise_needs_at_least_two_rounds():
     with pytest.raises(
         InputError, match='calibration "published-code" needs a horizon of at least 2'
     ):
@@ -187,15 +187,15 @@ def test_published_noise_of_one_round_does_not_exist():
 
 
 @pytest.mark.parametrize("algorithm", AGENTS[:3])
-def test_every_round_is_the_default_without_a_shuffler(algorithm):
+def test_default_without_a_shuffler_is_a_release_in_every_round(algorithm):
     plan = make(algorithm, batch_size=...).plan
     assert plan.releases == (0 if algorithm == "linucb" else 100)
     assert plan.rows_per_round == 1
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)
-def test_one_silo_of_a_simulation(algorithm):
-    """The same sentence from an experiment, with the curve's label; one silo plays."""
+def test_simulations_need_one_silo(algorithm):
+    """Check that the error names the curve, and that a simulation with one silo runs."""
     budget = BUDGET if algorithm in PRIVATE else {}
     keys = {"horizon": 6, "batch_size": 3, **budget}
     sphere = {"kind": "sphere", "dimension": 2, "actions": 3}
@@ -211,49 +211,54 @@ def test_one_silo_of_a_simulation(algorithm):
 
 
 @pytest.mark.parametrize("budget", [(1.0, 0.01), (0.05, 1e-5), (9.0, 0.3)])
-def test_batches_of_the_theorems(budget):
+def test_batch_sizes_of_the_theorems(budget):
     epsilon, delta = budget
-    given = {"epsilon": epsilon, "delta": delta, "batch_size": "theorem"}
+    budget_keys = {"epsilon": epsilon, "delta": delta, "batch_size": "theorem"}
     for horizon, d in ((2000, 3), (50, 2), (1, 1)):
-        setting = ProblemSpec(silos=1, horizon=horizon, dimension=d)
-        at = horizon, d, epsilon, delta
-        kinds: list[tuple[str, dict[str, Any], int, str]] = [
+        problem = ProblemSpec(silos=1, horizon=horizon, dimension=d)
+        own_sizes = horizon, d, epsilon, delta
+        cases: list[tuple[str, dict[str, Any], int, str]] = [
             ("linucb-jdp", {}, linucb_bounds.batch_size_f_4(horizon), "F.4"),
             ("linucb-jdp", {"returning": 2}, linucb_bounds.batch_size_f_4(horizon), "F.4"),
             ("linucb-ldp", {}, linucb_bounds.batch_size_f_2(horizon), "F.2"),
-            ("linucb-sdp-amp", {}, linucb_bounds.batch_size_b_2(*at), "B.2"),
-            ("linucb-sdp-amp", {"returning": 2}, linucb_bounds.batch_size_e_4(*at), "E.4"),
+            ("linucb-sdp-amp", {}, linucb_bounds.batch_size_b_2(*own_sizes), "B.2"),
+            ("linucb-sdp-amp", {"returning": 2}, linucb_bounds.batch_size_e_4(*own_sizes), "E.4"),
             (
                 "linucb-sdp-amp",
                 {"returning": "every-batch"},
-                linucb_bounds.batch_size_e_4(*at),
+                linucb_bounds.batch_size_e_4(*own_sizes),
                 "E.4",
             ),
         ]
-        # Bits at tiny budgets are many, and all are accounted for.
+        # Tiny budgets need very many bits, whose account takes long.
         if epsilon >= 1.0:
-            kinds += [
+            cases += [
                 (
                     "linucb-ldp",
                     {"mechanism": "vector-sum"},
-                    linucb_bounds.batch_size_c_3(*at),
+                    linucb_bounds.batch_size_c_3(*own_sizes),
                     "C.3",
                 ),
-                ("linucb-sdp-vec", {}, linucb_bounds.batch_size_c_2(*at), "C.2"),
-                ("linucb-sdp-vec", {"returning": 2}, linucb_bounds.batch_size_e_6(*at), "E.6"),
+                ("linucb-sdp-vec", {}, linucb_bounds.batch_size_c_2(*own_sizes), "C.2"),
+                (
+                    "linucb-sdp-vec",
+                    {"returning": 2},
+                    linucb_bounds.batch_size_e_6(*own_sizes),
+                    "E.6",
+                ),
             ]
-        for algorithm, keys, expected, rule in kinds:
-            found = make(algorithm, setting, **given, **keys).plan.batch_size
+        for algorithm, keys, expected, rule in cases:
+            batch_size = make(algorithm, problem, **budget_keys, **keys).plan.batch_size
             sizes = {"T": horizon, "d": d, "epsilon": epsilon, "delta": delta}
-            assert found == expected == oracle.batch_size(rule, **sizes), (algorithm, keys)
-        of_linucb = make("linucb", setting, batch_size="theorem").plan.batch_size
+            assert batch_size == expected == oracle.batch_size(rule, **sizes), (algorithm, keys)
+        of_linucb = make("linucb", problem, batch_size="theorem").plan.batch_size
         assert of_linucb == (linucb_bounds.batch_size_f_4(horizon) if horizon > 1 else 0)
 
 
 # -- Certificates ----------------------------------------------------------------------------------
 
 
-def test_linucb_promises_nothing():
+def test_certificate_of_linucb_has_status_none():
     certificate = make("linucb").certificate
     assert (certificate.status, certificate.exact, certificate.claimed) == ("none", None, None)
 
@@ -268,7 +273,7 @@ MODELS = {
 
 @pytest.mark.parametrize("algorithm", PRIVATE)
 @pytest.mark.parametrize("relation", ["replace", "zero-out"])
-def test_the_claim_is_met_and_not_overpaid(algorithm, relation):
+def test_certificate_meets_the_claim_without_excess_noise(algorithm, relation):
     certificate = make(algorithm, relation=relation).certificate
     assert certificate.status == "proven" and all(c.holds for c in certificate.conditions)
     assert certificate.claimed.epsilon == 1.0
@@ -283,30 +288,30 @@ def test_the_claim_is_met_and_not_overpaid(algorithm, relation):
     ("calibration", "layout"),
     [("exact", "iid"), ("exact", "goe1"), ("exact", "goe2"), ("theorem", "iid")],
 )
-def test_the_exact_epsilon_of_local_noise_by_hand(calibration, layout):
-    """Balle and Wang's formula at the joint sensitivity of both streams, by the oracle."""
+def test_exact_epsilon_of_local_noise_follows_balle_and_wang(calibration, layout):
+    """Compare with the oracle's formula at the joint sensitivity of both streams."""
     ratio = {"covariance_ratio": 1.0} if calibration == "exact" else {}
     keys = {"layout": layout, "calibration": calibration, **ratio}
     certificate = make("linucb-ldp", **keys).certificate
     std = certificate.noise_std["bias"]
-    found = oracle.gaussian_epsilon(0.01, oracle.joint_sensitivity(layout) / std)
-    assert certificate.exact.epsilon == pytest.approx(found, rel=1e-6)
+    own_epsilon = oracle.gaussian_epsilon(0.01, oracle.joint_sensitivity(layout) / std)
+    assert certificate.exact.epsilon == pytest.approx(own_epsilon, rel=1e-6)
     expected = oracle.ldp_noise_std(1.0, 0.01)
     if calibration == "exact":
         expected = oracle.tight_noise_std(1.0, 0.01, layout=layout)
     assert std == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_exact_epsilon_of_the_published_local_noise():
-    """No less than what the published instances lose, where u' = -u is the worst change."""
+def test_exact_epsilon_of_published_local_noise():
+    """Check that it is at least the loss of the published instances, where u' = -u is worst."""
     certificate = make("linucb-ldp", **PUBLISHED).certificate
     std = certificate.noise_std["bias"] * math.sqrt(2.0)
     assert std == pytest.approx(oracle.published("linucb-ldp", T=100, d=3, **BUDGET).noise_std)
-    there = oracle.gaussian_epsilon(0.01, oracle.published_sensitivity("goe1") / std)
-    assert there * (1 - 1e-9) <= certificate.exact.epsilon < 1.2 * there
+    published_epsilon = oracle.gaussian_epsilon(0.01, oracle.published_sensitivity("goe1") / std)
+    assert published_epsilon * (1 - 1e-9) <= certificate.exact.epsilon < 1.2 * published_epsilon
 
 
-def test_the_noise_of_the_theorems():
+def test_noise_of_the_theorems():
     s = make("linucb-sdp-amp", calibration="theorem").certificate.noise_std["bias"]
     assert s == pytest.approx(oracle.amp_noise_std(1.0, 0.01, 10))
     s = make("linucb-jdp", calibration="theorem").certificate.noise_std["bias"]
@@ -322,16 +327,21 @@ def test_the_noise_of_the_theorems():
 
 
 @pytest.mark.parametrize("release", ["tree", "honaker", "toeplitz"])
-def test_a_trusted_agent_has_the_least_noise_of_its_release(release):
-    """Squared sensitivity by leaf: kappa = 4 nodes, what prefixes tell of them, sum of f_k^2."""
+def test_noise_of_a_trusted_agent_is_the_smallest_for_its_release(release):
+    """Check the squared sensitivity per leaf: 4 nodes, the prefixes of Honaker, or the sum of
+    f_k^2."""
     certificate = make("linucb-jdp", release=release, covariance_ratio=1.0).certificate
-    f = [math.comb(2 * k, k) / 4**k for k in range(10)]
-    squared = {"tree": 4, "honaker": 9 / 5 + 144 / 85, "toeplitz": sum(x * x for x in f)}[release]
+    coefficients = [math.comb(2 * k, k) / 4**k for k in range(10)]
+    squared = {
+        "tree": 4,
+        "honaker": 9 / 5 + 144 / 85,
+        "toeplitz": sum(coefficient * coefficient for coefficient in coefficients),
+    }[release]
     expected = oracle.tight_noise_std(1.0, 0.01, users=math.sqrt(squared))
     assert certificate.noise_std["bias"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_published_agent_is_unproven():
+def test_certificate_of_the_published_agent_is_unproven():
     certificate = make("linucb-jdp", **PUBLISHED).certificate
     assert (certificate.status, certificate.exact, certificate.also) == ("unproven", None, ())
     (claim,) = [c for c in certificate.conditions if type(c) is ClaimCondition]
@@ -342,7 +352,7 @@ def test_the_published_agent_is_unproven():
 
 
 @pytest.mark.parametrize("algorithm", AGENTS[2:])
-def test_published_noise_is_certified_as_what_it_is(algorithm):
+def test_certificate_gives_published_noise_its_true_epsilon(algorithm):
     certificate = make(algorithm, **PUBLISHED).certificate
     assert certificate.status == "proven"
     assert certificate.exact.epsilon > 1.0
@@ -350,11 +360,11 @@ def test_published_noise_is_certified_as_what_it_is(algorithm):
     assert any("regret bound is unproven" in caveat for caveat in certificate.caveats)
 
 
-# What stands beside the claim.
+# Additional claims of the certificate.
 
 
-def points(system: System, keys: dict[str, Any], **more: Any) -> Any:
-    """The mechanism that the keys ask for."""
+def local_mechanism(system: System, keys: dict[str, Any], **arguments: Any) -> Any:
+    """Return the mechanism of local noise for these keys."""
     budget = Budget(keys["epsilon"], keys["delta"], "replace")
     calibration = keys.get("calibration", "exact")
     ratio = keys["covariance_ratio"] if calibration == "exact" else 1.0
@@ -365,14 +375,14 @@ def points(system: System, keys: dict[str, Any], **more: Any) -> Any:
         shuffled=shuffled,
         calibration=calibration,
         covariance_ratio=ratio,
-        **more,
+        **arguments,
     )
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        # Lemma B.4 proves more than local privacy, and less.
+        # In some cases Lemma B.4 proves more than local privacy does, in others less.
         {"epsilon": 0.2, "delta": 1e-5, "batch_size": 1000},
         {"epsilon": 1.0, "delta": 1e-3, "batch_size": 20},
         {"epsilon": 0.02, "delta": 1e-3, "batch_size": 1000, "calibration": "theorem"},
@@ -380,61 +390,61 @@ def points(system: System, keys: dict[str, Any], **more: Any) -> Any:
         {"epsilon": 1.0, "delta": 1e-5, "batch_size": 1000, "returning": 2},
     ],
 )
-def test_shuffled_noise_is_worth_something_without_the_shuffler(keys):
-    setting = dataclasses.replace(SETTING, horizon=5000)
-    given = keys | ({} if "calibration" in keys else {"covariance_ratio": 1.0})
-    system = make("linucb-sdp-amp", setting, **given)
-    certificate, found = system.certificate, sides(system)
+def test_shuffled_noise_has_local_and_joint_guarantees(keys):
+    problem = dataclasses.replace(SETTING, horizon=5000)
+    all_keys = keys | ({} if "calibration" in keys else {"covariance_ratio": 1.0})
+    system = make("linucb-sdp-amp", problem, **all_keys)
+    certificate, claims = system.certificate, side_claims(system)
     returning = keys.get("returning", 1)
-    mechanism = points(system, given, returning=returning)
-    # The account is of the plan's noise, whose unit is a batch: equal but for a root's rounding.
+    mechanism = local_mechanism(system, all_keys, returning=returning)
+    # The account uses the plan's noise per batch; it is equal up to the rounding of a square root.
     exact, local = (pytest.approx(e, rel=1e-14) for e in (mechanism.exact(), mechanism.ldp()))
     assert certificate.exact.epsilon == exact and mechanism.exact() <= mechanism.ldp()
-    assert set(found) == {"local", "joint"}
-    assert found["local"].exact.epsilon == local
-    assert found["joint"].exact.epsilon == exact
+    assert set(claims) == {"local", "joint"}
+    assert claims["local"].exact.epsilon == local
+    assert claims["joint"].exact.epsilon == exact
     if keys.get("calibration", "exact") != "published-code":
         layout = "iid" if "calibration" in keys else "goe2"
         mu = oracle.joint_sensitivity(layout) / certificate.noise_std["bias"]
         by_hand = oracle.gaussian_epsilon(keys["delta"], math.sqrt(returning) * mu)
-        assert found["local"].exact.epsilon == pytest.approx(by_hand, rel=1e-6)
-    for side in found.values():
-        assert side.status == "proven" and side.claimed is None
-        assert (side.unit, side.relation) == ("user", "replace")
-        assert side.exact.delta == keys["delta"]
-        assert all(c.holds for c in side.conditions)
-        assert side.noise_std == certificate.noise_std
+        assert claims["local"].exact.epsilon == pytest.approx(by_hand, rel=1e-6)
+    for claim in claims.values():
+        assert claim.status == "proven" and claim.claimed is None
+        assert (claim.unit, claim.relation) == ("user", "replace")
+        assert claim.exact.delta == keys["delta"]
+        assert all(c.holds for c in claim.conditions)
+        assert claim.noise_std == certificate.noise_std
     if keys["batch_size"] == 20 and "calibration" not in keys:
-        # The lemma proves nothing for batches of 20: nothing is gained by the shuffler.
-        assert found["local"].exact == certificate.exact
+        # The lemma proves nothing for batches of 20, so the shuffler adds no privacy.
+        assert claims["local"].exact == certificate.exact
     if keys["batch_size"] == 1000 and "calibration" not in keys and returning == 1:
-        assert found["local"].exact.epsilon > certificate.exact.epsilon
+        assert claims["local"].exact.epsilon > certificate.exact.epsilon
         inverted = oracle.amp_inverted_noise_std(keys["epsilon"], keys["delta"], 1000)
-        # The best share of delta of this grid, or of another.
+        # The best share of delta may lie on a slightly different grid.
         assert certificate.noise_std["bias"] == pytest.approx(inverted, rel=0.02)
 
 
-def test_a_shuffler_would_add_to_local_noise():
-    setting = dataclasses.replace(SETTING, horizon=5000)
+def test_local_noise_has_a_stronger_guarantee_with_a_shuffler():
+    problem = dataclasses.replace(SETTING, horizon=5000)
     keys = {"epsilon": 1.0, "delta": 1e-5, "batch_size": 2000, "covariance_ratio": 1.0}
-    system = make("linucb-ldp", setting, **keys)
-    found, mechanism = sides(system), points(system, keys)
-    assert set(found) == {"shuffle"}
-    assert found["shuffle"].exact.epsilon == min(mechanism.ldp(), mechanism.amplified())
-    assert found["shuffle"].exact.epsilon < system.certificate.exact.epsilon == mechanism.exact()
-    # Lemma B.4 at another share of delta is no better than what was searched for.
+    system = make("linucb-ldp", problem, **keys)
+    claims, mechanism = side_claims(system), local_mechanism(system, keys)
+    assert set(claims) == {"shuffle"}
+    assert claims["shuffle"].exact.epsilon == min(mechanism.ldp(), mechanism.amplified())
+    assert claims["shuffle"].exact.epsilon < system.certificate.exact.epsilon == mechanism.exact()
+    # Other shares of delta in Lemma B.4 are not better than the share that the search found.
     for share in np.linspace(0.1, 0.9, 9):
         if not oracle.shuffling_condition(1.0, 2000, share * 1e-5):
             continue
-        left = (1e-5 - share * 1e-5) / (2000 * (math.e + 1) * 1.5)
+        remaining_delta = (1e-5 - share * 1e-5) / (2000 * (math.e + 1) * 1.5)
         mu = oracle.joint_sensitivity("goe2") / system.certificate.noise_std["bias"]
-        local = oracle.gaussian_epsilon(left, mu)
+        local = oracle.gaussian_epsilon(remaining_delta, mu)
         if not oracle.shuffling_condition(local, 2000, share * 1e-5):
             continue
-        epsilon, delta = oracle.shuffled_budget(local, left, 2000, share * 1e-5)
-        assert delta > 1e-5 or epsilon >= found["shuffle"].exact.epsilon * (1 - 1e-3)
-    # One user is nobody to be mixed with.
-    assert sides(make("linucb-ldp", setting, **(keys | {"batch_size": 1}))) == {}
+        epsilon, delta = oracle.shuffled_budget(local, remaining_delta, 2000, share * 1e-5)
+        assert delta > 1e-5 or epsilon >= claims["shuffle"].exact.epsilon * (1 - 1e-3)
+    # A shuffler has no effect on a batch of one user.
+    assert side_claims(make("linucb-ldp", problem, **(keys | {"batch_size": 1}))) == {}
 
 
 @pytest.mark.parametrize(
@@ -448,8 +458,8 @@ def test_a_shuffler_would_add_to_local_noise():
         ("linucb-ldp", {"mechanism": "vector-sum", "returning": "every-batch"}),
     ],
 )
-def test_bits_are_worth_something_to_others(algorithm, keys):
-    local = algorithm == "linucb-ldp"
+def test_bit_mechanisms_have_guarantees_under_other_trust_models(algorithm, keys):
+    is_local = algorithm == "linucb-ldp"
     system = make(algorithm, radius="lemma-a2", **keys)
     returning = {"every-batch": 10}.get(keys.get("returning", 1), keys.get("returning", 1))
     mechanism = calibrate_vector_batches(
@@ -457,42 +467,45 @@ def test_bits_are_worth_something_to_others(algorithm, keys):
         10,
         3,
         returning=returning,
-        local=local,
+        local=is_local,
         calibration=keys.get("calibration", "exact"),
         honest_fraction=keys.get("honest_fraction", 1.0),
     )
     assert system.plan.encoding.steps(0) == mechanism.g
     assert system.plan.encoding.noise_bits == (mechanism.b,)
-    certificate, found = system.certificate, sides(system)
+    certificate, claims = system.certificate, side_claims(system)
     assert certificate.exact.epsilon == mechanism.exact()
-    other = "shuffle" if local else "local"
+    other_model = "shuffle" if is_local else "local"
     expected = {model: epsilon for model, _, epsilon, _ in mechanism.sides()}
-    assert set(found) == ({other} if local else {other, "joint"} if expected else {"joint"})
-    for side in found.values():
-        assert side.status == "proven" and side.exact.delta == 0.01
-        assert side.exact.epsilon == expected.get(side.model, mechanism.exact())
-    if local:
-        # Ten users' bits hide more than one's.
-        assert found["shuffle"].exact.epsilon < certificate.exact.epsilon
-    elif "local" in found:
-        assert found["local"].exact.epsilon == mechanism.local_epsilon()
-        assert found["local"].exact.epsilon > certificate.exact.epsilon
+    assert set(claims) == (
+        {other_model} if is_local else {other_model, "joint"} if expected else {"joint"}
+    )
+    for claim in claims.values():
+        assert claim.status == "proven" and claim.exact.delta == 0.01
+        assert claim.exact.epsilon == expected.get(claim.model, mechanism.exact())
+    if is_local:
+        # The bits of ten users hide more than the bits of one user.
+        assert claims["shuffle"].exact.epsilon < certificate.exact.epsilon
+    elif "local" in claims:
+        assert claims["local"].exact.epsilon == mechanism.local_epsilon()
+        assert claims["local"].exact.epsilon > certificate.exact.epsilon
 
 
 @pytest.mark.parametrize("algorithm", PRIVATE)
-def test_what_a_run_breaks_is_said_beside_every_number(algorithm):
-    """Features unbounded and not clipped: nothing is proven but under that assumption, aloud."""
-    loose = dataclasses.replace(SETTING, features_bounded=False)
-    certificate = make(algorithm, loose, clip=False).certificate
+def test_every_claim_names_the_assumption_that_fails(algorithm):
+    """Check features that are neither bounded nor clipped: all claims are conditional and name
+    this."""
+    unbounded_problem = dataclasses.replace(SETTING, features_bounded=False)
+    certificate = make(algorithm, unbounded_problem, clip=False).certificate
     assert (certificate.status, certificate.exact) == ("unproven", None)
     assert certificate.also
-    for side in certificate.also:
-        assert side.status == "conditional" and side.exact is not None
-        failed = [c.text for c in side.conditions if not c.holds]
+    for claim in certificate.also:
+        assert claim.status == "conditional" and claim.exact is not None
+        failed = [condition.text for condition in claim.conditions if not condition.holds]
         assert any(text.startswith("feature norms <= 1") for text in failed)
-    assert make(algorithm, loose).certificate.status == "proven"
-    twice = dataclasses.replace(SETTING, multiplicity=2)
-    assert make(algorithm, twice).certificate.status == "unproven"
+    assert make(algorithm, unbounded_problem).certificate.status == "proven"
+    problem_with_two = dataclasses.replace(SETTING, multiplicity=2)
+    assert make(algorithm, problem_with_two).certificate.status == "unproven"
 
 
 # -- Users who return ------------------------------------------------------------------------------
@@ -514,36 +527,48 @@ def test_what_a_run_breaks_is_said_beside_every_number(algorithm):
         ("linucb-sdp-vec", {"calibration": "theorem"}),
     ],
 )
-def test_users_who_return_are_protected_as_a_whole(algorithm, keys, returning):
-    """No more batches than there are: ten."""
-    most = min(10, 10 if isinstance(returning, str) else returning)
-    once, often = make(algorithm, **keys), make(algorithm, returning=returning, **keys)
-    certificate = often.certificate
+def test_certificate_protects_returning_users_in_all_batches(algorithm, keys, returning):
+    """Check this for at most ten batches, the number in the run."""
+    max_batches = min(10, 10 if isinstance(returning, str) else returning)
+    single_system, returning_system = (
+        make(algorithm, **keys),
+        make(algorithm, returning=returning, **keys),
+    )
+    certificate = returning_system.certificate
     assert certificate.status == "proven"
     assert certificate.exact.epsilon <= certificate.claimed.epsilon == 1.0
-    trusted = [c for c in certificate.conditions if "a user takes part in at most" in c.text]
-    assert [c.holds for c in trusted] == [True]
-    assert f"at most {most} batches, once in each" in trusted[0].text
-    assert not any("takes part" in c.text for c in once.certificate.conditions)
-    for side in certificate.also:
-        assert any(f"at most {most} batches" in c.text for c in side.conditions)
+    conditions_on_users = [
+        condition
+        for condition in certificate.conditions
+        if "a user takes part in at most" in condition.text
+    ]
+    assert [condition.holds for condition in conditions_on_users] == [True]
+    assert f"at most {max_batches} batches, once in each" in conditions_on_users[0].text
+    assert not any(
+        "takes part" in condition.text for condition in single_system.certificate.conditions
+    )
+    for claim in certificate.also:
+        assert any(
+            f"at most {max_batches} batches" in condition.text for condition in claim.conditions
+        )
     if keys.get("calibration") == "theorem":
         return
     assert certificate.exact.epsilon > 0.99
-    grown = certificate.noise_std["bias"] / once.certificate.noise_std["bias"]
+    noise_ratio = certificate.noise_std["bias"] / single_system.certificate.noise_std["bias"]
     if algorithm == "linucb-jdp" and not keys:
-        squared = oracle.tree_group_sensitivity2(range(1, most + 1), 10)
-        assert grown == pytest.approx(math.sqrt(squared / 4), rel=1e-6)
+        squared = oracle.tree_group_sensitivity2(range(1, max_batches + 1), 10)
+        assert noise_ratio == pytest.approx(math.sqrt(squared / 4), rel=1e-6)
     elif algorithm == "linucb-jdp":
-        assert grown > math.sqrt(most)
+        assert noise_ratio > math.sqrt(max_batches)
     else:
-        # M0 messages are independent: mu^2 adds up. Bits are whole, and their tails heavier.
-        rel = 0.03 if often.plan.protocol.bits else 1e-6
-        assert grown == pytest.approx(math.sqrt(most), rel=rel)
+        # M0 messages are independent, so that mu^2 adds up. Numbers of bits are integers, and their
+        # tails are heavier.
+        rel = 0.03 if returning_system.plan.protocol.bits else 1e-6
+        assert noise_ratio == pytest.approx(math.sqrt(max_batches), rel=rel)
 
 
-def test_the_theorems_for_returning_users():
-    """Theorem E.3 with its logarithm put right, and E.5, at the budget of one batch."""
+def test_noise_of_the_theorems_for_returning_users():
+    """Check Theorem E.3 with a corrected logarithm, and E.5, at the budget of one batch."""
     amp = make("linucb-sdp-amp", calibration="theorem", returning="every-batch").certificate
     expected = oracle.amp_returning_noise_std(1.0, 0.01, 10, 10)
     assert amp.noise_std["bias"] == pytest.approx(expected)
@@ -561,21 +586,25 @@ def test_the_theorems_for_returning_users():
     ("radius", "proven"),
     [("direct", True), ("lemma-a2", True), ("lemma-a4", False), ("published-code", False)],
 )
-def test_which_radius_is_proven(algorithm, radius, proven):
+def test_only_some_radii_have_a_proven_regret_bound(algorithm, radius, proven):
     assert make(algorithm, radius=radius).theory.proven == proven
-    caveat = [c for c in make(algorithm, radius=radius).certificate.caveats if "regret" in c]
-    assert bool(caveat) != proven
+    caveats = [
+        caveat_
+        for caveat_ in make(algorithm, radius=radius).certificate.caveats
+        if "regret" in caveat_
+    ]
+    assert bool(caveats) != proven
     assert not make(algorithm, radius=radius, radius_multiplier=0.5).theory.proven
     if radius != "published-code":
         assert make(algorithm, radius=radius, regularizer=1e9).theory.regularizer.max() == 1e9
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)
-def test_a_regularizer_of_ones_own(algorithm):
+def test_a_given_regularizer_is_used_with_every_radius(algorithm):
     for radius in ("direct", "lemma-a2", "lemma-a4", "published-code"):
         plan = make(algorithm, radius=radius, regularizer=777.0).plan
         assert set(plan.regularizer) == {777.0}
-    # Under another radius the printed lambda has to be asked for.
+    # With another radius, the printed lambda must be requested.
     printed = make(algorithm, radius="lemma-a4").plan.regularizer
-    asked = make(algorithm, radius="lemma-a2", regularizer="lemma-a4").plan
-    np.testing.assert_array_equal(asked.regularizer, printed)
+    plan_with_printed = make(algorithm, radius="lemma-a2", regularizer="lemma-a4").plan
+    np.testing.assert_array_equal(plan_with_printed.regularizer, printed)

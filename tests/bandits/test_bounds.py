@@ -20,7 +20,7 @@ TABLE = [bounds.privacy_cost_central_jdp, bounds.privacy_cost_silo_ldp, bounds.p
 BUDGETED = [*TABLE, bounds.corollary_5_2, bounds.corollary_5_4, bounds.single_agent_central]
 
 
-def test_table_1() -> None:
+def test_rows_of_table_1_follow_their_formulas() -> None:
     central = 1000 * 10**0.75 * math.log(1e4) ** 0.25 / math.sqrt(0.5)
     assert bounds.privacy_cost_central_jdp(T, M, D, EPSILON, DELTA) == pytest.approx(central)
     assert bounds.privacy_cost_sdp(T, M, D, EPSILON, DELTA) == pytest.approx(central)
@@ -29,7 +29,7 @@ def test_table_1() -> None:
     assert ldp / central == pytest.approx(M**0.25)
 
 
-def test_theorems() -> None:
+def test_theorems_follow_their_formulas() -> None:
     assert bounds.non_private_regret(T, M, D, B, ALPHA) == pytest.approx(NON_PRIVATE)
     ldp = 100 * 1000**0.75 * math.log(1e4) ** 0.25 / math.sqrt(0.5)
     assert bounds.theorem_5_1(T, M, D, B, EPSILON, DELTA, ALPHA) == pytest.approx(
@@ -60,7 +60,7 @@ def test_ranges_of_the_theorems() -> None:
     )
 
 
-def test_appendix_c() -> None:
+def test_bounds_of_appendix_c_follow_their_formulas() -> None:
     low, high, nu = 3.0, 9.0, 1.5
     growth = math.log(1 + 1e6 / 30)
     beta = math.sqrt(2 * math.log(200) + 10 * growth) + 3.0 + 1.5
@@ -128,7 +128,7 @@ def test_theorems_take_a_constant_and_refuse_bad_input(theorem: Callable[..., fl
         theorem(T, M, D, B, EPSILON, DELTA, ALPHA, constant=-1)
 
 
-def test_corollaries() -> None:
+def test_corollaries_follow_their_formulas() -> None:
     ldp = bounds.privacy_cost_silo_ldp(T, M, D, EPSILON, DELTA)
     assert bounds.corollary_5_2(T, M, D, EPSILON, DELTA) == pytest.approx(10_000 + ldp)
     central = bounds.privacy_cost_central_jdp(T, M, D, EPSILON, DELTA)
@@ -151,14 +151,16 @@ def test_corollaries() -> None:
         (13, 2, 3, 4),
     ],
 )
-def test_batch_rule(horizon: int, silos: int, batch_size: int, synchronisations: int) -> None:
+def test_batch_size_and_synchronisations_of_corollary_5_2(
+    horizon: int, silos: int, batch_size: int, synchronisations: int
+) -> None:
     assert bounds.batch_size_corollary_5_2(horizon, silos) == batch_size
     assert bounds.synchronisations_corollary_5_2(horizon, silos) == synchronisations
     if horizon == silos * batch_size**2:
         assert synchronisations == math.sqrt(silos * horizon)
 
 
-def test_bad_sizes() -> None:
+def test_bad_sizes_are_refused() -> None:
     with pytest.raises(InputError, match="silos must be an integer >= 1, got 0"):
         bounds.batch_size_corollary_5_2(100, 0)
     with pytest.raises(InputError, match="lambda_max must be >= 2, got 1"):

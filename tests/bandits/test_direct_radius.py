@@ -1,8 +1,8 @@
-"""The direct radius: its three events hold often enough, and imply its inequality.
+"""Check the direct radius: its three events have their probability, and they imply its inequality.
 
-Whole runs, message by message. In every run the test knows what no server may know (theta*, the
-raw sums, so the noise) and checks events and inequality from their definitions. The failure
-probability is 0.2, large enough to be seen to fail.
+Simulate whole runs, message by message. In every run the test knows what no server may know: theta*
+and the raw sums, and so the noise. It checks events and inequality from their definitions. The
+failure probability is 0.2, large enough for failures to occur.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fastfed.simulation.systems import problem_spec
 
 ALPHA = 0.2
 SPHERE = Sphere(dimension=3, actions=5)
-#: Least ratio that rounding errors of double precision may leave of an inequality.
-CLOSE = 1.0 + 1e-9
+#: Factor by which rounding errors of double precision may violate an inequality.
+ROUNDING_FACTOR = 1.0 + 1e-9
 
 CURVES = {
     "tree": {"protocol": "silo-ldp", "release": "tree", "epsilon": 0.5},
@@ -45,26 +45,32 @@ CURVES = {
         "protocol": "shuffle-vector", "release": "tree", "epsilon": 5.0, "lazy": False
     },
 }  # fmt: skip
-RUNS = 80  # of each curve, for the frequency of the events
-FEW = 16  # of each curve, for what holds in every run
+RUNS = 80  # of each curve, to estimate the frequency of the events
+FEW_RUNS = 16  # of each curve, for statements that hold in every run
 
 
-def system_of(curve: str, **more: object) -> System:
-    keys = {"batch_size": 5, "delta": 0.01, "failure_probability": ALPHA, **CURVES[curve], **more}
+def system_of(curve: str, **changes: object) -> System:
+    keys = {
+        "batch_size": 5,
+        "delta": 0.01,
+        "failure_probability": ALPHA,
+        **CURVES[curve],
+        **changes,
+    }
     silos = 2 if CURVES[curve].get("lazy", True) else 3
-    setting = problem_spec(SPHERE.facts(silos, 60), silos, 60)
-    return ALGORITHMS["private-fedlinucb"].make(keys, setting)
+    problem = problem_spec(SPHERE.facts(silos, 60), silos, 60)
+    return ALGORITHMS["private-fedlinucb"].make(keys, problem)
 
 
 @dataclass
-class Seen:
-    """What one run showed."""
+class RunResult:
+    """The observations of one run."""
 
     noise: bool = True  # event 1: N >= -n I at every release
     error: bool = True  # event 2: ||N theta* - h|| <= E at every release
     rewards: bool = True  # event 3: the self-normalised bound at every V used
-    broken: int = 0  # actions and rounds against the inequality
-    dominated: bool = True  # G + c I <= f V wherever event 1 holds
+    broken: int = 0  # actions and rounds that violate the inequality
+    dominated: bool = True  # G + c I <= f V whenever event 1 holds
     fell: bool = False  # lambda below its full value after some release
     indefinite: bool = False
 
@@ -73,8 +79,8 @@ class Seen:
         return self.noise and self.error and self.rewards
 
 
-class Watcher:
-    """Plays one run, noting what happens, and compares all of it with docs/radius.md at the end."""
+class ObservedRun:
+    """Simulate one run and record it, then compare all records with docs/radius.md at the end."""
 
     def __init__(self, system: System, replicate: int, inflate: bool = True) -> None:
         self.plan, self.inflate = system.plan, inflate
@@ -87,12 +93,12 @@ class Watcher:
         d = self.plan.dimension
         self.released = np.zeros((d, d)), np.zeros(d)  # G and u of what was synchronised
         self.local = [(np.zeros((d, d)), np.zeros(d)) for _ in self.silos]
-        # One row of each for every action played, every V used, and every release.
+        # One row for every chosen action, for every V used, and for every release.
         self.plays: list[tuple] = []
         self.used: list[tuple] = []
         self.releases: list[tuple] = []
 
-    def run(self) -> Seen:
+    def run(self) -> RunResult:
         for silo in self.silos:
             self.note_sums(silo)
         for round in range(1, self.plan.horizon + 1):
@@ -100,12 +106,12 @@ class Watcher:
                 self.play(silo, round)
             if self.silos[0].due:
                 self.synchronise()
-        seen = Seen(rewards=self.rewards_hold(), broken=self.broken())
+        seen = RunResult(rewards=self.rewards_hold(), broken=self.broken())
         self.judge_releases(seen)
         return seen
 
     def raw(self, silo: Silo) -> tuple[np.ndarray, np.ndarray]:
-        """G and u of the silo's V."""
+        """Return G and u of the silo's V."""
         if self.plan.lazy:
             return self.released
         gram, u = self.local[silo.index]
@@ -146,14 +152,15 @@ class Watcher:
         self.releases.append((*noted, silo.indefinite))
 
     def broken(self) -> int:
-        """Actions and rounds against the inequality."""
+        """Count actions and rounds that violate the inequality."""
         x, w, error, radius, bonus = (np.array(part) for part in zip(*self.plays, strict=True))
         error, t, root = error[:, None], w.transpose(0, 2, 1), np.linalg.inv(w)
-        # Actions that occur, and V error, where <x, error> is largest for its ||x||_{V^-1}.
+        # Use the actions that occur, and V error, for which <x, error> is largest relative to
+        # ||x||_{V^-1}.
         x = np.concatenate([x, error @ root @ root.transpose(0, 2, 1), error], axis=1)
         width = radius[:, None] * np.sqrt(np.square(x @ t).sum(axis=-1))
         width += bonus[:, None] * np.sqrt(np.square(x @ t @ w).sum(axis=-1))
-        return int((np.abs((x * error).sum(axis=-1)) > CLOSE * width).sum())
+        return int((np.abs((x * error).sum(axis=-1)) > ROUNDING_FACTOR * width).sum())
 
     def rewards_hold(self) -> bool:
         gram, u = (np.array(part) for part in zip(*self.used, strict=True))
@@ -164,7 +171,7 @@ class Watcher:
         found = (s * np.linalg.solve(anchored, s[..., None])[..., 0]).sum(axis=-1)
         return bool((found <= radius.scale**2 * (radius.base + grown)).all())
 
-    def judge_releases(self, seen: Seen) -> None:
+    def judge_releases(self, seen: RunResult) -> None:
         values, gram, u, w, inflation, indefinite = (
             np.array(part) for part in zip(*self.releases, strict=True)
         )
@@ -178,8 +185,8 @@ class Watcher:
         v = np.linalg.inv(w.transpose(0, 2, 1) @ w)
         lam = v[:, 0, 0] - released[:, 0, 0]
         anchored = gram + self.plan.radius.anchor * np.eye(d)
-        least = np.linalg.eigvalsh(CLOSE * inflation[:, None, None] * v - anchored)[:, 0]
-        # The noise is bounded at this release and at all before it.
+        least = np.linalg.eigvalsh(ROUNDING_FACTOR * inflation[:, None, None] * v - anchored)[:, 0]
+        # The noise is bounded at this release and at all releases before it.
         so_far = np.logical_and.accumulate(holds)
         seen.noise = bool(holds.all())
         seen.error = bool((error <= self.plan.radius.error_bound[k]).all())
@@ -188,115 +195,128 @@ class Watcher:
         seen.dominated = bool(((least >= 0.0) | ~so_far).all())
 
 
-def runs_of_all(runs: int) -> dict[str, list[Seen]]:
-    """So many runs of each of the 8 curves."""
-    found = {}
+def results_of_all_curves(runs: int) -> dict[str, list[RunResult]]:
+    """Return the given number of runs of each of the 8 curves."""
+    by_curve = {}
     for number, curve in enumerate(CURVES):
         system = system_of(curve)
         assert system.theory.proven
         start = number * RUNS
-        found[curve] = [Watcher(system, start + i).run() for i in range(runs)]
-    return found
+        by_curve[curve] = [ObservedRun(system, start + i).run() for i in range(runs)]
+    return by_curve
 
 
 @pytest.fixture(scope="module")
-def played() -> dict[str, list[Seen]]:
-    """FEW runs of each curve."""
-    return runs_of_all(FEW)
+def results_by_curve() -> dict[str, list[RunResult]]:
+    """Return FEW_RUNS runs of each curve."""
+    return results_of_all_curves(FEW_RUNS)
 
 
 def failures_allowed(runs: int) -> int:
-    """Were the events to fail with probability ALPHA, more than this once in 10^6 times."""
+    """Return a number of failures that is exceeded with probability 10^-6 at most.
+
+    Each run fails with probability ALPHA.
+    """
     return int(stats.binom.isf(1e-6, runs, ALPHA))
 
 
 @pytest.mark.slow
-def test_the_events_hold_as_often_as_promised():
-    """False alarm: below 10^-6 for all runs together, 8 x 10^-6 for the curves one by one.
+def test_events_hold_with_their_probability():
+    """Count failures of the events in RUNS runs of each curve.
 
-    Power: failures in 0.33 of all runs, or in 0.58 of one curve's, are seen 99 times in 100.
+    The probability of a false alarm is below 10^-6 for all runs together, and 8 x 10^-6 for the
+    curves one by one. A failure rate of 0.33 of all runs, or 0.58 of one curve's, is detected 99
+    times in 100.
     """
-    played = runs_of_all(RUNS)
-    failed = {curve: sum(not s.events for s in seen) for curve, seen in played.items()}
+    results_by_curve = results_of_all_curves(RUNS)
+    failed = {
+        curve: sum(not result.events for result in results)
+        for curve, results in results_by_curve.items()
+    }
     assert sum(failed.values()) <= failures_allowed(8 * RUNS), failed
     for curve, count in failed.items():
         assert count <= failures_allowed(RUNS), curve
-    # And the bounds are near what they bound: a tenth of the failures allowed are seen.
+    # The bounds are not too large: at least a tenth of the allowed failures occur.
     assert sum(failed.values()) >= 0.1 * ALPHA * 8 * RUNS, failed
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_the_events_imply_the_inequality(played, curve):
-    """No probability here: a proof says so, in every round and direction."""
-    for seen in played[curve]:
-        assert seen.dominated
-        if seen.events:
-            assert seen.broken == 0
-            assert not seen.indefinite
+def test_events_imply_the_inequality(results_by_curve, curve):
+    """Check this in every round and direction, since it is proven without probability."""
+    for result in results_by_curve[curve]:
+        assert result.dominated
+        if result.events:
+            assert result.broken == 0
+            assert not result.indefinite
 
 
-def test_lambda_really_falls(played):
-    """The data-dependent part of the proof is part of these tests."""
-    fell = {curve: sum(s.fell for s in seen) for curve, seen in played.items()}
-    assert sum(fell.values()) >= 0.3 * 8 * FEW, fell
+def test_lambda_falls_in_many_runs(results_by_curve):
+    """Check that these tests cover the data-dependent part of the proof."""
+    fell = {
+        curve: sum(result.fell for result in results) for curve, results in results_by_curve.items()
+    }
+    assert sum(fell.values()) >= 0.3 * 8 * FEW_RUNS, fell
     assert fell["central, eager"] > 0
     assert fell["vector"] > 0
-    assert fell["tree"] < FEW  # in some runs it never does
+    assert fell["tree"] < FEW_RUNS  # in some runs it never falls
 
 
-# ---- planted faults -----------------------------------------------------------------------------
+# ---- Deliberate faults --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("curve", ["tree", "vector"])
-def test_an_error_bound_three_times_too_small_is_seen(curve):
+def test_error_bounds_three_times_too_small_are_detected(curve):
     system = system_of(curve)
     radius = system.plan.radius
     radius = dataclasses.replace(radius, error_bound=radius.error_bound / 3.0)
     wrong = dataclasses.replace(system, plan=dataclasses.replace(system.plan, radius=radius))
-    failed = sum(not Watcher(wrong, i).run().events for i in range(40))
+    failed = sum(not ObservedRun(wrong, i).run().events for i in range(40))
     assert failed > failures_allowed(40)
 
 
-def test_a_noise_bound_three_times_too_small_is_seen():
+def test_noise_bounds_three_times_too_small_are_detected():
     system = system_of("central")
     theory = system.theory
     low = theory.regularizer + (theory.lambda_max - theory.regularizer) / 3.0
     wrong = dataclasses.replace(system, theory=dataclasses.replace(theory, lambda_max=low))
-    failed = sum(not Watcher(wrong, i).run().events for i in range(40))
+    failed = sum(not ObservedRun(wrong, i).run().events for i in range(40))
     assert failed > failures_allowed(40)
 
 
-def test_a_reward_scale_three_times_too_small_is_seen():
+def test_reward_scales_three_times_too_small_are_detected():
     system = system_of("central, eager")
     radius = dataclasses.replace(system.plan.radius, scale=system.plan.radius.scale / 3.0)
     wrong = dataclasses.replace(system, plan=dataclasses.replace(system.plan, radius=radius))
-    failed = sum(not Watcher(wrong, i).run().events for i in range(40))
+    failed = sum(not ObservedRun(wrong, i).run().events for i in range(40))
     assert failed > failures_allowed(40)
 
 
-def low_floor(system: System) -> System:
+def with_low_floor(system: System) -> System:
     radius = system.plan.radius
     radius = dataclasses.replace(radius, floor=1e-6 * radius.floor)
     return dataclasses.replace(system, plan=dataclasses.replace(system.plan, radius=radius))
 
 
-def test_inflation_left_out_at_a_low_floor_is_seen():
-    """Without f, V with lambda = 0 does not dominate G + c I; with f it does, at any floor."""
-    system = low_floor(system_of("central, eager"))
-    assert not all(Watcher(system, i, inflate=False).run().dominated for i in range(20))
+def test_missing_inflation_at_a_low_floor_is_detected():
+    """Check that V with lambda = 0 does not dominate G + c I without f.
+
+    With f it does, for any floor.
+    """
+    system = with_low_floor(system_of("central, eager"))
+    assert not all(ObservedRun(system, i, inflate=False).run().dominated for i in range(20))
     for i in range(20):
-        seen = Watcher(system, i).run()
-        assert seen.dominated
-        assert seen.broken == 0 or not seen.events
+        result = ObservedRun(system, i).run()
+        assert result.dominated
+        assert result.broken == 0 or not result.events
 
 
-def test_a_second_bonus_left_out_is_seen():
-    """gamma = 0: the inequality breaks in some run in which the events hold."""
+def test_missing_second_bonus_is_detected():
+    """Check gamma = 0: some run violates the inequality although the events hold."""
 
-    class Without(Watcher):
+    class WithoutSecondBonus(ObservedRun):
         def play(self, silo: Silo, round: int) -> None:
             silo._second_bonus = 0.0
             super().play(silo, round)
 
-    runs = [Without(system_of("tree"), i).run() for i in range(10)]
-    assert any(seen.events and seen.broken for seen in runs)
+    runs = [WithoutSecondBonus(system_of("tree"), i).run() for i in range(10)]
+    assert any(result.events and result.broken for result in runs)

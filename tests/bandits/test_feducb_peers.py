@@ -34,10 +34,12 @@ def play_round(peer: fastfed.parties.Peer) -> None:
 
 
 def make_peers(
-    system_: Any, noise: Callable[[int], Any] = lambda i: None
+    peer_system: Any, noise: Callable[[int], Any] = lambda i: None
 ) -> list[fastfed.parties.Peer]:
     """Return the peers of a system; ``noise(i)`` returns the noise source of peer i."""
-    return [fastfed.parties.Peer(system_.plan, i, noise(i)) for i in range(system_.plan.silos)]
+    return [
+        fastfed.parties.Peer(peer_system.plan, i, noise(i)) for i in range(peer_system.plan.silos)
+    ]
 
 
 @pytest.mark.parametrize("lazy", [True, False])
@@ -54,15 +56,15 @@ def make_peers(
 @pytest.mark.parametrize("graph", [{"graph": "line", "gamma": 2}, {"graph": "ring"}])
 def test_deployed_peers_reach_the_same_sums(keys, lazy, graph):
     """Use noise from the operating system, with one source for each silo."""
-    system_ = system(horizon=30, **keys, **graph, lazy=lazy)
-    peers = make_peers(system_)
-    network: Network[Message] = Network(system_.plan.graph, system_.plan.gamma)
+    peer_system = system(horizon=30, **keys, **graph, lazy=lazy)
+    peers = make_peers(peer_system)
+    network: Network[Message] = Network(peer_system.plan.graph, peer_system.plan.gamma)
     messages = step_peers(peers, network, 30)
-    for _ in range(system_.plan.gamma):
+    for _ in range(peer_system.plan.gamma):
         for i, message in network.deliver():
             peers[i].receive(message)
     assert any(isinstance(m, Sums) for m in messages)
-    for part in system_.plan.parts:
+    for part in peer_system.plan.parts:
         estimators = [peers[i].estimators[part.estimator] for i in part.clique]
         reports = [
             m for m in messages
@@ -81,9 +83,9 @@ def test_deployed_peers_reach_the_same_sums(keys, lazy, graph):
 
 
 def test_two_deployments_draw_different_noise():
-    system_ = system(**STEADY, horizon=4, silos=2)
+    peer_system = system(**STEADY, horizon=4, silos=2)
     messages_per_run = [
-        step_peers(make_peers(system_), Network(system_.plan.graph, 1), 4) for _ in range(2)
+        step_peers(make_peers(peer_system), Network(peer_system.plan.graph, 1), 4) for _ in range(2)
     ]  # fmt: skip
     first, second = (
         [message.report.values for message in run if isinstance(message, Sums)]
@@ -94,10 +96,10 @@ def test_two_deployments_draw_different_noise():
 
 
 def test_a_shared_noise_source_never_repeats_a_draw():
-    system_ = system(horizon=12, **STEADY, graph="line")
+    peer_system = system(horizon=12, **STEADY, graph="line")
     shared = SystemNoise()
-    step_peers(make_peers(system_, lambda i: shared), Network(system_.plan.graph, 3), 12)
-    second_peer = fastfed.parties.Peer(system_.plan, 0, shared)
+    step_peers(make_peers(peer_system, lambda i: shared), Network(peer_system.plan.graph, 3), 12)
+    second_peer = fastfed.parties.Peer(peer_system.plan, 0, shared)
     with pytest.raises(InputError, match="use one SystemNoise for each system"):
         for _ in range(12):
             play_round(second_peer)
@@ -105,21 +107,21 @@ def test_a_shared_noise_source_never_repeats_a_draw():
 
 
 def test_errors_about_wrong_arguments_are_one_sentence():
-    system_ = system(**STEADY)
+    peer_system = system(**STEADY)
     central = fastfed.make_system("feducb", silos=2, horizon=9, dimension=2, private=False)
     with pytest.raises(
         InputError, match=r"a PeerPlan, such as system\.plan of feducb-\w+, got Sys"
     ):
-        fastfed.parties.Peer(system_)
+        fastfed.parties.Peer(peer_system)
     with pytest.raises(InputError, match="plan must be a PeerPlan"):
         fastfed.parties.Peer(central.plan)
     for make_party in (fastfed.parties.Silo, fastfed.parties.Server, fastfed.parties.Shuffler):
         with pytest.raises(InputError, match="has no server, each silo is a Peer"):
-            make_party(system_.plan)
+            make_party(peer_system.plan)
     for index in (-1, 4, 1.0, True):
         with pytest.raises(InputError, match="index must be an integer"):
-            fastfed.parties.Peer(system_.plan, index)
-    peer = fastfed.parties.Peer(system_.plan, 1)
+            fastfed.parties.Peer(peer_system.plan, index)
+    peer = fastfed.parties.Peer(peer_system.plan, 1)
     with pytest.raises(InputError, match="message must be a Request or Sums, got Report"):
         peer.receive(Report(1, 2, np.zeros(5)))
     for estimator in (1, -1, 0.0, None):
@@ -141,8 +143,8 @@ def test_errors_about_wrong_arguments_are_one_sentence():
 
 
 def test_a_peer_waits_for_all_reports():
-    system_ = system(silos=3, **STEADY)
-    peers = make_peers(system_)
+    peer_system = system(silos=3, **STEADY)
+    peers = make_peers(peer_system)
     for peer in peers:
         play_round(peer)
         assert peer.outbox() == []
@@ -163,8 +165,8 @@ def test_a_peer_waits_for_all_reports():
 
 def test_a_request_is_answered_after_the_next_use():
     """Check that the report covers both uses and that the other estimator sends nothing."""
-    system_ = system(silos=2, private=False, communication=1e6, gamma=2)
-    peer, chosen_features = fastfed.parties.Peer(system_.plan, 1), []
+    peer_system = system(silos=2, private=False, communication=1e6, gamma=2)
+    peer, chosen_features = fastfed.parties.Peer(peer_system.plan, 1), []
     for t in (1, 2, 3):
         a = peer.select(ACTIONS)
         peer.observe(0.5)
@@ -187,8 +189,8 @@ def test_a_request_is_answered_after_the_next_use():
 
 
 def test_a_peer_that_requested_ignores_other_requests():
-    system_ = system(silos=3, private=False, communication=1e-9)
-    peers = make_peers(system_)
+    peer_system = system(silos=3, private=False, communication=1e-9)
+    peers = make_peers(peer_system)
     for peer in peers:
         play_round(peer)
     requests = [peer.outbox() for peer in peers]
@@ -202,10 +204,10 @@ def test_a_peer_that_requested_ignores_other_requests():
 
 
 def test_messages_of_other_cliques_are_ignored():
-    system_ = system(**STEADY, graph="line", gamma=1)
-    assert system_.plan.graph.cliques(1) == ((0, 1), (2, 3))
-    peers = make_peers(system_, lambda i: SeededNoise(5))
-    undisturbed = fastfed.parties.Peer(system_.plan, 1, SeededNoise(5))
+    peer_system = system(**STEADY, graph="line", gamma=1)
+    assert peer_system.plan.graph.cliques(1) == ((0, 1), (2, 3))
+    peers = make_peers(peer_system, lambda i: SeededNoise(5))
+    undisturbed = fastfed.parties.Peer(peer_system.plan, 1, SeededNoise(5))
     for _ in range(2):
         for peer in (*peers, undisturbed):
             play_round(peer)
@@ -276,13 +278,13 @@ def test_a_wrong_report_is_never_counted_and_does_not_block_correct_reports(name
 
 def check_bad_message(name: str, moment: str) -> None:
     """Run peers where peer 0 receives the wrong message at this moment; compare with its twin."""
-    system_ = system(silos=3, horizon=8, **STEADY)
-    peers = make_peers(system_, lambda i: SeededNoise(5))
-    twin = fastfed.parties.Peer(system_.plan, 0, SeededNoise(5))
+    peer_system = system(silos=3, horizon=8, **STEADY)
+    peers = make_peers(peer_system, lambda i: SeededNoise(5))
+    twin = fastfed.parties.Peer(peer_system.plan, 0, SeededNoise(5))
     all_peers = [*peers, twin]
     correct: dict[tuple[int, int], Message] = {}
     # Peers with the same seeds give the correct messages of release 1.
-    reference_peers = make_peers(system_, lambda i: SeededNoise(5))
+    reference_peers = make_peers(peer_system, lambda i: SeededNoise(5))
     for peer in reference_peers:
         play_round(peer)
         play_round(peer)
@@ -322,8 +324,8 @@ def check_bad_message(name: str, moment: str) -> None:
 def test_requests_for_invalid_rounds_are_refused(round):
     """Send requests to estimator 1, which is used in rounds 1, 3 and 5; its use in round 1 is
     over."""
-    system_ = system(silos=2, horizon=20, private=False, communication=1e6, gamma=2)
-    peer = fastfed.parties.Peer(system_.plan, 1)
+    peer_system = system(silos=2, horizon=20, private=False, communication=1e6, gamma=2)
+    peer = fastfed.parties.Peer(peer_system.plan, 1)
     play_round(peer)
     with pytest.raises(InputError):
         peer.receive(Request(0, 1, round))
@@ -332,8 +334,8 @@ def test_requests_for_invalid_rounds_are_refused(round):
 
 def test_a_late_request_does_not_block_the_peer():
     """Send a request whose use and next use are over; the peer must be able to continue."""
-    system_ = system(silos=2, private=False, communication=1e6)
-    peer = fastfed.parties.Peer(system_.plan, 1)
+    peer_system = system(silos=2, private=False, communication=1e6)
+    peer = fastfed.parties.Peer(peer_system.plan, 1)
     play_round(peer)
     play_round(peer)
     receive_ignoring_errors(peer, Request(0, 0, 1))
@@ -346,8 +348,8 @@ def test_a_late_request_does_not_block_the_peer():
 
 
 def test_a_repeated_request_after_the_reports_has_no_effect():
-    system_ = system(silos=2, private=False, communication=1e6)
-    peers = make_peers(system_)
+    peer_system = system(silos=2, private=False, communication=1e6)
+    peers = make_peers(peer_system)
     for peer in peers:
         play_round(peer)
     request = Request(0, 0, 1)
@@ -375,13 +377,13 @@ class FailingNoise(SeededNoise):
 
 
 def test_a_report_is_sent_after_its_noise_source_recovers():
-    system_ = system(silos=2, horizon=6, **STEADY)
+    peer_system = system(silos=2, horizon=6, **STEADY)
     source = FailingNoise(5)
     peer, undisturbed = (
-        fastfed.parties.Peer(system_.plan, 0, source),
-        fastfed.parties.Peer(system_.plan, 0, SeededNoise(5)),
+        fastfed.parties.Peer(peer_system.plan, 0, source),
+        fastfed.parties.Peer(peer_system.plan, 0, SeededNoise(5)),
     )
-    other_peer = fastfed.parties.Peer(system_.plan, 1, SeededNoise(5))
+    other_peer = fastfed.parties.Peer(peer_system.plan, 1, SeededNoise(5))
     for each_peer in (peer, undisturbed, other_peer):
         play_round(each_peer)
     play_round(undisturbed)
@@ -407,12 +409,12 @@ def test_an_observation_can_be_repeated_after_trigger_noise_failed():
                 raise OSError("no entropy")
             return super().trigger(silo, round, dimension)
 
-    system_ = system(
+    peer_system = system(
         silos=2, horizon=6, epsilon=1e4, delta=0.01, **QUIET, communication=1e6, gamma=2
     )
     failing, undisturbed = (
-        fastfed.parties.Peer(system_.plan, 0, FailsOnce(5)),
-        fastfed.parties.Peer(system_.plan, 0, SeededNoise(5)),
+        fastfed.parties.Peer(peer_system.plan, 0, FailsOnce(5)),
+        fastfed.parties.Peer(peer_system.plan, 0, SeededNoise(5)),
     )
     for t in range(1, 6):
         for peer in (failing, undisturbed):
@@ -432,10 +434,10 @@ def test_an_observation_can_be_repeated_after_trigger_noise_failed():
 def test_errors_of_a_waiting_peer_name_its_silo_and_round():
     """Check that the error names neither the position in the clique nor the use of the
     estimator."""
-    system_ = system(silos=6, horizon=30, **STEADY, graph="line", gamma=2)
-    clique = next(c for c in system_.plan.graph.cliques(2) if 5 in c)
+    peer_system = system(silos=6, horizon=30, **STEADY, graph="line", gamma=2)
+    clique = next(c for c in peer_system.plan.graph.cliques(2) if 5 in c)
     assert clique.index(5) != 5
-    peer = fastfed.parties.Peer(system_.plan, 5)
+    peer = fastfed.parties.Peer(peer_system.plan, 5)
     for _ in range(4):
         play_round(peer)
     with pytest.raises(InputError, match=r"silo 5\b.*\bround 5\b"):

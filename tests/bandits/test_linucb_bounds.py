@@ -1,4 +1,4 @@
-"""Bounds and batch rules of private LinUCB: against the oracle, and what is proven of them."""
+"""Check bounds and batch rules of private LinUCB against the oracle, and check what is proven."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THEOREMS: dict[str, Bound] = {
     "F.1": bounds.proposition_f_1,
     "F.3": bounds.proposition_f_3,
 }
-# T, d, epsilon, delta; and T alone.
+# Of T, d, epsilon and delta; below, of T alone.
 RULES: dict[str, Callable[..., int]] = {
     "B.2": bounds.batch_size_b_2,
     "B.3": bounds.batch_size_b_3,
@@ -34,7 +34,7 @@ RULES: dict[str, Callable[..., int]] = {
     "E.4": bounds.batch_size_e_4,
     "E.6": bounds.batch_size_e_6,
 }
-FREE: dict[str, Callable[..., int]] = {
+RULES_OF_T: dict[str, Callable[..., int]] = {
     "3.3": bounds.batch_size_3_3,
     "F.2": bounds.batch_size_f_2,
     "F.4": bounds.batch_size_f_4,
@@ -43,93 +43,93 @@ SIZES = list(product((1, 30, 20_000, 10**9), (1, 5, 300), (1e-3, 0.2, 1.0, 15.0)
 ALPHAS = (1.0, 1e-3)
 
 
-def batches(horizon: int) -> list[int]:
+def batch_sizes(horizon: int) -> list[int]:
     return sorted({1, math.ceil(math.sqrt(horizon)), horizon})
 
 
-def agree(ours: float, theirs: float) -> None:
-    assert math.isclose(ours, theirs, rel_tol=1e-12), (ours, theirs)
+def check_equal(actual: float, expected: float) -> None:
+    assert math.isclose(actual, expected, rel_tol=1e-12), (actual, expected)
 
 
-# -- Against the oracle ----------------------------------------------------------------------------
+# -- Comparison with the oracle --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("result", THEOREMS)
-def test_theorems_are_the_oracles(result: str) -> None:
+def test_theorems_equal_the_oracles_theorems(result: str) -> None:
     for (T, d, epsilon, delta), alpha in product(SIZES, ALPHAS):
-        for B in batches(T):
+        for B in batch_sizes(T):
             sizes = {"T": T, "B": B, "d": d, "epsilon": epsilon, "delta": delta, "alpha": alpha}
-            agree(
+            check_equal(
                 THEOREMS[result](T, d, B, epsilon, delta, alpha, constant=0.7),
                 oracle.regret_bound(result, **sizes, constant=0.7),
             )
 
 
-def test_returning_users_of_the_central_model_are_the_oracles() -> None:
+def test_bound_of_returning_users_equals_the_oracles_bound() -> None:
     for T, d, epsilon, delta in SIZES:
-        for M0 in batches(T):
+        for M0 in batch_sizes(T):
             budget = {"epsilon": epsilon, "delta": delta, "alpha": 0.1}
-            agree(
+            check_equal(
                 bounds.proposition_e_7(T, d, epsilon, delta, M0, constant=3.0),
                 oracle.regret_bound("E.7", T=T, B=1, d=d, M0=M0, **budget, constant=3.0),
             )
 
 
-def test_lemmas_are_the_oracles() -> None:
+def test_lemmas_equal_the_oracles_lemmas() -> None:
     for T, d, scale, _ in SIZES:
-        for B, alpha in product(batches(T), ALPHAS):
-            agree(
+        for B, alpha in product(batch_sizes(T), ALPHAS):
+            check_equal(
                 bounds.lemma_a_2(T, d, B, 1.0 + scale, scale),
                 oracle.lemma_a2(1.0 + scale, T=T, B=B, d=d, lam_min=scale),
             )
             for sigma in (0.0, scale):
-                agree(
+                check_equal(
                     bounds.lemma_a_4(T, d, B, sigma, alpha, constant=0.7),
                     oracle.lemma_a4(sigma, T=T, B=B, d=d, alpha=alpha, constant=0.7),
                 )
 
 
-def test_batch_rules_are_the_oracles() -> None:
+def test_batch_rules_equal_the_oracles_rules() -> None:
     for T, d, epsilon, delta in SIZES:
         sizes: dict[str, Any] = {"T": T, "d": d, "epsilon": epsilon, "delta": delta}
         for constant in (0.01, 1.0, 40.0):
-            for rule, ours in RULES.items():
-                B = ours(T, d, epsilon, delta, constant=constant)
+            for rule, package_rule in RULES.items():
+                B = package_rule(T, d, epsilon, delta, constant=constant)
                 assert oracle.batch_size(rule, **sizes, constant=constant) == B, rule
-            for rule, free in FREE.items():
-                assert free(T, constant=constant) == oracle.batch_size(
+            for rule, rule_of_T in RULES_OF_T.items():
+                assert rule_of_T(T, constant=constant) == oracle.batch_size(
                     rule, **sizes, constant=constant
                 )
         for rule in ("3.3", *RULES):
-            agree(
+            check_equal(
                 bounds.corollary_bound(rule, *sizes.values(), constant=0.7),
                 oracle.corollary_bound(rule, **sizes, constant=0.7),
             )
 
 
-# -- By hand ---------------------------------------------------------------------------------------
+# -- Values calculated by hand ---------------------------------------------------------------------
 
 
-def test_by_hand() -> None:
-    at = (10_000, 16, 100, 0.25, 0.01, 0.01)  # d^(3/4) / sqrt(epsilon) = 16
+def test_bounds_have_values_calculated_by_hand() -> None:
+    arguments = (10_000, 16, 100, 0.25, 0.01, 0.01)  # d^(3/4) / sqrt(epsilon) = 16
     logs = math.log(1e4) * math.log(1e6)
-    first = 1600 * math.log(1e4)
-    mended = (math.log(1e6) * math.log(1e4) * math.log(200)) ** 0.25
-    assert bounds.theorem_e_3(*at) == pytest.approx(first + 16_000 * mended * logs)
-    assert bounds.theorem_c_1(*at) == pytest.approx(
-        first + 16 * 10**2.5 * math.log(25_600) ** 0.5 * logs
+    first_term = 1600 * math.log(1e4)
+    corrected = (math.log(1e6) * math.log(1e4) * math.log(200)) ** 0.25
+    assert bounds.theorem_e_3(*arguments) == pytest.approx(first_term + 16_000 * corrected * logs)
+    assert bounds.theorem_c_1(*arguments) == pytest.approx(
+        first_term + 16 * 10**2.5 * math.log(25_600) ** 0.5 * logs
     )
-    assert bounds.proposition_f_3(*at) == pytest.approx(
+    assert bounds.proposition_f_3(*arguments) == pytest.approx(
         1600 + 1600 * math.log(100) ** 0.25 * math.log(1e6)
     )
-    lemma = bounds.lemma_a_2(30, 2, 4, 1.5, 5.0)  # G = ln 4
-    assert lemma == pytest.approx(8 + 6 * math.sqrt(240 * math.log(2)))
+    bound_of_lemma = bounds.lemma_a_2(30, 2, 4, 1.5, 5.0)  # G = ln 4
+    assert bound_of_lemma == pytest.approx(8 + 6 * math.sqrt(240 * math.log(2)))
     # Powers of T alone are exact, and 1000^(3/5) = 63.1.
-    assert [free(6**4) for free in (bounds.batch_size_f_2, bounds.batch_size_f_4)] == [216, 36]
+    assert [rule(6**4) for rule in (bounds.batch_size_f_2, bounds.batch_size_f_4)] == [216, 36]
     assert [bounds.batch_size_3_3(T) for T in (1, 1000, 3**5, 10**10)] == [1, 64, 27, 10**6]
 
 
-def test_what_cannot_be_divided_is_still_finite() -> None:
+def test_bounds_of_tiny_budgets_are_finite() -> None:
     tiny = 1e-310  # 1 / tiny is infinite
     for bound in THEOREMS.values():
         assert math.isfinite(bound(100, 3, 10, 1.0, tiny, tiny))
@@ -137,14 +137,14 @@ def test_what_cannot_be_divided_is_still_finite() -> None:
         assert rule(100, 3, 5e-324, tiny) == 100
 
 
-# -- What is proven --------------------------------------------------------------------------------
+# -- Proven properties -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("result", THEOREMS)
 def test_bounds_are_monotone(result: str) -> None:
     bound = THEOREMS[result]
     for (T, d, epsilon, delta), alpha in product(SIZES[len(SIZES) // 4 :], ALPHAS):
-        for B in batches(T):
+        for B in batch_sizes(T):
             value = bound(T, d, B, epsilon, delta, alpha)
             assert bound(2 * T, d, B, epsilon, delta, alpha) > value
             assert bound(T, 2 * d, B, epsilon, delta, alpha) > value
@@ -176,85 +176,100 @@ def test_batch_rules_are_monotone() -> None:
 
 
 @pytest.mark.parametrize("result", ["B.1", "C.1", "E.3", "E.3-mended", "E.5", "F.1"])
-def test_the_dropped_term_does_no_harm(result: str) -> None:
-    """Where d sqrt(T) ln(T/alpha) is above the second term, the first is above T."""
-    found = 0
+def test_bounds_without_the_dropped_term_still_hold(result: str) -> None:
+    """Check that the first term exceeds T if d sqrt(T) ln(T/alpha) exceeds the second term."""
+    count = 0
     for T, d, epsilon, delta, alpha in product(
         (30, 10**4, 10**9), (1, 10**4, 10**8, 10**12), (0.1, 1.0), (0.1, 1e-5), ALPHAS
     ):
         dropped = d * math.sqrt(T) * math.log(T / alpha)
-        for B in batches(T):
+        for B in batch_sizes(T):
             bound = THEOREMS[result](T, d, B, epsilon, delta, alpha)
-            first = d * B * (1.0 if result == "F.1" else math.log(T))
-            if bound - first < dropped:
-                found += 1
-                assert first >= T
-    assert found
+            first_term = d * B * (1.0 if result == "F.1" else math.log(T))
+            if bound - first_term < dropped:
+                count += 1
+                assert first_term >= T
+    assert count
 
 
-def test_in_the_central_model_it_does() -> None:
-    """From d epsilon^2 = ln(1/delta) on the dropped term leads F.3, whatever T."""
+def test_central_bound_fails_without_the_dropped_term() -> None:
+    """Check F.3: from d epsilon^2 = ln(1/delta) on, the dropped term is the largest for every T."""
     delta, epsilon, alpha = math.exp(-4.0), 0.5, 1e-3
     for T, d in product((10**4, 10**12), (15, 17)):
-        second = bounds.proposition_f_3(T, d, 1, epsilon, delta, alpha) - d
+        second_term = bounds.proposition_f_3(T, d, 1, epsilon, delta, alpha) - d
         dropped = d * math.sqrt(T) * math.log(T / alpha)
-        assert (dropped > second) == (d > 16)
+        assert (dropped > second_term) == (d > 16)
 
 
-def test_lemma_a_4_gives_the_bounds() -> None:
-    """Second terms at the noise of the theorems, here where constants in logarithms are nothing."""
+def test_lemma_a_4_implies_the_bounds() -> None:
+    """Compare second terms at the noise of the theorems.
+
+    Here constants in logarithms are negligible.
+    """
     T, d, B, delta = 10_000, 4, 100, 1e-290
-    for result, sigma, known in [
+    for result, sigma, ratio in [
         ("B.1", oracle.amp_noise_std(0.01, delta, B) * 100, 32**0.25),
         ("E.3-mended", oracle.amp_returning_noise_std(0.01, delta, B, 100) * 100, 16**0.5),
         ("E.3", oracle.amp_returning_noise_std_printed(0.01, delta, B, T) * 100, 16**0.5),
         ("C.1", math.sqrt(3 / 16 * 24e4) * math.log(1 / delta) / 0.01 * 10, 45_000**0.25),
     ]:
-        first = d * B * math.log(T)
-        second = THEOREMS[result](T, d, B, 0.01, delta, 0.1) - first
-        plain = bounds.lemma_a_4(T, d, B, 0.0, 0.1)
-        template = bounds.lemma_a_4(T, d, B, sigma, 0.1) - plain
-        assert template / second == pytest.approx(known, rel=0.01), result
+        first_term = d * B * math.log(T)
+        second_term = THEOREMS[result](T, d, B, 0.01, delta, 0.1) - first_term
+        without_noise = bounds.lemma_a_4(T, d, B, 0.0, 0.1)
+        noise_term = bounds.lemma_a_4(T, d, B, sigma, 0.1) - without_noise
+        assert noise_term / second_term == pytest.approx(ratio, rel=0.01), result
 
 
-def test_mended_and_looser_logarithms() -> None:
+def test_corrected_bounds_exceed_the_printed_ones() -> None:
     for T, d, epsilon, delta in SIZES[len(SIZES) // 4 :]:
-        for B in batches(T)[1:]:
-            at = (T, d, B, epsilon, delta, 0.1)
-            assert bounds.theorem_3_2(*at) > bounds.theorem_b_1(*at)
-        one = (T, d, 1, epsilon, delta, 0.1)
-        assert bounds.theorem_e_3(*one) > bounds.theorem_e_3(*one, printed=True)
+        for B in batch_sizes(T)[1:]:
+            arguments = (T, d, B, epsilon, delta, 0.1)
+            assert bounds.theorem_3_2(*arguments) > bounds.theorem_b_1(*arguments)
+        with_batches_of_one = (T, d, 1, epsilon, delta, 0.1)
+        assert bounds.theorem_e_3(*with_batches_of_one) > bounds.theorem_e_3(
+            *with_batches_of_one, printed=True
+        )
 
 
-# -- Batch rules balance the bounds ----------------------------------------------------------------
+# -- Batch rules make both terms of a bound equal --------------------------------------------------
 
 
-def balance(bound: Bound, T: int, d: int, B: int, epsilon: float, delta: float) -> float:
-    """The second term over d B, without ln T and ln(T/alpha)."""
-    both = [bound(T, d, B, epsilon, delta, alpha) for alpha in (1.0, math.exp(-1.0))]
-    logs = 1.0 if bound is bounds.proposition_f_1 else math.log(T)
-    return (both[1] - both[0]) / logs / (d * B)
+def ratio_of_terms(bound: Bound, T: int, d: int, B: int, epsilon: float, delta: float) -> float:
+    """Return the second term over d B, without ln T and ln(T/alpha)."""
+    values = [bound(T, d, B, epsilon, delta, alpha) for alpha in (1.0, math.exp(-1.0))]
+    log_T = 1.0 if bound is bounds.proposition_f_1 else math.log(T)
+    return (values[1] - values[0]) / log_T / (d * B)
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "d"), [(0.1, 0.1, 5), (2.0, 1e-5, 20)])
-def test_rules_balance(epsilon: float, delta: float, d: int) -> None:
-    """Both terms are equal, but for what the rules round up in logarithms; T makes ceil small."""
+def test_batch_rules_make_both_terms_equal(epsilon: float, delta: float, d: int) -> None:
+    """Check this, except for what the rules round up in logarithms.
+
+    T is large, so that rounding up the batch size changes little.
+    """
     T = 10**12
-    at = (d, epsilon, delta)
-    B = {name: rule(T, *at) for name, rule in RULES.items()}
-    ln = {name: math.log(x / delta) for name, x in [("1", 1), ("2", 2), ("T", T), ("dd", d * d)]}
+    arguments = (d, epsilon, delta)
+    B = {name: rule(T, *arguments) for name, rule in RULES.items()}
+    logarithms = {
+        name: math.log(x / delta) for name, x in [("1", 1), ("2", 2), ("T", T), ("dd", d * d)]
+    }
     expected: list[tuple[Bound, str, float, float]] = [
         (bounds.theorem_c_1, "C.2", epsilon, 1.0),
-        (bounds.theorem_b_1, "B.2", epsilon, (math.log(B["B.2"] / delta) / ln["T"]) ** 0.25),
+        (
+            bounds.theorem_b_1,
+            "B.2",
+            epsilon,
+            (math.log(B["B.2"] / delta) / logarithms["T"]) ** 0.25,
+        ),
         (bounds.proposition_f_1, "B.3", epsilon, 1.0),
-        # One user's bits at epsilon are a batch at epsilon / sqrt(B).
+        # One user's bits at epsilon equal a batch at epsilon / sqrt(B).
         (bounds.theorem_c_1, "C.3", epsilon / math.sqrt(B["C.3"]), 1.0),
-        (THEOREMS["E.3"], "E.4", epsilon, math.sqrt(ln["2"] / ln["T"])),
+        (THEOREMS["E.3"], "E.4", epsilon, math.sqrt(logarithms["2"] / logarithms["T"])),
         (
             bounds.theorem_e_3,
             "E.4",
             epsilon,
-            (math.log(T / B["E.4"] / delta) * ln["2"] / ln["T"] ** 2) ** 0.25,
+            (math.log(T / B["E.4"] / delta) * logarithms["2"] / logarithms["T"] ** 2) ** 0.25,
         ),
         (
             bounds.theorem_e_5,
@@ -265,42 +280,45 @@ def test_rules_balance(epsilon: float, delta: float, d: int) -> None:
     ]
     for bound, rule, budget, ratio in expected:
         assert ratio <= 1
-        found = balance(bound, T, d, B[rule], budget, delta)
-        assert found == pytest.approx(ratio, rel=1e-5), rule
+        actual = ratio_of_terms(bound, T, d, B[rule], budget, delta)
+        assert actual == pytest.approx(ratio, rel=1e-5), rule
         # The rule's own regret is d B.
-        whole = bounds.corollary_bound(rule, T, *at)
-        assert d * (B[rule] - 1) <= whole <= d * B[rule]
+        regret = bounds.corollary_bound(rule, T, *arguments)
+        assert d * (B[rule] - 1) <= regret <= d * B[rule]
 
 
-def test_rules_without_budget_keep_the_growth_in_t() -> None:
-    """The privacy cost over d B is the same at all T, at 3.3 that of C.1."""
+def test_rules_without_budget_have_the_right_growth_in_t() -> None:
+    """Check that the privacy term over d B is the same for all T.
+
+    For 3.3 it is that of C.1.
+    """
     for bound, rule in [
         (bounds.proposition_f_1, bounds.batch_size_f_2),
         (lambda *at: bounds.proposition_f_3(*at) * math.log(at[0]), bounds.batch_size_f_4),
         (bounds.theorem_c_1, bounds.batch_size_3_3),
     ]:
-        ratios = [balance(bound, T, 5, rule(T), 0.5, 0.1) for T in (10**12, 10**16, 10**20)]
+        ratios = [ratio_of_terms(bound, T, 5, rule(T), 0.5, 0.1) for T in (10**12, 10**16, 10**20)]
         assert ratios == pytest.approx([ratios[0]] * 3, rel=1e-6)
 
 
-def test_rules_break_conditions_of_their_theorems() -> None:
-    """At T = 20 000, d = 5, delta = .1, as the docstrings say."""
+def test_batch_rules_can_violate_conditions_of_their_theorems() -> None:
+    """Use T = 20 000, d = 5 and delta = 0.1, as the docstrings say."""
     T, d, delta = 20_000, 5, 0.1
-    edge = d**0.125 * T**-0.375 * math.log(20) ** 0.5 * math.log(T / delta) ** -0.125
-    assert edge == pytest.approx(0.038, abs=5e-4)
+    threshold = d**0.125 * T**-0.375 * math.log(20) ** 0.5 * math.log(T / delta) ** -0.125
+    assert threshold == pytest.approx(0.038, abs=5e-4)
     assert bounds.batch_size_b_2(T, d, 0.2, delta) == 1080
-    for epsilon, holds in [(0.99 * edge, True), (1.01 * edge, False)]:
+    for epsilon, holds in [(0.99 * threshold, True), (1.01 * threshold, False)]:
         B = bounds.batch_size_b_2(T, d, epsilon, delta)
         assert oracle.amp_conditions(epsilon, delta, B)["theorem"] == holds
-    for condition, last in [("printed", 0.44), ("theorem", 0.765)]:
-        for epsilon, holds in [(last, True), (last + 0.01, False)]:
+    for condition, largest_epsilon in [("printed", 0.44), ("theorem", 0.765)]:
+        for epsilon, holds in [(largest_epsilon, True), (largest_epsilon + 0.01, False)]:
             B = bounds.batch_size_e_4(T, d, epsilon, delta)
             assert oracle.amp_returning_conditions(epsilon, delta, B, T // B)[condition] == holds
 
 
-# -- Bad values ------------------------------------------------------------------------------------
+# -- Invalid arguments -----------------------------------------------------------------------------
 
-# By argument: a good value, bad ones just outside, and the sentence up to the value.
+# By argument: a valid value, invalid ones just outside the range, and the message up to the value.
 ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "horizon": (1000, (0,), "horizon must be an integer >= 1"),
     "dimension": (5, (0,), "dimension must be an integer >= 1"),

@@ -1,4 +1,5 @@
-"""The product against the paper's pseudocode, by forced replay on the same draws."""
+"""Compare the package with the paper's pseudocode, by replaying the same choices on the same
+draws."""
 
 import dataclasses
 
@@ -14,7 +15,7 @@ from fastfed.simulation.experiment import make_experiment
 
 
 def oracle_noise(plan, seed):
-    """The draws of the product's noise source, as the oracle asks for them."""
+    """Return the draws of the package's noise source in the form that the oracle needs."""
     source = SeededNoise(seed, 0)
     d, std = plan.dimension, plan.noise_std
 
@@ -30,7 +31,7 @@ def oracle_noise(plan, seed):
 
 
 def oracle_bits(plan, seed):
-    """The draws of the shuffle protocols, as the oracle asks for them."""
+    """Return the draws of the shuffle protocols in the form that the oracle needs."""
     source = SeededNoise(seed, 0)
     size, encoding = plan.statistic_size, plan.encoding
 
@@ -38,7 +39,7 @@ def oracle_bits(plan, seed):
         return (k & -k).bit_length() - 1
 
     def uniforms(silo, t, k):
-        # One word for each entry and node that holds the point, lowest node first.
+        # One word for each entry and each node that contains the point, lowest node first.
         leaf = (t - 1) // plan.batch_size + 1
         nodes = [r for r in range(1, plan.releases + 1) if r - (r & -r) < leaf <= r]
         words = source.random_u32(silo, t, size * len(nodes)).reshape(-1, size)
@@ -48,55 +49,56 @@ def oracle_bits(plan, seed):
         trials = plan.points(level_of(k)) * encoding.noise_bits[level_of(k)]
         return source.binomials(silo, k, size, trials)
 
-    given = {"order": lambda k: source.permutation(k, plan.silos)}
+    arguments = {"order": lambda k: source.permutation(k, plan.silos)}
     if encoding is not None:
-        given |= {
+        arguments |= {
             "encoding": lambda level: (encoding.precision[level], encoding.noise_bits[level]),
             "uniforms": uniforms,
             "centred_noise": centred_noise,
         }
-    return given
+    return arguments
 
 
 def oracle_replay(experiment, outcome, change=lambda direct: direct):
     plan = experiment.curves[0].system.plan
-    opened = experiment.environment.open(experiment.seed, 0, experiment.silos)
+    environment = experiment.environment.open(experiment.seed, 0, experiment.silos)
     noise = oracle_noise(plan, experiment.seed)
     clip = plan.clip
     protocol = "local" if not plan.batch_size else plan.protocol.id
     release = str(plan.release)
     if plan.secure is not None:
-        # Nodes of a tree with the noise of all shares, drawn as a trusted server would.
+        # Nodes of a tree have the noise of all shares, drawn as by a trusted server.
         assert np.isin(plan.factor.matrix, (0.0, 1.0)).all()
         protocol, release = "central", "tree"
 
-    r = plan.radius
+    plan_radius = plan.radius
 
     def radius(t, k):
         rows = plan.silos if plan.batch_size else 1
         counted = k * plan.batch_size if plan.lazy else t
-        inside = 1.0 + rows * counted / (plan.dimension * r.log_lambda[k])
-        return r.multiplier * (
-            r.offset[k] + r.scale * np.sqrt(r.base + plan.dimension * np.log(inside))
+        log_argument = 1.0 + rows * counted / (plan.dimension * plan_radius.log_lambda[k])
+        return plan_radius.multiplier * (
+            plan_radius.offset[k]
+            + plan_radius.scale * np.sqrt(plan_radius.base + plan.dimension * np.log(log_argument))
         )
 
-    if r.direct:
+    if plan_radius.direct:
         direct = Direct(
             full=lambda k: plan.regularizer[k],
-            floor=lambda k: r.floor[k],
-            error=lambda k: r.error_bound[k],
-            anchor=r.anchor,
-            base=r.base,
-            scale=r.scale,
-            multiplier=r.multiplier,
+            floor=lambda k: plan_radius.floor[k],
+            error=lambda k: plan_radius.error_bound[k],
+            anchor=plan_radius.anchor,
+            base=plan_radius.base,
+            scale=plan_radius.scale,
+            multiplier=plan_radius.multiplier,
         )
-        rule = {"direct": change(direct)}
+        radius_arguments = {"direct": change(direct)}
     else:
-        rule = {"regularizer": lambda k: plan.regularizer[k], "radius": radius}
+        radius_arguments = {"regularizer": lambda k: plan.regularizer[k], "radius": radius}
 
     return replay(
-        contexts=lambda t, i: opened.round(i, t)[0].astype(float),
-        means=lambda t, i: opened.round(i, t)[1],
+        contexts=lambda t, i: environment.round(i, t)[0].astype(float),
+        means=lambda t, i: environment.round(i, t)[1],
         actions=outcome.actions,
         rewards=outcome.rewards,
         batch_size=plan.batch_size or None,
@@ -106,43 +108,47 @@ def oracle_replay(experiment, outcome, change=lambda direct: direct):
         server_noise=lambda k: noise(plan.silos, k),
         clip=None if clip is None else (clip.feature, clip.low, clip.high),
         release=release,
-        **rule,
+        **radius_arguments,
         **(oracle_bits(plan, experiment.seed) if plan.protocol.shuffled else {}),
     )
 
 
-def check(environment, sizes, **more):
-    table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **more)
-    e = make_experiment(
+def check_against_oracle(environment, sizes, **changes):
+    table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **changes)
+    experiment = make_experiment(
         name="oracle", environment=environment, curves=[table], horizon=sizes["horizon"],
         silos=sizes["silos"], seed=3, checkpoints=sizes["horizon"],
     )  # fmt: skip
-    opened = environment.open(e.seed, 0, e.silos)
-    (outcome,) = compiled.run(opened, [e.curves[0].system.plan], e.checkpoints, record=True)
+    opened_environment = environment.open(experiment.seed, 0, experiment.silos)
+    (outcome,) = compiled.run(
+        opened_environment, [experiment.curves[0].system.plan], experiment.checkpoints, record=True
+    )
     assert outcome.events["indefinite"] == 0
-    truth = oracle_replay(e, outcome)
-    # Nearer than this, rounding may choose another lambda: the problem needs another seed.
-    assert truth.nearest_floor > 1e-12
-    assert truth.worst_gap < 1e-9
-    np.testing.assert_allclose(outcome.group_regret, truth.group_regret, rtol=1e-8, atol=1e-8)
-    if truth.totals:
-        w, u = truth.totals[-1]
-        d = e.facts.dimension
+    oracle_outcome = oracle_replay(experiment, outcome)
+    # At a smaller distance rounding may choose another lambda; then the problem needs another seed.
+    assert oracle_outcome.nearest_floor > 1e-12
+    assert oracle_outcome.worst_gap < 1e-9
+    np.testing.assert_allclose(
+        outcome.group_regret, oracle_outcome.group_regret, rtol=1e-8, atol=1e-8
+    )
+    if oracle_outcome.totals:
+        w, u = oracle_outcome.totals[-1]
+        d = experiment.facts.dimension
         scale = max(1.0, np.abs(w).max())
         np.testing.assert_allclose(outcome.total[:d], u, atol=1e-8 * scale)
         np.testing.assert_allclose(outcome.total[d:], w[np.tril_indices(d)], atol=1e-8 * scale)
-    return e, outcome, truth
+    return experiment, outcome, oracle_outcome
 
 
 @pytest.mark.parametrize(
     "sizes", [s for _, s in problems.corners()], ids=[n for n, _ in problems.corners()]
 )
-def test_every_corner_plays_the_papers_pseudocode(sizes):
-    check(Sphere(dimension=sizes["dimension"], actions=sizes["actions"]), sizes)
+def test_every_corner_agrees_with_the_papers_pseudocode(sizes):
+    check_against_oracle(Sphere(dimension=sizes["dimension"], actions=sizes["actions"]), sizes)
 
 
-# The proven radii of the paper, whose regularizer and radius are fixed before the first round.
-OF_THE_PAPER = [
+# The paper's proven radii, whose regularizer and radius are fixed before the first round.
+PAPER_CORNERS = [
     *("plain, none, eager", "plain, local", "plain, silo-ldp, lazy", "plain, silo-ldp, eager"),
     *("short last batch, central, eager", "one of everything, silo-ldp, lazy"),
     *("2^k + 1 releases, silo-ldp, honaker, eager", "low noise, central, toeplitz, lazy"),
@@ -150,60 +156,68 @@ OF_THE_PAPER = [
 
 
 @pytest.mark.parametrize("radius", ["lemma-c2", "lemma-c4"])
-@pytest.mark.parametrize("name", OF_THE_PAPER)
-def test_corners_with_the_radii_of_the_paper(name, radius):
+@pytest.mark.parametrize("name", PAPER_CORNERS)
+def test_corners_with_radii_of_the_paper_agree_with_the_oracle(name, radius):
     sizes = dict(problems.corners())[name]
     environment = Sphere(dimension=sizes["dimension"], actions=sizes["actions"])
-    e, _, truth = check(environment, sizes, radius=radius)
-    assert not e.curves[0].system.plan.radius.direct
-    assert truth.nearest_floor == np.inf
+    experiment, _, oracle_outcome = check_against_oracle(environment, sizes, radius=radius)
+    assert not experiment.curves[0].system.plan.radius.direct
+    assert oracle_outcome.nearest_floor == np.inf
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
 @pytest.mark.parametrize("release", ["tree", "honaker", "toeplitz"])
-def test_scaled_direct_radius(protocol, release):
+def test_scaled_direct_radius_agrees_with_the_oracle(protocol, release):
     sizes = dict(problems.corners())["plain, silo-ldp, eager"] | {"protocol": protocol}
-    e, _, _ = check(Sphere(dimension=4, actions=9), sizes, release=release, radius_multiplier=0.1)
-    assert e.curves[0].system.plan.radius.multiplier == 0.1
+    experiment, _, _ = check_against_oracle(
+        Sphere(dimension=4, actions=9), sizes, release=release, radius_multiplier=0.1
+    )
+    assert experiment.curves[0].system.plan.radius.multiplier == 0.1
 
 
 @pytest.mark.parametrize("release", ["honaker", "toeplitz"])
 @pytest.mark.parametrize("lazy", ["lazy", "eager"])
-def test_the_direct_radius_lowers_lambda_step_by_step(release, lazy):
-    """The comparison sees lambda at full, at 0, and at eighths between."""
+def test_direct_radius_lowers_lambda_in_steps(release, lazy):
+    """Check that the comparison covers lambda at its full value, at 0, and at eighths between."""
     corners = dict(problems.corners())
     eighths = set()
     for problem in ("2^k releases, silo-ldp", "low noise, central"):
         sizes = corners[f"{problem}, {release}, {lazy}"]
-        e, _, truth = check(Sphere(dimension=sizes["dimension"], actions=sizes["actions"]), sizes)
-        full = e.curves[0].system.plan.regularizer
-        eighths |= {round(8 * lam / full[k]) for k, lam in enumerate(truth.regularizers)}
+        experiment, _, oracle_outcome = check_against_oracle(
+            Sphere(dimension=sizes["dimension"], actions=sizes["actions"]), sizes
+        )
+        regularizer = experiment.curves[0].system.plan.regularizer
+        eighths |= {
+            round(8 * lam / regularizer[k]) for k, lam in enumerate(oracle_outcome.regularizers)
+        }
     assert {0, 8} < eighths
     assert len(eighths) >= 4
 
 
 @pytest.mark.parametrize("lazy", [True, False])
-def test_published_code_settings_unclipped(lazy):
+def test_unclipped_settings_of_the_published_code_agree_with_the_oracle(lazy):
     sizes = {"silos": 4, "horizon": 60, "batch_size": 5, "lazy": lazy, "protocol": "silo-ldp"}
     sphere = Sphere(dimension=5, actions=12, reward=RewardDistribution("gaussian", 0.5))
-    check(sphere, sizes, radius="published-code", calibration="published-code", clip=False)
+    check_against_oracle(
+        sphere, sizes, radius="published-code", calibration="published-code", clip=False
+    )
 
 
 @pytest.mark.parametrize("protocol", ["none", "silo-ldp", "central"])
-def test_rewards_outside_the_unit_interval_are_clipped_as_the_oracle_clips(protocol, recorded):
+def test_rewards_outside_the_unit_interval_are_clipped_as_by_the_oracle(protocol, recorded):
     contexts, rewards = recorded
     sizes = {"silos": 3, "horizon": 24, "batch_size": 5, "lazy": False, "protocol": protocol}
-    _, outcome, _ = check(Replay.from_arrays(contexts, 3.0 * rewards - 1.0), sizes)
+    _, outcome, _ = check_against_oracle(Replay.from_arrays(contexts, 3.0 * rewards - 1.0), sizes)
     assert outcome.events["clipped_rewards"] > 0
 
 
-def test_a_wrong_replay_is_noticed():
-    """The comparison can fail: one changed action."""
+def test_comparison_detects_a_changed_action():
+    """Check that the comparison can fail."""
     sizes = {"silos": 2, "horizon": 20, "batch_size": 5, "lazy": False, "protocol": "silo-ldp"}
-    e, outcome, _ = check(Sphere(dimension=3, actions=6), sizes)
+    experiment, outcome, _ = check_against_oracle(Sphere(dimension=3, actions=6), sizes)
     assert outcome.actions is not None and outcome.rewards is not None
     outcome.actions[1, 10] = (outcome.actions[1, 10] + 1) % 6
-    assert oracle_replay(e, outcome).worst_gap > 1e-6
+    assert oracle_replay(experiment, outcome).worst_gap > 1e-6
 
 
 SLOW = pytest.mark.slow
@@ -221,14 +235,17 @@ SLOW = pytest.mark.slow
         pytest.param(lambda d: {"scale": 0.95 * d.scale}, id="scale", marks=SLOW),
     ],
 )
-def test_a_wrong_direct_radius_is_noticed(wrong):
-    """By some of eight corners: one alone may have no near choice to spoil."""
+def test_comparison_detects_a_wrong_direct_radius(wrong):
+    """Check that the largest gap of eight corners is large.
+
+    A single corner may have no close choice.
+    """
     gaps = []
     for name, sizes in problems.releases():
         if name.startswith("low noise"):
-            e, outcome, _ = check(Sphere(dimension=4, actions=9), sizes)
+            experiment, outcome, _ = check_against_oracle(Sphere(dimension=4, actions=9), sizes)
             altered = oracle_replay(
-                e, outcome, lambda direct: dataclasses.replace(direct, **wrong(direct))
+                experiment, outcome, lambda direct: dataclasses.replace(direct, **wrong(direct))
             )
             gaps.append(altered.worst_gap)
     assert max(gaps) > 1e-6
@@ -237,16 +254,18 @@ def test_a_wrong_direct_radius_is_noticed(wrong):
 @pytest.mark.parametrize(
     ("release", "weights"), [("honaker", [1 / 3, 1 / 3, 2 / 3]), ("toeplitz", [1 / 2, 1])]
 )
-def test_the_noise_of_a_second_release_by_hand(release, weights):
-    """Without the oracle: what the product's total holds beside the data."""
+def test_noise_of_a_second_release_equals_calculation_by_hand(release, weights):
+    """Calculate without the oracle what the package's total contains besides the data."""
     sizes = dict(problems.corners())[f"2^k releases, central, {release}, lazy"] | {"horizon": 6}
-    e, outcome, _ = check(Sphere(dimension=3, actions=4), sizes)
-    rounds = e.environment.open(e.seed, 0, 2)
+    experiment, outcome, _ = check_against_oracle(Sphere(dimension=3, actions=4), sizes)
+    environment = experiment.environment.open(experiment.seed, 0, 2)
     x = np.array(
-        [rounds.round(i, t + 1)[0][outcome.actions[i, t]] for t in range(6) for i in range(2)],
+        [environment.round(i, t + 1)[0][outcome.actions[i, t]] for t in range(6) for i in range(2)],
         dtype=float,
     )
-    noise = oracle_noise(e.curves[0].system.plan, e.seed)
-    added = sum(v * noise(2, number)[1] for number, v in enumerate(weights, start=1))
-    np.testing.assert_allclose(outcome.total[3:], (x.T @ x + added)[np.tril_indices(3)], atol=1e-6)
-    assert np.abs(added).max() > 0.1
+    noise = oracle_noise(experiment.curves[0].system.plan, experiment.seed)
+    noise_sum = sum(weight * noise(2, number)[1] for number, weight in enumerate(weights, start=1))
+    np.testing.assert_allclose(
+        outcome.total[3:], (x.T @ x + noise_sum)[np.tril_indices(3)], atol=1e-6
+    )
+    assert np.abs(noise_sum).max() > 0.1

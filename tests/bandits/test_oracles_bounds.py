@@ -1,4 +1,5 @@
-"""Radii, batch rules, bounds and hard instances of the bandit oracles: values by hand."""
+"""Tests of the bandit oracles: radii, batch rules, bounds and hard instances against values by
+hand."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ POWER, LOGS = 4**1.25, log(1e4) * log(1e6)
     ],
 )
 def test_chowdhury_regret_bounds(result: str, by_hand: float) -> None:
-    """T = 1e4, B = 100, d = 4, alpha = delta = 0.01, eps = 1/4, M0 = 9."""
+    """Use T = 1e4, B = 100, d = 4, alpha = delta = 0.01, eps = 1/4 and M0 = 9."""
     sizes: dict[str, Any] = {"T": 10_000, "B": 100, "d": 4, "alpha": 0.01, "M0": 9}
     sizes |= {"epsilon": 0.25, "delta": 0.01}
     assert chowdhury.regret_bound(result, **sizes) == approx(by_hand)
@@ -88,7 +89,7 @@ def test_chowdhury_batch_rules() -> None:
         assert found == approx(c.get("constant", 1) * 2 * 10**2.4 * log(1e6) ** 0.5)
 
 
-def test_published_constants() -> None:
+def test_chowdhury_published_constants() -> None:
     figure: dict[str, Any] = {"T": 20_000, "d": 5, "delta": 0.1, "epsilon": 0.2}
     run = {name: chowdhury.published(name, **figure) for name in chowdhury.SYSTEMS}
     plain, jdp, ldp, amp, vec = (run[name] for name in chowdhury.SYSTEMS)
@@ -109,18 +110,23 @@ def test_published_constants() -> None:
     assert jdp.draws == 10
 
 
-# The direct radius beside Zhou and Chowdhury (2024).
+# The direct radius of this package, in the oracle of Zhou and Chowdhury (2024).
 
 
-def direct(**changes: Any) -> zhou.Direct:
-    given: dict[str, Any] = {"full": lambda k: 8.0, "floor": lambda k: 4.0, "error": lambda k: 0.5}
-    return zhou.Direct(**given | {"anchor": 1.0, "base": 2.0, "scale": 0.5} | changes)
+def direct_rule(**changes: Any) -> zhou.Direct:
+    """Return a direct radius with simple constants."""
+    constants: dict[str, Any] = {
+        "full": lambda k: 8.0,
+        "floor": lambda k: 4.0,
+        "error": lambda k: 0.5,
+    }
+    return zhou.Direct(**constants | {"anchor": 1.0, "base": 2.0, "scale": 0.5} | changes)
 
 
 @pytest.mark.parametrize(
     ("eigenvalues", "lam", "nearest"),
     [
-        # V's least eigenvalue is the total's plus 0, 1, ..., 7, and must lie above 4.
+        # The smallest eigenvalue of V is the total's plus 0, 1, ..., 7. It must be above 4.
         ([4.5, 6.0], 0.0, 0.5 / 6.0),
         ([-0.75, 9.0], 5.0, 0.25 / 14.0),
         ([4.0, 6.0], 1.0, 0.0),
@@ -130,30 +136,32 @@ def direct(**changes: Any) -> zhou.Direct:
 )
 def test_direct_regularizer(eigenvalues: list[float], lam: float, nearest: float) -> None:
     total = np.diag(eigenvalues)
-    assert zhou.chosen_regularizer(direct(), 1, total) == (lam, approx(nearest))
-    assert zhou.chosen_regularizer(direct(floor=lambda k: 0.0), 1, total) == (8.0, np.inf)
+    assert zhou.chosen_regularizer(direct_rule(), 1, total) == (lam, approx(nearest))
+    assert zhou.chosen_regularizer(direct_rule(floor=lambda k: 0.0), 1, total) == (8.0, np.inf)
 
 
 def test_direct_bonuses_by_hand() -> None:
-    V = np.array([[5.0, 3.0], [3.0, 5.0]])  # of determinant 16
-    assert zhou.direct_bonuses(direct(), 1, 8.0, V) == approx((sqrt(2 + log(16)) / 2, 8.5))
+    V = np.array([[5.0, 3.0], [3.0, 5.0]])  # the determinant is 16
+    assert zhou.direct_bonuses(direct_rule(), 1, 8.0, V) == approx((sqrt(2 + log(16)) / 2, 8.5))
     # lambda = 6: f = 1 + 2/4, and the determinant of V at full is at most f^2 times V's.
     inside = 1.5 * (2 + log(16) + 2 * log(1.5 / 2.0))
-    rule = direct(anchor=2.0, multiplier=0.1)
+    rule = direct_rule(anchor=2.0, multiplier=0.1)
     assert zhou.direct_bonuses(rule, 1, 6.0, V) == approx((0.05 * sqrt(inside), 0.65))
-    # A V smaller than the anchor gains nothing.
-    assert zhou.direct_bonuses(direct(anchor=9.0), 1, 8.0, V)[0] == approx(sqrt(2) / 2)
+    # A determinant below the anchor's does not reduce the radius.
+    assert zhou.direct_bonuses(direct_rule(anchor=9.0), 1, 8.0, V)[0] == approx(sqrt(2) / 2)
     with pytest.raises(ValueError, match="positive definite"):
-        zhou.direct_bonuses(direct(), 1, 8.0, np.diag([1.0, -1.0]))
+        zhou.direct_bonuses(direct_rule(), 1, 8.0, np.diag([1.0, -1.0]))
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_direct_radius_in_one_dimension(lazy: bool) -> None:
-    """x = +-1: V is counted, so that lambda, beta and gamma of every round are known beforehand."""
+    """Use x = +-1, so that V, lambda, beta and gamma of every round are known in advance."""
     phi = np.array([[1.0], [-1.0]])
-    noises = [0.25, 0.25, -4.5, 0.25, 0.25]  # of the node that k = 1, 2, ... releases
-    rule = direct(full=lambda k: 3.0 if k == 0 else 8.0, floor=lambda k: 0.0 if k == 0 else 4.0)
-    given: dict[str, Any] = {
+    noises = [0.25, 0.25, -4.5, 0.25, 0.25]  # noise of the node of release k = 1, 2, ...
+    rule = direct_rule(
+        full=lambda k: 3.0 if k == 0 else 8.0, floor=lambda k: 0.0 if k == 0 else 4.0
+    )
+    arguments: dict[str, Any] = {
         "contexts": lambda t, i: phi,
         "means": lambda t, i: phi[:, 0],
         "actions": np.array([[0] * 8 + [1, 1]]),
@@ -171,8 +179,8 @@ def test_direct_radius_in_one_dimension(lazy: bool) -> None:
         f = 1.0 if k == 0 else 1.0 + (8.0 - lambdas[k]) / 4.0
         return 0.5 * sqrt(f * (2.0 + log(V * f))) + (lambdas[k] + 0.5) / sqrt(V)
 
-    by_rule = zhou.replay(**given, direct=rule)
-    by_hand = zhou.replay(**given, radius=bonus, regularizer=lambda k: lambdas[k])
+    by_rule = zhou.replay(**arguments, direct=rule)
+    by_hand = zhou.replay(**arguments, radius=bonus, regularizer=lambda k: lambdas[k])
     assert by_rule.regularizers == by_hand.regularizers == lambdas
     assert (by_rule.nearest_floor, by_hand.nearest_floor) == (approx(0.25 / 4.25), np.inf)
     assert by_rule.worst_gap == approx(by_hand.worst_gap, rel=1e-12)
@@ -184,16 +192,16 @@ def test_direct_radius_in_one_dimension(lazy: bool) -> None:
 
 def test_dubey_beta() -> None:
     V = np.diag([4.0, 9.0])
-    law: dict[str, Any] = {"sigma": 2.0, "alpha": 0.02, "norm": 3.0, "M": 5, "kappa": 0.7}
-    law |= {"rho_min": 0.4, "rho_max": 1.2}
+    constants: dict[str, Any] = {"sigma": 2.0, "alpha": 0.02, "norm": 3.0, "M": 5, "kappa": 0.7}
+    constants |= {"rho_min": 0.4, "rho_max": 1.2}
     rest = 3 * sqrt(6.0) + 0.7 * sqrt(5)
     for anchor, floor in ((None, 2.0), (2, 0.8)):
         by_hand = 2 * sqrt(2 * log(100) + log(36) - 2 * log(floor)) + rest
-        assert dubey.beta(V, anchor=anchor, **law) == approx(by_hand)
+        assert dubey.beta(V, anchor=anchor, **constants) == approx(by_hand)
     grown = 2 * log(3 + 1 / 0.8)
-    found = dubey.beta_bar(T=1, d=2, L=1.0, **law)
+    found = dubey.beta_bar(T=1, d=2, L=1.0, **constants)
     assert found == approx(2 * sqrt(2 * log(100) + grown) + rest)
-    # At delta = 1e-5 the printed kappa is below what its noise needs; Lambda is not.
+    # At delta = 1e-5 the printed kappa is too small for its noise, while Lambda is large enough.
     d, n, M, alpha, delta = 10, 10**5, 100, 0.01, 1e-5
     m = dubey.levels(n)
     std = dubey.node_noise_std(1.0, delta, m, 1.0)
@@ -223,25 +231,25 @@ def test_dubey_bounds() -> None:
     assert bounds["main-text"] == approx(10 * grown + 4)
     assert bounds["appendix"] == approx(10 * sqrt(grown) + 4)
     assert bounds["derived"] == approx(10 * sqrt(grown) + grown / 4 + 2)
-    law: dict[str, Any] = {"sigma": 0.5, "alpha": 0.01, "norm": 2.0, "M": 4, "kappa": 0.25}
-    rest = sqrt(log(200)) + 2 * sqrt(12) + 0.5
-    found = dubey.theorem_1(**law, **sizes, constant=3.0)
-    assert found == approx(1.5 * sqrt(800) * (grown + rest))
-    assert dubey.theorem_1(**law, **sizes) == approx(found / 3)
-    found = dubey.theorem_2(**law, **sizes, cliques=3, gamma=2, constant=3.0)
-    assert found == approx(1.5 * sqrt(4800) * (log(28) + rest))
-    given: dict[str, Any] = {"T": 100, "d": 2, "grown": 3.5}
-    found = dubey.theorem_1_two_terms(8.0, 5.0, M=4, **given)
-    assert found == approx(10 * e * (sqrt(5600) + 4 * sqrt(8) * 8))
-    # One clique of all silos and gamma = 1 is the central bound.
-    assert dubey.theorem_2_two_terms(8.0, 5.0, sizes=[4], gamma=1, **given) == approx(found)
-    found = dubey.theorem_2_two_terms(8.0, 5.0, sizes=[3, 1], gamma=2, **given)
+    constants: dict[str, Any] = {"sigma": 0.5, "alpha": 0.01, "norm": 2.0, "M": 4, "kappa": 0.25}
+    noise_terms = sqrt(log(200)) + 2 * sqrt(12) + 0.5
+    bound = dubey.theorem_1(**constants, **sizes, constant=3.0)
+    assert bound == approx(1.5 * sqrt(800) * (grown + noise_terms))
+    assert dubey.theorem_1(**constants, **sizes) == approx(bound / 3)
+    bound = dubey.theorem_2(**constants, **sizes, cliques=3, gamma=2, constant=3.0)
+    assert bound == approx(1.5 * sqrt(4800) * (log(28) + noise_terms))
+    own_sizes: dict[str, Any] = {"T": 100, "d": 2, "grown": 3.5}
+    bound = dubey.theorem_1_two_terms(8.0, 5.0, M=4, **own_sizes)
+    assert bound == approx(10 * e * (sqrt(5600) + 4 * sqrt(8) * 8))
+    # One clique of all silos with gamma = 1 gives the centralised bound.
+    assert dubey.theorem_2_two_terms(8.0, 5.0, sizes=[4], gamma=1, **own_sizes) == approx(bound)
+    bound = dubey.theorem_2_two_terms(8.0, 5.0, sizes=[3, 1], gamma=2, **own_sizes)
     terms = sqrt(2100) + sqrt(700) + 4 * sqrt(8) * 8
-    assert found == approx(20 * e * terms)
-    assert dubey.theorem_1_explicit(5.0, M=4, **given) == approx(4 * e * 5 * 60 * sqrt(2))
+    assert bound == approx(20 * e * terms)
+    assert dubey.theorem_1_explicit(5.0, M=4, **own_sizes) == approx(4 * e * 5 * 60 * sqrt(2))
 
 
-# Huang et al. (2023). E# is a correction, numbered as in section 8 of the text beside the oracle.
+# Huang et al. (2023). E# numbers a correction of section 8 of the text next to the oracle.
 
 
 def test_huang_radii() -> None:
@@ -264,12 +272,12 @@ def test_huang_radii() -> None:
 
 
 def test_huang_initial_phases() -> None:
-    """Sphere, d = 5, 20 arms; horizons run to 14 phases. Lemma C.2 wants five phases more (E8)."""
+    """Check a sphere with d = 5, 20 arms and 14 phases; Lemma C.2 needs five more phases (E8)."""
     assert huang.initial_phases(50, 14, 5, 0.05, 0.0994, 6.67) == 43
     assert huang.initial_phases_mended(50, 14, 5, 0.05, 0.0994, 6.67) == 48
     holds = [huang.lemma_c2_condition(U, 50, 5, 0.05, 0.0994, 6.67) for U in (47, 48)]
     assert holds == [False, True]
-    # With hardly more than the first bound, 64 log(200) / 0.25^2 = 5425 rounds.
+    # Slightly above the first bound, 64 log(200) / 0.25^2 = 5425 rounds.
     assert huang.initial_phases(50, 1, 2, 1.0, 0.25, -0.2499) == 13
 
 
@@ -284,7 +292,7 @@ def test_huang_concentration() -> None:
     assert far == approx(40 * log(2) * root / 3)
     chance = 12 / (5 * sqrt(log(20))) * exp(-3 / (8 * sqrt(48)))
     assert missed == approx(3 + chance)
-    # At the M asked for, four beta_1 and the missed range make beta / (2P) together.
+    # At the required M, four beta_1 and the missed range together give beta / (2P).
     given: dict[str, Any] = {"M": 500, "T": 1000, "d": d, "beta": beta, "delta": 1e-5}
     found = huang.proposition_c3(**given, epsilon=1.0, lambda_0=0.1, C_0=1e-9)
     P, budget, beta_1 = found.P, found.budget, huang.call_beta(beta, found.P)
@@ -318,7 +326,7 @@ def test_huang_lower_bounds() -> None:
     assert huang.corollary_5_5(49, 1000, 4, 0.25, None) == approx(28 * sqrt(4000))
     assert huang.theorem_4_2(50, 1000, 4, 0.1, 3.0) == approx(2 * L + exp(-5) * 150_000)
     assert huang.corollary_e2([0.1, 0.3], 5, 0.5) == approx(2.0)
-    # r^2 <= e + 2 r^2 A sqrt(2 (t-1) e / d): the least such e is not below the closed form.
+    # r^2 <= e + 2 r^2 A sqrt(2 (t-1) e / d): the smallest such e is at least the closed form.
     for t, r, M, memory in product((1, 5, 400), (0.05, 0.4), (1, 60), (True, False)):
         one: dict[str, Any] = {"M": M, "d": 4, "epsilon": 0.3, "r": r, "memory": memory}
         bound = huang.error_4_5(t, **one)
@@ -332,10 +340,11 @@ def test_huang_lower_bounds() -> None:
     found = huang.error_5_3(401, **one)
     assert (2 - sqrt(0.4)) * 4 / 4800 <= found < 8 / 400
     assert huang.error_5_3(1, **one) == approx(0.045)
-    # E16: printed, it beats a coin; the mended bound is reached by randomised response.
+    # E16: the printed bound is better than a coin. Randomised response attains the corrected bound.
     assert huang.proposition_d1(100, 0.1, 0.001) == approx(90 * exp(-0.1) - 1)
     assert huang.proposition_d1_mended(100, 0.1, 0.001) == approx(99.9 / (1 + exp(0.1)))
-    # Probabilities p and q of one answer on two datasets: those that are (0.4, 0.01)-DP.
+    # p and q are probabilities of an answer on two data sets; keep the pairs that are (0.4,
+    # 0.01)-DP.
     p, q = np.meshgrid(np.linspace(0, 1, 401), np.linspace(0, 1, 401))
     pairs = ((p, q), (q, p), (1 - p, 1 - q), (1 - q, 1 - p))
     private = np.all([a <= exp(0.4) * b + 0.01 for a, b in pairs], axis=0)
@@ -343,7 +352,7 @@ def test_huang_lower_bounds() -> None:
     assert least == approx(huang.proposition_d1_mended(1, 0.4, 0.01), abs=3e-3)
 
 
-# Hard instances, and the constants of a law of contexts.
+# Hard instances, and the constants of a distribution of contexts.
 
 
 def test_hard_instance() -> None:
@@ -366,7 +375,7 @@ def test_hard_instance() -> None:
 
 
 def test_proposition_d1_instance() -> None:
-    """Every gap is 1, so C_0 = 1; no client alone has a positive lambda_0."""
+    """Check that every gap is 1, so C_0 = 1, and that no single client has lambda_0 > 0."""
     for theta, client in product(huang.proposition_d1_parameters(), (0, 1, 5)):
         phi = np.array([huang.proposition_d1_features(client)])
         assert huang.margins(phi, theta).tolist() == [1.0]
@@ -376,8 +385,8 @@ def test_proposition_d1_instance() -> None:
         assert means.tolist() == [side, -side]
 
 
-def test_constants_by_hand() -> None:
-    """Two contexts of three arms; the best ones are e1 and .6 e2."""
+def test_diversity_and_margins_by_hand() -> None:
+    """Use two contexts of three arms, with best arms e1 and 0.6 e2."""
     contexts = np.array([[[1, 0], [0, 0.5], [0.2, 0]], [[0.1, 0], [0, 0.6], [0, 0.5]]])
     theta = np.array([1.0, 1.0])
     assert huang.diversity(contexts, theta) == approx(0.36 / 2)

@@ -1,4 +1,4 @@
-"""The privacy oracles against themselves: noise, budgets, releases and bits, by hand."""
+"""Tests of the privacy oracles: noise, budgets, releases and bits against values by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pytest import approx
 from scipy import stats
 
 
-def keyed(*key: int) -> np.random.Generator:
+def keyed_rng(*key: int) -> np.random.Generator:
+    """Return a random generator for this key."""
     return np.random.default_rng([2023, *key])
 
 
@@ -41,9 +42,9 @@ def test_gaussian_delta(epsilon: float, mu: float, delta: float) -> None:
 
 @pytest.mark.parametrize("layout", chowdhury.LAYOUTS)
 def test_sensitivities_are_attained(layout: str) -> None:
-    """Unit x and z, rewards +-1: the largest change over a grid of angles.
+    """Compare with the largest change over a grid of angles, for unit x and z and rewards +-1.
 
-    Squares below the diagonal and on it weigh 1, 1 (iid), 2, 1 (goe1) and 1, 1/2 (goe2).
+    Squares below the diagonal and on it have weights 1, 1 (iid), 2, 1 (goe1) and 1, 1/2 (goe2).
     """
     below, on = {"iid": (1, 1), "goe1": (2, 1), "goe2": (1, 0.5)}[layout]
 
@@ -53,13 +54,17 @@ def test_sensitivities_are_attained(layout: str) -> None:
         return float(np.sum((x * y - z * w) ** 2) + matrix)
 
     circle = [np.array([np.cos(a), np.sin(a)]) for a in np.arange(32) * np.pi / 16]
-    raised = [np.append(x, 1.0) for x in circle]
-    pairs = [change(x, 1, z, s) for x, z in product(circle, circle) for s in (1, -1)]
+    with_constant = [np.append(x, 1.0) for x in circle]
+    pairs = [change(x, 1, z, sign) for x, z in product(circle, circle) for sign in (1, -1)]
     assert chowdhury.joint_sensitivity(layout) ** 2 == approx(max(pairs), rel=0.02)
-    gone = [change(x, 1, np.zeros(2), 0) for x in circle]
-    assert chowdhury.joint_sensitivity(layout, "zero-out") ** 2 == approx(max(gone))
-    of_code = [change(x, y, z, w) for x, z in product(raised, raised) for y, w in [(1, 1), (1, 0)]]
-    assert chowdhury.published_sensitivity(layout) ** 2 == approx(max(of_code))
+    absent = [change(x, 1, np.zeros(2), 0) for x in circle]
+    assert chowdhury.joint_sensitivity(layout, "zero-out") ** 2 == approx(max(absent))
+    published_changes = [
+        change(x, y, z, w)
+        for x, z in product(with_constant, with_constant)
+        for y, w in [(1, 1), (1, 0)]
+    ]
+    assert chowdhury.published_sensitivity(layout) ** 2 == approx(max(published_changes))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_local_noise(epsilon: float, delta: float, true: float, tight: float, st
     found = chowdhury.gaussian_epsilon(delta, chowdhury.joint_sensitivity("iid") / s)
     assert found == approx(true, rel=2e-3)
     assert chowdhury.tight_noise_std(epsilon, delta) == approx(tight, rel=2e-3)
-    # On the published instances, local: 210 for 10, at delta = 0.1.
+    # On the published instances, the local epsilon is 210 instead of 10, at delta = 0.1.
     s = chowdhury.published("linucb-ldp", T=20_000, d=5, delta=0.1, epsilon=10.0).noise_std
     mu = chowdhury.published_sensitivity("goe1") / s
     assert chowdhury.gaussian_epsilon(0.1, mu) == approx(210.2, rel=1e-3)
@@ -81,16 +86,16 @@ def test_local_noise(epsilon: float, delta: float, true: float, tight: float, st
 def test_central_noise() -> None:
     assert chowdhury.jdp_noise_std(1.0, 1e-3, 1) == chowdhury.ldp_noise_std(1.0, 1e-3)
     assert chowdhury.jdp_noise_std(1.0, 1e-3, 1000) == approx(sqrt(10) * 15.823067728711816)
-    # 9 nodes of 400 releases; the tight values of the layouts.
+    # Tight values of the layouts for the 9 nodes of 400 releases.
     assert chowdhury.tight_noise_std(0.2, 0.1, 9) == approx(13.794158072537362)
     assert chowdhury.tight_noise_std(0.2, 0.1, 9, "iid") == approx(14.630914070775487)
     one = chowdhury.tight_noise_std(1.0, 0.01)
     assert chowdhury.tight_noise_std(1.0, 0.01, users=3.0) == approx(3 * one)
-    # Leaf 1 of 1 000 lies under 10 nodes; eight rounds in one leaf attain 8^2 times as much.
+    # Leaf 1 of 1000 is below 10 nodes. Eight rounds in one leaf multiply the square by 8^2.
     assert chowdhury.tree_group_sensitivity2([1], 1000) == 10
     assert chowdhury.tree_group_sensitivity2(range(1, 9), 1000) == 476
     assert chowdhury.tree_group_sensitivity2([1] * 8, 1000) == 640
-    # sigma of the prefix of 39 batches of 4: at most 5 nodes.
+    # The prefix of 39 batches of 4 users has at most 5 nodes.
     counts = {"linucb": 0, "linucb-jdp": 5, "linucb-ldp": 156, "linucb-sdp-amp": 156}
     for system, count in (counts | {"linucb-sdp-vec": 39}).items():
         found = chowdhury.total_noise_std(system, 3.0, batches=39, B=4)
@@ -99,7 +104,7 @@ def test_central_noise() -> None:
 
 
 def test_noise_of_the_privatizer_by_hand() -> None:
-    """alpha or delta make every logarithm 4, so that the tails are plain numbers."""
+    """Choose alpha or delta so that every logarithm is 4."""
     e4 = exp(4)
     assert dubey.node_noise_std(0.5, 2 / e4, 4, 2.0) == approx(4 * 2 * 5 * 4 / 0.5)
     found = dubey.kappa_printed(0.5, 3, 2.0, 9, 10, 2, 40 / e4)
@@ -120,7 +125,8 @@ def test_noise_of_the_privatizer_by_hand() -> None:
 
 
 def test_tree_by_hand() -> None:
-    """Section 4.2 of Zhou and Chowdhury: at k = 6 the node is [5, 6], the prefix has [1, 4] too."""
+    """Check section 4.2 of Zhou and Chowdhury: at k = 6 the node is [5, 6] and the prefix also has
+    [1, 4]."""
     assert zhou.node_interval(6) == (5, 6)
     for k in (1, 6, 8, 39):
         nodes = zhou.tree_nodes(k)
@@ -143,7 +149,7 @@ def test_square_root_of_the_prefix_matrix() -> None:
 
 
 @pytest.mark.parametrize("level", [0, 1, 3])
-def test_honaker_estimate_is_the_best_of_its_subtree(level: int) -> None:
+def test_honaker_estimate_equals_least_squares(level: int) -> None:
     """Compare with least squares for the total of 2^level leaves, from all noisy nodes."""
     leaves = 2**level
     nodes = [(k, 2**j) for k in range(1, leaves + 1) for j in range((k & -k).bit_length())]
@@ -161,7 +167,7 @@ def test_prefix_noises_by_hand() -> None:
         return float(zhou.prefix_noise(release, k, lambda n: np.array([10.0 ** (n - 1)]))[0])
 
     assert noise_of("toeplitz", 3) == approx(100 + 10 / 2 + 3 / 8)
-    # Release 2 draws numbers 2 and 3, release 3 number 4, release 4 numbers 5, 6 and 7.
+    # Release 2 draws the numbers 2 and 3, release 3 the number 4, release 4 the numbers 5, 6 and 7.
     pair = 2 / 3 * 100 + (1 + 10) / 3
     assert noise_of("honaker", 3) == approx(pair + 1_000)
     second = 2 / 3 * 100_000 + (1_000 + 10_000) / 3
@@ -175,11 +181,11 @@ def test_prefix_noises_by_hand() -> None:
 
 
 def test_amplification_by_hand() -> None:
-    """n = 64, e^eps0 = 4, inner = 4 / e^4: tanh is 3/5, the roots are 4 and 8."""
+    """Use n = 64, e^eps0 = 4 and inner delta 4 / e^4: tanh is 3/5, the roots are 4 and 8."""
     epsilon, delta = chowdhury.shuffled_budget(log(4), 0.001, 64, 4 * exp(-4))
     assert epsilon == approx(log(1 + 0.6 * (8 * 4 / 8 + 8 * 4 / 64)))
     assert delta == approx(4 * exp(-4) + (exp(epsilon) + 1) * 1.125 * 0.064)
-    # B = 18, delta = 2 e^-2: eps0 = 3 eps; the noise is that of local privacy at eps0.
+    # For B = 18 and delta = 2 e^-2, eps0 = 3 eps and the noise is that of local privacy at eps0.
     given = (0.2, 2 * exp(-2), 18)
     assert chowdhury.amp_local_budget(*given) == approx((0.6, exp(-2) / 9))
     std = 4 * sqrt(2 * log(22.5 * exp(2))) / 0.6
@@ -187,7 +193,7 @@ def test_amplification_by_hand() -> None:
     assert chowdhury.ldp_noise_std(0.6, exp(-2) / 9) == approx(std)
     found = chowdhury.amp_true_budget(0.02, 1e-3, 1000)
     assert found == approx((0.09375097, 0.0034323642), rel=1e-7)
-    # Lemma B.4 wants more than 59 users at delta = 0.1: the figures have 20.
+    # Lemma B.4 needs more than 59 users at delta = 0.1; the figures have 20 users.
     for epsilon, theorem in ((0.2, True), (1.0, False)):
         holds = {"theorem": theorem, "lemma": False}
         assert chowdhury.amp_conditions(epsilon, 0.1, 20) == holds
@@ -195,7 +201,7 @@ def test_amplification_by_hand() -> None:
     holds_at = [chowdhury.shuffling_condition(epsilon, n, 0.05) for epsilon, n in least]
     assert holds_at == [False, True, True, True, False, False, False, True]
     assert chowdhury.amp_conditions(0.0, 0.1, 60)["lemma"]
-    # At 1 000 users the lemma costs more than plain local privacy; at 10 000 half as much.
+    # With 1000 users the lemma needs more noise than local privacy, with 10 000 half as much.
     assert chowdhury.amp_inverted_noise_std(0.2, 0.1, 20) is None
     few, many = (chowdhury.amp_inverted_noise_std(0.02, 1e-3, B) for B in (1000, 10_000))
     plain = chowdhury.tight_noise_std(0.02, 1e-3)
@@ -213,7 +219,7 @@ def test_returning_users() -> None:
     assert plugged == approx(closed / (epsilon * B), rel=1e-12)
     printed = chowdhury.amp_returning_noise_std_printed(epsilon, delta, B, T)
     assert printed == approx(6298.852764919991, rel=1e-12)
-    # The condition of one batch, in closed form; the printed one lies below it.
+    # The condition of one batch in closed form; the printed condition is stricter.
     largest = 2 * sqrt(2 * M * log(2 / delta) * log(4 * M / delta) / B)
     stricter = 2 * log(2 / delta) * sqrt(2 * T) / B
     for factor, holds in [(0.999, True), (1.001, False)]:
@@ -225,7 +231,7 @@ def test_returning_users() -> None:
     assert plugged == approx(chowdhury.vec_b(0.2 / sqrt(8 * M * log(20)), 0.05 / M, B, 5, 9))
     printed = chowdhury.vec_returning_b_printed(0.2, 0.1, B, 5, T, 9)
     assert printed / plugged == approx(1e7 / 1.92e6, rel=1e-12)
-    # The budgets per batch of Theorem E.5 add up to eps until eps = 11.54.
+    # The budgets per batch of Theorem E.5 compose to at most eps up to eps = 11.54.
     for epsilon, holds in [(1.0, True), (11.53, True), (11.56, False)]:
         one, _ = chowdhury.per_batch_budget(epsilon, 0.1, 1000)
         assert (chowdhury.composed_epsilon(one, 1000, 0.05) <= epsilon) == holds
@@ -244,7 +250,7 @@ def test_parameters_of_vector_sums() -> None:
     assert chowdhury.vec_b(0.7, 1e-3, 100, 5, 20) == approx(exact)
     exact = 2.5 * 4 * log(25e3) ** 2 / 0.49
     assert 0 <= vector_sum.b_published(20, 100, 5, 0.7, 1e-3, 2.5) - exact < 1
-    # Corollary C.3 is one user's batch; the noise of a batch depends on neither g nor B.
+    # Corollary C.3 is a batch of one user. The noise of a batch depends on neither g nor B.
     assert chowdhury.vec_local(1.0, 0.1, 5) == (5, chowdhury.vec_b(1.0, 0.1, 1, 5, 5))
     assert chowdhury.vec_local_budget(0.25, 0.1, 16) == (1.0, 0.1)
     for g, B, L in [(9, 20, {}), (64, 1000, {"L": 2.0})]:
@@ -253,9 +259,9 @@ def test_parameters_of_vector_sums() -> None:
 
 
 def test_privacy_of_few_bits() -> None:
-    # One bit, one step: (0, 3, 1)/4 against twice (3, 1, 0)/4.
+    # One bit and one step: compare (0, 3, 1)/4 with twice (3, 1, 0)/4.
     assert chowdhury.binomial_delta(1, 1, log(2)) == approx((0.5, 0.75))
-    # 4 000 bits are nearly Gaussian: one user, 40 steps; rounding adds sqrt 4 steps.
+    # 4000 bits are nearly Gaussian: one user changes 40 steps, and rounding adds sqrt 4 steps.
     exact, mu = max(chowdhury.binomial_delta(4000, 40, 0.5)), chowdhury.vec_mu(20, 4000, 1, 2.0)
     assert mu == approx(40 / sqrt(4000 * 3 / 16))
     assert chowdhury.gaussian_delta(0.5, mu) == approx(exact, rel=0.01)
@@ -263,19 +269,20 @@ def test_privacy_of_few_bits() -> None:
 
 
 def test_messages_by_hand() -> None:
-    """g = 4, L = 1: 0.3 is 5.2 steps, -0.65 is 1.4; the noise of 2 x 8 bits has mean 4."""
+    """Use g = 4 and L = 1: 0.3 is 5.2 steps and -0.65 is 1.4 steps; the noise of 2 x 8 bits has
+    mean 4."""
     points, uniforms = np.array([[0.3], [-0.65]]), np.array([[0.19], [0.41]])
     given: dict[str, Any] = {"points": points, "g": 4, "b": 8, "L": 1.0, "uniforms": uniforms}
     given["noise"] = np.array([[3], [4]])
-    # hat x = 6 and 1, so (6 + 1 + 7 - 4) / 4 - 2.
-    for order in (None, [keyed(1).permutation(32)]):
+    # The rounded points are 6 and 1, so the sum is (6 + 1 + 7 - 4) / 4 - 2.
+    for order in (None, [keyed_rng(1).permutation(32)]):
         assert vector_sum.vector_sum(**given, permutations=order).tolist() == [0.5]
     assert vector_sum.vector_sum_counts(**given).tolist() == [0.5]
-    # The largest value with all its noise fills 2g + b bits; g + b bits would be too few.
+    # The largest value with all noise bits fills 2g + b bits; g + b bits would not suffice.
     messages = [vector_sum.message(*sent, 2, 4).tolist() for sent in [(3, 2), (4, 4), (0, 0)]]
     assert messages == [[1] * 5 + [0] * 3, [1] * 8, [0] * 8]
     assert vector_sum.shuffle(np.array([[5, 6], [7, 8]]), [2, 0, 3, 1]).tolist() == [7, 5, 8, 6]
-    # 300 ones of type uint8 are counted, not wrapped around.
+    # 300 ones of type uint8 are counted without overflow.
     assert vector_sum.analyze_scalar(np.ones(300, dtype=np.uint8), 1, 150, 0, 1.0) == 1.0
     mirrored = vector_sum.symmetric(np.arange(1.0, 7.0))
     assert mirrored.tolist() == [[1, 2, 4], [2, 3, 5], [4, 5, 6]]
@@ -283,32 +290,36 @@ def test_messages_by_hand() -> None:
 
 
 def test_bits_and_counts_agree_exactly() -> None:
-    """Points at the ends and beyond are clamped; rounding misses each by less than L / g."""
+    """Check that points outside the range are clamped and that rounding changes each by less than L
+    / g."""
     n, dimension, g, b, L = 17, 3, 9, 40, 2.5
-    points = keyed(1).choice([-2 * L, -L, 0.3, L, 2 * L], size=(n, dimension))
-    uniforms, noise = keyed(2).random(points.shape), keyed(3).binomial(b, 0.25, points.shape)
+    points = keyed_rng(1).choice([-2 * L, -L, 0.3, L, 2 * L], size=(n, dimension))
+    uniforms, noise = (
+        keyed_rng(2).random(points.shape),
+        keyed_rng(3).binomial(b, 0.25, points.shape),
+    )
     counts = vector_sum.vector_sum_counts(points, g, b, L, uniforms, noise)
     size = n * (2 * g + b)
-    permutations = [keyed(4, j).permutation(size) for j in range(dimension)]
+    permutations = [keyed_rng(4, j).permutation(size) for j in range(dimension)]
     found = vector_sum.vector_sum(points, g, b, L, uniforms, noise, permutations)
     assert np.array_equal(found, counts)
     drawn = (L / g) * (noise.sum(axis=0) - n * b / 4)
     assert (np.abs(counts - np.clip(points, -L, L).sum(axis=0) - drawn) < n * L / g).all()
 
 
-def test_clamp() -> None:
+def test_points_outside_the_range_are_clamped() -> None:
     x = np.array([-3.0, -1.0 - 1e-9, 1.0 + 1e-9, 3.0, 0.1])
     low, high = np.zeros(5), np.full(5, 1 - 2**-53)
     assert vector_sum.fixed_point(x, 4, 1.0, low).tolist() == [0, 0, 8, 8, 5]
     assert vector_sum.fixed_point(x, 4, 1.0, high, clamp=False).tolist() == [-8, -1, 8, 16, 4]
-    # Outside [-L, L] only the unclamped sum is unbiased.
+    # For points outside [-L, L] only the sum without clamping is unbiased.
     run = (4, 0, 1.0, low[:, None], np.zeros((5, 1), int))
     assert vector_sum.vector_sum_counts(x[:, None], *run, clamp=False) == [22 / 4 - 5]
     assert vector_sum.vector_sum_counts(x[:, None], *run) == [21 / 4 - 5]
 
 
 def test_exact_mean_and_variance_of_one_user() -> None:
-    """All b + 1 noises, weighted, by 64 uniforms: mean x, variance 3b/16 + f(1 - f) steps^2."""
+    """Enumerate all b + 1 noises with 64 uniforms: mean x, variance 3b/16 + f(1 - f) steps^2."""
     g, b, x, moments = 5, 6, 0.59375, np.zeros(2)
     for u in (np.arange(64) + 0.5) / 64:
         for ones in range(b + 1):
@@ -324,7 +335,7 @@ def test_exact_mean_and_variance_of_one_user() -> None:
 # Winsorized means.
 
 
-def test_draws_invert_their_laws() -> None:
+def test_draws_invert_their_distribution_functions() -> None:
     x = np.array([-3.0, -0.5, 0.0, 0.2, 4.0])
     assert huang.laplace_from_uniform(stats.laplace.cdf(x)) == approx(x, abs=1e-12)
     u = stats.gumbel_r.cdf(x[1:])
@@ -334,7 +345,8 @@ def test_draws_invert_their_laws() -> None:
 
 
 def test_rotation_by_hand_and_the_order_of_d() -> None:
-    """x = (3, 1), D = diag(1, -1): H D x = (2, 4); D H' / sqrt d undoes it."""
+    """Use x = (3, 1) and D = diag(1, -1): H D x = (2, 4), and D H' / sqrt d inverts the
+    rotation."""
     assert [huang.padded(d) for d in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 16]
     with pytest.raises(ValueError, match="d must be"):
         huang.padded(0)
@@ -346,25 +358,25 @@ def test_rotation_by_hand_and_the_order_of_d() -> None:
 
 
 def test_private_range_by_hand() -> None:
-    """-1, -.3, .2, .9, .9 in four bins of width 1/2, eps = 2: costs 4, 3, 2, 3."""
+    """Use -1, -.3, .2, .9, .9 in four bins of width 1/2 with eps = 2: the costs are 4, 3, 2, 3."""
     x = np.array([-1.0, -0.3, 0.2, 0.9, 0.9])
     assert huang.midpoints(0.25, 1.0) == approx([-0.75, -0.25, 0.25, 0.75])
     assert huang.range_cost(x, 0.25, 1.0).tolist() == [4, 3, 2, 3]
     w = np.exp([-4.0, -3.0, -2.0, -3.0])
     assert huang.range_probabilities(x, 2.0, 0.25, 1.0) == approx(w / w.sum(), rel=1e-12)
-    # At eps 50 the third bin [0, .5): four radii wide around .25.
+    # At eps 50 the third bin [0, .5) is chosen: the range is four radii wide around .25.
     assert huang.private_range(x, 50.0, 0.25, 1.0, uniform=0.5) == approx((-0.25, 0.75))
-    # Neighbours of four clients: the spread of the log ratio attains eps.
+    # For neighbouring data sets of four clients, the spread of the log ratio attains eps.
     S, widest = huang.midpoints(0.25, 1.0), 0.0
     for others in product(S, repeat=3):
         laws = [huang.range_probabilities(np.array([*others, s]), 1.0, 0.25, 1.0) for s in S]
         widest = max(widest, *(float(np.ptp(np.log(p / q))) for p, q in product(laws, laws)))
     assert widest == approx(1.0)
-    # 10 bins, share 0.1: M eps' / 8 must exceed log 100 = 4.605.
+    # With 10 bins and share 0.1, M eps' / 8 must exceed log 100 = 4.605.
     assert huang.range_feasible(74, 0.5, 10) and not huang.range_feasible(73, 0.5, 10)
 
 
-def test_selections_are_of_one_law() -> None:
+def test_all_selection_methods_have_the_same_distribution() -> None:
     law = np.array([0.125, 0.0, 0.5, 0.375])
     chosen = [huang.select_by_uniform(law, k / 800) for k in range(800)]
     assert np.bincount(chosen, minlength=4).tolist() == [100, 0, 400, 300]
@@ -372,7 +384,7 @@ def test_selections_are_of_one_law() -> None:
     with pytest.raises(ValueError, match="uniform"):
         huang.select_by_uniform(law, 1.0)
     cost = np.array([5, 3, 4, 3, 9])
-    e = keyed(5).exponential(size=(3000, 5))
+    e = keyed_rng(5).exponential(size=(3000, 5))
     chosen = [huang.select_by_exponential(cost, 0.8, row) for row in e]
     assert chosen == [
         huang.select_by_gumbel(cost, 0.8, huang.gumbel_from_exponential(row)) for row in e
@@ -383,21 +395,21 @@ def test_selections_are_of_one_law() -> None:
 
 
 def test_winsorized_mean_by_hand() -> None:
-    """Bin [.1, .2) has centre .15, interval [.05, .25]: three points stay, one is cut to .25."""
+    """Use the bin [.1, .2) with centre .15 and interval [.05, .25]: one point is clipped to .25."""
     x = np.array([0.1, 0.12, 0.14, 0.9])
     found = huang.winsorized_mean_1d(x, 400.0, 0.05, 1.0, 2.0, uniform=0.5)
     assert found == approx((0.1 + 0.12 + 0.14 + 0.25) / 4 + 2 * 8 * 0.05 / (4 * 400))
-    # Costs 1 and 3: the first bin has chance 1 / (1 + e^-1) = .731 at eps / 2.
+    # With costs 1 and 3, the first bin has probability 1 / (1 + e^-1) = .731 at eps / 2.
     x = np.array([-0.4, -0.4, -0.4, 0.4])
     for u, mean in ((0.73, (-1.2 + 0.25) / 4), (0.74, (-0.75 + 0.4) / 4)):
         found = huang.winsorized_mean_1d(x, 2.0, 0.25, 0.5, 0.0, uniform=u)
         assert found == approx(mean)
 
 
-def test_high_d_is_the_mean_and_rotated_noise() -> None:
-    """Where the ranges hold all points, the release is their mean plus D H' L / sqrt d2."""
-    points = 0.3 + 0.01 * keyed(7).standard_normal((40, 5))
-    signs, noise = keyed(8).choice([-1.0, 1.0], 8), keyed(9).laplace(size=8)
+def test_winsorized_mean_in_high_dimensions_is_the_mean_plus_rotated_noise() -> None:
+    """Check the mean plus D H' L / sqrt d2, where the ranges contain all points."""
+    points = 0.3 + 0.01 * keyed_rng(7).standard_normal((40, 5))
+    signs, noise = keyed_rng(8).choice([-1.0, 1.0], 8), keyed_rng(9).laplace(size=8)
     found = huang.winsorized_mean_high_d(
         points, 30.0, 0.2, sqrt(8), signs=signs, laplace=noise, uniforms=np.full(8, 0.5)
     )
@@ -422,7 +434,7 @@ def test_printed_budget() -> None:
 
 
 def test_one_coordinate_by_quadrature() -> None:
-    """delta of the pair of densities, bit and real number, at two epsilons."""
+    """Compute delta for a pair of densities of a bit and a real number, at two epsilons."""
     a = 0.4
     x = np.linspace(-30, 30, 60_001)
     p, q = np.exp(-np.abs(x)) / 2, np.exp(-np.abs(x - a)) / 2
@@ -440,5 +452,5 @@ def test_tight_budget() -> None:
     assert found == approx(0.06175, rel=2e-4)
     assert huang.closed_form_epsilon(1.0, 1e-3, 80) == approx(found, rel=0.02)
     assert huang.composition_delta(1.0, found, 80) <= 1e-3
-    # Rounded down, half a permille more already breaks it.
+    # With results rounded down, an increase of 0.05 % already exceeds the budget.
     assert huang.composition_delta(1.0, 1.0005 * found, 80, up=False) > 1e-3

@@ -1,4 +1,5 @@
-"""The papers'-style reference: it learns, it repeats, and the oracle agrees with its actions."""
+"""Check the reference in the style of the papers: it learns, repeats, and agrees with the
+oracle."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def small_vector(**changes: Any) -> dict[str, Any]:
 
 
 def small_pool(**changes: Any) -> dict[str, Any]:
-    """Five queries of 1 to 7 documents; silos own queries 1-2 and 3-4, nobody owns query 0."""
+    """Return five queries of 1 to 7 documents.
+
+    Silos have queries 1-2 and 3-4, and no silo has query 0.
+    """
     rng = np.random.default_rng(3)
     starts = np.cumsum([0, 4, 7, 1, 5, 3])
     rows = rng.standard_normal((starts[-1], 3))
@@ -57,7 +61,7 @@ def small_pool(**changes: Any) -> dict[str, Any]:
     return arguments | changes
 
 
-def assert_sane(result: reference.Result, horizon: int) -> None:
+def check_regret(result: reference.Result, horizon: int) -> None:
     regret = result["group_regret"]
     assert regret.shape == (horizon,)
     assert np.isfinite(regret).all()
@@ -70,21 +74,22 @@ def assert_sane(result: reference.Result, horizon: int) -> None:
     "changes",
     [{}, {"silos": 1}, {"batch_size": 1}, {"batch_size": 7}, {"batch_size": 100}, {"dimension": 2}],
 )
-def test_sphere_is_sane(changes: dict[str, Any]) -> None:
-    assert_sane(private_fedlinucb_sphere(**small_sphere(**changes)), 60)
+def test_regret_on_the_sphere_is_positive_and_finite(changes: dict[str, Any]) -> None:
+    check_regret(private_fedlinucb_sphere(**small_sphere(**changes)), 60)
 
 
 @pytest.mark.parametrize(
     "changes",
     [{}, {"silos": 1}, {"batch_size": 1}, {"batch_size": 7}, {"batch_size": 100}, {"dimension": 2}],
 )
-def test_vector_sphere_is_sane(changes: dict[str, Any]) -> None:
-    """60 rounds: a batch size of 7 leaves 4 of them, one of 100 all of them, unsynchronised."""
-    assert_sane(vector_fedlinucb_sphere(**small_vector(**changes)), 60)
+def test_regret_of_vector_sums_is_positive_and_finite(changes: dict[str, Any]) -> None:
+    """Check 60 rounds: a batch size of 7 leaves 4 of them unsynchronised, and one of 100 leaves
+    all."""
+    check_regret(vector_fedlinucb_sphere(**small_vector(**changes)), 60)
 
 
-def test_pool_is_sane() -> None:
-    assert_sane(private_fedlinucb_pool(**small_pool()), 50)
+def test_regret_on_a_pool_is_positive_and_finite() -> None:
+    check_regret(private_fedlinucb_pool(**small_pool()), 50)
 
 
 def test_one_action_has_no_regret() -> None:
@@ -92,34 +97,36 @@ def test_one_action_has_no_regret() -> None:
     assert np.array_equal(result["group_regret"], np.zeros(60))
 
 
-def test_seeds_repeat_and_differ() -> None:
-    first, again = (private_fedlinucb_sphere(**small_sphere())["group_regret"] for _ in range(2))
-    assert np.array_equal(first, again)
-    other = private_fedlinucb_sphere(**small_sphere(seed=12))["group_regret"]
-    assert not np.array_equal(first, other)
-    first, again = (vector_fedlinucb_sphere(**small_vector())["group_regret"] for _ in range(2))
-    assert np.array_equal(first, again)
-    other = vector_fedlinucb_sphere(**small_vector(seed=12))["group_regret"]
-    assert not np.array_equal(first, other)
-    first, again = (private_fedlinucb_pool(**small_pool())["group_regret"] for _ in range(2))
-    assert np.array_equal(first, again)
+def test_results_depend_only_on_the_seed() -> None:
+    first, repeated = (private_fedlinucb_sphere(**small_sphere())["group_regret"] for _ in range(2))
+    assert np.array_equal(first, repeated)
+    of_other_seed = private_fedlinucb_sphere(**small_sphere(seed=12))["group_regret"]
+    assert not np.array_equal(first, of_other_seed)
+    first, repeated = (vector_fedlinucb_sphere(**small_vector())["group_regret"] for _ in range(2))
+    assert np.array_equal(first, repeated)
+    of_other_seed = vector_fedlinucb_sphere(**small_vector(seed=12))["group_regret"]
+    assert not np.array_equal(first, of_other_seed)
+    first, repeated = (private_fedlinucb_pool(**small_pool())["group_regret"] for _ in range(2))
+    assert np.array_equal(first, repeated)
     assert not np.array_equal(first, private_fedlinucb_pool(**small_pool(seed=12))["group_regret"])
 
 
-def test_privacy_noise_leaves_the_environment_alone() -> None:
-    """Before the first synchronisation two noise levels see and do the same; after it not."""
-    quiet, loud = (
+def test_privacy_noise_does_not_change_the_environment() -> None:
+    """Check that choices agree for two noise levels before the first synchronisation, and differ
+    later."""
+    without_noise, with_noise = (
         private_fedlinucb_sphere(**small_sphere(noise_std=std))["group_regret"] for std in (0, 3)
     )
-    assert np.array_equal(quiet[:5], loud[:5])
-    assert not np.array_equal(quiet, loud)
-    vector = vector_fedlinucb_sphere(**small_vector())["group_regret"]
-    assert np.array_equal(quiet[:5], vector[:5])
-    assert not np.array_equal(quiet, vector)
+    assert np.array_equal(without_noise[:5], with_noise[:5])
+    assert not np.array_equal(without_noise, with_noise)
+    of_vector_sums = vector_fedlinucb_sphere(**small_vector())["group_regret"]
+    assert np.array_equal(without_noise[:5], of_vector_sums[:5])
+    assert not np.array_equal(without_noise, of_vector_sums)
 
 
-def test_silos_meet_only_their_own_queries() -> None:
-    """All actions tie, so action 0 is played; it costs 1 in silo 1's block and 0 in silo 0's."""
+def test_silos_receive_only_their_own_queries() -> None:
+    """Check that action 0, chosen since all scores are equal, costs 1 in silo 1's block and 0 in
+    silo 0's."""
     result = private_fedlinucb_pool(
         rows=np.zeros((10, 3)),
         starts=np.arange(0, 11, 2),
@@ -133,29 +140,31 @@ def test_silos_meet_only_their_own_queries() -> None:
     assert np.array_equal(result["group_regret"], np.arange(1, 41))
 
 
-def test_radius_of_the_published_code() -> None:
-    """sqrt(2) sqrt(5) + 0.5 sqrt(5 ln(1 + 100 * 10 / (5 * 2)) + ln 100), worked out by hand."""
+def test_radius_follows_the_published_code() -> None:
+    """Check sqrt(2) sqrt(5) + 0.5 sqrt(5 ln(1 + 100 * 10 / (5 * 2)) + ln 100), calculated by
+    hand."""
     assert reference._radius(100, 10, 5, 2.0, 0.01) == pytest.approx(5.79290, abs=1e-5)
 
 
-def test_learns_better_than_random_play() -> None:
+def test_learning_is_better_than_random_choices() -> None:
     result = private_fedlinucb_sphere(
         **small_sphere(silos=5, horizon=400, noise_std=0.0, regularizer=1.0, radius_multiplier=0.2)
     )
     per_round = np.diff(result["group_regret"], prepend=0.0).reshape(4, 100).mean(axis=1) / 5
-    # Random play loses E[max - mean] of <u, v> / 2 over ten actions, u on the 2-sphere: there
-    # <u, v> is uniform on [-1, 1], so the maximum of ten has mean 9/11, and the loss is 9/22.
+    # The regret of random choices is E[max - mean] of <u, v> / 2 over ten actions, with u on the
+    # 2-sphere. There <u, v> is uniform on [-1, 1], so the maximum of ten has mean 9/11, and the
+    # regret is 9/22.
     assert per_round[0] < 9 / 22
     assert per_round[-1] < per_round[0]
     assert per_round[-1] < 0.05
 
 
-def test_noise_too_large_for_the_regularizer_is_an_error() -> None:
+def test_noise_too_large_for_the_regularizer_raises_an_error() -> None:
     with pytest.raises(FloatingPointError):
         private_fedlinucb_sphere(**small_sphere(noise_std=50.0, regularizer=0.1))
 
 
-def vector_tree(points_per_batch: int, d: int, levels: int = 1, **changes: Any) -> Any:
+def make_vector_tree(points_per_batch: int, d: int, levels: int = 1, **changes: Any) -> Any:
     arguments: dict[str, Any] = {
         "epsilon": 1.0,
         "delta": 0.1,
@@ -165,66 +174,73 @@ def vector_tree(points_per_batch: int, d: int, levels: int = 1, **changes: Any) 
     return reference._VectorTree(points_per_batch, levels, d, **arguments | changes)
 
 
-def some_points(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """n actions in the unit ball and rewards in [0, 1]."""
+def make_points(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return n actions in the unit ball and rewards in [0, 1]."""
     rng = np.random.default_rng(8)
     x = rng.standard_normal((n, d))
     return x / np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True)), rng.random(n)
 
 
-def test_parameters_of_the_vector_sum() -> None:
-    """Worked out by hand with ln(100 / 0.1)^2 = 47.7171 and epsilon^2 = 0.04."""
-    tree = vector_tree(1, 10, epsilon=0.2)
+def test_parameters_of_the_vector_sum_follow_their_formulas() -> None:
+    """Compare with values calculated by hand from ln(100 / 0.1)^2 = 47.7171 and epsilon^2 =
+    0.04."""
+    tree = make_vector_tree(1, 10, epsilon=0.2)
     assert tree.parameters(2500) == (100, 4772)
     assert tree.parameters(2501) == (101, 4866)  # 2 sqrt n = 100.02 rounds up
     assert tree.parameters(2) == (10, 59647)
-    assert vector_tree(1, 3, epsilon=20.0).parameters(1) == (4, 1)
-    assert vector_tree(1, 10, epsilon=0.2, scale=0.5).parameters(2500) == (100, 2386)
+    assert make_vector_tree(1, 3, epsilon=20.0).parameters(1) == (4, 1)
+    assert make_vector_tree(1, 10, epsilon=0.2, scale=0.5).parameters(2500) == (100, 2386)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 20.0])
 def test_vector_sum_is_unbiased_with_the_stated_noise(epsilon: float) -> None:
-    """At epsilon = 20 there is one noise bit, and rounding makes about half of the variance."""
+    """Check also epsilon = 20, where there is one noise bit and rounding makes about half of the
+    variance."""
     n, d, repeats = 6, 3, 2000
-    tree = vector_tree(n, d, epsilon=epsilon)
-    x, rewards = some_points(n, d)
+    tree = make_vector_tree(n, d, epsilon=epsilon)
+    x, rewards = make_points(n, d)
     for point in zip(x, rewards, strict=True):
         tree.record(*point)
     sums = np.array([tree.vector_sum(tree.points) for _ in range(repeats)])
 
     upper = np.triu_indices(d)
     exact = np.array(
-        [np.append(y * a, np.outer(a, a)[upper]) for a, y in zip(x, rewards, strict=True)]
+        [
+            np.append(reward * row, np.outer(row, row)[upper])
+            for row, reward in zip(x, rewards, strict=True)
+        ]
     )
     g, b = tree.parameters(n)
     fraction = exact * g - np.floor(exact * g)
     variance = (n * b * 3 / 16 + (fraction * (1 - fraction)).sum(axis=0)) / g**2
-    # Nine coordinates at 5 standard errors: a false alarm in 2e5 seeds. The pooled variance has
-    # relative error sqrt(2 / (9 * 2000)) = 1.05 % (kurtosis is below the Gaussian one): 5 of it.
+    # For nine coordinates at 5 standard errors a false alarm occurs for 1 of 2e5 seeds. The pooled
+    # variance has relative error sqrt(2 / (9 * 2000)) = 1.05 %, since kurtosis is below the
+    # Gaussian one; allow 5 times that.
     z = (sums.mean(axis=0) - exact.sum(axis=0)) / np.sqrt(variance / repeats)
     assert np.abs(z).max() < 5
     assert (sums.var(axis=0, ddof=1) / variance).mean() == pytest.approx(1, abs=0.053)
-    # Each coordinate has noise of its own: 36 correlations at 5 / sqrt(2000).
+    # Each coordinate has independent noise: 36 correlations at 5 / sqrt(2000).
     correlation = np.corrcoef(sums.T) - np.eye(len(variance))
     assert np.abs(correlation).max() < 0.112
 
 
 def test_vector_noise_std_of_the_published_setting() -> None:
-    """About 15 per coordinate and node, whatever the node holds (d = 10, epsilon = 0.2)."""
+    """Check about 15 per coordinate and node, for any number of points (d = 10, epsilon = 0.2)."""
     for n in (1, 60):
-        tree = vector_tree(n, 10, epsilon=0.2)
-        x, rewards = some_points(n, 10)
+        tree = make_vector_tree(n, 10, epsilon=0.2)
+        x, rewards = make_points(n, 10)
         for point in zip(x, rewards, strict=True):
             tree.record(*point)
         exact = np.concatenate((rewards @ x, (x.T @ x)[tree.upper]))
         noise = np.concatenate([tree.vector_sum(tree.points) - exact for _ in range(20)])
-        # 1300 draws: relative standard error 2 %, so 10 % is a false alarm in 2e6 seeds.
+        # 1300 draws have a relative standard error of 2 %, so a limit of 10 % is a false alarm for
+        # 1 of 2e6 seeds.
         assert np.sqrt(np.mean(noise**2)) == pytest.approx(14.96, rel=0.1)
 
 
-def test_vector_nodes_hold_the_points_of_their_batches() -> None:
+def test_vector_nodes_contain_the_points_of_their_batches() -> None:
     per_batch, d, batches = 3, 4, 22
-    tree = vector_tree(per_batch, d, levels=5)
+    tree = make_vector_tree(per_batch, d, levels=5)
     counts: list[int] = []
 
     def exact_sum(points: list[np.ndarray]) -> np.ndarray:
@@ -232,23 +248,24 @@ def test_vector_nodes_hold_the_points_of_their_batches() -> None:
         return np.sum(points, axis=0)
 
     tree.vector_sum = exact_sum
-    x, rewards = some_points(per_batch * batches, d)
+    x, rewards = make_points(per_batch * batches, d)
     for k in range(1, batches + 1):
-        now = per_batch * k
-        for j in range(now - per_batch, now):
+        point_count = per_batch * k
+        for j in range(point_count - per_batch, point_count):
             tree.record(x[j], rewards[j])
         W, U = tree.release(k, [], [])
-        assert np.allclose(W, x[:now].T @ x[:now], atol=1e-12)
-        assert np.allclose(U, rewards[:now] @ x[:now], atol=1e-12)
+        assert np.allclose(W, x[:point_count].T @ x[:point_count], atol=1e-12)
+        assert np.allclose(U, rewards[:point_count] @ x[:point_count], atol=1e-12)
         assert np.array_equal(W, W.T)
     assert counts == [per_batch * (k & -k) for k in range(1, batches + 1)]
 
 
 @pytest.mark.parametrize(("batch_size", "encodings"), [(1, 68), (5, 40), (7, 28), (35, 0)])
-def test_encodings_of_a_run(
+def test_number_of_encodings_in_a_run(
     monkeypatch: pytest.MonkeyPatch, batch_size: int, encodings: int
 ) -> None:
-    """Batch size times the sum of lowbit(k) over the releases; 24 rounds, one silo."""
+    """Check the batch size times the sum of lowbit(k) over the releases, for 24 rounds and one
+    silo."""
     calls = []
     encode = reference._VectorTree.encode
 
@@ -264,9 +281,9 @@ def test_encodings_of_a_run(
 @pytest.mark.parametrize("protocol", ["silo-ldp", "shuffle-vector"])
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None:
-    """Regret written in base 16 tells what each of two silos did; the oracle replays that.
+    """Replay choices with the oracle, decoded from regret written in base 16.
 
-    The vector sum has one noise for both silos; the oracle hears of it as that of silo 0.
+    The vector sum has one noise for both silos, which the oracle takes as that of silo 0.
     """
     silos, horizon, d, actions, unit = 2, 34, 3, 16, 2.0**-12
     tables = np.random.default_rng(5).standard_normal((horizon, silos, actions, d))
@@ -284,17 +301,17 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
     tree: Any
     if protocol == "silo-ldp":
         tree = reference._SiloTree(silos, levels, d, noise_std, np.random.default_rng(7))
-        # The same draws again: for each synchronisation and silo the square matrix, the vector.
+        # Repeat the draws: for each synchronisation and silo the square matrix, then the vector.
         mechanism = np.random.default_rng(7)
         for k in range(1, horizon // batch_size + 1):
             for i in range(silos):
                 square = mechanism.normal(0.0, noise_std, size=(d, d))
                 nodes[i, k] = mechanism.normal(0.0, noise_std, size=d), (square + square.T) / 2
     else:
-        tree = vector_tree(silos * batch_size, d, levels)
+        tree = make_vector_tree(silos * batch_size, d, levels)
         vector_sum = tree.vector_sum
 
-        def noted_sum(points: list[np.ndarray]) -> np.ndarray:
+        def recording_sum(points: list[np.ndarray]) -> np.ndarray:
             noisy: np.ndarray = vector_sum(points)
             noise = noisy - np.sum(points, axis=0)
             square = np.zeros((d, d))
@@ -304,7 +321,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
             nodes[1, k] = np.zeros(d), np.zeros((d, d))
             return noisy
 
-        tree.vector_sum = noted_sum
+        tree.vector_sum = recording_sum
     result = reference._private_fedlinucb(
         draw,
         tree.release,
@@ -320,18 +337,18 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
         environment=np.random.default_rng(6),
     )
     digits = np.rint(np.diff(result["group_regret"], prepend=0.0) / unit).astype(int)
-    played = np.array([(digits >> (4 * i)) & 15 for i in range(silos)])
-    assert len(np.unique(played)) > 10
+    actions_of_silos = np.array([(digits >> (4 * i)) & 15 for i in range(silos)])
+    assert len(np.unique(actions_of_silos)) > 10
 
     def radius(t: int, k: int) -> float:
         growth = d * np.log(1 + t * silos / (d * regularizer)) + np.log(1 / alpha)
         return multiplier * float(np.sqrt(regularizer) * np.sqrt(d) + 0.5 * np.sqrt(growth))
 
-    follow: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "contexts": lambda t, i: tables[t - 1, i],
         "means": lambda t, i: means[i],
-        "actions": played,
-        "rewards": np.array([means[i][played[i]] for i in range(silos)]),
+        "actions": actions_of_silos,
+        "rewards": np.array([means[i][actions_of_silos[i]] for i in range(silos)]),
         "batch_size": batch_size,
         "protocol": "silo-ldp",
         "lazy": False,
@@ -339,18 +356,21 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
         "radius": radius,
         "noise": lambda i, k: nodes[i, k],
     }
-    checked = replay(**follow)
-    assert checked.worst_gap < 1e-9
-    assert np.allclose(checked.group_regret, result["group_regret"], rtol=1e-12)
-    # The check can fail: without the privacy noise other actions would have been best.
-    assert replay(**follow | {"protocol": "none"}).worst_gap > 1e-4
+    replayed = replay(**arguments)
+    assert replayed.worst_gap < 1e-9
+    assert np.allclose(replayed.group_regret, result["group_regret"], rtol=1e-12)
+    # The check can fail: without the privacy noise, other actions would have been best.
+    assert replay(**arguments | {"protocol": "none"}).worst_gap > 1e-4
 
 
-# The systems of a single agent.
+# Systems of a single agent.
 
 
-def fixed_set(actions: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Actions (u, 1) / sqrt 2 and expected rewards (1 + <u, v>) / 2, u and v of norm 1."""
+def make_fixed_set(actions: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return actions (u, 1) / sqrt 2 and expected rewards (1 + <u, v>) / 2.
+
+    Here u and v have norm 1.
+    """
     rng = np.random.default_rng(seed)
     u, v = rng.standard_normal((actions, d - 1)), rng.standard_normal(d - 1)
     u /= np.linalg.norm(u, axis=1, keepdims=True)
@@ -358,7 +378,7 @@ def fixed_set(actions: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.column_stack((u, np.ones(actions))) / np.sqrt(2), (1 + u @ v) / 2
 
 
-def agent_sums(system: str, d: int, releases: int, mechanism: np.random.Generator) -> Any:
+def make_agent_sums(system: str, d: int, releases: int, mechanism: np.random.Generator) -> Any:
     if system == "linucb":
         return PlainSums(d)
     if system == "linucb-jdp":
@@ -368,8 +388,8 @@ def agent_sums(system: str, d: int, releases: int, mechanism: np.random.Generato
     return NoisySums(d, 1.0, 0.8, mechanism)
 
 
-def agent_noise(system: str, d: int, T: int, B: int, mechanism: np.random.Generator) -> Any:
-    """The same draws again, as the oracle asks for them."""
+def make_agent_noise(system: str, d: int, T: int, B: int, mechanism: np.random.Generator) -> Any:
+    """Return the same draws again, in the form that the oracle needs."""
 
     def gaussian(count: int) -> list[Noise]:
         pairs = []
@@ -398,18 +418,21 @@ def agent_noise(system: str, d: int, T: int, B: int, mechanism: np.random.Genera
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 @pytest.mark.parametrize("system", chowdhury_zhou_2022.SYSTEMS)
 def test_oracle_agrees_with_every_action_of_an_agent(system: str, batch_size: int) -> None:
-    """Each action has a regret of its own, which tells it; the rewards are drawn again."""
+    """Check choices decoded from the regret, since each action has a different one.
+
+    The rewards are drawn again.
+    """
     horizon, d, ridge, width = 66, 3, 1.0 if system == "linucb" else 30.0, 2.0
-    contexts, means = fixed_set(16, d, 5)
-    sums = agent_sums(system, d, horizon // batch_size, np.random.default_rng(7))
+    contexts, means = make_fixed_set(16, d, 5)
+    sums = make_agent_sums(system, d, horizon // batch_size, np.random.default_rng(7))
     result = linucb_fixed_set(
         contexts, means, sums, horizon=horizon, batch_size=batch_size, regularizer=ridge,
         width=width, seed=6,
     )  # fmt: skip
-    each = np.diff(result["group_regret"], prepend=0.0)
-    actions = np.abs(each[:, None] - (means.max() - means)).argmin(axis=1)
+    regrets = np.diff(result["group_regret"], prepend=0.0)
+    actions = np.abs(regrets[:, None] - (means.max() - means)).argmin(axis=1)
     assert len(set(actions)) > 3
-    follow: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "contexts": lambda t: contexts,
         "means": lambda t: means,
         "actions": actions,
@@ -418,51 +441,52 @@ def test_oracle_agrees_with_every_action_of_an_agent(system: str, batch_size: in
         "regularizer": lambda m: ridge,
         "radius": lambda t, m: width,
     }
-    noise = agent_noise(system, d, horizon, batch_size, np.random.default_rng(7))
-    checked = chowdhury_zhou_2022.replay(system=system, **follow, **noise)
-    assert checked.worst_gap < 1e-9
-    assert np.allclose(checked.regret, result["group_regret"], rtol=1e-12)
-    # The check can fail: with other rewards, or without the noise, others would have been best.
+    noise = make_agent_noise(system, d, horizon, batch_size, np.random.default_rng(7))
+    replayed = chowdhury_zhou_2022.replay(system=system, **arguments, **noise)
+    assert replayed.worst_gap < 1e-9
+    assert np.allclose(replayed.regret, result["group_regret"], rtol=1e-12)
+    # The check can fail: with other rewards or without the noise, other actions would have been
+    # best.
     if system == "linucb":
-        follow["rewards"] = 1.0 - follow["rewards"]
-    assert chowdhury_zhou_2022.replay(system="linucb", **follow).worst_gap > 1e-3
+        arguments["rewards"] = 1.0 - arguments["rewards"]
+    assert chowdhury_zhou_2022.replay(system="linucb", **arguments).worst_gap > 1e-3
 
 
-def test_an_agent_learns_and_huge_noise_prevents_it() -> None:
-    """Final regret over that of random play, in the mean of twelve instances."""
+def test_an_agent_learns_without_huge_noise() -> None:
+    """Compare the final regret with that of random choices, in the mean of twelve instances."""
     shares = []
     for seed in range(12):
-        contexts, means = fixed_set(20, 3, seed)
+        contexts, means = make_fixed_set(20, 3, seed)
         keys: dict[str, Any] = {"horizon": 300, "regularizer": 1.0, "width": 0.3, "seed": seed}
-        loud = NoisySums(3, 1e4, 0.0, np.random.default_rng((seed, 1)))
+        noisy_sums = NoisySums(3, 1e4, 0.0, np.random.default_rng((seed, 1)))
         shares.append(
             [
                 linucb_fixed_set(contexts, means, sums, **keys)["group_regret"][-1]
                 / (300 * (means.max() - means.mean()))
-                for sums in (PlainSums(3), loud)
+                for sums in (PlainSums(3), noisy_sums)
             ]
         )
-    quiet, noisy = np.mean(shares, axis=0)
-    assert quiet < 0.15
-    assert noisy > 0.6
+    share_without_noise, share_with_noise = np.mean(shares, axis=0)
+    assert share_without_noise < 0.15
+    assert share_with_noise > 0.6
 
 
-def test_noise_too_large_for_an_agents_regularizer_is_an_error() -> None:
-    contexts, means = fixed_set(20, 3, 0)
+def test_noise_too_large_for_an_agents_regularizer_raises_an_error() -> None:
+    contexts, means = make_fixed_set(20, 3, 0)
     sums = NoisySums(3, 1.0, 50.0, np.random.default_rng(1))
     with pytest.raises(FloatingPointError):
         linucb_fixed_set(contexts, means, sums, horizon=50, regularizer=1.0, width=1.0, seed=1)
 
 
 @pytest.mark.parametrize("system", chowdhury_zhou_2022.SYSTEMS)
-def test_seeds_of_an_agent_repeat_and_differ(system: str) -> None:
-    contexts, means = fixed_set(20, 3, 0)
+def test_results_of_an_agent_depend_only_on_the_seed(system: str) -> None:
+    contexts, means = make_fixed_set(20, 3, 0)
     keys: dict[str, Any] = {"horizon": 64, "batch_size": 3, "width": 2.0}
     keys["regularizer"] = 1.0 if system == "linucb" else 30.0
     runs = []
     for seed in (1, 1, 2):
-        sums = agent_sums(system, 3, 21, np.random.default_rng((seed, 1)))
+        sums = make_agent_sums(system, 3, 21, np.random.default_rng((seed, 1)))
         runs.append(linucb_fixed_set(contexts, means, sums, seed=seed, **keys))
-    first, again, other = (run["group_regret"] for run in runs)
-    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    first, repeated, of_other_seed = (run["group_regret"] for run in runs)
+    assert np.array_equal(first, repeated) and not np.array_equal(first, of_other_seed)
     assert all(0.0 == run["data_seconds"] < run["total_seconds"] for run in runs)

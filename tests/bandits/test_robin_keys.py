@@ -1,4 +1,4 @@
-"""Config of robin: what they refuse, what they certify, and how a spec plays it beside others."""
+"""Tests of the keys of robin: errors, certificates, and runs together with other curves."""
 
 from __future__ import annotations
 
@@ -25,26 +25,30 @@ SETTING = ProblemSpec(silos=40, horizon=100, dimension=3)  # six phases
 REQUIRED = {"epsilon": 1.0, "delta": 0.01, "diversity": 0.2, "initial_phases": 2}
 
 
-def make(setting: ProblemSpec = SETTING, **keys: Any) -> System:
-    """The system with a budget, lambda_0 and U, unless ``keys`` say otherwise."""
-    given = {**REQUIRED, **keys}
-    return ALGORITHMS["robin"].make({k: v for k, v in given.items() if v is not ...}, setting)
+def make(problem: ProblemSpec = SETTING, **keys: Any) -> System:
+    """Make the system with the required keys; a key with value ``...`` is left out."""
+    all_keys = {**REQUIRED, **keys}
+    return ALGORITHMS["robin"].make(
+        {key: value for key, value in all_keys.items() if value is not ...}, problem
+    )
 
 
-def certificate(setting: ProblemSpec = SETTING, **keys: Any) -> Certificate:
-    return make(setting, **keys).certificate
+def certificate(problem: ProblemSpec = SETTING, **keys: Any) -> Certificate:
+    """Return the certificate of the system with these keys."""
+    return make(problem, **keys).certificate
 
 
-def plan_of(setting: ProblemSpec = SETTING, **keys: Any) -> PhasePlan:
-    plan = make(setting, **keys).plan
+def plan_of(problem: ProblemSpec = SETTING, **keys: Any) -> PhasePlan:
+    """Return the plan of the system with these keys."""
+    plan = make(problem, **keys).plan
     assert isinstance(plan, PhasePlan)
     return plan
 
 
-# -- What is refused -------------------------------------------------------------------------------
+# -- Errors ----------------------------------------------------------------------------------------
 
-PUBLIC = {"private": False, "epsilon": ..., "delta": ...}
-REFUSED: list[tuple[dict[str, Any], str]] = [
+NOT_PRIVATE = {"private": False, "epsilon": ..., "delta": ...}
+BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"epsilon": ...}, "epsilon is required, or private = false"),
     ({"delta": ...}, "delta is required, or private = false"),
     ({"epsilon": 0.0}, "epsilon must be > 0, got 0.0"),
@@ -63,7 +67,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"initial_phases": "printed", "diversity": ..., "margin": 1.0},
         'initial_phases "printed" needs diversity',
     ),
-    ({**PUBLIC, "initial_phases": "printed"}, 'initial_phases "printed" needs .*margin'),
+    ({**NOT_PRIVATE, "initial_phases": "printed"}, 'initial_phases "printed" needs .*margin'),
     ({"initial_phases": 0}, "initial_phases must be an integer >= 1, got 0"),
     ({"initial_phases": -3}, "initial_phases must be an integer >= 1, got -3"),
     ({"initial_phases": "many"}, "initial_phases must be one of \"printed\", got 'many'"),
@@ -73,9 +77,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"concentration_multiplier": 0.0}, "concentration_multiplier must be > 0, got 0.0"),
     ({"concentration_multiplier": -0.5}, "concentration_multiplier must be > 0, got -0.5"),
     ({"private": False}, "epsilon has no meaning where private = false"),
-    ({**PUBLIC, "epsilon": 1.0}, "epsilon has no meaning where private = false"),
-    ({**PUBLIC, "delta": 0.1}, "delta has no meaning where private = false"),
-    ({**PUBLIC, "memory": True}, "memory needs private = true: it depends on the budget"),
+    ({**NOT_PRIVATE, "epsilon": 1.0}, "epsilon has no meaning where private = false"),
+    ({**NOT_PRIVATE, "delta": 0.1}, "delta has no meaning where private = false"),
+    ({**NOT_PRIVATE, "memory": True}, "memory needs private = true: it depends on the budget"),
     ({"memory": "yes"}, "memory must be true or false, got 'yes'"),
     ({"batch_size": 10}, "batch_size has no meaning for robin: phases double in length"),
     ({"batch_size": "theorem"}, "batch_size has no meaning for robin"),
@@ -88,8 +92,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "message"), REFUSED)
-def test_every_error_is_one_sentence(keys, message):
+@pytest.mark.parametrize(("keys", "message"), BAD_KEYS)
+def test_errors_about_bad_keys_are_one_sentence(keys, message):
     with pytest.raises(InputError, match=message) as error:
         make(**keys)
     assert "\n" not in str(error.value)
@@ -106,7 +110,7 @@ def test_errors_of_a_spec_name_the_curve():
 
 
 @pytest.mark.parametrize("keys", [{"concentration_multiplier": 1e-30}, {"diversity": 1e-320}])
-def test_a_radius_no_mechanism_has_is_refused_in_one_sentence(keys):
+def test_errors_about_extreme_radii_are_one_sentence(keys):
     with pytest.raises(InputError) as error:
         make(**keys)
     assert "\n" not in str(error.value)
@@ -115,25 +119,25 @@ def test_a_radius_no_mechanism_has_is_refused_in_one_sentence(keys):
 # -- Constants -------------------------------------------------------------------------------------
 
 
-def test_initial_phases():
-    """As given, or Proposition C.3's, and no more than there are."""
-    found = set()
+def test_number_of_initial_phases_follows_the_key():
+    """Check numbers as given and by Proposition C.3, at most the number of phases."""
+    printed_numbers = set()
     for horizon in (1, 40, 1000, 2**14):
-        setting = dataclasses.replace(SETTING, horizon=horizon)
+        problem = dataclasses.replace(SETTING, horizon=horizon)
         P = oracle.number_of_phases(horizon)
         for diversity, margin in ((0.1, 6.7), (8.0, 0.1), (30.0, 1.0), (200.0, 1.0)):
             keys = {"initial_phases": "printed", "diversity": diversity, "margin": margin}
-            plan = plan_of(setting, **keys)
+            plan = plan_of(problem, **keys)
             U = oracle.initial_phases(40, P, 3, 0.01, diversity, margin)
             assert (plan.initial, plan.phases) == (min(U, P), P)
             assert plan.releasing == tuple(oracle.releasing_phases(horizon, U))
-            found.add(U)
-        for given in (1, 4, 10**12):
-            assert plan_of(setting, initial_phases=given).initial == min(given, P)
-    assert len(found) > 4 and min(found) < 5
+            printed_numbers.add(U)
+        for number in (1, 4, 10**12):
+            assert plan_of(problem, initial_phases=number).initial == min(number, P)
+    assert len(printed_numbers) > 4 and min(printed_numbers) < 5
 
 
-def test_phases_of_a_plan():
+def test_phases_of_a_plan_equal_the_oracles_phases():
     plan = plan_of()
     assert (plan.silos, plan.horizon, plan.dimension, plan.phases) == (40, 100, 3, 6)
     assert plan.initial_rounds == 6 and plan.releasing == (2, 3, 4, 5)
@@ -142,8 +146,9 @@ def test_phases_of_a_plan():
     assert plan.bits(3) == 3 * 40 * 3 * 64
 
 
-def test_radii_are_the_papers():
-    """r' of every phase, whatever the calibration; the radius shrinks, the budget stays."""
+def test_radii_equal_the_papers_radii():
+    """Check r' of every phase for each calibration; the radius shrinks with phases, the budget does
+    not."""
     for multiplier in (1.0, 0.012, 1e-4):
         for calibration in ("exact", "printed"):
             keys = {"concentration_multiplier": multiplier, "calibration": calibration}
@@ -168,42 +173,45 @@ def test_radii_are_the_papers():
         (50.0, 0.01, 7, 1),
     ],
 )
-def test_epsilon_of_a_coordinate(epsilon, delta, horizon, dimension):
-    """Printed: the paper's. Exact: more than randomised response in place of the range allows."""
-    setting = ProblemSpec(silos=7, horizon=horizon, dimension=dimension)
+def test_epsilon_of_a_coordinate_follows_its_calibration(epsilon, delta, horizon, dimension):
+    """Compare "printed" with the paper and "exact" with randomised response in place of the
+    range."""
+    problem = ProblemSpec(silos=7, horizon=horizon, dimension=dimension)
     releases = len(oracle.releasing_phases(horizon, 2))
     P, d2 = oracle.number_of_phases(horizon), oracle.padded(dimension)
-    at = {"epsilon": epsilon, "delta": delta}
-    printed = plan_of(setting, calibration="printed", **at).means[0].epsilon_coordinate
+    budget = {"epsilon": epsilon, "delta": delta}
+    printed = plan_of(problem, calibration="printed", **budget).means[0].epsilon_coordinate
     expected = oracle.printed_budget(epsilon, delta, P, d2).epsilon_coordinate
     assert printed == pytest.approx(expected, rel=1e-12)
-    exact = plan_of(setting, **at).means[0].epsilon_coordinate
+    exact = plan_of(problem, **budget).means[0].epsilon_coordinate
     tight = oracle.tight_epsilon(epsilon, delta, releases * d2)
     assert tight * (1 - 1e-6) <= exact <= 1.3 * tight
     assert exact > 5 * printed
 
 
-def test_memory_shares_where_remark_4_6_says():
-    shared = set()
+def test_memory_shares_models_as_in_remark_4_6():
+    results = set()
     for silos in (1, 40, 1000):
-        setting = dataclasses.replace(SETTING, silos=silos)
-        edge = math.sqrt(3) * math.log(100) ** 1.5 / silos
-        for epsilon in (0.9 * edge, 1.1 * edge):
-            shares = oracle.shares(epsilon, silos, 3, 100)
-            with_memory = make(setting, memory=True, epsilon=epsilon)
-            without = make(setting, epsilon=epsilon)
+        problem = dataclasses.replace(SETTING, silos=silos)
+        threshold = math.sqrt(3) * math.log(100) ** 1.5 / silos
+        for epsilon in (0.9 * threshold, 1.1 * threshold):
+            expected = oracle.shares(epsilon, silos, 3, 100)
+            with_memory = make(problem, memory=True, epsilon=epsilon)
+            without_memory = make(problem, epsilon=epsilon)
             assert isinstance(with_memory.plan, PhasePlan)
-            assert bool(with_memory.plan.means) == shares == (epsilon > edge)
-            assert isinstance(without.plan, PhasePlan) and without.plan.means
-            caveat = [c for c in with_memory.certificate.caveats if "Remark 4.6" in c]
-            assert bool(caveat) != shares
-            if shares:
-                assert with_memory.plan == without.plan
-                assert with_memory.certificate == without.certificate
+            assert bool(with_memory.plan.means) == expected == (epsilon > threshold)
+            assert isinstance(without_memory.plan, PhasePlan) and without_memory.plan.means
+            caveat = [
+                caveat_ for caveat_ in with_memory.certificate.caveats if "Remark 4.6" in caveat_
+            ]
+            assert bool(caveat) != expected
+            if expected:
+                assert with_memory.plan == without_memory.plan
+                assert with_memory.certificate == without_memory.certificate
             else:
                 assert with_memory.certificate.exact.epsilon == 0.0
-            shared.add(shares)
-    assert shared == {True, False}
+            results.add(expected)
+    assert results == {True, False}
 
 
 # -- Certificates ----------------------------------------------------------------------------------
@@ -211,42 +219,52 @@ def test_memory_shares_where_remark_4_6_says():
 
 @pytest.mark.parametrize("calibration", ["exact", "printed"])
 @pytest.mark.parametrize("budget", [(1.0, 1e-3), (0.05, 1e-6), (10.0, 0.1), (200.0, 1e-5)])
-def test_everything_a_silo_holds_is_protected(calibration, budget):
-    """Printed budgets too, where the paper's own composition breaks: the true loss is far below."""
+def test_certificate_protects_all_data_of_a_silo(calibration, budget):
+    """Check printed budgets, too: the paper's own composition fails there, but the true loss is far
+    smaller."""
     epsilon, delta = budget
     system = make(epsilon=epsilon, delta=delta, calibration=calibration)
-    found, plan = system.certificate, system.plan
+    robin_certificate, plan = system.certificate, system.plan
     assert isinstance(plan, PhasePlan)
-    assert (found.status, found.unit, found.relation) == ("proven", "silo", "replace")
-    assert (found.claimed.epsilon, found.claimed.delta) == budget
-    assert found.exact.delta == delta and found.exact.epsilon <= epsilon
-    assert all(condition.holds for condition in found.conditions)
-    assert [type(c) for c in found.conditions].count(ClaimCondition) == 1
-    assert found.model.startswith("central: the server is trusted")
-    assert found.source.startswith("huang-2023")
-    assert any("released at most 4 times" in c.text for c in found.conditions)
-    each = plan.means[0].epsilon_coordinate
-    # Of 4 releases of 4 coordinates, the range no worse than randomised response.
-    above = oracle.composition_epsilon(delta, each, 16)
-    assert found.exact.epsilon <= above * (1 + 1e-6)
+    assert (robin_certificate.status, robin_certificate.unit, robin_certificate.relation) == (
+        "proven",
+        "silo",
+        "replace",
+    )
+    assert (robin_certificate.claimed.epsilon, robin_certificate.claimed.delta) == budget
+    assert robin_certificate.exact.delta == delta and robin_certificate.exact.epsilon <= epsilon
+    assert all(condition.holds for condition in robin_certificate.conditions)
+    assert [type(c) for c in robin_certificate.conditions].count(ClaimCondition) == 1
+    assert robin_certificate.model.startswith("central: the server is trusted")
+    assert robin_certificate.source.startswith("huang-2023")
+    assert any("released at most 4 times" in c.text for c in robin_certificate.conditions)
+    epsilon_coordinate = plan.means[0].epsilon_coordinate
+    # 4 releases of 4 coordinates; the range is no worse than randomised response.
+    upper_bound = oracle.composition_epsilon(delta, epsilon_coordinate, 16)
+    assert robin_certificate.exact.epsilon <= upper_bound * (1 + 1e-6)
     if calibration == "exact":
-        assert epsilon * 0.999 < found.exact.epsilon and above < 1.5 * epsilon
+        assert epsilon * 0.999 < robin_certificate.exact.epsilon and upper_bound < 1.5 * epsilon
     else:
-        assert found.exact.epsilon < 0.5 * epsilon
-    # The least noise, that of the last model.
-    last = oracle.laplace_scale(plan.means[-1].rotated_radius, 40, each)
-    assert found.noise_std == {"mean": pytest.approx(math.sqrt(2) * last)}
+        assert robin_certificate.exact.epsilon < 0.5 * epsilon
+    # The certificate reports the smallest noise, that of the last model.
+    last = oracle.laplace_scale(plan.means[-1].rotated_radius, 40, epsilon_coordinate)
+    assert robin_certificate.noise_std == {"mean": pytest.approx(math.sqrt(2) * last)}
 
 
-def test_phases_that_release_nothing_cost_nothing():
-    """U takes its share of the budget's releases away, and so does a last phase."""
-    each = {
+def test_phases_without_a_release_cost_no_budget():
+    """Check initial phases and a last phase that ends with the horizon."""
+    epsilon_coordinates = {
         (horizon, U): plan_of(
             dataclasses.replace(SETTING, horizon=horizon), initial_phases=U
         ).means[0].epsilon_coordinate
         for horizon, U in ((100, 2), (100, 4), (30, 2), (31, 3))
     }  # fmt: skip
-    assert each[100, 2] < each[100, 4] == each[30, 2] == each[31, 3]
+    assert (
+        epsilon_coordinates[100, 2]
+        < epsilon_coordinates[100, 4]
+        == epsilon_coordinates[30, 2]
+        == epsilon_coordinates[31, 3]
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,69 +276,79 @@ def test_phases_that_release_nothing_cost_nothing():
         {"memory": True, "epsilon": 0.1},
     ],
 )
-def test_what_is_not_shared_is_not_lost(keys):
+def test_plans_without_releases_have_epsilon_zero(keys):
     system = make(**keys)
-    found = system.certificate
+    robin_certificate = system.certificate
     assert isinstance(system.plan, PhasePlan)
     assert system.plan.releasing == system.plan.means == ()
-    assert (found.exact.epsilon, found.exact.delta) == (0.0, 0.01)
-    assert found.claimed.epsilon == keys.get("epsilon", 1.0)
-    assert (found.status, found.unit, found.relation) == ("proven", "silo", "replace")
-    assert found.model == "nothing leaves a client" and not found.noise_std
-    assert any("learn alone" in caveat for caveat in found.caveats)
-    assert all(condition.holds for condition in found.conditions)
+    assert (robin_certificate.exact.epsilon, robin_certificate.exact.delta) == (0.0, 0.01)
+    assert robin_certificate.claimed.epsilon == keys.get("epsilon", 1.0)
+    assert (robin_certificate.status, robin_certificate.unit, robin_certificate.relation) == (
+        "proven",
+        "silo",
+        "replace",
+    )
+    assert robin_certificate.model == "nothing leaves a client" and not robin_certificate.noise_std
+    assert any("learn alone" in caveat for caveat in robin_certificate.caveats)
+    assert all(condition.holds for condition in robin_certificate.conditions)
 
 
-def test_without_privacy_nothing_is_promised():
+def test_certificate_without_privacy_has_status_none():
     for keys in ({}, {"diversity": ...}, {"initial_phases": 99}):
-        found = certificate(**(PUBLIC | keys))
-        assert (found.status, found.exact, found.claimed) == ("none", None, None)
-        assert not found.noise_std
-    assert plan_of(**PUBLIC).means == () and plan_of(**PUBLIC).releasing == (2, 3, 4, 5)
+        robin_certificate = certificate(**(NOT_PRIVATE | keys))
+        assert (robin_certificate.status, robin_certificate.exact, robin_certificate.claimed) == (
+            "none",
+            None,
+            None,
+        )
+        assert not robin_certificate.noise_std
+    assert plan_of(**NOT_PRIVATE).means == () and plan_of(**NOT_PRIVATE).releasing == (2, 3, 4, 5)
 
 
-def test_a_scaled_radius_is_said_aloud():
-    def said(**keys: Any) -> list[str]:
-        return [c for c in certificate(**keys).caveats if "Theorem 3.3" in c]
+def test_certificate_names_a_scaled_radius():
+    def caveats_with_theorem(**keys: Any) -> list[str]:
+        return [caveat_ for caveat_ in certificate(**keys).caveats if "Theorem 3.3" in caveat_]
 
-    (caveat,) = said(concentration_multiplier=0.012)
+    (caveat,) = caveats_with_theorem(concentration_multiplier=0.012)
     assert "0.012" in caveat and "privacy is not touched" in caveat
-    assert said() == said(concentration_multiplier=3.0) == []
-    # Nothing of it is in the account.
-    whole, scaled = certificate(), certificate(concentration_multiplier=1e-4)
-    assert (whole.exact, whole.conditions) == (scaled.exact, scaled.conditions)
-    assert scaled.noise_std["mean"] < whole.noise_std["mean"]
+    assert caveats_with_theorem() == caveats_with_theorem(concentration_multiplier=3.0) == []
+    # The multiplier does not change the account.
+    default, scaled = certificate(), certificate(concentration_multiplier=1e-4)
+    assert (default.exact, default.conditions) == (scaled.exact, scaled.conditions)
+    assert scaled.noise_std["mean"] < default.noise_std["mean"]
 
 
-def test_ranges_that_cannot_work_are_named():
-    """All phases, the later ones, which have more bins, or none."""
-    lists = []
+def test_certificate_names_phases_whose_range_mostly_fails():
+    """Check cases where all phases, later phases with more bins, or no phases fail."""
+    phases_by_silos = []
     for silos in (10, 165, 187, 20_000):
-        setting = dataclasses.replace(SETTING, silos=silos)
+        problem = dataclasses.replace(SETTING, silos=silos)
         keys = {"concentration_multiplier": 1e-4}
-        plan, found = plan_of(setting, **keys), certificate(setting, **keys)
-        each = plan.means[0].epsilon_coordinate
-        hopeless = [
+        plan, robin_certificate = plan_of(problem, **keys), certificate(problem, **keys)
+        epsilon_coordinate = plan.means[0].epsilon_coordinate
+        failing_phases = [
             p
             for p, mean in zip(plan.releasing, plan.means, strict=True)
-            if not oracle.range_feasible(silos, each, mean.bins)
+            if not oracle.range_feasible(silos, epsilon_coordinate, mean.bins)
         ]
-        caveats = [c for c in found.caveats if "mostly fails" in c]
-        lists.append(hopeless)
-        assert bool(caveats) == bool(hopeless)
-        assert not hopeless or caveats[0].endswith("phases " + ", ".join(map(str, hopeless)))
-        assert found.status == "proven"
-    assert lists == [[2, 3, 4, 5], [3, 4, 5], [5], []]
+        caveats = [caveat for caveat in robin_certificate.caveats if "mostly fails" in caveat]
+        phases_by_silos.append(failing_phases)
+        assert bool(caveats) == bool(failing_phases)
+        assert not failing_phases or caveats[0].endswith(
+            "phases " + ", ".join(map(str, failing_phases))
+        )
+        assert robin_certificate.status == "proven"
+    assert phases_by_silos == [[2, 3, 4, 5], [3, 4, 5], [5], []]
 
 
-def test_one_bin_leaves_nothing_to_chance():
+def test_certificate_without_caveat_about_chance_if_there_is_one_bin():
     assert {mean.bins for mean in plan_of(concentration_multiplier=1.0).means} == {1}
     assert not any(
         "chance" in caveat for caveat in certificate(concentration_multiplier=1.0).caveats
     )
 
 
-def test_simulation_is_said_of_simulations_only():
+def test_only_simulations_have_a_caveat_about_simulation():
     for keys in ({}, {"initial_phases": 99}):
         system = make(**keys)
         assert SIMULATION in system.certificate.caveats
@@ -328,28 +356,33 @@ def test_simulation_is_said_of_simulations_only():
         assert not any("simulation" in c for c in system.deployed_certificate.caveats)
 
 
-def test_what_real_numbers_hide_is_said_of_the_right_noise():
-    """Laplace noise and a private range: no Gaussian noise is drawn."""
+def test_caveats_about_float64_name_no_gaussian_noise():
+    """Check this since robin draws Laplace noise and a private range."""
     caveats = certificate().caveats
     assert any("float64" in caveat for caveat in caveats)
     assert not any("Gaussian" in caveat for caveat in caveats)
 
 
-def test_guarantees_need_no_bounded_data():
-    """Features and rewards may be anything: estimates are cut at the server."""
-    loose = dataclasses.replace(SETTING, features_bounded=False, reward_range=None, multiplicity=5)
+def test_guarantees_do_not_need_bounded_data():
+    """Check unbounded features and rewards: the server clips the estimates."""
+    unbounded_problem = dataclasses.replace(
+        SETTING, features_bounded=False, reward_range=None, multiplicity=5
+    )
     for clip in (True, False):
-        found = certificate(loose, clip=clip)
-        assert (found.status, found.exact) == (certificate().status, certificate().exact)
+        robin_certificate = certificate(unbounded_problem, clip=clip)
+        assert (robin_certificate.status, robin_certificate.exact) == (
+            certificate().status,
+            certificate().exact,
+        )
 
 
-def test_clipping_is_off_unless_asked_for():
+def test_clipping_is_off_by_default():
     assert plan_of().local.clip is None
     assert plan_of(clip=False).local.clip is None
     assert plan_of(clip=True).local.clip is not None
 
 
-# -- In an experiment ------------------------------------------------------------------------------
+# -- Specs and the command line --------------------------------------------------------------------
 
 CURVES: list[dict[str, Any]] = [
     {
@@ -384,17 +417,17 @@ SPEC: dict[str, Any] = {
 }
 
 
-def test_it_is_played_beside_others():
-    played = [
+def test_robin_can_be_simulated_together_with_other_curves():
+    results = [
         fastfed.simulate(
             ENVIRONMENT, horizon=35, silos=3, replicates=2, seed=4, checkpoints=35,
-            curves=CURVES, **more,
+            curves=CURVES, **driver_keys,
         )
-        for more in ({}, {"threads": 1}, {"driver": "step"})
+        for driver_keys in ({}, {"threads": 1}, {"driver": "step"})
     ]  # fmt: skip
-    for other in played[1:]:
-        same(played[0], other)
-    curves = {curve.label: curve for curve in played[0].curves}
+    for other_results in results[1:]:
+        same(results[0], other_results)
+    curves = {curve.label: curve for curve in results[0].curves}
     assert list(curves) == LABELS
     for label, curve in curves.items():
         assert curve.group_regret.shape == (2, 35)
@@ -404,57 +437,61 @@ def test_it_is_played_beside_others():
             bits = 64 * 3 * int(label[-1]) * ends
             np.testing.assert_array_equal(curve.bits_up_counts, [bits, bits])
             assert curve.certificate["unit"] == "silo"
-            # Alone until the first model, with contexts and rewards of the same seed.
+            # Until the first model, silos act as local LinUCB with contexts and rewards of the same
+            # seed.
             alone = curves[f"alone, silos = {label[-1]}"]
             before = alone.group_regret[:, :6]
             np.testing.assert_array_equal(curve.group_regret[:, :6], before)
             assert (curve.group_regret != alone.group_regret).any()
     assert curves["plain"].synchronisation_counts[0, -1] == 4
-    few, many = (curves[f"ROBIN, epsilon = {e}, silos = 5"] for e in (5.0, 500.0))
-    assert (few.group_regret != many.group_regret).any()
-    # Replicates have noise of their own.
-    assert (few.group_regret[0] != few.group_regret[1]).any()
+    low_epsilon, high_epsilon = (curves[f"ROBIN, epsilon = {e}, silos = 5"] for e in (5.0, 500.0))
+    assert (low_epsilon.group_regret != high_epsilon.group_regret).any()
+    # Replicates have different noise.
+    assert (low_epsilon.group_regret[0] != low_epsilon.group_regret[1]).any()
 
 
-def test_a_run_resumes_and_repeats_nothing(tmp_path):
-    left, _ = check_resumed(SPEC, tmp_path)
-    assert left[0] == left[1] > 0 and left[2] == 0
+def test_a_resumed_run_repeats_no_batch(tmp_path):
+    remaining_batches, _ = check_resumed(SPEC, tmp_path)
+    assert remaining_batches[0] == remaining_batches[1] > 0 and remaining_batches[2] == 0
 
 
-def toml(tmp_path: Any) -> Any:
-    """A spec file with the first two curves."""
+def spec_file(tmp_path: Any) -> Any:
+    """Write a spec file with the first two curves and return its path."""
     path = tmp_path / "robin.toml"
     lines = ['name = "robin"', "horizon = 35", "silos = 3", "replicates = 2"]
     lines += ["[environment]", 'kind = "sphere"', "dimension = 3", "actions = 5"]
     for curve in CURVES[:2]:
         lines.append("[[curve]]")
         for key, value in curve.items():
-            shown = str(value).lower() if isinstance(value, bool) else repr(value)
-            lines.append(f"{key} = {shown}")
+            toml_value = str(value).lower() if isinstance(value, bool) else repr(value)
+            lines.append(f"{key} = {toml_value}")
     path.write_text("\n".join(lines))
     return path
 
 
 def invoke(*args: Any) -> str:
+    """Run the command line and return its output."""
     result = CliRunner().invoke(cli, [str(a) for a in args])
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_fastfed_privacy_prints_it(tmp_path):
-    printed = invoke("privacy", toml(tmp_path))
+def test_command_privacy_prints_certificates(tmp_path):
+    printed = invoke("privacy", spec_file(tmp_path))
     for label in LABELS[:5]:
         assert f"\n{label}\n" in "\n" + printed
-    # As in the file, whose certificate this is.
-    found = make(ProblemSpec(silos=5, horizon=35, dimension=3), epsilon=5.0, delta=1e-3).certificate
-    for condition in found.conditions:
+    # The certificate of the file's second curve.
+    robin_certificate = make(
+        ProblemSpec(silos=5, horizon=35, dimension=3), epsilon=5.0, delta=1e-3
+    ).certificate
+    for condition in robin_certificate.conditions:
         assert condition.text in " ".join(printed.split())
-    one = invoke("privacy", toml(tmp_path), "--curve", LABELS[0], "--json")
-    assert '"unit": "silo"' in one and LABELS[1] not in one
+    single_curve = invoke("privacy", spec_file(tmp_path), "--curve", LABELS[0], "--json")
+    assert '"unit": "silo"' in single_curve and LABELS[1] not in single_curve
 
 
-def test_fastfed_run_writes_it(tmp_path):
-    invoke("run", toml(tmp_path), "-o", tmp_path / "out")
+def test_command_run_writes_certificates_and_report(tmp_path):
+    invoke("run", spec_file(tmp_path), "-o", tmp_path / "out")
     text = (tmp_path / "out" / "certificates.txt").read_text()
     assert all(label in text for label in LABELS[:5])
     page = (tmp_path / "out" / "report.html").read_text()

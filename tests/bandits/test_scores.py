@@ -1,4 +1,4 @@
-"""Score functions: the same bits in both drivers, in every corner, and randomness by key alone."""
+"""Tests of score functions: both drivers agree bit for bit, and randomness comes from keys only."""
 
 import math
 from dataclasses import replace
@@ -39,8 +39,8 @@ def greedy(state, key, round, actions, dimension, x, w, theta, beta, gamma, scor
 
 
 @numba.cfunc(SIGNATURE)
-def confident(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    # LinUCB's own score, plainly, and then everything is written over.
+def linucb_score(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # LinUCB's score, computed in plain loops. Then all inputs are overwritten.
     features, out = numba.carray(x, (actions, dimension)), numba.carray(scores, (actions,))
     factor = numba.carray(w, (dimension, dimension))
     for a in range(actions):
@@ -64,8 +64,8 @@ def confident(state, key, round, actions, dimension, x, w, theta, beta, gamma, s
 
 
 @numba.cfunc(SIGNATURE)
-def wild(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    # From the fifth round on as the state says: too few, NaN, or an exception.
+def failing(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # Fails from the fifth round on; state[0] says how: a wrong count, NaN, or an exception.
     for a in range(actions):
         scores[a] = state[1]
     if round >= 5 and state[0] == 0:
@@ -78,8 +78,8 @@ def wild(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores
 
 
 @numba.cfunc(SIGNATURE)
-def sticky(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    # The first user's first feature decides what every later user gets.
+def keeps_first_context(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # The first user's first feature determines what all later users get.
     if state[0] == 0.0:
         state[0] = 1.0
         state[1] = x[0]
@@ -89,8 +89,8 @@ def sticky(state, key, round, actions, dimension, x, w, theta, beta, gamma, scor
 
 
 @numba.cfunc(SIGNATURE)
-def leftover(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    # What an earlier call left where scores are written.
+def reads_old_scores(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # Adds to whatever an earlier call left in the array of scores.
     for a in range(actions):
         scores[a] += x[a * dimension]
     return actions
@@ -106,14 +106,14 @@ def _memory(typing, number):
     return pointer(numba.types.int64), made
 
 
-KEPT = np.zeros(2)
-ADDRESS = KEPT.ctypes.data
+GLOBAL_STATE = np.zeros(2)
+GLOBAL_ADDRESS = GLOBAL_STATE.ctypes.data
 
 
 @numba.cfunc(SIGNATURE)
-def elsewhere(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    # As sticky, in memory that is no argument.
-    kept = numba.carray(_memory(ADDRESS), (2,))
+def keeps_state_in_memory(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # Like keeps_first_context, but with state in memory outside the arguments.
+    kept = numba.carray(_memory(GLOBAL_ADDRESS), (2,))
     if kept[0] == 0.0:
         kept[0] = 1.0
         kept[1] = x[0]
@@ -123,31 +123,31 @@ def elsewhere(state, key, round, actions, dimension, x, w, theta, beta, gamma, s
 
 
 @numba.cfunc(SIGNATURE)
-def seeded(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    # numba's generator is one for all calls.
+def numba_random(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # numba's generator keeps its state between calls.
     for a in range(actions):
         scores[a] = np.random.random()
     return actions
 
 
-class Foreign:
-    """A function that was compiled elsewhere: there is no code to read."""
+class WithoutSource:
+    """A function compiled elsewhere, whose code cannot be read."""
 
     address, _sig = greedy.address, SIGNATURE
 
 
 @pytest.fixture(autouse=True)
-def named(monkeypatch):
-    """Scores by name, as packages would add them."""
+def register_scores(monkeypatch):
+    """Register the scores by name, as packages would."""
     for name, score in {
         "thompson": Score(THOMPSON),
         "greedy": Score(greedy),
-        "confident": Score(confident),
-        "sticky": Score(sticky, np.zeros(2)),
-        "leftover": Score(leftover),
-        "elsewhere": Score(elsewhere),
-        "foreign": Score(Foreign()),
-        **{f"wild-{i}": Score(wild, np.array([i, 0.5])) for i in range(4)},
+        "confident": Score(linucb_score),
+        "sticky": Score(keeps_first_context, np.zeros(2)),
+        "leftover": Score(reads_old_scores),
+        "elsewhere": Score(keeps_state_in_memory),
+        "foreign": Score(WithoutSource()),
+        **{f"wild-{i}": Score(failing, np.array([i, 0.5])) for i in range(4)},
     }.items():
         monkeypatch.setitem(SCORES.builtin, name, score)
 
@@ -155,23 +155,23 @@ def named(monkeypatch):
 @pytest.mark.parametrize(
     "sizes", [s for _, s in problems.corners()], ids=[n for n, _ in problems.corners()]
 )
-def test_the_two_drivers_agree_bit_for_bit(sizes):
+def test_both_drivers_agree_bit_for_bit(sizes):
     sphere = Sphere(dimension=sizes["dimension"], actions=sizes["actions"])
-    (fast,), (readable,) = test_drivers.both(
+    (compiled_outcome,), (step_outcome,) = test_drivers.both(
         test_drivers.experiment(sphere, sizes, score="thompson")
     )
-    test_drivers.same(fast, readable)
+    test_drivers.same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize(
     "sizes", [s for _, s in problems.agents()], ids=[n for n, _ in problems.agents()]
 )
-def test_they_agree_for_a_single_agent(sizes):
-    keys = {k: v for k, v in sizes.items() if k != "silos"}
+def test_drivers_agree_for_a_single_agent(sizes):
+    keys = {key: value for key, value in sizes.items() if key != "silos"}
     environment = Sphere(dimension=sizes["dimension"], actions=sizes["actions"])
-    table = problems.curve(sizes["protocol"], **problems.keys_of(keys), score="thompson")
+    curve = problems.curve(sizes["protocol"], **problems.keys_of(keys), score="thompson")
     e = make_experiment(
-        name="agent", environment=environment, curves=[table], horizon=sizes["horizon"], silos=1
+        name="agent", environment=environment, curves=[curve], horizon=sizes["horizon"], silos=1
     )
     assert_drivers_agree(e)
 
@@ -189,7 +189,7 @@ def test_they_agree_for_a_single_agent(sizes):
         {"algorithm": "feducb-decentralized", "graph": "line", "epsilon": 5.0, "delta": 1e-3},
     ],
 )  # fmt: skip
-def test_they_agree_where_data_decide_when_to_synchronise(keys):
+def test_drivers_agree_with_data_dependent_schedules(keys):
     e = make_experiment(
         name="x",
         environment=Sphere(dimension=3, actions=6),
@@ -202,103 +202,119 @@ def test_they_agree_where_data_decide_when_to_synchronise(keys):
 
 
 def assert_drivers_agree(e):
-    opened, plan = e.environment.open(e.seed, 0, e.silos), e.curves[0].system.plan
-    (fast,) = dispatch.run(opened, [plan], e.checkpoints, threads=2)
-    slow = dispatch.run_steps(opened, plan, e.checkpoints)
-    np.testing.assert_array_equal(fast.group_regret, slow.group_regret)
-    np.testing.assert_array_equal(fast.total, slow.total)
-    np.testing.assert_array_equal(fast.synchronisations, slow.synchronisations)
-    assert fast.events == slow.events
+    """Check that both drivers give the same results."""
+    environment, plan = e.environment.open(e.seed, 0, e.silos), e.curves[0].system.plan
+    (compiled_outcome,) = dispatch.run(environment, [plan], e.checkpoints, threads=2)
+    step_outcome = dispatch.run_steps(environment, plan, e.checkpoints)
+    np.testing.assert_array_equal(compiled_outcome.group_regret, step_outcome.group_regret)
+    np.testing.assert_array_equal(compiled_outcome.total, step_outcome.total)
+    np.testing.assert_array_equal(compiled_outcome.synchronisations, step_outcome.synchronisations)
+    assert compiled_outcome.events == step_outcome.events
 
 
 @pytest.mark.parametrize("lazy", [True, False])
-def test_they_agree_on_a_pool(recorded, lazy):
+def test_drivers_agree_on_a_replayed_pool(recorded, lazy):
     sizes = {"silos": 3, "horizon": 24, "batch_size": 5, "lazy": lazy, "protocol": "silo-ldp"}
     for sampling in ("in-order", "with-replacement"):
-        replay = Replay.from_arrays(*recorded, sampling=sampling)
-        (fast,), (readable,) = test_drivers.both(
-            test_drivers.experiment(replay, sizes, score="thompson")
+        pool = Replay.from_arrays(*recorded, sampling=sampling)
+        (compiled_outcome,), (step_outcome,) = test_drivers.both(
+            test_drivers.experiment(pool, sizes, score="thompson")
         )
-        test_drivers.same(fast, readable)
+        test_drivers.same(compiled_outcome, step_outcome)
 
 
-def test_linucb_written_as_a_score_plays_what_linucb_plays():
-    """Where norms differ no scores tie, so rounding decides nothing."""
-    draw = np.random.default_rng(8)
-    contexts = draw.uniform(-0.5, 0.5, size=(3, 60, 9, 4))
-    replay = Replay.from_arrays(contexts, draw.uniform(size=(3, 60, 9)), sampling="in-order")
+def test_linucb_written_as_a_score_chooses_the_same_actions():
+    """Use features of different norms, so that no scores tie and rounding decides nothing."""
+    rng = np.random.default_rng(8)
+    contexts = rng.uniform(-0.5, 0.5, size=(3, 60, 9, 4))
+    pool = Replay.from_arrays(contexts, rng.uniform(size=(3, 60, 9)), sampling="in-order")
     sizes = {"silos": 3, "horizon": 60, "protocol": "silo-ldp"}
     for radius in ("direct", "lemma-c2"):
         for lazy in (True, False):
             keys = {"radius": radius, "lazy": lazy, "batch_size": 8, "epsilon": 50.0}
-            ours, theirs = (
-                test_drivers.both(test_drivers.experiment(replay, sizes, **keys, score=score))[0][0]
+            builtin_outcome, score_outcome = (
+                test_drivers.both(test_drivers.experiment(pool, sizes, **keys, score=score))[0][0]
                 for score in ("ucb", "confident")
             )
-            np.testing.assert_array_equal(ours.actions, theirs.actions)
+            np.testing.assert_array_equal(builtin_outcome.actions, score_outcome.actions)
 
 
-def test_greedy_is_the_largest_product():
-    draw = np.random.default_rng(1)
-    for kind in (np.float32, np.float64):
+def test_greedy_score_chooses_the_largest_product():
+    rng = np.random.default_rng(1)
+    for dtype in (np.float32, np.float64):
         for k, d in ((1, 1), (7, 3), (40, 20)):
-            actions, theta = draw.normal(size=(k, d)).astype(kind), draw.normal(size=d)
-            given = actions[::-1].T.copy().T, np.eye(d), theta
-            index, x = linalg.scored(Score(greedy), 1, 1, *given, 0.0, 0.0)
-            assert index == np.argmax(given[0].astype(float) @ theta)
-            np.testing.assert_array_equal(x, given[0][index])
+            actions, theta = rng.normal(size=(k, d)).astype(dtype), rng.normal(size=d)
+            arguments = actions[::-1].T.copy().T, np.eye(d), theta
+            index, x = linalg.scored(Score(greedy), 1, 1, *arguments, 0.0, 0.0)
+            assert index == np.argmax(arguments[0].astype(float) @ theta)
+            np.testing.assert_array_equal(x, arguments[0][index])
 
 
-def test_ties_go_to_the_lowest_index_and_nothing_given_is_changed():
+def test_ties_go_to_the_lowest_index_and_arguments_are_not_changed():
     actions, w, theta = np.ones((5, 2)), np.eye(2), np.ones(2)
     for array in (actions, w, theta):
         array.flags.writeable = False
-    for score in (Score(greedy), Score(confident)):
+    for score in (Score(greedy), Score(linucb_score)):
         assert linalg.scored(score, 1, 1, actions, w, theta, 1.0, 1.0)[0] == 0
     assert (actions == 1).all() and (w == np.eye(2)).all() and (theta == 1).all()
 
 
-def test_thompson_draws_theta_from_its_normal_law():
-    """With one action whose score can be read off: KS at 20 000 keys, false alarm 1e-4 each."""
-    draw = np.random.default_rng(3)
-    a = draw.normal(size=(6, 3))
-    v = np.eye(3) + a.T @ a
-    w, theta, x = fastfed.kernels.inverse_factor(v), draw.normal(size=3), draw.normal(size=3)
+def test_thompson_draws_theta_from_its_normal_distribution():
+    """Compare the scores of one action for 20 000 keys with a KS test, false alarm 1e-4."""
+    rng_ = np.random.default_rng(3)
+    rows = rng_.normal(size=(6, 3))
+    v = np.eye(3) + rows.T @ rows
+    w, theta, x = fastfed.kernels.inverse_factor(v), rng_.normal(size=3), rng_.normal(size=3)
     features, out = x[None].copy(), np.zeros(1)
     function = THOMPSON.ctypes
     pointer = [t for t in function.argtypes]
 
-    def of(array, position):
+    def as_pointer(array, position):
         return array.ctypes.data_as(pointer[position])
 
-    beta, found = 0.7, []
+    beta, draws = 0.7, []
     for round in range(20_000):
         key = rng.key(5, 20, 0, 0, round)
         center = theta.copy()
-        done = function(
-            None, key, round, 1, 3, of(features, 5), of(w, 6), of(center, 7), beta, 0.0, of(out, 10)
+        count = function(
+            None,
+            key,
+            round,
+            1,
+            3,
+            as_pointer(features, 5),
+            as_pointer(w, 6),
+            as_pointer(center, 7),
+            beta,
+            0.0,
+            as_pointer(out, 10),
         )
-        assert done == 1
-        found.append(out[0])
+        assert count == 1
+        draws.append(out[0])
     width = beta * math.sqrt(x @ np.linalg.solve(v, x))
-    assert stats.kstest((np.array(found) - x @ theta) / width, "norm").pvalue > 1e-4
+    assert stats.kstest((np.array(draws) - x @ theta) / width, "norm").pvalue > 1e-4
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("rounds_per_call", [1, 7, None])
-def test_threads_and_calls_change_nothing(threads, rounds_per_call):
+def test_results_do_not_depend_on_threads_or_call_lengths(threads, rounds_per_call):
     sizes = dict(problems.corners())["plain, silo-ldp, eager"]
     e = test_drivers.experiment(Sphere(dimension=4, actions=9), sizes, score="thompson")
-    opened = e.environment.open(e.seed, 0, e.silos)
-    plans = [c.system.plan for c in e.curves]
-    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
-    (many,) = compiled.run(
-        opened, plans, e.checkpoints, record=True, threads=threads, rounds_per_call=rounds_per_call
+    environment = e.environment.open(e.seed, 0, e.silos)
+    plans = [curve.system.plan for curve in e.curves]
+    (outcome,) = compiled.run(environment, plans, e.checkpoints, record=True)
+    (threaded_outcome,) = compiled.run(
+        environment,
+        plans,
+        e.checkpoints,
+        record=True,
+        threads=threads,
+        rounds_per_call=rounds_per_call,
     )
-    test_drivers.same(one, many)
+    test_drivers.same(outcome, threaded_outcome)
 
 
-def test_curves_with_and_without_a_score_together_equal_each_alone():
+def test_curves_with_scores_simulated_together_equal_each_alone():
     curves = [
         {"label": s, "algorithm": "fedlinucb", "batch_size": 7, "score": s}
         for s in ("ucb", "thompson", "greedy", "confident")
@@ -329,25 +345,25 @@ def test_a_score_function_that_fails_stops_the_run(driver, fault, capfd):
     assert r.curves[0].final()["mean"] > 0
 
 
-def test_the_state_reaches_the_function():
-    r = fastfed.simulate(
+def test_the_function_receives_its_state():
+    results = fastfed.simulate(
         Sphere(dimension=2, actions=3), "local-linucb", silos=2, horizon=9, score="wild-3"
     )
-    assert r.curves[0].final()["mean"] > 0
+    assert results.curves[0].final()["mean"] > 0
 
 
 @pytest.mark.parametrize("score", ["sticky", "leftover"])
 @pytest.mark.parametrize("driver", ["compiled", "step"])
-def test_nothing_lasts_from_one_call_to_the_next(score, driver):
-    """One user's context is replaced: later users of a lazy batch must not see it.
+def test_a_score_keeps_no_state_between_calls(score, driver):
+    """Replace one user's context and check that later users of a lazy batch are not affected.
 
-    With a state that lasted, all later actions followed the first user's first feature, though
-    nothing was released: a true epsilon of 41.5 beside "proven (1, 1e-6)".
+    With a lasting state, all later actions followed the first user's first feature although nothing
+    was released. The true epsilon was 41.5, while the certificate said "proven (1, 1e-6)".
     """
-    draw = np.random.default_rng(2)
-    contexts = draw.uniform(-0.4, 0.4, size=(1, 12, 5, 3))
-    rewards = draw.uniform(size=(1, 12, 5))
-    played = []
+    rng = np.random.default_rng(2)
+    contexts = rng.uniform(-0.4, 0.4, size=(1, 12, 5, 3))
+    rewards = rng.uniform(size=(1, 12, 5))
+    actions_by_context = []
     for first in (contexts[0, 0], -contexts[0, 0]):
         contexts[0, 0] = first
         e = test_drivers.experiment(
@@ -355,14 +371,16 @@ def test_nothing_lasts_from_one_call_to_the_next(score, driver):
             {"silos": 1, "horizon": 12, "batch_size": 12, "protocol": "silo-ldp"},
             score=score, epsilon=1.0, delta=1e-6,
         )  # fmt: skip
-        (fast,), (readable,) = test_drivers.both(e)
-        played.append((fast if driver == "compiled" else readable).actions)
-    np.testing.assert_array_equal(played[0][:, 1:], played[1][:, 1:])
+        (compiled_outcome,), (step_outcome,) = test_drivers.both(e)
+        actions_by_context.append(
+            (compiled_outcome if driver == "compiled" else step_outcome).actions
+        )
+    np.testing.assert_array_equal(actions_by_context[0][:, 1:], actions_by_context[1][:, 1:])
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
-def test_every_call_gets_the_state_that_was_given(size):
-    """Bit for bit in both drivers, by threads, and the array of the caller stays as it is."""
+def test_every_call_receives_the_initial_state(size):
+    """Check this in both drivers and with threads; the caller's array must not change."""
 
     @numba.cfunc(SIGNATURE)
     def counts(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
@@ -372,78 +390,99 @@ def test_every_call_gets_the_state_that_was_given(size):
             scores[a] = x[a * dimension] * state[0] + state[size - 1] * x[a * dimension + 1]
         return actions
 
-    given = np.full(size, 0.25)
-    score = Score(counts, given)
-    given[:] = 9.0  # of the caller's own
+    state_given = np.full(size, 0.25)
+    score = Score(counts, state_given)
+    state_given[:] = 9.0  # the caller changes its array afterwards
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCORES.builtin, "counts", score)
         sizes = dict(problems.corners())["plain, silo-ldp, eager"]
         e = test_drivers.experiment(Sphere(dimension=4, actions=9), sizes, score="counts")
-        (fast,), (readable,) = test_drivers.both(e)
-        test_drivers.same(fast, readable)
-        opened, plans = e.environment.open(e.seed, 0, e.silos), [e.curves[0].system.plan]
-        (many,) = compiled.run(opened, plans, e.checkpoints, record=True, threads=3)
-        test_drivers.same(fast, many)
+        (compiled_outcome,), (step_outcome,) = test_drivers.both(e)
+        test_drivers.same(compiled_outcome, step_outcome)
+        environment, plans = e.environment.open(e.seed, 0, e.silos), [e.curves[0].system.plan]
+        (threaded_outcome,) = compiled.run(
+            environment, plans, e.checkpoints, record=True, threads=3
+        )
+        test_drivers.same(compiled_outcome, threaded_outcome)
     np.testing.assert_array_equal(score.state, np.full(size, 0.25))
 
 
-def test_what_cannot_be_copied_is_found():
-    for score in (Score(THOMPSON), Score(greedy), Score(confident), Score(sticky, np.zeros(2))):
+def test_state_outside_the_arguments_is_detected():
+    for score in (
+        Score(THOMPSON),
+        Score(greedy),
+        Score(linucb_score),
+        Score(keeps_first_context, np.zeros(2)),
+    ):
         assert score.keeps_no_state and score.condition.holds
-    for score in (Score(elsewhere), Score(seeded), Score(Foreign())):
+    for score in (Score(keeps_state_in_memory), Score(numba_random), Score(WithoutSource())):
         assert not score.keeps_no_state and not score.condition.holds
-    # It is not a refusal: they play.
-    silo = np.array([[0.5, 0.0], [-0.5, 0.0]])
-    KEPT[:] = 0.0
-    first = linalg.scored(Score(elsewhere), 1, 1, silo, np.eye(2), np.ones(2), 0.0, 0.0)[0]
-    then = linalg.scored(Score(elsewhere), 1, 2, silo[::-1], np.eye(2), np.ones(2), 0.0, 0.0)[0]
-    assert (first, then) == (0, 1)
+    # Such scores are not refused; they run.
+    features = np.array([[0.5, 0.0], [-0.5, 0.0]])
+    GLOBAL_STATE[:] = 0.0
+    first_choice = linalg.scored(
+        Score(keeps_state_in_memory), 1, 1, features, np.eye(2), np.ones(2), 0.0, 0.0
+    )[0]
+    second_choice = linalg.scored(
+        Score(keeps_state_in_memory), 1, 2, features[::-1], np.eye(2), np.ones(2), 0.0, 0.0
+    )[0]
+    assert (first_choice, second_choice) == (0, 1)
 
 
-def test_a_score_with_memory_of_its_own_makes_the_certificate_conditional(monkeypatch):
-    stated = {}
-    for name, score in (("sticky", Score(sticky, np.zeros(2))), ("elsewhere", Score(elsewhere))):
+def test_a_score_with_outside_state_makes_the_certificate_conditional(monkeypatch):
+    certificates = {}
+    for name, score in (
+        ("sticky", Score(keeps_first_context, np.zeros(2))),
+        ("elsewhere", Score(keeps_state_in_memory)),
+    ):
         monkeypatch.setitem(SCORES.builtin, name, score)
-        stated[name] = fastfed.make_system(
+        certificates[name] = fastfed.make_system(
             "private-fedlinucb", silos=2, horizon=20, dimension=2, batch_size=5, epsilon=1.0,
             delta=1e-6, score=name,
         ).certificate  # fmt: skip
-    assert stated["sticky"].status == "proven"
-    assert stated["elsewhere"].status == "conditional"
-    assert stated["elsewhere"].exact == stated["sticky"].exact
-    failed = [c.text for c in stated["elsewhere"].conditions if not c.holds]
+    assert certificates["sticky"].status == "proven"
+    assert certificates["elsewhere"].status == "conditional"
+    assert certificates["elsewhere"].exact == certificates["sticky"].exact
+    failed = [
+        condition.text for condition in certificates["elsewhere"].conditions if not condition.holds
+    ]
     assert len(failed) == 1 and failed[0].startswith("the score keeps no state between calls")
 
 
-def test_privacy_is_untouched_and_the_regret_bound_is_not():
-    system = {
+def test_a_score_changes_the_regret_bound_but_not_privacy():
+    systems = {
         score: fastfed.make_system(
             "private-fedlinucb", silos=3, horizon=100, dimension=3, batch_size=10, epsilon=1.0,
             delta=1e-6, score=score,
         )
         for score in ("ucb", "thompson")
     }  # fmt: skip
-    one, other = (s.certificate for s in system.values())
-    assert one.status == other.status == "proven" and one.exact == other.exact
-    said = [c for c in other.caveats if 'score "thompson"' in c]
-    assert len(said) == 1 and said[0].startswith("the regret bound is unproven here; missing: ")
-    assert [c for c in other.caveats if "regret" in c] == said
-    assert not system["thompson"].theory.proven
-    assert system["ucb"].plan.score is None and system["thompson"].plan.score is not None
+    ucb_certificate, thompson_certificate = (system.certificate for system in systems.values())
+    assert (
+        ucb_certificate.status == thompson_certificate.status == "proven"
+        and ucb_certificate.exact == thompson_certificate.exact
+    )
+    caveats = [c for c in thompson_certificate.caveats if 'score "thompson"' in c]
+    assert len(caveats) == 1 and caveats[0].startswith(
+        "the regret bound is unproven here; missing: "
+    )
+    assert [c for c in thompson_certificate.caveats if "regret" in c] == caveats
+    assert not systems["thompson"].theory.proven
+    assert systems["ucb"].plan.score is None and systems["thompson"].plan.score is not None
 
 
-def test_an_algorithm_with_a_score_of_its_own_has_no_regret_bound():
-    """Its plan says so, no key of the curve does."""
-    known = ALGORITHMS["fedlinucb"]
+def test_an_algorithm_that_sets_a_score_has_no_regret_bound():
+    """Set the score in the plan, without a key of the curve."""
+    fedlinucb = ALGORITHMS["fedlinucb"]
 
     def build(config, problem):
-        system = known.build(config, problem)
+        system = fedlinucb.build(config, problem)
         return replace(system, plan=replace(system.plan, score=Score(greedy)))
 
     problem = problem_spec(Sphere(dimension=3, actions=5).facts(2, 100), 2, 100)
     systems = [
-        Algorithm("x", "none", "", known.config, make).make({"batch_size": 10}, problem)
-        for make in (known.build, build)
+        Algorithm("x", "none", "", fedlinucb.config, build_).make({"batch_size": 10}, problem)
+        for build_ in (fedlinucb.build, build)
     ]
     assert [system.theory.proven for system in systems] == [True, False]
     assert any("regret bound is unproven" in text for text in systems[1].certificate.caveats)
@@ -458,19 +497,19 @@ def test_a_deployed_silo_draws_its_key_from_the_system():
     for _ in range(400):
         chosen.append(silo.select(np.array([[1.0, 0.0], [-1.0, 0.0]])))
         silo.observe(0.5)
-    # theta is symmetric about 0 throughout: 400 fair coins, 6 standard deviations.
+    # theta is symmetric about 0 in all rounds: 400 fair coins, 6 standard deviations.
     assert abs(sum(chosen) - 200) < 60
 
 
-def test_who_takes_no_score():
+def test_some_algorithms_refuse_a_score():
     sphere = Sphere(dimension=2, actions=3)
     robin = {"epsilon": 1.0, "delta": 1e-5, "diversity": 0.1, "initial_phases": 2}
-    for algorithm, keys, sentence in (
+    for algorithm, keys, message in (
         ("robin", {**robin, "lazy": False}, 'score must be "ucb" for robin'),
         ("random", {}, "score has no meaning for random"),
         ("hedge", {}, 'unknown key "score" for hedge|needs contexts|needs losses'),
     ):
-        with pytest.raises(fastfed.InputError, match=sentence):
+        with pytest.raises(fastfed.InputError, match=message):
             fastfed.simulate(sphere, algorithm, silos=2, horizon=8, score="thompson", **keys)
     with pytest.raises(
         fastfed.InputError, match='unknown score "thomson"; did you mean "thompson"'
@@ -478,22 +517,22 @@ def test_who_takes_no_score():
         fastfed.simulate(sphere, "local-linucb", silos=2, horizon=8, score="thomson")
 
 
-def test_what_is_no_score_function_is_refused():
-    wrong = numba.cfunc(numba.types.int64(numba.types.int64))(lambda x: x)
-    for found in (print, wrong, None):
+def test_invalid_score_functions_are_refused():
+    wrong_signature = numba.cfunc(numba.types.int64(numba.types.int64))(lambda x: x)
+    for function in (print, wrong_signature, None):
         with pytest.raises(fastfed.InputError, match=r"function must be a numba\.cfunc of"):
-            Score(found)
+            Score(function)
     with pytest.raises(fastfed.InputError, match="state must be finite"):
         Score(greedy, [np.nan])
     assert Score(greedy).summary == "Greedy: the action of the largest expected reward"
 
 
-def test_keys_are_those_of_the_silo_and_round():
+def test_score_keys_depend_on_silo_and_round():
     seeded, system = SeededNoise(5, 2), SystemNoise()
     keys = {seeded.score_key(i, t) for i in range(20) for t in range(1, 50)}
     assert len(keys) == 20 * 49 and max(keys) >= 2**63
-    turns = InterleavedNoise(seeded, (4, 7), 1, 3)
-    assert turns.score_key(1, 2) == seeded.score_key(7, 4)
+    interleaved = InterleavedNoise(seeded, (4, 7), 1, 3)
+    assert interleaved.score_key(1, 2) == seeded.score_key(7, 4)
     assert system.score_key(0, 1) != system.score_key(0, 1)
     assert 0 <= system.score_key(0, 1) < 2**64
     words = rng.philox(5, 20, 2, 3, 4, 0)
@@ -501,7 +540,7 @@ def test_keys_are_those_of_the_silo_and_round():
 
 
 class TestKeyed:
-    """fastfed.counter_rng inside and outside of compiled functions."""
+    """Tests of fastfed.counter_rng inside and outside compiled functions."""
 
     @staticmethod
     def mixed(z):

@@ -1,4 +1,4 @@
-"""Silos that choose for many users at once, and what a private system refuses."""
+"""Check silos that choose for many users at once, and errors of private systems."""
 
 import numpy as np
 import pytest
@@ -11,60 +11,68 @@ from fastfed.parties import Server, Silo
 D, ROUNDS, BATCH = 3, 22, 5
 
 
-def silos(**keys):
-    given = {"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-6, "batch_size": BATCH}
-    system = fastfed.make_system(**{**given, **keys}, silos=2, horizon=ROUNDS, dimension=D)
+def make_parties(**keys):
+    arguments = {
+        "algorithm": "private-fedlinucb",
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "batch_size": BATCH,
+    }
+    system = fastfed.make_system(**{**arguments, **keys}, silos=2, horizon=ROUNDS, dimension=D)
     return [Silo(system.plan, i, SeededNoise(3)) for i in range(2)], Server(system.plan)
 
 
-def offers(round, silo):
-    draw = np.random.default_rng(100 * round + silo)
-    return draw.normal(size=(4 + round % 3, D)) / 3
+def action_rows(round, silo):
+    rng = np.random.default_rng(100 * round + silo)
+    return rng.normal(size=(4 + round % 3, D)) / 3
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix"])
-def test_many_users_are_served_as_one_after_the_other(protocol):
-    found = []
+def test_choices_for_many_users_equal_single_choices(protocol):
+    outcomes = []
     for many in (False, True):
-        parties, server = silos(protocol=protocol)
-        made, done = [], 0
-        while done < ROUNDS:
-            n = min(BATCH, ROUNDS - done)
+        parties, server = make_parties(protocol=protocol)
+        outcome, finished_rounds = [], 0
+        while finished_rounds < ROUNDS:
+            n = min(BATCH, ROUNDS - finished_rounds)
             for i, silo in enumerate(parties):
-                given = [offers(done + j, i) for j in range(n)]
+                rows_of_users = [action_rows(finished_rounds + j, i) for j in range(n)]
                 if many:
-                    # In two parts: a batch need not be served at once.
-                    for part in filter(len, (given[:2], given[2:])):
+                    # In two parts, since a batch may be served in several calls.
+                    for part in filter(len, (rows_of_users[:2], rows_of_users[2:])):
                         index = silo.select_many(part)
-                        made += index.tolist()
+                        outcome += index.tolist()
                         silo.observe_many(index / 7)
                     continue
-                for each in given:
-                    made.append(silo.select(each))
-                    silo.observe(made[-1] / 7)
-            done += n
+                for rows in rows_of_users:
+                    outcome.append(silo.select(rows))
+                    silo.observe(outcome[-1] / 7)
+            finished_rounds += n
             if parties[0].due:
                 reports = [silo.report() for silo in parties]
-                made += [report.values.tobytes() for report in reports]
+                outcome += [report.values.tobytes() for report in reports]
                 broadcast = server.combine(reports)
                 for silo in parties:
                     silo.receive(broadcast)
-        made += [silo.theta.tobytes() for silo in parties] + [silo.round for silo in parties]
-        found.append(made)
-    assert found[0] == found[1]
+        outcome += [silo.theta.tobytes() for silo in parties] + [silo.round for silo in parties]
+        outcomes.append(outcome)
+    assert outcomes[0] == outcomes[1]
 
 
-def test_what_cannot_be_done_at_once_is_refused():
-    (silo, _), _ = silos(protocol="silo-ldp")
+def test_errors_about_choices_for_many_users():
+    (silo, _), _ = make_parties(protocol="silo-ldp")
     with pytest.raises(InputError, match=r"select_many can choose for 5 users before .* got 6"):
-        silo.select_many([offers(0, 0)] * 6)
+        silo.select_many([action_rows(0, 0)] * 6)
     with pytest.raises(InputError, match="observe_many needs a select_many before it"):
         silo.observe_many([1.0])
     with pytest.raises(InputError, match=r"actions must have shape \(any, 3\)"):
-        silo.select_many([offers(0, 0), np.ones((2, 2))])
+        silo.select_many([action_rows(0, 0), np.ones((2, 2))])
     assert silo.round == 0
-    silo.select_many([offers(0, 0)] * 3)
-    for call in (lambda: silo.select(offers(0, 0)), lambda: silo.select_many([offers(0, 0)])):
+    silo.select_many([action_rows(0, 0)] * 3)
+    for call in (
+        lambda: silo.select(action_rows(0, 0)),
+        lambda: silo.select_many([action_rows(0, 0)]),
+    ):
         with pytest.raises(InputError, match="select was called twice"):
             call()
     with pytest.raises(InputError, match="observe needs a select before it"):
@@ -72,16 +80,16 @@ def test_what_cannot_be_done_at_once_is_refused():
     with pytest.raises(InputError, match=r"rewards must have shape \(3,\), got \(2,\)"):
         silo.observe_many([1.0, 0.0])
     silo.observe_many([1.0, 0.0, 0.0])
-    silo.select_many([offers(0, 0)] * 2)
+    silo.select_many([action_rows(0, 0)] * 2)
     silo.observe_many([1.0, 0.0])
     with pytest.raises(InputError, match="silo 0 must report and receive release 1"):
-        silo.select_many([offers(0, 0)])
+        silo.select_many([action_rows(0, 0)])
 
 
-def test_plans_whose_model_changes_within_a_batch_choose_one_at_a_time():
-    (silo, _), _ = silos(protocol="silo-ldp", lazy=False)
+def test_plans_whose_model_changes_within_a_batch_refuse_select_many():
+    (silo, _), _ = make_parties(protocol="silo-ldp", lazy=False)
     with pytest.raises(InputError, match="select_many needs a model that changes with releases"):
-        silo.select_many([offers(0, 0)])
+        silo.select_many([action_rows(0, 0)])
     for algorithm in ("private-fedlinucb", "fedlinucb", "linucb-jdp"):
         with pytest.raises(InputError, match=f"discount is no key of {algorithm}: "):
             fastfed.make_system(algorithm, horizon=20, dimension=2, discount=0.9)

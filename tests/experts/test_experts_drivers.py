@@ -367,8 +367,8 @@ def as_float64(result: Any) -> Any:
 
 def random_table(m: int, T: int, d: int) -> np.ndarray:
     """Draw a table (m, T, d) of losses in units of 2^-24."""
-    rng_ = np.random.default_rng((m, T, d))
-    return rng_.integers(0, 2**24 + 1, size=(m, T, d)).astype(np.uint32)
+    generator = np.random.default_rng((m, T, d))
+    return generator.integers(0, 2**24 + 1, size=(m, T, d)).astype(np.uint32)
 
 
 def python_losses_kernel(m: int, **keys: Any) -> loss_kernels.Losses:

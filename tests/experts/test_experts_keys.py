@@ -393,14 +393,18 @@ def test_without_noise_phases_have_as_many_trees_as_fit():
 # -- Certificates ----------------------------------------------------------------------------------
 
 
-def check_claim(certificate_: Certificate) -> bool:
+def check_claim(expert_certificate: Certificate) -> bool:
     """Check conditions and caveats of the certificate and return whether its claim holds."""
     (claim,) = [
-        condition for condition in certificate_.conditions if isinstance(condition, ClaimCondition)
+        condition
+        for condition in expert_certificate.conditions
+        if isinstance(condition, ClaimCondition)
     ]
-    assert all(condition.holds for condition in certificate_.conditions if condition is not claim)
+    assert all(
+        condition.holds for condition in expert_certificate.conditions if condition is not claim
+    )
     assert (
-        any("claimed budget is not met" in condition for condition in certificate_.caveats)
+        any("claimed budget is not met" in condition for condition in expert_certificate.caveats)
         != claim.holds
     )
     return claim.holds
@@ -413,16 +417,23 @@ def test_certificate_of_fed_svt_gives_the_exact_epsilon(epsilon, delta, switches
     for calibration in ("exact", "printed", *(("zcdp",) if delta else ())):
         keys = {"epsilon": epsilon, "delta": delta, "switches": switches}
         system = make(SVT, calibration=calibration, **keys)
-        certificate_, plan = system.certificate, system.plan
-        assert (certificate_.status, certificate_.unit, certificate_.relation) == (
+        expert_certificate, plan = system.certificate, system.plan
+        assert (
+            expert_certificate.status,
+            expert_certificate.unit,
+            expert_certificate.relation,
+        ) == (
             "proven",
             "user",
             "replace",
         )
-        assert (certificate_.claimed.epsilon, certificate_.claimed.delta) == (epsilon, delta)
-        assert certificate_.model.startswith("central: the server is trusted")
-        assert certificate_.source.startswith("gao-2024, Algorithm 5 (corrected)")
-        assert certificate_.also == () and certificate_.exact.delta == delta
+        assert (expert_certificate.claimed.epsilon, expert_certificate.claimed.delta) == (
+            epsilon,
+            delta,
+        )
+        assert expert_certificate.model.startswith("central: the server is trusted")
+        assert expert_certificate.source.startswith("gao-2024, Algorithm 5 (corrected)")
+        assert expert_certificate.also == () and expert_certificate.exact.delta == delta
         # All comparisons together count once. Each choice is a mechanism of bounded range.
         noise = plan.noise
         comparison_epsilon = max(1 / noise.threshold_scale, 1 / noise.query_scale)
@@ -441,13 +452,13 @@ def test_certificate_of_fed_svt_gives_the_exact_epsilon(epsilon, delta, switches
                 comparison_epsilon + epsilon_of_rho(kappa * rho_of_bounded_range(noise.eta), delta),
             )
             assert expected <= comparison_epsilon + kappa * noise.eta
-        assert certificate_.exact.epsilon == pytest.approx(expected, rel=1e-12)
-        assert check_claim(certificate_) == (certificate_.exact.epsilon <= epsilon)
+        assert expert_certificate.exact.epsilon == pytest.approx(expected, rel=1e-12)
+        assert check_claim(expert_certificate) == (expert_certificate.exact.epsilon <= epsilon)
         if calibration == "exact":
-            assert 0.999 * epsilon < certificate_.exact.epsilon <= epsilon
+            assert 0.999 * epsilon < expert_certificate.exact.epsilon <= epsilon
         elif calibration == "zcdp" or delta == 0.0:
-            assert certificate_.exact.epsilon <= epsilon
-        assert certificate_.noise_std == pytest.approx(
+            assert expert_certificate.exact.epsilon <= epsilon
+        assert expert_certificate.noise_std == pytest.approx(
             {
                 "threshold": math.sqrt(2) * noise.threshold_scale,
                 "query": math.sqrt(2) * noise.query_scale,
@@ -457,12 +468,12 @@ def test_certificate_of_fed_svt_gives_the_exact_epsilon(epsilon, delta, switches
 
 @pytest.mark.parametrize("delta", [0.1, 0.01])
 def test_printed_fed_svt_exceeds_its_claim(delta):
-    certificate_ = certificate(
+    expert_certificate = certificate(
         SVT, epsilon=20.0, delta=delta, calibration="printed", switches="printed"
     )
-    assert certificate_.status == "proven" and certificate_.exact.epsilon > 1.2 * 20.0
-    assert not check_claim(certificate_)
-    assert "[fails]" in str(certificate_)
+    assert expert_certificate.status == "proven" and expert_certificate.exact.epsilon > 1.2 * 20.0
+    assert not check_claim(expert_certificate)
+    assert "[fails]" in str(expert_certificate)
 
 
 cached_epsilon = cache(composed_epsilon)
@@ -503,15 +514,22 @@ def test_certificate_of_fed_dp_ope_stoch_gives_the_exact_epsilon(setting, noise,
     for calibration in calibrations:
         keys = {"noise": noise, "protect": protect, "delta": delta, "smoothness": 20.0}
         system = make(OPE, setting, calibration=calibration, **keys)
-        certificate_, plan = system.certificate, system.plan
+        expert_certificate, plan = system.certificate, system.plan
         assert len(plan.phases) > 3 and max(p.trees for p in plan.phases) > 2
-        assert (certificate_.status, certificate_.unit, certificate_.relation) == (
+        assert (
+            expert_certificate.status,
+            expert_certificate.unit,
+            expert_certificate.relation,
+        ) == (
             "proven",
             "user",
             "replace",
         )
-        assert (certificate_.claimed.epsilon, certificate_.claimed.delta) == (8.0, delta)
-        assert certificate_.source.startswith("gao-2024, ")
+        assert (expert_certificate.claimed.epsilon, expert_certificate.claimed.delta) == (
+            8.0,
+            delta,
+        )
+        assert expert_certificate.source.startswith("gao-2024, ")
         experts_epsilon, messages_epsilon = (
             max(vertex_epsilon(p, setting, protects_messages, delta) for p in plan.phases)
             for protects_messages in (False, True)
@@ -521,16 +539,18 @@ def test_certificate_of_fed_dp_ope_stoch_gives_the_exact_epsilon(setting, noise,
             if protect == "messages"
             else (experts_epsilon, messages_epsilon)
         )
-        assert certificate_.exact.epsilon == pytest.approx(expected_epsilon, rel=1e-9)
-        assert check_claim(certificate_) == (certificate_.exact.epsilon <= 8.0)
+        assert expert_certificate.exact.epsilon == pytest.approx(expected_epsilon, rel=1e-9)
+        assert check_claim(expert_certificate) == (expert_certificate.exact.epsilon <= 8.0)
         if calibration == "exact":
-            assert 0.99 * 8.0 < certificate_.exact.epsilon <= 8.0
+            assert 0.99 * 8.0 < expert_certificate.exact.epsilon <= 8.0
         if calibration == "corrected":
-            assert certificate_.exact.epsilon <= 8.0
+            assert expert_certificate.exact.epsilon <= 8.0
         elif calibration == "printed" and setting is SIGNED:
-            assert certificate_.exact.epsilon > 1.9 * 8.0 and not check_claim(certificate_)
+            assert expert_certificate.exact.epsilon > 1.9 * 8.0 and not check_claim(
+                expert_certificate
+            )
         clients_per_noise = 4 if noise == "central" else 1
-        assert certificate_.noise_std == pytest.approx(
+        assert expert_certificate.noise_std == pytest.approx(
             {
                 f"phase {p.number}": math.sqrt(2) * max(p.scales) / clients_per_noise
                 for p in plan.phases
@@ -538,16 +558,18 @@ def test_certificate_of_fed_dp_ope_stoch_gives_the_exact_epsilon(setting, noise,
         )
         # Local noise also protects against the server, with a different epsilon.
         if noise == "central":
-            assert certificate_.also == () and certificate_.model.startswith(
+            assert expert_certificate.also == () and expert_certificate.model.startswith(
                 "central: the server is trusted"
             )
-            assert any("clients send the server raw numbers" in c for c in certificate_.caveats)
+            assert any(
+                "clients send the server raw numbers" in c for c in expert_certificate.caveats
+            )
             continue
-        (also,) = certificate_.also
+        (also,) = expert_certificate.also
         assert (also.status, also.unit, also.claimed) == ("proven", "user", None)
         assert also.exact.epsilon == pytest.approx(expected_other_epsilon, rel=1e-9)
-        assert also.noise_std == certificate_.noise_std
-        models = certificate_.model, also.model
+        assert also.noise_std == expert_certificate.noise_std
+        models = expert_certificate.model, also.model
         if protect == "messages":
             models = models[::-1]
         assert models == (
@@ -602,27 +624,31 @@ def test_a_positive_delta_never_increases_the_noise():
 
 def test_certificate_without_privacy_has_status_none():
     for system in (make(OPE, **NO_NOISE), make(HEDGE), make(LEADER)):
-        certificate_ = system.certificate
-        assert (certificate_.status, certificate_.exact, certificate_.claimed) == (
+        expert_certificate = system.certificate
+        assert (
+            expert_certificate.status,
+            expert_certificate.exact,
+            expert_certificate.claimed,
+        ) == (
             "none",
             None,
             None,
         )
         assert (
-            certificate_.caveats[0] == "no privacy"
-            and not certificate_.noise_std
-            and not certificate_.also
+            expert_certificate.caveats[0] == "no privacy"
+            and not expert_certificate.noise_std
+            and not expert_certificate.also
         )
 
 
 def test_a_budget_too_small_for_a_tree_releases_nothing():
     """Check that x_1 is chosen in all rounds and that epsilon is 0."""
     system = make(OPE, epsilon=1e-4)
-    certificate_ = system.certificate
+    expert_certificate = system.certificate
     assert system.plan.phases == () and system.plan.exchanges == 0
-    assert (certificate_.status, certificate_.exact.epsilon) == ("proven", 0.0)
-    assert [a.exact.epsilon for a in certificate_.also] == [0.0]
-    assert any("x_1 is played to the end" in c for c in certificate_.caveats)
+    assert (expert_certificate.status, expert_certificate.exact.epsilon) == ("proven", 0.0)
+    assert [a.exact.epsilon for a in expert_certificate.also] == [0.0]
+    assert any("x_1 is played to the end" in c for c in expert_certificate.caveats)
     assert not any("x_1 is played" in c for c in certificate(OPE).caveats)
 
 
@@ -903,8 +929,8 @@ def test_command_privacy_prints_certificates(toml):
     for label in TOML_LABELS:
         assert f"\n{label}\n" in "\n" + printed
     problem = ProblemSpec(silos=3, horizon=70, experts=4, optimal_loss=0.0)
-    certificate_ = certificate(SVT, problem, epsilon=5.0, delta=1e-3)
-    for condition in certificate_.conditions:
+    expert_certificate = certificate(SVT, problem, epsilon=5.0, delta=1e-3)
+    for condition in expert_certificate.conditions:
         assert condition.text in " ".join(printed.split())
     single_curve = invoke("privacy", toml, "--curve", TOML_LABELS[0], "--json")
     assert '"unit": "user"' in single_curve and TOML_LABELS[1] not in single_curve

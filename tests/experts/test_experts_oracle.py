@@ -569,17 +569,17 @@ def pseudo_regret(e: Experiment, x: np.ndarray) -> np.ndarray:
     return np.array([loss(point) for point in x]) - minimum.fun
 
 
-def check_ope(e: Experiment, record: RecordedRun, oracle_run_: oracle.OpeRun) -> None:
+def check_ope(e: Experiment, record: RecordedRun, oracle_result: oracle.OpeRun) -> None:
     """Compare a recorded run of fed-dp-ope-stoch with the oracle's run."""
     plan, m, d = e.curves[0].system.plan, e.silos, e.facts.dimension
     assert isinstance(plan, FrankWolfePlan)
-    phases_with_trees = [p for p in oracle_run_.phases if p.trees]
+    phases_with_trees = [p for p in oracle_result.phases if p.trees]
     assert [(p.number, p.batch, p.trees) for p in plan.phases] == [
         (p.p, p.batch, p.trees) for p in phases_with_trees
     ]
     assert record.blocks or len(record.choices) == plan.exchanges
-    assert plan.exchanges == len(oracle_run_.leaves)
-    for n, leaf in enumerate(oracle_run_.leaves):
+    assert plan.exchanges == len(oracle_result.leaves)
+    for n, leaf in enumerate(oracle_result.leaves):
         assert leaf.margin == 0.0 or leaf.margin > MIN_MARGIN
         width = plan.scale(n + 1) / (m if e.curves[0].keys["noise"] == "central" else 1)
         assert width == pytest.approx(leaf.scale, rel=1e-12)
@@ -593,17 +593,17 @@ def check_ope(e: Experiment, record: RecordedRun, oracle_run_: oracle.OpeRun) ->
             np.testing.assert_allclose(record.reports[n], leaf.messages, **tolerance)
         assert (record.choices[n].release, record.choices[n].expert) == (n + 1, leaf.w)
     # Equal choices give equal bits of x, since both use the same formula for a step.
-    np.testing.assert_array_equal(record.x, oracle_run_.x)
+    np.testing.assert_array_equal(record.x, oracle_result.x)
     outcome, t = record.outcome, e.checkpoints
     releases_by_checkpoint = np.array(
-        [sum(oracle.first_round(leaf.phase) <= r for leaf in oracle_run_.leaves) for r in t]
+        [sum(oracle.first_round(leaf.phase) <= r for leaf in oracle_result.leaves) for r in t]
     )
     np.testing.assert_array_equal(outcome.synchronisations, releases_by_checkpoint)
     np.testing.assert_array_equal(outcome.bits_up, 64.0 * m * d * releases_by_checkpoint)
     np.testing.assert_array_equal(outcome.bits_down, 64.0 * m * releases_by_checkpoint)
-    np.testing.assert_array_equal(outcome.total, oracle_run_.x[-1])
+    np.testing.assert_array_equal(outcome.total, oracle_result.x[-1])
     assert outcome.events == {}
-    check_regret(e, record, oracle_run_.x)
+    check_regret(e, record, oracle_result.x)
 
 
 def check_regret(e: Experiment, record: RecordedRun, x: np.ndarray) -> None:
@@ -673,30 +673,30 @@ def run_oracle_svt(e: Experiment, **changes: Any) -> oracle.SvtRun:
     return oracle.fed_svt(all_losses(e), **(arguments | changes))
 
 
-def check_svt(e: Experiment, record: RecordedRun, oracle_run_: oracle.SvtRun) -> None:
+def check_svt(e: Experiment, record: RecordedRun, oracle_result: oracle.SvtRun) -> None:
     """Compare a recorded run of fed-svt with the oracle's run."""
     plan, keys = e.curves[0].system.plan, e.curves[0].keys
     rounds = decision_rounds(e)
-    assert oracle_run_.margin > MIN_MARGIN and oracle_run_.draw_margin > MIN_MARGIN
-    x = np.eye(e.facts.dimension)[oracle_run_.x]
+    assert oracle_result.margin > MIN_MARGIN and oracle_result.draw_margin > MIN_MARGIN
+    x = np.eye(e.facts.dimension)[oracle_result.x]
     np.testing.assert_array_equal(record.x, x)
-    switches = len(oracle_run_.switches)
+    switches = len(oracle_result.switches)
     assert record.outcome.events == {
         "switches": switches, "switches_spent": int(switches == plan.noise.switches),
     }  # fmt: skip
     check_sums(e, record, x)
     if record.blocks:
         return
-    assert [c.expert for c in record.choices] == [oracle_run_.x[t - 1] for t in rounds]
+    assert [c.expert for c in record.choices] == [oracle_result.x[t - 1] for t in rounds]
     # Compare threshold and queries before noise, and the keys of their draws.
     draw_keys, values_and_keys = [(THRESHOLD, 1)], [(plan.threshold, (THRESHOLD, 1))]
     release = {t: n for n, t in enumerate(rounds, start=1)}
-    for t, q in oracle_run_.queries:
+    for t, q in oracle_result.queries:
         draw_keys.append((QUERY, release[t]))
         values_and_keys.append((q, draw_keys[-1]))
-        if t in oracle_run_.switches:
+        if t in oracle_result.switches:
             draw_keys.append((CHOICE, release[t]))
-            draw_keys.append((THRESHOLD, oracle_run_.switches.index(t) + 2))
+            draw_keys.append((THRESHOLD, oracle_result.switches.index(t) + 2))
             values_and_keys.append((plan.threshold, draw_keys[-1]))
     draw_keys.insert(1, (CHOICE, 0))
     assert sorted(record.drawn) == sorted(draw_keys)
@@ -711,11 +711,11 @@ def check_svt(e: Experiment, record: RecordedRun, oracle_run_: oracle.SvtRun) ->
     # Compare the costs and the probabilities of choices.
     optimal_loss = e.facts.optimal_loss if keys["optimal_loss"] is None else keys["optimal_loss"]
     losses = all_losses(e)
-    assert len(record.costs) == len(oracle_run_.switches)
+    assert len(record.costs) == len(oracle_result.switches)
     for t, cost, probabilities in zip(
-        oracle_run_.switches, record.costs, oracle_run_.laws, strict=True
+        oracle_result.switches, record.costs, oracle_result.laws, strict=True
     ):
-        expected_cost = oracle.resampling_cost(losses, oracle_run_.x, t, optimal_loss, False)
+        expected_cost = oracle.resampling_cost(losses, oracle_result.x, t, optimal_loss, False)
         np.testing.assert_allclose(cost, expected_cost, **CLOSE)
         np.testing.assert_allclose(plan.noise.choices.probabilities(cost), probabilities, **CLOSE)
 

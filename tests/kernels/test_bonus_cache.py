@@ -1,4 +1,5 @@
-"""Bounds on the bonuses of actions: the drivers still choose the same, exactly."""
+"""Tests of cached bounds on the bonuses of actions: with them the drivers choose exactly the same
+actions."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from fastfed.simulation import compiled, server
 from fastfed.simulation.bench import SyntheticPool
 from fastfed.simulation.experiment import make_experiment
 
-needs_it = pytest.mark.skipif(
+needs_i16 = pytest.mark.skipif(
     not linalg.has_screen_i16(), reason="this processor does without 16-bit products"
 )
 
 
 class Rows(PoolEnvironment):
-    """Queries of given rows; equal rows in them tie."""
+    """An environment whose queries are given rows; equal rows tie."""
 
     kind = "rows"
 
@@ -48,31 +49,32 @@ class Rows(PoolEnvironment):
         return {"kind": self.kind}
 
 
-def rows_of(draw, sizes: list[int], d: int, kind: str) -> np.ndarray:
-    rows = draw.normal(size=(sum(sizes), d))
+def rows_of(rng, sizes: list[int], d: int, kind: str) -> np.ndarray:
+    """Return random rows of this kind."""
+    rows = rng.normal(size=(sum(sizes), d))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    if kind == "ties":  # every action has a twin, in float32 too
+    if kind == "ties":  # every action has an equal twin, also in float32
         rows[1::2] = rows[: 2 * (len(rows) // 2) : 2]
     elif kind == "near ties":
         rows[1::2] = rows[: 2 * (len(rows) // 2) : 2] * (1.0 - 1e-7)
-    elif kind == "lengths":  # clipped, tiny and zero ones
-        rows *= 10.0 ** draw.uniform(-3.0, 2.0, (len(rows), 1))
+    elif kind == "lengths":  # some are clipped, tiny or zero
+        rows *= 10.0 ** rng.uniform(-3.0, 2.0, (len(rows), 1))
         rows[::7] = 0.0
     elif kind == "few directions":
-        rows = rows[draw.integers(0, 3, len(rows))] + 1e-3 * rows
+        rows = rows[rng.integers(0, 3, len(rows))] + 1e-3 * rows
     return rows
 
 
-def played(e):
-    """Outcomes of both drivers, and what the compiled one kept of its bounds."""
-    opened = e.environment.open(e.seed, 0, e.silos)
-    plans = [c.system.plan for c in e.curves]
+def run_both(e):
+    """Return the outcomes of both drivers and the compiled driver's cached bounds."""
+    environment = e.environment.open(e.seed, 0, e.silos)
+    plans = [curve.system.plan for curve in e.curves]
     states = [compiled.state(plan, len(e.checkpoints), True) for plan in plans]
-    run = driver.Run(opened, e.silos, e.horizon, e.checkpoints, states, 1)
+    run = driver.Run(environment, e.silos, e.horizon, e.checkpoints, states, 1)
     run.initialise()
     run.simulate(1, e.horizon)
-    made = [compiled.outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
-    return made, server.run_steps(opened, plans, e.checkpoints), run.bonus_bounds()
+    outcomes = [compiled.outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
+    return outcomes, server.run_steps(environment, plans, e.checkpoints), run.bonus_bounds()
 
 
 KINDS = ["unit", "ties", "near ties", "lengths", "few directions"]
@@ -82,28 +84,28 @@ KINDS = ["unit", "ties", "near ties", "lengths", "few directions"]
 @pytest.mark.parametrize("protocol", ["none", "silo-ldp", "silo-ldp direct", "local"])
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("d", [3, 6, 23, 41])
-def test_both_drivers_choose_the_same(d, lazy, protocol, kind):
-    draw = np.random.default_rng([d, lazy, len(kind)])
+def test_both_drivers_choose_the_same_actions(d, lazy, protocol, kind):
+    rng = np.random.default_rng([d, lazy, len(kind)])
     sizes = [1, 16, 17, 40, 64, 65, 9, 33]
     if protocol == "local" and lazy:
         pytest.skip("who learns alone is eager")
     batch = {} if protocol == "local" else {"batch_size": 13}
     # The default radius has a second bonus.
     radius = {"radius": "lemma-c2"} if protocol == "silo-ldp" else {}
-    sizes_of = {"silos": 2, "horizon": 90, "protocol": protocol.split()[0], "lazy": lazy}
-    e = experiment(Rows(rows_of(draw, sizes, d, kind), sizes, 2), {**sizes_of, **batch, **radius})
-    (fast,), (readable,), _ = played(e)
-    same(fast, readable)
+    run_sizes = {"silos": 2, "horizon": 90, "protocol": protocol.split()[0], "lazy": lazy}
+    e = experiment(Rows(rows_of(rng, sizes, d, kind), sizes, 2), {**run_sizes, **batch, **radius})
+    (compiled_outcome,), (step_outcome,), _ = run_both(e)
+    same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("kind", ["long tail", "ties", "near ties", "huge"])
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
 @pytest.mark.parametrize("lazy", [False, True])
-def test_few_products_lose_no_choice(lazy, radius, kind):
-    """Of rows of all lengths few products and lower bounds decide; none is lost by them."""
-    draw = np.random.default_rng([lazy, len(radius), len(kind)])
+def test_partial_products_never_lose_the_best_action(lazy, radius, kind):
+    """Use rows of very different norms, where a few products and lower bounds decide."""
+    rng = np.random.default_rng([lazy, len(radius), len(kind)])
     sizes = [90, 120, 33, 150, 65, 17, 48, 100]
-    rows = np.exp(1.5 * draw.normal(size=(sum(sizes), 70)))
+    rows = np.exp(1.5 * rng.normal(size=(sum(sizes), 70)))
     rows /= np.linalg.norm(rows, axis=1).max()
     if kind in ("ties", "near ties"):
         rows[1::2] = rows[: 2 * (len(rows) // 2) : 2] * (1.0 if kind == "ties" else 1.0 - 1e-7)
@@ -111,39 +113,41 @@ def test_few_products_lose_no_choice(lazy, radius, kind):
         rows *= 1e6
     keys = {"silos": 2, "horizon": 120, "protocol": "silo-ldp", "lazy": lazy, "batch_size": 20}
     e = experiment(Rows(rows, sizes, 2), {**keys, "radius": radius})
-    (fast,), (readable,), _ = played(e)
-    same(fast, readable)
+    (compiled_outcome,), (step_outcome,), _ = run_both(e)
+    same(compiled_outcome, step_outcome)
 
 
-@needs_it
+@needs_i16
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
-def test_they_are_used(radius):
-    """Nearly all choices of a noisy V are by bounds, of the release alone."""
-    draw, sizes = np.random.default_rng(0), [40] * 6
+def test_nearly_all_choices_use_cached_bounds(radius):
+    """Check this for a noisy V, where bounds belong to the release."""
+    rng, sizes = np.random.default_rng(0), [40] * 6
     keys = {"silos": 3, "horizon": 300, "protocol": "silo-ldp", "lazy": False, "batch_size": 10}
-    e = experiment(Rows(rows_of(draw, sizes, 12, "unit"), sizes, 3), {**keys, "radius": radius})
-    (fast,), (readable,), [(made, factors, _)] = played(e)
-    same(fast, readable)
-    # Releases count from one here: the bounds of the last three batches are those that hold.
-    assert made.min() >= 28
+    e = experiment(Rows(rows_of(rng, sizes, 12, "unit"), sizes, 3), {**keys, "radius": radius})
+    (compiled_outcome,), (step_outcome,), [(bound_releases, factors, _)] = run_both(e)
+    same(compiled_outcome, step_outcome)
+    # Releases are counted from one: the current bounds belong to the last three batches.
+    assert bound_releases.min() >= 28
     assert factors.max() <= 1
 
 
-@needs_it
+@needs_i16
 @pytest.mark.parametrize("kind", KINDS)
-def test_silos_whose_v_has_grown_make_factors_of_their_own(kind):
-    """Who learns alone has no release but the first, of V = lambda I, which soon tells nothing."""
-    draw, sizes = np.random.default_rng(2), [60] * 8
+def test_silos_with_a_grown_v_compute_their_own_factors(kind):
+    """Check silos that learn alone: their only release has V = lambda I, whose bounds soon become
+    too weak."""
+    rng, sizes = np.random.default_rng(2), [60] * 8
     keys = {"silos": 2, "horizon": 400, "protocol": "local", "lazy": False}
-    e = experiment(Rows(rows_of(draw, sizes, 34, kind), sizes, 2), keys)
-    (fast,), (readable,), [(_, factors, _)] = played(e)
-    same(fast, readable)
+    e = experiment(Rows(rows_of(rng, sizes, 34, kind), sizes, 2), keys)
+    (compiled_outcome,), (step_outcome,), [(_, factors, _)] = run_both(e)
+    same(compiled_outcome, step_outcome)
     assert factors.min() >= 1 and factors.max() < 100
 
 
-@needs_it
-def test_new_bounds_that_tell_nothing_are_tried_again_when_there_are_twice_the_data():
-    """In the first batch V is lambda I and few points: not every round has bounds."""
+@needs_i16
+def test_useless_bounds_are_computed_again_after_twice_the_data():
+    """Check the first batch, where V is lambda I plus few points: not every round computes
+    bounds."""
     curve = {"label": "first", "algorithm": "private-fedlinucb", "protocol": "silo-ldp"}
     curve |= {"epsilon": 1.0, "delta": 0.1, "lazy": False, "batch_size": 25}
     curve |= {"calibration": "published-code", "radius": "published-code"}
@@ -154,184 +158,188 @@ def test_new_bounds_that_tell_nothing_are_tried_again_when_there_are_twice_the_d
     run = driver.Run(e.environment.open(0, 0, 4), 4, 250, e.checkpoints, [state], 1)
     run.initialise()
     run.simulate(1, 24)
-    ((made, factors, _),) = run.bonus_bounds()
+    ((bound_releases, factors, _),) = run.bonus_bounds()
     assert factors.min() >= 1 and factors.max() <= 5
-    assert 4 <= (made != 0).sum() <= 4 * 5
+    assert 4 <= (bound_releases != 0).sum() <= 4 * 5
 
 
-@needs_it
-def test_how_far_the_second_bonus_has_grown_is_known():
-    """Of some actions ||V^-1 x|| grows as V does, by at most what is followed."""
-    draw, sizes, d = np.random.default_rng(7), [40] * 6, 8
+@needs_i16
+def test_growth_of_the_second_bonus_is_bounded():
+    """Check that ||V^-1 x|| grows with V by at most the tracked bound."""
+    rng, sizes, d = np.random.default_rng(7), [40] * 6, 8
     keys = {"silos": 2, "horizon": 90, "protocol": "none", "lazy": False, "batch_size": 60}
-    e = experiment(Rows(rows_of(draw, sizes, d, "unit"), sizes, 2), keys)
+    e = experiment(Rows(rows_of(rng, sizes, d, "unit"), sizes, 2), keys)
     state = compiled.state(e.curves[0].system.plan, len(e.checkpoints), True)
     run = driver.Run(e.environment.open(7, 0, 2), 2, 90, e.checkpoints, [state], 1)
     run.initialise()
     run.simulate(1, 60)
-    before, checked = state["w"][0].copy(), 0
+    w_before, checked = state["w"][0].copy(), 0
     for last in range(61, 91):
         run.simulate(last, last)
-        ((_, factors, moved),) = run.bonus_bounds()
-        # Of the release's factor, as long as a silo has none of its own.
+        ((_, factors, growth_bounds),) = run.bonus_bounds()
+        # Silos without their own factor use the factor of the release.
         for silo in np.flatnonzero(factors == 0):
             checked += 1
-            now = state["w"][silo]
-            old, new = before.T @ before, now.T @ now
+            w_now = state["w"][silo]
+            old, new = w_before.T @ w_before, w_now.T @ w_now
             x = np.concatenate(
-                [np.linalg.eigh(new @ new - old @ old)[1].T, draw.normal(size=(50, d))]
+                [np.linalg.eigh(new @ new - old @ old)[1].T, rng.normal(size=(50, d))]
             )
             grown = np.linalg.norm(x @ new, axis=1) - np.linalg.norm(x @ old, axis=1)
-            width = np.linalg.norm(x @ before.T, axis=1)
-            assert (grown <= moved[silo] * width).all()
-            assert (grown > 1e-3 * moved[silo] * width).any()
+            width = np.linalg.norm(x @ w_before.T, axis=1)
+            assert (grown <= growth_bounds[silo] * width).all()
+            assert (grown > 1e-3 * growth_bounds[silo] * width).any()
     assert checked > 20
 
 
-@needs_it
-def test_choices_go_on_where_data_decide_when_to_synchronise():
-    """Silos go back, and what they had bounded of a later V is of no use."""
-    draw, sizes = np.random.default_rng(0), [90] * 12
+@needs_i16
+def test_drivers_agree_with_bounds_and_data_dependent_schedules():
+    """Check that silos that go back drop bounds computed for a later V."""
+    rng, sizes = np.random.default_rng(0), [90] * 12
     curve = {"label": "dp20", "algorithm": "feducb", "epsilon": 1e5, "delta": 1e-5, "lazy": False}
     curve |= {"schedule": "determinant", "communication": 50.0}
-    rows = Rows(rows_of(draw, sizes, 20, "unit"), sizes, 3)
+    rows = Rows(rows_of(rng, sizes, 20, "unit"), sizes, 3)
     e = make_experiment(name="back", environment=rows, curves=[curve], horizon=400, silos=3)
-    (fast,), (readable,), [(_, factors, _)] = played(e)
-    same(fast, readable)
-    assert 1 < fast.synchronisations[-1] < 100 and factors.max() > 0
+    (compiled_outcome,), (step_outcome,), [(_, factors, _)] = run_both(e)
+    same(compiled_outcome, step_outcome)
+    assert 1 < compiled_outcome.synchronisations[-1] < 100 and factors.max() > 0
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
-def test_rows_that_come_once(lazy, radius):
-    """Neither a pool's that are not stored in 16 bits nor contexts made anew have cached bounds."""
-    draw, sizes = np.random.default_rng(4), [33, 64, 17, 90] * 40
+def test_rows_that_occur_once_have_no_cached_bounds(lazy, radius):
+    """Check pools that are not stored in 16 bits and contexts that are drawn anew."""
+    rng, sizes = np.random.default_rng(4), [33, 64, 17, 90] * 40
     keys = {"silos": 2, "horizon": 70, "protocol": "silo-ldp", "lazy": lazy, "batch_size": 20}
-    pool = Rows(rows_of(draw, sizes, 41, "unit"), sizes, 2, "without-replacement")
+    pool = Rows(rows_of(rng, sizes, 41, "unit"), sizes, 2, "without-replacement")
     for environment in (pool, Sphere(dimension=33, actions=50)):
-        (fast,), (readable,), _ = played(experiment(environment, {**keys, "radius": radius}))
-        same(fast, readable)
+        (compiled_outcome,), (step_outcome,), _ = run_both(
+            experiment(environment, {**keys, "radius": radius})
+        )
+        same(compiled_outcome, step_outcome)
 
 
-@needs_it
+@needs_i16
 @pytest.mark.parametrize("spread", [0.1, 2.0, 6.0, 12.0])
 @pytest.mark.parametrize("d", [1, 2, 7, 8, 9, 57, 64, 65, 71, 135])
-def test_one_factor_bounds_both_bonuses(d, spread):
-    """||W x||^2 + c ||W'W x||^2 is not above, and with an honest factor hardly below."""
-    draw = np.random.default_rng([d, int(10 * spread)])
-    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
-    v = basis * 10.0 ** draw.uniform(0.0, spread, d) @ basis.T
+def test_a_single_factor_bounds_both_bonuses(d, spread):
+    """Check ||W x||^2 + c ||W'W x||^2 against the factor's bound, from above and below."""
+    rng = np.random.default_rng([d, int(10 * spread)])
+    basis = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    v = basis * 10.0 ** rng.uniform(0.0, spread, d) @ basis.T
     w = linalg.factor(v[np.tril_indices(d)], d)
-    long = np.asarray(w, np.longdouble)
-    x = np.concatenate([draw.normal(size=(60, d)), basis.T])
-    z = x @ long.T
+    w_long = np.asarray(w, np.longdouble)
+    x = np.concatenate([rng.normal(size=(60, d)), basis.T])
+    z = x @ w_long.T
     for c in (1e-3, 1.0, 1e4):
-        found = driver.bonus_factor(w, c)
-        if found is None:  # too near a singular matrix for rounding
+        result = driver.bonus_factor(w, c)
+        if result is None:  # too close to singular, given rounding errors
             assert spread > 6.0
             continue
-        r, lost = found
+        r, error = result
         assert (r == np.tril(r)).all()
-        both = np.sqrt((z * z).sum(axis=1) + c * ((z @ long) ** 2).sum(axis=1))
+        exact = np.sqrt((z * z).sum(axis=1) + c * ((z @ w_long) ** 2).sum(axis=1))
         bound = np.sqrt(((x @ r.astype(np.longdouble).T) ** 2).sum(axis=1))
         length = np.linalg.norm(x, axis=1)
-        assert (both <= bound + lost * length).all()
-        assert (bound <= both + lost * length).all()
-        assert lost * length.max() <= 1e-4 * both.max()
+        assert (exact <= bound + error * length).all()
+        assert (bound <= exact + error * length).all()
+        assert error * length.max() <= 1e-4 * exact.max()
 
 
-@needs_it
+@needs_i16
 @pytest.mark.parametrize("gamma", [0.0, 0.1, 30.0, 1e4])
 @pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
 @pytest.mark.parametrize("d", [33, 57, 71, 135])
 def test_every_score_is_between_its_bounds(d, spread, gamma):
-    draw = np.random.default_rng([d, int(10 * spread), int(gamma)])
-    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
-    scales = 10.0 ** draw.uniform(0.0, spread, d)
+    rng = np.random.default_rng([d, int(10 * spread), int(gamma)])
+    basis = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    scales = 10.0 ** rng.uniform(0.0, spread, d)
     w = linalg.factor((basis * scales @ basis.T)[np.tril_indices(d)], d)
-    rows = np.concatenate(
-        [draw.normal(size=(60, d)), basis.T, np.exp(2 * draw.normal(size=(20, d)))]
-    )
-    rows *= 10.0 ** draw.uniform(-4.0, 4.0, (len(rows), 1))
+    rows = np.concatenate([rng.normal(size=(60, d)), basis.T, np.exp(2 * rng.normal(size=(20, d)))])
+    rows *= 10.0 ** rng.uniform(-4.0, 4.0, (len(rows), 1))
     rows = rows.astype(np.float32)
     columns = np.asfortranarray(rows)
     for size in (0.0, 1.0, 1e3):
-        theta = size * draw.normal(size=d)
-        found = linalg.bonus_ends(columns, w, theta, 1.5, gamma, np.empty((0, d)))
-        assert found is not None
-        ends = found[0]
+        theta = size * rng.normal(size=d)
+        result = linalg.bonus_ends(columns, w, theta, 1.5, gamma, np.empty((0, d)))
+        assert result is not None
+        bounds = result[0]
         score = linalg.scores(columns, w, theta, 1.5, gamma)
-        assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
-        # They say something. The lower one is weak where the second bonus is the smaller part.
+        assert (score <= bounds[:3]).all() and (bounds[3:] <= score).all()
+        # The bounds are useful. The lower bound is weak where the second bonus is the smaller part.
         if size == 0.0:
-            assert np.median(ends[1] / score) < 1.1 and (ends[1] <= 1.1 * ends[0]).all()
-            assert np.median(ends[3] / score) > (0.9 if gamma != 0.1 else 0.1)
-            # Float32 takes little of what ||W x|| says.
-            assert ((ends[4] - ends[5]) / score).max() < 0.01
+            assert np.median(bounds[1] / score) < 1.1 and (bounds[1] <= 1.1 * bounds[0]).all()
+            assert np.median(bounds[3] / score) > (0.9 if gamma != 0.1 else 0.1)
+            # Rounding to float32 weakens the bound by ||W x|| only slightly.
+            assert ((bounds[4] - bounds[5]) / score).max() < 0.01
 
 
-@needs_it
+@needs_i16
 @pytest.mark.parametrize("d", [33, 57, 135])
-def test_norms_in_float32_stay_below(d):
-    """Also where the products of W and x nearly cancel, so rounding is most of what is left."""
-    draw = np.random.default_rng(d)
-    w = np.tril(draw.normal(size=(d, d)), -1) + np.diag(draw.uniform(0.1, 3.0, d))
+def test_norms_in_float32_are_lower_bounds(d):
+    """Check rows for which the products of W and x nearly cancel, so that rounding dominates."""
+    rng = np.random.default_rng(d)
+    w = np.tril(rng.normal(size=(d, d)), -1) + np.diag(rng.uniform(0.1, 3.0, d))
     rows = np.linalg.svd(w)[2].astype(np.float32)
     columns, theta = np.asfortranarray(rows), np.zeros(d)
-    found = linalg.bonus_ends(columns, w, theta, 1.5, 0.0, np.empty((0, d)))
-    assert found is not None
+    result = linalg.bonus_ends(columns, w, theta, 1.5, 0.0, np.empty((0, d)))
+    assert result is not None
     score = linalg.scores(columns, w, theta, 1.5, 0.0)
-    assert (found[0][5] <= score).all()
-    assert np.median(found[0][5] / score) > 0.9999
-    # Also where float32 has no such numbers.
-    for of_w, of_x in ((1e-40, 1.0), (1e40, 1e-20), (1e-20, 1e-25), (1e25, 1e20)):
-        columns = np.asfortranarray((of_x * rows.astype(np.float64)).astype(np.float32))
-        found = linalg.bonus_ends(columns, of_w * w, theta, 1.5, 0.0, np.empty((0, d)))
-        score = linalg.scores(columns, of_w * w, theta, 1.5, 0.0)
-        assert found is None or (found[0][5] <= score).all()
+    assert (result[0][5] <= score).all()
+    assert np.median(result[0][5] / score) > 0.9999
+    # Also check magnitudes outside the range of float32.
+    for w_scale, x_scale in ((1e-40, 1.0), (1e40, 1e-20), (1e-20, 1e-25), (1e25, 1e20)):
+        columns = np.asfortranarray((x_scale * rows.astype(np.float64)).astype(np.float32))
+        result = linalg.bonus_ends(columns, w_scale * w, theta, 1.5, 0.0, np.empty((0, d)))
+        score = linalg.scores(columns, w_scale * w, theta, 1.5, 0.0)
+        assert result is None or (result[0][5] <= score).all()
 
 
-@needs_it
+@needs_i16
 @pytest.mark.parametrize("gamma", [0.1, 3.0, 30.0, 1e4])
 @pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
 @pytest.mark.parametrize("d", [33, 71, 135])
 def test_every_score_stays_between_its_bounds_as_v_grows(d, spread, gamma):
-    """Those of the release hold for an eager silo's own V: also of the very points that entered it,
-    whose widths fall most, and of those whose second bonuses fall most."""
-    draw = np.random.default_rng([d, int(10 * spread), int(gamma)])
-    basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
-    scales = 10.0 ** draw.uniform(0.0, spread, d)
+    """Check the release's bounds for the V of an eager silo.
+
+    This includes the points that entered V, whose widths fall most, and rows whose second bonuses
+    fall most.
+    """
+    rng = np.random.default_rng([d, int(10 * spread), int(gamma)])
+    basis = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    scales = 10.0 ** rng.uniform(0.0, spread, d)
     w = linalg.factor((basis * scales @ basis.T)[np.tril_indices(d)], d)
-    theta, inverse = 1e-3 * draw.normal(size=d), w.T @ w
+    theta, inverse = 1e-3 * rng.normal(size=d), w.T @ w
     for length in (1e-3, 0.03, 0.3, 1.0):
-        # A single direction again and again is what makes the widths along it fall as far as said.
-        single = np.repeat(draw.normal(size=(1, d)) @ w, 12, axis=0)
-        # Along the least known one second bonuses decide, and along the best known the first.
-        least = np.repeat(basis[:, [np.argmin(scales)]].T, 12, axis=0)
-        best = np.repeat(basis[:, [np.argmax(scales)]].T, 12, axis=0)
-        for points in (draw.normal(size=(12, d)), single, least, best):
+        # Repeating a single direction makes the widths along it fall as far as the bound allows.
+        single = np.repeat(rng.normal(size=(1, d)) @ w, 12, axis=0)
+        # In the least known direction the second bonus dominates, in the best known direction the
+        # first.
+        least_known = np.repeat(basis[:, [np.argmin(scales)]].T, 12, axis=0)
+        best_known = np.repeat(basis[:, [np.argmax(scales)]].T, 12, axis=0)
+        for points in (rng.normal(size=(12, d)), single, least_known, best_known):
             points *= length / np.linalg.norm(points @ w.T, axis=1, keepdims=True)
-            rows = np.concatenate([points, points @ inverse, basis.T, draw.normal(size=(40, d))])
+            rows = np.concatenate([points, points @ inverse, basis.T, rng.normal(size=(40, d))])
             columns = np.asfortranarray(rows.astype(np.float32))
-            found = linalg.bonus_ends(columns, w, theta, 1.5, gamma, points)
-            assert found is not None
-            ends, now = found
-            score = linalg.scores(columns, now, theta, 1.5, gamma)
-            assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
-            # Weak where the second bonus is not the larger part.
+            result = linalg.bonus_ends(columns, w, theta, 1.5, gamma, points)
+            assert result is not None
+            bounds, w_now = result
+            score = linalg.scores(columns, w_now, theta, 1.5, gamma)
+            assert (score <= bounds[:3]).all() and (bounds[3:] <= score).all()
+            # The lower bound is weak where the second bonus does not dominate.
             if length == 1e-3 and gamma >= 30.0:
-                assert np.median(ends[3] / score) > 0.9
+                assert np.median(bounds[3] / score) > 0.9
 
 
-@needs_it
+@needs_i16
 @pytest.mark.parametrize("gamma", [0.0, 3.0])
 @pytest.mark.parametrize("d", [57, 135])
-def test_what_leaves_float32_is_no_bound(d, gamma):
-    """Sums of either sign that are infinite on their way, while the score is not."""
-    draw = np.random.default_rng(d)
-    basis = np.ascontiguousarray(np.linalg.qr(draw.normal(size=(d, d)))[0][:, :6].T)
+def test_overflow_of_float32_gives_no_bound(d, gamma):
+    """Use partial sums that become infinite in float32 although the score is finite."""
+    rng = np.random.default_rng(d)
+    basis = np.ascontiguousarray(np.linalg.qr(rng.normal(size=(d, d)))[0][:, :6].T)
     w = linalg.factor((3.0 * np.eye(d) + basis.T @ basis)[np.tril_indices(d)], d)
-    rows = draw.normal(size=(40, 6)) @ basis
+    rows = rng.normal(size=(40, 6)) @ basis
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     for length in 10.0 ** np.arange(13.0, 20.0, 0.5):
         columns = np.asfortranarray((length * rows).astype(np.float32))
@@ -339,61 +347,70 @@ def test_what_leaves_float32_is_no_bound(d, gamma):
             theta = -size * basis[0]
             beta = max(1.5, 0.8 * size)
             for directions in (None, basis):
-                found = linalg.bonus_ends(
+                result = linalg.bonus_ends(
                     columns, w, theta, beta, gamma, np.empty((0, d)), directions
                 )
                 score = linalg.scores(columns, w, theta, beta, gamma)
-                if found is not None:
-                    inside = (np.abs(score) < 3e38)[None]
-                    assert not (inside & (found[0][:3] < score)).any()
-                    assert not (inside & (found[0][3:] > score)).any()
+                if result is not None:
+                    is_finite = (np.abs(score) < 3e38)[None]
+                    assert not (is_finite & (result[0][:3] < score)).any()
+                    assert not (is_finite & (result[0][3:] > score)).any()
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("length", [1e13, 4e14, 1e16, 1e18])
 def test_drivers_agree_on_rows_of_any_length(length, lazy):
-    draw = np.random.default_rng(3)
-    basis = np.linalg.qr(draw.normal(size=(57, 57)))[0][:6]
-    rows = draw.normal(size=(33 * 60, 6)) @ basis
+    rng = np.random.default_rng(3)
+    basis = np.linalg.qr(rng.normal(size=(57, 57)))[0][:6]
+    rows = rng.normal(size=(33 * 60, 6)) @ basis
     rows *= length / np.linalg.norm(rows, axis=1, keepdims=True)
     environment = Rows(rows.astype(np.float32), [60] * 33, 1)
     curve = {"label": "a", "algorithm": "fedlinucb", "lazy": lazy, "batch_size": 50}
-    made, stepped, _ = played(
+    compiled_outcomes, step_outcomes, _ = run_both(
         make_experiment(
             name="lengths", environment=environment, curves=[curve], horizon=100, silos=1, seed=3,
             checkpoints=5,
         )
     )  # fmt: skip
-    for one, other in zip(made, stepped, strict=True):
-        same(one, other)
+    for compiled_outcome, step_outcome in zip(compiled_outcomes, step_outcomes, strict=True):
+        same(compiled_outcome, step_outcome)
 
 
-def test_columns_that_differ_share_no_bounds():
-    """Two curves over one pool: each has a W, and so bounds, of its own."""
-    draw, sizes = np.random.default_rng(1), [30] * 4
+def test_curves_over_one_pool_share_no_bounds():
+    """Check two curves whose W differ."""
+    rng, sizes = np.random.default_rng(1), [30] * 4
     keys = {"silos": 2, "horizon": 120, "protocol": "silo-ldp", "lazy": False, "batch_size": 8}
     keys["radius"] = "lemma-c2"
-    environment = Rows(rows_of(draw, sizes, 7, "unit"), sizes, 2)
-    one, other = experiment(environment, keys), experiment(environment, {**keys, "batch_size": 5})
-    opened = environment.open(7, 0, 2)
-    plans = [e.curves[0].system.plan for e in (one, other)]
-    fast = compiled.run(opened, plans, one.checkpoints, record=True)
-    for a, b in zip(fast, server.run_steps(opened, plans, one.checkpoints), strict=True):
+    environment = Rows(rows_of(rng, sizes, 7, "unit"), sizes, 2)
+    first_experiment, second_experiment = (
+        experiment(environment, keys),
+        experiment(environment, {**keys, "batch_size": 5}),
+    )
+    opened_environment = environment.open(7, 0, 2)
+    plans = [e.curves[0].system.plan for e in (first_experiment, second_experiment)]
+    outcomes = compiled.run(opened_environment, plans, first_experiment.checkpoints, record=True)
+    for a, b in zip(
+        outcomes,
+        server.run_steps(opened_environment, plans, first_experiment.checkpoints),
+        strict=True,
+    ):
         same(a, b)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("gamma", [0.0, 3.0])
-def test_before_any_data_lengths_decide(gamma, dtype):
-    """V = lambda I: unit actions tie in float32, and the largest score in float64 is chosen."""
-    draw = np.random.default_rng(6)
+def test_norms_decide_before_any_data(gamma, dtype):
+    """Check V = lambda I: unit actions tie in float32, but the largest score in float64 wins."""
+    rng = np.random.default_rng(6)
     sizes = ((1, 9), (2, 30), (10, 100), (57, 123))
-    for (d, k), moved, most in itertools.product(sizes, (0.0, 1e-9, 0.3), (1.0, 1.2, 9.0)):
+    for (d, k), theta_scale, max_norm in itertools.product(
+        sizes, (0.0, 1e-9, 0.3), (1.0, 1.2, 9.0)
+    ):
         for order in "CFCFCF":
-            rows = draw.normal(size=(k, d))
-            rows *= draw.uniform(1.0, most, (k, 1)) / np.linalg.norm(rows, axis=1, keepdims=True)
+            rows = rng.normal(size=(k, d))
+            rows *= rng.uniform(1.0, max_norm, (k, 1)) / np.linalg.norm(rows, axis=1, keepdims=True)
             rows[-1] = rows[k // 2]
             x = np.asarray(rows, dtype, order=order)
-            w, theta = np.eye(d) * draw.uniform(0.1, 2.0), moved * draw.normal(size=d)
+            w, theta = np.eye(d) * rng.uniform(0.1, 2.0), theta_scale * rng.normal(size=d)
             scores = linalg.scores(x, w, theta, 2.0, gamma)
             assert linalg.select(x, w, theta, 2.0, gamma)[0] == np.argmax(scores)

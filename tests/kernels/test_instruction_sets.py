@@ -1,8 +1,8 @@
-"""The same bits at every instruction-set level, from the same C sources built plainly for each.
+"""Check that every instruction-set level gives the same bits, compiled from the same C sources.
 
-The sources are compiled here, once per level, into libraries of their own, by gcc and by clang
-where both are here. What the extension itself has for each level stands in a table that it keeps,
-and is called too; FASTFED_LEVEL steers which of them it chooses when it loads.
+The tests compile the sources once per level into separate libraries, with gcc and, where present,
+clang. The extension keeps a table of its functions for each level; the tests call these functions,
+too. FASTFED_LEVEL selects the level when the extension is loaded.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ WIDE = ("screen_i16", "screen_i16_factor", "quantise_i16")
 FUSED = ("screen_f32", "screen_f32_small")
 CHOICE = ("processor", "levels")
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
-# What Linux calls the features that a level has and the one below has not. "portable" is the code
-# for compilers without vector extensions.
+# Names on Linux of the processor features that a level adds to the level below. "portable" is the
+# code for compilers without vector extensions.
 LEVELS = {
     "portable": (),
     "x86-64-v2": ("sse4_2", "ssse3", "popcnt"),
     "x86-64-v3": ("avx2", "bmi2", "fma"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
 }
-# Those that the extension has, in the order of its table; and how many times as long as at v4 a
-# call may take. By the widths of their registers it is about 2 and 4, twice that where only the
-# higher fuse operations; vectors wider than registers made it 40.
+# Levels of the extension in the order of its table, with the allowed ratio of run times to v4. By
+# register width, times should be about 2 and 4 times as long, and twice that if only the higher
+# level fuses operations. Vectors wider than registers made the ratio 40.
 SHIPPED = {"x86-64": 12, "x86-64-v3": 5, "x86-64-v4": 1}
 PORTABLE = """
 #include <math.h>
@@ -58,7 +58,7 @@ PORTABLE = """
 #include <string.h>
 #undef __GNUC__
 """
-# Arguments and, after the colon, the result: p pointer, i int64_t, j int, d double.
+# Argument types and, after the colon, the result type: p pointer, i int64_t, j int, d double.
 SIGNATURES = {
     "ff_normals_f32": "pip:",
     "ff_normals_f64": "pip:",
@@ -106,7 +106,7 @@ S = D + D * (D + 1) // 2
 
 
 class Actions(ctypes.Structure):
-    """ff_actions of ff_scores.h."""
+    """The struct ff_actions of ff_scores.h."""
 
     _fields_ = [
         ("x", ctypes.c_void_p),
@@ -124,7 +124,7 @@ class Actions(ctypes.Structure):
 
 
 class SphereState(ctypes.Structure):
-    """ff_sphere of ff_environment.h."""
+    """The struct ff_sphere of ff_environment.h."""
 
     _fields_ = [
         ("theta", ctypes.c_void_p),
@@ -138,7 +138,7 @@ class SphereState(ctypes.Structure):
 
 
 class GapState(ctypes.Structure):
-    """ff_gap of ff_environment.h."""
+    """The struct ff_gap of ff_environment.h."""
 
     _fields_ = [
         ("theta", ctypes.c_void_p),
@@ -151,24 +151,29 @@ class GapState(ctypes.Structure):
 
 
 class HardState(ctypes.Structure):
-    """ff_hard of ff_environment.h."""
+    """The struct ff_hard of ff_environment.h."""
 
     _fields_ = [("theta", ctypes.c_void_p), ("dimension", ctypes.c_int64)]
 
 
 def processor_features() -> set[str]:
+    """Return the feature names in /proc/cpuinfo, or an empty set."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
 def skip_unless_runs(level: str) -> None:
+    """Skip the test if this processor cannot run the level."""
     if not set(LEVELS.get(level, ())) <= processor_features():
         pytest.skip(f"this processor cannot run {level}")
 
 
-class Leaves:
-    """The leaf functions built for one level; `Leaves.f(...)` takes arrays, numbers, structs."""
+class LeafLibrary:
+    """The leaf functions compiled for one level.
+
+    ``Leaves.f(...)`` calls ff_f with arrays, numbers or structs.
+    """
 
     def __init__(self, folder: Path, level: str, compiler: str | None = None) -> None:
         compiler = shlex.split(compiler or os.environ.get("CC", "cc"))
@@ -188,9 +193,9 @@ class Leaves:
             objects.append(str(source.with_suffix(".o")))
             command = [*compiler, *FLAGS.split(), "-I", str(SOURCES), "-c", str(source)]
             command += ["-o", objects[-1], f"-march={'x86-64' if level == 'portable' else level}"]
-            # As in the extension: screening alone may fuse multiplications and additions.
+            # As in the extension, only screening may fuse multiplications and additions.
             command += [f"-ffp-contract={'fast' if name in FUSED else 'off'}"]
-            # Some processors of the highest level have what screening in 16 bits uses there.
+            # Some processors of the highest level have VNNI, which screening in 16 bits uses.
             if level == "x86-64-v4" and name in WIDE and _native.HAS_VNNI:
                 command += ["-mavx512vnni"]
             running.append(subprocess.Popen(command))
@@ -203,7 +208,7 @@ class Leaves:
         return lambda *values: self.bound(name, *values)()
 
     def bound(self, name: str, *values) -> Callable[[], object]:
-        """A call to repeat, its arguments made ready once."""
+        """Return a function without arguments that calls the leaf function again."""
         arguments, result = SIGNATURES[f"ff_{name}"].split(":")
         prototype = ctypes.CFUNCTYPE(TYPES[result], *(TYPES[a] for a in arguments))
         function = prototype(self.address(f"ff_{name}"))
@@ -215,7 +220,7 @@ class Leaves:
 
 
 class Row(ctypes.Structure):
-    """Of ff_levels of ff_levels.c."""
+    """A row of the table ff_levels in ff_levels.c."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -224,8 +229,9 @@ class Row(ctypes.Structure):
     ]
 
 
-class Shipped(Leaves):
-    """The same of the extension: one level where it has them, and what it chose elsewhere."""
+class ExtensionLibrary(LeafLibrary):
+    """The leaf functions of the extension: at one level, or the chosen function where there are no
+    levels."""
 
     def __init__(self, level: str) -> None:
         if not _native.HAS_LEVELS:
@@ -242,113 +248,116 @@ class Shipped(Leaves):
 
 
 def inputs() -> dict[str, np.ndarray]:
-    """One fixed input of every kind; actions 7 and 30 nearly tie."""
-    draw = np.random.default_rng(11)
-    rows = draw.normal(size=(2 * D, D))
+    """Return one fixed input of every kind; actions 7 and 30 nearly tie."""
+    generator = np.random.default_rng(11)
+    rows = generator.normal(size=(2 * D, D))
     v = np.eye(D) + rows.T @ rows / D
-    actions = draw.normal(size=(K, D))
+    actions = generator.normal(size=(K, D))
     actions[7] *= 2.0
     actions[30] = actions[7] * (1.0 + 1e-9)
     return {
         "stream": np.array([1, 2, 3, 4, 5], np.uint32),
-        "bits": draw.integers(0, 2**53, size=(2, 1001), dtype=np.uint64),
-        "positive": np.exp(draw.uniform(-50, 50, size=200)),
+        "bits": generator.integers(0, 2**53, size=(2, 1001), dtype=np.uint64),
+        "positive": np.exp(generator.uniform(-50, 50, size=200)),
         "v": v,
         "packed": v[np.tril_indices(D)],
-        "x": draw.normal(size=D),
-        "u": draw.normal(size=D),
+        "x": generator.normal(size=D),
+        "u": generator.normal(size=D),
         "actions": actions,
-        "statistic": draw.normal(size=S),
-        "normals": draw.normal(size=S),
-        "nodes": draw.normal(size=(5, S)),
-        # None so near 0 that 64 bits leave nothing but infinity.
-        "words": draw.integers(2**40, 2**64, size=2000, dtype=np.uint64),
+        "statistic": generator.normal(size=S),
+        "normals": generator.normal(size=S),
+        "nodes": generator.normal(size=(5, S)),
+        # No word is so close to 0 that 64 bits would give infinity.
+        "words": generator.integers(2**40, 2**64, size=2000, dtype=np.uint64),
         "noise": np.array(
             [
-                np.rint(draw.normal(size=S) * 2**20) * 2.0**-14,
-                draw.normal(size=S),
-                draw.uniform(1.0, 2.0, size=S),
+                np.rint(generator.normal(size=S) * 2**20) * 2.0**-14,
+                generator.normal(size=S),
+                generator.uniform(1.0, 2.0, size=S),
                 np.full(S, 2.0**-14),
             ]
         ),
     }
 
 
-def outputs(leaves: Leaves) -> dict[str, bytes]:
-    """What every leaf function makes of the inputs."""
-    given = inputs()
-    found: dict[str, bytes] = {}
+def outputs(leaves: LeafLibrary) -> dict[str, bytes]:
+    """Return the bytes that every leaf function computes from the inputs."""
+    fixed_inputs = inputs()
+    results: dict[str, bytes] = {}
 
-    def keep(name: str, *values) -> None:
-        found[name] = b"".join(np.asarray(v).tobytes() for v in values)
+    def store(name: str, *values) -> None:
+        results[name] = b"".join(np.asarray(v).tobytes() for v in values)
 
     for name, dtype in (("normals_f32", np.float32), ("normals_f64", np.float64)):
         out = np.empty(4096, dtype)
-        getattr(leaves, name)(given["stream"], 4096, out)
-        keep(name, out)
+        getattr(leaves, name)(fixed_inputs["stream"], 4096, out)
+        store(name, out)
     out = np.empty(2002)
-    leaves.normals_from_bits(*given["bits"], 1001, out)
-    keep("normals_from_bits", out)
-    words = given["words"]
+    leaves.normals_from_bits(*fixed_inputs["bits"], 1001, out)
+    store("normals_from_bits", out)
+    words = fixed_inputs["words"]
     unsure = leaves.ideal_normals(words, len(words) // 2, out)
-    keep("ideal_normals", out[: len(words)], unsure)
+    store("ideal_normals", out[: len(words)], unsure)
     unsure = leaves.ideal_laplace(words, len(words), out)
-    keep("ideal_laplace", out[: len(words)], unsure)
-    noise, doubtful = given["noise"], np.empty(S, np.uint8)
+    store("ideal_laplace", out[: len(words)], unsure)
+    noise, doubtful = fixed_inputs["noise"], np.empty(S, np.uint8)
     doubts = leaves.round_noisy(*noise, 1e-5, S, out, doubtful)
-    keep("round_noisy", out[:S], doubtful, doubts)
+    store("round_noisy", out[:S], doubtful, doubts)
     order = np.empty(100, np.int64)
-    leaves.permutation(given["stream"], 100, order)
-    keep("permutation", order)
-    keep("log", [leaves.log(x) for x in given["positive"]])
+    leaves.permutation(fixed_inputs["stream"], 100, order)
+    store("permutation", order)
+    store("log", [leaves.log(x) for x in fixed_inputs["positive"]])
 
-    # One of the actions of 5 000 dimensions is scaled down, having been rounded to a norm above 1.
+    # One action of 5000 dimensions is scaled down because its rounded norm exceeds 1.
     for d, actions in ((1, 45), (2, 3), (10, 100), (5000, 100)):
-        world = Gap(dimension=d, actions=actions)
-        direction = world.theta(4, 1)
+        environment = Gap(dimension=d, actions=actions)
+        direction = environment.theta(4, 1)
         state = ctypes.byref(GapState(direction.ctypes.data, d, actions, 0.5, 0.7, 0.1))
-        made = np.empty(leaves.fill_capacity(actions, d), np.float32)
+        features = np.empty(leaves.fill_capacity(actions, d), np.float32)
         means = np.empty(actions)
-        assert leaves.gap_fill(state, 4, 1, 2, 3, made, means) == actions
-        exact = np.array([leaves.gap_mean(state, 2, made, a) for a in range(actions)])
+        assert leaves.gap_fill(state, 4, 1, 2, 3, features, means) == actions
+        exact = np.array([leaves.gap_mean(state, 2, features, a) for a in range(actions)])
         assert np.abs(means - exact).max() <= leaves.mean_error(d)
-        rows = made[: leaves.stride(actions) * d].reshape(d, -1)
-        keep(f"gap_fill {d}", rows[:, :actions], exact)
+        rows = features[: leaves.stride(actions) * d].reshape(d, -1)
+        store(f"gap_fill {d}", rows[:, :actions], exact)
 
-    # One theta for all silos, and one for each, with the fixed actions and without.
-    for d, actions, each in ((1, 45, 0), (3, 5, 1), (10, 100, 0), (10, 100, 1)):
-        own = np.tile(Sphere(d).theta(4, 1), (3, 1)) * np.array([[1.0], [0.5], [0.25]])
-        fixed = d if each else 0
-        sizes = each * d, d, actions, fixed, 0
-        state = ctypes.byref(SphereState(own.ctypes.data, *sizes, 0.5**0.5))
-        made = np.empty(leaves.fill_capacity(actions, d), np.float32)
+    # Check a theta for all silos and a theta per silo, with and without fixed actions.
+    for d, actions, theta_per_silo in ((1, 45, 0), (3, 5, 1), (10, 100, 0), (10, 100, 1)):
+        thetas = np.tile(Sphere(d).theta(4, 1), (3, 1)) * np.array([[1.0], [0.5], [0.25]])
+        fixed = d if theta_per_silo else 0
+        sizes = theta_per_silo * d, d, actions, fixed, 0
+        state = ctypes.byref(SphereState(thetas.ctypes.data, *sizes, 0.5**0.5))
+        features = np.empty(leaves.fill_capacity(actions, d), np.float32)
         means = np.empty(actions)
-        assert leaves.sphere_fill(state, 4, 1, 2, 3, made, means) == actions
-        exact = np.array([leaves.sphere_mean(state, 2, made, a) for a in range(actions)])
+        assert leaves.sphere_fill(state, 4, 1, 2, 3, features, means) == actions
+        exact = np.array([leaves.sphere_mean(state, 2, features, a) for a in range(actions)])
         assert np.abs(means - exact).max() <= leaves.mean_error(d)
-        rows = made[: leaves.stride(actions) * d].reshape(d, -1)[:, :actions]
-        np.testing.assert_allclose(exact, own[2 * each] @ rows, atol=1e-15)
-        keep(f"sphere_fill {d} {each}", rows, exact)
+        rows = features[: leaves.stride(actions) * d].reshape(d, -1)[:, :actions]
+        np.testing.assert_allclose(exact, thetas[2 * theta_per_silo] @ rows, atol=1e-15)
+        store(f"sphere_fill {d} {theta_per_silo}", rows, exact)
 
     for d in (2, 8, 5000):
         direction = HardInstance(d).theta(4, 1)
         state = ctypes.byref(HardState(direction.ctypes.data, d))
-        made, means = np.empty((300, leaves.fill_capacity(2, d)), np.float32), np.empty((300, 2))
+        features, means = (
+            np.empty((300, leaves.fill_capacity(2, d)), np.float32),
+            np.empty((300, 2)),
+        )
         for t in range(300):
-            assert leaves.hard_fill(state, 4, 1, 2, t + 1, made[t], means[t]) == 2
-        keep(f"hard_fill {d}", made[:, : 2 * d], means)
+            assert leaves.hard_fill(state, 4, 1, 2, t + 1, features[t], means[t]) == 2
+        store(f"hard_fill {d}", features[:, : 2 * d], means)
 
-    x, u, y = given["x"], given["u"], 0.7
+    x, u, y = fixed_inputs["x"], fixed_inputs["u"], 0.7
     w, theta, scratch = np.empty((D, D)), np.empty(D), np.empty(S + 3 * D)
-    assert leaves.factor(given["packed"], D, w) == 0
-    keep("factor", w)
+    assert leaves.factor(fixed_inputs["packed"], D, w) == 0
+    store("factor", w)
     leaves.solve(w, u, D, scratch, theta)
-    keep("solve", theta)
-    keep("log_det", leaves.log_det(w, D))
+    store("solve", theta)
+    store("log_det", leaves.log_det(w, D))
 
     for dtype in (np.float32, np.float64):
         for layout in "CF":
-            a = np.asarray(given["actions"], dtype, order=layout)
+            a = np.asarray(fixed_inputs["actions"], dtype, order=layout)
             steps = [stride // a.itemsize for stride in a.strides]
             view = ctypes.byref(Actions(a.ctypes.data, a.itemsize == 8, *steps, K))
             space, scores, best = np.empty(leaves.score_scratch(D, K)), np.empty(K), np.empty(D)
@@ -356,141 +365,152 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
                 leaves.scores(view, w, theta, 0.4, gamma, D, space, scores)
                 chosen = leaves.select(view, w, theta, 0.4, gamma, D, space, best, None)
                 assert chosen == np.argmax(scores)
-                keep(f"scores and select {a.dtype} {layout} {gamma}", scores, chosen, best)
+                store(f"scores and select {a.dtype} {layout} {gamma}", scores, chosen, best)
                 other = w, theta[::-1].copy(), 0.3
                 chosen = leaves.select_least(view, w, theta, 0.4, gamma, *other, D, space, best)
-                keep(f"select least {a.dtype} {layout} {gamma}", chosen, best)
+                store(f"select least {a.dtype} {layout} {gamma}", chosen, best)
 
     ratio = leaves.observe(w, theta, x, y, D, scratch)
-    keep("observe", w, theta, ratio)
-    statistic = given["statistic"].copy()
+    store("observe", w, theta, ratio)
+    statistic = fixed_inputs["statistic"].copy()
     leaves.accumulate(statistic[D:], statistic, x, y, D)
-    keep("accumulate", statistic)
-    gram, bias = given["v"].copy(), u.copy()
+    store("accumulate", statistic)
+    gram, bias = fixed_inputs["v"].copy(), u.copy()
     leaves.rank_one(gram, bias, x, y, D)
-    keep("rank_one", gram, bias)
+    store("rank_one", gram, bias)
     inverse = np.eye(D) * 0.5
-    for row in given["actions"]:
+    for row in fixed_inputs["actions"]:
         leaves.sherman_morrison(inverse, row, D, scratch)
-    keep("sherman_morrison", inverse)
+    store("sherman_morrison", inverse)
     clipped = x.copy()
     leaves.clip_norm(clipped, D, 1.0)
-    keep("clip_norm", clipped)
+    store("clip_norm", clipped)
     out = np.empty(S)
-    leaves.prefix(given["nodes"], 0b11101, S, out)
-    keep("prefix", out)
-    leaves.add_noise(statistic, given["normals"], np.array([1.1, 0.7, 1.3]), D, out)
-    keep("add_noise", out)
-    shift = leaves.refresh(given["statistic"], 0.5, D, w, theta, scratch)
+    leaves.prefix(fixed_inputs["nodes"], 0b11101, S, out)
+    store("prefix", out)
+    leaves.add_noise(statistic, fixed_inputs["normals"], np.array([1.1, 0.7, 1.3]), D, out)
+    store("add_noise", out)
+    shift = leaves.refresh(fixed_inputs["statistic"], 0.5, D, w, theta, scratch)
     assert shift > 0.0
-    keep("refresh", w, theta, shift)
-    return found
+    store("refresh", w, theta, shift)
+    return results
 
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory) -> dict[str, bytes]:
-    return outputs(Leaves(tmp_path_factory.mktemp("baseline"), "x86-64"))
+    return outputs(LeafLibrary(tmp_path_factory.mktemp("baseline"), "x86-64"))
 
 
-# The extension is compiled for v3, v4 and the baseline; v2 only adds depth.
+# The extension is compiled for v3, v4 and the baseline; v2 is an additional check.
 @pytest.mark.parametrize(
     "level", [pytest.param(n, marks=[pytest.mark.slow] * (n == "x86-64-v2")) for n in LEVELS]
 )
 def test_every_level_gives_the_bits_of_the_baseline(level, baseline, tmp_path):
-    found = outputs(Leaves(tmp_path, level))
-    assert list(found) == list(baseline)
-    assert not [name for name in found if found[name] != baseline[name]]
+    results = outputs(LeafLibrary(tmp_path, level))
+    assert list(results) == list(baseline)
+    assert not [name for name in results if results[name] != baseline[name]]
 
 
-# Where clang is here its highest level is an ordinary test: the others differ from it in width.
+# clang's highest level is an ordinary test where clang is present. The other levels differ only in
+# width.
 @pytest.mark.parametrize(
     ("compiler", "level"),
     [
-        pytest.param(c, n, marks=[pytest.mark.slow] * ((c, n) != ("clang", "x86-64-v4")))
-        for c in ("clang", "gcc")
-        for n in SHIPPED
+        pytest.param(
+            own_compiler,
+            each_level,
+            marks=[pytest.mark.slow] * ((own_compiler, each_level) != ("clang", "x86-64-v4")),
+        )
+        for own_compiler in ("clang", "gcc")
+        for each_level in SHIPPED
     ],
 )
 def test_every_compiler_gives_the_bits_of_the_baseline(compiler, level, baseline, tmp_path):
-    found = outputs(Leaves(tmp_path, level, compiler))
-    assert not [name for name in found if found[name] != baseline[name]]
+    results = outputs(LeafLibrary(tmp_path, level, compiler))
+    assert not [name for name in results if results[name] != baseline[name]]
 
 
 @pytest.mark.parametrize("level", SHIPPED)
 def test_every_level_of_the_extension_gives_the_bits_of_the_baseline(level, baseline):
-    shipped = Shipped(level)
+    shipped = ExtensionLibrary(level)
     assert {"ff_screen_f32", "ff_scores", "ff_observe", "ff_gap_fill"} <= set(shipped._levelled)
-    found = outputs(shipped)
-    assert not [name for name in found if found[name] != baseline[name]]
+    results = outputs(shipped)
+    assert not [name for name in results if results[name] != baseline[name]]
 
 
-def calls(leaves: Leaves) -> dict[str, Callable[[], object]]:
-    """Calls to be timed, large enough for ctypes to take the lesser part."""
+def timed_calls(leaves: LeafLibrary) -> dict[str, Callable[[], object]]:
+    """Return calls to be timed, large enough that ctypes takes little of the time."""
     d, k = 120, 128
     direction, w, theta = Gap(dimension=d, actions=k).theta(4, 1), np.eye(d) / 10.0, np.zeros(d)
     state = ctypes.byref(GapState(direction.ctypes.data, d, k, 0.5, 0.7, 0.1))
-    made, means = np.empty(leaves.fill_capacity(k, d), np.float32), np.empty(k)
-    view = ctypes.byref(Actions(made.ctypes.data, 0, 1, leaves.stride(k), k))
-    room, own = np.empty(leaves.score_scratch(d, k)), np.empty(leaves.screen_f32_scratch(d, k))
+    features, means = np.empty(leaves.fill_capacity(k, d), np.float32), np.empty(k)
+    view = ctypes.byref(Actions(features.ctypes.data, 0, 1, leaves.stride(k), k))
+    score_scratch, screen_scratch = (
+        np.empty(leaves.score_scratch(d, k)),
+        np.empty(leaves.screen_f32_scratch(d, k)),
+    )
     candidates, scratch = np.empty(k, np.int64), np.empty(4 * d)
-    kept, estimate = w.copy(), theta.copy()
-    leaves.gap_fill(state, 4, 1, 2, 3, made, means)
+    w_copy, estimate = w.copy(), theta.copy()
+    leaves.gap_fill(state, 4, 1, 2, 3, features, means)
     return {
-        "gap_fill": leaves.bound("gap_fill", state, 4, 1, 2, 3, made, means),
-        "scores": leaves.bound("scores", view, w, theta, 9.0, 0.0, d, room, means),
+        "gap_fill": leaves.bound("gap_fill", state, 4, 1, 2, 3, features, means),
+        "scores": leaves.bound("scores", view, w, theta, 9.0, 0.0, d, score_scratch, means),
         "screen_f32": leaves.bound(
-            "screen_f32", view, w, theta, 9.0, 0.0, d, own, candidates, None
+            "screen_f32", view, w, theta, 9.0, 0.0, d, screen_scratch, candidates, None
         ),
-        "observe": leaves.bound("observe", kept, estimate, direction, 0.5, d, scratch),
+        "observe": leaves.bound("observe", w_copy, estimate, direction, 0.5, d, scratch),
     }
 
 
-def test_lower_levels_are_slower_by_their_width_alone():
-    levels = {level: calls(Shipped(level)) for level in SHIPPED}
-    least = dict.fromkeys(((level, name) for level in SHIPPED for name in levels[level]), np.inf)
-    # The least of many, in turn: what a busy neighbour takes is taken from all.
+def test_lower_levels_are_slower_only_by_their_width():
+    levels = {level: timed_calls(ExtensionLibrary(level)) for level in SHIPPED}
+    min_times = dict.fromkeys(
+        ((level, name) for level in SHIPPED for name in levels[level]), np.inf
+    )
+    # Take the minimum of many calls in turn, so that a busy machine slows all levels equally.
     for _ in range(100):
-        for level, name in least:
+        for level, name in min_times:
             start = time.perf_counter()
             levels[level][name]()
-            least[level, name] = min(least[level, name], time.perf_counter() - start)
-    times = {key: least[key] / least["x86-64-v4", key[1]] for key in least}
-    assert not {key: found for key, found in times.items() if found > SHIPPED[key[0]]}
+            min_times[level, name] = min(min_times[level, name], time.perf_counter() - start)
+    times = {key: min_times[key] / min_times["x86-64-v4", key[1]] for key in min_times}
+    assert not {key: ratio for key, ratio in times.items() if ratio > SHIPPED[key[0]]}
 
 
 def test_the_extension_gives_the_bits_of_the_baseline(baseline):
-    """It runs the level of this very processor, built as it is shipped."""
-    given = inputs()
-    w = linalg.factor(given["packed"], D)
+    """Compare the level chosen for this processor with the baseline."""
+    fixed_inputs = inputs()
+    w = linalg.factor(fixed_inputs["packed"], D)
     assert w.tobytes() == baseline["factor"]
-    assert linalg.solve(w, given["u"]).tobytes() == baseline["solve"]
-    assert rng.normals_from_bits(*given["bits"]).tobytes() == baseline["normals_from_bits"]
+    assert linalg.solve(w, fixed_inputs["u"]).tobytes() == baseline["solve"]
+    assert rng.normals_from_bits(*fixed_inputs["bits"]).tobytes() == baseline["normals_from_bits"]
     for name in ("ideal_normals", "ideal_laplace"):
-        out, unsure = getattr(rng, name)(given["words"])
+        out, unsure = getattr(rng, name)(fixed_inputs["words"])
         assert out.tobytes() + np.asarray(unsure).tobytes() == baseline[name]
-    out, doubtful = aggregation.round_noisy(*given["noise"], 1e-5)
+    out, doubtful = aggregation.round_noisy(*fixed_inputs["noise"], 1e-5)
     mask = np.isin(np.arange(S), doubtful).astype(np.uint8)
-    kept = out.tobytes() + mask.tobytes() + np.asarray(len(doubtful)).tobytes()
-    assert kept == baseline["round_noisy"]
-    logs = [linalg.log(x) for x in given["positive"]]
+    rounded = out.tobytes() + mask.tobytes() + np.asarray(len(doubtful)).tobytes()
+    assert rounded == baseline["round_noisy"]
+    logs = [linalg.log(x) for x in fixed_inputs["positive"]]
     assert np.array(logs).tobytes() == baseline["log"]
     for d, actions in ((10, 100), (5000, 100)):
-        made, means = Gap(dimension=d, actions=actions).open(4, 1, 3).round(2, 3)
-        assert made.T.tobytes() + means.tobytes() == baseline[f"gap_fill {d}"]
+        features, means = Gap(dimension=d, actions=actions).open(4, 1, 3).round(2, 3)
+        assert features.T.tobytes() + means.tobytes() == baseline[f"gap_fill {d}"]
     for d in (2, 8, 5000):
         opened = HardInstance(d).open(4, 1, 3)
         rounds = [opened.round(2, t) for t in range(1, 301)]
-        made, means = (np.array(part) for part in zip(*rounds, strict=True))
-        found = made.transpose(0, 2, 1).tobytes() + means.tobytes()
-        assert found == baseline[f"hard_fill {d}"]
-    theta = linalg.solve(w, given["u"])
-    scores = linalg.scores(given["actions"], w, theta, 0.4, 0.0)
-    chosen, best = linalg.select(given["actions"], w, theta, 0.4, 0.0)
+        features, means = (np.array(part) for part in zip(*rounds, strict=True))
+        bits = features.transpose(0, 2, 1).tobytes() + means.tobytes()
+        assert bits == baseline[f"hard_fill {d}"]
+    theta = linalg.solve(w, fixed_inputs["u"])
+    scores = linalg.scores(fixed_inputs["actions"], w, theta, 0.4, 0.0)
+    chosen, best = linalg.select(fixed_inputs["actions"], w, theta, 0.4, 0.0)
     expected = baseline["scores and select float64 C 0.0"]
     assert scores.tobytes() + np.int64(chosen).tobytes() + best.tobytes() == expected
 
 
-def imported(level: str) -> subprocess.CompletedProcess:
+def import_at_level(level: str) -> subprocess.CompletedProcess:
+    """Import the extension in a new process with this FASTFED_LEVEL."""
     code = (
         "from fastfed._kernels import _native as n, linalg;"
         "print(n.HAS_LEVELS, n.MOST, n.PROCESSOR, n.LEVEL, linalg.has_screen_i16())"
@@ -503,20 +523,20 @@ def imported(level: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_the_environment_holds_the_level_down():
+def test_fastfed_level_limits_the_level():
     if not _native.HAS_LEVELS:
         pytest.skip("this build is for one level")
     order = list(_native.LEVELS)
     for level in order:
-        run = imported(level)
-        has, most, processor, chosen, short = run.stdout.split()
-        assert (has, most, processor) == ("True", level, _native.PROCESSOR)
+        process = import_at_level(level)
+        has_levels, highest, processor, chosen, has_i16 = process.stdout.split()
+        assert (has_levels, highest, processor) == ("True", level, _native.PROCESSOR)
         assert chosen == order[min(order.index(level), order.index(processor))]
-        assert short == str(chosen != "base")
+        assert has_i16 == str(chosen != "base")
 
 
-def test_bounds_in_16_bits_hold_by_narrower_vectors_too():
-    """Those of AVX2, where this processor has wider ones: the tests of bounds, once more."""
+def test_bounds_in_16_bits_hold_with_avx2():
+    """Run the tests of bounds again with AVX2 on processors with AVX-512."""
     if not _native.HAS_LEVELS or _native.LEVEL != "v4":
         pytest.skip("AVX-512 is not chosen here: the other tests have run the narrower vectors")
     tests = Path(__file__).parents[1]
@@ -526,30 +546,41 @@ def test_bounds_in_16_bits_hold_by_narrower_vectors_too():
         "environments/test_directions.py",
     )
     names = [str(tests / file) for file in files]
-    these = ["-k", "between_its_bounds or best_action"]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *names, *these],
+    selection = ["-k", "between_its_bounds or best_action"]
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            *names,
+            *selection,
+        ],
         env=os.environ | {"FASTFED_LEVEL": "v3"},
         capture_output=True,
         text=True,
     )
-    assert run.returncode == 0, run.stdout
-    marks = [line.split()[0] for line in run.stdout.splitlines() if line.endswith("%]")]
-    assert set("".join(marks)) == {"."}, run.stdout  # none was skipped
+    assert process.returncode == 0, process.stdout
+    marks = [line.split()[0] for line in process.stdout.splitlines() if line.endswith("%]")]
+    assert set("".join(marks)) == {"."}, process.stdout  # no test was skipped
 
 
-def test_an_unknown_level_is_a_sentence():
-    run = imported("v5")
-    assert run.returncode == 1
-    assert "FASTFED_LEVEL must be one of base, v3, v4, got 'v5'" in run.stderr.splitlines()[-1]
+def test_an_unknown_level_raises_a_readable_error():
+    process = import_at_level("v5")
+    assert process.returncode == 1
+    assert "FASTFED_LEVEL must be one of base, v3, v4, got 'v5'" in process.stderr.splitlines()[-1]
 
 
-def test_the_level_is_the_highest_that_the_processor_has():
-    """As Linux reads the processor's features, where it does."""
+def test_the_chosen_level_is_the_highest_of_the_processor():
+    """Compare with the processor features that Linux lists."""
     features = processor_features()
     if not features or platform.machine() != "x86_64":
         pytest.skip("this system does not list the processor's features")
-    has = [name for name in LEVELS if set(LEVELS[name]) <= features and name in SHIPPED]
-    highest = max(has, key=list(SHIPPED).index, default="x86-64")
+    available = [name for name in LEVELS if set(LEVELS[name]) <= features and name in SHIPPED]
+    highest = max(available, key=list(SHIPPED).index, default="x86-64")
     assert list(_native.LEVELS)[list(SHIPPED).index(highest)] == _native.PROCESSOR
     assert ("avx512_vnni" in features) == _native.HAS_VNNI

@@ -80,7 +80,7 @@ def frozen(array):
     return array
 
 
-UNFIT_TARGETS = [
+BAD_TARGETS = [
     (np.eye(3, dtype=np.float32), "must be a float64 array, for it is updated in place, got float"),
     (np.eye(3, dtype=int), "must be a float64 array, for it is updated in place, got int"),
     (np.eye(3).tolist(), "must be a float64 array, for it is updated in place, got list"),
@@ -95,8 +95,8 @@ UNFIT_TARGETS = [
 ]
 
 
-@pytest.mark.parametrize(("target", "message"), UNFIT_TARGETS)
-def test_unfit_targets_are_refused(target, message):
+@pytest.mark.parametrize(("target", "message"), BAD_TARGETS)
+def test_bad_targets_are_refused(target, message):
     with pytest.raises(InputError, match=f"^gram {message}"):
         kernels.rank_one_update(target, np.zeros(3), np.ones(3), 1.0)
     with pytest.raises(InputError, match=f"^inverse {message}"):
@@ -261,7 +261,7 @@ def test_actions_of_other_types_are_converted(implementation):
     assert kernels.ucb_argmax([[0.0, 0.0]], factor, [0, 1], 0.0) == 0
 
 
-@pytest.mark.parametrize("door", [kernels.ucb_scores, kernels.ucb_argmax])
+@pytest.mark.parametrize("function", [kernels.ucb_scores, kernels.ucb_argmax])
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -279,7 +279,7 @@ def test_actions_of_other_types_are_converted(implementation):
         ({"second_radius": -0.5}, "second_radius must be >= 0, got -0.5"),
     ],
 )
-def test_bad_arguments_of_scores_are_refused(door, changed, message):
+def test_bad_arguments_of_scores_are_refused(function, changed, message):
     arguments = {
         "actions": np.ones((3, 2)),
         "factor": np.eye(2),
@@ -287,7 +287,7 @@ def test_bad_arguments_of_scores_are_refused(door, changed, message):
         "radius": 1.0,
     }
     with pytest.raises(InputError, match=message):
-        door(**(arguments | changed))
+        function(**(arguments | changed))
 
 
 @BOTH_IMPLEMENTATIONS
@@ -333,15 +333,15 @@ def test_trusted_calls_return_the_bits_of_checked_calls():
     for x in (actions, actions.astype(np.float32), actions.tolist()):
         for w in (factor, strided, factor.tolist()):
             expected = kernels.ucb_scores(x, factor, theta, 1.3, second_radius=0.2)
-            found = kernels.ucb_scores(x, w, list(theta), 1.3, second_radius=0.2, trusted=True)
-            assert np.array_equal(found, expected)
+            scores = kernels.ucb_scores(x, w, list(theta), 1.3, second_radius=0.2, trusted=True)
+            assert np.array_equal(scores, expected)
             assert kernels.ucb_argmax(x, w, theta, 1, trusted=True) == kernels.ucb_argmax(
                 x, factor, theta, 1
             )
-    one, other = (factor.copy(), theta.copy()), (factor.copy(), theta.copy())
-    kernels.factor_update(*one, actions[3], 0.7)
-    kernels.factor_update(*other, actions[3], 0.7, trusted=True)
-    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    checked_pair, trusted_pair = (factor.copy(), theta.copy()), (factor.copy(), theta.copy())
+    kernels.factor_update(*checked_pair, actions[3], 0.7)
+    kernels.factor_update(*trusted_pair, actions[3], 0.7, trusted=True)
+    assert all(np.array_equal(a, b) for a, b in zip(checked_pair, trusted_pair, strict=True))
 
 
 def test_x_may_be_a_row_of_the_factor():
@@ -370,7 +370,7 @@ def test_x_may_be_a_row_of_the_factor():
         ({"factor": np.ones(2)}, r"factor must have shape \(any, any\), got \(2,\)"),
     ],
 )
-def test_unfit_rows_change_no_factor(changed, message, trusted):
+def test_refused_rows_change_no_factor(changed, message, trusted):
     good_arguments = {"factor": np.eye(2), "theta": np.zeros(2), "x": [1.0, 1.0], "y": 1.0}
     with pytest.raises(InputError, match=f"^{message}"):
         kernels.factor_update(**(good_arguments | changed), trusted=trusted)
@@ -453,7 +453,7 @@ def test_normals_differ_in_every_part_of_the_key(implementation):
 
 
 @pytest.mark.parametrize(
-    ("door", "given", "message"),
+    ("function", "arguments", "message"),
     [
         (kernels.normals, {"seed": -1, "count": 3}, "seed must be an integer >= 0 and <= "),
         (kernels.normals, {"seed": 2**63, "count": 3}, "seed must be an integer >= 0 and <= "),
@@ -471,11 +471,11 @@ def test_normals_differ_in_every_part_of_the_key(implementation):
         (kernels.tree_noise, {"silo": -1}, "silo must be an integer >= 0"),
     ],
 )
-def test_bad_keys_are_refused(door, given, message):
-    if door is kernels.tree_noise:
-        given = {"seed": 1, "release": 3, "dimension": 2, "noise_std": 1.0} | given
+def test_bad_keys_are_refused(function, arguments, message):
+    if function is kernels.tree_noise:
+        arguments = {"seed": 1, "release": 3, "dimension": 2, "noise_std": 1.0} | arguments
     with pytest.raises(InputError, match=message):
-        door(**given)
+        function(**arguments)
 
 
 def test_all_public_names_have_docstrings():

@@ -1,4 +1,5 @@
-"""The kernels inside numba.njit and from Cython: the bits of the plain calls, found by name."""
+"""Compare kernels inside numba.njit and in Cython with plain calls: the same bits, found by
+name."""
 
 from __future__ import annotations
 
@@ -22,28 +23,28 @@ ROOT = Path(fastfed.__file__).parents[1]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def registered():
+def register_kernels():
     from fastfed.kernels.numba import register
 
     register()
     register()  # a second call does nothing
 
 
-def problem(d=10, n=12):
-    draw = np.random.default_rng(d)
-    x = draw.normal(size=(n, d)) / np.sqrt(d)
-    return x, draw.uniform(size=n), np.eye(d) + x.T @ x
+def make_problem(d=10, n=12):
+    rng = np.random.default_rng(d)
+    x = rng.normal(size=(n, d)) / np.sqrt(d)
+    return x, rng.uniform(size=n), np.eye(d) + x.T @ x
 
 
-def same(one, other):
-    one, other = np.asarray(one), np.asarray(other)
-    assert one.shape == other.shape and one.tobytes() == other.tobytes()
+def check_equal(actual, expected):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape and actual.tobytes() == expected.tobytes()
 
 
 # ---- numba --------------------------------------------------------------------------------------
 
 
-def rounds(actions, rewards, factor, theta):
+def choose_and_update(actions, rewards, factor, theta):
     chosen = np.zeros(len(actions), np.int64)
     for t in range(len(actions)):
         chosen[t] = kernels.ucb_argmax(actions[t], factor, theta, 0.5, trusted=True)
@@ -51,28 +52,28 @@ def rounds(actions, rewards, factor, theta):
     return chosen
 
 
-def test_rows_inside_njit():
-    x, y, _ = problem()
-    one, other = (np.eye(10), np.zeros(10)), (np.eye(10), np.zeros(10))
-    numba.njit(lambda *given: kernels.rank_one_update(*given))(*one, x, y)
-    kernels.rank_one_update(*other, x, y)
-    same(one[0], other[0])
-    same(one[1], other[1])
+def test_row_updates_agree_inside_njit():
+    x, y, _ = make_problem()
+    compiled, plain = (np.eye(10), np.zeros(10)), (np.eye(10), np.zeros(10))
+    numba.njit(lambda *arguments: kernels.rank_one_update(*arguments))(*compiled, x, y)
+    kernels.rank_one_update(*plain, x, y)
+    check_equal(compiled[0], plain[0])
+    check_equal(compiled[1], plain[1])
 
 
 @pytest.mark.slow
-def test_a_policy_inside_njit_has_the_bits_of_the_same_outside():
-    draw = np.random.default_rng(0)
-    actions, rewards = draw.normal(size=(30, 20, 10)), draw.uniform(size=30)
+def test_a_policy_agrees_inside_njit():
+    rng = np.random.default_rng(0)
+    actions, rewards = rng.normal(size=(30, 20, 10)), rng.uniform(size=30)
     plain, compiled = (np.eye(10), np.zeros(10)), (np.eye(10), np.zeros(10))
-    expected = rounds(actions, rewards, *plain)
-    found = numba.njit(rounds)(actions, rewards, *compiled)
-    same(found, expected)
-    same(compiled[0], plain[0])
-    same(compiled[1], plain[1])
+    expected = choose_and_update(actions, rewards, *plain)
+    compiled_choices = numba.njit(choose_and_update)(actions, rewards, *compiled)
+    check_equal(compiled_choices, expected)
+    check_equal(compiled[0], plain[0])
+    check_equal(compiled[1], plain[1])
 
 
-def updates(gram, bias, inverse, factor, theta, x, y, strided, single):
+def run_updates(gram, bias, inverse, factor, theta, x, y, strided, single):
     kernels.rank_one_update(gram, bias, x[0], 0.5)
     kernels.rank_one_update(gram, bias, x, y, trusted=True)
     kernels.rank_one_update(gram, bias, strided, single)
@@ -86,18 +87,18 @@ def updates(gram, bias, inverse, factor, theta, x, y, strided, single):
 
 
 @pytest.mark.slow
-def test_updates_inside_njit():
-    x, y, _ = problem()
+def test_all_updates_agree_inside_njit():
+    x, y, _ = make_problem()
     strided, single = np.repeat(x, 2, axis=1)[:, ::2], y.astype(np.float32)
-    made = []
-    for run in (updates, numba.njit(updates)):
-        held = np.eye(10), np.zeros(10), np.eye(10), np.eye(10), np.zeros(10)
-        made.append([*run(*held, x, y, strided, single), *held])
-    for one, other in zip(*made, strict=True):
-        same(one, other)
+    outcomes = []
+    for function in (run_updates, numba.njit(run_updates)):
+        matrices = np.eye(10), np.zeros(10), np.eye(10), np.eye(10), np.zeros(10)
+        outcomes.append([*function(*matrices, x, y, strided, single), *matrices])
+    for plain, compiled in zip(*outcomes, strict=True):
+        check_equal(plain, compiled)
 
 
-def models(v, stack, actions, sets, single, theta, thetas):
+def run_models(v, stack, actions, sets, single, theta, thetas):
     factor, factors = kernels.inverse_factor(v), kernels.inverse_factor(stack, trusted=True)
     return (
         factor,
@@ -117,21 +118,21 @@ def models(v, stack, actions, sets, single, theta, thetas):
 
 
 @pytest.mark.slow
-def test_scores_and_normals_inside_njit():
-    draw = np.random.default_rng(1)
-    sets, (_, _, v) = draw.normal(size=(3, 15, 10)), problem()
-    given = v, np.stack([v, v * 2, v + 1]), sets[0], sets, sets[1].astype(np.float32)
-    thetas = draw.normal(size=(3, 10))
-    for one, other in zip(
-        models(*given, thetas[0], thetas),
-        numba.njit(models)(*given, thetas[0], thetas),
+def test_scores_and_normals_agree_inside_njit():
+    rng = np.random.default_rng(1)
+    sets, (_, _, v) = rng.normal(size=(3, 15, 10)), make_problem()
+    arguments = v, np.stack([v, v * 2, v + 1]), sets[0], sets, sets[1].astype(np.float32)
+    thetas = rng.normal(size=(3, 10))
+    for plain, compiled in zip(
+        run_models(*arguments, thetas[0], thetas),
+        numba.njit(run_models)(*arguments, thetas[0], thetas),
         strict=True,
     ):
-        same(one, other)
+        check_equal(plain, compiled)
 
 
 @pytest.mark.slow
-def test_bad_arguments_inside_njit():
+def test_errors_inside_njit_name_the_bad_argument():
     @numba.njit
     def update(factor, theta, x, y):
         kernels.factor_update(factor, theta, x, y)
@@ -141,7 +142,7 @@ def test_bad_arguments_inside_njit():
         return kernels.ucb_argmax(actions, factor, theta, radius)
 
     eye, zeros, ones = np.eye(3), np.zeros(3), np.ones(3)
-    for given, message in (
+    for arguments, message in (
         ((eye, np.zeros(2), ones, 1.0), "factor must have shape"),
         ((eye, zeros, np.ones(2), 1.0), "x must have shape"),
         ((eye, eye[0], ones, 1.0), "must not share memory"),
@@ -151,9 +152,9 @@ def test_bad_arguments_inside_njit():
         ((eye, zeros, ones, np.inf), "x and y must be finite"),
     ):
         with pytest.raises(InputError, match=message):
-            update(*given)
+            update(*arguments)
     assert np.array_equal(eye, np.eye(3)) and not zeros.any()
-    for given, message in (
+    for arguments, message in (
         ((np.ones((4, 2)), eye, zeros, 1.0), "factor must have shape"),
         ((np.ones((0, 3)), eye, zeros, 1.0), "at least one action"),
         ((np.ones((4, 3)), eye, zeros, -1.0), "radius and second_radius must be >= 0"),
@@ -161,12 +162,12 @@ def test_bad_arguments_inside_njit():
         ((np.ones((4, 3)), -eye, zeros, 1.0), "factor must be lower triangular"),
     ):
         with pytest.raises(InputError, match=message):
-            argmax(*given)
+            argmax(*arguments)
     with pytest.raises(numba.TypingError, match="updated in place, got array"):
         update(np.eye(3, dtype=np.float32), zeros, ones, 1.0)
 
 
-CACHED = """
+CACHED_PROGRAM = """
 import sys
 import numba, numpy as np
 from fastfed import kernels
@@ -183,21 +184,22 @@ assert hits == int(sys.argv[1]), hits
 
 
 @pytest.mark.slow
-def test_numba_finds_the_kernels_by_itself_and_cached_code_finds_them_again(tmp_path):
-    """By the entry point of an installed package, in a process that never asked for it."""
+def test_numba_finds_the_kernels_without_registration_also_from_cached_code(tmp_path):
+    """Check the entry point of an installed package, in a process that does not register the
+    kernels."""
     folder = tmp_path / "elsewhere-0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 0\n")
     entry = "[numba_extensions]\ninit = fastfed.kernels.numba:register\n"
     (folder / "entry_points.txt").write_text(entry)
-    (tmp_path / "cached.py").write_text(CACHED)
+    (tmp_path / "cached.py").write_text(CACHED_PROGRAM)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     for hits in ("0", "1"):
         command = [sys.executable, str(tmp_path / "cached.py"), hits]
         subprocess.run(command, env=environment, check=True, timeout=300)
 
 
-def test_the_package_tells_numba():
+def test_package_registers_its_kernels_with_numba():
     import tomllib
 
     project = ROOT / "pyproject.toml"
@@ -208,7 +210,7 @@ def test_the_package_tells_numba():
     assert getattr(sys.modules[module], name)
 
 
-def test_the_package_imports_no_numba():
+def test_package_does_not_import_numba():
     code = "import sys, fastfed, fastfed.kernels; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -216,15 +218,15 @@ def test_the_package_imports_no_numba():
 # ---- Cython -------------------------------------------------------------------------------------
 
 
-def test_the_declarations_for_cython_are_those_of_the_compiled_functions():
-    """Cython names the capsule of a function by its signature, which numba's types come from."""
+def test_cython_declarations_equal_the_compiled_functions():
+    """Compare signatures, by which Cython names the capsules and numba finds its types."""
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    compiled = {name: name_of(c).decode() for name, c in kernels.__pyx_capi__.items()}
+    compiled = {name: name_of(capsule).decode() for name, capsule in kernels.__pyx_capi__.items()}
     text = Path(kernels.__file__).with_name("__init__.pxd").read_text()
-    found = re.findall(r"^cdef (\w+) (\w+)\((.*?)\) noexcept nogil$", text, re.M | re.S)
+    declarations = re.findall(r"^cdef (\w+) (\w+)\((.*?)\) noexcept nogil$", text, re.M | re.S)
     declared = {}
-    for result, name, parameters in found:
+    for result, name, parameters in declarations:
         kinds = []
         for parameter in parameters.split(","):
             const, value, star = re.fullmatch(
@@ -232,7 +234,7 @@ def test_the_declarations_for_cython_are_those_of_the_compiled_functions():
             ).groups()  # fmt: skip
             kinds.append(value + " const" * bool(const) + f" {star}" * bool(star))
         declared[name] = f"{result} ({', '.join(kinds)})"
-    assert declared == compiled and len(found) == len(compiled) == 10
+    assert declared == compiled and len(declarations) == len(compiled) == 10
 
 
 EXTENSION = """
@@ -276,7 +278,7 @@ def others(double[:, ::1] V, double[:, ::1] x, double[::1] y, float[:, ::1] sing
 
 
 @pytest.mark.slow
-def test_cython_code_cimports_the_kernels(tmp_path):
+def test_kernels_called_from_cython_agree(tmp_path):
     pytest.importorskip("Cython")
     pytest.importorskip("setuptools")
     (tmp_path / "uses.pyx").write_text(EXTENSION)
@@ -288,7 +290,7 @@ def test_cython_code_cimports_the_kernels(tmp_path):
         """)
     )
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     environment["PYTHONPATH"] = str(ROOT)
     run = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
@@ -299,25 +301,27 @@ def test_cython_code_cimports_the_kernels(tmp_path):
         import uses
     finally:
         sys.path.remove(str(tmp_path))
-    draw = np.random.default_rng(0)
-    actions, rewards = draw.normal(size=(30, 20, 10)), draw.uniform(size=30)
+    rng = np.random.default_rng(0)
+    actions, rewards = rng.normal(size=(30, 20, 10)), rng.uniform(size=30)
     plain, cython = (np.eye(10), np.zeros(10)), (np.eye(10), np.zeros(10))
     chosen = np.empty(30, np.int64)
     assert uses.rounds(actions, rewards, *cython, chosen) == 0
-    same(chosen, rounds(actions, rewards, *plain))
-    same(cython[0], plain[0])
-    same(cython[1], plain[1])
+    check_equal(chosen, choose_and_update(actions, rewards, *plain))
+    check_equal(cython[0], plain[0])
+    check_equal(cython[1], plain[1])
 
-    x, y, v = problem(10, 6)
-    single = draw.normal(size=(11, 10)).astype(np.float32)
-    status, index, made = uses.others(v, x, y, single)
+    x, y, value = make_problem(10, 6)
+    single = rng.normal(size=(11, 10)).astype(np.float32)
+    status, index, results = uses.others(value, x, y, single)
     assert status[:7] == (0,) * 7
     assert status[7] == 1  # the sums of fewer rows than features are not positive definite
-    factor, (gram, bias) = kernels.inverse_factor(v), (np.zeros((10, 10)), np.zeros(10))
+    factor, (gram, bias) = kernels.inverse_factor(value), (np.zeros((10, 10)), np.zeros(10))
     inverse = kernels.sherman_morrison(np.eye(10), x)
     kernels.rank_one_update(gram, bias, x, y)
     scores = kernels.ucb_scores(single, factor, bias, 1.0, second_radius=0.2)
     assert index == int(np.argmax(scores))
     solved, values = kernels.solve(factor, x), kernels.normals(3, 5, replicate=1, silo=2)
-    for one, other in zip(made, (inverse, gram, bias, solved, scores, values), strict=True):
-        same(one, other)
+    for actual, expected in zip(
+        results, (inverse, gram, bias, solved, scores, values), strict=True
+    ):
+        check_equal(actual, expected)

@@ -1,13 +1,14 @@
 """Asi, Feldman, Koren and Talwar (2022), "Private Online Prediction from Experts: Separations and
-Faster Rates": the private shrinking dartboard, and limited updates for stochastic adversaries.
+Faster Rates".
 
-Every random number is an argument. The paper has one client; here a loss is the sum of those of m
-clients in the rounds since the last decision, with decisions at t = N, 2 N, ... but not at 1, as in
-Algorithm 4 of Gao et al. (2024). With m = N = 1 it is the paper's algorithm.
+The private shrinking dartboard, and limited updates for stochastic adversaries. Every random number
+is an argument. The paper has one client. Here a loss is the sum of those of m clients in the rounds
+since the last decision. Decisions are at t = N, 2 N, ... but not at 1, as in Algorithm 4 of Gao et
+al. (2024). With m = N = 1 it is the paper's algorithm.
 
 The paper's symbols: T rounds, d experts, eta the step size, p the switching probability, K the
-switching budget, w_t the weights, P_t their law, z_t the coin (1: the expert stays). Rounds count
-from 1, experts from 0. Weights are multiplied as printed, round by round.
+switching budget, w_t the weights, P_t their distribution, z_t the coin (1: the expert stays).
+Rounds count from 1, experts from 0. Weights are multiplied as printed, round by round.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Run:
 
 
 def since(losses: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """(d,): what each expert lost at all clients in rounds start .. stop - 1."""
+    """Return (d,), the loss of each expert at all clients in rounds start .. stop - 1."""
     return np.sum(losses[:, start - 1 : stop - 1], axis=(0, 1))
 
 
@@ -56,9 +57,9 @@ def dartboard(
 ) -> Run:
     """Private shrinking dartboard on losses (m, T, d) in [0, 1].
 
-    `coin(t)` and `uniform(t)`, in [0, 1), are of the coins and of the draw of round t; t = 1 for
-    x_1. The two coins, of 1 - p and of w_t / w_(t-1), are made of one uniform: where it is below
-    1 - p, its quotient by 1 - p is uniform again.
+    `coin(t)` and `uniform(t)`, in [0, 1), are for the coins and the draw of round t; t = 1 for x_1.
+    The two coins, of 1 - p and of w_t / w_(t-1), use one uniform: if it is below 1 - p, its
+    quotient by 1 - p is uniform again.
     """
     losses = checked_table(losses)
     _, T, d = losses.shape
@@ -87,8 +88,10 @@ def dartboard(
 
 
 def limited_updates(losses: np.ndarray, *, epsilon: float, uniform: Callable[[int], float]) -> Run:
-    """At t = 2, 4, 8, ... an expert from the losses of rounds t/2 .. t - 1, by the exponential
-    mechanism: P(x) ~ exp(-epsilon loss / 2)."""
+    """Choose an expert at t = 2, 4, 8, ... from the losses of rounds t/2 .. t - 1.
+
+    The exponential mechanism chooses it: P(x) ~ exp(-epsilon loss / 2).
+    """
     losses = checked_table(losses)
     _, T, d = losses.shape
     run = Run(np.zeros(T, dtype=int))
@@ -107,7 +110,7 @@ Law = dict[tuple[int, ...], float]
 
 
 def dartboard_law(losses: np.ndarray, *, eta: float, p: float, K: int, N: int) -> Law:
-    """The law of coins and draws, exactly, by enumeration."""
+    """Return the exact distribution of coins and draws, by enumeration."""
     losses = checked_table(losses)
     _, T, d = losses.shape
     at = decisions(T, N)
@@ -134,7 +137,7 @@ def dartboard_law(losses: np.ndarray, *, eta: float, p: float, K: int, N: int) -
 
 
 def experts_of(law: Law) -> Law:
-    """The same of what is played: a draw of the same expert is not seen."""
+    """Return the same of the chosen experts: a draw of the same expert is not observed."""
     out: Law = {}
     for seen, chance in law.items():
         x = [seen[0]]
@@ -145,7 +148,7 @@ def experts_of(law: Law) -> Law:
 
 
 def hockey_stick(here: Law, there: Law, epsilon: float) -> float:
-    """sup_S P(S) - e^epsilon Q(S), the larger of both directions."""
+    """Return sup_S P(S) - e^epsilon Q(S), the larger of both directions."""
 
     def one(a: Law, b: Law) -> float:
         return sum(max(0.0, a.get(o, 0.0) - exp(epsilon) * b.get(o, 0.0)) for o in a)
@@ -154,7 +157,7 @@ def hockey_stick(here: Law, there: Law, epsilon: float) -> float:
 
 
 def proven_epsilon(*, eta: float, p: float, K: int) -> float:
-    """Ours, at delta = 0: one coin and K draws, with r = -log(1 - eta)."""
+    """Return fastfed's bound at delta = 0: one coin and K draws, with r = -log(1 - eta)."""
     r = -log(1 - eta)
     coin = max(r, log((1 - (1 - p) * (1 - eta)) / p)) if p < 1 else 0.0
     return coin + 2 * r * K

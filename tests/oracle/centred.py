@@ -2,7 +2,7 @@
 
 A record is (z, y) with row x = (z, c), c = 1 / sqrt(2 kappa), and adds x (y - r0) and x x^T to the
 sums. Every noisy entry is written out and divided by the standard deviation of its noise; the entry
-(c, c) carries none. Nothing here knows a closed form.
+(c, c) has no noise. Nothing here uses a closed form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 
 @dataclass(frozen=True)
 class Release:
-    """What is released, and its noise: standard deviations entry by entry."""
+    """The released entries and their noise: standard deviations entry by entry."""
 
     kappa: float = 1.0
     rewards: tuple[float, float] = (-0.5, 0.5)  # centred
@@ -33,7 +33,7 @@ class Release:
 
 
 def entries(release: Release, z: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """All noisy entries of records (n, k), (n,), in units of their noise: (n, entries)."""
+    """Return all noisy entries of records (n, k), (n,), in units of their noise: (n, entries)."""
     k, c = z.shape[1], release.constant
     rows, columns = np.triu_indices(k)
     stds = np.where(rows == columns, release.diagonal, release.off_diagonal)
@@ -48,12 +48,12 @@ def entries(release: Release, z: np.ndarray, r: np.ndarray) -> np.ndarray:
 
 
 def moved(release: Release, z: np.ndarray, r: np.ndarray, z2: np.ndarray, r2: np.ndarray):
-    """Distance between two records, (n,): the GDP mu of one release on them."""
+    """Return the distance between two records, (n,): the GDP mu of one release on them."""
     return np.linalg.norm(entries(release, z, r) - entries(release, z2, r2), axis=1)
 
 
 def random_records(release: Release, count: int, k: int, rng: np.random.Generator):
-    """Allowed records: half anywhere in the ball and the range, half at their ends."""
+    """Return allowed records: half anywhere in the ball and the range, half at their ends."""
     z = rng.normal(size=(count, k))
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     size, r = rng.uniform(size=count) ** (1.0 / k), rng.uniform(*release.rewards, size=count)
@@ -64,7 +64,7 @@ def random_records(release: Release, count: int, k: int, rng: np.random.Generato
 
 
 def largest_of_random(release: Release, count: int, k: int, rng: np.random.Generator):
-    """Largest distance of random pairs, and of random records from nothing at all."""
+    """Return the largest distance of random pairs, and of random records from no record."""
     replaced = gone = 0.0
     while count > 0:
         n = min(count, 250_000)
@@ -78,9 +78,9 @@ def largest_of_random(release: Release, count: int, k: int, rng: np.random.Gener
 def largest_found(
     release: Release, k: int, rng: np.random.Generator, starts: int, replace: bool = True
 ) -> float:
-    """Largest distance that a local search finds from many random starts.
+    """Return the largest distance that a local search finds from many random starts.
 
-    Records are free vectors: a feature vector is pulled into its ball, a reward into its range.
+    Records are free vectors: a feature vector is projected to its ball, a reward to its range.
     """
     low, high = release.rewards
 
@@ -117,7 +117,7 @@ def random_deltas(
     rng: np.random.Generator,
     feature_bound: float = math.sqrt(0.5),
 ) -> np.ndarray:
-    """theta* - theta0 (n, k + 1) of random theta* with means in [0, 1] on the ball of z."""
+    """Return theta* - theta0 (n, k + 1) of random theta* with means in [0, 1] on the ball of z."""
     p = rng.uniform(*base_rates, size=count)
     p = np.where(rng.uniform(size=count) < 0.1, rng.choice([*base_rates, 0.5], count), p)
     p = np.clip(p, *base_rates)
@@ -133,7 +133,7 @@ def random_deltas(
 
 
 def error_covariance(delta: np.ndarray, release: Release) -> np.ndarray:
-    """Covariance of N delta - h, one independent entry of the noise at a time."""
+    """Return the covariance of N delta - h, one independent entry of the noise at a time."""
     d = len(delta)
     total = np.zeros((d, d))
     for i in range(d):
@@ -153,7 +153,7 @@ def error_covariance(delta: np.ndarray, release: Release) -> np.ndarray:
 def draw_noise(
     d: int, release: Release, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """N (n, d, d) and h (n, d) of one leaf."""
+    """Draw N (n, d, d) and h (n, d) of one leaf."""
     lower = np.tril(rng.normal(size=(count, d, d)), -1) * release.off_diagonal
     lower[:, -1] *= release.cross / release.off_diagonal
     n = lower + lower.transpose(0, 2, 1)
@@ -166,7 +166,7 @@ def draw_noise(
 def draw_errors(
     delta: np.ndarray, release: Release, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Norms of N delta - h, and of N, (n,): whole matrices are drawn."""
+    """Draw norms of N delta - h, and of N, (n,), from whole matrices."""
     n, h = draw_noise(len(delta), release, count, rng)
     return np.linalg.norm(n @ delta - h, axis=1), np.abs(np.linalg.eigvalsh(n)).max(axis=1)
 

@@ -1,20 +1,22 @@
 """Chowdhury and Zhou (2022), "Shuffle Private Linear Contextual Bandits".
 
 Algorithm 1 with P_Amp (Algorithms 2-4), P_Vec (Algorithms 5-7), and the batched local and central
-algorithms of Appendix F, by *forced replay*: the recorded actions and rewards are followed, and
-how far each action's score lies below the best one is measured. Comments carry the paper's line
-numbers, "2.4" for line 4 of Algorithm 2. Nothing is incremental where a definition is available:
-a batch is the sum of its users' messages, a total the sum of its batches or of its tree nodes,
-and V is built and inverted anew in every round.
+algorithms of Appendix F, by *forced replay*. The recorded actions and rewards are repeated, and the
+replay measures how far each action's score lies below the best one. Comments have the paper's line
+numbers, "2.4" for line 4 of Algorithm 2. Nothing is incremental if a definition is available: a
+batch is the sum of its users' messages, and a total is the sum of its batches or of its tree nodes.
+V is built and inverted again in every round.
 
-One agent. Rounds t and users count from 1 and are the same, batches m from 1; in round t of batch
-m the policy of m - 1 finished batches is played, so that "every round" is B = 1. The paper's
-symbols: T rounds, B users per batch, M = T / B batches, s (sigma_1 = sigma_2) noise std, g, b, p of
-P_Vec, alpha the failure probability, L the bound Delta on a coordinate, R the sub-Gaussian scale of
-the rewards. Unit bounds on ||x||, |y| and ||theta*|| unless said otherwise.
+There is one agent. Rounds t and users count from 1 and are the same; batches m count from 1. In
+round t of batch m the agent uses the policy after m - 1 finished batches, so that "every round" is
+B = 1. The paper's symbols are T rounds, B users per batch, M = T / B batches, s (sigma_1 = sigma_2)
+the noise std, and g, b, p of P_Vec. Further, alpha is the failure probability, L the bound Delta on
+a coordinate, and R the sub-Gaussian scale of the rewards. Bounds on ||x||, |y| and ||theta*|| are 1
+unless stated otherwise.
 
-Not the paper's: exact Gaussian accounting, radii from the law of the noise, and the constants of
-the authors' experiment code (section "Published code"), which differ from the theorems' throughout.
+Not from the paper: exact Gaussian accounting, radii from the distribution of the noise, and the
+constants of the authors' experiment code (section "Published code"). These constants differ from
+the theorems' throughout.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ SYSTEMS = ("linucb", "linucb-jdp", "linucb-ldp", "linucb-sdp-amp", "linucb-sdp-v
 LAYOUTS = ("iid", "goe1", "goe2")
 
 
-# Exact accounting of Gaussian noise; not the paper's.
+# Exact accounting of Gaussian noise; not from the paper.
 
 
 def largest(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """The largest argument in [low, high] for which a decreasing condition still holds."""
+    """Return the largest argument in [low, high] for which a decreasing condition still holds."""
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -50,31 +52,32 @@ def normal_cdf(x: float) -> float:
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """delta at epsilon of a Gaussian mechanism with mu = sensitivity / std, mu up to 30.
+    """Return delta at epsilon of a Gaussian mechanism with mu = sensitivity / std, for mu up to 30.
 
-    Balle and Wang (2018), Theorem 8. A difference: delta below 1e-13 is rounding.
+    This is Theorem 8 of Balle and Wang (2018). The result is a difference: a delta below 1e-13 is
+    rounding.
     """
     tail = normal_cdf(-mu / 2 - epsilon / mu)
     return normal_cdf(mu / 2 - epsilon / mu) - exp(epsilon) * tail
 
 
 def gaussian_epsilon(delta: float, mu: float) -> float:
-    """The least epsilon >= 0 at delta."""
+    """Return the smallest epsilon >= 0 at delta."""
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0
     return largest(lambda epsilon: gaussian_delta(epsilon, mu) > delta, 0.0, mu**2 / 2 + 9 * mu)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """mu*, the largest mu that is (epsilon, delta)-DP."""
+    """Return mu*, the largest mu that is (epsilon, delta)-DP."""
     return largest(lambda mu: gaussian_delta(epsilon, mu) <= delta, 1e-12, 2 * sqrt(epsilon) + 30)
 
 
 def joint_sensitivity(layout: str, relation: str = "replace") -> float:
-    """Change of both streams by one user, in units of the noise parameter s.
+    """Return the change of both streams by one user, in units of the noise parameter s.
 
-    `layout` of the symmetric noise: "iid" mirrors independent entries (the paper's), "goe1" is
-    (A + A')/2, "goe2" (A + A')/sqrt 2.
+    `layout` is that of the symmetric noise: "iid" mirrors independent entries (the paper's), "goe1"
+    is (A + A')/2, "goe2" is (A + A')/sqrt 2.
     """
     squared = {
         "replace": {"iid": 4.5, "goe1": 4.5, "goe2": 4.0},
@@ -86,9 +89,9 @@ def joint_sensitivity(layout: str, relation: str = "replace") -> float:
 def tight_noise_std(
     epsilon: float, delta: float, releases: int = 1, layout: str = "goe2", users: float = 1.0
 ) -> float:
-    """The least s for which one user is (epsilon, delta)-DP; mu^2 adds over `releases`.
+    """Return the smallest s for which one user is (epsilon, delta)-DP; mu^2 adds over `releases`.
 
-    `users` is the root of a squared sensitivity in units of one release: sqrt of
+    `users` is the root of a squared sensitivity in units of one release. It is the root of
     `tree_group_sensitivity2` for a user of many rounds.
     """
     mu = gaussian_mu(epsilon, delta)
@@ -99,34 +102,39 @@ def tight_noise_std(
 
 
 def amp_local_budget(epsilon: float, delta: float, B: int) -> tuple[float, float]:
-    """(eps0, delta0) of one user's message (proof of Theorem B.1, Remark 3.4)."""
+    """Return (eps0, delta0) of one user's message (proof of Theorem B.1, Remark 3.4)."""
     return epsilon * sqrt(B / log(2 / delta)), delta / B
 
 
 def ldp_noise_std(epsilon0: float, delta0: float) -> float:
-    """s of Proposition F.1 and Corollary B.3: each stream at (eps0/2, delta0/2), change 2."""
+    """Return s of Proposition F.1 and Corollary B.3: each stream has (eps0/2, delta0/2) and change
+    2."""
     return 4 * sqrt(2 * log(2.5 / delta0)) / epsilon0
 
 
 def amp_noise_std(epsilon: float, delta: float, B: int) -> float:
-    """s of Theorem B.1."""
+    """Return s of Theorem B.1."""
     return 4 * sqrt(2 * log(2.5 * B / delta) * log(2 / delta)) / (epsilon * sqrt(B))
 
 
 def shuffling_condition(epsilon0: float, n: int, inner: float) -> bool:
-    """Lemma B.4 asks for eps0 <= log(n / (16 log(2 / delta'))); `inner` is delta'."""
+    """Return whether eps0 <= log(n / (16 log(2 / delta'))), as Lemma B.4 needs; `inner` is
+    delta'."""
     return epsilon0 <= log(n / (16 * log(2 / inner)))
 
 
 def shuffled_budget(epsilon0: float, delta0: float, n: int, inner: float) -> tuple[float, float]:
-    """(tilde eps, tilde delta) of Lemma B.4, whether or not its condition holds."""
+    """Return (tilde eps, tilde delta) of Lemma B.4, whether its condition holds or not."""
     mixing = 8 * sqrt(exp(epsilon0) * log(4 / inner)) / sqrt(n) + 8 * exp(epsilon0) / n
     epsilon = log1p(expm1(epsilon0) / (exp(epsilon0) + 1) * mixing)
     return epsilon, inner + (exp(epsilon) + 1) * (1 + exp(-epsilon0) / 2) * n * delta0
 
 
 def amp_conditions(epsilon: float, delta: float, B: int) -> dict[str, bool]:
-    """Theorem B.1's condition, and Lemma B.4's at delta' = delta / 2, which it does not state."""
+    """Return whether Theorem B.1's condition holds, and Lemma B.4's at delta' = delta / 2.
+
+    The theorem does not state the lemma's condition.
+    """
     epsilon0, _ = amp_local_budget(epsilon, delta, B)
     return {
         "theorem": epsilon <= sqrt(log(2 / delta) / B),
@@ -135,7 +143,8 @@ def amp_conditions(epsilon: float, delta: float, B: int) -> dict[str, bool]:
 
 
 def amp_true_budget(epsilon: float, delta: float, B: int) -> tuple[float, float]:
-    """What Lemma B.4 gives at Theorem B.1's constants; the theorem claims it up to an O."""
+    """Return the budget of Lemma B.4 at Theorem B.1's constants; the theorem claims it up to an
+    O."""
     epsilon0, delta0 = amp_local_budget(epsilon, delta, B)
     return shuffled_budget(epsilon0, delta0, B, delta / 2)
 
@@ -143,10 +152,11 @@ def amp_true_budget(epsilon: float, delta: float, B: int) -> tuple[float, float]
 def amp_inverted_noise_std(
     epsilon: float, delta: float, B: int, layout: str = "goe2", grid: int = 48
 ) -> float | None:
-    """Not the paper's: the least s for which Lemma B.4 gives (epsilon, delta), None if no s does.
+    """Return the smallest s for which Lemma B.4 gives (epsilon, delta), or None; not from the
+    paper.
 
-    Exact local accounting, the best delta' of a grid. Nothing says that it is below the noise of
-    plain local privacy at (epsilon, delta), which shuffling cannot harm: take the lesser.
+    It uses exact local accounting and the best delta' of a grid. The result may exceed the noise of
+    plain local privacy at (epsilon, delta), which shuffling cannot harm: use the smaller one.
     """
     found = []
     for inner in delta * np.geomspace(1e-4, 0.98, grid):
@@ -167,56 +177,60 @@ def amp_inverted_noise_std(
 
 
 def vec_g(B: int, d: int) -> int:
-    """g = max(2 sqrt B, d, 4), rounded up."""
+    """Return g = max(2 sqrt B, d, 4), rounded up."""
     return max(isqrt(4 * B - 1) + 1, d, 4)
 
 
 def vec_b(epsilon: float, delta: float, B: int, d: int, g: float) -> float:
-    """b of Theorem C.1 before rounding up; p = 1/4."""
+    """Return b of Theorem C.1 before rounding up; p = 1/4."""
     return 24e4 * g**2 * log(4 * (d**2 + 1) / delta) ** 2 / (epsilon**2 * B)
 
 
 def vec_local(epsilon0: float, delta0: float, d: int) -> tuple[int, float]:
-    """(g, b) of Corollary C.3, every user (eps0, delta0)-LDP whatever the batch: B = 1."""
+    """Return (g, b) of Corollary C.3, with B = 1: every user is (eps0, delta0)-LDP for any
+    batch."""
     g = vec_g(1, d)
     return g, vec_b(epsilon0, delta0, 1, d, g)
 
 
 def vec_local_budget(epsilon: float, delta: float, B: int) -> tuple[float, float]:
-    """(eps0, delta0) of one user's bits (Corollary C.2); proven as long as eps0 <= 15."""
+    """Return (eps0, delta0) of one user's bits (Corollary C.2); proven if eps0 <= 15."""
     return epsilon * sqrt(B), delta
 
 
 def vec_noise_std(g: float, b: float, n: int, L: float = 1.0) -> float:
-    """Std of one released coordinate without the rounding, which adds at most n L^2 / (4 g^2)."""
+    """Return the std of one released coordinate without rounding, which adds at most n L^2 / (4
+    g^2)."""
     return L / g * sqrt(3 / 16 * n * b)
 
 
 def vec_mu(g: float, b: float, n: int, sensitivity: float, coordinates: int = 0) -> float:
-    """Gaussian limit of one batch's exact privacy, n b large; `sensitivity` in units of L.
+    """Return the Gaussian limit of one batch's exact privacy for large n b.
 
-    `coordinates` > 0 adds the rounding's sqrt(coordinates) steps to the change.
+    `sensitivity` is in units of L. A number of `coordinates` > 0 adds the rounding's
+    sqrt(coordinates) steps to the change.
     """
     return (g * sensitivity + sqrt(coordinates)) * 4 / sqrt(3 * n * b)
 
 
 def binomial_delta(N: int, shift: int, epsilon: float, p: float = 0.25) -> tuple[float, float]:
-    """delta of Bin(N, p) + shift against Bin(N, p), and the other way round, term by term."""
-    law = np.ones(1)
+    """Return delta of Bin(N, p) + shift against Bin(N, p), and the reverse, term by term."""
+    probabilities = np.ones(1)
     for _ in range(N):
-        law = np.convolve(law, [1 - p, p])
-    plain = np.concatenate([law, np.zeros(shift)])
-    moved = np.concatenate([np.zeros(shift), law])
-    forth = np.maximum(moved - exp(epsilon) * plain, 0).sum()
-    back = np.maximum(plain - exp(epsilon) * moved, 0).sum()
-    return float(forth), float(back)
+        probabilities = np.convolve(probabilities, [1 - p, p])
+    plain = np.concatenate([probabilities, np.zeros(shift)])
+    shifted = np.concatenate([np.zeros(shift), probabilities])
+    forward = np.maximum(shifted - exp(epsilon) * plain, 0).sum()
+    backward = np.maximum(plain - exp(epsilon) * shifted, 0).sum()
+    return float(forward), float(backward)
 
 
 # Central: constants of Proposition F.3.
 
 
 def jdp_noise_std(epsilon: float, delta: float, releases: int) -> float:
-    """Our reading; the paper prints no constant: Proposition F.1 with bit_length(K) nodes a user.
+    """Return Proposition F.1's s with bit_length(K) nodes per user, since the paper prints no
+    constant.
 
     `releases` is K = T / B.
     """
@@ -224,10 +238,10 @@ def jdp_noise_std(epsilon: float, delta: float, releases: int) -> float:
 
 
 def tree_group_sensitivity2(leaves: Sequence[int], releases: int) -> int:
-    """Squared change of all released nodes, in units of one round's, by a user of these leaves.
+    """Return the squared change of all released nodes by a user of these leaves.
 
-    A leaf counts as often as it is listed. Proposition E.7's bound is M0^2 times the number of
-    nodes over one leaf, for M0 leaves.
+    The unit is the squared change of one round. A leaf counts as often as it is listed. Proposition
+    E.7's bound is M0^2 times the number of nodes over one leaf, for M0 leaves.
     """
     return sum(
         sum(leaf in leaves_under(node) for leaf in leaves) ** 2 for node in range(1, releases + 1)
@@ -238,40 +252,41 @@ def tree_group_sensitivity2(leaves: Sequence[int], releases: int) -> int:
 
 
 def per_batch_budget(epsilon: float, delta: float, M: int) -> tuple[float, float]:
-    """(eps_m, delta_m) of one of M batches that all hold the same user (proof of Theorem E.3)."""
+    """Return (eps_m, delta_m) of one of M batches that all have the same user (proof of Theorem
+    E.3)."""
     return epsilon / (2 * sqrt(2 * M * log(2 / delta))), delta / (2 * M)
 
 
 def composed_epsilon(epsilon_m: float, M: int, slack: float) -> float:
-    """Advanced composition in full (Dwork-Roth Theorem 3.20); `slack` is delta'."""
+    """Return the complete advanced composition (Dwork-Roth Theorem 3.20); `slack` is delta'."""
     return sqrt(2 * M * log(1 / slack)) * epsilon_m + M * epsilon_m * expm1(epsilon_m)
 
 
 def amp_returning_noise_std(epsilon: float, delta: float, B: int, M: int) -> float:
-    """Theorem B.1 at the budget of one batch: what Theorem E.3 says that it prints."""
+    """Return s of Theorem B.1 at the budget of one batch, as Theorem E.3 describes it."""
     return amp_noise_std(*per_batch_budget(epsilon, delta, M), B)
 
 
 def amp_returning_noise_std_printed(epsilon: float, delta: float, B: int, T: int) -> float:
-    """s as Theorem E.3 prints it: log(2/delta) stands where log(2/delta_m) belongs."""
+    """Return s as Theorem E.3 prints it, with log(2/delta) in place of log(2/delta_m)."""
     return 16 * log(2 / delta) * sqrt(T * log(5 * T / delta)) / (epsilon * B)
 
 
 def amp_returning_conditions(epsilon: float, delta: float, B: int, M: int) -> dict[str, bool]:
-    """Conditions at the budget of one batch, and Theorem E.3's own, which is stricter."""
+    """Return conditions at the budget of one batch, and Theorem E.3's own, which is stricter."""
     printed = epsilon <= 2 * log(2 / delta) * sqrt(2 * M / B)
     return {"printed": printed, **amp_conditions(*per_batch_budget(epsilon, delta, M), B)}
 
 
 def vec_returning_b(epsilon: float, delta: float, B: int, d: int, M: int, g: float) -> float:
-    """Theorem C.1 at the budget of one batch; Theorem E.5 rounds 1.92e6 up to 1e7."""
+    """Return b of Theorem C.1 at the budget of one batch; Theorem E.5 rounds 1.92e6 up to 1e7."""
     return vec_b(*per_batch_budget(epsilon, delta, M), B, d, g)
 
 
 def vec_returning_b_printed(
     epsilon: float, delta: float, B: int, d: int, T: int, g: float
 ) -> float:
-    """b as Theorem E.5 prints it."""
+    """Return b as Theorem E.5 prints it."""
     grown = log(8 * T * (d**2 + 1) / (B * delta))
     return 1e7 * log(2 / delta) * g**2 * T * grown**2 / (epsilon**2 * B**2)
 
@@ -280,7 +295,7 @@ def vec_returning_b_printed(
 
 
 def total_noise_std(system: str, noise_std: float, *, batches: int, B: int) -> float:
-    """sigma of Assumption A.3 for the prefix of `batches` batches.
+    """Return sigma of Assumption A.3 for the prefix of `batches` batches.
 
     `noise_std` is that of one user ("linucb-ldp", "linucb-sdp-amp"), of one tree node
     ("linucb-jdp": the worst prefix so far) or of one batch ("linucb-sdp-vec").
@@ -298,19 +313,22 @@ def total_noise_std(system: str, noise_std: float, *, batches: int, B: int) -> f
 def regularizer(
     sigma: float, *, T: int, B: int, d: int, alpha: float, constant: float = 1.0
 ) -> float:
-    """lambda of Lemma A.4, with a constant for its Theta."""
+    """Return lambda of Lemma A.4, with a constant for its Theta."""
     return constant * max(1.0, sigma * (sqrt(d) + sqrt(log(T / (B * alpha)))))
 
 
 def beta(t_m: int, *, d: int, lam: float, alpha: float, R: float = 1.0) -> float:
-    """beta_m of Section 3.1 and Lemma A.4, t_m the end of the last finished batch (0 at first)."""
+    """Return beta_m of Section 3.1 and Lemma A.4.
+
+    t_m is the end of the last finished batch, 0 at first.
+    """
     return R * sqrt(2 * log(2 / alpha) + d * log(1 + t_m / (d * lam))) + sqrt(lam)
 
 
 def beta_proven(
     t_m: int, *, d: int, lam_min: float, lam_max: float, nu: float, alpha: float, R: float = 1.0
 ) -> float:
-    """beta_m of Lemma A.2's proof; Assumption A.1 must hold with probability 1 - alpha/2."""
+    """Return beta_m of Lemma A.2's proof; Assumption A.1 must hold with probability 1 - alpha/2."""
     width = R * sqrt(2 * log(2 / alpha) + d * log(1 + t_m / (d * lam_min)))
     return width + sqrt(lam_max) + nu
 
@@ -318,10 +336,11 @@ def beta_proven(
 def noise_bounds(
     sigma: float, *, layout: str, d: int, releases: int, alpha: float
 ) -> tuple[float, float]:
-    """Not the paper's c_1 and c_2: (Sigma_N, Sigma_n) of Gaussian noise over all releases.
+    """Return (Sigma_N, Sigma_n) of Gaussian noise over all releases, in place of the paper's c_1
+    and c_2.
 
     Each is exceeded with probability at most alpha/4. The largest eigenvalue of goe2 noise has mean
-    at most 2 sigma sqrt d and is sqrt 2 sigma Lipschitz; iid noise has no more of either.
+    at most 2 sigma sqrt d and is sqrt 2 sigma Lipschitz; both are at most as large for iid noise.
     """
     scale = sigma / sqrt(2) if layout == "goe1" else sigma
     spread = 2 * sqrt(log(8 * releases / alpha))
@@ -333,26 +352,29 @@ def noise_bounds(
 
 
 def lemma_a2(bound: float, *, T: int, B: int, d: int, lam_min: float) -> float:
-    """Lemma A.2 with its proof's own constants; `bound` is beta_M >= 1, per-round regret <= 1."""
-    grown = log(1 + T / (d * lam_min))
-    return d * B / (2 * log(2)) * grown + 4 * bound * sqrt(2 * d * T * grown)
+    """Return Lemma A.2 with its proof's own constants.
+
+    `bound` is beta_M >= 1, and the regret per round is at most 1.
+    """
+    growth = log(1 + T / (d * lam_min))
+    return d * B / (2 * log(2)) * growth + 4 * bound * sqrt(2 * d * T * growth)
 
 
 def lemma_a4(sigma: float, *, T: int, B: int, d: int, alpha: float, constant: float = 1.0) -> float:
-    """Lemma A.4, the template of all bounds."""
-    plain = d * B * log(T) + d * sqrt(T) * log(T / alpha)
-    return constant * (plain + sqrt(sigma * T) * d**0.75 * log(T) * log(T / alpha))
+    """Return Lemma A.4, from which all bounds follow."""
+    without_noise = d * B * log(T) + d * sqrt(T) * log(T / alpha)
+    return constant * (without_noise + sqrt(sigma * T) * d**0.75 * log(T) * log(T / alpha))
 
 
 def privacy_factor(result: str, *, T: int, B: float, d: int, delta: float, M0: float = 1) -> float:
-    """The second term of a bound, without its powers of d, epsilon and log T log(T/alpha)."""
+    """Return the second term of a bound without its powers of d, epsilon and log T log(T/alpha)."""
     M = T / B
     factors = {
         "3.2": T**0.75 / B**0.25 * log(B / delta) ** 0.5,
         "B.1": T**0.75 / B**0.25 * (log(B / delta) * log(2 / delta)) ** 0.25,
         "C.1": T**0.75 / B**0.25 * log(d**2 / delta) ** 0.5,
         "E.3": T / B**0.5 * log(T / delta) ** 0.25 * log(2 / delta) ** 0.5,
-        # Mended: with log(M/delta) for one of the two log(2/delta).
+        # Corrected: with log(M/delta) for one of the two log(2/delta).
         "E.3-mended": T / B**0.5 * (log(T / delta) * log(M / delta) * log(2 / delta)) ** 0.25,
         "E.5": T / B**0.5 * log(d**2 * M / delta) ** 0.75,
         "E.7": T**0.5 * M0**0.5 * log(1 / delta) ** 0.25,
@@ -374,10 +396,10 @@ def regret_bound(
     M0: float = 1,
     constant: float = 1.0,
 ) -> float:
-    """Theorems 3.2, B.1, C.1, E.3, E.5, Propositions E.7, F.1, F.3 as printed.
+    """Return Theorems 3.2, B.1, C.1, E.3, E.5, Propositions E.7, F.1, F.3 as printed.
 
-    epsilon and delta are eps0 and delta0 in F.1; E.7 knows no B and hides its logarithms.
-    "E.3-mended" has E.3's logarithms put right.
+    epsilon and delta are eps0 and delta0 in F.1. E.7 has no B and hides its logarithms.
+    "E.3-mended" has E.3's logarithms corrected.
     """
     privacy = privacy_factor(result, T=T, B=B, d=d, delta=delta, M0=M0) * d**0.75 / sqrt(epsilon)
     if result == "3.2":
@@ -393,7 +415,7 @@ BATCH_RULES = ("3.3", "B.2", "B.3", "C.2", "C.3", "E.4", "E.6", "F.2", "F.4")
 
 
 def ideal_batch(rule: str, *, T: int, d: int, epsilon: float, delta: float) -> float:
-    """The B of a corollary or remark, with 1 for its O; eps0 and delta0 in B.3 and C.3."""
+    """Return the B of a corollary or remark, with 1 for its O; eps0 and delta0 in B.3 and C.3."""
     local = d**-0.25 * T**0.75 * epsilon**-0.5
     unique = d**-0.2 * T**0.6 * epsilon**-0.4
     returning = d ** (-1 / 6) * T ** (2 / 3) * epsilon ** (-1 / 3)
@@ -414,7 +436,7 @@ def ideal_batch(rule: str, *, T: int, d: int, epsilon: float, delta: float) -> f
 def batch_size(
     rule: str, *, T: int, d: int, epsilon: float, delta: float, constant: float = 1.0
 ) -> int:
-    """`ideal_batch` rounded up, within 1..T."""
+    """Return `ideal_batch` rounded up, within 1..T."""
     ideal = constant * ideal_batch(rule, T=T, d=d, epsilon=epsilon, delta=delta)
     return min(T, max(1, ceil(ideal)))
 
@@ -422,7 +444,7 @@ def batch_size(
 def corollary_bound(
     rule: str, *, T: int, d: int, epsilon: float, delta: float, constant: float = 1.0
 ) -> float:
-    """The regret that a corollary prints for its batch rule; d B for all but 3.3."""
+    """Return the regret that a corollary prints for its batch rule; d B for all except 3.3."""
     if rule == "3.3":
         return constant * T**0.6 * log(T / delta) ** 0.5 / sqrt(epsilon)
     if rule in ("F.2", "F.4"):
@@ -437,8 +459,8 @@ def corollary_bound(
 class Encoding:
     """P_Vec of one run: g steps per L, b noise bits per user and coordinate, |entries| <= L.
 
-    g is an integer, and b / 4 ones per user and coordinate are taken off, unless `mean` is given
-    for them (the published code's slips).
+    g is an integer, and b / 4 ones per user and coordinate are subtracted. With `mean` this number
+    is subtracted instead (errors of the published code).
     """
 
     g: float
@@ -460,7 +482,7 @@ class Published:
     encoding: Encoding | None = None
 
 
-#: Features of the published instances are (u, 1) with ||u|| = 1.
+#: Actions of the published instances are (u, 1) with ||u|| = 1.
 PUBLISHED_NORM = sqrt(2)
 
 
@@ -475,10 +497,11 @@ def published(
     scale: float = 1.0,
     as_run: bool = False,
 ) -> Published:
-    """Constants of a figure's curve. `B` counts for the two shuffled systems, the others have 1.
+    """Return the constants of a figure's curve.
 
-    `as_run` keeps the code's fractional g, cuts b off and takes off the mean of the fractional b,
-    a bias of up to L p B / g per batch and coordinate; otherwise g and b are rounded up.
+    `B` is used by the two shuffled systems; the others have 1. `as_run` keeps the code's fractional
+    g, truncates b and subtracts the mean of the fractional b. This is a bias of up to L p B / g per
+    batch and coordinate. Otherwise g and b are rounded up.
     """
     encoding, draws, s = None, 0, 0.0
     B = B if system in ("linucb-sdp-amp", "linucb-sdp-vec") else 1
@@ -500,22 +523,23 @@ def published(
     else:
         s = sqrt(log(2.5 * B / delta)) / (epsilon * sqrt(B))
         gamma = s * sqrt(T * d)
-    grown = log((1 + T * PUBLISHED_NORM**2 / gamma) * T)
-    width = sqrt(gamma) * sqrt(d) + 0.5 * sqrt(d * grown)
+    growth = log((1 + T * PUBLISHED_NORM**2 / gamma) * T)
+    width = sqrt(gamma) * sqrt(d) + 0.5 * sqrt(d * growth)
     ridge = 1e-4 if system == "linucb" else 2 * gamma
     return Published(s, gamma, ridge, width, B, draws, encoding)
 
 
 def published_draws(t: int) -> int:
-    """How many of its noise draws the code's JDP adds up in round t, a nested sum, no tree."""
+    """Return how many noise draws the code's JDP adds in round t: a nested sum, no tree."""
     return floor(log(t)) + 1
 
 
 def published_sensitivity(layout: str) -> float:
-    """Joint replacement sensitivity on the published instances (x = (u, 1), y in {0, 1}).
+    """Return the joint replacement sensitivity on the published instances (x = (u, 1), y in {0,
+    1}).
 
-    Attained at u' = -u, y = y' = 1; layout "goe1" is the code's Gaussian noise, "iid" its bits
-    (there in units of 1, not of L = sqrt 2).
+    It is attained at u' = -u, y = y' = 1. Layout "goe1" is the code's Gaussian noise, and "iid" its
+    bits (in units of 1, not of L = sqrt 2).
     """
     return sqrt({"iid": 8.0, "goe1": 12.0, "goe2": 8.0}[layout])
 
@@ -525,7 +549,7 @@ def published_sensitivity(layout: str) -> float:
 
 @dataclass
 class Replay:
-    """What following the recorded actions gives.
+    """The result of repeating the recorded actions.
 
     `totals` are (sum of tilde V_m, u_m) after each batch, without lambda I.
     """
@@ -540,7 +564,7 @@ class Replay:
 def clipped(
     x: np.ndarray, y: float, clip: tuple[float, float, float] | None
 ) -> tuple[np.ndarray, float]:
-    """x and y as they enter the statistics, cut to clip = (max_norm, low, high)."""
+    """Return x and y of the statistics, clipped to clip = (max_norm, low, high)."""
     if clip is None:
         return x, y
     max_norm, low, high = clip
@@ -556,12 +580,12 @@ def checked(noise: Noise, d: int) -> Noise:
 
 
 def added(parts: Sequence[Noise]) -> Noise:
-    """The sum of pairs, streams apart."""
+    """Return the sum of pairs, each stream separately."""
     return np.sum([u for u, _ in parts], axis=0), np.sum([V for _, V in parts], axis=0)
 
 
 def gaussian_messages(points: list[tuple[np.ndarray, float]], noises: list[Noise]) -> list[Noise]:
-    """R_Amp of each user (Algorithm 2), or the plain statistics with no noises."""
+    """Return R_Amp of each user (Algorithm 2), or the plain statistics without noise."""
     # 2.4, 2.9; line 8 of Algorithm 1.
     plain = [(x * y, np.outer(x, x)) for x, y in points]
     if not noises:
@@ -570,7 +594,7 @@ def gaussian_messages(points: list[tuple[np.ndarray, float]], noises: list[Noise
 
 
 def shuffled(messages: list[Noise], order: tuple[Permutation, Permutation]) -> Noise:
-    """S_Amp and A_Amp: each stream in its own order (3.3, 3.8), then added (4.3, 4.6)."""
+    """Return S_Amp and A_Amp: each stream in its own order (3.3, 3.8), then added (4.3, 4.6)."""
     for permutation in order:
         if sorted(permutation) != list(range(len(messages))):
             raise ValueError(f"not a permutation of {len(messages)} users")
@@ -587,9 +611,9 @@ def vector_batch(
     permutations: Sequence[np.ndarray] | None,
     clamp: bool,
 ) -> Noise:
-    """P_Vec of one batch (Algorithms 5-7): bits with `permutations`, else numbers of ones.
+    """Return P_Vec of one batch (Algorithms 5-7): bits with `permutations`, else numbers of ones.
 
-    Both streams have Delta = L, so that all coordinates go through as one vector.
+    Both streams have Delta = L, so that all coordinates are encoded as one vector.
     """
     n, d = len(points), len(points[0][0])
     # 5.14 and 5.24 shift, which fixed_point does; 5.23 and 7.17: only the triangle is sent.
@@ -604,12 +628,12 @@ def vector_batch(
     else:
         ones = batch_ones if user_ones is None else np.sum(user_ones, axis=0)
         ones = np.asarray(ones)
-        most = n * b
+        largest_count = n * b
         if ones.shape != data.shape[1:] or not np.issubdtype(ones.dtype, np.integer):
             raise ValueError(f"ones must be {data.shape[1]} integers per user or batch")
-        if not ((ones >= 0) & (ones <= most)).all():
-            raise ValueError(f"ones must be in 0..{most} over the batch")
-        # 5.4-5.6, then 7.5, 7.11 and 7.19; with `mean` the published code's slips instead.
+        if not ((ones >= 0) & (ones <= largest_count)).all():
+            raise ValueError(f"ones must be in 0..{largest_count} over the batch")
+        # 5.4-5.6, then 7.5, 7.11 and 7.19; with `mean` the published code's errors instead.
         if encoding.mean is None:
             counted = fixed_point(data, g, L, uniforms, clamp).sum(axis=0) + ones
             sums = debias(counted, n, g, b, L, 1 / 4)
@@ -644,24 +668,26 @@ def replay(
     best_rewards: np.ndarray | None = None,
     clip: tuple[float, float, float] | None = None,
 ) -> Replay:
-    """Follow actions and rewards (T,) through Algorithm 1.
+    """Repeat actions and rewards (T,) in Algorithm 1.
 
     `contexts(t)` gives phi(c_t, .) as (K, d), `means(t)` the K expected rewards, `regularizer(m)`
-    lambda and `radius(t, m)` beta after m batches. Randomness, each asked for once: noise is a pair
-    (of x y, of x x'), the latter symmetric.
+    lambda and `radius(t, m)` beta after m batches. Random arguments are used once each. Noise is a
+    pair (of x y, of x x'), the latter symmetric.
 
-    "linucb-ldp" and "linucb-sdp-amp" take `user_noise(t)`, or `batch_noise(m)` for the sum over a
-    batch; the latter system also `order(m)`, its two permutations of the batch, which show in the
-    last digits only. "linucb-jdp" takes `node_noise(n)`, n the last batch under a tree node, or
-    `prefix_noise(m)`, m = 0, 1, ..., for the whole noise of a release (the published code's, or
-    another mechanism's). "linucb-sdp-vec" takes `encoding`, `uniforms(t)` in [0, 1) and the noise
-    ones of each user `user_ones(t)` or of each batch `batch_ones(m)`, all of length d + d(d + 1)/2:
-    x y, then the packed lower triangle of x x'; with `permutations(m)` of the n(2g + b) bits of
-    each coordinate the bits are really sent.
+    "linucb-ldp" and "linucb-sdp-amp" need `user_noise(t)`, or `batch_noise(m)` for the sum over a
+    batch. The latter system also accepts `order(m)`, its two permutations of the batch, which
+    change only the last digits. "linucb-jdp" needs `node_noise(n)`, where n is the last batch under
+    a tree node. Or it needs `prefix_noise(m)`, m = 0, 1, ..., for the whole noise of a release (the
+    published code's, or another mechanism's).
+
+    "linucb-sdp-vec" needs `encoding`, `uniforms(t)` in [0, 1) and noise ones: of each user
+    `user_ones(t)`, or of each batch `batch_ones(m)`. All have length d + d(d + 1)/2: x y, then the
+    packed lower triangle of x x'. With `permutations(m)` of the n(2g + b) bits of each coordinate
+    the bits are really sent.
 
     `best_rewards` (T,) are the rewards of the best action, for the realised regret. `clip` is
-    (max_norm, low, high): x and y of the statistics, not of the scores, are cut; without it bits
-    encode whatever comes.
+    (max_norm, low, high) for x and y of the statistics, not of the scores. Without it bits encode
+    any value.
     """
     given = {
         "user_noise": user_noise,
@@ -689,8 +715,8 @@ def replay(
     points: list[tuple[np.ndarray, float]] = []
     batches: list[Noise] = []
     nodes: dict[int, Noise] = {}
-    nothing = (np.zeros(d), np.zeros((d, d)))
-    total = nothing if prefix_noise is None else checked(prefix_noise(0), d)
+    zero_statistics = (np.zeros(d), np.zeros((d, d)))
+    total = zero_statistics if prefix_noise is None else checked(prefix_noise(0), d)
 
     out = Replay(0.0, np.zeros(T), None, [], [])
     realised = np.zeros(T)
@@ -726,10 +752,12 @@ def replay(
                 clamp=clip is not None,
             )
         else:
-            own = [] if user_noise is None else [checked(user_noise(user), d) for user in users]
-            messages = gaussian_messages(of_batch, own)
-            same = range(batch_size)
-            batch = shuffled(messages, (same, same) if order is None else order(m))
+            user_noises = (
+                [] if user_noise is None else [checked(user_noise(user), d) for user in users]
+            )
+            messages = gaussian_messages(of_batch, user_noises)
+            unchanged = range(batch_size)
+            batch = shuffled(messages, (unchanged, unchanged) if order is None else order(m))
             if batch_noise is not None:
                 batch = added([batch, checked(batch_noise(m), d)])
         batches.append(batch)
@@ -752,8 +780,8 @@ def replay(
 
 
 def check_sources(system: str, given: set[str]) -> None:
-    """Refuses randomness that a system does not take, or lacks."""
-    takes: dict[str, list[list[str]]] = {
+    """Refuse random arguments that a system does not need, and missing ones."""
+    needed: dict[str, list[list[str]]] = {
         "linucb": [[]],
         "linucb-jdp": [["node_noise"], ["prefix_noise"]],
         "linucb-ldp": [["user_noise"], ["batch_noise"]],
@@ -764,8 +792,10 @@ def check_sources(system: str, given: set[str]) -> None:
             ["encoding", "uniforms", "user_ones", "permutations"],
         ],
     }
-    if system not in takes:
+    if system not in needed:
         raise ValueError(f"system must be one of {SYSTEMS}, got {system!r}")
-    if given not in [set(names) for names in takes[system]]:
-        ways = " or ".join(" + ".join(names) for names in takes[system] if names) or "nothing"
-        raise ValueError(f"{system} takes {ways}, got {sorted(given)}")
+    if given not in [set(names) for names in needed[system]]:
+        alternatives = (
+            " or ".join(" + ".join(names) for names in needed[system] if names) or "nothing"
+        )
+        raise ValueError(f"{system} takes {alternatives}, got {sorted(given)}")

@@ -1,22 +1,23 @@
 """Dubey and Pentland (2020), "Differentially-Private Federated Linear Bandits" (FedUCB).
 
 Algorithm 1 (centralised), Algorithm 2 (PRIVATIZER) and Algorithm 3 (decentralised) by *forced
-replay*: the recorded actions and rewards are followed, and how far each action's score lies below
-the best one is measured. Comments carry the paper's line numbers, "3.12" for line 12 of
-Algorithm 3. Nothing is incremental where a definition is available: V is built anew in every
-round from the points, a prefix is the sum of its tree nodes, a node the sum of its leaves.
+replay*. The recorded actions and rewards are repeated, and the replay measures how far each
+action's score lies below the best one. Comments have the paper's line numbers, "3.12" for line 12
+of Algorithm 3. Nothing is incremental if a definition is available. V is built again from the
+points in every round; a prefix is the sum of its tree nodes, and a node the sum of its leaves.
 
-The algorithms are the mended ones: as printed, the determinant schedule cannot run. The
-trigger's matrix stands inside the determinant, the reset belongs to the synchronisation, a leaf
-is the batch since the last synchronisation, and totals are replaced, never added to. The schedule
-"private-determinant" is condition (10) of Zhou and Chowdhury (2024), Appendix D.2, who name the
+The algorithms are the corrected ones, since the determinant schedule cannot run as printed. The
+trigger's matrix is inside the determinant, and the reset belongs to the synchronisation. A leaf is
+the batch since the last synchronisation, and totals are replaced, never added to. The schedule
+"private-determinant" is condition (10) of Zhou and Chowdhury (2024), Appendix D.2. They give the
 condition and no algorithm; their Algorithm 3 restates Algorithm 1.
 
-The paper's symbols: M silos, T rounds, S and s totals after a synchronisation, V and u those with
-the silo's own batch, Delta t rounds since the last synchronisation, D the threshold, rho_min and
-rho_max bounds on the eigenvalues of a silo's regularizer H, kappa on ||h|| in H^-1; L, S and sigma
-bound ||x||, ||theta*|| and the reward noise (`norm` is S here), g an estimator, gamma the time to
-live. Rounds, synchronisations and tree nodes count from 1, silos and estimators from 0.
+The paper's symbols are M silos, T rounds, S and s totals after a synchronisation, and V and u those
+with the silo's own batch. Delta t is the number of rounds since the last synchronisation, and D the
+threshold. Further, rho_min and rho_max bound the eigenvalues of a silo's regularizer H, and kappa
+bounds ||h|| in H^-1. L, S and sigma bound ||x||, ||theta*|| and the reward noise (`norm` is S
+here). An estimator is g, and gamma is the time to live. Rounds, synchronisations and tree nodes
+count from 1, silos and estimators from 0.
 """
 
 from __future__ import annotations
@@ -36,31 +37,38 @@ COMMUNICATION = ("log-T", "M1.5", "MT")
 
 
 def levels(releases: int) -> int:
-    """m of Algorithm 2, line 2: `releases` is n if fixed in advance, T if not; log is log2."""
+    """Return m of Algorithm 2, line 2.
+
+    `releases` is n if fixed in advance and T if not; log is log2.
+    """
     if releases < 1:
         raise ValueError(f"releases must be >= 1, got {releases}")
     return 1 + (releases - 1).bit_length()
 
 
 def charged_nodes(releases: int) -> int:
-    """The most nodes over one leaf that are ever used (leaf 1's), at most m."""
+    """Return the largest number of used nodes over one leaf (leaf 1), at most m."""
     return releases.bit_length()
 
 
 def prefix_nodes(releases: int) -> int:
-    """The most nodes that one prefix adds up, at most m."""
+    """Return the largest number of nodes in one prefix, at most m."""
     return (releases + 1).bit_length() - 1
 
 
 def node_noise_std(epsilon: float, delta: float, m: int, L: float) -> float:
-    """s_N of Algorithm 2, line 5: std of (N + N')/sqrt 2 off its diagonal, sqrt 2 s_N on it."""
+    """Return s_N of Algorithm 2, line 5.
+
+    This is the std of (N + N')/sqrt 2 off its diagonal; on it the std is sqrt 2 s_N.
+    """
     return 4 * sqrt(m) * (L**2 + 1) * log(2 / delta) / epsilon
 
 
 def big_lambda(
     epsilon: float, delta: float, m: int, L: float, d: int, releases: int, M: int, alpha: float
 ) -> float:
-    """Lambda of Section 4.3, above ||noise of a prefix||; n is `releases`, T if not fixed."""
+    """Return Lambda of Section 4.3, above ||noise of a prefix||; n is `releases`, T if not
+    fixed."""
     tail = 4 * sqrt(d) + 2 * log(2 * releases * M / alpha)
     return sqrt(32) * m * (L**2 + 1) * log(4 / delta) * tail / epsilon
 
@@ -68,7 +76,7 @@ def big_lambda(
 def kappa_printed(
     epsilon: float, m: int, L: float, d: int, releases: int, M: int, alpha: float
 ) -> float:
-    """kappa of Proposition 4. It lacks delta, and is no bound for small delta."""
+    """Return kappa of Proposition 4. It omits delta, and is no bound for small delta."""
     tail = sqrt(d) + 2 * log(2 * releases * M / alpha)
     return sqrt(m * (L**2 + 1) * tail / (sqrt(2) * epsilon))
 
@@ -76,10 +84,11 @@ def kappa_printed(
 def lambda_from_noise(
     noise_std: float, nodes: int, d: int, releases: int, M: int, alpha: float
 ) -> float:
-    """Not the paper's: above ||noise of a prefix|| of every release with probability 1 - alpha/4.
+    """Return a bound on ||noise of a prefix|| of every release with probability 1 - alpha/4; not
+    the paper's.
 
     The largest eigenvalue of (N + N')/sqrt 2 has mean at most 2 s sqrt d, and is sqrt 2 s Lipschitz
-    in N; both signs, n M prefixes.
+    in N. The union is over both signs and n M prefixes.
     """
     return (
         noise_std * sqrt(nodes) * (2 * sqrt(d) + sqrt(2) * sqrt(2 * log(8 * releases * M / alpha)))
@@ -89,7 +98,8 @@ def lambda_from_noise(
 def kappa_from_noise(
     noise_std: float, nodes: int, rho_min: float, d: int, releases: int, M: int, alpha: float
 ) -> float:
-    """Not the paper's: above ||h|| / sqrt rho_min of every release with probability 1 - alpha/4."""
+    """Return a bound on ||h|| / sqrt rho_min of every release with probability 1 - alpha/4; not the
+    paper's."""
     tail = sqrt(d) + sqrt(2 * log(4 * releases * M / alpha))
     return noise_std * sqrt(nodes) * tail / sqrt(rho_min)
 
@@ -106,9 +116,9 @@ def beta(
     kappa: float,
     anchor: float | None = None,
 ) -> float:
-    """Proposition 2 with log det V - d log(M rho_min), as its proof has it; `norm` is S.
+    """Return Proposition 2 with log det V - d log(M rho_min), as in its proof; `norm` is S.
 
-    `anchor` takes the place of M in M rho_min: |C| for a clique, whose V holds only |C| silos.
+    `anchor` replaces M in M rho_min: |C| for a clique, whose V has only |C| silos.
     """
     sign, log_det = np.linalg.slogdet(V)
     if sign <= 0:
@@ -122,14 +132,14 @@ def beta(
 
 
 def log_growth(T: float, d: int, L: float, rho_min: float, rho_max: float, gamma: int = 1) -> float:
-    """log(rho_max / rho_min + T L^2 / (gamma d rho_min)), the logarithm of every bound."""
+    """Return log(rho_max / rho_min + T L^2 / (gamma d rho_min)), the logarithm of every bound."""
     return log(rho_max / rho_min + T * L**2 / (gamma * d * rho_min))
 
 
 def threshold(
     communication: str, *, T: int, M: int, d: int, L: float, rho_min: float, rho_max: float
 ) -> float:
-    """D for O(M log T), O(M^1.5 d^3) and O(MT) communication; 0 stands for every round."""
+    """Return D for O(M log T), O(M^1.5 d^3) and O(MT) communication; 0 means every round."""
     if communication == "log-T":
         return 2 * T * d / (log_growth(T, d, L, rho_min, rho_max) + 1)
     if communication == "M1.5":
@@ -142,7 +152,10 @@ def threshold(
 def decentralised_threshold(
     *, T: int, gamma: int, d: int, L: float, rho_min: float, rho_max: float
 ) -> float:
-    """D of one estimator, which lives T / gamma rounds; Algorithm 3 divides it by 1 + L^2."""
+    """Return D of one estimator, which is used in T / gamma rounds.
+
+    Algorithm 3 divides it by 1 + L^2.
+    """
     return 2 * T * d / (gamma * (log_growth(T, d, L, rho_min, rho_max, gamma) + 1))
 
 
@@ -152,10 +165,10 @@ def decentralised_threshold(
 def proposition_1(
     D: float, *, T: int, d: int, L: float, rho_min: float, rho_max: float
 ) -> dict[str, float]:
-    """Bounds on the number of synchronisations.
+    """Return bounds on the number of synchronisations.
 
-    "main-text" and "appendix" are the two printed forms; "derived" is what the proof gives before
-    dropping d log / D, and does not ask for d log <= 2 D. None holds with privacy noise.
+    "main-text" and "appendix" are the two printed forms. "derived" is the bound of the proof before
+    it drops d log / D, and does not need d log <= 2 D. None holds with privacy noise.
     """
     grown = log_growth(T, d, L, rho_min, rho_max)
     return {
@@ -178,7 +191,7 @@ def beta_bar(
     rho_max: float,
     kappa: float,
 ) -> float:
-    """bar beta_T, the bound on all beta_{i,t} (proof of Proposition 6)."""
+    """Return bar beta_T, the bound on all beta_{i,t} (proof of Proposition 6)."""
     grown = d * log_growth(T, d, L, rho_min, rho_max)
     width = sigma * sqrt(2 * log(2 / alpha) + grown)
     return width + norm * sqrt(M * rho_max) + kappa * sqrt(M)
@@ -198,19 +211,25 @@ def theorem_1(
     kappa: float,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 1 as printed, with a constant for its O."""
+    """Return Theorem 1 as printed, with a constant for its O."""
     grown = log_growth(T, d, L, rho_min, rho_max)
     inside = grown + sqrt(log(2 / alpha)) + norm * sqrt(M * rho_max) + kappa * sqrt(M)
     return constant * sigma * sqrt(M * T * d) * inside
 
 
 def theorem_1_two_terms(D: float, bar: float, *, M: int, T: int, d: int, grown: float) -> float:
-    """The proof before D is chosen, nu = e; `bar` is beta_bar and `grown` log_growth."""
+    """Return the proof's bound before D is chosen, nu = e.
+
+    `bar` is beta_bar and `grown` log_growth.
+    """
     return 2 * e * bar * (sqrt(2 * M * T * d * grown) + M * sqrt(D) * (d * grown + 1))
 
 
 def theorem_1_explicit(bar: float, *, M: int, T: int, d: int, grown: float) -> float:
-    """The proof's last line before O, nu = e. With its D the bad periods weigh sqrt M d more."""
+    """Return the proof's last line before O, nu = e.
+
+    With its D the bad periods have sqrt M d times more weight.
+    """
     return 4 * e * bar * sqrt(2 * M * T * d * (grown + 1))
 
 
@@ -230,7 +249,7 @@ def theorem_2(
     gamma: int,
     constant: float = 1.0,
 ) -> float:
-    """Theorem 2 as printed, with a constant for its O; `cliques` is the cover's size."""
+    """Return Theorem 2 as printed, with a constant for its O; `cliques` is the cover's size."""
     grown = log_growth(T, d, L, rho_min, rho_max, gamma)
     inside = grown + sqrt(log(2 / alpha)) + norm * sqrt(M * rho_max) + kappa * sqrt(M)
     return constant * sigma * sqrt(M * cliques * gamma * T * d) * inside
@@ -239,7 +258,8 @@ def theorem_2(
 def theorem_2_two_terms(
     D: float, bar: float, *, sizes: Sequence[int], gamma: int, T: int, d: int, grown: float
 ) -> float:
-    """The proof's sum over cliques of `sizes` and over gamma estimators, before D is chosen."""
+    """Return the proof's sum over cliques of `sizes` and over gamma estimators, before D is
+    chosen."""
     of_cliques = (
         sqrt(2 * size * (T / gamma) * d * grown) + size * sqrt(D) * (d * grown + 1)
         for size in sizes
@@ -251,17 +271,18 @@ def theorem_2_two_terms(
 
 
 def tree_nodes(k: int) -> list[int]:
-    """The nodes of the prefix [1, k], one for each 1 of k, named by the last leaf under each."""
+    """Return the nodes of the prefix [1, k], one for each bit 1 of k, named by their last leaf."""
     return [(k >> j) << j for j in reversed(range(k.bit_length())) if (k >> j) & 1]
 
 
 def leaves_under(node: int) -> range:
-    """Leaves under node n: as many as its lowest set bit is worth, the last of them n."""
+    """Return the leaves under node n: as many as the value of its lowest bit 1, the last of them
+    n."""
     return range(node - (node & -node) + 1, node + 1)
 
 
 def outer_sum(points: list[np.ndarray], size: int) -> np.ndarray:
-    """Sum of z z' over the points z = [x; y], (d + 1, d + 1)."""
+    """Return the sum of z z' over the points z = [x; y], (d + 1, d + 1)."""
     total = np.zeros((size, size))
     for z in points:
         total = total + np.outer(z, z)
@@ -276,7 +297,7 @@ def log_det(matrix: np.ndarray, name: str) -> float:
 
 
 def symmetric_noise(noise: np.ndarray, size: int) -> np.ndarray:
-    """Noise of one node, refused unless (size, size) and symmetric."""
+    """Return the noise of one node; refuse it unless it is (size, size) and symmetric."""
     noise = np.asarray(noise, dtype=np.float64)
     if noise.shape != (size, size) or not np.array_equal(noise, noise.T):
         raise ValueError(f"noise must be a symmetric ({size}, {size}) matrix, got {noise.shape}")
@@ -292,7 +313,7 @@ class Privatizer:
         self.drawn: dict[int, np.ndarray] = {}
 
     def release(self, Q: np.ndarray) -> Total:
-        """Lines 10-14: the noisy prefix after Q, shifted once."""
+        """Lines 10-14: return the noisy prefix after Q, shifted once."""
         self.leaves.append(Q)
         k = len(self.leaves)
         M_hat = np.zeros((self.size, self.size))
@@ -303,13 +324,13 @@ class Privatizer:
                 if node not in self.drawn:
                     self.drawn[node] = symmetric_noise(self.noise(node), self.size)
                 M_hat = M_hat + self.drawn[node]
-        # Section 4.3: the shift that makes H positive definite, and lines 12-13.
+        # Section 4.3: the shift that makes H positive definite, then lines 12-13.
         d = self.size - 1
         return M_hat[:d, :d] + self.shift * np.eye(d), M_hat[:d, d]
 
 
 def clipped(x: np.ndarray, y: float, clip: tuple[float, float, float] | None) -> np.ndarray:
-    """[x; y] as it enters the statistics, cut to clip = (max_norm, low, high)."""
+    """Return [x; y] of the statistics, clipped to clip = (max_norm, low, high)."""
     if clip is not None:
         max_norm, low, high = clip
         length = float(np.linalg.norm(x))
@@ -319,7 +340,8 @@ def clipped(x: np.ndarray, y: float, clip: tuple[float, float, float] | None) ->
 
 
 def shortfall(phi: np.ndarray, V: np.ndarray, u: np.ndarray, width: float, action: int) -> float:
-    """How far the action's score lies below the best (lines 6-8), relative to what was rounded."""
+    """Return how far the action's score lies below the best (lines 6-8), relative to the rounded
+    numbers."""
     log_det(V, "V")
     if not np.isfinite(width):
         raise ValueError(f"the radius must be finite, got {width}")
@@ -342,19 +364,23 @@ def recorded(actions: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def middle(rho_min: float, rho_max: float, shift: float | None) -> float:
-    """The shift: 2 Lambda = (rho_min + rho_max) / 2, and lambda = rho_min = rho_max unprivate."""
+    """Return the shift: 2 Lambda = (rho_min + rho_max) / 2, and lambda = rho_min = rho_max without
+    privacy."""
     if not 0 < rho_min <= rho_max:
         raise ValueError(f"0 < rho_min <= rho_max must hold, got {rho_min} and {rho_max}")
     return (rho_min + rho_max) / 2 if shift is None else shift
 
 
 def margin(left: float, right: float, *sizes: float) -> float:
-    """Distance of a trigger from its threshold, relative to the numbers that were rounded."""
+    """Return the distance of a trigger from its threshold, relative to the rounded numbers."""
     return abs(left - right) / max(1.0, abs(right), *(abs(size) for size in sizes))
 
 
 def message_bytes(d: int) -> int:
-    """A pair (U, u) or (S, s) as float64; of a symmetric matrix only the lower triangle is sent."""
+    """Return the size of a pair (U, u) or (S, s) as float64.
+
+    Only the lower triangle of a symmetric matrix is sent.
+    """
     return 8 * (d + d * (d + 1) // 2)
 
 
@@ -363,10 +389,10 @@ def message_bytes(d: int) -> int:
 
 @dataclass
 class Replay:
-    """What following the recorded actions gives.
+    """The result of repeating the recorded actions.
 
-    `nearest_trigger` is the smallest relative distance of a trigger from its threshold: rounding
-    of that order may move another program's synchronisation.
+    `nearest_trigger` is the smallest relative distance of a trigger from its threshold. Rounding
+    errors of that order may change another program's synchronisation.
     """
 
     worst_gap: float
@@ -398,14 +424,15 @@ def replay(
     clip: tuple[float, float, float] | None = None,
     lazy: bool = False,
 ) -> Replay:
-    """Follow actions and rewards (M, T) through Algorithm 1.
+    """Repeat actions and rewards (M, T) in Algorithm 1.
 
-    `contexts(t, i)` gives the actions (K, d), `means(t, i)` their K expected rewards,
-    `radius(t, i, V)` beta. `noise(i, n)` is the symmetric (d + 1, d + 1) noise of node n of silo
-    i's tree, asked for once, None without privacy (then rho_min = rho_max = lambda). "fixed"
-    synchronises after every `batch_size` rounds, the others by `threshold`. `local_noise(i, k, n)`
-    ("private-determinant" only) is the symmetric (d, d) noise of node n of the tree that silo i
-    grows from its rounds after synchronisation k. With `lazy` actions are chosen by S and s alone.
+    `contexts(t, i)` gives the actions (K, d), `means(t, i)` their K expected rewards, `radius(t, i,
+    V)` beta. `noise(i, n)` is the symmetric (d + 1, d + 1) noise of node n of silo i's tree. It is
+    used once, and is None without privacy (then rho_min = rho_max = lambda). "fixed" synchronises
+    after every `batch_size` rounds, the others by `threshold`. `local_noise(i, k, n)`
+    ("private-determinant" only) is the symmetric (d, d) noise of node n of a silo's second tree.
+    Silo i builds this tree from its rounds after synchronisation k. With `lazy` actions are chosen
+    by S and s only.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {SCHEDULES}, got {schedule!r}")
@@ -423,7 +450,7 @@ def replay(
     def of(i: int) -> Callable[[int], np.ndarray] | None:
         return None if noise is None else (lambda node: noise(i, node))
 
-    # Line 1: the start is M rho_min I and nothing else.
+    # Line 1: the initial matrix is exactly M rho_min I.
     S, s = M * rho_min * np.eye(d), np.zeros(d)
     points: list[list[np.ndarray]] = [[] for _ in range(M)]
     privatizers = [Privatizer(d + 1, of(i), shift) for i in range(M)]
@@ -465,7 +492,7 @@ def replay(
                 triggered = after - before >= threshold / (t - last)
             else:
                 grown = S + private_growth(i, len(out.totals))
-                # Without a determinant to speak of there is no growth to report.
+                # Without a positive determinant there is no growth to report.
                 definite = np.linalg.eigvalsh(grown)[0] > 0
                 after = log_det(grown, "the grown V") if definite else -np.inf
                 triggered = after - before > threshold / (t - last)
@@ -480,7 +507,7 @@ def replay(
         # Lines 15-21, once, after the last silo's round.
         if synchronise:
             sent = [privatizers[i].release(outer_sum(points[i], d + 1)) for i in range(M)]
-            # Line 18: replaced, for each message is a whole prefix.
+            # Line 18: the total is replaced, since each message is a whole prefix.
             S = np.sum([U_hat for U_hat, _ in sent], axis=0)
             s = np.sum([u_hat for _, u_hat in sent], axis=0)
             out.totals.append((S, s))
@@ -500,7 +527,7 @@ def replay(
 
 
 def distances(adjacency: np.ndarray) -> np.ndarray:
-    """Hops between all silos, -1 where there is no path."""
+    """Return the hops between all silos, -1 if there is no path."""
     adjacency = np.asarray(adjacency)
     M = len(adjacency)
     if adjacency.shape != (M, M) or not np.isin(adjacency, (0, 1)).all():
@@ -516,7 +543,7 @@ def distances(adjacency: np.ndarray) -> np.ndarray:
 
 
 def graph_power(adjacency: np.ndarray, gamma: int) -> np.ndarray:
-    """Adjacency of the gamma-th power: 1 where 1 <= distance <= gamma."""
+    """Return the adjacency of the gamma-th power: 1 if 1 <= distance <= gamma."""
     hops = distances(adjacency)
     return ((hops >= 1) & (hops <= gamma)).astype(int)
 
@@ -524,7 +551,8 @@ def graph_power(adjacency: np.ndarray, gamma: int) -> np.ndarray:
 def clique_of(
     adjacency: np.ndarray, gamma: int, cliques: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """Each silo's clique, refused unless the cliques of the gamma-th power partition the silos."""
+    """Return each silo's clique; refuse cliques that do not partition the silos of the gamma-th
+    power."""
     power = graph_power(adjacency, gamma)
     listed = [i for clique in cliques for i in clique]
     if sorted(listed) != list(range(len(power))):
@@ -562,17 +590,19 @@ Message = Request | Statistics
 
 @dataclass
 class Network:
-    """Messages that every silo hands on to all its neighbours, one hop a round, gamma hops.
+    """Messages that every silo forwards to all its neighbours, one hop per round, gamma hops.
 
-    What is sent at the end of round t is with a silo h hops away at the start of round t + h, for
-    h <= gamma, by the first path that brings it. The sender does not hear of it.
+    A message sent at the end of round t reaches a silo h hops away at the start of round t + h, for
+    h <= gamma, by the shortest path. The sender does not receive its own message.
     """
 
     adjacency: np.ndarray
     gamma: int
     arriving: list[tuple[int, Message, int]] = field(default_factory=list)  # to, what, hops left
     seen: set[tuple[int, int]] = field(default_factory=set)  # (silo, message)
-    kept: list[Message] = field(default_factory=list)  # so that id() stays one message's
+    kept: list[Message] = field(
+        default_factory=list
+    )  # kept, so that no other message gets the same id()
     bytes_sent: int = 0
 
     def hand_on(self, silo: int, message: Message, hops_left: int) -> None:
@@ -587,7 +617,8 @@ class Network:
         self.hand_on(silo, message, self.gamma)
 
     def deliver(self) -> list[tuple[int, Message]]:
-        """What reaches whom at the start of this round; handed on at its end."""
+        """Return what each silo receives at the start of this round; it is forwarded at the round's
+        end."""
         now, self.arriving = self.arriving, []
         delivered = []
         for silo, message, hops_left in now:
@@ -608,7 +639,7 @@ class Estimator:
     held: dict[int, Total]  # by sender
     points: list[np.ndarray] = field(default_factory=list)
     uses: int = 0  # Delta t_{i,g}: since the last broadcast, in its own rounds
-    due: int | None = None  # round of the broadcast that was asked for
+    due: int | None = None  # round of the requested broadcast
 
     def total(self) -> Total:
         S = np.sum([S for S, _ in self.held.values()], axis=0)
@@ -618,7 +649,7 @@ class Estimator:
 
 @dataclass
 class DecentralisedReplay:
-    """What following the recorded actions gives; `nearest_trigger` as in `Replay`."""
+    """The result of repeating the recorded actions; `nearest_trigger` as in `Replay`."""
 
     worst_gap: float
     group_regret: np.ndarray  # (T,), cumulative over rounds, summed over silos
@@ -654,12 +685,12 @@ def replay_decentralised(
     lazy: bool = False,
     count: str = "silos",
 ) -> DecentralisedReplay:
-    """Follow actions and rewards (M, T) through Algorithm 3.
+    """Repeat actions and rewards (M, T) in Algorithm 3.
 
     `noise(i, g, n)` is the noise of node n of the tree of silo i's estimator g; the other arguments
-    as in `replay`. "fixed" (not the paper's) broadcasts estimator g after every `batch_size` uses
-    of it. `count` "silos" starts from M rho_min I and triggers with M (rho_max - rho_min) I;
-    "clique", as the proof has it, puts |C| for M.
+    are as in `replay`. "fixed" (not the paper's) broadcasts estimator g after every `batch_size`
+    uses of it. `count` "silos" starts from M rho_min I and triggers with M (rho_max - rho_min) I.
+    "clique", as in the proof, uses |C| in place of M.
     """
     if schedule not in ("determinant", "fixed"):
         raise ValueError(f"schedule must be determinant or fixed, got {schedule!r}")
@@ -683,7 +714,8 @@ def replay_decentralised(
     def of(i: int, g: int) -> Callable[[int], np.ndarray] | None:
         return None if noise is None else (lambda node: noise(i, g, node))
 
-    # Line 3.1; the entries of all senders add up to the start, and each is replaced in its turn.
+    # Line 3.1; the entries of all senders sum to the initial statistics, and each is replaced
+    # later.
     def start(i: int) -> Total:
         return weight[i] * rho_min / len(clique[i]) * np.eye(d), np.zeros(d)
 
@@ -697,14 +729,14 @@ def replay_decentralised(
     network = Network(np.asarray(adjacency), gamma)
     out = DecentralisedReplay(0.0, np.zeros(T), [], [], [], {}, [], {}, 0, np.inf)
     for t in range(1, T + 1):
-        # Lines 3.12-3.24, at the start of the round: the proof has all of it in by t + 2 gamma.
+        # Lines 3.12-3.24, at the start of the round: the proof includes all of it by t + 2 gamma.
         for silo, message in network.deliver():
             out.arrivals.append((t, silo, message))
             if message.silo not in clique[silo]:
                 continue
             receiver = sets[silo][message.estimator]
             if isinstance(message, Request):
-                # The proof's date: by then the whole clique has heard.
+                # This is the proof's time: by then the whole clique has received the message.
                 receiver.due = message.round + gamma
             else:
                 receiver.held[message.silo] = message.total
@@ -727,8 +759,8 @@ def replay_decentralised(
             used.uses += 1
             if batch_size is not None and used.uses == batch_size:
                 used.due = t
-            # Lines 3.6-3.11; nothing is asked for while a broadcast is on its way. `uses` holds
-            # Delta t + 1 by now.
+            # Lines 3.6-3.11; there are no requests while a broadcast is pending. `uses` is Delta t
+            # + 1 here.
             if threshold is not None and used.due is None:
                 grown = S + outer_sum(used.points, d + 1)[:d, :d]
                 wide = grown + weight[i] * (rho_max - rho_min) * np.eye(d)

@@ -11,9 +11,10 @@ import numpy as np
 
 
 def points(releases: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """(t, w, w_0) of a trapezoid rule for 1/pi times the integral of t^k / sqrt(t (1 - t)) dt.
+    """Return (t, w, w_0) of a trapezoid rule for 1/pi times the integral of t^k / sqrt(t (1 - t))
+    dt.
 
-    In u with t = 1 / (1 + e^-u), from 0 to ln K + 3 in steps of 2.5 at most; b_0 is 1.
+    In u with t = 1 / (1 + e^-u), it goes from 0 to ln K + 3 in steps of at most 2.5; b_0 is 1.
     """
     last = math.log(releases) + 3.0
     steps = math.ceil(last / 2.5)
@@ -24,7 +25,7 @@ def points(releases: int) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def decoder(t: np.ndarray, w: np.ndarray, direct: float, releases: int) -> np.ndarray:
-    """B (K, K): b_0 = w_0 + sum w on the diagonal, sum_i w_i t_i^lag below."""
+    """Return B (K, K): b_0 = w_0 + sum w on the diagonal, sum_i w_i t_i^lag below."""
     i = np.arange(releases)
     lag = i[:, None] - i
     powers = np.where(lag >= 0, t[:, None, None] ** np.maximum(lag, 0), 0.0)
@@ -32,13 +33,13 @@ def decoder(t: np.ndarray, w: np.ndarray, direct: float, releases: int) -> np.nd
 
 
 def encoder(made: np.ndarray) -> np.ndarray:
-    """C = B^-1 A (K, K), A the prefix sums."""
+    """Return C = B^-1 A (K, K), with A the prefix sums."""
     found: np.ndarray = np.linalg.solve(made, np.tri(len(made)))
     return found
 
 
 def square_root(releases: int) -> np.ndarray:
-    """The exact factor (K, K), of both sides."""
+    """Return the exact factor (K, K), which is both encoder and decoder."""
     f = [math.comb(2 * k, k) / 4.0**k for k in range(releases)]
     return np.array(
         [[f[i - j] if i >= j else 0.0 for j in range(releases)] for i in range(releases)]
@@ -46,6 +47,6 @@ def square_root(releases: int) -> np.ndarray:
 
 
 def error(left: np.ndarray, right: np.ndarray) -> float:
-    """The largest standard deviation of a prefix, for noise that pays for one leaf with mu = 1."""
+    """Return the largest standard deviation of a prefix, for noise with mu = 1 for one leaf."""
     rows, columns = (left**2).sum(axis=1), (right**2).sum(axis=0)
     return math.sqrt(rows.max() * columns.max())

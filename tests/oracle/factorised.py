@@ -13,7 +13,8 @@ Rows = list[list[Fraction]]
 
 
 def encoder(matrix: ArrayLike) -> Rows:
-    """C with B C = A, by forward substitution: exact, as every entry of B is a binary fraction."""
+    """Return C with B C = A, by forward substitution: exact, as every entry of B is a binary
+    fraction."""
     b = [[Fraction(float(v)) for v in row] for row in np.asarray(matrix, dtype=float)]
     c: Rows = []
     for i, row in enumerate(b):
@@ -26,10 +27,11 @@ def encoder(matrix: ArrayLike) -> Rows:
 
 
 def squared_sensitivity(matrix: ArrayLike, returning: int) -> float:
-    """Most that a user of so many leaves moves C gamma, by every set of leaves and every sign.
+    """Return the largest change of C gamma by a user of this many leaves, over all sets of leaves
+    and signs.
 
-    A record moves its leaf by a number in [-1, 1]; the square is convex, so ends are enough. For
-    records that are vectors inner products take the place of signs, and lie between them.
+    A record changes its leaf by a number in [-1, 1]; the square is convex, so the ends suffice. For
+    records that are vectors, inner products replace signs, and lie between them.
     """
     c = encoder(matrix)
     size = len(c)
@@ -45,9 +47,10 @@ def squared_sensitivity(matrix: ArrayLike, returning: int) -> float:
 
 
 def released_squares(matrix: ArrayLike, leaves: tuple[int, ...]) -> float:
-    """Squared GDP ratio of noisy prefixes A gamma + B z for a record of 1 in each of these leaves.
+    """Return the squared GDP ratio of noisy prefixes A gamma + B z for a record of 1 in each of
+    these leaves.
 
-    Of the released numbers alone: a' (B B')^-1 a with a the change of the prefixes.
+    It uses only the released numbers: a' (B B')^-1 a with a the change of the prefixes.
     """
     b = np.asarray(matrix, dtype=float)
     change = np.tri(len(b))[:, list(leaves)].sum(axis=1)
@@ -55,13 +58,13 @@ def released_squares(matrix: ArrayLike, leaves: tuple[int, ...]) -> float:
 
 
 def cost(matrix: ArrayLike, weights: ArrayLike) -> float:
-    """Variance sum_k weight_k ||B_k||^2, per squared sensitivity to one leaf."""
+    """Return the variance sum_k weight_k ||B_k||^2, per squared sensitivity to one leaf."""
     rows = (np.asarray(matrix, dtype=float) ** 2).sum(axis=1)
     return float(np.asarray(weights) @ rows) * squared_sensitivity(matrix, 1)
 
 
 def least_cost(weights: ArrayLike, starts: int, seed: int) -> float:
-    """Least cost over all lower triangular C, by a search from several starts."""
+    """Return the smallest cost over all lower triangular C, by a search from several starts."""
     w = np.asarray(weights, dtype=float)
     k = len(w)
     where, rng = np.tril_indices(k), np.random.default_rng(seed)
@@ -82,9 +85,9 @@ def least_cost(weights: ArrayLike, starts: int, seed: int) -> float:
 
 
 def dual_bound(weights: ArrayLike, multipliers: ArrayLike) -> float:
-    """A lower bound of the cost of every factorisation, from any multipliers v > 0.
+    """Return a lower bound on the cost of every factorisation, from any multipliers v > 0.
 
-    2 tr((v^1/2 W v^1/2)^1/2) - sum v, W = A' diag(weights) A, by singular values.
+    It is 2 tr((v^1/2 W v^1/2)^1/2) - sum v, W = A' diag(weights) A, by singular values.
     """
     v, w = np.asarray(multipliers, dtype=float), np.asarray(weights, dtype=float)
     root = np.sqrt(v)[:, None] * np.tri(len(w)).T * np.sqrt(w)

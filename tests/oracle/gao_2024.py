@@ -1,20 +1,22 @@
 """Gao, Huang and Yang (2024), "Federated Online Prediction from Experts with Differential Privacy"
 (Fed-DP-OPE-Stoch and Fed-SVT).
 
-Algorithms 1-5 with every random number an argument. Comments carry the paper's line numbers,
-"3.11" for line 11 of Algorithm 3. Nothing is incremental where a definition is available: a query
-is the sum of its losses, a vertex's estimate the sum of its set's gradients.
+Algorithms 1-5 with every random number as an argument. Comments have the paper's line numbers,
+"3.11" for line 11 of Algorithm 3. Nothing is incremental if a definition is available: a query is
+the sum of its losses, and a vertex's estimate the sum of its set's gradients.
 
-The paper's symbols: m clients, T rounds, d experts, P phases, phase p of the rounds 2^(p-1) ..
-2^p - 1, b the batch and T1 the trees of a phase, tree j of depth j, s a vertex and |s| its depth,
-k the leaves of a phase in the order visited, v a gradient estimate, w the vertex of the simplex
-that the server names, alpha and beta the Lipschitz and smoothness constants in ||.||_1, lambda_j
-and mu_j the scales of the clients' and of the server's noise; N the rounds between two messages of
-Fed-SVT, kappa its switching budget, L its threshold, L* the best expert's loss per client.
-Rounds, phases, trees and leaves count from 1, clients and experts from 0. Logarithms are natural,
-log2 where written. E# is a correction, numbered as in section 6 of the text beside this file.
+The paper's symbols are m clients, T rounds, d experts, P phases, and phase p of the rounds 2^(p-1)
+.. 2^p - 1. A phase has batch b and T1 trees, tree j of depth j; s is a vertex and |s| its depth.
+The leaves of a phase are k in the order visited, v is a gradient estimate, and w the vertex of the
+simplex that the server names. Further, alpha and beta are the Lipschitz and smoothness constants in
+||.||_1, and lambda_j and mu_j the scales of the clients' and of the server's noise. For Fed-SVT, N
+is the number of rounds between two messages, kappa the switching budget, L the threshold, and L*
+the best expert's loss per client. Rounds, phases, trees and leaves count from 1, clients and
+experts from 0. Logarithms are natural, log2 where written. E# is a correction, numbered as in
+section 6 of the text beside this file.
 
-Not the paper's: the rule "largest", the exact laws, and everything called "mended" or "corrected".
+Not from the paper: the rule "largest", the exact distributions, and everything named "mended" or
+"corrected".
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import numpy as np
 from .chowdhury_zhou_2022 import largest
 from .huang_2023 import select_by_uniform
 
-SERVER = -1  # who draws the noise of the central variant
+SERVER = -1  # number of the server, which draws the noise of the central variant
 RULES = ("paper", "largest")
 
 
@@ -45,33 +47,34 @@ def first_round(p: int) -> int:
 
 
 def number_of_phases(T: int) -> int:
-    """Phases begun within T rounds; the last one may be cut short."""
+    """Return the number of phases begun within T rounds; the last one may be incomplete."""
     if T < 1:
         raise ValueError(f"T must be >= 1, got {T}")
     return T.bit_length()
 
 
 def sample_rounds(p: int) -> range:
-    """The rounds whose losses are B_(i,p) (1.3): those of the phase before; 2^(p-2) of them."""
+    """Return the rounds whose losses are B_(i,p) (1.3): the 2^(p-2) rounds of the phase before."""
     return range(first_round(p - 1), first_round(p))
 
 
 def samples_needed(b: int, T1: int) -> float:
-    """b for each root, b 2^-h for each of the 2^(h-1) right children at depth h."""
+    """Return the number of samples: b for each root, b 2^-h for each of the 2^(h-1) right children
+    at depth h."""
     return b * (T1 + T1 * (T1 + 1) / 4)
 
 
 def number_of_leaves(T1: int) -> int:
-    """2 + 4 + ... + 2^T1; the paper's K = 2^T1 is the last tree's (E5)."""
+    """Return 2 + 4 + ... + 2^T1; the paper's K = 2^T1 is that of the last tree (E5)."""
     return 2 ** (T1 + 1) - 2
 
 
 def trees_wanted(
     b: int, *, m: int, d: int, epsilon: float, alpha: float, beta: float, central: bool = False
 ) -> float:
-    """T1 of Theorem C.5, not rounded: 2^-T1 beta balances alpha 2^T1 ln d / (b eps sqrt m).
+    """Return T1 of Theorem C.5, not rounded: 2^-T1 beta balances alpha 2^T1 ln d / (b eps sqrt m).
 
-    `central`: the same balance for mu, with m for sqrt m; not the paper's.
+    `central` is the same balance for mu, with m in place of sqrt m; not from the paper.
     """
     if beta == 0:
         return -inf
@@ -82,12 +85,12 @@ def trees_wanted(
 
 
 def feasible(p: int, b: int, T1: int) -> bool:
-    """Every set is whole, and no sample of the phase is needed twice."""
+    """Return whether every set is complete and no sample of the phase is needed twice."""
     return b % 2**T1 == 0 and samples_needed(b, T1) <= len(sample_rounds(p))
 
 
 def batch_paper(p: int) -> int:
-    """2^floor(log2(2^(p-1) / (p-1)^2)) for p >= 2, or 0 where that is below 1."""
+    """Return 2^floor(log2(2^(p-1) / (p-1)^2)) for p >= 2, or 0 if that is below 1."""
     power = -1
     while 2 ** (power + 1) * (p - 1) ** 2 <= 2 ** (p - 1):
         power += 1
@@ -95,7 +98,10 @@ def batch_paper(p: int) -> int:
 
 
 def trees_capped(b: int, wanted: float) -> int:
-    """The largest T1 <= wanted with 2^T1 | b, for b a power of two."""
+    """Return the largest T1 <= wanted with 2^T1
+
+    b, for b a power of two.
+    """
     return floor(max(0.0, min(wanted, log2(b))))
 
 
@@ -110,11 +116,11 @@ def design(
     beta: float,
     central: bool = False,
 ) -> tuple[int, int]:
-    """(b, T1) of phase p; T1 = 0 keeps x. `central` as in `trees_wanted`.
+    """Return (b, T1) of phase p; T1 = 0 keeps x. `central` is as in `trees_wanted`.
 
-    "paper": b of Theorem C.5 rounded down to a power of two, T1 the largest feasible one up to
-    the theorem's. "largest": b the largest power of two of which T1 trees fit, T1 being the
-    theorem's as far as 2^T1 divides b.
+    "paper" is b of Theorem C.5 rounded down to a power of two, with the largest feasible T1 up to
+    the theorem's. "largest" is the largest power of two b for which T1 trees fit. There T1 is the
+    theorem's, as far as 2^T1 divides b.
     """
     if rule not in RULES:
         raise ValueError(f"rule must be in {RULES}, got {rule!r}")
@@ -148,7 +154,8 @@ def lambda_printed(alpha: float, j: int, b: int, epsilon: float) -> float:
 
 
 def lambda_corrected(alpha: float, j: int, b: int, epsilon: float) -> float:
-    """Twice the printed one: the argmin of scores that move up and down costs twice (E2)."""
+    """Return twice the printed scale, since an argmin of scores that move up and down costs twice
+    (E2)."""
     return 2 * lambda_printed(alpha, j, b, epsilon)
 
 
@@ -161,9 +168,9 @@ def mu_corrected(alpha: float, j: int, b: int, epsilon: float, m: int) -> float:
 
 
 def leaf_change(alpha: float, b: int, depth: int, nonnegative: bool = False) -> float:
-    """Most that one replaced loss of a set at `depth` moves an entry of v_i below it.
+    """Return the largest change of an entry of v_i below a set at `depth` by one replaced loss.
 
-    Gradients in [-alpha, alpha], or in [0, alpha] if `nonnegative`. At the root one gradient is
+    Gradients are in [-alpha, alpha], or in [0, alpha] if `nonnegative`. At the root one gradient is
     replaced, elsewhere a difference of two.
     """
     change = 2 * alpha / b if depth == 0 else 4 * alpha * 2**depth / b
@@ -179,7 +186,7 @@ def leaves_below(j: int, depth: int) -> int:
 
 class Losses(Protocol):
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
-        """(d,), of client's loss of round t at x."""
+        """Return the gradient (d,) of client's loss of round t at x."""
 
 
 @dataclass(frozen=True)
@@ -233,19 +240,19 @@ class OpeRun:
 
     @property
     def released(self) -> list[int]:
-        """Every w, in order."""
+        """Return every w, in order."""
         return [leaf.w for leaf in self.leaves]
 
 
 def depth_first(depth: int, path: str = "") -> list[str]:
-    """The vertices of a tree, root first, left before right."""
+    """Return the vertices of a tree, root first, left before right."""
     if len(path) == depth:
         return [path]
     return [path, *depth_first(depth, path + "0"), *depth_first(depth, path + "1")]
 
 
 def gradient_sums(losses: Losses, rounds: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """(m, d): each client's gradients at x, added over its rounds (m, n)."""
+    """Return (m, d): each client's gradients at x, summed over its rounds (m, n)."""
     return np.array(
         [
             sum(losses.gradient(i, int(t), x) for t in of_client)
@@ -271,9 +278,9 @@ def ope_stoch(
     """Algorithms 1-3 from x_1 = (1/d, ..., 1/d).
 
     `designs(p)` is (b, T1). `permutation(client, p)` orders the 2^(p-2) samples of phase p,
-    numbered from 0; sets are taken from its front. `scale(p, j, b)` is lambda_j, or mu_j if
-    `central`; `noise(client, p, k)` is standard Laplace (d,), of client SERVER if `central`; both
-    None: not private. `forced(p, k)` names w instead of the argmin.
+    numbered from 0; sets are taken from its start. `scale(p, j, b)` is lambda_j, or mu_j if
+    `central`. `noise(client, p, k)` is standard Laplace (d,), of client SERVER if `central`. Both
+    are None without privacy. `forced(p, k)` gives w in place of the argmin.
     """
     if (scale is None) != (noise is None):
         raise ValueError("give both scale and noise, or none")
@@ -361,7 +368,10 @@ def _phase(
 
 
 def switching_budget(d: int, rho: float, printed: bool = False) -> int:
-    """kappa >= 3 ceil(log d) + 24 ln(1/rho); the proof halves a potential, so log is log2 (E10)."""
+    """Return kappa >= 3 ceil(log d) + 24 ln(1/rho).
+
+    The proof halves a potential, so log is log2 (E10).
+    """
     return ceil(3 * ceil((log if printed else log2)(d)) + 24 * log(1 / rho))
 
 
@@ -370,17 +380,18 @@ def eta_pure(epsilon: float, kappa: int) -> float:
 
 
 def eta_printed(epsilon: float, delta: float, kappa: int) -> float:
-    """The (eps, delta) setting of Theorem D.1; it does not give eps (E9)."""
+    """Return eta of the (eps, delta) setting of Theorem D.1, which does not give eps (E9)."""
     return epsilon / sqrt(kappa * log(1 / delta))
 
 
 def eta_advanced(epsilon: float, delta: float, kappa: int) -> float:
-    """At most eps / 2 by advanced composition while `advanced_epsilon` says so (E9)."""
+    """Return eta with at most eps / 2 by advanced composition, by `advanced_epsilon` (E9)."""
     return epsilon / (4 * sqrt(kappa * log(1 / delta)))
 
 
 def eta_zcdp(epsilon: float, delta: float, kappa: int) -> float:
-    """Exponential mechanisms of range eta are eta^2/8-zCDP each; eps / 2 for all kappa."""
+    """Return eta with eps / 2 for all kappa: exponential mechanisms of range eta are eta^2/8-zCDP
+    each."""
     rho = (sqrt(log(1 / delta) + epsilon / 2) - sqrt(log(1 / delta))) ** 2
     return sqrt(8 * rho / kappa)
 
@@ -394,22 +405,24 @@ def query_scale_printed(epsilon: float) -> float:
 
 
 def scale_least(epsilon: float) -> float:
-    """Threshold and query noise for a sparse-vector part of eps / 2, as `svt_cost` has it."""
+    """Return the scale of threshold and query noise for a sparse-vector part of eps / 2, by
+    `svt_cost`."""
     return 2 / epsilon
 
 
 def svt_cost(threshold_scale: float, query_scale: float) -> float:
-    """Exact: a replaced loss moves all later queries of its segment by one constant in [-1, 1]."""
+    """Return the exact epsilon: a replaced loss moves all later queries of its segment by one
+    constant in [-1, 1]."""
     return max(1 / threshold_scale, 1 / query_scale)
 
 
 def svt_cost_standard(threshold_scale: float, query_scale: float) -> float:
-    """AboveThreshold for queries that move freely: 1/a + 2/b."""
+    """Return the epsilon of AboveThreshold for queries that move freely: 1/a + 2/b."""
     return 1 / threshold_scale + 2 / query_scale
 
 
 def advanced_epsilon(eta: float, kappa: int, delta: float) -> float:
-    """kappa mechanisms of eta each, as in the proof of Theorem D.1."""
+    """Return the epsilon of kappa mechanisms of eta each, as in the proof of Theorem D.1."""
     return sqrt(2 * kappa * log(1 / delta)) * eta + kappa * eta * expm1(eta)
 
 
@@ -419,7 +432,8 @@ def zcdp_epsilon(eta: float, kappa: int, delta: float) -> float:
 
 
 def response_delta(epsilon: float, eta: float, kappa: int) -> float:
-    """delta at epsilon of kappa randomised responses of eta each: the worst of all eta-DP."""
+    """Return delta at epsilon of kappa randomised responses of eta each: the worst of all eta-DP
+    mechanisms."""
     p = 1 / (1 + exp(-eta))
     total = 0.0
     for flips in range(kappa + 1):
@@ -437,12 +451,12 @@ def response_epsilon(eta: float, kappa: int, delta: float) -> float:
 def threshold(
     *, m: int, T: int, N: int, rho: float, epsilon: float, eta: float, optimal_loss: float
 ) -> float:
-    """L of Theorem D.1."""
+    """Return L of Theorem D.1."""
     return m * optimal_loss + 8 * log(2 * T**2 / (N**2 * rho)) / epsilon + 4 / eta
 
 
 def noise_gap_tail(x: float, threshold_scale: float, query_scale: float) -> float:
-    """P(query noise - threshold noise > x), x >= 0, for scales that differ."""
+    """Return P(query noise - threshold noise > x), x >= 0, for different scales."""
     a, b = threshold_scale, query_scale
     return (b**2 * exp(-x / b) - a**2 * exp(-x / a)) / (2 * (b**2 - a**2))
 
@@ -477,7 +491,7 @@ def checked_table(losses: np.ndarray) -> np.ndarray:
 
 
 def decisions(T: int, N: int) -> list[int]:
-    """Rounds t = n N with losses to decide on."""
+    """Return the rounds t = n N with losses for a decision."""
     if N < 1:
         raise ValueError(f"N must be >= 1, got {N}")
     return [t for t in range(2, T + 1) if t % N == 0]
@@ -488,13 +502,13 @@ def uniform_expert(d: int, u: float) -> int:
 
 
 def exponential_law(cost: np.ndarray, eta: float) -> np.ndarray:
-    """P(x) ~ exp(-eta cost / 2); the least cost is taken off before exp."""
+    """Return P(x) ~ exp(-eta cost / 2); the smallest cost is subtracted before exp."""
     weights = np.exp(-eta * (cost - np.min(cost)) / 2)
     return weights / np.sum(weights)
 
 
 def paid(losses: np.ndarray, x: np.ndarray, tau: int, t: int) -> float:
-    """By all clients in the rounds tau .. t - 1."""
+    """Return the loss of all clients in the rounds tau .. t - 1."""
     rounds = np.arange(tau - 1, t - 1)
     return float(np.sum(losses[:, rounds, x[rounds]]))
 
@@ -502,7 +516,10 @@ def paid(losses: np.ndarray, x: np.ndarray, tau: int, t: int) -> float:
 def resampling_cost(
     losses: np.ndarray, x: np.ndarray, t: int, optimal_loss: float, printed: bool
 ) -> np.ndarray:
-    """s_t (5.12). Printed: what was paid, the same for every expert (E8)."""
+    """Return s_t (5.12).
+
+    The printed one is the loss since the last decision, the same for every expert (E8).
+    """
     m, _, d = losses.shape
     sums = np.sum(losses[:, : t - 1], axis=(0, 1))
     if printed:
@@ -525,8 +542,8 @@ def fed_svt(
 ) -> SvtRun:
     """Algorithms 4 and 5, corrected or as printed, on losses (m, T, d) in [0, 1].
 
-    Draws are multiplied by the scales. `printed`: compares with L, not with the noisy threshold
-    (E7), and resamples by `resampling_cost`'s printed scores.
+    Draws are multiplied by the scales. With `printed` it compares with L, not with the noisy
+    threshold (E7), and resamples by `resampling_cost`'s printed scores.
     """
     losses = checked_table(losses)
     _, T, d = losses.shape
@@ -560,7 +577,8 @@ def fed_svt(
 
 
 def follow_the_leader(losses: np.ndarray, *, N: int, first: int) -> np.ndarray:
-    """(T,): from each decision on, the expert of least loss so far, first index on ties."""
+    """Return (T,): from each decision on, the expert with the smallest loss so far, first index on
+    ties."""
     losses = checked_table(losses)
     T = losses.shape[1]
     x = np.zeros(T, dtype=int)
@@ -576,7 +594,8 @@ def follow_the_leader(losses: np.ndarray, *, N: int, first: int) -> np.ndarray:
 def hedge(
     losses: np.ndarray, *, N: int, eta: float, uniform: Callable[[int], float] | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The law (T, d) of every round, ~ exp(-eta S/m), and experts (T,) drawn from it.
+    """Return the distribution (T, d) of every round, ~ exp(-eta S/m), and experts (T,) drawn from
+    it.
 
     S is known at the last decision. `uniform(t)` draws round t; one that is constant between
     decisions keeps the expert.
@@ -596,7 +615,8 @@ def hedge(
 
 
 def regret(losses: np.ndarray, x: np.ndarray) -> float:
-    """Per client, after T rounds, of experts x (T,) or of points or laws x (T, d)."""
+    """Return the regret per client, after T rounds, of experts x (T,) or of points or distributions
+    x (T, d)."""
     losses = checked_table(losses)
     m, _, d = losses.shape
     points = np.eye(d)[x] if np.ndim(x) == 1 else np.asarray(x, dtype=np.float64)
@@ -618,7 +638,7 @@ def corollary_2_3(T: int, m: int, d: int, *, epsilon: float, alpha: float) -> fl
 
 
 def theorem_2_4(T: int, d: int, epsilon: float | None) -> float:
-    """Oblivious, lower; epsilon = None: not private."""
+    """Return the lower bound for oblivious adversaries; epsilon = None means without privacy."""
     return sqrt(T * log(d)) if epsilon is None else min(log(d) / epsilon, T)
 
 
@@ -650,13 +670,14 @@ def laplace_density(z: np.ndarray, scale: float) -> np.ndarray:
 
 
 def laplace_above(z: np.ndarray, scale: float) -> np.ndarray:
-    """P(noise > z)."""
+    """Return P(noise > z)."""
     tail = np.exp(-np.abs(z) / scale) / 2
     return np.where(z < 0, 1 - tail, tail)
 
 
 def quadrature(breaks: Sequence[float], step: float, reach: float) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights on the line, for what is smooth between the breaks."""
+    """Return Gauss-Legendre nodes and weights on the line, for functions that are smooth between
+    the breaks."""
     points = sorted({float(c) for c in breaks})
     points = [points[0] - reach, *points, points[-1] + reach]
     nodes, weights = np.polynomial.legendre.leggauss(16)
@@ -670,7 +691,7 @@ def quadrature(breaks: Sequence[float], step: float, reach: float) -> tuple[np.n
 
 
 def argmin_law(scores: np.ndarray, scale: float) -> np.ndarray:
-    """(d,): the law of argmin of scores + Laplace(scale)."""
+    """Return (d,), the distribution of argmin of scores + Laplace(scale)."""
     c = np.asarray(scores, dtype=np.float64)
     z, h = quadrature(c.tolist(), scale, 50 * scale)
     density = np.array([laplace_density(z - s, scale) for s in c])
@@ -684,10 +705,10 @@ def argmin_law(scores: np.ndarray, scale: float) -> np.ndarray:
 
 
 def argmin_cost(scores: np.ndarray, scale: float, change: float, one_sided: bool = False) -> float:
-    """Largest |log ratio| of the argmin's law at `scores` and at any neighbour.
+    """Return the largest |log ratio| of the argmin's distribution at `scores` and at any neighbour.
 
-    Every score may move by +-change, or all in one direction by up to `change` if `one_sided`.
-    The worst for n moves n against all others, and only the difference matters.
+    Every score may move by +-change, or all in one direction by up to `change` if `one_sided`. The
+    worst for n moves n against all others, and only the difference matters.
     """
     c = np.asarray(scores, dtype=np.float64)
     shift = change if one_sided else 2 * change
@@ -710,9 +731,9 @@ def ope_law(
     permutation: Callable[[int, int], np.ndarray],
     scale: Callable[[int, int, int], float],
 ) -> dict[tuple[int, ...], float]:
-    """The law of all released w of the central variant, exactly: d^leaves forced runs.
+    """Return the exact distribution of all released w of the central variant: d^leaves forced runs.
 
-    One client with local noise has the same law.
+    One client with local noise has the same distribution.
     """
     leaves = [
         (p, k)
@@ -742,9 +763,10 @@ def ope_law(
 def segment_probability(
     queries: tuple[float, ...], crosses: bool, L: float, threshold_scale: float, query_scale: float
 ) -> float:
-    """P(all queries are below the noisy threshold), or of the last one alone being above.
+    """Return P(all queries are below the noisy threshold), or that of only the last one being
+    above.
 
-    threshold_scale = 0: the threshold is L.
+    threshold_scale = 0 means that the threshold is L.
     """
     if not queries:
         return 1.0
@@ -777,7 +799,7 @@ def svt_law(
     optimal_loss: float = 0.0,
     printed: bool = False,
 ) -> SvtLaw:
-    """The law of (experts by round, rounds of resampling) of `fed_svt`, exactly."""
+    """Return the exact distribution of (experts by round, rounds of resampling) of `fed_svt`."""
     losses = checked_table(losses)
     _, T, d = losses.shape
     deciding = set(decisions(T, N))
@@ -787,7 +809,7 @@ def svt_law(
     def go(
         t: int, x: tuple[int, ...], switches: tuple[int, ...], qs: tuple[float, ...], p: float
     ) -> None:
-        """Rounds before t are played; `qs` are the queries since the last switch."""
+        """Continue after the rounds before t; `qs` are the queries since the last switch."""
         if t > T:
             open_segment = len(switches) < kappa
             below = segment_probability(qs, False, L, a, query_scale) if open_segment else 1.0
@@ -810,7 +832,7 @@ def svt_law(
 
 
 def expert_law(law: SvtLaw) -> dict[tuple[int, ...], float]:
-    """The same of the experts alone: a resampling of the same expert is not seen."""
+    """Return the same of the experts alone: resampling of the same expert is not observed."""
     out: dict[tuple[int, ...], float] = {}
     for (x, _), p in law.items():
         out[x] = out.get(x, 0.0) + p
@@ -818,7 +840,7 @@ def expert_law(law: SvtLaw) -> dict[tuple[int, ...], float]:
 
 
 def log_ratio(first: dict, second: dict) -> float:
-    """Largest |log ratio| of two laws on one support."""
+    """Return the largest |log ratio| of two distributions on one support."""
     if first.keys() != second.keys():
         raise ValueError("the laws have different supports")
     return max(abs(log(first[o] / second[o])) for o in first)

@@ -1,21 +1,22 @@
 """Huang, Zhang, Melis, Shen, Hejazinia and Yang (2023), "Federated Linear Contextual Bandits with
 User-level Differential Privacy" (ROBIN).
 
-Algorithms 1-4 with every random number an argument, and Algorithm 1 by *forced replay*: the
-recorded actions and rewards are followed, and how far each action's score lies below the best one
-is measured. Comments carry the paper's line numbers, "4.5" for line 5 of Algorithm 4. Nothing is
-incremental where a definition is available: V and Y are sums over a client's rounds, made anew in
+Algorithms 1-4 with every random number as an argument, and Algorithm 1 by *forced replay*. The
+recorded actions and rewards are repeated, and the replay measures how far each action's score lies
+below the best one. Comments have the paper's line numbers, "4.5" for line 5 of Algorithm 4. Nothing
+is incremental if a definition is available: V and Y are sums over a client's rounds, made again in
 every round.
 
-The paper's symbols: M clients, T rounds, P phases, phase p of 2^p rounds (its set of rounds is
-T_p), U initial phases, lambda_0 and C_0 the diversity and margin constants, r the concentration
-radius, r' the one after rotation, beta the failure probability, eps0 and delta0 the budget of one
-release, eps' that of one coordinate, B the bound on an estimate. d2 is d padded to a power of
-two. Rounds and phases count from 1, clients and arms from 0. Logarithms are natural, log2 where
-written. E# is a correction, numbered as in section 8 of the text beside this file.
+The paper's symbols are M clients, T rounds, P phases, phase p of 2^p rounds (its set of rounds is
+T_p), and U initial phases. The diversity and margin constants are lambda_0 and C_0. The
+concentration radius is r, and the one after rotation r'. The failure probability is beta; eps0 and
+delta0 are the budget of one release, eps' is that of one coordinate, and B is the bound on an
+estimate. d2 is d padded to a power of two. Rounds and phases count from 1, clients and arms from 0.
+Logarithms are natural, log2 where written. E# is a correction, numbered as in section 8 of the text
+beside this file.
 
-Not the paper's: the privacy-loss accounting, the largest eps' that it allows, and everything
-called "mended".
+Not from the paper: the privacy-loss accounting, the largest eps' that it allows, and everything
+named "mended".
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 from .chowdhury_zhou_2022 import composed_epsilon, gaussian_mu, normal_cdf
 from .dubey_pentland_2020 import recorded, shortfall
 
-# An eigenvalue of a Gram matrix below this share of the largest one is rounding, not data.
+# An eigenvalue of a Gram matrix below this share of the largest one is rounding error.
 RANK_TOLERANCE = 1e-10
 FIRST_ESTIMATES = ("initial", "phase")
 
@@ -38,13 +39,13 @@ FIRST_ESTIMATES = ("initial", "phase")
 
 
 def laplace_from_uniform(u: np.ndarray) -> np.ndarray:
-    """Standard Laplace by inverse distribution function."""
+    """Return a standard Laplace draw by the inverse distribution function."""
     u = np.asarray(u, dtype=np.float64)
     return np.where(u < 0.5, np.log(2 * u), -np.log(2 * (1 - u)))
 
 
 def laplace_from_exponentials(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Standard Laplace as a difference of two standard exponentials."""
+    """Return a standard Laplace draw as a difference of two standard exponentials."""
     return np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
 
 
@@ -60,14 +61,17 @@ def gumbel_from_exponential(e: np.ndarray) -> np.ndarray:
 
 
 def padded(d: int) -> int:
-    """d2, the next power of two: the paper needs a d-dimensional Hadamard matrix."""
+    """Return d2, the next power of two, since the paper needs a d-dimensional Hadamard matrix."""
     if d < 1:
         raise ValueError(f"d must be >= 1, got {d}")
     return 1 << (d - 1).bit_length()
 
 
 def hadamard(size: int) -> np.ndarray:
-    """Sylvester's matrix of +-1: the sign of (i, j) is the parity of the common ones of i and j."""
+    """Return Sylvester's matrix of +-1.
+
+    The sign of (i, j) is the parity of the common bits 1 of i and j.
+    """
     if size != padded(size):
         raise ValueError(f"size must be a power of two, got {size}")
     return np.array([[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)])
@@ -81,7 +85,7 @@ def checked_signs(signs: np.ndarray, size: int) -> np.ndarray:
 
 
 def rotate(points: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Rows y_i = H D x_i / sqrt(d2) of the rows x_i, padded with zeros (4.2-4.4)."""
+    """Return rows y_i = H D x_i / sqrt(d2) of the rows x_i, padded with zeros (4.2-4.4)."""
     points = np.asarray(points, dtype=np.float64)
     size = padded(points.shape[1])
     D = np.diag(checked_signs(signs, size))
@@ -90,7 +94,7 @@ def rotate(points: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
 
 def rotate_back(y: np.ndarray, signs: np.ndarray, d: int) -> np.ndarray:
-    """U^-1 y = D H' y / sqrt(d2), D applied last, without the padding (4.7; E3)."""
+    """Return U^-1 y = D H' y / sqrt(d2), with D applied last, without the padding (4.7; E3)."""
     size = len(y)
     D = np.diag(checked_signs(signs, size))
     return (D @ hadamard(size).T @ np.asarray(y, dtype=np.float64) / sqrt(size))[:d]
@@ -100,19 +104,22 @@ def rotate_back(y: np.ndarray, signs: np.ndarray, d: int) -> np.ndarray:
 
 
 def midpoints(r: float, B: float) -> np.ndarray:
-    """S of 2.2: ceil(B / r) bins of length 2 r from -B on, whatever the data."""
+    """Return S of 2.2: ceil(B / r) bins of length 2 r from -B on, for any data."""
     if not (0 < r <= B and isfinite(B)):
         raise ValueError(f"0 < r <= B must hold, got {r} and {B}")
     return -B + (2 * np.arange(ceil(B / r)) + 1) * r
 
 
 def nearest(x: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """x'_i of 2.3, the lower one of two; points out of range go to the outermost bins."""
+    """Return x'_i of 2.3, the lower one of two.
+
+    Points out of range go to the outermost bins.
+    """
     return S[np.argmin(np.abs(np.asarray(x, dtype=np.float64)[:, None] - S), axis=1)]
 
 
 def range_cost(x: np.ndarray, r: float, B: float) -> np.ndarray:
-    """c of 2.4 at every midpoint; a point of the same bin counts on neither side."""
+    """Return c of 2.4 at every midpoint; a point of the same bin counts on neither side."""
     S = midpoints(r, B)
     of_client = nearest(x, S)
     below = np.array([np.sum(of_client < s) for s in S])
@@ -121,14 +128,14 @@ def range_cost(x: np.ndarray, r: float, B: float) -> np.ndarray:
 
 
 def range_probabilities(x: np.ndarray, epsilon: float, r: float, B: float) -> np.ndarray:
-    """The law of 2.5; the least cost is taken off before exp."""
+    """Return the probabilities of 2.5; the smallest cost is subtracted before exp."""
     cost = range_cost(x, r, B)
     weights = np.exp(-epsilon * (cost - cost.min()) / 2)
     return weights / weights.sum()
 
 
 def select_by_uniform(probabilities: np.ndarray, u: float) -> int:
-    """The first index whose cumulated probability exceeds u in [0, 1)."""
+    """Return the first index whose cumulative probability exceeds u in [0, 1)."""
     if not 0 <= u < 1:
         raise ValueError(f"the uniform must be in [0, 1), got {u}")
     above = np.flatnonzero(np.cumsum(probabilities) > u)
@@ -137,17 +144,18 @@ def select_by_uniform(probabilities: np.ndarray, u: float) -> int:
 
 
 def select_by_gumbel(cost: np.ndarray, epsilon: float, gumbel: np.ndarray) -> int:
-    """argmax of -eps c / 2 + standard Gumbel noise: the same law."""
+    """Return argmax of -eps c / 2 + standard Gumbel noise, which has the same distribution."""
     if np.shape(gumbel) != np.shape(cost):
         raise ValueError(f"{np.shape(gumbel)} draws for {np.shape(cost)} bins")
     return int(np.argmax(-epsilon * np.asarray(cost) / 2 + gumbel))
 
 
 def select_by_exponential(cost: np.ndarray, epsilon: float, draws: np.ndarray) -> int:
-    """The first of a race of exponentials with rates exp(-eps c / 2): the same law."""
+    """Return the index of the smallest exponential with rates exp(-eps c / 2), with the same
+    distribution."""
     if np.shape(draws) != np.shape(cost):
         raise ValueError(f"{np.shape(draws)} draws for {np.shape(cost)} bins")
-    # In log space, for a rate may be 0 in floating point.
+    # In log space, since a rate may be 0 in floating point.
     return int(np.argmin(np.log(draws) + epsilon * np.asarray(cost) / 2))
 
 
@@ -160,7 +168,7 @@ def private_range(
     uniform: float | None = None,
     gumbel: np.ndarray | None = None,
 ) -> tuple[float, float]:
-    """[a, b] of Algorithm 2, 4 r long, by one uniform or by one Gumbel draw per bin."""
+    """Return [a, b] of Algorithm 2, 4 r long, by one uniform or by one Gumbel draw per bin."""
     if (uniform is None) == (gumbel is None):
         raise ValueError("give either uniform or gumbel")
     if uniform is not None:
@@ -173,9 +181,10 @@ def private_range(
 
 
 def range_feasible(M: int, epsilon_coordinate: float, bins: int, share: float = 0.1) -> bool:
-    """Whether a midpoint beyond all clients' is drawn with probability below `share`.
+    """Return whether a midpoint beyond all clients' has a probability below `share`.
 
-    Its cost is M, a median's at most M / 2, so bins exp(-M eps' / 8) bounds it (at eps' / 2).
+    Its cost is M and a median's at most M / 2, so that bins exp(-M eps' / 8) bounds it (at eps' /
+    2).
     """
     return M * epsilon_coordinate / 8 > log(bins / share)
 
@@ -184,7 +193,7 @@ def range_feasible(M: int, epsilon_coordinate: float, bins: int, share: float = 
 
 
 def laplace_scale(r: float, M: int, epsilon: float) -> float:
-    """3.3: sensitivity 4 r / M at budget eps / 2."""
+    """Return the scale of 3.3: sensitivity 4 r / M at budget eps / 2."""
     return 8 * r / (M * epsilon)
 
 
@@ -198,7 +207,7 @@ def winsorized_mean_1d(
     uniform: float | None = None,
     gumbel: np.ndarray | None = None,
 ) -> float:
-    """Algorithm 3; `laplace` is a standard draw, `uniform` or `gumbel` the range's."""
+    """Algorithm 3; `laplace` is a standard draw, `uniform` or `gumbel` that of the range."""
     x = np.asarray(x, dtype=np.float64)
     a, b = private_range(x, epsilon / 2, r, B, uniform=uniform, gumbel=gumbel)
     mean = float(np.mean(np.maximum(a, np.minimum(b, x))))
@@ -206,7 +215,8 @@ def winsorized_mean_1d(
 
 
 def cleaned(points: np.ndarray) -> np.ndarray:
-    """An estimate that is not finite in every coordinate becomes 0; refusing it would leak."""
+    """Replace an estimate that is not finite in every coordinate by 0, since refusing it would
+    leak."""
     points = np.asarray(points, dtype=np.float64)
     return np.where(np.isfinite(points).all(axis=1, keepdims=True), points, 0.0)
 
@@ -222,7 +232,7 @@ def winsorized_mean_high_d(
     uniforms: np.ndarray | None = None,
     gumbels: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Algorithm 4 from 4.4 on: (M, d) to (d,), with eps', r' and B sqrt(d2) given.
+    """Algorithm 4 from 4.4 on: (M, d) to (d,), for given eps', r' and B sqrt(d2).
 
     `signs`, `laplace` and `uniforms` are (d2,), `gumbels` (d2, bins).
     """
@@ -252,7 +262,7 @@ def winsorized_mean_high_d(
 def least_squares(
     X: np.ndarray, y: np.ndarray, tolerance: float = RANK_TOLERANCE
 ) -> tuple[np.ndarray, float]:
-    """V^+ Y of the rows of X, and how far the rank was from being another.
+    """Return V^+ Y of the rows of X, and how far the rank was from another value.
 
     The second is the least |log10| between an eigenvalue's share and the tolerance.
     """
@@ -273,19 +283,19 @@ def least_squares(
 
 
 def phase_length(p: int) -> int:
-    """|T_p|; phase 1 is the first."""
+    """Return |T_p|; phase 1 is the first."""
     if p < 1:
         raise ValueError(f"phases count from 1, got {p}")
     return 2**p
 
 
 def last_round(p: int) -> int:
-    """The last round of phase p: 2 + 4 + ... + 2^p."""
+    """Return the last round of phase p: 2 + 4 + ... + 2^p."""
     return 2 ** (p + 1) - 2
 
 
 def number_of_phases(T: int) -> int:
-    """P: phases begun within T rounds; the last one may be cut short."""
+    """Return P, the number of phases begun within T rounds; the last one may be incomplete."""
     if T < 1:
         raise ValueError(f"T must be >= 1, got {T}")
     P = 1
@@ -299,9 +309,10 @@ def phase_of(t: int) -> int:
 
 
 def releasing_phases(T: int, U: int, last: bool = False) -> list[int]:
-    """Phases p >= U at whose end an estimate goes out: whole, and with a round left to use it.
+    """Return the phases p >= U at whose end an estimate is sent.
 
-    With `last` as line 24 has it, also when the phase ends with round T.
+    They are complete, and a round remains to use the estimate. With `last`, as in line 24, the
+    phase may also end with round T.
     """
     if U < 1:
         raise ValueError(f"U must be >= 1, got {U}")
@@ -313,48 +324,49 @@ def releasing_phases(T: int, U: int, last: bool = False) -> list[int]:
 
 
 def linucb_alpha(M: int, d: int, beta: float, rounds: float) -> float:
-    """alpha of equation (1), from Lemma C.1, where `rounds` is |T_U| = 2^U.
+    """Return alpha of equation (1), from Lemma C.1, where `rounds` is |T_U| = 2^U.
 
-    It stands for log det(I + V) <= d log(1 + n / d), n rounds played: true with n = 2^(U+1) - 2
-    for d >= 2 (E9).
+    It replaces log det(I + V) <= d log(1 + n / d) for n rounds: true with n = 2^(U+1) - 2 for d >=
+    2 (E9).
     """
     return 1 + sqrt(2 * log(M / beta) + d * log(rounds))
 
 
 def linucb_alpha_mended(M: int, d: int, beta: float, rounds: float) -> float:
-    """The same for `rounds` rounds played, in any dimension."""
+    """Return the same for this number of rounds, in any dimension."""
     return 1 + sqrt(2 * log(M / beta) + d * log(1 + rounds / d))
 
 
 def concentration_c1(M: int, P: int, d: int, beta: float, lambda_0: float) -> float:
-    """c_1 of Theorem 3.3."""
+    """Return c_1 of Theorem 3.3."""
     return 4 * sqrt(2 * d * log(16 * d * (M + 1) * P / beta)) / lambda_0
 
 
 def concentration_c1_mended(M: int, P: int, d: int, beta: float, lambda_0: float) -> float:
-    """Claim C.4 with the lost factor 2 and the covariance V^-1 <= 4 / (lambda_0 |T_p|) (E10)."""
+    """Return Claim C.4 with the missing factor 2 and the covariance V^-1 <= 4 / (lambda_0 |T_p|)
+    (E10)."""
     return 2 * sqrt(2 * d * log(32 * d * (M + 1) * P / beta) / lambda_0)
 
 
 def concentration_radius(c1: float, p: int, multiplier: float = 1.0) -> float:
-    """r of phase p (line 31)."""
+    """Return r of phase p (line 31)."""
     return multiplier * c1 / sqrt(phase_length(p))
 
 
 def rotated_radius(r: float, d2: int, M: int, beta: float, B: float = 1.0) -> float:
-    """r' of 4.5, at most B sqrt(d2): one bin holds everything then."""
+    """Return r' of 4.5, at most B sqrt(d2), for which one bin contains everything."""
     return min(10 * r * sqrt(log(d2 * M / beta) / d2), B * sqrt(d2))
 
 
 def call_beta(beta: float, P: int) -> float:
-    """The failure probability with which line 31 calls WinsorizedMeanHighD."""
+    """Return the failure probability with which line 31 calls WinsorizedMeanHighD."""
     return beta / (16 * P)
 
 
 def estimation_c2(
     M: int, P: int, d: int, beta: float, lambda_0: float, epsilon0: float, delta0: float
 ) -> float:
-    """c_2 of Proposition C.3 (the proof of Claim C.5 prints twice of it once)."""
+    """Return c_2 of Proposition C.3 (the proof of Claim C.5 prints twice of it once)."""
     c1 = concentration_c1(M, P, d, beta, lambda_0)
     root = sqrt(6 * d * log(16 * d * M * P / beta) * log(1 / delta0))
     return c1 * (80 * log(16 * d * P / beta) * root / (sqrt(M) * epsilon0) + 1)
@@ -368,7 +380,7 @@ def least_phase(holds: Callable[[int], bool]) -> int:
 
 
 def initial_phases(M: int, P: int, d: int, beta: float, lambda_0: float, C_0: float) -> int:
-    """U of Proposition C.3, whose definition contains U: the least solution."""
+    """Return U of Proposition C.3, whose definition contains U: the smallest solution."""
     grown = log(2 * d * M * P / beta)
     first = 64 * grown / lambda_0**2
     second = 144 * d * (C_0 + lambda_0) ** 2 * grown * log(2) / lambda_0**4
@@ -376,14 +388,15 @@ def initial_phases(M: int, P: int, d: int, beta: float, lambda_0: float, C_0: fl
 
 
 def lemma_c2_condition(U: int, M: int, d: int, beta: float, lambda_0: float, C_0: float) -> bool:
-    """What Lemma C.2 asks of U."""
+    """Return whether U fulfils the condition of Lemma C.2."""
     rounds = phase_length(U)
     left = 12 * (d * C_0 + lambda_0) * sqrt(rounds * log(2 * d * M / beta)) * log(rounds)
     return left / lambda_0 <= lambda_0 / 4 * rounds
 
 
 def initial_phases_mended(M: int, P: int, d: int, beta: float, lambda_0: float, C_0: float) -> int:
-    """The least U that meets Lemma C.2's condition and Proposition C.3's first one (E8)."""
+    """Return the smallest U that fulfils Lemma C.2's condition and Proposition C.3's first one
+    (E8)."""
     first = 64 * log(2 * d * M * P / beta) / lambda_0**2
     return least_phase(
         lambda U: phase_length(U) >= first and lemma_c2_condition(U, M, d, beta, lambda_0, C_0)
@@ -409,7 +422,7 @@ def printed_budget(epsilon: float, delta: float, P: int, d2: int) -> Budget:
 
 
 def printed_composition(epsilon: float, delta: float, P: int, d2: int) -> dict[str, float]:
-    """What advanced composition (Lemma G.1) in full gives at the printed budgets."""
+    """Return the complete advanced composition (Lemma G.1) at the printed budgets."""
     budget = printed_budget(epsilon, delta, P, d2)
     return {
         "release": composed_epsilon(budget.epsilon_coordinate, d2, budget.delta0),
@@ -418,11 +431,12 @@ def printed_composition(epsilon: float, delta: float, P: int, d2: int) -> dict[s
 
 
 def coordinate_loss(epsilon_coordinate: float, steps: int, up: bool = True) -> np.ndarray:
-    """Law of the privacy loss of one coordinate's release, on multiples of eps' / (2 steps).
+    """Return the distribution of the privacy loss of one coordinate's release, on multiples of eps'
+    / (2 steps).
 
-    Randomised response at eps' / 2, for the exponential mechanism, and Laplace noise at eps' / 2.
-    Entry j is the probability of j - 2 steps. The atoms fall on the grid; what the Laplace noise
-    spreads between them is rounded up, else down.
+    It combines randomised response at eps' / 2, for the exponential mechanism, and Laplace noise at
+    eps' / 2. Entry j is the probability of j - 2 steps. The atoms are on the grid; the continuous
+    part of the Laplace noise is rounded up, else down.
     """
     a = epsilon_coordinate / 2
     response = np.zeros(2 * steps + 1)
@@ -453,9 +467,10 @@ def composition_delta(
     steps: int | None = None,
     up: bool = True,
 ) -> float:
-    """delta at epsilon of `coordinates` = releases times d2 coordinates, an upper bound if `up`.
+    """Return delta at epsilon of `coordinates` = releases times d2 coordinates, an upper bound if
+    `up`.
 
-    The convolution goes through a Fourier transform: below about 1e-12 it is rounding.
+    The convolution uses a Fourier transform: values below about 1e-12 are rounding.
     """
     steps = grid_steps(coordinates) if steps is None else steps
     one = coordinate_loss(epsilon_coordinate, steps, up)
@@ -468,7 +483,7 @@ def composition_delta(
 
 
 def bisect(holds: Callable[[float], bool], low: float, high: float, times: int = 30) -> float:
-    """The largest argument for which a decreasing condition still holds (it does at low)."""
+    """Return the largest argument for which a decreasing condition still holds (it does at low)."""
     for _ in range(times):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -476,7 +491,7 @@ def bisect(holds: Callable[[float], bool], low: float, high: float, times: int =
 
 
 def composition_epsilon(delta: float, epsilon_coordinate: float, coordinates: int) -> float:
-    """The epsilon that the composition really has at delta."""
+    """Return the true epsilon of the composition at delta."""
     total = coordinates * epsilon_coordinate
     return bisect(
         lambda epsilon: composition_delta(epsilon, epsilon_coordinate, coordinates) > delta,
@@ -486,7 +501,7 @@ def composition_epsilon(delta: float, epsilon_coordinate: float, coordinates: in
 
 
 def tight_epsilon(epsilon: float, delta: float, coordinates: int) -> float:
-    """The largest eps' whose composition over `coordinates` is (epsilon, delta)-DP."""
+    """Return the largest eps' whose composition over `coordinates` is (epsilon, delta)-DP."""
 
     def holds(value: float) -> bool:
         return composition_delta(epsilon, value, coordinates) <= delta
@@ -499,7 +514,8 @@ def tight_epsilon(epsilon: float, delta: float, coordinates: int) -> float:
 
 
 def closed_form_epsilon(epsilon: float, delta: float, coordinates: int) -> float:
-    """eps' by the central limit theorem: each half of a coordinate adds (eps' / 2)^2 to mu^2."""
+    """Return eps' by the central limit theorem: each half of a coordinate adds (eps' / 2)^2 to
+    mu^2."""
     return sqrt(2) * gaussian_mu(epsilon, delta) / sqrt(coordinates)
 
 
@@ -507,7 +523,8 @@ def closed_form_epsilon(epsilon: float, delta: float, coordinates: int) -> float
 
 
 def shares(epsilon: float, M: int, d: int, T: int, constant: float = 1.0) -> bool:
-    """Whether the with-memory variant follows Algorithm 1; its Omega has a hidden constant."""
+    """Return whether the variant with memory follows Algorithm 1; its Omega has a hidden
+    constant."""
     return epsilon >= constant * sqrt(d) * log(T) ** 1.5 / M
 
 
@@ -517,7 +534,10 @@ def shares(epsilon: float, M: int, d: int, T: int, constant: float = 1.0) -> boo
 def corollary_b5(
     r: float, M: int, d: int, beta: float, epsilon: float, delta: float, B: float = 1.0
 ) -> tuple[float, float]:
-    """(distance, probability): the release is farther from the clients' mean with at most that."""
+    """Return (distance, probability).
+
+    The release is farther from the clients' mean than this distance with at most this probability.
+    """
     root = sqrt(6 * d * log(d * M / beta) * log(1 / delta))
     missed = d**2 * B / (10 * r * sqrt(log(d * M / beta)))
     missed *= exp(-M * epsilon / (8 * sqrt(6 * d * log(1 / delta))))
@@ -526,7 +546,7 @@ def corollary_b5(
 
 @dataclass(frozen=True)
 class Parameters:
-    """Proposition C.3's; `clients` is the M that it asks for."""
+    """The parameters of Proposition C.3; `clients` is the M that it needs."""
 
     P: int
     U: int
@@ -536,7 +556,7 @@ class Parameters:
     clients: float
 
     def error(self, p: int, M: int) -> float:
-        """The bound on ||hat theta^p - theta*||, p > U, with |T_(p-1)| (E12)."""
+        """Return the bound on ||hat theta^p - theta*||, p > U, with |T_(p-1)| (E12)."""
         return self.c2 / sqrt(M * phase_length(p - 1))
 
 
@@ -574,23 +594,27 @@ def theorem_3_3(
     lambda_0: float,
     C_0: float,
 ) -> float:
-    """Regret of ROBIN, soft-O."""
+    """Return ROBIN's regret, soft-O."""
     private = d * log(T) * log(1 / delta) * log(1 / beta) ** 3 / (M * epsilon**2)
     return max(1.0, private) * C_0 * d * log(1 / beta) * log(T) / lambda_0**2
 
 
 def theorem_c6_explicit(M: int, P: int, U: int, C_0: float, c2: float) -> float:
-    """The proof's last line but one, before it turns into an order."""
+    """Return the last line of the proof before it becomes an order."""
     return 8 * C_0 * c2**2 * P + M * phase_length(U)
 
 
 def theorem_c6_mended(M: int, P: int, U: int, C_0: float, c2: float) -> float:
-    """The same with all initial rounds, each of regret up to 2, and P - U greedy phases (E13)."""
+    """Return the same with all initial rounds, each of regret up to 2, and P - U greedy phases
+    (E13)."""
     return 8 * C_0 * c2**2 * max(P - U, 0) + 2 * M * last_round(U)
 
 
 def theorem_4_2(M: int, T: int, d: int, epsilon: float, C_0: float, mended: bool = False) -> float:
-    """Almost-memoryless algorithms, user-level CDP; Omega. Mended: M T / C_0 (E14)."""
+    """Return the bound for almost-memoryless algorithms, user-level CDP; Omega.
+
+    Corrected: M T / C_0 (E14).
+    """
     alone = exp(-M * epsilon) * M * T * (1 / C_0 if mended else C_0)
     return max(1.0, 1 / (M * epsilon**2)) * C_0 * d * log(T) + alone
 
@@ -600,21 +624,24 @@ def without_margin(factor: float, d: int, T: int) -> float:
 
 
 def theorem_4_5(M: int, T: int, d: int, epsilon: float, C_0: float | None) -> float:
-    """Any algorithm, user-level CDP; Omega. C_0 = None: without the margin condition."""
+    """Return the bound for any algorithm, user-level CDP; Omega.
+
+    C_0 = None means without the margin condition.
+    """
     if C_0 is None:
         return without_margin(min(M, max(sqrt(M), 1 / epsilon)), d, T)
     return min(M, max(1.0, 1 / (M * epsilon**2))) * C_0 * d * log(T)
 
 
 def theorem_5_3(M: int, T: int, d: int, epsilon: float, C_0: float | None) -> float:
-    """Non-interactive user-level (eps, delta)-LDP; Omega."""
+    """Return the bound for non-interactive user-level (eps, delta)-LDP; Omega."""
     if C_0 is None:
         return without_margin(min(sqrt(M / epsilon), M), d, T)
     return min(1 / epsilon, M) * C_0 * d * log(T)
 
 
 def corollary_5_5(M: int, T: int, d: int, epsilon: float, C_0: float | None) -> float:
-    """User-level pure eps-LDP; Omega."""
+    """Return the bound for user-level pure eps-LDP; Omega."""
     if C_0 is None:
         return without_margin(min(M, sqrt(M) / epsilon), d, T)
     return min(M, 1 / epsilon**2) * C_0 * d * log(T)
@@ -623,10 +650,11 @@ def corollary_5_5(M: int, T: int, d: int, epsilon: float, C_0: float | None) -> 
 def error_4_5(
     t: int, *, M: int, d: int, epsilon: float, r: float, memory: bool = True, mended: bool = False
 ) -> float:
-    """Least E ||theta_1* - estimate||^2 in round t (proofs of Theorems 4.5 and 4.2), explicit.
+    """Return the least E ||theta_1* - estimate||^2 in round t (proofs of Theorems 4.5 and 4.2),
+    explicit.
 
-    Holds on the hard instance for delta <= sqrt(pi) / (12 r M sqrt(2T) log(1/delta)). The paper
-    puts eps for e^eps - 1 (E15).
+    It holds on the hard instance for delta <= sqrt(pi) / (12 r M sqrt(2T) log(1/delta)). The paper
+    has eps in place of e^eps - 1 (E15).
     """
     growth = expm1(epsilon) if mended else epsilon
     clients = growth * (M - 1) + 1 if memory else growth * M
@@ -634,7 +662,7 @@ def error_4_5(
 
 
 def error_5_3(t: int, *, M: int, d: int, epsilon: float, delta: float, r: float) -> float:
-    """The same under LDP: the proof's integral, by the trapezoidal rule in sqrt(q)."""
+    """Return the same under LDP: the proof's integral, by the trapezoidal rule in sqrt(q)."""
     inner = 1 - exp(-epsilon) * (1 - delta)
     v = np.linspace(0.0, r, 20_001)
     alone = 1 - np.sqrt(-np.expm1(-(v**2) * (t - 1) / d))
@@ -644,17 +672,21 @@ def error_5_3(t: int, *, M: int, d: int, epsilon: float, delta: float, r: float)
 
 
 def corollary_e2(errors: Sequence[float], M: int, r: float) -> float:
-    """Regret from the errors of rounds 1..T; the constant of Omega is set to 1."""
+    """Return the regret from the errors of rounds 1..T; the constant of Omega is 1."""
     return M * float(np.sum(errors)) / (2 * r)
 
 
 def proposition_d1(T: int, epsilon: float, delta: float) -> float:
-    """As the proof prints it. Above T / 2, which a coin reaches, it cannot hold (E16)."""
+    """Return the error as the proof prints it.
+
+    A value above T / 2, which a coin reaches, cannot hold (E16).
+    """
     return T * (0.9 * exp(-epsilon) - 10 * delta)
 
 
 def proposition_d1_mended(T: int, epsilon: float, delta: float) -> float:
-    """The least mean error of telling two datasets apart that differ in one client: exact."""
+    """Return the exact least mean error of a test between two data sets that differ in one
+    client."""
     return T * (1 - delta) / (1 + exp(epsilon))
 
 
@@ -662,14 +694,14 @@ def proposition_d1_mended(T: int, epsilon: float, delta: float) -> float:
 
 
 def truncated_normal(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """(..., 2) draws of N(0, I_2) within the unit disc from two uniforms each (Appendix E.1)."""
+    """Return (..., 2) draws of N(0, I_2) in the unit disc from two uniforms each (Appendix E.1)."""
     radius = np.sqrt(-2 * np.log1p(np.asarray(u) * expm1(-0.5)))
     angle = 2 * pi * np.asarray(v)
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
 
 
 def hard_parameter(angles: np.ndarray, r: float) -> np.ndarray:
-    """theta* (d,) of Appendix E.1 from d/2 angles; 0 <= r <= 1 / sqrt(d)."""
+    """Return theta* (d,) of Appendix E.1 from d/2 angles; 0 <= r <= 1 / sqrt(d)."""
     d = 2 * len(angles)
     if not 0 <= r <= 1 / sqrt(d):
         raise ValueError(f"r must be in [0, 1 / sqrt(d)], got {r}")
@@ -677,7 +709,7 @@ def hard_parameter(angles: np.ndarray, r: float) -> np.ndarray:
 
 
 def hard_features(block: int, z: np.ndarray, d: int) -> np.ndarray:
-    """(2, d): arm 0 has z (2,) in block 0 .. d/2 - 1, arm 1 is 0."""
+    """Return (2, d) features: arm 0 has z (2,) in block 0 .. d/2 - 1, and arm 1 is 0."""
     if d % 2 or not 0 <= block < d // 2:
         raise ValueError(f"d must be even and block in 0..d/2 - 1, got {d} and {block}")
     phi = np.zeros((2, d))
@@ -686,7 +718,7 @@ def hard_features(block: int, z: np.ndarray, d: int) -> np.ndarray:
 
 
 def hard_constants(d: int, r: float) -> tuple[float, float]:
-    """(lambda_0, C_0) of the hard instance, exactly."""
+    """Return (lambda_0, C_0) of the hard instance, exactly."""
     within = -expm1(-0.5)
     square = (2 - 3 * exp(-0.5)) / within / 2  # E z_1^2
     density = (2 * normal_cdf(1.0) - 1) / sqrt(2 * pi) / within  # of z_1 at 0
@@ -694,21 +726,22 @@ def hard_constants(d: int, r: float) -> tuple[float, float]:
 
 
 def proposition_d1_features(client: int) -> np.ndarray:
-    """(2, 2): the first client alone sees the first coordinate."""
+    """Return (2, 2) features: only the first client observes the first coordinate."""
     side = np.array([0.5, 0.0]) if client == 0 else np.array([0.0, 0.5])
     return np.array([side, -side])
 
 
 def proposition_d1_parameters() -> np.ndarray:
-    """The four theta*, of norm sqrt 2 (E16)."""
+    """Return the four theta*, of norm sqrt 2 (E16)."""
     return np.array([[a, b] for a in (1.0, -1.0) for b in (1.0, -1.0)])
 
 
-# The constants of a law of contexts (Assumptions 3.1 and 3.2).
+# The constants of a distribution of contexts (Assumptions 3.1 and 3.2).
 
 
 def diversity(contexts: np.ndarray, theta: np.ndarray) -> float:
-    """lambda_0 of draws (n, K, d): the least eigenvalue of the mean of phi phi' at the best arm."""
+    """Return lambda_0 of draws (n, K, d): the least eigenvalue of the mean of phi phi' at the best
+    arm."""
     contexts = np.asarray(contexts, dtype=np.float64)
     best = np.argmax(contexts @ theta, axis=1)
     x = contexts[np.arange(len(contexts)), best]
@@ -716,7 +749,7 @@ def diversity(contexts: np.ndarray, theta: np.ndarray) -> float:
 
 
 def margins(contexts: np.ndarray, theta: np.ndarray, every: bool = False) -> np.ndarray:
-    """The gap (n,) between the best arm and the second; with `every`, and the worst.
+    """Return the gap (n,) between the best arm and the second, or the worst with `every`.
 
     Assumption 3.2 prints "for all arms" and is used with "there is an arm" (E11).
     """
@@ -725,9 +758,9 @@ def margins(contexts: np.ndarray, theta: np.ndarray, every: bool = False) -> np.
 
 
 def margin_constant(gaps: np.ndarray, least: int = 1) -> float:
-    """C_0 = sup over e of P(gap <= e) / e, over the e that at least `least` draws reach.
+    """Return C_0 = sup over e of P(gap <= e) / e, over the e that at least `least` draws reach.
 
-    With least = 1 it is the definition, and the smallest gap alone can make it large.
+    With least = 1 it is the definition, which the smallest gap alone can make large.
     """
     ordered = np.sort(np.asarray(gaps, dtype=np.float64))
     counts = np.arange(1, len(ordered) + 1)
@@ -743,8 +776,8 @@ def margin_constant(gaps: np.ndarray, least: int = 1) -> float:
 class Mechanism:
     """R_0 at the server: eps', r'(p), B sqrt(d2), and the draws of the release after phase p.
 
-    `signs(p)`, `laplace(p)` and `uniforms(p)` are (d2,), `gumbels(p)` (d2, bins), given for
-    uniforms(p) or not at all.
+    `signs(p)`, `laplace(p)` and `uniforms(p)` are (d2,). `gumbels(p)` (d2, bins) replaces
+    uniforms(p) or is None.
     """
 
     epsilon_coordinate: float
@@ -770,7 +803,7 @@ class Mechanism:
 
 @dataclass
 class Replay:
-    worst_gap: float  # of a score below the best, relative to what was rounded
+    worst_gap: float  # distance of a score from the best, relative to the rounded numbers
     group_regret: np.ndarray  # (T,), cumulative, over all clients
     client_regret: np.ndarray  # (M, T), cumulative
     released: list[int] = field(default_factory=list)  # the phases
@@ -782,7 +815,8 @@ class Replay:
 
 
 def greedy_shortfall(phi: np.ndarray, theta: np.ndarray, action: int) -> float:
-    """How far the action's score lies below the best (line 18), relative to what was rounded."""
+    """Return how far the action's score lies below the best (line 18), relative to the rounded
+    numbers."""
     if not 0 <= action < len(phi):
         raise ValueError(f"action {action} is not in 0..{len(phi) - 1}")
     score = phi @ theta
@@ -802,13 +836,13 @@ def replay(
     first_estimate: str = "initial",
     last: bool = False,
 ) -> Replay:
-    """Follow actions and rewards (M, T) through Algorithm 1.
+    """Repeat actions and rewards (M, T) in Algorithm 1.
 
-    `contexts(t, i)` gives the arms (K, d), `means(t, i)` their K expected rewards,
-    `radius(t, i, I + V)` alpha. `initial_phases` is U; None never shares (local LinUCB, the other
-    branch of Remark 4.6). Without `mechanism` the server averages plainly. `first_estimate`: the
-    one sent after phase U is of all "initial" rounds, as no line resets V before line 15, or of
-    "phase" U alone, as Appendix C defines it. `last` as in `releasing_phases`.
+    `contexts(t, i)` gives the arms (K, d), `means(t, i)` their K expected rewards, `radius(t, i, I
+    + V)` alpha. `initial_phases` is U; None never shares (local LinUCB, the other branch of Remark
+    4.6). Without `mechanism` the server averages without noise. `first_estimate` is "initial" or
+    "phase". The estimate sent after phase U is of all "initial" rounds, as no line resets V before
+    line 15. Or it is of "phase" U alone, as in Appendix C. `last` is as in `releasing_phases`.
     """
     if first_estimate not in FIRST_ESTIMATES:
         raise ValueError(f"first_estimate must be in {FIRST_ESTIMATES}, got {first_estimate!r}")

@@ -12,14 +12,15 @@ import numpy as np
 
 
 def inverse_propensity(actions, rewards, propensities, policy):
-    """(value, standard error)."""
+    """Return (value, standard error)."""
     return _mean(
         [policy[t][a] / propensities[t] * rewards[t] for t, a in enumerate(actions)],
     )
 
 
 def self_normalised(actions, rewards, propensities, policy):
-    """(value, standard error): the ratio of two means, and its linearisation's spread."""
+    """Return (value, standard error): the ratio of two means, and the error of its
+    linearisation."""
     weights = [policy[t][a] / propensities[t] for t, a in enumerate(actions)]
     top = sum(w * r for w, r in zip(weights, rewards, strict=True))
     value = top / sum(weights)
@@ -29,7 +30,7 @@ def self_normalised(actions, rewards, propensities, policy):
 
 
 def doubly_robust(actions, rewards, propensities, policy, predicted):
-    """(value, standard error)."""
+    """Return (value, standard error)."""
     terms = []
     for t, a in enumerate(actions):
         term = sum(policy[t][b] * predicted[t][b] for b in range(len(policy[t])))
@@ -38,7 +39,7 @@ def doubly_robust(actions, rewards, propensities, policy, predicted):
 
 
 def ridge_prediction(contexts, actions, rewards, train, ridge, t, b):
-    """What the ridge regression on rounds ``train`` says of action b in round t."""
+    """Return the prediction for action b in round t of the ridge regression on rounds ``train``."""
     d = contexts.shape[2]
     gram, target = ridge * np.eye(d), np.zeros(d)
     for s in train:
@@ -49,7 +50,8 @@ def ridge_prediction(contexts, actions, rewards, train, ridge, t, b):
 
 
 def binomial_interval(successes, n, level):
-    """Chernoff's interval of a probability by a fine grid: p with n kl(k/n, p) <= ln(2/level)."""
+    """Return Chernoff's interval of a probability by a fine grid: p with n kl(k/n, p) <=
+    ln(2/level)."""
     q = successes / n
     grid = np.linspace(1e-7, 1 - 1e-7, 2_000_001)
     kl = np.zeros_like(grid)

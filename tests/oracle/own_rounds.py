@@ -1,15 +1,16 @@
 """Own rounds: a federation whose silos share some rounds and keep the others (docs/own-rounds.md).
 
-Everything is written from that page, for all silos of all replicates at once. A shared round's
-action is a function of its context and the public transcript, and its (x, y) enters the silo's
-leaf; an own round's action may use all raw data of its silo, and its (x, y) stays there.
+Everything is written from that page, for all silos of all replicates at once. The action of a
+shared round is a function of its context and the public transcript, and its (x, y) enters the
+silo's leaf. The action of an own round may use all raw data of its silo, and its (x, y) stays
+there.
 
-Indices: n silos of all replicates together, K actions, d features. Randomness is an argument:
-contexts(t) gives unit vectors (n, K, d - 1), uniforms(t) numbers in [0, 1) for the rewards (n,),
-noise(n) standard normals (releases, d + d^2) of a silo, and coins(t), where they decide which users
-are shared, numbers in [0, 1) (n,). The environment is the sphere turned by `rotation` at each silo.
-Run as a script with an angle (or "few") and "centred" or "uncentred" it prints a part of that
-page's tables.
+Indices: n silos of all replicates together, K actions, d features. Random numbers are arguments:
+contexts(t) gives unit vectors (n, K, d - 1), and uniforms(t) numbers in [0, 1) for the rewards
+(n,). Further, noise(n) gives standard normals (releases, d + d^2) of a silo. If coins decide which
+users are shared, coins(t) gives numbers in [0, 1) (n,). The environment is the sphere rotated by
+`rotation` at each silo. As a script with an angle (or "few") and "centred" or "uncentred" this
+module prints a part of that page's tables.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ GRID = (0.08, 0.16, 0.32, 0.64)
 
 
 def shared_rounds(horizon: int, until: int, fraction: float) -> np.ndarray:
-    """True for each shared round 1..T, at [t]: t <= until and floor(t p) > floor((t - 1) p)."""
+    """Return true for each shared round 1..T, at [t].
+
+    A round is shared if t <= until and floor(t p) > floor((t - 1) p).
+    """
     t = np.arange(horizon + 1)
-    # A sum of p's would drift: 0.1 * 30 is 3.0000000000000004.
+    # Sums of p have rounding errors: 0.1 * 30 is 3.0000000000000004.
     parts = np.floor(t * fraction + 1e-9)
     shared = np.zeros(horizon + 1, bool)
     shared[1:] = (parts[1:] > parts[:-1]) & (t[1:] <= until)
@@ -37,12 +41,17 @@ def shared_rounds(horizon: int, until: int, fraction: float) -> np.ndarray:
 
 
 def certain_rounds(horizon: int, until: int, fraction: float, secret: bool) -> np.ndarray:
-    """What is known in advance: `shared_rounds`, or all rounds in which a coin is tossed."""
+    """Return the rounds known in advance: `shared_rounds`, or all rounds in which a coin is
+    tossed."""
     return shared_rounds(horizon, until, 1.0 if secret else fraction)
 
 
 def release_rounds(shared: np.ndarray, first: int, ratio: float) -> list[int]:
-    """Rounds of releases: after `first` shared rounds, then `ratio` as many, and the last."""
+    """Return the rounds of releases.
+
+    The first is after `first` shared rounds; each next one is after `ratio` as many. The last
+    shared round is always one.
+    """
     counts = np.cumsum(shared)
     total = int(counts[-1])
     marks, mark = [], min(first, total)
@@ -54,9 +63,10 @@ def release_rounds(shared: np.ndarray, first: int, ratio: float) -> list[int]:
 
 
 def release_weights(rounds: list[int], shared: np.ndarray, last: float = 3.0) -> np.ndarray:
-    """om_k = L_(k+1) / n_k^2: rounds that use release k, over its shared rounds squared.
+    """Return om_k = L_(k+1) / n_k^2: rounds that use release k, over its shared rounds squared.
 
-    Own rounds outgrow the last release: it counts for `last` times the rounds before it.
+    Since own rounds outnumber those before the last release, it counts for `last` times the rounds
+    before it.
     """
     counts = np.cumsum(shared)[rounds].astype(float)
     lengths = np.diff(np.append(rounds, len(shared) - 1)).astype(float)
@@ -65,10 +75,11 @@ def release_weights(rounds: list[int], shared: np.ndarray, last: float = 3.0) ->
 
 
 def optimal_factor(weights: np.ndarray, steps: int = 2000) -> tuple[np.ndarray, np.ndarray]:
-    """(C, B), B C the prefix matrix: the C of unit columns with the least sum of om_k ||B_k||^2.
+    """Return (C, B) with B C the prefix matrix and the least sum of om_k ||B_k||^2.
 
-    Of X = C'C it is min tr(W X^-1) with diag X <= 1, W = A' diag(om) A: the fixed point
-    v <- v diag(X), X = v^-1/2 (v^1/2 W v^1/2)^1/2 v^-1/2; C by the reverse Cholesky factor of X.
+    C has columns of norm 1. For X = C'C the problem is min tr(W X^-1) with diag X <= 1 and W = A'
+    diag(om) A. Its solution is the fixed point v <- v diag(X), X = v^-1/2 (v^1/2 W v^1/2)^1/2
+    v^-1/2. C is the reverse Cholesky factor of X.
     """
     count = len(weights)
     prefix = np.tril(np.ones((count, count)))
@@ -86,11 +97,11 @@ def optimal_factor(weights: np.ndarray, steps: int = 2000) -> tuple[np.ndarray, 
     return c, prefix @ np.linalg.inv(c)
 
 
-# ---- Privacy: how much noise ---------------------------------------------------------------------
+# ---- Privacy: size of the noise ------------------------------------------------------------------
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """mu of a Gaussian mechanism that is (epsilon, delta)-private (Balle & Wang 2018)."""
+    """Return mu of a Gaussian mechanism that is (epsilon, delta)-private (Balle & Wang 2018)."""
 
     def excess(mu: float) -> float:
         upper = 0.5 * math.erfc((epsilon / mu - mu / 2.0) / math.sqrt(2.0))
@@ -105,7 +116,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def coin_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
-    """delta of a release that a user enters by a secret coin (docs/own-rounds.md, "The coin")."""
+    """Return delta of a release that a user enters by a secret coin (docs/own-rounds.md, "The
+    coin")."""
 
     def gaussian(e: float, m: float) -> float:
         upper = 0.5 * math.erfc((e / m - m / 2.0) / math.sqrt(2.0))
@@ -118,10 +130,12 @@ def coin_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
 
 
 def absence(centred: bool, kappa: float = 3.0) -> float:
-    """zeta in layout goe2 with one noise for both streams, by the extreme record: (x y, x x').
+    """Return zeta in layout goe2 with one noise for both streams, by the extreme record (x y, x
+    x').
 
-    Not centred ||x|| = |y| = 1 against a largest change of 2; centred ||z||^2 = 1/2, |y| = 1/2 and
-    the constant c, c^2 = 1 / (2 kappa), against 11/12 for kappa = 3, where c^2 does not move.
+    If not centred, ||x|| = |y| = 1, and the largest change is 2. If centred, ||z||^2 = 1/2 and |y|
+    = 1/2, and the constant c has c^2 = 1 / (2 kappa). The largest change is then 11/12 for kappa =
+    3, where c^2 does not change.
     """
     if not centred:
         return math.sqrt(1.0 + 1.0 / 2.0) / 2.0
@@ -131,7 +145,10 @@ def absence(centred: bool, kappa: float = 3.0) -> float:
 
 
 def coin_mu(epsilon: float, delta: float, p: float, zeta: float = math.sqrt(1.5) / 2.0) -> float:
-    """mu of a release that costs (epsilon, delta) with a secret coin; zeta: absence over change."""
+    """Return mu of a release that is (epsilon, delta)-private with a secret coin.
+
+    zeta is the change by absence over the change by replacement.
+    """
     low, high = 1e-6, 50.0
     for _ in range(200):
         middle = 0.5 * (low + high)
@@ -142,11 +159,12 @@ def coin_mu(epsilon: float, delta: float, p: float, zeta: float = math.sqrt(1.5)
 
 @dataclass(frozen=True)
 class Release:
-    """How a silo's sums are released.
+    """The release of a silo's sums.
 
-    std: of each entry of a silo's own noise, off the diagonal sqrt(2) less than on it (goe2).
-    centred: rewards minus 1/2 and the constant scaled to 1/sqrt(2 kappa), its square public.
-    norm: bound on ||theta*||, or on ||theta* - theta0|| where centred, in those coordinates.
+    `std` is that of each entry of a silo's own noise, off the diagonal sqrt(2) less than on it
+    (goe2). `centred` means rewards minus 1/2 and the constant scaled to 1/sqrt(2 kappa), with
+    public square. `norm` is the bound on ||theta*||, or on ||theta* - theta0|| if centred, in those
+    coordinates.
     """
 
     std: float
@@ -166,9 +184,10 @@ class Release:
 def release_for(
     trust: str, mu: float, silos: int, *, centred: bool, colluders: int | None = None
 ) -> Release:
-    """The noise of one silo: all of s = D / mu for "silo-ldp", s / sqrt(M - t) for "secure-sum".
+    """Return the release of one silo, with noise s = D / mu for "silo-ldp" and s / sqrt(M - t) for
+    "secure-sum".
 
-    D = 2 for x y and x x' with ||x|| <= 1, |y| <= 1; 11/12 where centred, with kappa = 3.
+    D = 2 for x y and x x' with ||x|| <= 1, |y| <= 1; D = 11/12 if centred, with kappa = 3.
     """
     s = (11.0 / 12.0 if centred else 2.0) / mu if mu < math.inf else 0.0
     if trust == "secure-sum":
@@ -179,9 +198,11 @@ def release_for(
 def noise_of(
     draw: np.ndarray, release: Release, factor: np.ndarray, d: int, secret: bool = False
 ) -> np.ndarray:
-    """Noise of a silo's prefixes, (K, d + d^2): B z, z_k = std (vector, symmetric matrix).
+    """Return the noise of a silo's prefixes, (K, d + d^2): B z, z_k = std (vector, symmetric
+    matrix).
 
-    The count of users, the last entry of centred sums, has none unless secret coins decide it.
+    The count of users is the last entry of centred sums. It has no noise unless secret coins decide
+    it.
     """
     count = len(factor)
     matrix = draw[:, d:].reshape(count, d, d)
@@ -192,11 +213,12 @@ def noise_of(
     return release.std * factor @ z
 
 
-# ---- What silos believe --------------------------------------------------------------------------
+# ---- Beliefs of silos ----------------------------------------------------------------------------
 
 
 def noise_variance(release: Release, factor: np.ndarray, silos: int) -> np.ndarray:
-    """sigma_k^2: variance of each entry of h - N theta at each release, of so many silos' noise."""
+    """Return sigma_k^2, the variance of each entry of h - N theta at each release, for this number
+    of silos."""
     return silos * release.std**2 * (factor**2).sum(axis=1) * (1.0 + release.norm**2)
 
 
@@ -209,12 +231,13 @@ def information(
     scale: float,
     prior: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(P, q): what the other silos' sums say of theta_i, as precision and precision times mean.
+    """Return (P, q), the information of the other silos' sums about theta_i.
 
-    a (n, d, d) and h (n, d): sums of the others as released. The residual h - a theta_i has the
-    covariance Mat = sigma^2 I + R^2 a + Delta^2 (1 + 1/(M - 1)) a^2, so that P = a Mat^-1 a and
-    q = a Mat^-1 h; prior I is added to P. Mat is positive definite whatever a is, for sigma^2 is
-    raised to R^4 / (4 Delta^2) if need be; without noise a is positive semidefinite.
+    P is a precision, and q is the precision times the mean. The arguments a (n, d, d) and h (n, d)
+    are sums of the others as released. The residual h - a theta_i has the covariance Mat = sigma^2
+    I + R^2 a + Delta^2 (1 + 1/(M - 1)) a^2, so that P = a Mat^-1 a and q = a Mat^-1 h. The prior I
+    is added to P. Mat is positive definite for every a, since sigma^2 is raised to R^4 / (4
+    Delta^2) if necessary. Without noise a is positive semidefinite.
     """
     d = a.shape[-1]
     spread = deviation**2 * (1.0 + 1.0 / max(1, silos - 1))
@@ -226,7 +249,10 @@ def information(
 
 
 def evidence(p: np.ndarray, q: np.ndarray, g: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """ln p(own data | P, q) up to a constant: g and u are the raw sums over R^2."""
+    """Return ln p(own data
+
+    P, q) up to a constant; g and u are the raw sums over R^2.
+    """
     after, toward = p + g, q + u
 
     def quadratic(m: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -239,7 +265,8 @@ def evidence(p: np.ndarray, q: np.ndarray, g: np.ndarray, u: np.ndarray) -> np.n
 def mixed(
     candidates: list[tuple[np.ndarray, np.ndarray]], g: np.ndarray, u: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Precision, its product with the mean, own data included, and weights of evidence (.., n)."""
+    """Return the precision, its product with the mean (both with own data), and evidence weights
+    (.., n)."""
     found = np.array([evidence(p, q, g, u) for p, q in candidates])
     weights = np.exp(found - found.max(axis=0))
     weights /= weights.sum(axis=0)
@@ -293,11 +320,13 @@ class Bound:
 def direct_bounds(
     a: np.ndarray, h: np.ndarray, stds: np.ndarray, k: int, release: Release, scale: float
 ) -> Bound:
-    """The direct radius (docs/radius.md) after release k, of public sums a (r, d, d), h (r, d).
+    """Return the direct radius (docs/radius.md) after release k, of public sums a (r, d, d), h (r,
+    d).
 
-    stds: standard deviation of an entry of the public noise at every release. n_k and E_k are
-    closed bounds: ||GOE|| <= 2 sqrt d + t but for exp(-t^2 / 4), ||normal|| <= sqrt d + t but for
-    exp(-t^2 / 2). Failure probability 0.01, a quarter for each of them and half for the rewards.
+    `stds` are the standard deviations of an entry of the public noise at every release. n_k and E_k
+    are closed bounds: ||GOE|| <= 2 sqrt d + t except with probability exp(-t^2 / 4), and ||normal||
+    <= sqrt d + t except with probability exp(-t^2 / 2). The failure probability is 0.01: a quarter
+    for each of them and half for the rewards.
     """
     d, tail = a.shape[-1], math.log(4.0 * len(stds) / 0.01)
     n = stds * (2.0 * math.sqrt(d) + 2.0 * math.sqrt(tail))
@@ -308,7 +337,7 @@ def direct_bounds(
     steps = np.ceil(np.clip((full - least) / full, 0.0, 1.0) * 8.0) / 8.0
     lam = full * steps
     f = np.where(lam >= full, 1.0, 1.0 + (full - lam) / full)
-    # Only where event 1 fails is V not positive definite: the shift that the code makes too.
+    # V is not positive definite only if event 1 fails; this is the shift that the code also uses.
     shift = np.maximum(0.0, 1e-9 + 1e-3 * full - (least + lam))
     v = a + (lam + shift)[:, None, None] * np.eye(d)
     logs = 2.0 * math.log(2.0 / 0.01) + np.linalg.slogdet(v)[1] + d * np.log(f / c)
@@ -324,7 +353,7 @@ def direct_bounds(
 def local_bounds(
     g: np.ndarray, u: np.ndarray, norm: float, silos: int, scale: float, lam: float = 1.0
 ) -> Bound:
-    """LinUCB (Abbasi-Yadkori et al. 2011, Theorem 2) of raw sums, for M silos at once."""
+    """Return LinUCB (Abbasi-Yadkori et al. 2011, Theorem 2) of raw sums, for M silos at once."""
     d = g.shape[-1]
     v = g + lam * np.eye(d)
     inverse = np.linalg.inv(v)
@@ -340,11 +369,12 @@ def local_bounds(
 class Setting:
     """One federation: its sizes, what is shared, and how own rounds are played.
 
-    own: "gls", or "min-of-bounds", or "ledger": gls as long as what it may have lost, by the local
-    bound, is at most ledger times that bound's regret, else the local bound itself.
-    shared_multiplier: factor on the direct radius in shared rounds; bound_multiplier on both bounds
-    in own rounds, 1 where they are proven; own_bonus on the posterior's standard deviation.
-    secret: coins of probability `fraction` stand for the rule that `fraction` of rounds are shared.
+    `own` is "gls", "min-of-bounds" or "ledger". The ledger uses gls as long as its possible loss,
+    by the local bound, is at most `ledger` times that bound's regret, and else the local bound.
+    `shared_multiplier` is the factor on the direct radius in shared rounds. `bound_multiplier` is
+    that on both bounds in own rounds; bounds are proven for 1. `own_bonus` is the factor on the
+    posterior's standard deviation. With `secret`, coins of probability `fraction` replace the rule
+    that `fraction` of rounds are shared.
     """
 
     silos: int = 20
@@ -386,7 +416,10 @@ def simulate(
     noise: Callable[[int], np.ndarray],
     coins: Callable[[int], np.ndarray] | None = None,
 ) -> Outcome:
-    """Play replicates of a federation; thetas (n, d - 1): unit v_i, n = replicates times silos."""
+    """Simulate replicates of a federation.
+
+    thetas (n, d - 1) has unit vectors v_i, with n = replicates times silos.
+    """
     s, d, m = setting, setting.dimension, setting.silos
     n, all_n = len(thetas), np.arange(len(thetas))
     replicates = n // m
@@ -397,8 +430,8 @@ def simulate(
     entry_stds = release.std * np.sqrt(m * (factor**2).sum(axis=1))
     others = noise_variance(release, factor, m - 1)
 
-    leaves, leaf_bias = np.zeros((n, d, d)), np.zeros((n, d))  # all shared rounds so far
-    g, u = np.zeros((n, d, d)), np.zeros((n, d))  # all rounds of a silo, raw
+    leaves, leaf_bias = np.zeros((n, d, d)), np.zeros((n, d))  # sums of all shared rounds so far
+    g, u = np.zeros((n, d, d)), np.zeros((n, d))  # raw sums of all rounds of a silo
     prior = np.broadcast_to(d * np.eye(d), (n, d, d))
     sources = [(prior, np.zeros((n, d)))]
     belief, weights = Belief.of(prior, np.zeros((n, d))), np.ones((1, n))
@@ -430,7 +463,9 @@ def simulate(
             own_scores = scores
         if enters.any():
             if public is None:
-                scores = np.tile(np.arange(s.actions, 0, -1.0), (n, 1))  # the first: all are alike
+                scores = np.tile(
+                    np.arange(s.actions, 0, -1.0), (n, 1)
+                )  # the first action: all scores are equal
             else:
                 mean, width = public.mean_and_width(x)
                 scores = mean + s.shared_multiplier * width
@@ -482,48 +517,50 @@ def simulate(
 
 
 def local_regret(t: int, d: int, norm: float, silos: int, scale: float) -> float:
-    """Bound on LinUCB's regret in t rounds of one silo: 2 beta sqrt(2 t d ln(1 + t / d)).
+    """Return a bound on LinUCB's regret in t rounds of one silo: 2 beta sqrt(2 t d ln(1 + t / d)).
 
-    With lambda = 1 and ||x|| <= 1; beta by ln det V <= d ln(1 + t / d).
+    It holds for lambda = 1 and ||x|| <= 1, with beta from ln det V <= d ln(1 + t / d).
     """
     growth = d * math.log1p(t / d)
     beta = scale * math.sqrt(2.0 * math.log(silos / 0.01) + growth) + norm
     return 2.0 * beta * math.sqrt(2.0 * t * growth)
 
 
-# ---- Worlds --------------------------------------------------------------------------------------
+# ---- Environments --------------------------------------------------------------------------------
 
 
-def turned(draw: np.random.Generator, replicates: int, silos: int, d: int, angle: float):
-    """v_i (n, d - 1): one v for each replicate, turned by the angle in each silo's direction."""
+def turned(rng: np.random.Generator, replicates: int, silos: int, d: int, angle: float):
+    """Return v_i (n, d - 1): one v for each replicate, rotated by the angle in each silo's
+    direction."""
 
     def unit(a: np.ndarray) -> np.ndarray:
         return a / np.linalg.norm(a, axis=1, keepdims=True)
 
-    v = np.repeat(unit(draw.standard_normal((replicates, d - 1))), silos, axis=0)
-    w = draw.standard_normal(v.shape)
+    v = np.repeat(unit(rng.standard_normal((replicates, d - 1))), silos, axis=0)
+    w = rng.standard_normal(v.shape)
     w = unit(w - (w * v).sum(axis=1, keepdims=True) * v)
     return math.cos(angle) * v + math.sin(angle) * w
 
 
-def fresh(draw: np.random.Generator, n: int, actions: int, d: int):
-    """contexts(t) of the sphere, drawn anew at every call."""
+def fresh(rng: np.random.Generator, n: int, actions: int, d: int):
+    """Return contexts(t) of the sphere, drawn again at every call."""
 
     def contexts(t: int) -> np.ndarray:
-        z = draw.standard_normal((n, actions, d - 1), dtype=np.float32)
+        z = rng.standard_normal((n, actions, d - 1), dtype=np.float32)
         return z / np.linalg.norm(z, axis=2, keepdims=True)
 
     return contexts
 
 
-def pooled(draw: np.random.Generator, n: int, actions: int, d: int, size: int = 300_000):
-    """The same from one pool of unit vectors, of which each round takes runs: many times faster."""
-    pool = draw.standard_normal((size, d - 1), dtype=np.float32)
+def pooled(rng: np.random.Generator, n: int, actions: int, d: int, size: int = 300_000):
+    """Return the same from one pool of unit vectors, of which each round uses runs: many times
+    faster."""
+    pool = rng.standard_normal((size, d - 1), dtype=np.float32)
     pool /= np.linalg.norm(pool, axis=1, keepdims=True)
     runs = np.lib.stride_tricks.sliding_window_view(pool, actions, axis=0)
 
     def contexts(t: int) -> np.ndarray:
-        return runs[draw.integers(0, len(runs), n)].transpose(0, 2, 1)
+        return runs[rng.integers(0, len(runs), n)].transpose(0, 2, 1)
 
     return contexts
 
@@ -533,27 +570,27 @@ def play(
 ) -> Outcome:
     """Simulate with every draw from one seed."""
     s = setting
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     n = replicates * s.silos
-    thetas = turned(draw, replicates, s.silos, s.dimension, s.rotation)
-    contexts = (pooled if pool else fresh)(draw, n, s.actions, s.dimension)
+    thetas = turned(rng, replicates, s.silos, s.dimension, s.rotation)
+    contexts = (pooled if pool else fresh)(rng, n, s.actions, s.dimension)
     certain = certain_rounds(s.horizon, s.until, s.fraction, s.secret)
     count = len(release_rounds(certain, s.first, s.ratio))
-    noises = draw.standard_normal((n, count, s.dimension + s.dimension**2))
+    noises = rng.standard_normal((n, count, s.dimension + s.dimension**2))
     coins = np.random.default_rng([seed, 21])
     return simulate(
         s,
         release,
         thetas,
         contexts,
-        lambda t: draw.random(n),
+        lambda t: rng.random(n),
         lambda i: noises[i],
         lambda t: coins.random(n),
     )
 
 
 def group_regret(outcome: Outcome, silos: int) -> tuple[float, float]:
-    """Mean over replicates of the group's regret, and its standard error."""
+    """Return the mean over replicates of the group's regret, and its standard error."""
     each = outcome.regret[max(outcome.regret)].reshape(-1, silos).sum(axis=1)
     error = each.std(ddof=1) / math.sqrt(len(each)) if len(each) > 1 else math.nan
     return float(each.mean()), float(error)
@@ -563,8 +600,10 @@ def group_regret(outcome: Outcome, silos: int) -> tuple[float, float]:
 
 
 def tables(angle: float | None, centred: bool, replicates: int = 3) -> None:
-    """Print one part of the tables of docs/own-rounds.md, some minutes each: an angle, or None for
-    few silos."""
+    """Print one part of the tables of docs/own-rounds.md, for an angle, or None for few silos.
+
+    Each part needs some minutes.
+    """
     base = Setting(silos=100, horizon=10_000, until=300)
     budgets = {
         "silo-ldp (1, 1e-3)": ("silo-ldp", gaussian_mu(1.0, 1e-3), 20),

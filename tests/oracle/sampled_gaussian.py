@@ -1,9 +1,9 @@
 """One Gaussian release that a record enters by a secret coin: its exact privacy loss, by integrals.
 
-Three worlds, in units of the noise: the record is absent, N(0, I); it is x and enters, N(a, I); it
-is x' and enters, N(b, I). The observer sees P = (1 - p) N(0, I) + p N(a, I) or Q, the same with b.
-Only the plane of 0, a and b matters. Nothing here assumes any bound: the hockey-stick divergence
-is a sum over a fine grid of the plane.
+There are three distributions, in units of the noise. The record is absent, N(0, I); it is x and
+enters, N(a, I); or it is x' and enters, N(b, I). The observer sees P = (1 - p) N(0, I) + p N(a, I)
+or Q, the same with b. Only the plane of 0, a and b matters. Nothing here assumes any bound: the
+hockey-stick divergence is a sum over a fine grid of the plane.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 def divergence(
     epsilon: float, p: float, a: np.ndarray, b: np.ndarray, *, step: float = 0.02, tail: float = 9.0
 ) -> float:
-    """integral of max(0, P - e^epsilon Q) over the plane, a and b of shape (2,).
+    """Return the integral of max(0, P - e^epsilon Q) over the plane, for a and b of shape (2,).
 
-    The trapezoidal rule on a grid that ends ``tail`` beyond the three centres; its error is that
-    of the kink alone, of order step^2.
+    It uses the trapezoidal rule on a grid that ends ``tail`` beyond the three centres. Its error
+    comes only from the kink and is of order step^2.
     """
     centres = np.array([[0.0, 0.0], a, b], dtype=float)
     low, high = centres.min(axis=0) - tail, centres.max(axis=0) + tail
@@ -34,7 +34,7 @@ def divergence(
 
 
 def placed(length_a: float, length_b: float, angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """a and b of these lengths, with this angle between them."""
+    """Return a and b of these lengths, with this angle between them."""
     a = np.array([length_a, 0.0])
     return a, length_b * np.array([math.cos(angle), math.sin(angle)])
 
@@ -42,11 +42,11 @@ def placed(length_a: float, length_b: float, angle: float) -> tuple[np.ndarray, 
 def largest(
     epsilon: float, p: float, zeta: float, mu: float, *, points: int = 9, step: float = 0.04
 ) -> float:
-    """The largest divergence found with |a|, |b| <= zeta mu and |a - b| <= mu.
+    """Return the largest divergence found with |a|, |b| <= zeta mu and |a - b| <= mu.
 
-    Any (a, b) is a contraction of one with two of the three limits attained (docs/own-rounds.md),
-    so three families of one number each are searched: |a| = |b| = zeta mu; |a| = zeta mu and
-    |a - b| = mu; |b| = zeta mu and |a - b| = mu. It is a lower bound of what holds for all.
+    Any (a, b) is a contraction of one with two of the three limits attained (docs/own-rounds.md).
+    So three families of one number each are searched: |a| = |b| = zeta mu; |a| = zeta mu and |a -
+    b| = mu; |b| = zeta mu and |a - b| = mu. The result is a lower bound of the largest divergence.
     """
     z = zeta * mu
     found = 0.0

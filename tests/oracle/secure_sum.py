@@ -1,14 +1,14 @@
 """Secure sums in plain Python integers, the optimal factor of prefix sums, and exact binomials.
 
-The mechanism: silos i = 0..M-1 hold integer leaf vectors gamma_ij; the sum of release k is
-sum_i (sum_{j <= k} C_kj gamma_ij + z_ik) with z_ik = Bin(n, 1/2) - n/2. Nothing here is modular,
-masked or rounded.
+The mechanism: silos i = 0..M-1 have integer leaf vectors gamma_ij. The sum of release k is sum_i
+(sum_{j <= k} C_kj gamma_ij + z_ik) with z_ik = Bin(n, 1/2) - n/2. Nothing here is modular, masked
+or rounded.
 
-The factor: of all lower triangular C with columns of length at most 1, and B C = A (ones on and
-below the diagonal), the one with the least sum_k weights_k |row k of B|^2. With X = C'C that is
-min tr(W X^-1) over X with diag X <= 1, W = A' diag(weights) A; the minimiser is
-X = v^-1/2 (v^1/2 W v^1/2)^1/2 v^-1/2 for multipliers v that the iteration v <- v diag(X) finds
-(v a diagonal matrix).
+The factor is a lower triangular C with columns of length at most 1 and B C = A (ones on and below
+the diagonal). Of all these it has the smallest sum_k weights_k |row k of B|^2. With X = C'C the
+problem is min tr(W X^-1) over X with diag X <= 1, W = A' diag(weights) A. The minimiser is X =
+v^-1/2 (v^1/2 W v^1/2)^1/2 v^-1/2 for multipliers v (a diagonal matrix). The iteration v <- v
+diag(X) finds them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 
 def growing(releases: int, horizon: int, first: int = 1) -> list[int]:
-    """Times 1 <= t_1 < ... < t_K = horizon, geometric where integers allow it."""
+    """Return times 1 <= t_1 < ... < t_K = horizon, geometric as far as integers allow it."""
     low, high = 1.0, float(horizon)
     while high - low > 1e-12:
         ratio = (low + high) / 2.0
@@ -42,7 +42,8 @@ def growing(releases: int, horizon: int, first: int = 1) -> list[int]:
 
 
 def optimal_factor(times: Sequence[int], steps: int = 2000) -> np.ndarray:
-    """C (K, K) for prefixes at these times, weighted by the rounds that each serves over n^2."""
+    """Return C (K, K) for prefixes at these times, weighted by the number of their rounds over
+    n^2."""
     n = np.array(times, dtype=np.float64)
     serves = np.diff(np.append(n, 2.0 * n[-1] - n[-2] if len(n) > 1 else 2.0 * n[-1]))
     size = len(n)
@@ -60,7 +61,7 @@ def optimal_factor(times: Sequence[int], steps: int = 2000) -> np.ndarray:
 
 
 def _multiplied(w: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """v^-1/2 (v^1/2 W v^1/2)^1/2 v^-1/2."""
+    """Return v^-1/2 (v^1/2 W v^1/2)^1/2 v^-1/2."""
     root = np.sqrt(v)
     values, vectors = np.linalg.eigh(root[:, None] * w * root)
     middle = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
@@ -72,7 +73,7 @@ def secure_sums(
     leaves: Sequence[Sequence[Sequence[int]]],
     shares: Sequence[Sequence[Sequence[int]]],
 ) -> list[list[int]]:
-    """Sums of all releases: integers [K][s], of leaves and shares [M][K][s]."""
+    """Return the sums of all releases, integers [K][s], of leaves and shares [M][K][s]."""
     size = len(leaves[0][0])
     found = []
     for k, row in enumerate(factor):
@@ -86,7 +87,7 @@ def secure_sums(
 
 
 def exact_inverse(factor: Sequence[Sequence[int]]) -> list[list[Fraction]]:
-    """B with B C = A, in fractions, by rows."""
+    """Return B with B C = A, in fractions, by rows."""
     size = len(factor)
     b = [[Fraction(0)] * size for _ in range(size)]
     for k in range(size):
@@ -100,12 +101,13 @@ def exact_inverse(factor: Sequence[Sequence[int]]) -> list[list[Fraction]]:
 
 
 def masses(n: int) -> list[Fraction]:
-    """P(Bin(n, 1/2) = k), k = 0..n."""
+    """Return P(Bin(n, 1/2) = k), k = 0..n."""
     return [Fraction(math.comb(n, k), 1 << n) for k in range(n + 1)]
 
 
 def shifted_delta(n: int, shift: int, epsilon: float) -> float:
-    """Hockey-stick divergence of Bin(n, 1/2) and itself plus a shift, by fractions; symmetric."""
+    """Return the hockey-stick divergence of Bin(n, 1/2) and itself plus a shift, by fractions;
+    symmetric."""
     p, factor, total = masses(n), Fraction(math.exp(epsilon)), Fraction(0)
     for k in range(n + 1 + shift):
         here = p[k] if k <= n else Fraction(0)
@@ -115,7 +117,8 @@ def shifted_delta(n: int, shift: int, epsilon: float) -> float:
 
 
 def losses(n: int, shift: int) -> tuple[np.ndarray, np.ndarray]:
-    """Masses of Bin(n, 1/2) and privacy losses against itself plus a shift, by log-gammas."""
+    """Return masses of Bin(n, 1/2) and privacy losses against itself plus a shift, by
+    log-gammas."""
     from scipy.special import gammaln
 
     k = np.arange(n + 1)
@@ -126,9 +129,9 @@ def losses(n: int, shift: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def composed_delta(parts: Sequence[tuple[int, int]], epsilon: float, width: float) -> float:
-    """Hockey-stick divergence of independent coordinates (n, shift), from below.
+    """Return the hockey-stick divergence of independent coordinates (n, shift), from below.
 
-    Losses are rounded down to multiples of `width` and convolved; infinite ones count in full.
+    Losses are rounded down to multiples of `width` and convolved; infinite ones count fully.
     """
     grid, start, told = np.ones(1), 0, 1.0
     for n, shift in parts:
@@ -147,7 +150,7 @@ def composed_delta(parts: Sequence[tuple[int, int]], epsilon: float, width: floa
 
 
 def statistic(x: np.ndarray, y: float, unit: float) -> np.ndarray:
-    """x y and the lower triangle of x x', rounded to integers in a unit, (s,)."""
+    """Return x y and the lower triangle of x x', rounded to integers in a unit, (s,)."""
     entries = [float(v) * y for v in x]
     entries += [float(x[i] * x[j]) for i in range(len(x)) for j in range(i + 1)]
     return np.array([round(v / unit) for v in entries], dtype=np.int64)
@@ -156,6 +159,7 @@ def statistic(x: np.ndarray, y: float, unit: float) -> np.ndarray:
 def gaussian_mu(
     factor: Sequence[Sequence[int]], change: np.ndarray, stds: np.ndarray, leaf: int
 ) -> float:
-    """mu of Gaussian noise of these stds (s,) for one leaf's change (s,), all in integers."""
+    """Return mu of Gaussian noise of these stds (s,) for one leaf's change (s,), all in
+    integers."""
     column = math.sqrt(sum(row[leaf] ** 2 for row in factor[leaf:]))
     return column * float(np.sqrt(((change / stds) ** 2).sum()))

@@ -1,17 +1,17 @@
 """The shuffle protocol for vector sums, P_Vec and P_1D of Cheu et al. (2021).
 
-As restated by Zhou and Chowdhury (2024), "On Differentially Private Federated Linear Contextual
+It is restated by Zhou and Chowdhury (2024), "On Differentially Private Federated Linear Contextual
 Bandits", Appendix F.2, Algorithms 6 and 7. Every bit that a user sends is built, shuffled and
-counted; `vector_sum_counts` takes the same sum without the bits. Comments carry the paper's line
-numbers, "6.4" for line 4 of Algorithm 6. All randomness is an argument: rounding uniforms in
-[0, 1), numbers of noise ones in 0..b, permutations.
+counted; `vector_sum_counts` calculates the same sum without the bits. Comments have the paper's
+line numbers, "6.4" for line 4 of Algorithm 6. All random numbers are arguments: rounding uniforms
+in [0, 1), numbers of noise ones in 0..b, permutations.
 
-Two slips of the paper are mended. Algorithm 6 shifts [-L, L] to [0, 2L], so that Algorithm 7,
+Two errors of the paper are corrected. Algorithm 6 shifts [-L, L] to [0, 2L]. So Algorithm 7,
 written for [0, L], gives hat x up to 2g, and its messages of g + b bits would overflow: they have
 2g + b bits here. The parameters g and b are rounded up to integers.
 
-The paper's symbols: n users, D coordinates, |x| <= L per coordinate; g the steps per L, b the
-noise bits per user and coordinate, p their mean.
+The paper's symbols: n users, D coordinates, |x| <= L per coordinate; g the steps per L, b the noise
+bits per user and coordinate, p their mean.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ import numpy as np
 
 
 def g_of(n: int, d: int) -> int:
-    """g = max(2 sqrt n, d, 4) (Appendix F.2), rounded up: ceil(2 sqrt n) in integers."""
+    """Return g = max(2 sqrt n, d, 4) (Appendix F.2), rounded up: ceil(2 sqrt n) in integers."""
     if n < 1:
         raise ValueError(f"n must be >= 1, got {n}")
     return max(math.isqrt(4 * n - 1) + 1, d, 4)
 
 
 def b_theorem(g: int, n: int, d: int, epsilon: float, delta: float) -> int:
-    """b of Appendix F.2 with its constant 24 10^4, rounded up."""
+    """Return b of Appendix F.2 with its constant 24 10^4, rounded up."""
     return math.ceil(24e4 * g**2 * math.log(4 * (d**2 + 1) / delta) ** 2 / (epsilon**2 * n))
 
 
 def b_published(g: int, n: int, d: int, epsilon: float, delta: float, scale: float) -> int:
-    """b of the form scale g^2 log^2(d^2/delta) / (epsilon^2 n), rounded up."""
+    """Return b of the form scale g^2 log^2(d^2/delta) / (epsilon^2 n), rounded up."""
     return math.ceil(scale * g**2 * math.log(d**2 / delta) ** 2 / (epsilon**2 * n))
 
 
 def fixed_point(
     x: np.ndarray, g: int, L: float, uniforms: np.ndarray, clamp: bool = True
 ) -> np.ndarray:
-    """hat x of each entry of x, integers of the shape of x.
+    """Return hat x of each entry of x, integers of the shape of x.
 
-    Within 0..2g if `clamp`, as a message of 2g + b bits needs; any integers if not.
+    They are within 0..2g if `clamp`, as a message of 2g + b bits needs; any integers if not.
     """
     x, uniforms = np.asarray(x, dtype=np.float64), np.asarray(uniforms, dtype=np.float64)
     if x.shape != uniforms.shape:
@@ -63,7 +63,7 @@ def fixed_point(
 
 
 def message(hat_x: int, noise_ones: int, g: int, b: int) -> np.ndarray:
-    """The 2g + b bits of one coordinate of one user, ones first (7.7), uint8."""
+    """Return the 2g + b bits of one coordinate of one user, ones first (7.7), uint8."""
     if not 0 <= hat_x <= 2 * g:
         raise ValueError(f"hat_x must be in 0..{2 * g}, got {hat_x}")
     if not 0 <= noise_ones <= b:
@@ -74,7 +74,7 @@ def message(hat_x: int, noise_ones: int, g: int, b: int) -> np.ndarray:
 
 
 def shuffle(bits_of_all_users: np.ndarray, permutation: Sequence[int] | np.ndarray) -> np.ndarray:
-    """All users' bits of one coordinate, (n, 2g + b) or flat, as one flat permuted row."""
+    """Return all users' bits of one coordinate, (n, 2g + b) or flat, as one flat permuted row."""
     bits = np.ravel(bits_of_all_users)
     if not np.array_equal(np.sort(permutation), np.arange(len(bits))):
         raise ValueError(f"not a permutation of {len(bits)} bits")
@@ -82,13 +82,13 @@ def shuffle(bits_of_all_users: np.ndarray, permutation: Sequence[int] | np.ndarr
 
 
 def debias(ones: np.ndarray, n: int, g: int, b: int, L: float, p: float) -> np.ndarray:
-    """Sums of n values in [-L, L] from the numbers of ones per coordinate."""
+    """Return sums of n values in [-L, L] from the numbers of ones per coordinate."""
     # 7.10, then 6.12: the noise's mean off, steps to units, the shift of n values off.
     return (L / g) * (ones - p * b * n) - n * L
 
 
 def analyze_scalar(bits: np.ndarray, n: int, g: int, b: int, L: float, p: float = 1 / 4) -> float:
-    """The sum of one coordinate over n users from all their bits (7.10 and 6.12)."""
+    """Return the sum of one coordinate over n users from all their bits (7.10 and 6.12)."""
     bits = np.asarray(bits)
     if bits.size != n * (2 * g + b):
         raise ValueError(f"{n} users send {n * (2 * g + b)} bits, got {bits.size}")
@@ -98,14 +98,15 @@ def analyze_scalar(bits: np.ndarray, n: int, g: int, b: int, L: float, p: float 
 def analyze_vector(
     bits: Sequence[np.ndarray], n: int, g: int, b: int, L: float, p: float = 1 / 4
 ) -> np.ndarray:
-    """The vector of sums from each coordinate's bits; messages are labelled (6.7, 6.10-6.14)."""
+    """Return the vector of sums from each coordinate's bits; messages are labelled (6.7,
+    6.10-6.14)."""
     return np.array([analyze_scalar(of_coordinate, n, g, b, L, p) for of_coordinate in bits])
 
 
 def checked(
     points: np.ndarray, uniforms: np.ndarray, noise: np.ndarray, b: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """points and noise, refused unless all are (n, D) and the noise integers in 0..b."""
+    """Return points and noise; refuse them unless all are (n, D) and the noise integers in 0..b."""
     points, noise = np.asarray(points, dtype=np.float64), np.asarray(noise)
     if points.ndim != 2 or not points.shape == np.shape(uniforms) == noise.shape:
         shapes = f"{points.shape}, {np.shape(uniforms)} and {noise.shape}"
@@ -124,11 +125,11 @@ def vector_sum(
     noise: np.ndarray,
     permutations: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Noisy sum (D,) of points (n, D) through messages, shuffler and analyzer.
+    """Return the noisy sum (D,) of points (n, D) through messages, shuffler and analyzer.
 
-    `uniforms` (n, D) round, `noise` (n, D) are numbers of ones in 0..b, and `permutations` has one
-    permutation of n(2g + b) bits per coordinate, the identity if None. Points are clamped to
-    [-L, L]. The noise taken off is that of Bin(b, 1/4).
+    `uniforms` (n, D) are for rounding, and `noise` (n, D) are numbers of ones in 0..b.
+    `permutations` has one permutation of n(2g + b) bits per coordinate, the identity if None.
+    Points are clamped to [-L, L]. The subtracted noise mean is that of Bin(b, 1/4).
     """
     points, noise = checked(points, uniforms, noise, b)
     n, dimension = points.shape
@@ -151,19 +152,21 @@ def vector_sum_counts(
     noise: np.ndarray,
     clamp: bool = True,
 ) -> np.ndarray:
-    """The same as `vector_sum` from the number of ones alone, which is all the analyzer uses."""
+    """Return the same as `vector_sum` from the number of ones, which is all that the analyzer
+    uses."""
     points, noise = checked(points, uniforms, noise, b)
     ones: np.ndarray = np.sum(fixed_point(points, g, L, uniforms, clamp) + noise, axis=0)
     return debias(ones, len(points), g, b, L, 1 / 4)
 
 
 def lower_triangle(matrix: np.ndarray) -> np.ndarray:
-    """The entries j <= i of a symmetric matrix, row by row: (i, j) at i(i + 1)/2 + j."""
+    """Return the entries j <= i of a symmetric matrix, row by row: (i, j) at i(i + 1)/2 + j."""
     return np.array([matrix[i, j] for i in range(len(matrix)) for j in range(i + 1)])
 
 
 def symmetric(packed: np.ndarray) -> np.ndarray:
-    """The matrix of a packed lower triangle, mirrored: each entry was summed, and noised, once."""
+    """Return the matrix of a packed lower triangle, mirrored: each entry was summed, and noised,
+    once."""
     d = (math.isqrt(8 * len(packed) + 1) - 1) // 2
     if d * (d + 1) // 2 != len(packed):
         raise ValueError(f"no triangle has {len(packed)} entries")

@@ -1,17 +1,17 @@
 """Zhou and Chowdhury (2024), "On Differentially Private Federated Linear Contextual Bandits".
 
 Algorithm 1 (Private-FedLinUCB) with Algorithm 2 (tree-based p-sums), Algorithm 4 (prefix sums),
-Algorithm 5 (vector sums of the data points under a node) and Algorithm 8 (lazy update), by
-*forced replay*: the recorded actions and rewards are followed, and how far each action's score
-lies below the best one is measured. Comments carry the paper's line numbers. Nothing is
-incremental where a definition is available: a node is the sum of the leaves, or data points,
-under it, and V is built and inverted anew in every round.
+Algorithm 5 (vector sums of the data points under a node) and Algorithm 8 (lazy update), by *forced
+replay*. The recorded actions and rewards are repeated, and the replay measures how far each
+action's score lies below the best one. Comments have the paper's line numbers. Nothing is
+incremental if a definition is available: a node is the sum of the leaves, or data points, under it,
+and V is built and inverted again in every round.
 
-Two parts are not the paper's: the releases "honaker" (Honaker 2015, the tree with its right
-children and online estimates) and "toeplitz" (Fichtenberger-Henzinger-Upadhyay 2023, the square
-root of the prefix matrix), and the direct radius, which is fastfed's own.
+Two parts are not from the paper. The first are the releases "honaker" (Honaker 2015, the tree with
+its right children and online estimates) and "toeplitz" (Fichtenberger-Henzinger-Upadhyay 2023, the
+square root of the prefix matrix). The second is the direct radius, which is fastfed's own.
 
-The paper's symbols: W, U covariance and bias statistics; gamma_k the statistics of batch k;
+The paper's symbols are W, U covariance and bias statistics; gamma_k the statistics of batch k;
 alpha a p-sum (tree node); k the synchronisation; B the batch size; M silos, T rounds, K actions.
 Rounds t and synchronisations k count from 1, silos i from 0.
 """
@@ -45,8 +45,9 @@ RELEASES = ("tree", "honaker", "toeplitz")
 class Direct:
     """The direct radius: lambda is chosen at each release, and V's own determinant bounds theta.
 
-    `full(k)`, `floor(k)` and `error(k)` are the largest lambda, the eigenvalue that V must keep
-    above (0: lambda is full(k)) and E_k after k synchronisations; c is `anchor`, R is `scale`.
+    `full(k)` is the largest lambda after k synchronisations. `floor(k)` is the value that the
+    eigenvalues of V must exceed (0: lambda is full(k)), and `error(k)` is E_k. Further, c is
+    `anchor` and R is `scale`.
     """
 
     full: Callable[[int], float]
@@ -60,16 +61,16 @@ class Direct:
 
 @dataclass
 class Replay:
-    """What following the recorded actions gives.
+    """The result of repeating the recorded actions.
 
-    `worst_gap` is the largest shortfall of the followed action's score from the best score,
-    relative to the largest |<x, theta_hat>| + bonus of the round (the size of what was rounded:
-    the best score itself may cancel to 0). `totals` and `local` hold pairs (W, U).
+    `worst_gap` is the largest shortfall of the chosen action's score from the best score. It is
+    relative to the largest |<x, theta_hat>| + bonus of the round, the size of the rounded numbers;
+    the best score itself may cancel to 0. `totals` and `local` are pairs (W, U).
 
-    With a direct radius `regularizers` holds the lambda of 0, 1, 2, ... synchronisations, and
-    `nearest_floor` the smallest distance, over all candidates of lambda, of the least eigenvalue
-    of V from the floor, relative to the largest |eigenvalue| of V or the floor: rounding of that
-    order may move another program's choice to the next candidate.
+    With a direct radius, `regularizers` has the lambda of 0, 1, 2, ... synchronisations.
+    `nearest_floor` is the smallest distance, over all candidates of lambda, of the least eigenvalue
+    of V from the floor. It is relative to the largest |eigenvalue| of V or the floor. Rounding
+    errors of that order may change another program's choice to the next candidate.
     """
 
     worst_gap: float
@@ -81,57 +82,62 @@ class Replay:
 
 
 def first_one(k: int) -> int:
-    """i_k = min{j : Bin_j(k) = 1} (Algorithm 2, lines 4-5)."""
+    """Return i_k = min{j : Bin_j(k) = 1} (Algorithm 2, lines 4-5)."""
     return min(j for j in range(k.bit_length()) if (k >> j) & 1)
 
 
 def node_interval(k: int) -> tuple[int, int]:
-    """First and last batch under the node that is released at synchronisation k."""
+    """Return the first and last batch under the node that is released at synchronisation k."""
     return k - 2 ** first_one(k) + 1, k
 
 
 def tree_nodes(k: int) -> list[int]:
-    """The nodes that make up the prefix sum [1, k], each by the synchronisation that released it.
+    """Return the nodes of the prefix sum [1, k], each by the synchronisation that released it.
 
-    The level-j node for Bin_j(k) = 1 ends at k with its bits below j cleared: the prefix of
-    k = 6 = (110)_2 is the node released at 4, sum [1, 4], and the one released at 6, sum [5, 6].
+    The level-j node for Bin_j(k) = 1 ends at k without its bits below j. The prefix of k = 6 =
+    (110)_2 consists of the node released at 4, sum [1, 4], and the one released at 6, sum [5, 6].
     """
     return [(k >> j) << j for j in reversed(range(k.bit_length())) if (k >> j) & 1]
 
 
 def added(parts: list[np.ndarray]) -> np.ndarray:
-    """The sum of arrays of one shape."""
+    """Return the sum of arrays of one shape."""
     total: np.ndarray = np.sum(parts, axis=0)
     return total
 
 
 def p_sum(stream: list[np.ndarray], k: int) -> np.ndarray:
-    """Raw node released at k: the sum of gamma over its interval (Algorithm 2, line 6)."""
+    """Return the raw node released at k: the sum of gamma over its interval (Algorithm 2, line
+    6)."""
     first, last = node_interval(k)
     return added(stream[first - 1 : last])
 
 
 def square_root(size: int) -> np.ndarray:
-    """C with C C = A, the lower triangle of ones: C_kj = f_{k-j}, f_m = binom(2m, m) / 4^m."""
+    """Return C with C C = A, the lower triangle of ones: C_kj = f_{k-j}, f_m = binom(2m, m) /
+    4^m."""
     f = [comb(2 * m, m) / 4**m for m in range(size)]
     return np.array([[f[k - j] if j <= k else 0.0 for j in range(size)] for k in range(size)])
 
 
 def honaker_number(k: int, level: int) -> int:
-    """The number of the node of 2^level batches that ends at batch k: by release, then level."""
+    """Return the number of the node of 2^level batches that ends at batch k.
+
+    Nodes are numbered by release, then level.
+    """
     return 2 * (k - 1) - (k - 1).bit_count() + 1 + level
 
 
 def honaker_weight(level: int) -> float:
-    """v_h, the variance of a node's estimate when a node's own noise has variance 1.
+    """Return v_h, the variance of a node's estimate if a node's own noise has variance 1.
 
-    The children's estimates add up to variance 2 v_{h-1}; inverse variances weigh the two sums.
+    The children's estimates sum to variance 2 v_{h-1}; inverse variances weigh the two sums.
     """
     return 1.0 if level == 0 else 1.0 / (1.0 + 1.0 / (2.0 * honaker_weight(level - 1)))
 
 
 def honaker_estimate(k: int, level: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Noise of the estimate of the node of 2^level batches that ends at batch k."""
+    """Return the noise of the estimate of the node of 2^level batches that ends at batch k."""
     own = draw(honaker_number(k, level))
     if level == 0:
         return own
@@ -142,7 +148,7 @@ def honaker_estimate(k: int, level: int, draw: Callable[[int], np.ndarray]) -> n
 
 
 def prefix_noise(release: str, k: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Noise of the prefix sum [1, k] under a release other than the paper's tree."""
+    """Return the noise of the prefix sum [1, k] for a release other than the paper's tree."""
     if release == "toeplitz":
         draws = np.array([draw(j) for j in range(1, k + 1)])
         noises: np.ndarray = np.tensordot(square_root(k), draws, axes=1)[-1]
@@ -151,7 +157,7 @@ def prefix_noise(release: str, k: int, draw: Callable[[int], np.ndarray]) -> np.
 
 
 def new_numbers(release: str, k: int) -> list[int]:
-    """The numbers of the noise that is first drawn at release k."""
+    """Return the numbers of the noise that is first drawn at release k."""
     if release == "honaker":
         return [honaker_number(k, level) for level in range(first_one(k) + 1)]
     return [k]
@@ -164,7 +170,7 @@ class Stream:
         self.protocol = protocol
         self.plain = np.zeros(shape)
         self.gamma: list[list[np.ndarray]] = [[] for _ in range(silos)]
-        # Noisy nodes by silo and by release; the noise is inside, so it is never drawn again.
+        # Noisy nodes by silo and by release; they include the noise, so it is never drawn again.
         self.noisy: list[dict[int, np.ndarray]] = [{} for _ in range(silos)]
         self.synchronised: dict[int, np.ndarray] = {}
 
@@ -176,7 +182,7 @@ class Stream:
         server: np.ndarray | None,
         order: Sequence[int],
     ) -> np.ndarray:
-        """Takes every silo's gamma_k; gives the total s_k that all silos receive."""
+        """Return the total s_k that all silos receive, from every silo's gamma_k."""
         if self.protocol == "none":
             self.plain = self.plain + added(gammas)
             return self.plain
@@ -200,16 +206,17 @@ class Stream:
         return self.prefix(k, node)
 
     def prefix(self, k: int, node: np.ndarray) -> np.ndarray:
-        """The synchronised prefix sum after the node of k (line 14 of Algorithms 2 and 5)."""
+        """Return the synchronised prefix sum after the node of k (line 14 of Algorithms 2 and
+        5)."""
         self.synchronised[k] = node
         return added([self.synchronised[released] for released in tree_nodes(k)])
 
     def whole_prefixes(
         self, k: int, gammas: list[np.ndarray], part: int, release: str, givers: list[Drawn]
     ) -> np.ndarray:
-        """The raw prefix sum of all silos, and the noise of it that each giver of noise adds.
+        """Return the raw prefix sum of all silos, and its noise by each source of noise.
 
-        `part` is the stream's place in the pairs (bias, covariance) of the draws.
+        `part` is the stream's position in the pairs (bias, covariance) of the draws.
         """
         for stream, gamma in zip(self.gamma, gammas, strict=True):
             stream.append(gamma)
@@ -234,7 +241,7 @@ class Stream:
 def clipped(
     x: np.ndarray, y: float, clip: tuple[float, float, float] | None
 ) -> tuple[np.ndarray, float]:
-    """x and y as they enter the statistics: Assumption 4.1 enforced, or as given without clip."""
+    """Return x and y of the statistics: Assumption 4.1 enforced, or unchanged without clip."""
     if clip is None:
         return x, y
     max_norm, low, high = clip
@@ -251,10 +258,10 @@ def vector_node(
     centred_noise: Callable[[int, int], np.ndarray],
     clamp: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Algorithm 5, lines 4-7 and 13: node k of bias (d,) and covariance (d, d), with L = 1.
+    """Return node k of bias (d,) and covariance (d, d), with L = 1 (Algorithm 5, lines 4-7 and 13).
 
-    `points[i]` holds the (x, y) of silo i, round after round, as they enter the statistics. Both
-    streams are encoded alike, so their coordinates go through P_Vec as one vector.
+    `points[i]` has the (x, y) of silo i, round after round, as in the statistics. Both streams are
+    encoded alike, so that their coordinates go through P_Vec as one vector.
     """
     d = len(points[0][0][0])
     g, b = encoding(first_one(k))
@@ -286,10 +293,11 @@ def vector_node(
 def scores(
     phi: np.ndarray, covariance: np.ndarray, bias: np.ndarray, beta: float, gamma: float
 ) -> tuple[np.ndarray, float]:
-    """Score of each action (Algorithm 1, lines 5-6), and the scale of their rounding errors.
+    """Return the score of each action (Algorithm 1, lines 5-6), and the scale of their rounding
+    errors.
 
-    gamma ||V^-1 x|| is not the paper's; gamma = 0 leaves the paper's rule. A V that is not
-    positive definite is outside the paper (Assumption C.1) and is refused.
+    gamma ||V^-1 x|| is not from the paper; gamma = 0 is the paper's rule. A V that is not positive
+    definite is outside the paper (Assumption C.1) and is refused.
     """
     try:
         np.linalg.cholesky(covariance)
@@ -306,9 +314,9 @@ def scores(
 
 
 def chosen_regularizer(direct: Direct, k: int, total: np.ndarray) -> tuple[float, float]:
-    """lambda after k synchronisations whose covariance total is `total`, and `nearest_floor`.
+    """Return lambda after k synchronisations with covariance total `total`, and `nearest_floor`.
 
-    The least of full j/8, j = 0..7, for which all eigenvalues of V lie above the floor, or full.
+    It is the least of full j/8, j = 0..7, for which all eigenvalues of V exceed the floor, or full.
     """
     full, floor = direct.full(k), direct.floor(k)
     nearest = np.inf
@@ -324,7 +332,7 @@ def chosen_regularizer(direct: Direct, k: int, total: np.ndarray) -> tuple[float
 
 
 def direct_bonuses(direct: Direct, k: int, lam: float, covariance: np.ndarray) -> tuple[float, ...]:
-    """(beta, gamma) of the direct radius at V = `covariance`, which holds lam I."""
+    """Return (beta, gamma) of the direct radius at V = `covariance`, which includes lam I."""
     d = len(covariance)
     full = direct.full(k)
     f = 1.0 if lam == full else 1.0 + (full - lam) / direct.floor(k)
@@ -337,7 +345,7 @@ def direct_bonuses(direct: Direct, k: int, lam: float, covariance: np.ndarray) -
 
 
 def checked(noise: Noise, dimension: int) -> Noise:
-    """The noise of one node, refused unless its covariance part is symmetric."""
+    """Return the noise of one node; refuse it unless its covariance part is symmetric."""
     bias, covariance = (np.asarray(part, dtype=np.float64) for part in noise)
     if bias.shape != (dimension,) or covariance.shape != (dimension, dimension):
         raise ValueError(f"noise has shapes {bias.shape} and {covariance.shape}")

@@ -1304,17 +1304,20 @@ def check_random(seed: int) -> bool:
     verify(plan)
     exact = certificate.exact or certificate.also[0].exact
     assert exact.epsilon == accounted(plan)[0]
-    plan_ = (
+    sampled_plan = (
         max(plan.parts, key=lambda part: part.plan.releases).plan
         if algorithm == "feducb-decentralized"
         else plan
     )
-    std = gaussian_std(plan_)
+    std = gaussian_std(sampled_plan)
     if std is not None:
-        independent = independent_epsilon(plan_, std)
-        if plan_.release in ("honaker", "factorised") and plan_.privacy.max_participations > 1:
+        independent = independent_epsilon(sampled_plan, std)
+        if (
+            sampled_plan.release in ("honaker", "factorised")
+            and sampled_plan.privacy.max_participations > 1
+        ):
             # The account is a proven upper bound here, and only slightly above the value.
-            max_ratio = 1.1 if plan_.release == "honaker" else 1.2
+            max_ratio = 1.1 if sampled_plan.release == "honaker" else 1.2
             assert independent * (1.0 - 1e-6) <= exact.epsilon <= max_ratio * independent + 1e-9, (
                 seed,
                 keys,

@@ -98,7 +98,9 @@ def test_json_has_exactly_the_documented_keys() -> None:
         ({"noise_std": {"bias": float("nan")}}, "noise_std[bias] must be >= 0, got nan"),
     ],
 )
-def test_refuses_to_overstate(kind: type, changed: dict[str, Any], message: str) -> None:
+def test_certificates_refuse_to_overstate(
+    kind: type, changed: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError) as error:
         kind(**fields(**changed))
     assert message in str(error.value)
@@ -110,7 +112,7 @@ def test_an_exceeded_claim_excuses_no_other_condition() -> None:
         Certificate(**fields(exact=Guarantee(11.88, 0.01), conditions=[FAILS]))
 
 
-def test_what_is_allowed() -> None:
+def test_valid_certificates_are_accepted() -> None:
     Certificate(**fields())
     # An exact value above the claim is still exact, once it is said that the claim is not met.
     Certificate(**fields(exact=Guarantee(11.88, 0.01), conditions=[HOLDS, MISSED]))
@@ -129,7 +131,7 @@ def test_what_is_allowed() -> None:
         Certificate(**fields(also=[Certificate(**fields())]))
 
 
-def test_is_a_value() -> None:
+def test_certificates_compare_by_value() -> None:
     certificate = Certificate(**fields())
     assert certificate == Certificate(**fields())
     with pytest.raises(AttributeError):
@@ -167,7 +169,7 @@ def test_a_tree_fills_a_certificate() -> None:
         Certificate(**{**filled, "conditions": []})
 
 
-def test_text_says_everything_within_88_columns() -> None:
+def test_text_contains_all_fields_within_88_columns() -> None:
     certificate = Certificate(
         **fields(
             status="unproven",

@@ -558,14 +558,14 @@ def test_cached_candidates_are_dropped_in_time(
 def test_a_reward_at_its_deadline_is_in_time() -> None:
     """Check that the deadline itself counts and the next float64 after it does not."""
     for steps_late, reason in ((0, ""), (1, "late")):
-        federation_ = federation.Federation(federation.deployed())
-        calendar = federation_.plan.document.calendar
-        silo = federation_.processes["silo0"]
-        federation_.now = calendar.start + 1.0
+        small_federation = federation.Federation(federation.deployed())
+        calendar = small_federation.plan.document.calendar
+        silo = small_federation.processes["silo0"]
+        small_federation.now = calendar.start + 1.0
         name = silo.decide(federation.ROWS).id
-        federation_.now += calendar.reward_deadline
+        small_federation.now += calendar.reward_deadline
         for _ in range(steps_late):
-            federation_.now = math.nextafter(federation_.now, math.inf)
+            small_federation.now = math.nextafter(small_federation.now, math.inf)
         silo.reward(name, 0.5)
         assert silo.party.ended[name].why == reason
 
@@ -573,22 +573,22 @@ def test_a_reward_at_its_deadline_is_in_time() -> None:
 def test_a_set_is_opened_at_the_end_of_the_grace_period() -> None:
     """Check that the set of two of three silos is not opened earlier."""
     for early, opened in ((True, False), (False, True)):
-        federation_ = federation.Federation(federation.deployed())
-        absent_silo = federation_.processes.pop("silo2")
+        small_federation = federation.Federation(federation.deployed())
+        absent_silo = small_federation.processes.pop("silo2")
         absent_silo.tick()
-        federation_.settle()
-        hub = federation_.processes["hub"].party
-        federation_.now = (
+        small_federation.settle()
+        hub = small_federation.processes["hub"].party
+        small_federation.now = (
             hub.deployed.document.calendar.start + 1e5
         )  # silos have had time to report
-        hub_settled = hub._settled(federation_.now)
+        hub_settled = hub._settled(small_federation.now)
         assert hub_settled
-        close = federation_.plan.document.calendar.closes[0]
-        federation.served(federation_, 1, ["silo0", "silo1"])
-        federation_.settle()
+        close = small_federation.plan.document.calendar.closes[0]
+        federation.served(small_federation, 1, ["silo0", "silo1"])
+        small_federation.settle()
         end = close + federation.GRACE
-        federation_.now = math.nextafter(end, 0.0) if early else end
-        step = hub._opening(1, federation_.now)
+        small_federation.now = math.nextafter(end, 0.0) if early else end
+        step = hub._opening(1, small_federation.now)
         assert bool(step.writes) == opened
 
 

@@ -1,4 +1,5 @@
-"""The low-bits attack: sound on every double, silent on right releases, and run on objects."""
+"""Tests of the low-bits attack: it never excludes the true record and finds nothing in correct
+releases."""
 
 from __future__ import annotations
 
@@ -20,46 +21,51 @@ from fastfed.simulation.audit import low_bits as system
 from fastfed.simulation.audit import run_audit
 
 SCALES = (1e-3, 0.37, 1.0, 1.9999, 6.295, 8.9925, 1024.0, 1e6)
-SLOW = ("winsorized-mean", "averager")  # a tenth of a second a message
+SLOW = ("winsorized-mean", "averager")  # these take a tenth of a second per message
 
 
-# ---- what noise reaches --------------------------------------------------------------------------
+# ---- values that noise can reach -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("size", [0.0, 1e-9, 0.7, 300.0])
-def test_what_was_released_is_reachable(scale: float, size: float) -> None:
-    draw = np.random.default_rng(1)
-    c, z = size * draw.normal(size=20_000), draw.normal(size=20_000)
+def test_released_values_are_reachable(scale: float, size: float) -> None:
+    rng = np.random.default_rng(1)
+    c, z = size * rng.normal(size=20_000), rng.normal(size=20_000)
     assert reachable(c + scale * z, c, scale).all()
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("ratio", [1e-3, 0.3, 3.0])
-def test_what_is_not_reachable_no_double_reaches(scale: float, ratio: float) -> None:
-    """Against all doubles within 200 places of the quotient."""
-    draw = np.random.default_rng(2)
-    released = scale * draw.normal(size=1500)
-    c = ratio * scale * draw.normal(size=1500)
+def test_no_double_reaches_values_that_are_not_reachable(scale: float, ratio: float) -> None:
+    """Compare with all doubles within 200 places of the quotient."""
+    rng = np.random.default_rng(2)
+    released = scale * rng.normal(size=1500)
+    c = ratio * scale * rng.normal(size=1500)
     nearest = ((released - c) / scale).view(np.int64)[:, None] + np.arange(-200, 201)
-    by_hand = (c[:, None] + scale * nearest.view(np.float64) == released[:, None]).any(axis=1)
-    found = reachable(released, c, scale)
-    assert not (by_hand & ~found).any()
-    # Where the doubles about m - c are finer than that about m, these are 200 too few.
-    fine = np.spacing(np.abs(released - c)) * 8 < np.spacing(np.abs(released))
-    assert np.array_equal(found[~fine], by_hand[~fine]) and found[fine].all()
+    reached_by_search = (c[:, None] + scale * nearest.view(np.float64) == released[:, None]).any(
+        axis=1
+    )
+    is_reachable = reachable(released, c, scale)
+    assert not (reached_by_search & ~is_reachable).any()
+    # Where doubles near m - c are finer than doubles near m, 200 places are too few.
+    doubles_are_finer = np.spacing(np.abs(released - c)) * 8 < np.spacing(np.abs(released))
+    assert (
+        np.array_equal(is_reachable[~doubles_are_finer], reached_by_search[~doubles_are_finer])
+        and is_reachable[doubles_are_finer].all()
+    )
 
 
-def test_doubles_are_left_out_where_the_scale_is_no_power_of_two() -> None:
-    draw = np.random.default_rng(3)
-    m, c = 9.0 * draw.normal(size=20_000), 0.1 * draw.normal(size=20_000)
+def test_some_doubles_are_unreachable_if_the_scale_is_no_power_of_two() -> None:
+    rng = np.random.default_rng(3)
+    m, c = 9.0 * rng.normal(size=20_000), 0.1 * rng.normal(size=20_000)
     assert 0.02 < 1.0 - reachable(m, c, 8.99).mean() < 0.5
-    # fl(z) itself is any double: what is left out then are sums that round away from a grid.
+    # z itself can be any double. Unreachable are sums that are rounded away from a grid.
     assert reachable(m, np.zeros_like(m), 8.0).all()
 
 
 @pytest.mark.parametrize("draws", [SYSTEM_LAPLACE, MEAN_LAPLACE, SERVER_LAPLACE])
-def test_laplace_draws_are_their_own_image(draws) -> None:
+def test_laplace_draws_are_in_the_image_of_their_quantile(draws) -> None:
     generator = np.random.default_rng(4)
     k = generator.integers(2**draws.bits, size=20_000).astype(float)
     c, s = generator.normal(size=20_000), np.full(20_000, 0.37)
@@ -68,7 +74,7 @@ def test_laplace_draws_are_their_own_image(draws) -> None:
     assert draws.image(np.nextafter(m, np.inf), c, s).mean() < 0.9
 
 
-def test_bad_input() -> None:
+def test_errors_name_the_bad_argument() -> None:
     with pytest.raises(InputError, match="scale must be > 0, got 0"):
         reachable(1.0, 0.5, 0.0)
     with pytest.raises(InputError, match="released must be finite"):
@@ -77,129 +83,140 @@ def test_bad_input() -> None:
         system.channel("linucb")
 
 
-# ---- releases that are right, and wrong, by construction -----------------------------------------
+# ---- correct and faulty releases -----------------------------------------------------------------
 
 
-def made(release, candidates: int = 50, entries: int = 40, seed: int = 5) -> Channel:
-    """A channel of release(contribution (e,), standard normals (e,))."""
-    draw = np.random.default_rng(seed)
-    contributions = draw.uniform(-1.0, 1.0, size=(candidates, entries))
+def make_channel(release, candidates: int = 50, entries: int = 40, seed: int = 5) -> Channel:
+    """Return a channel of release(contribution (e,), standard normals (e,))."""
+    rng = np.random.default_rng(seed)
+    contributions = rng.uniform(-1.0, 1.0, size=(candidates, entries))
     return Channel(
         "x",
         contributions[:, None],
         np.full(entries, 8.99),
-        lambda index: release(contributions[index], draw.normal(size=entries)),
+        lambda index: release(contributions[index], rng.normal(size=entries)),
     )
 
 
 GRID = 2.0**-17
 
 
-def test_floating_point_noise_tells_the_record() -> None:
-    found = attack(made(lambda c, z: c + 8.99 * z), 100)
-    assert (found.wrongly_excluded, found.tests, found.unsound) == (0, ("float-noise",), ())
-    assert found.decoded > 50 and found.excluded > 0.9
+def test_floating_point_noise_reveals_the_record() -> None:
+    result = attack(make_channel(lambda contribution, z: contribution + 8.99 * z), 100)
+    assert (result.wrongly_excluded, result.tests, result.unsound) == (0, ("float-noise",), ())
+    assert result.decoded > 50 and result.excluded > 0.9
 
 
-def test_rounding_the_sum_to_a_grid_tells_nothing() -> None:
-    found = attack(made(lambda c, z: np.rint((c + 8.99 * z) / GRID) * GRID), 100)
-    assert (found.wrongly_excluded, found.decoded, found.excluded) == (0, 0, 0.0)
-    assert found.tests == () and found.unsound == ("float-noise",)
+def test_rounding_the_sum_to_a_grid_reveals_nothing() -> None:
+    result = attack(
+        make_channel(lambda contribution, z: np.rint((contribution + 8.99 * z) / GRID) * GRID), 100
+    )
+    assert (result.wrongly_excluded, result.decoded, result.excluded) == (0, 0, 0.0)
+    assert result.tests == () and result.unsound == ("float-noise",)
 
 
-def test_a_grid_that_is_no_power_of_two_tells_nothing() -> None:
+def test_a_grid_that_is_no_power_of_two_reveals_nothing() -> None:
     grid = 8.99 * 2.0**-20
-    found = attack(made(lambda c, z: np.rint((c + 8.99 * z) / grid) * grid), 100)
-    assert (found.wrongly_excluded, found.decoded, found.excluded) == (0, 0, 0.0)
+    result = attack(
+        make_channel(lambda contribution, z: np.rint((contribution + 8.99 * z) / grid) * grid), 100
+    )
+    assert (result.wrongly_excluded, result.decoded, result.excluded) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize("grid", [GRID, 8.99 * 2.0**-20])
-def test_rounding_the_noise_alone_tells_the_record(grid: float) -> None:
-    """A mend that does not mend: every record has a grid of its own."""
-    found = attack(made(lambda c, z: c + np.rint(8.99 * z / grid) * grid), 100)
-    assert found.wrongly_excluded == 0 and "residue" in found.tests
-    assert found.decoded == 100
+def test_rounding_only_the_noise_reveals_the_record(grid: float) -> None:
+    """Check a fix that does not work: every record has its own grid of released values."""
+    result = attack(
+        make_channel(lambda contribution, z: contribution + np.rint(8.99 * z / grid) * grid), 100
+    )
+    assert result.wrongly_excluded == 0 and "residue" in result.tests
+    assert result.decoded == 100
 
 
-def test_a_grid_that_the_record_decides_tells_the_record() -> None:
-    """A finer grid where the first entry is below 0."""
+def test_a_grid_that_depends_on_the_record_reveals_the_record() -> None:
+    """Use a finer grid if the first entry is below 0."""
 
-    def release(c: np.ndarray, z: np.ndarray) -> np.ndarray:
-        grid = GRID if c[0] < 0.0 else 2.0 * GRID
-        return np.rint((c + 8.99 * z) / grid) * grid
+    def release(contribution: np.ndarray, z: np.ndarray) -> np.ndarray:
+        grid = GRID if contribution[0] < 0.0 else 2.0 * GRID
+        return np.rint((contribution + 8.99 * z) / grid) * grid
 
-    target = made(release, candidates=6)
-    sides = target.contributions[:, 0, 0] < 0.0
-    assert sides.any() and not sides.all()
-    found = attack(target, 200)
-    assert found.wrongly_excluded == 0 and found.tests == ("grid",)
-    assert found.excluded > 0.1
-    same = attack(made(lambda c, z: np.rint((c + 8.99 * z) / GRID) * GRID, candidates=6), 200)
-    assert (same.tests, same.excluded) == (("grid",), 0.0)
-
-
-def test_whole_numbers_tell_nothing() -> None:
-    draw = np.random.default_rng(6)
-    contributions = draw.integers(-3, 4, size=(50, 40)).astype(float)
-
-    def send(index: int) -> np.ndarray:
-        return contributions[index] + draw.integers(-50, 51, size=40)
-
-    found = attack(Channel("x", contributions[:, None], np.full(40, 30.0), send), 100)
-    assert (found.wrongly_excluded, found.decoded, found.excluded) == (0, 0, 0.0)
+    target = make_channel(release, candidates=6)
+    is_negative = target.contributions[:, 0, 0] < 0.0
+    assert is_negative.any() and not is_negative.all()
+    result = attack(target, 200)
+    assert result.wrongly_excluded == 0 and result.tests == ("grid",)
+    assert result.excluded > 0.1
+    result_on_one_grid = attack(
+        make_channel(
+            lambda contribution, z: np.rint((contribution + 8.99 * z) / GRID) * GRID, candidates=6
+        ),
+        200,
+    )
+    assert (result_on_one_grid.tests, result_on_one_grid.excluded) == (("grid",), 0.0)
 
 
-def test_a_record_that_may_not_be_there_excludes_nobody() -> None:
-    """With the way of contributing nothing among the ways, half of the messages say nothing."""
-    plain, draw = made(lambda c, z: c), np.random.default_rng(7)
-    records = plain.contributions[:, 0]
+def test_integer_noise_reveals_nothing() -> None:
+    rng = np.random.default_rng(6)
+    contributions = rng.integers(-3, 4, size=(50, 40)).astype(float)
 
     def send(index: int) -> np.ndarray:
-        return draw.integers(2) * records[index] + 8.99 * draw.normal(size=40)
+        return contributions[index] + rng.integers(-50, 51, size=40)
 
-    ways = np.stack([records, np.zeros_like(records)], axis=1)
-    found = attack(Channel("x", ways, plain.scales, send), 200)
-    assert found.wrongly_excluded == 0 and 50 < found.decoded < 150
+    result = attack(Channel("x", contributions[:, None], np.full(40, 30.0), send), 100)
+    assert (result.wrongly_excluded, result.decoded, result.excluded) == (0, 0, 0.0)
 
 
-# ---- deployed objects ----------------------------------------------------------------------------
+def test_half_of_the_messages_reveal_nothing_if_the_record_may_be_absent() -> None:
+    """List zero as a possible contribution of every record."""
+    channel_, rng = make_channel(lambda c, z: c), np.random.default_rng(7)
+    records = channel_.contributions[:, 0]
+
+    def send(index: int) -> np.ndarray:
+        return rng.integers(2) * records[index] + 8.99 * rng.normal(size=40)
+
+    possible_contributions = np.stack([records, np.zeros_like(records)], axis=1)
+    result = attack(Channel("x", possible_contributions, channel_.scales, send), 200)
+    assert result.wrongly_excluded == 0 and 50 < result.decoded < 150
+
+
+# ---- deployed parties ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", system.KINDS)
 def test_the_true_record_is_never_excluded(kind: str) -> None:
     target = system.channel(kind, 20)
     assert target.contributions.shape[0] == 20 and target.contributions.shape[2] >= 4
-    found = attack(target, 4 if kind in SLOW else 40, trials=10)
-    # Releases are exact: everybody stays possible.
-    assert (found.wrongly_excluded, found.decoded, found.excluded) == (0, 0, 0.0)
+    result = attack(target, 4 if kind in SLOW else 40, trials=10)
+    # Releases are exact, so every record remains possible.
+    assert (result.wrongly_excluded, result.decoded, result.excluded) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize(
     "kind", ["linucb-ldp", "linucb-sdp-amp", "silo-ldp-toeplitz", "central-honaker", "feducb"]
 )
-def test_float_noise_in_the_same_objects_is_caught(
+def test_attack_detects_float_noise_in_deployed_parties(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same objects and the same attack; records as they are, noise added as floats are."""
+    """Replace exact releases by float noise on unrounded records and repeat the attack."""
     monkeypatch.setattr(exact, "quantise", lambda values, unit: values)
     monkeypatch.setattr(exact, "inflation", lambda *given: 1.0)
     monkeypatch.setattr(exact, "noisy", lambda values, std, noise, *more: values + std * noise)
-    found = attack(system.channel(kind, 50), 50)
-    assert found.wrongly_excluded == 0 and "float-noise" in found.tests
-    assert found.decoded > 5
+    result = attack(system.channel(kind, 50), 50)
+    assert result.wrongly_excluded == 0 and "float-noise" in result.tests
+    assert result.decoded > 5
 
 
-def test_contributions_are_those_of_the_true_records() -> None:
-    """Releases of one record lie about its contribution, with the scales that are stated."""
+def test_releases_are_centred_at_the_contribution_of_their_record() -> None:
+    """Check this with the stated noise scales."""
     for kind in ("linucb-ldp", "silo-ldp-toeplitz", "central-tree", "feducb", "tree-release"):
         target = system.channel(kind, 3)
         runs = np.array([target.send(1) for _ in range(300)])
-        off = (runs - target.contributions[1, 0]) / target.scales
-        assert abs(off.mean()) < 5.0 / np.sqrt(off.size)
-        assert off.std() == pytest.approx(1.0, abs=5.0 / np.sqrt(2.0 * off.size))
+        z_scores = (runs - target.contributions[1, 0]) / target.scales
+        assert abs(z_scores.mean()) < 5.0 / np.sqrt(z_scores.size)
+        assert z_scores.std() == pytest.approx(1.0, abs=5.0 / np.sqrt(2.0 * z_scores.size))
 
 
-def test_rows_and_their_table() -> None:
+def test_attack_all_returns_rows_for_the_table() -> None:
     rows = system.attack_all(5, 10, kinds=["tree-release", "linucb-ldp"])
     assert [(row.kind, row.messages, row.candidates) for row in rows] == [
         ("tree-release", 5, 10),
@@ -212,23 +229,23 @@ def test_rows_and_their_table() -> None:
 # ---- the audits ----------------------------------------------------------------------------------
 
 
-def test_float_noise_is_caught_whatever_the_product_draws() -> None:
-    found = AUDITS["fault-float-noise"](1000, 1)
-    assert found.verdict == "caught" and found.epsilon_lower_bound > 4.0
+def test_audit_of_the_planted_float_noise_is_caught() -> None:
+    result = AUDITS["fault-float-noise"](1000, 1)
+    assert result.verdict == "caught" and result.epsilon_lower_bound > 4.0
 
 
-def test_the_audit_says_what_the_attack_finds() -> None:
-    """Caught exactly where records of deployed objects can be told apart by low bits."""
+def test_audit_reports_the_result_of_the_attack() -> None:
+    """Check that the audit fails exactly if low bits distinguish records of deployed parties."""
     decoded = any(row.decoded for row in system.attack_all(20, 2, kinds=system.AUDITED))
-    found = run_audit("low-bits", 100)
-    assert (found.claimed_epsilon, found.delta, found.trials) == (1.0, 1e-6, 100)
-    assert (found.verdict == "caught") == decoded
+    result = run_audit("low-bits", 100)
+    assert (result.claimed_epsilon, result.delta, result.trials) == (1.0, 1e-6, 100)
+    assert (result.verdict == "caught") == decoded
 
 
-def test_the_audit_passes_an_exact_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rounded(kind: str, candidates: int, seed: int) -> Channel:
-        return made(lambda c, z: np.rint((c + 8.99 * z) / GRID) * GRID, candidates)
+def test_audit_passes_for_an_exact_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded_channel(kind: str, candidates: int, seed: int) -> Channel:
+        return make_channel(lambda c, z: np.rint((c + 8.99 * z) / GRID) * GRID, candidates)
 
-    monkeypatch.setattr(system, "channel", rounded)
-    found = system.audit_low_bits("x", 100, 1)
-    assert (found.verdict, found.epsilon_lower_bound) == ("pass", 0.0)
+    monkeypatch.setattr(system, "channel", rounded_channel)
+    result = system.audit_low_bits("x", 100, 1)
+    assert (result.verdict, result.epsilon_lower_bound) == ("pass", 0.0)

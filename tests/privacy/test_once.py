@@ -1,6 +1,7 @@
-"""Objects that act once: no copies, pickles or forks; a call that fails changes nothing.
+"""Check objects that act once: they refuse copies, pickles and forks, and a failing call changes
+nothing.
 
-Failures are planted at every line of the package that a call runs through, one after the other.
+Failures are raised at every line of the package that a call executes, one after the other.
 """
 
 from __future__ import annotations
@@ -44,29 +45,32 @@ D = 3
 KEYS = {"silos": 2, "horizon": 8, "dimension": D, "epsilon": 1.0, "delta": 1e-6}
 
 
-class Planted(Exception):
+class PlannedFailure(Exception):
     """A failure that no code expects."""
 
 
 def failing_at(line: int, call: Callable[..., Any], *args: Any) -> bool:
-    """Run a call that fails at its so-many-th line inside the package; whether it came that far."""
-    left = line
+    """Run a call that fails at its given line inside the package.
+
+    Return whether the call ended before that line.
+    """
+    remaining_lines = line
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
-        nonlocal left
+        nonlocal remaining_lines
         if not frame.f_code.co_filename.startswith(ROOT):
             return None
         if event == "line":
-            left -= 1
-            if left < 0:
+            remaining_lines -= 1
+            if remaining_lines < 0:
                 sys.settrace(None)
-                raise Planted
+                raise PlannedFailure
         return trace
 
     sys.settrace(trace)
     try:
         call(*args)
-    except Planted:
+    except PlannedFailure:
         return False
     finally:
         sys.settrace(None)
@@ -92,13 +96,13 @@ PROTOCOLS = [
 ]
 
 
-def plan_of(protocol: str, **more: Any) -> Any:
-    keys = {**KEYS, "batch_size": 1, "protocol": protocol, **more}
+def make_plan(protocol: str, **changes: Any) -> Any:
+    keys = {**KEYS, "batch_size": 1, "protocol": protocol, **changes}
     return fastfed.make_system("private-fedlinucb", **keys).plan
 
 
-class Federation:
-    """Two silos and a server at the end of a few rounds, on seeded noise."""
+class SmallFederation:
+    """Two silos and a server after a few rounds, with seeded noise."""
 
     def __init__(self, plan: Any, releases: int) -> None:
         self.plan, noise = plan, SeededNoise(5)
@@ -125,30 +129,30 @@ class Federation:
             silo.receive(answer)
 
 
-#: The last release but one: node 6 of a tree closes a block of two, prefix 7 has three blocks.
+#: After 5 releases, node 6 of a tree closes a block of two; after 6, prefix 7 has three blocks.
 @pytest.mark.parametrize("releases", [5, 6])
-@pytest.mark.parametrize(("protocol", "more"), PROTOCOLS)
-def test_a_report_or_a_sum_that_fails_anywhere_can_be_made_again(protocol, more, releases):
-    plan = plan_of(protocol, **more)
-    straight = Federation(plan, releases)
-    straight.play()
-    reports = [silo.report() for silo in straight.silos]
-    answer = straight.combined(reports)
-    straight.silos[0].receive(answer)
+@pytest.mark.parametrize(("protocol", "changes"), PROTOCOLS)
+def test_reports_and_sums_that_fail_at_any_line_can_be_repeated(protocol, changes, releases):
+    plan = make_plan(protocol, **changes)
+    undisturbed = SmallFederation(plan, releases)
+    undisturbed.play()
+    reports = [silo.report() for silo in undisturbed.silos]
+    answer = undisturbed.combined(reports)
+    undisturbed.silos[0].receive(answer)
 
-    other = Federation(plan, releases)
+    other = SmallFederation(plan, releases)
     other.play()
-    silo, line, made = other.silos[0], 0, []
-    while not failing_at(line, lambda: made.append(silo.report())):
+    silo, line, own_reports = other.silos[0], 0, []
+    while not failing_at(line, lambda: own_reports.append(silo.report())):
         line += 1
-        if silo.reported:  # the last lines only hand it over, so the report is lost with them
+        if silo.reported:  # the last lines only return the report, so it is lost with them
             break
-    if made:
-        np.testing.assert_array_equal(made[0].values, reports[0].values)
-        reported = [made[0], other.silos[1].report()]
-        sent = other.shuffler.shuffle(reported) if plan.protocol.shuffled else reported
+    if own_reports:
+        np.testing.assert_array_equal(own_reports[0].values, reports[0].values)
+        all_reports = [own_reports[0], other.silos[1].report()]
+        messages = other.shuffler.shuffle(all_reports) if plan.protocol.shuffled else all_reports
         line, answers = 0, []
-        while not failing_at(line, lambda: answers.append(other.server.combine(sent))):
+        while not failing_at(line, lambda: answers.append(other.server.combine(messages))):
             line += 1
             if other.server.release > releases:
                 break
@@ -158,40 +162,40 @@ def test_a_report_or_a_sum_that_fails_anywhere_can_be_made_again(protocol, more,
         line = 0
         while not failing_at(line, silo.receive, answer):
             line += 1
-            if not np.array_equal(silo.theta, before):  # the last lines only assign
+            if not np.array_equal(silo.theta, before):  # the last lines only assign attributes
                 break
         if silo.release == releases:
             silo.receive(answer)
-        np.testing.assert_array_equal(silo.theta, straight.silos[0].theta)
-    # It got far: through more than the checks at the door.
+        np.testing.assert_array_equal(silo.theta, undisturbed.silos[0].theta)
+    # The failures came later than the checks at the beginning.
     assert line > 10
 
 
-@pytest.mark.parametrize(("protocol", "more"), PROTOCOLS)
-def test_a_failing_report_never_counts_a_batch_twice(protocol, more):
-    """After a failure at any line, the next report holds the batch once."""
-    plan = plan_of(protocol, **more)
-    straight = Federation(plan, 5)
-    straight.play()
-    wanted = straight.silos[0].report().values
-    line = again = 0
+@pytest.mark.parametrize(("protocol", "changes"), PROTOCOLS)
+def test_failing_reports_never_count_a_batch_twice(protocol, changes):
+    """Check that the report after a failure at any line contains the batch once."""
+    plan = make_plan(protocol, **changes)
+    undisturbed = SmallFederation(plan, 5)
+    undisturbed.play()
+    expected = undisturbed.silos[0].report().values
+    line = repeated = 0
     while True:
-        other = Federation(plan, 5)
+        other = SmallFederation(plan, 5)
         other.play()
         silo = other.silos[0]
         if failing_at(line, silo.report):
             break
         if not silo.reported:
-            np.testing.assert_array_equal(silo.report().values, wanted)
-            again += 1
+            np.testing.assert_array_equal(silo.report().values, expected)
+            repeated += 1
         line += 1
-    assert again > 15
+    assert repeated > 15
 
 
 @pytest.mark.parametrize("value", [-1e300, 1e300, 1e308, -1e308, np.inf, np.nan])
-def test_absurd_sums_change_nothing(value):
-    plan = plan_of("central")
-    federation = Federation(plan, 2)
+def test_huge_and_non_finite_sums_change_nothing(value):
+    plan = make_plan("central")
+    federation = SmallFederation(plan, 2)
     federation.play()
     answer = federation.combined([silo.report() for silo in federation.silos])
     silo = federation.silos[0]
@@ -206,7 +210,7 @@ def test_absurd_sums_change_nothing(value):
 
 
 def test_reports_that_overflow_change_nothing():
-    server = Server(plan_of("silo-ldp"))
+    server = Server(make_plan("silo-ldp"))
     reports = [Report(1, D, np.full(9, 1e308), i) for i in range(2)]
     with pytest.raises(InputError, match="must add up to finite numbers"):
         server.combine(reports)
@@ -214,10 +218,10 @@ def test_reports_that_overflow_change_nothing():
     server.combine([Report(1, D, np.ones(9), i) for i in range(2)])
 
 
-# ---- copies, processes, threads ------------------------------------------------------------------
+# ---- Copies, processes and threads ---------------------------------------------------------------
 
 
-def objects() -> list[Any]:
+def make_objects() -> list[Any]:
     users = fastfed.make_system("linucb-ldp", **{**KEYS, "silos": 1}).plan
     peers = fastfed.make_system("feducb-decentralized", **KEYS, schedule="fixed", batch_size=2)
     experts = fastfed.make_system(
@@ -226,9 +230,9 @@ def objects() -> list[Any]:
     phases = fastfed.make_system(
         "robin", **{**KEYS, "horizon": 100}, diversity=0.1, initial_phases=2
     ).plan
-    plan = plan_of("silo-ldp")
+    plan = make_plan("silo-ldp")
     return [
-        Silo(plan, 0), Server(plan), Shuffler(plan_of("shuffle-vector")),
+        Silo(plan, 0), Server(plan), Shuffler(make_plan("shuffle-vector")),
         User(users, 1), Peer(peers.plan, 0), Averager(phases),
         Client(phases, 0), ExpertClient(experts, 0), ExpertServer(experts),
         SystemNoise(), fastfed.privacy.TreeRelease(2, 5, epsilon=1.0, delta=1e-6),
@@ -236,57 +240,57 @@ def objects() -> list[Any]:
     ]  # fmt: skip
 
 
-# What refuses to be copied is as it was: all cases share the objects.
-made_once = functools.cache(objects)
+# Objects are unchanged by refused copies, so all cases share them.
+shared_objects = functools.cache(make_objects)
 
 
 @pytest.mark.parametrize("index", range(12))
-@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copies_are_refused(index, way):
+@pytest.mark.parametrize("copy_function", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused(index, copy_function):
     with pytest.raises(InputError, match=r"cannot be (copied|pickled): two of it .*save and load"):
-        way(made_once()[index])
+        copy_function(shared_objects()[index])
 
 
-def test_a_forked_process_may_not_release():
-    silo = Silo(plan_of("silo-ldp"), 0)
+def test_forked_processes_may_not_release():
+    silo = Silo(make_plan("silo-ldp"), 0)
     silo.select(np.eye(D))
     silo.observe(0.5)
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
+    parent_end, child_end = context.Pipe()
 
     def child() -> None:
         try:
             silo.report()
-            theirs.send("reported")
+            child_end.send("reported")
         except InputError as error:
-            theirs.send(str(error))
+            child_end.send(str(error))
         os._exit(0)
 
     process = context.Process(target=child)
     process.start()
-    assert "cannot be used in a forked process" in ours.recv()
+    assert "cannot be used in a forked process" in parent_end.recv()
     process.join()
     assert silo.report().release == 1
 
 
-def test_threads_get_one_report_together():
+def test_threads_get_only_one_report():
     for _ in range(20):
-        silo = Silo(plan_of("silo-ldp"), 0)
+        silo = Silo(make_plan("silo-ldp"), 0)
         silo.select(np.eye(D))
         silo.observe(0.5)
-        gate, found = threading.Barrier(4), []
+        barrier, outcomes = threading.Barrier(4), []
 
-        def ask(silo=silo, gate=gate, found=found) -> None:
-            gate.wait()
+        def report_or_message(silo=silo, barrier=barrier, outcomes=outcomes) -> None:
+            barrier.wait()
             try:
-                found.append(silo.report())
+                outcomes.append(silo.report())
             except InputError as error:
-                found.append(str(error))
+                outcomes.append(str(error))
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
+        threads = [threading.Thread(target=report_or_message) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sum(isinstance(f, Report) for f in found) == 1
-        assert sum("no report due" in str(f) for f in found) == 3
+        assert sum(isinstance(outcome, Report) for outcome in outcomes) == 1
+        assert sum("no report due" in str(outcome) for outcome in outcomes) == 3

@@ -68,13 +68,15 @@ def deltas(account: VectorSumAccount, epsilons: Iterable[float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("trials", "shift", "epsilon", "delta"), EXACT)
-def test_shifted_binomial_reference(trials: int, shift: int, epsilon: float, delta: float) -> None:
+def test_shifted_binomials_have_their_reference_delta(
+    trials: int, shift: int, epsilon: float, delta: float
+) -> None:
     assert shifted_binomial_delta(trials, shift, epsilon) == pytest.approx(delta, rel=1e-10)
     assert shifted_binomial_delta(trials, -shift, epsilon) == pytest.approx(delta, rel=1e-10)
 
 
 @pytest.mark.parametrize("p", [0.25, 0.1, 0.5, 0.8])
-def test_shifted_binomial_by_enumeration(p: float) -> None:
+def test_delta_of_shifted_binomials_equals_enumeration(p: float) -> None:
     for trials, shift, epsilon in itertools.product((1, 7, 60), (1, 2, 5, 40), (0.0, 0.3, 4.0)):
         length = trials + shift + 1
         plain, moved = np.zeros(length), np.zeros(length)
@@ -84,7 +86,7 @@ def test_shifted_binomial_by_enumeration(p: float) -> None:
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-def test_shifted_binomial_at_large_sizes() -> None:
+def test_delta_of_shifted_binomials_of_large_sizes() -> None:
     """The cumulative incomplete beta function at the best threshold, and the Gaussian limit."""
     trials, shift, epsilon = 10**7, 1000, 0.5
     k = np.arange(2_495_000, 2_515_000)
@@ -174,7 +176,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("built_once")
-def test_account_is_not_beaten_by_many_small_or_one_large_change() -> None:
+def test_account_covers_many_small_changes_and_one_large_change() -> None:
     """65 coordinates: a lower bound by numerical composition stays below what is proven."""
     shapes = [[30], [18, 24], [10] * 9, [5, 5, -5] * 12, [-4] * 56, [1] * 65]
     for shape in shapes:
@@ -189,9 +191,7 @@ def test_account_is_not_beaten_by_many_small_or_one_large_change() -> None:
 @pytest.mark.parametrize(
     ("trials", "shift", "excess"), [(4_000, 20, 0.12), (100_000, 100, 0.02), (2_000_000, 400, 0.01)]
 )
-def test_account_is_tight_against_numerical_composition(
-    trials: int, shift: int, excess: float
-) -> None:
+def test_account_is_close_to_numerical_composition(trials: int, shift: int, excess: float) -> None:
     proven = VectorSumAccount([(trials, shift)] * 3, 1, integers=True)
     nodes = [(trials, [shift])] * 3
     for delta in (0.1, 1e-4):
@@ -225,7 +225,7 @@ def test_account_reaches_the_gaussian_limit() -> None:
                 )
 
 
-def test_delta_and_epsilon_are_one_bound() -> None:
+def test_delta_and_epsilon_are_inverse_functions() -> None:
     account = VectorSumAccount([(30_000, 25.0), (60_000, 35.4)], 20)
     for delta in (0.1, 1e-2, 1e-6):
         epsilon = account.epsilon(delta)
@@ -237,7 +237,7 @@ def test_delta_and_epsilon_are_one_bound() -> None:
     assert VectorSumAccount([(100, 0.5)], 5, integers=True).delta(0.0) == 0.0
 
 
-def test_steps_of_the_probit_scale() -> None:
+def test_steps_of_normal_quantiles_are_bounded() -> None:
     """Every step bound against probits from an independent distribution function."""
     for trials in (200, 5_000, 1_000_000):
         probits = Probits(trials)
@@ -274,7 +274,7 @@ def test_closed_steps_are_above_the_tabulated() -> None:
                 assert a <= b <= 1.04 * a
 
 
-def test_zubkov_and_serov() -> None:
+def test_inequality_of_zubkov_and_serov_holds() -> None:
     """The published inequality on which the closed bounds rest, on some binomials."""
     for trials in (5, 80, 3000):
         k = np.arange(trials + 1, dtype=np.float64)
@@ -291,7 +291,7 @@ def test_zubkov_and_serov() -> None:
 # -- The tree --------------------------------------------------------------------------------------
 
 
-def test_published_code() -> None:
+def test_parameters_follow_the_published_code() -> None:
     tree = calibrate_vector_sum(Budget(0.2, 0.1), 400, 2500, 10, "published-code")
     assert (tree.depth, tree.coordinates) == (9, 65)
     assert tree.g[:3] == (100, 142, 200)
@@ -306,7 +306,7 @@ def test_published_code() -> None:
     assert ten.b[0] == math.ceil(10 * 100**2 * math.log(1000) ** 2 / (0.04 * 2500))
 
 
-def test_published_code_gives_its_budget_only_by_luck() -> None:
+def test_published_code_meets_its_budget_for_some_sizes_only() -> None:
     lucky = calibrate_vector_sum(Budget(0.2, 0.1), 400, 2500, 10, "published-code")
     assert [c.holds for c in lucky.conditions()] == [True, True]
     assert lucky.exact() == pytest.approx(epsilon_of(lucky.mu(), 0.1), rel=5e-3)
@@ -318,7 +318,7 @@ def test_published_code_gives_its_budget_only_by_luck() -> None:
     assert "no theorem states these constants" in claim.text
 
 
-def test_too_few_bits_are_no_privacy() -> None:
+def test_too_few_bits_have_no_finite_epsilon() -> None:
     """chowdhury-zhou-2022's small setting: 40 noise bits against a shift of 18."""
     tree = calibrate_vector_sum(Budget(10, 0.1), 1, 20, 5, "published-code")
     assert (tree.g, tree.b, tree.trials(0)) == ((9,), (2,), 40)
@@ -335,7 +335,7 @@ def test_too_few_bits_are_no_privacy() -> None:
     assert 1 < more.exact() / epsilon_of(more.mu(), 0.1) < 1.12
 
 
-def test_theorem() -> None:
+def test_parameters_follow_the_theorem() -> None:
     tree = calibrate_vector_sum(Budget(1, 0.001), 400, 2500, 10, "theorem")
     epsilon0 = 0.5 / (2 * math.sqrt(2 * 9 * math.log(2 / 0.0005)))
     delta0 = 0.0005 / 18
@@ -417,13 +417,13 @@ def test_exact_meets_the_budget_with_little_more_than_gaussian_noise(
         assert less.exact() > epsilon
 
 
-def test_exact_has_the_smallest_bits() -> None:
+def test_exact_calibration_has_the_fewest_bits() -> None:
     tree = calibrate_vector_sum(Budget(1, 1e-3), 1, 2500, 10)
     less = msgspec.structs.replace(tree, b=(tree.b[0] - 1,))
     assert tree.exact() <= 1 < less.exact()
 
 
-def test_mistaken_noise_is_found_out() -> None:
+def test_account_detects_too_few_bits() -> None:
     budget = Budget(1, 1e-3)
     right = calibrate_vector_sum(budget, 400, 2500, 10)
     for factor in (1 / 9, 4 / 9, (1 + math.log(400)) / 9):
@@ -451,7 +451,7 @@ def test_honest_fraction() -> None:
     assert none.mu() == math.inf
 
 
-def test_the_weakest_relation_costs_less() -> None:
+def test_relation_zero_out_needs_fewer_bits() -> None:
     tree = calibrate_vector_sum(Budget(1, 1e-3), 400, 2500, 10)
     assert tree.exact(relation="zero-out") < tree.exact(relation="replace") <= 1
     assert tree.mu("zero-out") == pytest.approx(tree.mu("replace") * math.sqrt(2 / 4.5))
@@ -469,7 +469,7 @@ def test_bits_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("calibration", ["exact", "theorem", "published-code"])
-def test_no_release_costs_nothing(calibration: str) -> None:
+def test_epsilon_without_releases_is_zero(calibration: str) -> None:
     tree = calibrate_vector_sum(Budget(1, 0.01), 0, 100, 3, calibration)
     assert (tree.depth, tree.mu(), tree.exact(), tree.published_std) == (0, 0.0, 0.0, 0.0)
     assert tree.noise_stds["covariance"] == 0.0
@@ -500,7 +500,7 @@ def test_no_release_costs_nothing(calibration: str) -> None:
         (lambda: VectorSumAccount([(1, 2, 3)], 1), "nodes must be pairs (trials, norm)"),
     ],
 )
-def test_bad_input(call: Callable[[], object], message: str) -> None:
+def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError) as error:
         call()
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Buffered Toeplitz noise: its numbers, its account, and that both drivers run them."""
+"""Check buffered Toeplitz noise: its factors, its account, and that both drivers agree on it."""
 
 from __future__ import annotations
 
@@ -33,32 +33,38 @@ SIZES = [1, 2, 3, 7, 64, 400]
 
 
 @pytest.mark.parametrize("releases", SIZES)
-def test_factors_are_those_of_dense_matrices(releases):
+def test_factors_equal_dense_matrices(releases):
     t, w, direct = (np.array(part) for part in buffers(releases))
-    for found, wanted in zip((t, w, direct), oracle.points(releases), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    for actual, expected in zip((t, w, direct), oracle.points(releases), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
     assert float(direct) > 0.0 and (w > 0.0).all() and ((t > 0.0) & (t < 1.0)).all()
-    left = oracle.decoder(t, w, float(direct), releases)
-    right = oracle.encoder(left)
-    np.testing.assert_allclose(buffered_coefficients(releases), left[:, 0], rtol=1e-13)
-    np.testing.assert_allclose(buffered_column(releases), right[:, 0], rtol=1e-11)
+    decoder = oracle.decoder(t, w, float(direct), releases)
+    encoder = oracle.encoder(decoder)
+    np.testing.assert_allclose(buffered_coefficients(releases), decoder[:, 0], rtol=1e-13)
+    np.testing.assert_allclose(buffered_column(releases), encoder[:, 0], rtol=1e-11)
     np.testing.assert_allclose(
-        buffered_prefix_variances(releases), (left**2).sum(axis=1), rtol=1e-12
+        buffered_prefix_variances(releases), (decoder**2).sum(axis=1), rtol=1e-12
     )
-    most = (right**2).sum(axis=0).max()
-    assert most * (1.0 - 1e-12) <= buffered_sensitivity_squared(releases) <= most * (1.0 + 1e-11)
+    sensitivity_squared = (encoder**2).sum(axis=0).max()
+    assert (
+        sensitivity_squared * (1.0 - 1e-12)
+        <= buffered_sensitivity_squared(releases)
+        <= sensitivity_squared * (1.0 + 1e-11)
+    )
 
 
 @pytest.mark.parametrize("releases", SIZES)
-def test_error_is_that_of_the_square_root_within_half_a_percent(releases):
+def test_error_exceeds_that_of_the_square_root_by_at_most_half_a_percent(releases):
     t, w, direct = buffers(releases)
-    left = oracle.decoder(np.array(t), np.array(w), direct, releases)
-    best = oracle.square_root(releases)
-    assert oracle.error(left, oracle.encoder(left)) < 1.005 * oracle.error(best, best)
+    decoder = oracle.decoder(np.array(t), np.array(w), direct, releases)
+    square_root = oracle.square_root(releases)
+    assert oracle.error(decoder, oracle.encoder(decoder)) < 1.005 * oracle.error(
+        square_root, square_root
+    )
 
 
 @pytest.mark.parametrize("releases", [10**3, 10**4, 10**5, 10**6])
-def test_so_it_is_for_many_releases(releases):
+def test_error_for_many_releases_is_close_to_the_square_root(releases):
     variance = buffered_prefix_variances(releases)[-1]
     error = math.sqrt(variance * buffered_sensitivity_squared(releases))
     exact = toeplitz_prefix_variances(releases)[-1]
@@ -68,96 +74,101 @@ def test_so_it_is_for_many_releases(releases):
 
 
 @pytest.mark.parametrize("releases", [1, 2, 5, 33, 1000, 10**5])
-def test_the_column_is_positive_and_falls(releases):
-    """What makes the first leaves the worst."""
+def test_column_is_positive_and_decreases(releases):
+    """Check this, since it makes the first leaves the worst."""
     column = buffered_column(releases)
     assert (column > 0.0).all() and (np.diff(column) < 0.0).all()
 
 
-def test_the_column_keeps_its_digits():
-    """Against the same sums in extended precision, where there is one."""
-    numbers, releases = packed(20_000).astype(np.longdouble), 20_000
+def test_column_has_the_precision_of_doubles():
+    """Compare with the same sums in extended precision, if the platform has it."""
+    parameters, releases = packed(20_000).astype(np.longdouble), 20_000
     if np.finfo(np.longdouble).eps > 1e-18:
         pytest.skip("no extended precision here")
-    direct, decays, weights = numbers[0], numbers[1::2], numbers[2::2]
+    direct, decays, weights = parameters[0], parameters[1::2], parameters[2::2]
     state, first, total = np.zeros_like(decays), direct + weights.sum(), np.longdouble(0)
-    wanted = np.empty(releases, np.longdouble)
+    expected = np.empty(releases, np.longdouble)
     for k in range(releases):
         state *= decays
-        made = ((k == 0) - (weights * state).sum()) / first
-        state += made
-        total += made
-        wanted[k] = total
-    np.testing.assert_allclose(buffered_column(releases), wanted.astype(float), rtol=1e-11)
-    squared = float((wanted * wanted).sum())
+        entry = ((k == 0) - (weights * state).sum()) / first
+        state += entry
+        total += entry
+        expected[k] = total
+    np.testing.assert_allclose(buffered_column(releases), expected.astype(float), rtol=1e-11)
+    squared = float((expected * expected).sum())
     assert squared <= buffered_sensitivity_squared(releases) < squared * (1.0 + 2e-12)
 
 
 @pytest.mark.parametrize("returning", [1, 2, 5, 12, 40])
-def test_users_who_come_back(returning):
-    """The first leaves, against random sets of others."""
+def test_sensitivity_of_returning_users_is_that_of_the_first_leaves(returning):
+    """Compare the first leaves with random sets of leaves."""
     releases = 12
     t, w, direct = buffers(releases)
-    right = oracle.encoder(oracle.decoder(np.array(t), np.array(w), direct, releases))
-    found = buffered_sensitivity_squared(releases, returning)
-    draw, count = np.random.default_rng(returning), min(returning, releases)
-    first = float((right[:, :count].sum(axis=1) ** 2).sum())
-    assert found == pytest.approx(first, rel=1e-11)
+    encoder = oracle.encoder(oracle.decoder(np.array(t), np.array(w), direct, releases))
+    sensitivity_squared = buffered_sensitivity_squared(releases, returning)
+    rng, count = np.random.default_rng(returning), min(returning, releases)
+    of_first_leaves = float((encoder[:, :count].sum(axis=1) ** 2).sum())
+    assert sensitivity_squared == pytest.approx(of_first_leaves, rel=1e-11)
     for _ in range(300):
-        chosen = draw.choice(releases, count, replace=False)
-        assert float((right[:, chosen].sum(axis=1) ** 2).sum()) <= found
+        chosen = rng.choice(releases, count, replace=False)
+        assert float((encoder[:, chosen].sum(axis=1) ** 2).sum()) <= sensitivity_squared
 
 
-def test_noise_is_calibrated_to_the_coefficients_that_run():
+def test_noise_is_calibrated_to_the_buffered_coefficients():
     release = calibrate_release("buffered", Budget(1.0, 1e-6), 300)
     assert release.exact() == pytest.approx(1.0, rel=1e-9)
     assert "Dvijotham" in release.source
-    worse = calibrate_release("toeplitz", Budget(1.0, 1e-6), 300)
-    stds = [r.noise_std * math.sqrt(r.variance_factors[-1]) for r in (release, worse)]
+    toeplitz = calibrate_release("toeplitz", Budget(1.0, 1e-6), 300)
+    stds = [
+        each_release.noise_std * math.sqrt(each_release.variance_factors[-1])
+        for each_release in (release, toeplitz)
+    ]
     assert stds[1] < stds[0] < stds[1] * 1.005
 
 
-def plan_of(release="buffered", **keys):
+def make_experiment(release="buffered", **keys):
     sizes = {"silos": 2, "horizon": 22, "batch_size": 3, "lazy": False, "protocol": "silo-ldp"}
-    e = experiment(Sphere(dimension=3, actions=4), {**sizes, "release": release, **keys})
-    return e, e.curves[0].system
+    built_experiment = experiment(
+        Sphere(dimension=3, actions=4), {**sizes, "release": release, **keys}
+    )
+    return built_experiment, built_experiment.curves[0].system
 
 
-def test_prefix_noise_is_a_row_of_the_dense_factor():
-    """Also where one is asked for again."""
-    plan = plan_of()[1].plan
-    made, source = BufferedNoise(plan), SeededNoise(3, 1)
+def test_prefix_noise_is_a_row_of_the_dense_factor_times_normals():
+    """Check this also for repeated draws of a prefix."""
+    plan = make_experiment()[1].plan
+    noise, source = BufferedNoise(plan), SeededNoise(3, 1)
     t, w, direct = buffers(plan.releases)
-    left = oracle.decoder(np.array(t), np.array(w), direct, plan.releases)
-    z = np.array([source.node(0, k, 3) for k in range(1, plan.releases + 1)])
+    decoder = oracle.decoder(np.array(t), np.array(w), direct, plan.releases)
+    normals = np.array([source.node(0, k, 3) for k in range(1, plan.releases + 1)])
     for k in range(1, plan.releases + 1):
-        once, again = (made.at(k, lambda n: source.node(0, n, 3)) for _ in range(2))
-        np.testing.assert_array_equal(once, again)
-        np.testing.assert_allclose(once, left[k - 1] @ z, rtol=1e-12, atol=1e-13)
-        terms = made.terms(k)
+        first, second = (noise.at(k, lambda n: source.node(0, n, 3)) for _ in range(2))
+        np.testing.assert_array_equal(first, second)
+        np.testing.assert_allclose(first, decoder[k - 1] @ normals, rtol=1e-12, atol=1e-13)
+        terms = noise.terms(k)
         assert all(
-            Fraction(float(left[k - 1, n - 1])) == pytest.approx(c) for n, c in terms.items()
+            Fraction(float(decoder[k - 1, n - 1])) == pytest.approx(c) for n, c in terms.items()
         )
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
 @pytest.mark.parametrize("lazy", [False, True])
-def test_both_drivers_play_it(protocol, lazy):
-    e, system = plan_of(protocol=protocol, lazy=lazy, epsilon=20.0)
-    (fast,), (readable,) = both(e)
-    same(fast, readable)
+def test_drivers_agree_with_buffered_noise(protocol, lazy):
+    built_experiment, system = make_experiment(protocol=protocol, lazy=lazy, epsilon=20.0)
+    (compiled,), (readable,) = both(built_experiment)
+    same(compiled, readable)
     assert system.certificate.status == ("proven" if lazy else "unproven")
     if lazy:
         assert system.certificate.exact.epsilon == pytest.approx(20.0, rel=1e-7)
-    square_root, square_root_system = plan_of(
+    square_root, square_root_system = make_experiment(
         "toeplitz", protocol=protocol, lazy=lazy, epsilon=20.0
     )
     assert system.certificate.status == square_root_system.certificate.status
-    (other,), _ = both(square_root)
-    assert not np.array_equal(fast.total, other.total)
+    (toeplitz,), _ = both(square_root)
+    assert not np.array_equal(compiled.total, toeplitz.total)
 
 
-def test_an_agent_has_it_too():
+def test_drivers_agree_for_a_single_agent():
     keys = {"epsilon": 2.0, "delta": 0.01}
     sizes = {
         "silos": 1,
@@ -166,15 +177,15 @@ def test_an_agent_has_it_too():
         "protocol": "linucb-jdp",
         "batch_size": 2,
     }
-    (fast,), (readable,) = both(experiment(Sphere(dimension=2, actions=3), sizes, **keys))
-    same(fast, readable)
+    (compiled,), (readable,) = both(experiment(Sphere(dimension=2, actions=3), sizes, **keys))
+    same(compiled, readable)
 
 
-def test_a_step_costs_the_same_late():
-    """By the number of vectors that are kept: no history."""
-    plans = [plan_of(horizon=t, batch_size=1)[1].plan for t in (100, 3000)]
-    assert [p.history_numbers for p in plans] == [0, 0]
-    assert [p.buffers for p in plans] == [5, 6]
-    kept = np.zeros((plans[1].buffers, 4))
-    noise = aggregation.buffered(np.ones(4), plans[1].coefficients, kept)
+def test_late_releases_need_no_more_memory():
+    """Check the number of kept vectors: there is no history."""
+    plans = [make_experiment(horizon=horizon, batch_size=1)[1].plan for horizon in (100, 3000)]
+    assert [plan.history_numbers for plan in plans] == [0, 0]
+    assert [plan.buffers for plan in plans] == [5, 6]
+    buffers = np.zeros((plans[1].buffers, 4))
+    noise = aggregation.buffered(np.ones(4), plans[1].coefficients, buffers)
     np.testing.assert_allclose(noise, 1.0, rtol=1e-15)

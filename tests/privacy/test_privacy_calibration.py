@@ -180,7 +180,7 @@ def places(value: float) -> float:
 
 
 @pytest.mark.parametrize("row", REFERENCE, ids=lambda r: f"{r.epsilon}-{r.delta}")
-def test_reference(row: Row) -> None:
+def test_calibrations_have_their_reference_values(row: Row) -> None:
     for relation in ("zero-out", "replace"):
         budget = Budget(row.epsilon, row.delta, relation)
         theorem = calibrate_tree(budget, 400, "theorem")
@@ -201,7 +201,7 @@ def test_reference(row: Row) -> None:
 @pytest.mark.parametrize(
     ("calibration", "table"), [("theorem", PRINTED_THEOREM), ("published-code", PRINTED_CODE)]
 )
-def test_printed_tables_of_true_epsilon(
+def test_true_epsilon_agrees_with_the_printed_tables(
     calibration: str, table: list[tuple[float, float, float, float]]
 ) -> None:
     for epsilon, delta, zero_out, replaced in table:
@@ -227,7 +227,7 @@ def test_headline_values() -> None:
 
 
 @pytest.mark.parametrize("layout", ["iid", "goe1", "goe2"])
-def test_exact_meets_any_budget_without_waste(layout: str) -> None:
+def test_exact_calibration_uses_the_whole_budget(layout: str) -> None:
     rng = np.random.default_rng(11)
     for _ in range(100):
         budget = Budget(
@@ -242,7 +242,7 @@ def test_exact_meets_any_budget_without_waste(layout: str) -> None:
         assert not all(c.holds for c in less.conditions())
 
 
-def test_wrong_noise_is_found_out() -> None:
+def test_conditions_detect_too_little_noise() -> None:
     """Whatever produced the noise, the condition is computed from it: planted faults show."""
     budget = Budget(1, 0.01)
     right = calibrate_tree(budget, 400)
@@ -285,7 +285,7 @@ def test_published_code_fails_from_these_budgets_on(
         assert [c[0].holds for c in found] == [True, False]
 
 
-def test_condition_says_what_was_computed() -> None:
+def test_conditions_state_the_calculated_epsilon() -> None:
     (condition,) = calibrate_tree(Budget(5, 0.1), 400, "published-code").conditions()
     assert "11.88" in condition.text
     assert "at most 5" in condition.text
@@ -296,7 +296,7 @@ def test_condition_says_what_was_computed() -> None:
 
 
 @pytest.mark.parametrize("calibration", ["exact", "theorem", "published-code"])
-def test_no_release_costs_nothing(calibration: str) -> None:
+def test_epsilon_without_releases_is_zero(calibration: str) -> None:
     tree = calibrate_tree(Budget(1, 0.01), 0, calibration)
     assert (tree.noise_std, tree.depth, tree.mu(), tree.exact()) == (0.0, 0, 0.0, 0.0)
     assert all(c.holds for c in tree.conditions())
@@ -357,7 +357,7 @@ def test_gaussian_of_one_sum() -> None:
         (lambda: calibrate_tree(Budget(1, 0.1), 4).mu("swap"), "relation must be one of"),
     ],
 )
-def test_bad_input(call: Callable[[], object], message: str) -> None:
+def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError) as error:
         call()
     assert message in str(error.value)

@@ -1,4 +1,5 @@
-"""Noise for experts: noisy argmins, vertices of DP-FW trees, sparse switching, and their audits."""
+"""Tests of noise for experts: noisy argmins, vertices of DP-FW trees, sparse switching, and their
+audits."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ from fastfed.privacy.mechanisms.vertex_sets import (
 )
 
 PURE, APPROXIMATE = Budget(1.0, 0.0), Budget(1.0, 1e-6)
-ALARM = 1e-6  # of each statistical test here, before its seed was fixed
+FALSE_ALARM = 1e-6  # false-alarm probability of each statistical test, set before the seeds
 
 
-# Computed apart from this package.
-FED_DP_OPE = {
+# Reference numbers that were computed without this package.
+FED_DP_OPE_NUMBERS = {
     "alpha": 1, "b": 16, "eps": 1, "m": 10, "j": 2,
     "lam": 1.0, "mu_printed": 0.1, "mu_corrected": 0.2,
 }  # fmt: skip
-FED_SVT = {
+FED_SVT_NUMBERS = {
     "eps": 1, "delta": 1e-6, "kappa": 20,
     "eta_pure": 0.025, "eta_printed": 0.06015912800670484, "eta_zcdp": 0.04216085463601084,
     "eps_adv_at_printed": 1.9888175322018793, "svt_loss_printed": 0.25,
@@ -44,26 +45,28 @@ FED_SVT = {
 
 
 def hockey_stick(first: np.ndarray, second: np.ndarray, epsilon: float) -> float:
-    """The least delta at epsilon of two laws (n,), the larger of both ways round."""
-    ways = ((first, second), (second, first))
-    return max(float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum()) for p, q in ways)
+    """Return the larger hockey-stick divergence of two distributions (n,) in both directions."""
+    pairs = ((first, second), (second, first))
+    return max(float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum()) for p, q in pairs)
 
 
-# ---- shares -------------------------------------------------------------------------------------
+# ---- largest share of a budget ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["randomized-response", "laplace", "bounded-range"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (1.0, 1e-6), (8.0, 1e-3)])
 @pytest.mark.parametrize("count", [1, pytest.param(7, marks=pytest.mark.slow), 300])
-def test_largest_share_is_the_largest(kind: str, epsilon: float, delta: float, count: int) -> None:
-    given = (("randomized-response", epsilon / 4.0, 1),)
-    for paid in ((), given):
-        each = largest_share(epsilon, delta, kind, count, paid)
-        assert composed_epsilon([*paid, (kind, each, count)], delta) <= epsilon
-        assert composed_epsilon([*paid, (kind, each * (1 + 1e-6), count)], delta) > epsilon
+def test_largest_share_uses_the_whole_budget(
+    kind: str, epsilon: float, delta: float, count: int
+) -> None:
+    spent = (("randomized-response", epsilon / 4.0, 1),)
+    for spent_parts in ((), spent):
+        share = largest_share(epsilon, delta, kind, count, spent_parts)
+        assert composed_epsilon([*spent_parts, (kind, share, count)], delta) <= epsilon
+        assert composed_epsilon([*spent_parts, (kind, share * (1 + 1e-6), count)], delta) > epsilon
 
 
-def test_largest_share_of_a_budget_that_is_spent() -> None:
+def test_largest_share_of_a_spent_budget_raises_an_error() -> None:
     with pytest.raises(InputError, match="given must cost less than epsilon 1"):
         largest_share(1.0, 0.0, "laplace", 1, (("laplace", 1.0, 1),))
 
@@ -71,8 +74,8 @@ def test_largest_share_of_a_budget_that_is_spent() -> None:
 # ---- noisy argmin -------------------------------------------------------------------------------
 
 
-def probability(scores: list[float], scale: float, i: int) -> float:
-    """P(i is the least), by adaptive quadrature between the kinks."""
+def argmin_probability(scores: list[float], scale: float, i: int) -> float:
+    """Return the probability that score i is smallest, by quadrature between the kinks."""
 
     def integrand(r: float) -> float:
         value = float(stats.laplace.pdf(r, scores[i], scale))
@@ -94,68 +97,79 @@ def probability(scores: list[float], scale: float, i: int) -> float:
     ("scale", "scores"),
     [(1.0, [0.0, 1.0]), (0.3, [2.0, -1.0, 0.5, 0.5]), (20.0, [3.0, 0.0, 7.0]), (1.0, [9.0, 0, 5])],
 )
-def test_argmin_probabilities(scale: float, scores: list[float]) -> None:
-    expected = [probability(scores, scale, i) for i in range(len(scores))]
-    found = NoisyArgmin(scale).probabilities(scores)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+def test_argmin_probabilities_agree_with_quadrature(scale: float, scores: list[float]) -> None:
+    expected = [argmin_probability(scores, scale, i) for i in range(len(scores))]
+    probabilities = NoisyArgmin(scale).probabilities(scores)
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-10)
 
 
-def test_argmin_probabilities_of_many_candidates() -> None:
-    draw = np.random.default_rng(1)
+def test_argmin_probabilities_of_many_candidates_sum_to_one() -> None:
+    rng = np.random.default_rng(1)
     assert NoisyArgmin(1.0).log_probabilities(np.zeros(100)) == pytest.approx(-math.log(100))
     for d in (1, 2, 40, 100):
-        scores = draw.normal(scale=3.0, size=d)
+        scores = rng.normal(scale=3.0, size=d)
         logs = NoisyArgmin(1.0).log_probabilities(scores)
         assert np.exp(logs).sum() == pytest.approx(1.0, rel=1e-12)
-        moved = NoisyArgmin(2.0).log_probabilities(1e3 + 2.0 * scores)
-        np.testing.assert_allclose(moved, logs, rtol=1e-9, atol=1e-9)
+        scaled = NoisyArgmin(2.0).log_probabilities(1e3 + 2.0 * scores)
+        np.testing.assert_allclose(scaled, logs, rtol=1e-9, atol=1e-9)
 
 
-def test_two_candidates_in_closed_form() -> None:
+def test_argmin_of_two_candidates_has_its_closed_form() -> None:
     for gap in (0.0, 0.4, 3.0, 30.0, 700.0):
-        worse = math.log1p(gap / 2.0) - gap - math.log(2.0)
-        assert NoisyArgmin(1.0).log_probabilities([gap, 0.0])[0] == pytest.approx(worse)
+        log_probability_of_worse = math.log1p(gap / 2.0) - gap - math.log(2.0)
+        assert NoisyArgmin(1.0).log_probabilities([gap, 0.0])[0] == pytest.approx(
+            log_probability_of_worse
+        )
 
 
-def test_choices_have_their_probabilities() -> None:
+def test_frequencies_of_choices_agree_with_their_probabilities() -> None:
     mechanism, scores, n = NoisyArgmin(0.7), np.array([0.3, 0.0, 1.5, 0.1]), 20_000
     noise = laplace_quantile(np.random.default_rng(3).uniform(size=(n, 4)))
     counts = np.bincount([mechanism.choose(scores, row) for row in noise], minlength=4)
-    assert stats.chisquare(counts, n * mechanism.probabilities(scores)).pvalue > ALARM
+    assert stats.chisquare(counts, n * mechanism.probabilities(scores)).pvalue > FALSE_ALARM
     assert mechanism.choose([1.0, 1.0], [0.0, 0.0]) == 0
 
 
 @pytest.mark.parametrize("monotone", [False, True])
-def test_argmin_loss_is_within_epsilon_and_tends_to_it(monotone: bool) -> None:
-    """Random moves of random scores stay below; two far candidates come near."""
+def test_privacy_loss_of_argmin_approaches_epsilon(monotone: bool) -> None:
+    """Check random changes of random scores, and two distant candidates."""
     mechanism = NoisyArgmin(1.6, sensitivity=0.8, monotone=monotone)
     assert mechanism.epsilon == pytest.approx(0.5 if monotone else 1.0)
-    draw, worst = np.random.default_rng(2), 0.0
+    rng, max_change = np.random.default_rng(2), 0.0
     for _ in range(200):
-        scores = draw.normal(scale=4.0, size=int(draw.integers(2, 6)))
-        move = draw.choice([0.0 if monotone else -0.8, 0.8], size=len(scores))
-        change = mechanism.log_probabilities(scores + move) - mechanism.log_probabilities(scores)
-        worst = max(worst, float(np.abs(change).max()))
-    assert 0.8 * mechanism.epsilon < worst <= mechanism.epsilon
-    far = mechanism.two_candidate_loss(80.0)  # of a scale of 1.6
-    assert 0.97 * mechanism.epsilon < far < mechanism.two_candidate_loss(1e4) < mechanism.epsilon
-    moved = [80.0 - 0.8, 0.0 if monotone else 0.8]
-    worse = [mechanism.log_probabilities(s)[0] for s in ([80.0, 0.0], moved)]
-    assert far == pytest.approx(worse[1] - worse[0])
+        scores = rng.normal(scale=4.0, size=int(rng.integers(2, 6)))
+        score_change = rng.choice([0.0 if monotone else -0.8, 0.8], size=len(scores))
+        log_ratio = mechanism.log_probabilities(
+            scores + score_change
+        ) - mechanism.log_probabilities(scores)
+        max_change = max(max_change, float(np.abs(log_ratio).max()))
+    assert 0.8 * mechanism.epsilon < max_change <= mechanism.epsilon
+    loss_at_80 = mechanism.two_candidate_loss(80.0)  # in units of the scale 1.6
+    assert (
+        0.97 * mechanism.epsilon
+        < loss_at_80
+        < mechanism.two_candidate_loss(1e4)
+        < mechanism.epsilon
+    )
+    moved_scores = [80.0 - 0.8, 0.0 if monotone else 0.8]
+    log_probabilities = [
+        mechanism.log_probabilities(scores_)[0] for scores_ in ([80.0, 0.0], moved_scores)
+    ]
+    assert loss_at_80 == pytest.approx(log_probabilities[1] - log_probabilities[0])
 
 
-def test_printed_factor_of_two() -> None:
-    """PRIVACY (g): 1.91 to 1.98 of epsilon at a gap of 40."""
+def test_printed_scale_of_argmin_loses_a_factor_of_two() -> None:
+    """Check 1.91 to 1.98 times epsilon at a gap of 40 (PRIVACY (g))."""
     for epsilon, expected in ((0.5, 1.952), (1.0, 1.951), (4.0, 1.948)):
         printed = NoisyArgmin(1.0 / epsilon)
-        found = printed.two_candidate_loss(40.0 / epsilon) / epsilon
-        assert found == pytest.approx(expected, abs=1e-3)
+        relative_loss = printed.two_candidate_loss(40.0 / epsilon) / epsilon
+        assert relative_loss == pytest.approx(expected, abs=1e-3)
         assert printed.epsilon == 2.0 * epsilon
 
 
 @pytest.mark.parametrize("clients", [1, 2, 5])
-def test_sums_of_noise_are_no_worse_and_no_better_in_the_limit(clients: int) -> None:
-    """The difference of two sums of m noises is that of two Gamma(2 m) variables."""
+def test_privacy_loss_of_summed_noise_has_the_same_limit(clients: int) -> None:
+    """Use that the difference of two sums of m noises is that of two Gamma(2 m) variables."""
     shape = 2 * clients
 
     def tail(g: float) -> float:
@@ -176,121 +190,128 @@ def test_sums_of_noise_are_no_worse_and_no_better_in_the_limit(clients: int) -> 
 
 # ---- vertices of DP-FW trees: brute force -------------------------------------------------------
 
-# The gradient of one loss: x -> matrix x + constant.
+# The gradient of one loss is x -> matrix x + constant.
 Loss = tuple[np.ndarray, np.ndarray]
 
 
 def leaf_scores(
     trees: int, sets: dict[tuple[int, str], list[Loss]], experts: list[int], d: int
 ) -> np.ndarray:
-    """Scores (leaves, d) of a phase, literally as Algorithm 3 has it, along given experts."""
+    """Return the scores (leaves, d) of a phase along given experts, written as in Algorithm 3."""
 
     def mean(losses: list[Loss], x: np.ndarray) -> np.ndarray:
         return np.mean([a @ x + c for a, c in losses], axis=0)
 
-    x, rows, k = np.eye(d)[0], [], 0
+    x, scores, k = np.eye(d)[0], [], 0
 
     def visit(j: int, s: str, v: np.ndarray) -> None:
         nonlocal x, k
         if len(s) == j:
-            rows.append(v)
+            scores.append(v)
             k += 1
             eta = 2.0 / (k + 1)
             x = (1.0 - eta) * x + eta * np.eye(d)[experts[k - 1]]
             return
         parent = x.copy()
         visit(j, s + "0", v)
-        own = sets[j, s + "1"]
-        visit(j, s + "1", v + mean(own, x) - mean(own, parent))
+        node_losses = sets[j, s + "1"]
+        visit(j, s + "1", v + mean(node_losses, x) - mean(node_losses, parent))
 
     for j in range(1, trees + 1):
         visit(j, "", mean(sets[j, ""], x))
-    return np.array(rows)
+    return np.array(scores)
 
 
-def names(trees: int) -> list[tuple[int, str]]:
-    """All sets: the roots and the right vertices."""
-    found = []
+def vertex_names(trees: int) -> list[tuple[int, str]]:
+    """Return the names of all sets: the roots and the right vertices."""
+    vertex_names_ = []
     for j in range(1, trees + 1):
-        found.append((j, ""))
+        vertex_names_.append((j, ""))
         for h in range(1, j + 1):
-            found += [(j, "".join(s) + "1") for s in itertools.product("01", repeat=h - 1)]
-    return found
+            vertex_names_ += [(j, "".join(s) + "1") for s in itertools.product("01", repeat=h - 1)]
+    return vertex_names_
 
 
-def random_loss(draw: np.random.Generator, d: int, smoothness: float) -> Loss:
-    """A convex quadratic with entries of the Hessian within smoothness and gradients in [-1, 1]."""
-    root = draw.choice([-1.0, 1.0], size=(d, int(draw.integers(1, 3))))
+def random_loss(rng: np.random.Generator, d: int, smoothness: float) -> Loss:
+    """Return a convex quadratic loss.
+
+    Entries of the Hessian are within ``smoothness`` and gradients are in [-1, 1].
+    """
+    root = rng.choice([-1.0, 1.0], size=(d, int(rng.integers(1, 3))))
     hessian = smoothness * root @ root.T / root.shape[1]
-    return hessian, draw.uniform(-1.0, 1.0, size=d) * (1.0 - smoothness)
+    return hessian, rng.uniform(-1.0, 1.0, size=d) * (1.0 - smoothness)
 
 
 @pytest.mark.parametrize("smoothness", [0.0, 0.1, 0.45, 0.5])
-def test_changes_of_leaves_by_brute_force(smoothness: float) -> None:
-    """One replaced loss, the same experts: changes within the claim, and only at leaves below."""
+def test_changes_of_leaf_scores_are_within_the_claims(smoothness: float) -> None:
+    """Replace one loss with the same experts; scores change within the claim and only at leaves
+    below."""
     trees, b, d = 3, 8, 4
-    draw, worst = np.random.default_rng(7), 0.0
+    rng, max_ratio = np.random.default_rng(7), 0.0
     claims = {(s.tree, s.depth): s for s in vertex_sets(b, trees, 2.0, smoothness)}
-    first = {1: 0, 2: 2, 3: 6}  # leaves before each tree
+    first_leaf = {1: 0, 2: 2, 3: 6}  # number of leaves before each tree
     for _ in range(15):
         sets = {
-            key: [random_loss(draw, d, smoothness) for _ in range(b >> len(key[1]))]
-            for key in names(trees)
+            key: [random_loss(rng, d, smoothness) for _ in range(b >> len(key[1]))]
+            for key in vertex_names(trees)
         }
-        experts = draw.integers(d, size=14).tolist()
-        before = leaf_scores(trees, sets, experts, d)
-        for key in names(trees):
+        experts = rng.integers(d, size=14).tolist()
+        scores_before = leaf_scores(trees, sets, experts, d)
+        for key in vertex_names(trees):
             j, s = key
             claim = claims[j, len(s)]
-            other = dict(sets)
-            other[key] = [random_loss(draw, d, smoothness), *sets[key][1:]]
-            change = np.abs(leaf_scores(trees, other, experts, d) - before)
-            start = first[j] + (int(s, 2) if s else 0) * claim.leaves
+            changed_sets = dict(sets)
+            changed_sets[key] = [random_loss(rng, d, smoothness), *sets[key][1:]]
+            change = np.abs(leaf_scores(trees, changed_sets, experts, d) - scores_before)
+            start = first_leaf[j] + (int(s, 2) if s else 0) * claim.leaves
             below = np.zeros(14, dtype=bool)
             below[start : start + claim.leaves] = True
             assert change[~below].max() <= 1e-12
             assert change[below].max() <= claim.change + 1e-12
             if claim.change:
-                worst = max(worst, float(change[below].max()) / claim.change)
-    assert worst > 0.5
+                max_ratio = max(max_ratio, float(change[below].max()) / claim.change)
+    assert max_ratio > 0.5
 
 
 @pytest.mark.parametrize("linear", [True, False])
-def test_changes_of_leaves_are_attained(linear: bool) -> None:
-    """The claims are the least possible, at the root and at the first right vertex of each depth,
-    for two experts that move apart."""
+def test_claims_about_leaf_scores_are_attained(linear: bool) -> None:
+    """Construct the largest changes at the root and at the first right vertex of each depth.
+
+    Two experts move apart.
+    """
     trees, b, d, beta = 3, 8, 4, 0.3
     zero = (np.zeros((d, d)), np.zeros(d))
     for claim in vertex_sets(b, trees, 2.0, 0.0 if linear else beta):
         j, h = claim.tree, claim.depth
         key = (j, "0" * (h - 1) + "1" if h else "")
-        sets = {name: [zero] * (b >> len(name[1])) for name in names(trees)}
-        # Expert 0 until the tree, expert 1 from there on; experts 2 and 3 are never played.
+        sets = {name: [zero] * (b >> len(name[1])) for name in vertex_names(trees)}
+        # Choose expert 0 before the tree and expert 1 from there on; experts 2 and 3 are never
+        # chosen.
         experts = [0] * (2**j - 2) + [1] * 14
-        found = []
+        scores_by_sign = []
         for sign in (1.0, -1.0):
             if h == 0:
                 loss = (np.zeros((d, d)), sign * np.array([1.0, 1.0, 1.0, -1.0]))
             else:
                 u = np.array([-1.0, 1.0, sign, -sign])
                 loss = ((0.0 if linear else beta) * np.outer(u, u), np.zeros(d))
-            other = dict(sets)
-            other[key] = [loss, *sets[key][1:]]
-            found.append(leaf_scores(trees, other, experts, d))
+            changed_sets = dict(sets)
+            changed_sets[key] = [loss, *sets[key][1:]]
+            scores_by_sign.append(leaf_scores(trees, changed_sets, experts, d))
         leaf = 2**j - 2 + (2 ** (j - h) if h else 0)
-        change = (found[0] - found[1])[leaf : leaf + claim.leaves]
+        change = (scores_by_sign[0] - scores_by_sign[1])[leaf : leaf + claim.leaves]
         np.testing.assert_allclose(change[:, 2], claim.change, atol=1e-14)
         np.testing.assert_allclose(change[:, 3], -claim.change, atol=1e-14)
 
 
-def test_most_moved_is_the_product() -> None:
+def test_max_change_equals_the_product() -> None:
     for first, leaves in itertools.product((1, 2, 3, 7, 50), (0, 1, 2, 5, 64)):
-        kept = math.prod(1.0 - 2.0 / (k + 1) for k in range(first, first + leaves))
-        assert max_change(first, leaves) == pytest.approx(2.0 * (1.0 - kept), abs=1e-14)
+        unmoved = math.prod(1.0 - 2.0 / (k + 1) for k in range(first, first + leaves))
+        assert max_change(first, leaves) == pytest.approx(2.0 * (1.0 - unmoved), abs=1e-14)
 
 
-def test_printed_sets() -> None:
-    """Lemma C.6 has 4 alpha 2^h / b for every set: an upper bound, and the root's is half of it."""
+def test_changes_of_sets_are_below_the_printed_changes() -> None:
+    """Compare with 4 alpha 2^h / b of Lemma C.6, which is twice the change of the root."""
     printed = {(s.tree, s.depth): 4.0 * 2**s.depth / 64 for s in vertex_sets(64, 4, 2.0, 0.3)}
     for s in vertex_sets(64, 4, 2.0, math.inf):
         assert s.change == printed[s.tree, s.depth] * (0.5 if s.depth == 0 else 1.0)
@@ -304,20 +325,29 @@ def test_printed_sets() -> None:
 # ---- vertices of DP-FW trees: accounts ----------------------------------------------------------
 
 
-def vertices(budget: Budget, **keys: object) -> VertexNoise:
-    given: dict[str, object] = {"batch": 16, "trees": 3, "lipschitz": 1.0, "experts": 10, **keys}
-    return calibrate_vertices(budget, **given)  # type: ignore[arg-type]
+def calibrated_vertices(budget: Budget, **keys: object) -> VertexNoise:
+    """Return calibrated noise for vertices."""
+    arguments: dict[str, object] = {
+        "batch": 16,
+        "trees": 3,
+        "lipschitz": 1.0,
+        "experts": 10,
+        **keys,
+    }
+    return calibrate_vertices(budget, **arguments)  # type: ignore[arg-type]
 
 
-def test_reference_numbers_of_the_vertices() -> None:
-    row = FED_DP_OPE
+def test_scales_of_vertices_equal_reference_numbers() -> None:
+    numbers = FED_DP_OPE_NUMBERS
     printed, corrected = (
-        vertices(PURE, calibration=c, batch=row["b"], lipschitz=row["alpha"]).scales[row["j"] - 1]
+        calibrated_vertices(
+            PURE, calibration=c, batch=numbers["b"], lipschitz=numbers["alpha"]
+        ).scales[numbers["j"] - 1]
         for c in ("printed", "corrected")
     )
-    assert printed == pytest.approx(row["lam"])
-    assert printed / row["m"] == pytest.approx(row["mu_printed"])
-    assert corrected / row["m"] == pytest.approx(row["mu_corrected"])
+    assert printed == pytest.approx(numbers["lam"])
+    assert printed / numbers["m"] == pytest.approx(numbers["mu_printed"])
+    assert corrected / numbers["m"] == pytest.approx(numbers["mu_corrected"])
 
 
 @pytest.mark.parametrize("smoothness", [0.0, 0.2, math.inf])
@@ -326,84 +356,97 @@ def test_reference_numbers_of_the_vertices() -> None:
 @pytest.mark.parametrize(
     "budget", [PURE, APPROXIMATE, pytest.param(Budget(5.0, 1e-3), marks=pytest.mark.slow)]
 )
-def test_exact_vertices_meet_the_budget_and_no_less_does(
+def test_exact_noise_of_vertices_uses_the_whole_budget(
     smoothness: float, protect: str, experts: int, budget: Budget
 ) -> None:
-    made = vertices(budget, smoothness=smoothness, protect=protect, experts=experts)
+    drawn_noise = calibrated_vertices(
+        budget, smoothness=smoothness, protect=protect, experts=experts
+    )
 
     def account(noise: VertexNoise) -> float:
         return noise.exact() if protect == "experts" else noise.exact_messages()
 
-    assert 1.0 - 1e-6 < account(made) / budget.epsilon <= 1.0
-    assert all(c.holds for c in made.conditions())
-    for j in range(3):  # every tree for itself
-        less = list(made.scales)
-        less[j] *= 1.0 - 1e-5
-        noise = msgspec.structs.replace(made, scales=tuple(less))
+    assert 1.0 - 1e-6 < account(drawn_noise) / budget.epsilon <= 1.0
+    assert all(c.holds for c in drawn_noise.conditions())
+    for j in range(3):  # reduce the noise of one tree
+        smaller_scales = list(drawn_noise.scales)
+        smaller_scales[j] *= 1.0 - 1e-5
+        noise = msgspec.structs.replace(drawn_noise, scales=tuple(smaller_scales))
         assert account(noise) > budget.epsilon
         assert not noise.conditions()[-1].holds
 
 
-def test_what_the_paper_s_scales_are_worth() -> None:
-    """Pure: 2 epsilon for the experts, d epsilon for messages; the factor is gone when corrected.
-    With linear losses only roots count, whose change is half of the printed one."""
+def test_printed_scales_of_vertices_have_their_true_epsilon() -> None:
+    """Check pure accounts of printed and corrected scales.
+
+    Printed scales give 2 epsilon for experts and d epsilon for messages. With linear losses only
+    roots count, and their change is half the printed change.
+    """
     for smoothness, factor in ((math.inf, 1.0), (0.0, 0.5)):
-        printed = vertices(PURE, calibration="printed", smoothness=smoothness)
+        printed = calibrated_vertices(PURE, calibration="printed", smoothness=smoothness)
         assert printed.exact() == pytest.approx(2.0 * factor)
         assert printed.exact_messages() == pytest.approx(10.0 * factor)
         assert printed.exact_messages(7) == pytest.approx(7.0 * factor)
         assert printed.conditions()[-1].holds == (factor == 0.5)
-        corrected = vertices(PURE, calibration="corrected", smoothness=smoothness)
+        corrected = calibrated_vertices(PURE, calibration="corrected", smoothness=smoothness)
         assert corrected.exact() == pytest.approx(factor)
-        messages = vertices(
+        messages = calibrated_vertices(
             PURE, calibration="corrected", smoothness=smoothness, protect="messages"
         )
         assert messages.exact_messages() == pytest.approx(factor)
-    # Right vertices outweigh roots from beta = alpha/2 on: 4 beta there, 2 alpha here.
+    # Right vertices exceed roots from beta = alpha/2 on: 4 beta against 2 alpha.
     for smoothness, expected in ((0.5, 1.0), (0.6, 1.2), (1.0, 2.0)):
-        printed = vertices(PURE, calibration="printed", smoothness=smoothness)
+        printed = calibrated_vertices(PURE, calibration="printed", smoothness=smoothness)
         assert printed.exact() == pytest.approx(expected)
-    least = vertices(PURE, smoothness=0.0, spread=1.0)
+    smallest_noise = calibrated_vertices(PURE, smoothness=0.0, spread=1.0)
     np.testing.assert_allclose(
-        np.array(vertices(PURE, calibration="corrected").scales) / least.scales, 4.0
+        np.array(calibrated_vertices(PURE, calibration="corrected").scales) / smallest_noise.scales,
+        4.0,
     )
 
 
-def test_noise_of_vertices() -> None:
-    made = vertices(PURE, calibration="printed")
-    assert made.noise_stds == pytest.approx(
+def test_noise_stds_of_vertices() -> None:
+    noise = calibrated_vertices(PURE, calibration="printed")
+    assert noise.noise_stds == pytest.approx(
         {f"tree {j}": math.sqrt(2) * 2**j / 4 for j in (1, 2, 3)}
     )
-    none = vertices(PURE, trees=0)
-    assert (none.scales, none.exact(), none.exact_messages()) == ((), 0.0, 0.0)
-    assert all(c.holds for c in none.conditions())
+    without_trees = calibrated_vertices(PURE, trees=0)
+    assert (without_trees.scales, without_trees.exact(), without_trees.exact_messages()) == (
+        (),
+        0.0,
+        0.0,
+    )
+    assert all(c.holds for c in without_trees.conditions())
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3, 0.05])
-def test_account_against_the_law_of_two_leaves(delta: float) -> None:
-    """One tree of depth 1, linear losses, two experts: the root's loss moves both leaves, whose
-    noise is independent. The account covers the law of both, for every gap, and the worst gap comes
-    near it when delta = 0."""
-    noise = vertices(Budget(1.0, delta), trees=1, experts=2, smoothness=0.0)
-    move, found = 2.0 / 16, []
+def test_account_covers_the_distribution_of_two_leaves(delta: float) -> None:
+    """Check one tree of depth 1 with linear losses and two experts.
+
+    The root's loss changes both leaves, whose noises are independent. For delta = 0 the worst gap
+    nearly attains the account.
+    """
+    noise = calibrated_vertices(Budget(1.0, delta), trees=1, experts=2, smoothness=0.0)
+    change, max_log_ratios = 2.0 / 16, []
     for gap in (0.0, 1.0, 2.0, 4.0, 8.0, 30.0, 100.0):
         g = gap * noise.scales[0]
-        one = [
-            np.exp(NoisyArgmin(noise.scales[0]).log_probabilities(s))
-            for s in ([g, 0.0], [g - move, move])
+        leaf_distributions = [
+            np.exp(NoisyArgmin(noise.scales[0]).log_probabilities(scores))
+            for scores in ([g, 0.0], [g - change, change])
         ]
-        both = [np.outer(p, p).ravel() for p in one]
-        assert hockey_stick(*both, noise.exact()) <= delta + 1e-15
-        found.append(float(np.abs(np.log(both[0]) - np.log(both[1])).max()))
-    assert found == sorted(found)
+        joint_distributions = [np.outer(p, p).ravel() for p in leaf_distributions]
+        assert hockey_stick(*joint_distributions, noise.exact()) <= delta + 1e-15
+        max_log_ratios.append(
+            float(np.abs(np.log(joint_distributions[0]) - np.log(joint_distributions[1])).max())
+        )
+    assert max_log_ratios == sorted(max_log_ratios)
     if delta == 0.0:
-        assert 0.97 < found[-1] <= noise.exact() == pytest.approx(1.0)
+        assert 0.97 < max_log_ratios[-1] <= noise.exact() == pytest.approx(1.0)
 
 
-def test_messages_account_is_attained() -> None:
-    """Densities of d scores at each leaf below, all noises beyond the change: the sum of all
-    losses is the pure account."""
-    noise = vertices(PURE, calibration="printed", experts=3, smoothness=0.0)
+def test_account_of_messages_is_attained() -> None:
+    """Use outcomes where all noises exceed the change, so that all log ratios add up."""
+    noise = calibrated_vertices(PURE, calibration="printed", experts=3, smoothness=0.0)
     for s in (s for s in noise.sets if s.depth == 0):
         scale = noise.scales[s.tree - 1]
         y = np.full((s.leaves, 3), 5.0 * s.change)
@@ -414,29 +457,32 @@ def test_messages_account_is_attained() -> None:
 # ---- sparse switching ---------------------------------------------------------------------------
 
 
-def test_reference_numbers_of_switching() -> None:
-    row = FED_SVT
-    kappa = int(row["kappa"])
+def test_scales_of_switching_equal_reference_numbers() -> None:
+    numbers = FED_SVT_NUMBERS
+    kappa = int(numbers["kappa"])
     printed, exact, zcdp = (
         calibrate_switching(APPROXIMATE, switches=kappa, calibration=c)
         for c in ("printed", "exact", "zcdp")
     )
     pure = calibrate_switching(PURE, switches=kappa, calibration="printed")
-    assert pure.eta == pytest.approx(row["eta_pure"])
+    assert pure.eta == pytest.approx(numbers["eta_pure"])
     assert pure.exact() == pytest.approx(0.75)
-    assert printed.eta == pytest.approx(row["eta_printed"])
-    assert zcdp.eta == pytest.approx(row["eta_zcdp"])
-    assert printed.threshold_scale == row["thr_scale_printed"]
-    assert printed.query_scale == row["query_scale_printed"]
-    assert printed.comparisons.epsilon == row["svt_loss_printed"]
-    assert exact.threshold_scale == exact.query_scale == row["thr_scale_min"]
-    claimed = advanced(Guarantee(printed.eta, 0.0), kappa, row["delta"]).epsilon
-    assert claimed + row["eps"] / 2.0 == pytest.approx(row["eps_adv_at_printed"])
+    assert printed.eta == pytest.approx(numbers["eta_printed"])
+    assert zcdp.eta == pytest.approx(numbers["eta_zcdp"])
+    assert printed.threshold_scale == numbers["thr_scale_printed"]
+    assert printed.query_scale == numbers["query_scale_printed"]
+    assert printed.comparisons.epsilon == numbers["svt_loss_printed"]
+    assert exact.threshold_scale == exact.query_scale == numbers["thr_scale_min"]
+    claimed = advanced(Guarantee(printed.eta, 0.0), kappa, numbers["delta"]).epsilon
+    assert claimed + numbers["eps"] / 2.0 == pytest.approx(numbers["eps_adv_at_printed"])
 
 
-def test_printed_switching_by_several_accounts() -> None:
-    """At (1, 1e-6) and 20 switches. With epsilon/2 for the comparisons, as the proof has it, the
-    printed eta is above the budget by every account; with what they cost, epsilon/4, it is not."""
+def test_printed_switching_under_several_accounts() -> None:
+    """Compare accounts at (1, 1e-6) and 20 switches.
+
+    With epsilon/2 for the comparisons, as in the proof, the printed eta exceeds the budget under
+    every account. With their true cost epsilon/4 it does not.
+    """
     printed = calibrate_switching(APPROXIMATE, switches=20, calibration="printed")
     rho, log = 20 * printed.eta**2 / 8.0, math.log(1e6)
     assert printed.exact() <= 0.25 + rho + 2.0 * math.sqrt(rho * log) < 0.97
@@ -461,86 +507,97 @@ def test_printed_switching_by_several_accounts() -> None:
         (20.0, 0.1, 5, 28.8),
     ],
 )
-def test_printed_switching_is_unproven_for_large_budgets_only(
+def test_printed_switching_exceeds_only_large_budgets(
     epsilon: float, delta: float, switches: int, expected: float
 ) -> None:
-    made = calibrate_switching(Budget(epsilon, delta), switches=switches, calibration="printed")
-    assert made.exact() == pytest.approx(expected, rel=2e-3)
-    assert made.conditions()[-1].holds == (expected <= epsilon)
+    noise = calibrate_switching(Budget(epsilon, delta), switches=switches, calibration="printed")
+    assert noise.exact() == pytest.approx(expected, rel=2e-3)
+    assert noise.conditions()[-1].holds == (expected <= epsilon)
 
 
 @pytest.mark.parametrize("switches", [0, 1, 20, 300])
 @pytest.mark.parametrize("budget", [PURE, APPROXIMATE, Budget(5.0, 1e-3)])
-def test_exact_switching_meets_the_budget(switches: int, budget: Budget) -> None:
-    made = calibrate_switching(budget, switches=switches)
-    assert all(c.holds for c in made.conditions())
-    assert made.comparisons.epsilon == pytest.approx(budget.epsilon / 2.0)
+def test_exact_noise_of_switching_uses_the_whole_budget(switches: int, budget: Budget) -> None:
+    noise = calibrate_switching(budget, switches=switches)
+    assert all(c.holds for c in noise.conditions())
+    assert noise.comparisons.epsilon == pytest.approx(budget.epsilon / 2.0)
     if switches == 0:
-        assert made.exact() == 0.0
+        assert noise.exact() == 0.0
         return
-    assert 1.0 - 1e-6 < made.exact() / budget.epsilon <= 1.0
+    assert 1.0 - 1e-6 < noise.exact() / budget.epsilon <= 1.0
     if budget.delta == 0.0:
-        assert made.eta == pytest.approx(budget.epsilon / (2.0 * switches))
+        assert noise.eta == pytest.approx(budget.epsilon / (2.0 * switches))
         return
     zcdp = calibrate_switching(budget, switches=switches, calibration="zcdp")
-    assert zcdp.eta < made.eta and zcdp.exact() < budget.epsilon
+    assert zcdp.eta < noise.eta and zcdp.exact() < budget.epsilon
     assert calibrate_switching(msgspec.structs.replace(budget, delta=0.0), switches=300).eta < (
-        made.eta
+        noise.eta
     )
 
 
 def all_switches(rounds: int, switches: int) -> list[tuple[tuple[int, int], ...]]:
+    """Return all sequences of at most ``switches`` (round, expert) pairs."""
     return [
-        tuple(zip(at, chosen, strict=True))
+        tuple(zip(switch_rounds, chosen, strict=True))
         for n in range(switches + 1)
-        for at in itertools.combinations(range(1, rounds + 1), n)
+        for switch_rounds in itertools.combinations(range(1, rounds + 1), n)
         for chosen in itertools.product((0, 1), repeat=n)
     ]
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3, 0.05])
-def test_account_against_the_law_of_small_runs(delta: float) -> None:
-    """All outcomes of four rounds and two switches, by quadrature, for random losses of which one
-    is replaced in any round: probabilities sum to 1, and the account covers all pairs."""
-    made = calibrate_switching(Budget(4.0, delta), switches=2)
-    outcomes, draw, worst = all_switches(4, 2), np.random.default_rng(5), 0.0
+def test_account_covers_the_distribution_of_small_runs(delta: float) -> None:
+    """Compute all outcomes of four rounds and two switches by quadrature.
+
+    One of the random losses is replaced in any round.
+    """
+    noise = calibrate_switching(Budget(4.0, delta), switches=2)
+    outcomes, rng, max_log_ratio = all_switches(4, 2), np.random.default_rng(5), 0.0
     for _ in range(12):
-        base, at = draw.uniform(0.0, 2.0, size=(4, 2)), int(draw.integers(4))
-        level, laws = float(draw.uniform(0.0, 4.0)), []
-        for loss in draw.permutation([[0.0, 1.0], [1.0, 0.0]]):
+        base, replaced_round = rng.uniform(0.0, 2.0, size=(4, 2)), int(rng.integers(4))
+        level, distributions = float(rng.uniform(0.0, 4.0)), []
+        for loss in rng.permutation([[0.0, 1.0], [1.0, 0.0]]):
             losses = base.copy()
-            losses[at] += loss
-            law = audits.crossing_distributions(made, losses, level)
-            logs = [audits.log_probability(made, losses, o, law) for o in outcomes]
-            laws.append(np.exp(logs))
-            assert laws[-1].sum() == pytest.approx(1.0, rel=1e-10)
-        assert hockey_stick(laws[0], laws[1], made.exact()) <= delta + 1e-15
-        worst = max(worst, float(np.abs(np.log(laws[0] / laws[1])).max()))
-    assert worst > 0.3 * made.exact(0.0)
+            losses[replaced_round] += loss
+            crossings = audits.crossing_distributions(noise, losses, level)
+            logs = [
+                audits.log_probability(noise, losses, outcome, crossings) for outcome in outcomes
+            ]
+            distributions.append(np.exp(logs))
+            assert distributions[-1].sum() == pytest.approx(1.0, rel=1e-10)
+        assert hockey_stick(distributions[0], distributions[1], noise.exact()) <= delta + 1e-15
+        max_log_ratio = max(
+            max_log_ratio, float(np.abs(np.log(distributions[0] / distributions[1])).max())
+        )
+    assert max_log_ratio > 0.3 * noise.exact(0.0)
 
 
-def test_runs_have_that_law() -> None:
-    made = calibrate_switching(Budget(4.0, 0.0), switches=2)
+def test_sampled_runs_have_the_computed_distribution() -> None:
+    noise = calibrate_switching(Budget(4.0, 0.0), switches=2)
     losses = np.array([[1.0, 0.2], [0.5, 0.3], [0.9, 1.4]])
-    law = audits.crossing_distributions(made, losses, 1.5)
+    crossings = audits.crossing_distributions(noise, losses, 1.5)
     outcomes, n = all_switches(3, 2), 8000
-    expected = np.exp([audits.log_probability(made, losses, o, law) for o in outcomes])
+    expected = np.exp(
+        [audits.log_probability(noise, losses, outcome, crossings) for outcome in outcomes]
+    )
     uniforms = np.random.default_rng(6).uniform(size=(n, 2, 5))
-    at = {o: i for i, o in enumerate(outcomes)}
-    runs = [at[audits.switches_of(made, losses, 1.5, u)] for u in uniforms]
+    index_of = {outcome: i for i, outcome in enumerate(outcomes)}
+    runs = [index_of[audits.switches_of(noise, losses, 1.5, u)] for u in uniforms]
     counts = np.bincount(runs, minlength=len(outcomes))
-    assert stats.chisquare(counts, n * expected / expected.sum()).pvalue > ALARM
+    assert stats.chisquare(counts, n * expected / expected.sum()).pvalue > FALSE_ALARM
 
 
-def test_the_threshold_s_noise_must_be_drawn_again() -> None:
-    """A planted fault, by quadrature: one noise for all 17 segments. One loss of the first moves 20
-    queries; later ones, which it does not enter, tell what the noise was. The first one's account
-    is epsilon/2, and the log ratio is above epsilon."""
+def test_threshold_noise_must_be_drawn_again() -> None:
+    """Plant a fault: one threshold noise for all 17 segments.
+
+    One loss of the first segment changes 20 queries. Later segments do not contain it, but reveal
+    the noise. The account of the first segment is epsilon/2, while the log ratio exceeds epsilon.
+    """
     a = b = calibrate_switching(PURE, switches=17).query_scale
     r = np.linspace(-80.0, 80.0, 64_001)
     weights = np.exp(-np.abs(r) / a) / (2.0 * a) * (r[1] - r[0])
     below = [np.exp(20.0 * log_cdf((r + gap) / b)) for gap in (2.0, 1.0)]
-    # At least 12 of 16 later segments cross at once, at queries 2 above the threshold.
+    # At least 12 of the 16 later segments cross at once, with queries 2 above the threshold.
     later = stats.binom.sf(11, 16, np.exp(log_cdf((2.0 - r) / b)))
     reused = [float(np.sum(weights * p * later)) for p in below]
     fresh = [float(np.sum(weights * p)) for p in below]
@@ -552,20 +609,20 @@ def test_the_threshold_s_noise_must_be_drawn_again() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(audits.AUDITS))
-def test_verdicts(name: str) -> None:
-    found = audits.AUDITS[name](4000, 1)
-    assert found.verdict == ("caught" if name in audits.FAULTY else "pass"), found
-    assert (found.claimed_epsilon, found.delta) == (1.0, 0.0)
+def test_audits_give_their_verdicts(name: str) -> None:
+    result = audits.AUDITS[name](4000, 1)
+    assert result.verdict == ("caught" if name in audits.FAULTY else "pass"), result
+    assert (result.claimed_epsilon, result.delta) == (1.0, 0.0)
     if name == "fault-noisy-argmin-printed":
-        assert found.epsilon_lower_bound < NoisyArgmin(1.0).epsilon
+        assert result.epsilon_lower_bound < NoisyArgmin(1.0).epsilon
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
-def test_calibrate_noisy_argmin(delta: float) -> None:
-    one = calibrate("noisy-argmin", Budget(0.5, 0.0))
-    assert (one.noise_std, one.mu) == (pytest.approx(math.sqrt(2) * 4), pytest.approx(0.5))
-    many = calibrate("noisy-argmin", Budget(1.0, delta), 1000)
-    scale = many.noise_std / math.sqrt(2.0)
+def test_calibration_of_noisy_argmin(delta: float) -> None:
+    single = calibrate("noisy-argmin", Budget(0.5, 0.0))
+    assert (single.noise_std, single.mu) == (pytest.approx(math.sqrt(2) * 4), pytest.approx(0.5))
+    thousand = calibrate("noisy-argmin", Budget(1.0, delta), 1000)
+    scale = thousand.noise_std / math.sqrt(2.0)
     part = ("randomized-response", NoisyArgmin(scale).epsilon, 1000)
     assert composed_epsilon([part], delta) == pytest.approx(1.0, rel=1e-6)
     assert calibrate("noisy-argmin", Budget(1.0, delta), 0).noise_std == 0.0
@@ -577,16 +634,16 @@ def test_calibrate_noisy_argmin(delta: float) -> None:
         (lambda: NoisyArgmin(0.0), "scale must be > 0, got 0.0"),
         (lambda: NoisyArgmin(1.0).choose([], []), "scores must hold at least one candidate"),
         (lambda: NoisyArgmin(1.0).choose([1.0, 2.0], [0.0]), "noise must have shape (2,)"),
-        (lambda: vertices(PURE, batch=12), "batch must be a power of two, got 12"),
-        (lambda: vertices(PURE, batch=4), "batch must be at least 2^trees = 8, got 4"),
-        (lambda: vertices(PURE, spread=3.0), "spread must be > 0 and <= 2, got 3.0"),
-        (lambda: vertices(PURE, smoothness=-1.0), "smoothness must be >= 0, got -1.0"),
-        (lambda: vertices(PURE, experts=1), "experts must be an integer >= 2, got 1"),
-        (lambda: vertices(PURE, calibration="exakt"), 'did you mean "exact"?'),
-        (lambda: vertices(PURE, protect="message"), 'did you mean "messages"?'),
-        (lambda: vertices(Budget(1, 0, unit="silo")), "unit must be one of"),
+        (lambda: calibrated_vertices(PURE, batch=12), "batch must be a power of two, got 12"),
+        (lambda: calibrated_vertices(PURE, batch=4), "batch must be at least 2^trees = 8, got 4"),
+        (lambda: calibrated_vertices(PURE, spread=3.0), "spread must be > 0 and <= 2, got 3.0"),
+        (lambda: calibrated_vertices(PURE, smoothness=-1.0), "smoothness must be >= 0, got -1.0"),
+        (lambda: calibrated_vertices(PURE, experts=1), "experts must be an integer >= 2, got 1"),
+        (lambda: calibrated_vertices(PURE, calibration="exakt"), 'did you mean "exact"?'),
+        (lambda: calibrated_vertices(PURE, protect="message"), 'did you mean "messages"?'),
+        (lambda: calibrated_vertices(Budget(1, 0, unit="silo")), "unit must be one of"),
         (
-            lambda: msgspec.structs.replace(vertices(PURE), scales=(1.0,)),
+            lambda: msgspec.structs.replace(calibrated_vertices(PURE), scales=(1.0,)),
             "scales must be 3, one per tree, got 1",
         ),
         (lambda: calibrate_switching(PURE, switches=-1), "switches must be an integer >= 0"),
@@ -597,7 +654,7 @@ def test_calibrate_noisy_argmin(delta: float) -> None:
         (lambda: calibrate_switching(Budget(1, 0, unit="item"), switches=3), "unit must be one of"),
     ],
 )
-def test_bad_input(call: Callable[[], object], message: str) -> None:
+def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError) as error:
         call()
     assert message in str(error.value)

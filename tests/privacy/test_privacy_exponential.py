@@ -44,7 +44,7 @@ def test_probabilities_are_exact_at_any_size() -> None:
     np.testing.assert_allclose(base, weights / weights.sum(), rtol=1e-14)
 
 
-def test_inverse_cdf_has_the_law() -> None:
+def test_inverse_cdf_draws_have_the_distribution() -> None:
     """On a grid of uniforms, where no count is off by more than the ends of its interval."""
     mechanism, costs, n = Exponential(2.0), [4, 3, 2, 3], 5000
     chosen = [mechanism.choose(costs, (i + 0.5) / n) for i in range(n)]
@@ -52,14 +52,14 @@ def test_inverse_cdf_has_the_law() -> None:
     assert np.abs(counts - n * mechanism.probabilities(costs)).max() <= 1.0
 
 
-def test_gumbel_max_has_the_law() -> None:
+def test_gumbel_max_draws_have_the_distribution() -> None:
     mechanism, costs, n = Exponential(2.0), [4, 3, 2, 3], 50_000
     uniforms = np.random.default_rng(3).uniform(size=(n, 4))
     counts = np.bincount([mechanism.choose_gumbel(costs, u) for u in uniforms], minlength=4)
     assert stats.chisquare(counts, n * mechanism.probabilities(costs)).pvalue > ALARM
 
 
-def test_inverse_cdf_never_falls_off_the_end() -> None:
+def test_inverse_cdf_never_exceeds_the_last_index() -> None:
     mechanism = Exponential(1.0)
     costs = [0.1 * i for i in range(7)]
     assert mechanism.choose(costs, 1 - 2.0**-53) == 6
@@ -69,7 +69,7 @@ def test_inverse_cdf_never_falls_off_the_end() -> None:
     assert mechanism.choose([4000.0, 0.0, 4000.0], 1 - 2.0**-53) == 1
 
 
-def test_cost_of_every_change() -> None:
+def test_epsilon_covers_every_change() -> None:
     """Range of the log ratio over all changes of costs by at most the sensitivity."""
     mechanism = Exponential(1.2, sensitivity=2.0)
     draw = np.random.default_rng(5)
@@ -113,6 +113,6 @@ def test_private_range_under_replacement() -> None:
         (lambda: Exponential(1.0).choose_gumbel([0.0, 1.0], [0.5]), "uniforms must have shape"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
+def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""The optimal factor: its sensitivity, its optimality, and what it refuses."""
+"""Check the optimal factor: its sensitivity, its optimality, and refused arguments."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from fastfed.protocols.schedule import Schedule
 
 
 def weights_of(rounds: tuple[int, ...], horizon: int) -> np.ndarray:
-    """(Rounds that prefix k serves) / n_k^2, at least one round, adding up to 1."""
-    n = np.array(rounds, dtype=float)
-    served = np.maximum(np.append(n[1:], horizon) - n, 1.0)
-    weights: np.ndarray = served / n**2
+    """Return (number of rounds between prefix k and the next) / n_k^2, normalised.
+
+    Every prefix counts for at least one round.
+    """
+    rounds_array = np.array(rounds, dtype=float)
+    rounds_per_prefix = np.maximum(np.append(rounds_array[1:], horizon) - rounds_array, 1.0)
+    weights: np.ndarray = rounds_per_prefix / rounds_array**2
     return weights / weights.sum()
 
 
@@ -50,12 +53,12 @@ RANDOM = [
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_encoder_is_what_fractions_say(name: str) -> None:
+def test_encoder_equals_exact_fractions(name: str) -> None:
     factor = optimal_factor(*SCHEDULES[name])
-    c = np.array([[float(v) for v in row] for row in oracle.encoder(factor.matrix)])
-    np.testing.assert_allclose(factor.encoder, c, atol=1e-12)
-    # A = B C, lower triangular, columns of norm 1 but for the grid.
-    np.testing.assert_allclose(factor.matrix @ c, np.tri(len(c)), atol=1e-12)
+    expected = np.array([[float(value) for value in row] for row in oracle.encoder(factor.matrix)])
+    np.testing.assert_allclose(factor.encoder, expected, atol=1e-12)
+    # A = B C is lower triangular, and its columns have norm 1 up to the grid.
+    np.testing.assert_allclose(factor.matrix @ expected, np.tri(len(expected)), atol=1e-12)
     assert not np.triu(factor.encoder, 1).any()
     assert (factor.matrix / GRID == np.rint(factor.matrix / GRID)).all()
     assert factor.squared_sensitivity() == pytest.approx(1.0, abs=1e-5)
@@ -63,27 +66,32 @@ def test_the_encoder_is_what_fractions_say(name: str) -> None:
 
 @pytest.mark.parametrize("returning", [1, 2, 3, 9])
 @pytest.mark.parametrize("which", [*SCHEDULES, *range(len(RANDOM))])
-def test_sensitivity_against_every_set_of_leaves(which: str | int, returning: int) -> None:
-    """One leaf to the last digits; of several a bound, which returning users of a factor reach."""
-    given = isinstance(which, str)
-    factor = optimal_factor(*SCHEDULES[which]) if given else Factor(RANDOM[which])
-    brute = oracle.squared_sensitivity(factor.matrix, returning)
-    found = factor.squared_sensitivity(returning)
+def test_sensitivity_bounds_every_set_of_leaves(which: str | int, returning: int) -> None:
+    """Check that it is exact for one leaf and an upper bound for several.
+
+    Optimal factors nearly attain the bound.
+    """
+    is_schedule = isinstance(which, str)
+    factor = optimal_factor(*SCHEDULES[which]) if is_schedule else Factor(RANDOM[which])
+    exact = oracle.squared_sensitivity(factor.matrix, returning)
+    squared_sensitivity = factor.squared_sensitivity(returning)
     if returning == 1 or len(factor) == 1:
-        assert brute < found <= brute * (1.0 + 3.0 * SLACK)
+        assert exact < squared_sensitivity <= exact * (1.0 + 3.0 * SLACK)
     else:
-        assert brute * (1.0 - 1e-12) <= found
-        # |S| times the largest row: at most the square of single leaves.
-        assert found <= min(returning, len(factor)) ** 2 * factor.squared_sensitivity() * (1 + 1e-8)
-        if given:
-            assert found <= 1.35 * brute
+        assert exact * (1.0 - 1e-12) <= squared_sensitivity
+        # |S| times the largest row is at most the square of |S| times that of a single leaf.
+        assert squared_sensitivity <= min(
+            returning, len(factor)
+        ) ** 2 * factor.squared_sensitivity() * (1 + 1e-8)
+        if is_schedule:
+            assert squared_sensitivity <= 1.35 * exact
 
 
 @pytest.mark.parametrize("which", [*SCHEDULES, *range(len(RANDOM))])
-def test_what_is_released_is_a_mechanism_of_that_sensitivity(which: str | int) -> None:
-    """From prefixes and their covariance alone, which know nothing of C."""
-    given = isinstance(which, str)
-    factor = optimal_factor(*SCHEDULES[which]) if given else Factor(RANDOM[which])
+def test_released_prefixes_have_the_sensitivity(which: str | int) -> None:
+    """Calculate it from prefixes and their covariance only, without C."""
+    is_schedule = isinstance(which, str)
+    factor = optimal_factor(*SCHEDULES[which]) if is_schedule else Factor(RANDOM[which])
     k = len(factor)
     for count in (1, 2, 3):
         squares = [
@@ -96,27 +104,30 @@ def test_what_is_released_is_a_mechanism_of_that_sensitivity(which: str | int) -
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_search_finds_less_noise(name: str) -> None:
+def test_searches_find_no_factor_with_less_noise(name: str) -> None:
     weights = weights_of(*SCHEDULES[name])
     factor = optimal_factor(*SCHEDULES[name])
-    least = oracle.least_cost(weights, starts=3, seed=1)
-    mine = oracle.cost(factor.matrix, weights)
-    assert mine <= least * (1.0 + 2.0 * GAP)
-    assert mine >= least * (1.0 - 1e-4)
+    smallest_found = oracle.least_cost(weights, starts=3, seed=1)
+    cost = oracle.cost(factor.matrix, weights)
+    assert cost <= smallest_found * (1.0 + 2.0 * GAP)
+    assert cost >= smallest_found * (1.0 - 1e-4)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_weights_and_their_dual(seed: int) -> None:
-    """The best multipliers of an independent search bound the cost from below, GAP away."""
+def test_cost_for_random_weights_is_near_its_dual_bound(seed: int) -> None:
+    """Check that the best multipliers of an independent search bound the cost from below within
+    GAP."""
     rng = np.random.default_rng(seed)
     weights = rng.exponential(size=4) ** 2
     weights /= weights.sum()
-    mine = oracle.cost(factor_for(weights).matrix, weights)
+    cost = oracle.cost(factor_for(weights).matrix, weights)
     dual = minimize(
-        lambda free: -oracle.dual_bound(weights, np.exp(free)), np.zeros(4), method="BFGS"
+        lambda log_multipliers: -oracle.dual_bound(weights, np.exp(log_multipliers)),
+        np.zeros(4),
+        method="BFGS",
     )
-    assert -dual.fun <= mine * (1.0 + 1e-9)
-    assert mine <= -dual.fun * (1.0 + 2.0 * GAP)
+    assert -dual.fun <= cost * (1.0 + 1e-9)
+    assert cost <= -dual.fun * (1.0 + 2.0 * GAP)
 
 
 @pytest.mark.parametrize(
@@ -128,47 +139,52 @@ def test_random_weights_and_their_dual(seed: int) -> None:
         (Schedule.growing(10**9, 1, 1.3).rounds, 10**9),
     ],
 )
-def test_the_iteration_arrives(rounds: tuple[int, ...], horizon: int) -> None:
-    """Also where weights differ by many orders of magnitude; and it beats Toeplitz."""
+def test_iteration_converges_for_many_releases(rounds: tuple[int, ...], horizon: int) -> None:
+    """Check this also for weights that differ by many orders of magnitude.
+
+    The cost is also below that of Toeplitz noise.
+    """
     weights = weights_of(rounds, horizon)
     factor = optimal_factor(rounds, horizon)
     k = len(factor)
     cost = float(weights @ factor.variances) * factor.squared_sensitivity()
-    # At the optimum the multipliers are those of X^-1 W X^-1 on the diagonal.
-    c = factor.encoder
-    inverse = np.linalg.inv(c.T @ c)
+    # At the optimum the multipliers are the diagonal of X^-1 W X^-1.
+    encoder = factor.encoder
+    inverse = np.linalg.inv(encoder.T @ encoder)
     gram = np.tri(k).T @ (weights[:, None] * np.tri(k))
     multipliers = np.maximum(np.diag(inverse @ gram @ inverse), 1e-300)
     assert oracle.dual_bound(weights, multipliers) <= cost
     assert cost <= oracle.dual_bound(weights, multipliers) * (1.0 + 1e-2)
-    f = toeplitz_coefficients(k)
-    squares = float((f**2).sum())
-    assert cost < squares * float(weights @ np.cumsum(f**2))
+    coefficients = toeplitz_coefficients(k)
+    squares = float((coefficients**2).sum())
+    assert cost < squares * float(weights @ np.cumsum(coefficients**2))
 
 
-def test_the_noise_of_a_budget() -> None:
+def test_noise_grows_with_the_sensitivity_of_returning_users() -> None:
     factor = optimal_factor(tuple(range(1, 9)), 8)
-    one = calibrate_release("factorised", Budget(1.0, 1e-3), 8)
-    assert one.factor == factor
-    many = calibrate_release("factorised", Budget(1.0, 1e-3), 8, returning=3)
+    of_one_batch = calibrate_release("factorised", Budget(1.0, 1e-3), 8)
+    assert of_one_batch.factor == factor
+    of_three_batches = calibrate_release("factorised", Budget(1.0, 1e-3), 8, returning=3)
     ratio = factor.squared_sensitivity(3) / factor.squared_sensitivity()
-    assert many.noise_std == pytest.approx(one.noise_std * math.sqrt(ratio), rel=1e-12)
-    for made in (one, many):
-        assert made.exact() == pytest.approx(1.0, rel=1e-9) and made.exact() <= 1.0 + 1e-9
-        assert made.conditions()[-1].holds or made.exact() > 1.0
-    np.testing.assert_array_equal(one.variance_factors, [0.0, *factor.variances])
+    assert of_three_batches.noise_std == pytest.approx(
+        of_one_batch.noise_std * math.sqrt(ratio), rel=1e-12
+    )
+    for release in (of_one_batch, of_three_batches):
+        assert release.exact() == pytest.approx(1.0, rel=1e-9) and release.exact() <= 1.0 + 1e-9
+        assert release.conditions()[-1].holds or release.exact() > 1.0
+    np.testing.assert_array_equal(of_one_batch.variance_factors, [0.0, *factor.variances])
 
 
 def test_factors_compare_by_content() -> None:
-    one, other = Factor(np.tri(3)), Factor(np.tri(3))
-    assert one == other and hash(one) == hash(other) and repr(one) == "Factor(3 releases)"
-    assert one != Factor(np.eye(3)) and one != "a factor"
+    first, second = Factor(np.tri(3)), Factor(np.tri(3))
+    assert first == second and hash(first) == hash(second) and repr(first) == "Factor(3 releases)"
+    assert first != Factor(np.eye(3)) and first != "a factor"
     with pytest.raises(ValueError, match="read-only"):
-        one.matrix[0, 0] = 2.0
+        first.matrix[0, 0] = 2.0
 
 
 @pytest.mark.parametrize(
-    ("matrix", "says"),
+    ("matrix", "message"),
     [
         (np.ones((2, 3)), r"factor must be a square matrix, got shape \(2, 3\)"),
         (np.ones((2, 2)), "lower triangular with a positive diagonal"),
@@ -177,26 +193,26 @@ def test_factors_compare_by_content() -> None:
         (np.full((2, 2), np.nan), "factor"),
     ],
 )
-def test_bad_factors_are_refused(matrix: np.ndarray, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_bad_factors_are_refused(matrix: np.ndarray, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Factor(matrix)
 
 
-def test_a_factor_whose_sensitivity_is_lost_to_rounding_is_refused() -> None:
-    """Columns of its encoder lose more to cancellation than the account pays for."""
-    c = np.tril(np.random.default_rng(0).normal(size=(60, 60)), -1)
-    c[np.diag_indices(60)] = 0.05
-    b = np.linalg.solve(c.T, np.tri(60).T).T
-    assert np.abs(np.linalg.solve(b, np.tri(60)) - c).max() > SLACK
+def test_ill_conditioned_factors_are_refused() -> None:
+    """Check a factor whose encoder loses more to cancellation than the account covers."""
+    encoder = np.tril(np.random.default_rng(0).normal(size=(60, 60)), -1)
+    encoder[np.diag_indices(60)] = 0.05
+    decoder = np.linalg.solve(encoder.T, np.tri(60).T).T
+    assert np.abs(np.linalg.solve(decoder, np.tri(60)) - encoder).max() > SLACK
     with pytest.raises(InputError, match="too ill-conditioned"):
-        Factor(np.tril(b)).squared_sensitivity()
+        Factor(np.tril(decoder)).squared_sensitivity()
 
 
 @pytest.mark.parametrize(
-    ("rounds", "says"),
+    ("rounds", "message"),
     [((3, 3), "must increase"), ((0, 2), "must increase"), ((2, 11), "at most"),
      (tuple(range(1, MOST_RELEASES + 2)), f"at most {MOST_RELEASES} releases")],
 )  # fmt: skip
-def test_bad_rounds_are_refused(rounds: tuple[int, ...], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_bad_rounds_are_refused(rounds: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         optimal_factor(rounds, 10)

@@ -74,7 +74,7 @@ def test_mu_and_epsilon_match_reference(epsilon: float, delta: float, mu: float)
     assert epsilon_of(mu, delta) == pytest.approx(epsilon, rel=1e-8)
 
 
-def test_boundaries() -> None:
+def test_limits_of_delta_mu_and_epsilon() -> None:
     assert delta_of(1.0, 0.0) == 0.0
     assert delta_of(0.0, 0.0) == 0.0
     assert epsilon_of(0.0, 0.0) == 0.0
@@ -97,7 +97,7 @@ def test_the_two_branches_meet_at_mu_one() -> None:
         assert below == pytest.approx(above, rel=1e-9, abs=0)
 
 
-def test_budget_is_met_and_not_wasted() -> None:
+def test_mu_uses_the_whole_budget() -> None:
     rng = np.random.default_rng(7)
     for _ in range(300):
         epsilon = float(10 ** rng.uniform(-9, 3))
@@ -108,7 +108,7 @@ def test_budget_is_met_and_not_wasted() -> None:
         assert delta_of(epsilon, mu * (1 + 1e-6)) > delta
 
 
-def test_agrees_with_dp_accounting() -> None:
+def test_epsilon_agrees_with_dp_accounting() -> None:
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     rng = np.random.default_rng(20)
     checked = 0
@@ -147,7 +147,7 @@ def test_compose() -> None:
         (lambda: Budget(1, 0.1, unit="client"), "unit must be one of"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
+def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError) as error:
         call()
     assert message in str(error.value)
@@ -243,7 +243,7 @@ def test_split_of_the_noise_between_streams(ratio: float, bias_std: float) -> No
     assert 3.0 * joint / mu_of(1, 0.01) == pytest.approx(bias_std, rel=1e-9)
 
 
-def test_one_stream_alone() -> None:
+def test_sensitivity_of_one_stream() -> None:
     assert user_sensitivity("replace", "iid", cov_std=math.inf) == pytest.approx(2.0)
     assert user_sensitivity("replace", "iid", bias_std=math.inf) == pytest.approx(math.sqrt(2))
     assert user_sensitivity("replace", "goe2", bias_std=math.inf) == pytest.approx(1.0)
@@ -276,7 +276,7 @@ def test_layout_stds_are_those_of_the_matrices() -> None:
         assert matrices[:, 0, 0].std() == pytest.approx(on, rel=0.022)
 
 
-def test_sensitivity_bad_input() -> None:
+def test_sensitivity_errors_name_the_bad_argument() -> None:
     with pytest.raises(InputError, match="layout must be one of"):
         user_sensitivity("replace", "goe3")
     with pytest.raises(InputError, match="bias_std must be > 0, got 0"):

@@ -1,4 +1,4 @@
-"""The Laplace mechanism: its noise, its exact curve, and the scales that papers print."""
+"""Check the Laplace mechanism: its noise, its exact curve, and the scales that papers print."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastfed.privacy import Budget, calibrate
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.mechanisms.laplace import Exponential, Laplace, laplace_quantile, log_cdf
 
-ALARM = 1e-6  # of each statistical test here, before its seed was fixed
+FALSE_ALARM = 1e-6  # false-alarm probability of each statistical test for a random seed
 
 
 def test_quantile_inverts_the_cdf() -> None:
@@ -28,20 +28,20 @@ def test_quantile_inverts_the_cdf() -> None:
     assert tails[0] == -tails[1], "both tails are equally long"
 
 
-def test_log_cdf_in_the_tails() -> None:
+def test_log_cdf_is_precise_in_the_tails() -> None:
     assert float(log_cdf(-800.0)) == pytest.approx(-800.0 - math.log(2))
     assert float(log_cdf(40.0)) == pytest.approx(-0.5 * math.exp(-40), rel=1e-12)
     grid = np.linspace(-30, 30, 301)
-    law = stats.laplace
-    expected = np.where(grid < 0.0, np.log(law.cdf(grid)), np.log1p(-law.sf(grid)))
+    laplace = stats.laplace
+    expected = np.where(grid < 0.0, np.log(laplace.cdf(grid)), np.log1p(-laplace.sf(grid)))
     np.testing.assert_allclose(log_cdf(grid), expected, rtol=1e-12)
 
 
-def test_noise_has_the_law() -> None:
+def test_noise_has_the_laplace_distribution() -> None:
     mechanism = Laplace(sensitivity=3.0, epsilon=0.5)
     uniforms = np.random.default_rng(1).uniform(size=200_000)
     released = mechanism.release(np.full(200_000, 7.0), uniforms)
-    assert stats.kstest(released, stats.laplace(7.0, 6.0).cdf).pvalue > ALARM
+    assert stats.kstest(released, stats.laplace(7.0, 6.0).cdf).pvalue > FALSE_ALARM
     assert mechanism.scale == 6.0
     # The standard deviation's own relative error is sqrt(5 / (4 n)), 0.25 %.
     assert released.std() == pytest.approx(mechanism.noise_std, rel=0.0125)
@@ -55,11 +55,11 @@ def test_log_ratio_is_bounded_by_epsilon_and_attained() -> None:
     assert np.abs(first - second).max() == pytest.approx(0.7, rel=1e-12)
 
 
-@pytest.mark.parametrize("own", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("mechanism_epsilon", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 1.0, 1.5])
-def test_the_curve_is_the_hockey_stick(own: float, share: float) -> None:
-    mechanism = Laplace(sensitivity=1.0, epsilon=own)
-    epsilon, b = share * own, mechanism.scale
+def test_delta_equals_the_hockey_stick_divergence(mechanism_epsilon: float, share: float) -> None:
+    mechanism = Laplace(sensitivity=1.0, epsilon=mechanism_epsilon)
+    epsilon, b = share * mechanism_epsilon, mechanism.scale
 
     def excess(x: float) -> float:
         p, q = stats.laplace.pdf(x, 0.0, b), stats.laplace.pdf(x, 1.0, b)
@@ -67,13 +67,15 @@ def test_the_curve_is_the_hockey_stick(own: float, share: float) -> None:
 
     crossing = (1.0 - epsilon * b) / 2.0
     cuts = [-45 * b, 0.0, max(0.0, crossing)]
-    found = sum(
-        integrate.quad(excess, lo, hi, epsabs=1e-13)[0] for lo, hi in pairwise(cuts) if share < 1.0
+    divergence = sum(
+        integrate.quad(excess, low, high, epsabs=1e-13)[0]
+        for low, high in pairwise(cuts)
+        if share < 1.0
     )
-    assert mechanism.delta(epsilon) == pytest.approx(found, abs=1e-10)
+    assert mechanism.delta(epsilon) == pytest.approx(divergence, abs=1e-10)
     if mechanism.delta(epsilon) > 0.0:
         assert mechanism.exact(mechanism.delta(epsilon)) == pytest.approx(epsilon, abs=1e-12)
-    assert mechanism.exact() == own and mechanism.exact(0.999) == 0.0
+    assert mechanism.exact() == mechanism_epsilon and mechanism.exact(0.999) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,9 @@ def test_the_curve_is_the_hockey_stick(own: float, share: float) -> None:
         (4 * 1 * 2**2 / (16 * 10), 0.5, 0.2),  # averaged over 10 clients, argmin both ways
     ],
 )
-def test_scales_of_published_mechanisms(sensitivity: float, epsilon: float, scale: float) -> None:
+def test_published_mechanisms_have_their_scales(
+    sensitivity: float, epsilon: float, scale: float
+) -> None:
     assert Laplace(sensitivity, epsilon).scale == pytest.approx(scale, rel=1e-12)
 
 
@@ -101,35 +105,40 @@ def test_scales_of_published_mechanisms(sensitivity: float, epsilon: float, scal
         (lambda: Laplace(1.0, 1.0).exact(1.0), "delta must be >= 0 and < 1, got 1.0"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
+def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
 
 
-# ---- calibrations --------------------------------------------------------------------------------
+# ---- Calibrations --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "releases"), [(1.0, 0.0, 1), (0.5, 0.0, 7), (2.0, 1e-6, 20)]
 )
-def test_calibrated_noise_gives_the_budget(epsilon: float, delta: float, releases: int) -> None:
-    """The scale that is stated, composed so often, is within the budget and uses it up."""
+def test_calibrated_noise_uses_the_whole_budget(
+    epsilon: float, delta: float, releases: int
+) -> None:
+    """Check that the stated scale, composed as often as stated, is within the budget and uses it
+    up."""
     budget = Budget(epsilon, delta)
-    found = calibrate("laplace", budget, releases, sensitivity=3.0)
-    each = 3.0 * math.sqrt(2.0) / found.noise_std
-    assert composed_epsilon([("laplace", each, releases)], delta) <= epsilon * (1 + 1e-12)
-    assert composed_epsilon([("laplace", each * 1.0001, releases)], delta) > epsilon
+    calibration = calibrate("laplace", budget, releases, sensitivity=3.0)
+    epsilon_per_release = 3.0 * math.sqrt(2.0) / calibration.noise_std
+    assert composed_epsilon([("laplace", epsilon_per_release, releases)], delta) <= epsilon * (
+        1 + 1e-12
+    )
+    assert composed_epsilon([("laplace", epsilon_per_release * 1.0001, releases)], delta) > epsilon
     if delta == 0.0:
-        assert each == pytest.approx(epsilon / releases, rel=1e-12)
+        assert epsilon_per_release == pytest.approx(epsilon / releases, rel=1e-12)
 
 
-def test_calibrated_choices_are_those_of_gumbel_noise() -> None:
-    """noise_std is that of the noise whose argmin is the exponential mechanism's choice."""
-    found = calibrate("exponential", Budget(1.5, 0.0), sensitivity=2.0)
-    scale = found.noise_std * math.sqrt(6.0) / math.pi
-    costs, draw = np.array([0.0, 3.0, 7.0]), np.random.default_rng(8)
-    chosen = (costs - scale * draw.gumbel(size=(100_000, 3))).argmin(axis=1)
+def test_calibrated_choices_have_the_distribution_of_gumbel_noise() -> None:
+    """Check that the argmin with noise of this std is the exponential mechanism's choice."""
+    calibration = calibrate("exponential", Budget(1.5, 0.0), sensitivity=2.0)
+    scale = calibration.noise_std * math.sqrt(6.0) / math.pi
+    costs, rng = np.array([0.0, 3.0, 7.0]), np.random.default_rng(8)
+    chosen = (costs - scale * rng.gumbel(size=(100_000, 3))).argmin(axis=1)
     expected = np.exp(Exponential(1.5).log_probabilities(costs / 2.0))
-    counted = np.bincount(chosen, minlength=3) / 100_000
-    assert np.abs(counted - expected).max() < 5.0 * np.sqrt(0.25 / 100_000)
+    frequencies = np.bincount(chosen, minlength=3) / 100_000
+    assert np.abs(frequencies - expected).max() < 5.0 * np.sqrt(0.25 / 100_000)
     assert calibrate("exponential", Budget(1.5, 0.0), 0).noise_std == 0.0

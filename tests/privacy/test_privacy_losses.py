@@ -1,4 +1,5 @@
-"""Composition by privacy losses: closed forms, exact binomial sums, other libraries, adaptivity."""
+"""Tests of composition by privacy losses: closed forms, exact binomial sums, other libraries and
+adaptive choices."""
 
 from __future__ import annotations
 
@@ -16,23 +17,26 @@ from fastfed.privacy.accounting.gdp import advanced
 from fastfed.privacy.accounting.privacy_loss import KINDS, Part, composed_epsilon
 from fastfed.privacy.mechanisms.laplace import Laplace
 
-TIGHT = 2e-4  # relative, above the truth; below it nothing is allowed but rounding
+TIGHT = 2e-4  # allowed relative excess; below the exact value, only rounding is allowed
 ROUNDING = 1e-12
 
 
 def assert_just_above(found: float, truth: float, what: object) -> None:
+    """Check that the result is at least the exact value and at most slightly larger."""
     assert truth * (1 - ROUNDING) <= found <= truth * (1 + TIGHT), (found, truth, what)
 
 
-# ---- one mechanism, in closed form --------------------------------------------------------------
+# ---- one mechanism in closed form ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon", [1e-4, 0.01, 1.0, 5.0, 100.0])
 @pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-3, 0.1, 0.9])
-def test_one_mechanism(epsilon: float, delta: float) -> None:
-    told = 1.0 / (1.0 + math.exp(-epsilon))
+def test_epsilon_of_one_mechanism_has_its_closed_form(epsilon: float, delta: float) -> None:
+    truth_probability = 1.0 / (1.0 + math.exp(-epsilon))
     truths = {
-        "randomized-response": epsilon + math.log1p(-delta / told) if delta < told else 0.0,
+        "randomized-response": epsilon + math.log1p(-delta / truth_probability)
+        if delta < truth_probability
+        else 0.0,
         "laplace": Laplace(1.0, epsilon).exact(delta),
         "bounded-range": epsilon + 2.0 * math.log1p(-math.sqrt(-delta * math.expm1(-epsilon))),
     }
@@ -41,35 +45,35 @@ def test_one_mechanism(epsilon: float, delta: float) -> None:
         assert_just_above(composed_epsilon([(kind, epsilon, 1)], delta), truth, kind)
 
 
-def test_bounded_range_is_the_worst_of_all_pairs_on_two_points() -> None:
-    """Losses t and t - e with the masses that make both laws sum to 1, for many t."""
+def test_bounded_range_equals_the_worst_two_point_mechanism() -> None:
+    """Try losses t and t - e, with masses so that both distributions sum to 1, for many t."""
     for e, epsilon in itertools.product([0.2, 1.0, 4.0], [0.01, 0.1, 0.7, 3.0]):
         if epsilon >= e:
             continue
-        ends = np.linspace(1e-9, e - 1e-9, 200_001)
-        mass = -np.expm1(ends - e) / -np.expm1(-e)  # of the loss `ends`, under P
+        losses = np.linspace(1e-9, e - 1e-9, 200_001)
+        mass = -np.expm1(losses - e) / -np.expm1(-e)  # probability of this loss under P
         # P(t) + P(t - e) = 1 and P(t) e^-t + P(t - e) e^(e - t) = 1.
-        assert np.allclose(mass * np.exp(-ends) + (1 - mass) * np.exp(e - ends), 1.0)
-        delta = float((mass * np.maximum(-np.expm1(epsilon - ends), 0.0)).max())
+        assert np.allclose(mass * np.exp(-losses) + (1 - mass) * np.exp(e - losses), 1.0)
+        delta = float((mass * np.maximum(-np.expm1(epsilon - losses), 0.0)).max())
         if delta == 0.0:
             continue
         assert_just_above(composed_epsilon([("bounded-range", e, 1)], delta), epsilon, (e, epsilon))
 
 
-# ---- several ------------------------------------------------------------------------------------
+# ---- several mechanisms -------------------------------------------------------------------------
 
 
 def many_responses(count: int, epsilon: float, delta: float) -> float:
-    """Exactly, by the binomial law of the number of truthful answers."""
+    """Compute epsilon exactly from the binomial distribution of the number of truthful answers."""
     k = np.arange(count + 1)
     logs = stats.binom.logpmf(k, count, 1.0 / (1.0 + math.exp(-epsilon)))
     sums = epsilon * (2 * k - count)
 
     def excess(x: float) -> float:
-        over = sums > x
-        if not over.any():
+        exceeds = sums > x
+        if not exceeds.any():
             return -1e5
-        log = special.logsumexp(logs[over] + np.log(-np.expm1(x - sums[over])))
+        log = special.logsumexp(logs[exceeds] + np.log(-np.expm1(x - sums[exceeds])))
         return max(float(log), -1e5) - math.log(delta)
 
     if excess(0.0) <= 0.0:
@@ -78,95 +82,102 @@ def many_responses(count: int, epsilon: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 3000, 10_000])
-def test_randomized_response(count: int) -> None:
+def test_composed_randomized_response_equals_the_binomial_sum(count: int) -> None:
     for epsilon in (1e-4, 1e-2, 0.3, 2.0, 10.0, 100.0):
         for delta in (0.3, 1e-2, 1e-5, 1e-9, 1e-40):
-            found = composed_epsilon([("randomized-response", epsilon, count)], delta)
-            assert_just_above(found, many_responses(count, epsilon, delta), (epsilon, delta))
+            own_epsilon = composed_epsilon([("randomized-response", epsilon, count)], delta)
+            assert_just_above(own_epsilon, many_responses(count, epsilon, delta), (epsilon, delta))
 
 
-def test_two_kinds_by_enumeration() -> None:
-    """Two randomized responses and a Laplace mechanism, by the curve of the latter."""
-    e, own = 0.7, 1.3
-    told = 1.0 / (1.0 + math.exp(-e))
+def test_composition_of_two_kinds_equals_enumeration() -> None:
+    """Combine two randomized responses with the privacy curve of a Laplace mechanism."""
+    e, laplace_epsilon = 0.7, 1.3
+    truth_probability = 1.0 / (1.0 + math.exp(-e))
 
-    def curve(x: float) -> float:  # of the Laplace mechanism, at any real x
-        if x >= own:
+    def curve(x: float) -> float:  # privacy curve of the Laplace mechanism at any real x
+        if x >= laplace_epsilon:
             return 0.0
-        return -math.expm1((x - own) / 2.0) if x > -own else -math.expm1(x)
+        return -math.expm1((x - laplace_epsilon) / 2.0) if x > -laplace_epsilon else -math.expm1(x)
 
     def delta(x: float) -> float:
-        signs = itertools.product([(told, e), (1.0 - told, -e)], repeat=2)
+        signs = itertools.product([(truth_probability, e), (1.0 - truth_probability, -e)], repeat=2)
         return math.fsum(p * q * curve(x - s - t) for (p, s), (q, t) in signs)
 
     for epsilon in (0.05, 0.4, 1.0, 2.0, 2.6):
-        found = composed_epsilon(
-            [("laplace", own, 1), ("randomized-response", e, 2)], delta(epsilon)
+        own_epsilon = composed_epsilon(
+            [("laplace", laplace_epsilon, 1), ("randomized-response", e, 2)], delta(epsilon)
         )
-        assert_just_above(found, epsilon, epsilon)
+        assert_just_above(own_epsilon, epsilon, epsilon)
 
 
 @pytest.mark.parametrize(
     ("kind", "epsilon", "count"),
     [("laplace", 0.1, 60), ("laplace", 2.0, 8), ("randomized-response", 0.25, 40)],
 )
-def test_against_another_library(kind: str, epsilon: float, count: int) -> None:
-    """Between their lower and their upper bound, but for the width of ours."""
+def test_composition_agrees_with_dp_accounting(kind: str, epsilon: float, count: int) -> None:
+    """Check that epsilon lies between the library's lower and upper bound."""
     library = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
 
-    def theirs(pessimistic: bool, delta: float) -> float:
+    def library_epsilon(pessimistic: bool, delta: float) -> float:
         shared = {"value_discretization_interval": 1e-4, "pessimistic_estimate": pessimistic}
         if kind == "laplace":
-            one = library.from_laplace_mechanism(1.0 / epsilon, use_connect_dots=False, **shared)
+            single = library.from_laplace_mechanism(1.0 / epsilon, use_connect_dots=False, **shared)
         else:
-            # A bucket is kept with 1 - p + p/2: e^epsilon = (2 - p)/p.
-            one = library.from_randomized_response(2.0 / (1.0 + math.exp(epsilon)), 2, **shared)
-        return float(one.self_compose(count).get_epsilon_for_delta(delta))
+            # An answer is unchanged with probability 1 - p + p/2, so e^epsilon = (2 - p)/p.
+            single = library.from_randomized_response(2.0 / (1.0 + math.exp(epsilon)), 2, **shared)
+        return float(single.self_compose(count).get_epsilon_for_delta(delta))
 
     for delta in (1e-3, 1e-6):
-        found = composed_epsilon([(kind, epsilon, count)], delta)
-        assert theirs(False, delta) <= found * (1 + 1e-9)
-        assert found <= theirs(True, delta) * (1 + TIGHT)
+        own_epsilon = composed_epsilon([(kind, epsilon, count)], delta)
+        assert library_epsilon(False, delta) <= own_epsilon * (1 + 1e-9)
+        assert own_epsilon <= library_epsilon(True, delta) * (1 + TIGHT)
 
 
-def adaptive(epsilon: float, count: int, target: float) -> float:
-    """The largest delta at epsilon = target of `count` two-point mechanisms of bounded range, when
-    each is chosen in view of all losses so far."""
-    ends = np.linspace(0.0, epsilon, 61)[1:-1]
-    mass = -np.expm1(ends - epsilon) / -np.expm1(-epsilon)
+def adaptive_delta(epsilon: float, count: int, target: float) -> float:
+    """Return the largest delta at epsilon = target for adaptively chosen two-point mechanisms.
+
+    Each of ``count`` mechanisms of bounded range is chosen given all losses so far.
+    """
+    losses = np.linspace(0.0, epsilon, 61)[1:-1]
+    mass = -np.expm1(losses - epsilon) / -np.expm1(-epsilon)
     grid = np.linspace(target - count * epsilon, target + count * epsilon, 4001)
-    left = np.maximum(-np.expm1(grid), 0.0)  # delta of nothing, by what epsilon remains
+    delta_by_remaining = np.maximum(
+        -np.expm1(grid), 0.0
+    )  # delta without a mechanism, by the remaining epsilon
     for _ in range(count):
-        up = np.interp(grid[:, None] - ends, grid, left, left=1.0)
-        down = np.interp(grid[:, None] - ends + epsilon, grid, left, right=0.0)
-        left = (mass * up + (1.0 - mass) * down).max(axis=1)
-    return float(np.interp(target, grid, left))
+        up = np.interp(grid[:, None] - losses, grid, delta_by_remaining, left=1.0)
+        down = np.interp(grid[:, None] - losses + epsilon, grid, delta_by_remaining, right=0.0)
+        delta_by_remaining = (mass * up + (1.0 - mass) * down).max(axis=1)
+    return float(np.interp(target, grid, delta_by_remaining))
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
 def test_bounded_range_covers_adaptive_choices(count: int) -> None:
     for epsilon in (0.1, 1.0):
         for target in np.array([0.1, 0.5, 1.0]) * epsilon * math.sqrt(count):
-            delta = adaptive(epsilon, count, float(target))
-            # Interpolation in `adaptive` is good for 1e-3.
+            delta = adaptive_delta(epsilon, count, float(target))
+            # Interpolation in `adaptive_delta` is accurate to 1e-3.
             assert composed_epsilon([("bounded-range", epsilon, count)], delta) >= target * 0.999
 
 
-def test_orders_between_kinds() -> None:
-    """Any pure mechanism is covered by randomized response; many are almost Gaussian."""
+def test_epsilons_of_the_kinds_are_ordered() -> None:
+    """Check that randomized response is worst among pure mechanisms and that many are nearly
+    Gaussian."""
     for count, epsilon, delta in ((3, 1.0, 1e-3), (200, 0.02, 1e-6), (10_000, 1e-3, 1e-9)):
         by_kind = {k: composed_epsilon([(k, epsilon, count)], delta) for k in KINDS}
         assert by_kind["bounded-range"] < by_kind["laplace"] < by_kind["randomized-response"]
         bound = advanced(Guarantee(epsilon, 0.0), count, delta).epsilon
         assert by_kind["randomized-response"] < min(bound, count * epsilon)
-    # Variances of the loss: e^2, and a third of it for the bounded range.
+    # The variance of the loss is e^2, and a third of it for bounded range.
     mu = mu_of(1.0, 1e-5)
     for kind, variance in (("laplace", 1.0), ("bounded-range", 1.0 / 3.0)):
-        each = mu / math.sqrt(10_000 * variance)
-        assert composed_epsilon([(kind, each, 10_000)], 1e-5) == pytest.approx(1.0, rel=0.01)
+        epsilon_per_use = mu / math.sqrt(10_000 * variance)
+        assert composed_epsilon([(kind, epsilon_per_use, 10_000)], 1e-5) == pytest.approx(
+            1.0, rel=0.01
+        )
 
 
-def test_resolution_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epsilon_does_not_depend_on_the_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[list[Part], float]] = [
         (
             [("laplace", 0.37, 13), ("randomized-response", 0.11, 500), ("bounded-range", 2, 3)],
@@ -177,23 +188,23 @@ def test_resolution_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         ([("bounded-range", 100.0, 10_000), ("laplace", 100.0, 10_000)], 1e-9),
         ([("laplace", 0.03, 80), ("bounded-range", 0.03, 80)], 0.1),
     ]
-    coarse = [composed_epsilon(*case) for case in cases]
+    coarse_epsilons = [composed_epsilon(*case) for case in cases]
     monkeypatch.setattr(privacy_loss, "_SMALLEST_GRID", 2**18)
     monkeypatch.setattr(privacy_loss, "_POINTS", 8 * privacy_loss._POINTS)
-    for found, case in zip(coarse, cases, strict=True):
-        fine = composed_epsilon(*case)
-        assert fine * (1 - 1e-9) <= found <= fine * (1 + TIGHT), case
+    for coarse_epsilon, case in zip(coarse_epsilons, cases, strict=True):
+        fine_epsilon = composed_epsilon(*case)
+        assert fine_epsilon * (1 - 1e-9) <= coarse_epsilon <= fine_epsilon * (1 + TIGHT), case
 
 
-def test_a_narrow_window_only_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the window misses counts as infinite loss, however much it is."""
+def test_a_narrow_window_only_increases_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that mass outside the window counts as infinite loss."""
     monkeypatch.setattr(privacy_loss, "_TAIL", 2.0)
     for count, epsilon, delta in ((200, 0.1, 1e-4), (3000, 0.01, 0.01), (50, 1.0, 1e-9)):
         truth = many_responses(count, epsilon, delta)
         assert composed_epsilon([("randomized-response", epsilon, count)], delta) > truth
 
 
-def test_masses_on_the_grid_keep_both_totals() -> None:
+def test_masses_on_the_grid_sum_to_one_under_both_distributions() -> None:
     for kind in KINDS:
         for epsilon, step in ((1.0, 0.3), (1.0, 0.125), (1e-4, 1e-6), (1e-4, 1e-3), (30.0, 0.07)):
             mass, start = privacy_loss._on_grid(kind, epsilon, step)

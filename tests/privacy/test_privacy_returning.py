@@ -1,4 +1,5 @@
-"""Returning users: the worst leaves against brute force and dynamic programming, and the noise."""
+"""Check the worst leaves of returning users against brute force and dynamic programming, and their
+noise."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ from fastfed.privacy.releases.prefix_sums import (
 TREES = ("tree", "honaker")
 
 
-def released(name: str, releases: int) -> list[tuple[int, range]]:
-    """(level, leaves) of every released node, of "honaker" of all nodes, from the definitions."""
+def released_nodes(name: str, releases: int) -> list[tuple[int, range]]:
+    """Return (level, leaves) of every released node, from the definitions.
+
+    For "honaker" these are all nodes.
+    """
     blocks = [
         (level, range((block << level) + 1, ((block + 1) << level) + 1))
         for level in range(releases.bit_length())
@@ -53,95 +57,104 @@ def released(name: str, releases: int) -> list[tuple[int, range]]:
     return list(largest.values())
 
 
-def moves(name: str, releases: int) -> np.ndarray:
-    """(outputs, leaves): what one unit in each leaf does to everything released."""
+def sensitivity_matrix(name: str, releases: int) -> np.ndarray:
+    """Return (outputs, leaves): the effect of one unit in each leaf on all outputs."""
     if name == "toeplitz":
         return toeplitz_factor(releases)
     if name == "buffered":
         t, w, direct = buffers(releases)
         return oracle.encoder(oracle.decoder(np.array(t), np.array(w), direct, releases))
     if name == "honaker":
-        # The prefixes, whitened by the covariance of their noises.
+        # The prefixes, whitened by the covariance of their noise.
         rows = np.zeros((releases, node_count(releases)))
         for k in range(1, releases + 1):
-            for node, c in honaker_coefficients(k).items():
-                rows[k - 1, node_number(*node) - 1] = c
+            for node, coefficient in honaker_coefficients(k).items():
+                rows[k - 1, node_number(*node) - 1] = coefficient
         return np.linalg.solve(np.linalg.cholesky(rows @ rows.T), np.tri(releases))
     leaves = range(1, releases + 1)
-    return np.array([[x in node for x in leaves] for _, node in released(name, releases)], float)
+    return np.array(
+        [[x in node for x in leaves] for _, node in released_nodes(name, releases)], float
+    )
 
 
-def programmed(name: str, releases: int, returning: int) -> int:
-    """The most by dynamic programming: max-plus convolution up the tree, and over its blocks.
+def squared_sensitivity_by_dynamic_programming(name: str, releases: int, returning: int) -> int:
+    """Return the maximum by max-plus convolution up the tree, and over its blocks.
 
-    "honaker": as if all nodes were seen.
+    For "honaker" assume that all nodes are released.
     """
 
-    def joined(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        out = np.full(min(left.size + right.size - 1, returning + 1), -1)
+    def convolved(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        maxima = np.full(min(left.size + right.size - 1, returning + 1), -1)
         for count, value in enumerate(left.tolist()):
-            size = min(right.size, out.size - count)
+            size = min(right.size, maxima.size - count)
             if size > 0:
-                part = out[count : count + size]
-                np.maximum(part, value + right[:size], out=part)
-        return out
+                section = maxima[count : count + size]
+                np.maximum(section, value + right[:size], out=section)
+        return maxima
 
-    inside = np.zeros(2, int)  # by the number of chosen leaves, without the block's own node
-    whole = np.zeros(1, int)
+    without_own_node = np.zeros(
+        2, int
+    )  # by the number of chosen leaves, without the block's own node
+    of_blocks = np.zeros(1, int)
     for level in range(releases.bit_length()):
-        block = inside + np.arange(inside.size) ** 2
+        with_own_node = without_own_node + np.arange(without_own_node.size) ** 2
         if releases >> level & 1:
-            whole = joined(block, whole)
-        inside = joined(block, block if name == "honaker" else inside)
-    return int(whole[: returning + 1].max())
+            of_blocks = convolved(with_own_node, of_blocks)
+        without_own_node = convolved(
+            with_own_node, with_own_node if name == "honaker" else without_own_node
+        )
+    return int(of_blocks[: returning + 1].max())
 
 
-#: Releases by a formula; of "factorised" each has a factor of its own (test_privacy_factorised.py).
+#: Releases with a formula; each "factorised" release has its own factor
+#: (test_privacy_factorised.py).
 FORMULAS = [name for name in RELEASES if name != "factorised"]
 
-# ---- the worst leaves ---------------------------------------------------------------------------
+# ---- The worst leaves ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("releases", [*range(1, 11), 12])
-def test_brute_force_over_all_sets_of_leaves(name: str, releases: int) -> None:
-    found = dict.fromkeys(range(1, releases + 1), 0.0)
-    changed = moves(name, releases)
+def test_squared_sensitivity_equals_brute_force(name: str, releases: int) -> None:
+    maxima = dict.fromkeys(range(1, releases + 1), 0.0)
+    matrix = sensitivity_matrix(name, releases)
     for chosen in itertools.product((0.0, 1.0), repeat=releases):
         size = int(sum(chosen))
         if size:
-            found[size] = max(found[size], float(np.sum((changed @ chosen) ** 2)))
-    best = 0.0
-    for size, value in found.items():
-        assert value > best, "another leaf always adds something"
-        best = value
-        most = max_squared_sensitivity(name, releases, size)
+            maxima[size] = max(maxima[size], float(np.sum((matrix @ chosen) ** 2)))
+    largest = 0.0
+    for size, value in maxima.items():
+        assert value > largest, "another leaf always adds something"
+        largest = value
+        squared_sensitivity = max_squared_sensitivity(name, releases, size)
         if name == "honaker" and 1 < size < releases:
-            # A bound, and a close one.
-            assert best * (1 - 1e-12) <= most <= 1.04 * best
+            # This is a close upper bound.
+            assert largest * (1 - 1e-12) <= squared_sensitivity <= 1.04 * largest
         else:
-            assert most == pytest.approx(best, rel=1e-12)
+            assert squared_sensitivity == pytest.approx(largest, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_dynamic_programming(name: str) -> None:
-    draw = np.random.default_rng(3)
+def test_squared_sensitivity_agrees_with_dynamic_programming(name: str) -> None:
+    rng = np.random.default_rng(3)
     cases = [(k, m) for k in range(1, 41) for m in range(1, k + 1)]
-    cases += [(int(draw.integers(41, 3000)), int(draw.integers(1, 160))) for _ in range(60)]
+    cases += [(int(rng.integers(41, 3000)), int(rng.integers(1, 160))) for _ in range(60)]
     for releases, returning in cases:
-        expected = programmed(name, releases, min(returning, releases))
-        found = max_squared_sensitivity(name, releases, returning)
+        expected = squared_sensitivity_by_dynamic_programming(
+            name, releases, min(returning, releases)
+        )
+        squared_sensitivity = max_squared_sensitivity(name, releases, returning)
         if name == "tree":
-            assert found == expected
+            assert squared_sensitivity == expected
         else:
-            assert 0.84 * expected < found <= expected
+            assert 0.84 * expected < squared_sensitivity <= expected
 
 
-def test_numbers_of_the_oracle() -> None:
-    for releases, squared, bound in ((400, 412, 576), (1000, 476, 640)):
+def test_squared_sensitivities_of_the_oracle() -> None:
+    for releases, squared, printed_bound in ((400, 412, 576), (1000, 476, 640)):
         assert max_squared_sensitivity("tree", releases, 8) == squared
         assert group_sensitivity_squared(range(1, 9), releases) == squared
-        assert proposition_e_7_squared(releases, 8) == bound
+        assert proposition_e_7_squared(releases, 8) == printed_bound
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -149,16 +162,18 @@ def test_numbers_of_the_oracle() -> None:
     "releases",
     [0, 1, 2, 7, 8, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (400, 1000))],
 )
-def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
-    one = {
+def test_squared_sensitivity_grows_from_one_batch_to_all_batches(name: str, releases: int) -> None:
+    of_one_batch = {
         "toeplitz": toeplitz_sensitivity_squared,
         "honaker": honaker_sensitivity_squared,
         "buffered": buffered_sensitivity_squared,
     }.get(name, depth)(releases)
-    assert max_squared_sensitivity(name, releases, 1) == one
-    every = float(np.sum(moves(name, releases).sum(axis=1) ** 2)) if releases else 0.0
+    assert max_squared_sensitivity(name, releases, 1) == of_one_batch
+    of_all_batches = (
+        float(np.sum(sensitivity_matrix(name, releases).sum(axis=1) ** 2)) if releases else 0.0
+    )
     assert max_squared_sensitivity(name, releases, max(releases, 1)) == pytest.approx(
-        every, rel=1e-12
+        of_all_batches, rel=1e-12
     )
     assert max_squared_sensitivity(name, releases, releases + 5) == max_squared_sensitivity(
         name, releases, 10**9
@@ -168,20 +183,20 @@ def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
     for m, value in enumerate(values, 1):
         bound = proposition_e_7_squared(releases, m)
         assert bound == m * m * depth(releases)
-        # Rounding is paid for once more.
-        assert value <= m * m * one <= bound * (1.0 + 1e-12 * (name == "buffered"))
-    # A Struct says the same.
+        # The numerical bound of "buffered" covers rounding.
+        assert value <= m * m * of_one_batch <= bound * (1.0 + 1e-12 * (name == "buffered"))
+    # The release object has the same value.
     if releases:
-        made = GaussianRelease(
+        release = GaussianRelease(
             releases, "iid", 3.0, "exact", Budget(1, 0.1), "x", release=name, returning=3
         )
-        assert made.sensitivity_squared == max_squared_sensitivity(name, releases, 3)
-        assert made.mu() == pytest.approx(
+        assert release.sensitivity_squared == max_squared_sensitivity(name, releases, 3)
+        assert release.mu() == pytest.approx(
             math.sqrt(max_squared_sensitivity(name, releases, 3) * 4.5) / 3.0
         )
 
 
-def test_large_releases() -> None:
+def test_squared_sensitivity_of_many_releases() -> None:
     million = 10**6
     for returning in (2, 30, 5000):
         rows = np.convolve(toeplitz_coefficients(20_000), np.ones(returning))[:20_000]
@@ -201,14 +216,18 @@ def test_large_releases() -> None:
 
 
 @pytest.mark.parametrize("releases", [1, 2, 3, 5, 6, 7, 8, 10])
-def test_levels_by_brute_force(releases: int) -> None:
-    nodes = released("tree", releases)
+def test_squares_of_levels_equal_brute_force(releases: int) -> None:
+    nodes = released_nodes("tree", releases)
     for returning in range(1, releases + 2):
         sets = list(itertools.combinations(range(1, releases + 1), min(returning, releases)))
         squares = 0
         for level in range(depth(releases)):
             counts = [
-                [sum(x in leaves for x in chosen) for at, leaves in nodes if at == level]
+                [
+                    sum(x in leaves for x in chosen)
+                    for node_level, leaves in nodes
+                    if node_level == level
+                ]
                 for chosen in sets
             ]
             expected = (
@@ -221,115 +240,134 @@ def test_levels_by_brute_force(releases: int) -> None:
         assert squares >= max_squared_sensitivity("tree", releases, returning)
 
 
-# ---- noise --------------------------------------------------------------------------------------
+# ---- Noise --------------------------------------------------------------------------------------
 
 
-def made(name: str, budget: Budget, releases: int, layout: str, returning: int) -> GaussianRelease:
+def calibrated(
+    name: str, budget: Budget, releases: int, layout: str, returning: int
+) -> GaussianRelease:
     if name == "tree":
         return calibrate_tree(budget, releases, layout=layout, returning=returning)
     return calibrate_release(name, budget, releases, layout=layout, returning=returning)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_budget_is_met_and_not_wasted(name: str) -> None:
-    draw = np.random.default_rng(21)
+def test_noise_uses_the_whole_budget(name: str) -> None:
+    rng = np.random.default_rng(21)
     for _ in range(25):
         budget = Budget(
-            float(10 ** draw.uniform(-3, 1.5)),
-            float(10 ** draw.uniform(-12, -0.5)),
-            str(draw.choice(["replace", "zero-out"])),
+            float(10 ** rng.uniform(-3, 1.5)),
+            float(10 ** rng.uniform(-12, -0.5)),
+            str(rng.choice(["replace", "zero-out"])),
         )
-        layout = str(draw.choice(["iid", "goe1", "goe2"]))
-        releases, returning = int(draw.integers(2, 900)), int(draw.integers(2, 60))
-        tree = made(name, budget, releases, layout, returning)
+        layout = str(rng.choice(["iid", "goe1", "goe2"]))
+        releases, returning = int(rng.integers(2, 900)), int(rng.integers(2, 60))
+        tree = calibrated(name, budget, releases, layout, returning)
         assert tree.returning == returning
         assert tree.exact() <= budget.epsilon * (1 + 1e-9)
         trust, claim = tree.conditions()
         assert trust.holds and f"at most {returning} batches, once in each" in trust.text
         assert isinstance(claim, ClaimCondition) and claim.holds
-        less = msgspec.structs.replace(tree, noise_std=tree.noise_std * 0.99)
-        assert less.exact() > budget.epsilon and not less.conditions()[-1].holds
-        once = made(name, budget, releases, layout, 1)
+        with_less_noise = msgspec.structs.replace(tree, noise_std=tree.noise_std * 0.99)
+        assert (
+            with_less_noise.exact() > budget.epsilon and not with_less_noise.conditions()[-1].holds
+        )
+        of_one_batch = calibrated(name, budget, releases, layout, 1)
         growth = max_squared_sensitivity(name, releases, returning) / max_squared_sensitivity(
             name, releases, 1
         )
-        assert tree.noise_std == pytest.approx(once.noise_std * math.sqrt(growth))
-        forgotten = msgspec.structs.replace(once, returning=returning)
-        assert forgotten.exact() > budget.epsilon
-        assert len(once.conditions()) == 1
+        assert tree.noise_std == pytest.approx(of_one_batch.noise_std * math.sqrt(growth))
+        with_wrong_count = msgspec.structs.replace(of_one_batch, returning=returning)
+        assert with_wrong_count.exact() > budget.epsilon
+        assert len(of_one_batch.conditions()) == 1
 
 
-def test_theorem_takes_the_factor_of_proposition_e_7() -> None:
+def test_calibration_theorem_uses_the_factor_of_proposition_e_7() -> None:
     budget = Budget(1.0, 1e-3, "zero-out")
-    once = calibrate_tree(budget, 400, "theorem")
-    eight = calibrate_tree(budget, 400, "theorem", returning=8)
-    assert eight.noise_std == pytest.approx(8 * once.noise_std)
-    assert "Proposition E.7" in eight.source and "Proposition E.7" in eight.conditions()[-1].text
-    assert "Proposition E.7" not in once.source + once.conditions()[-1].text
-    assert eight.exact() < once.exact() < 1
-    # One user cannot be in more batches than there are.
-    capped = calibrate_tree(budget, 3, "theorem", returning=8)
-    assert capped.noise_std == pytest.approx(3 * calibrate_tree(budget, 3, "theorem").noise_std)
+    of_one_batch = calibrate_tree(budget, 400, "theorem")
+    of_eight_batches = calibrate_tree(budget, 400, "theorem", returning=8)
+    assert of_eight_batches.noise_std == pytest.approx(8 * of_one_batch.noise_std)
+    assert (
+        "Proposition E.7" in of_eight_batches.source
+        and "Proposition E.7" in of_eight_batches.conditions()[-1].text
+    )
+    assert "Proposition E.7" not in of_one_batch.source + of_one_batch.conditions()[-1].text
+    assert of_eight_batches.exact() < of_one_batch.exact() < 1
+    # A user cannot be in more batches than there are.
+    of_three_releases = calibrate_tree(budget, 3, "theorem", returning=8)
+    assert of_three_releases.noise_std == pytest.approx(
+        3 * calibrate_tree(budget, 3, "theorem").noise_std
+    )
 
 
-def test_shuffled_silos_fall_back_on_local_privacy() -> None:
+def test_shuffled_silos_use_local_privacy_for_returning_users() -> None:
     budget = Budget(1e-3, 1e-4)
-    once = calibrate_shuffled_tree(budget, 1, 10**6, 25, 25)
-    assert "by Lemma F.2" in once.conditions()[-1].text
-    returning = msgspec.structs.replace(once, returning=2)
-    assert returning.exact() == returning.ldp() > once.exact()
-    two = calibrate_shuffled_tree(budget, 3, 10**6, 25, 75, returning=2)
-    assert two.noise_std == calibrate_tree(budget, 3, returning=2).noise_std
-    assert two.exact() == two.ldp() == pytest.approx(budget.epsilon)
-    trust, claim = two.conditions()
+    of_one_batch = calibrate_shuffled_tree(budget, 1, 10**6, 25, 25)
+    assert "by Lemma F.2" in of_one_batch.conditions()[-1].text
+    with_returning_users = msgspec.structs.replace(of_one_batch, returning=2)
+    assert with_returning_users.exact() == with_returning_users.ldp() > of_one_batch.exact()
+    of_two_batches = calibrate_shuffled_tree(budget, 3, 10**6, 25, 75, returning=2)
+    assert of_two_batches.noise_std == calibrate_tree(budget, 3, returning=2).noise_std
+    assert of_two_batches.exact() == of_two_batches.ldp() == pytest.approx(budget.epsilon)
+    trust, claim = of_two_batches.conditions()
     assert "at most 2 batches" in trust.text and claim.holds
     assert "F.2, which is about one record, is not used" in claim.text
-    assert "Lemma" not in two.source
+    assert "Lemma" not in of_two_batches.source
 
 
-# ---- vector sums --------------------------------------------------------------------------------
+# ---- Vector sums --------------------------------------------------------------------------------
 
 
-def sums(trials: int, values: tuple[float, ...], offset: int, length: int) -> np.ndarray:
-    """Law on 0..length-1 of Bin(trials, 1/4) + offset + values, each value rounded at random."""
-    first, law, _ = masses(trials)
+def noisy_sum_probabilities(
+    trials: int, values: tuple[float, ...], offset: int, length: int
+) -> np.ndarray:
+    """Return the probabilities on 0..length-1 of Bin(trials, 1/4) + offset + values.
+
+    Each value is rounded at random.
+    """
+    first, probabilities, _ = masses(trials)
     assert first == 0
     for value in values:
-        low = math.floor(value)
-        offset += low
-        law = np.convolve(law, [1.0 - (value - low), value - low])
-    out = np.zeros(length)
-    out[offset : offset + law.size] = law
-    return out
+        lower = math.floor(value)
+        offset += lower
+        probabilities = np.convolve(probabilities, [1.0 - (value - lower), value - lower])
+    padded = np.zeros(length)
+    padded[offset : offset + probabilities.size] = probabilities
+    return padded
 
 
 @pytest.mark.parametrize(("g", "trials"), [((2, 3), (160, 240)), ((5, 2), (320, 160))])
-def test_account_covers_several_roundings_in_one_node(
+def test_vector_sum_account_covers_several_roundings_in_one_node(
     g: tuple[int, int], trials: tuple[int, int]
 ) -> None:
-    """Both records of a user in the two nodes of K = 2, d = 1: exact joint divergence.
+    """Check the exact joint divergence of both records of a user in the two nodes of K = 2, d = 1.
 
-    The features are x and -x, so x^2 stays and one coordinate of each node changes.
+    The features are x and -x, so that x^2 is unchanged and one coordinate of each node changes.
     """
     bits = (trials[0] // 4, trials[1] // 8)
     tree = BinomialTree(2, 4, 1, g, bits, "exact", Budget(1, 0.1), "test", returning=2)
     epsilons = (0.0, 0.5, 2.0)
-    proven = [tree.account().delta(e) for e in epsilons]
-    worst = np.zeros(3)
+    accounted_deltas = [tree.account().delta(e) for e in epsilons]
+    largest_deltas = np.zeros(3)
     for first, second in itertools.product((1.0, 0.9, 0.47, -0.47, -0.61, -1.0), repeat=2):
-        worlds = []
+        probabilities = []
         for sign in (1.0, -1.0):
-            leaf = sums(trials[0], (sign * first * g[0],), 40, trials[0] + 80)
+            leaf = noisy_sum_probabilities(trials[0], (sign * first * g[0],), 40, trials[0] + 80)
             both = (sign * first * g[1], sign * second * g[1])
-            worlds.append(np.outer(leaf, sums(trials[1], both, 40, trials[1] + 80)))
-        p, q = worlds
+            probabilities.append(
+                np.outer(leaf, noisy_sum_probabilities(trials[1], both, 40, trials[1] + 80))
+            )
+        p, q = probabilities
         for i, e in enumerate(map(math.exp, epsilons)):
-            found = max(np.maximum(p - e * q, 0).sum(), np.maximum(q - e * p, 0).sum())
-            worst[i] = max(worst[i], found)
-    assert (worst <= proven).all() and max(proven) < 1
-    # Who forgets that the user returns is found out.
-    once = msgspec.structs.replace(tree, returning=1).account()
-    assert all(found > once.delta(e) for found, e in zip(worst[1:], epsilons[1:], strict=True))
+            divergence = max(np.maximum(p - e * q, 0).sum(), np.maximum(q - e * p, 0).sum())
+            largest_deltas[i] = max(largest_deltas[i], divergence)
+    assert (largest_deltas <= accounted_deltas).all() and max(accounted_deltas) < 1
+    # An account that ignores the return of the user is violated.
+    of_one_batch = msgspec.structs.replace(tree, returning=1).account()
+    assert all(
+        divergence > of_one_batch.delta(e)
+        for divergence, e in zip(largest_deltas[1:], epsilons[1:], strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -340,7 +378,7 @@ def test_account_covers_several_roundings_in_one_node(
         (Budget(10.0, 1e-5), 7, 100, 3),
     ],
 )
-def test_vector_sum_meets_the_budget(
+def test_vector_sums_of_returning_users_meet_the_budget(
     budget: Budget, releases: int, points: int, dimension: int
 ) -> None:
     stds = [calibrate_vector_sum(budget, releases, points, dimension).noise_stds["bias"]]
@@ -350,26 +388,38 @@ def test_vector_sum_meets_the_budget(
         users, trust, claim = tree.conditions()
         assert "noise bits" in users.text and f"at most {returning} batches" in trust.text
         assert isinstance(claim, ClaimCondition) and claim.holds
-        less = msgspec.structs.replace(tree, b=tuple(math.ceil(0.96 * b) - 1 for b in tree.b))
-        assert less.exact() > budget.epsilon
+        with_fewer_bits = msgspec.structs.replace(
+            tree, b=tuple(math.ceil(0.96 * b) - 1 for b in tree.b)
+        )
+        assert with_fewer_bits.exact() > budget.epsilon
         stds.append(tree.noise_stds["bias"])
-        # Gaussian noise for the same squares; roundings, windows and skewness cost little.
+        # Gaussian noise for the same squares; roundings, windows and skewness cost at most 6 %.
         squares = sum(level_squares(releases, returning, j)[0] for j in range(tree.depth))
-        gauss = calibrate_tree(budget, releases, layout="iid", returning=returning)
-        ideal = math.sqrt(squares / gauss.sensitivity_squared) * gauss.noise_std
-        assert ideal < stds[-1] < 1.06 * ideal
-        assert gauss.mu() / 1.06 < tree.mu() < gauss.mu()
+        gaussian_tree = calibrate_tree(budget, releases, layout="iid", returning=returning)
+        gaussian_std = (
+            math.sqrt(squares / gaussian_tree.sensitivity_squared) * gaussian_tree.noise_std
+        )
+        assert gaussian_std < stds[-1] < 1.06 * gaussian_std
+        assert gaussian_tree.mu() / 1.06 < tree.mu() < gaussian_tree.mu()
     assert all(a <= b for a, b in itertools.pairwise(stds))
 
 
-def test_vector_sum_of_one_release_knows_no_return() -> None:
+def test_vector_sum_of_one_release_ignores_returning_users() -> None:
     budget = Budget(1.0, 1e-3)
-    once = calibrate_vector_sum(budget, 1, 50, 4)
-    twice = calibrate_vector_sum(budget, 1, 50, 4, returning=2)
-    assert (twice.g, twice.b, twice.exact()) == (once.g, once.b, once.exact())
-    one, two = (calibrate_vector_sum(budget, 2, 50, 4, returning=m) for m in (1, 2))
-    assert msgspec.structs.replace(one, returning=2).exact() > 1 >= two.exact()
-    assert msgspec.structs.replace(two, returning=1).exact() < two.exact()
+    of_one_batch = calibrate_vector_sum(budget, 1, 50, 4)
+    of_two_batches = calibrate_vector_sum(budget, 1, 50, 4, returning=2)
+    assert (of_two_batches.g, of_two_batches.b, of_two_batches.exact()) == (
+        of_one_batch.g,
+        of_one_batch.b,
+        of_one_batch.exact(),
+    )
+    for_one_batch, for_two_batches = (
+        calibrate_vector_sum(budget, 2, 50, 4, returning=returning) for returning in (1, 2)
+    )
+    assert (
+        msgspec.structs.replace(for_one_batch, returning=2).exact() > 1 >= for_two_batches.exact()
+    )
+    assert msgspec.structs.replace(for_two_batches, returning=1).exact() < for_two_batches.exact()
     assert calibrate_vector_sum(budget, 0, 50, 4, returning=3).exact() == 0.0
 
 
@@ -430,7 +480,7 @@ BUDGET = Budget(1.0, 0.01)
         ),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
+def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError) as error:
         call()
     assert message in str(error.value)

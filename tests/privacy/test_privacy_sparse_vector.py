@@ -54,7 +54,7 @@ def test_crossing_probabilities(a: float, b: float, queries: list[float]) -> Non
     np.testing.assert_allclose(found, adaptive(queries, 1.0, a, b), rtol=1e-8)
 
 
-def test_one_query_in_closed_form() -> None:
+def test_probability_of_one_query_has_a_closed_form() -> None:
     """P(gamma - rho > g) for two Laplace noises of one scale: (1 + g/2) e^{-g} / 2, g >= 0."""
     for g in (0.0, 0.4, 3.0, 30.0, 300.0):
         cross, none = AboveThreshold(1.0, 1.0).crossing_probabilities([0.0], g)
@@ -62,7 +62,7 @@ def test_one_query_in_closed_form() -> None:
         assert none == pytest.approx(1.0 - cross, rel=1e-13)
 
 
-def test_probabilities_add_up_and_keep_their_order() -> None:
+def test_crossing_probabilities_sum_to_one() -> None:
     draw = np.random.default_rng(6)
     for n in (1, 4, 60):
         a, b = 10 ** draw.uniform(-2, 2, size=2)
@@ -79,14 +79,14 @@ def test_probabilities_add_up_and_keep_their_order() -> None:
     )
 
 
-def test_logs_where_probabilities_underflow() -> None:
+def test_log_probabilities_do_not_underflow() -> None:
     logs = AboveThreshold(1.0, 2.0).log_crossing_probabilities([-4000.0, 4000.0], 0.0)
     assert logs[1] == pytest.approx(0.0, abs=1e-12)
     # One of the two noises must make up the gap: 2000 query scales are cheaper than 4000.
     assert -2001.0 < logs[0] < -1999.0 and -2001.0 < logs[2] < -1999.0
 
 
-def test_runs_have_the_law() -> None:
+def test_simulated_runs_have_the_calculated_probabilities() -> None:
     mechanism, queries, n = AboveThreshold(2.0, 3.0), [-2.0, 0.0, 1.0, -4.0], 40_000
     uniforms = np.random.default_rng(4).uniform(size=(n, 5))
     found = [mechanism.first_above(queries, 1.0, u) for u in uniforms]
@@ -130,7 +130,7 @@ def shifts(n: int, rounds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]
 
 
 @pytest.mark.parametrize(("a", "b"), [(4.0, 8.0), (2.0, 2.0), (8.0, 2.0), (1.0, 5.0)])
-def test_common_shifts_cost_the_larger_of_both(a: float, b: float) -> None:
+def test_epsilon_for_common_shifts_is_the_larger_of_both(a: float, b: float) -> None:
     mechanism = AboveThreshold(a, b, common_shift=True)
     assert mechanism.epsilon == max(1 / a, 1 / b)
     worst = largest_ratio(mechanism, shifts(5, 40, 7))
@@ -138,7 +138,7 @@ def test_common_shifts_cost_the_larger_of_both(a: float, b: float) -> None:
     assert worst >= 0.95 * mechanism.epsilon, "the stated cost is not attained"
 
 
-def test_any_changes_cost_the_sum() -> None:
+def test_epsilon_for_any_changes_is_the_sum() -> None:
     """Queries move by at most 1 each way; the sum is approached, the common cost exceeded."""
     mechanism = AboveThreshold(4.0, 8.0)
     assert mechanism.epsilon == pytest.approx(0.5)
@@ -155,7 +155,7 @@ def test_any_changes_cost_the_sum() -> None:
     assert common < 0.7 * mechanism.epsilon < worst <= mechanism.epsilon * (1 + 1e-10)
 
 
-def test_published_scales_and_the_least_ones() -> None:
+def test_epsilon_of_published_and_smallest_scales() -> None:
     """fed-svt at epsilon = 1: half of it for the test, printed Lap(4) and Lap(8) cost a quarter."""
     printed = AboveThreshold(4.0, 8.0, common_shift=True)
     assert printed.epsilon == pytest.approx(0.25)
@@ -198,6 +198,6 @@ def test_least_scales_meet_the_budget_with_the_least_variance() -> None:
         ),
     ],
 )
-def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
+def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()

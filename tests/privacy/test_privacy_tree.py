@@ -52,7 +52,7 @@ def released_sums(releases: int) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("releases", SIZES)
-def test_against_the_algorithm_run_on_sets(releases: int) -> None:
+def test_nodes_and_prefixes_equal_those_of_the_algorithm_on_sets(releases: int) -> None:
     nodes = released_sums(releases)
     for k, node in enumerate(nodes, 1):
         first, last = node_span(k)
@@ -96,7 +96,7 @@ def test_depth_is_the_binary_logarithm() -> None:
     assert 1 + math.log(400) < 7 < max_touches(400) == 9
 
 
-def test_nothing_released() -> None:
+def test_trees_without_releases_have_no_nodes() -> None:
     assert depth(0) == max_touches(0) == max_prefix_nodes(0) == 0
     assert prefix_nodes(0) == ()
     assert group_sensitivity_squared([], 0) == 0
@@ -123,7 +123,7 @@ def test_group_sensitivity_against_counting() -> None:
     )
 
 
-def test_bad_input() -> None:
+def test_errors_name_the_bad_argument() -> None:
     with pytest.raises(InputError, match="leaf must be an integer >= 1 and <= 8, got 9"):
         touches(9, 8)
     with pytest.raises(InputError, match="release must be an integer >= 1, got 0"):

@@ -445,8 +445,11 @@ def test_lower_bound_of_delta_agrees_with_enumeration(g: tuple[int, int], bits: 
     """
     batches = make_batches(g, bits)
     right, down = (1.0, 0.0), (0.0, 1.0)
-    angle_ = math.asin(min(1.0, 0.5 * (g[0] / g[1]) ** 2)) / 2
-    worst_pair = (math.cos(angle_), -math.sin(angle_)), (-math.sin(angle_), math.cos(angle_))
+    own_angle = math.asin(min(1.0, 0.5 * (g[0] / g[1]) ** 2)) / 2
+    worst_pair = (
+        (math.cos(own_angle), -math.sin(own_angle)),
+        (-math.sin(own_angle), math.cos(own_angle)),
+    )
     pairs = [(right, (-1.0, 0.0)), (right, down), worst_pair]
     for epsilon in (0.0, 1.0, 4.0):
         deltas = [

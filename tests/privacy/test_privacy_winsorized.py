@@ -1,4 +1,5 @@
-"""Winsorized means: the laws by brute force, the rotation, and what all releases cost together."""
+"""Tests of winsorized means: distributions by brute force, the rotation, and the privacy of all
+releases."""
 
 from __future__ import annotations
 
@@ -27,17 +28,19 @@ from fastfed.privacy.mechanisms.winsorized import (
     printed_composition,
 )
 
-ALARM = 1e-6  # of each statistical test here, before its seed was fixed
+FALSE_ALARM = 1e-6  # false-alarm probability of each statistical test, set before the seeds
 
 
-def law(values: list[float], epsilon: float, radius: float, bound: float) -> np.ndarray:
-    """P(midpoint), literally as Algorithm 2 has it."""
+def range_probabilities(
+    values: list[float], epsilon: float, radius: float, bound: float
+) -> np.ndarray:
+    """Return the probability of each midpoint, written as in Algorithm 2."""
     bins = math.ceil(bound / radius)
     midpoints = [-bound + (2 * k + 1) * radius for k in range(bins)]
-    moved = [
+    nearest = [
         min(midpoints, key=lambda m: abs(m - (x if math.isfinite(x) else 0.0))) for x in values
     ]
-    costs = [max(sum(y < m for y in moved), sum(y > m for y in moved)) for m in midpoints]
+    costs = [max(sum(y < m for y in nearest), sum(y > m for y in nearest)) for m in midpoints]
     weights = np.exp([-epsilon * c / 2.0 for c in costs])
     return weights / weights.sum()
 
@@ -45,7 +48,7 @@ def law(values: list[float], epsilon: float, radius: float, bound: float) -> np.
 # ---- the range ----------------------------------------------------------------------------------
 
 
-def test_law_of_the_example() -> None:
+def test_probabilities_of_the_example_are_correct() -> None:
     values, expected = [-1.0, -0.3, 0.2, 0.9, 0.9], [0.0723294881, 0.1966119332, 0.5344466454]
     midpoints, logs = range_distribution(values, 2.0, 0.25, 1.0)
     assert midpoints.tolist() == [-0.75, -0.25, 0.25, 0.75]
@@ -62,16 +65,18 @@ def test_law_of_the_example() -> None:
         pytest.param(0.05, 1.5, marks=pytest.mark.slow),
     ],
 )
-def test_law_is_that_of_the_brute_force(radius: float, bound: float) -> None:
-    """The cdf is inverted on a grid of uniforms, so a midpoint of probability p comes up n p
-    times, but for the two ends of its interval."""
-    draw, n = np.random.default_rng(1), 2000
+def test_range_distribution_equals_brute_force(radius: float, bound: float) -> None:
+    """Invert the cdf on a grid of n uniforms.
+
+    A midpoint of probability p then occurs n p times, up to the two ends of its interval.
+    """
+    rng, n = np.random.default_rng(1), 2000
     for size in (1, 2, 3, 8):
-        values = draw.normal(scale=bound, size=size).round(2)
+        values = rng.normal(scale=bound, size=size).round(2)
         if size == 8:
             values[:4] = [math.nan, math.inf, -math.inf, 1e9]
-        epsilon = float(draw.uniform(0.1, 4.0))
-        expected = law(values.tolist(), epsilon, radius, bound)
+        epsilon = float(rng.uniform(0.1, 4.0))
+        expected = range_probabilities(values.tolist(), epsilon, radius, bound)
         midpoints, logs = range_distribution(values, epsilon, radius, bound)
         np.testing.assert_allclose(np.exp(logs), expected, rtol=1e-12)
         counts = np.zeros(len(midpoints))
@@ -82,44 +87,47 @@ def test_law_is_that_of_the_brute_force(radius: float, bound: float) -> None:
         assert np.abs(counts - n * expected).max() <= 1.0
 
 
-def test_the_order_of_midpoints_is_the_order_of_uniforms() -> None:
-    chosen = [
+def test_midpoints_increase_with_the_uniform() -> None:
+    lower_ends = [
         private_range([0.4, 0.5], 1.0, 0.01, 1.0, u)[0] for u in np.linspace(0.001, 0.999, 99)
     ]
-    assert chosen == sorted(chosen)
+    assert lower_ends == sorted(lower_ends)
 
 
 def test_values_between_two_midpoints_go_to_the_lower() -> None:
-    """Also where the quotient by the width is rounded, at midpoints and edges of 997 bins."""
+    """Check midpoints and edges of 997 bins, where the quotient by the width is rounded."""
     radius, bound = 1.0 / 997.0, 1.0
     midpoints = np.array([-bound + (2 * k + 1) * radius for k in range(997)])
-    at = np.concatenate([midpoints, midpoints + radius, np.nextafter(midpoints + radius, 2.0)])
-    for x in np.clip(at, -1.0, 1.0)[::7]:
-        nearest = midpoints[np.abs(midpoints - x).argmin()]  # the first of the nearest
+    points = np.concatenate([midpoints, midpoints + radius, np.nextafter(midpoints + radius, 2.0)])
+    for x in np.clip(points, -1.0, 1.0)[::7]:
+        nearest = midpoints[
+            np.abs(midpoints - x).argmin()
+        ]  # of two equally near midpoints, the first
         low, high = private_range([x], 1e6, radius, bound, 0.5)
         assert (low, high) == (nearest - 2 * radius, nearest + 2 * radius)
-    # Where differences to all midpoints are rounded to the same number.
+    # Differences from this value to all midpoints are rounded to the same number.
     assert private_range([1e300], 1e6, radius, bound, 0.5)[1] == midpoints[-1] + 2 * radius
 
 
 @pytest.mark.parametrize(
     ("count", "bins", "largest"), [(4, 2, 0.81), (3, 5, 0.73), (7, 2, 0.95), (1, 8, 0.5)]
 )
-def test_privacy_of_the_range_over_all_replacements(count: int, bins: int, largest: float) -> None:
-    """Every dataset of a few values, one in each bin or not, and every replacement."""
-    middles = [2.0 * k + 1.0 - bins for k in range(bins)]
-    worst = widest = 0.0
-    for others in itertools.combinations_with_replacement(middles, count - 1):
-        logs = [range_distribution([x, *others], 1.0, 1.0, bins)[1] for x in middles]
+def test_privacy_of_the_range_under_all_replacements(count: int, bins: int, largest: float) -> None:
+    """Check every small data set, with or without a value per bin, and every replacement."""
+    midpoints = [2.0 * k + 1.0 - bins for k in range(bins)]
+    max_log_ratio = max_spread = 0.0
+    for others in itertools.combinations_with_replacement(midpoints, count - 1):
+        logs = [range_distribution([x, *others], 1.0, 1.0, bins)[1] for x in midpoints]
         for first, second in itertools.permutations(logs, 2):
-            worst = max(worst, float(np.abs(first - second).max()))
-            widest = max(widest, float(np.ptp(first - second)))
-    assert worst == pytest.approx(largest, abs=0.006)
-    assert widest == pytest.approx(1.0, rel=1e-12), "the bound of the range is attained"
+            max_log_ratio = max(max_log_ratio, float(np.abs(first - second).max()))
+            max_spread = max(max_spread, float(np.ptp(first - second)))
+    assert max_log_ratio == pytest.approx(largest, abs=0.006)
+    assert max_spread == pytest.approx(1.0, rel=1e-12), "the bound of the range is attained"
 
 
-def test_a_huge_number_of_midpoints() -> None:
-    """Seven million bins: nearly always next to the values, and its law by cumulated weights."""
+def test_range_works_with_millions_of_midpoints() -> None:
+    """Check seven million bins: the range nearly always lies next to the values and follows its
+    cdf."""
     values = np.random.default_rng(2).normal(0.3, 1e-5, size=400)
     low, high = private_range(values, 1.0, 1e-6 / 7.0, 1.0, 0.5)
     assert abs((low + high) / 2.0 - np.median(values)) < 1e-6
@@ -127,9 +135,11 @@ def test_a_huge_number_of_midpoints() -> None:
     midpoints, logs = range_distribution(values[:20], epsilon, radius, 1.0)
     cdf = np.cumsum(np.exp(logs))
     for u in np.linspace(0.0007, 0.9993, 211):
-        found = private_range(values[:20], epsilon, radius, 1.0, u)[0] + 2.0 * radius
-        at = int(np.searchsorted(cdf, u * cdf[-1]))
-        assert abs(found - midpoints[at]) <= 2.01 * radius  # rounding at an end of an interval
+        midpoint = private_range(values[:20], epsilon, radius, 1.0, u)[0] + 2.0 * radius
+        index = int(np.searchsorted(cdf, u * cdf[-1]))
+        assert (
+            abs(midpoint - midpoints[index]) <= 2.01 * radius
+        )  # rounding at the end of an interval
     assert bin_count(1e-12, 1.0) == 10**12
     assert -1.0 < private_range([0.1], 60.0, 1e-12, 1.0, 0.4)[0] < 1.0
 
@@ -137,12 +147,12 @@ def test_a_huge_number_of_midpoints() -> None:
 # ---- the mean in one dimension ------------------------------------------------------------------
 
 
-def test_mean_is_that_of_clipped_values_and_laplace_noise() -> None:
+def test_mean_is_the_mean_of_clipped_values_plus_laplace_noise() -> None:
     values, median = [0.1, 0.2, 50.0], 0.5
     low, high = private_range(values, 10.0, 0.1, 1.0, 0.6)
     expected = np.clip(values, low, high).mean()
     assert winsorized_mean_1d(values, 20.0, 0.1, 1.0, 0.6, median) == pytest.approx(expected)
-    # Half of epsilon is for the range, so small a half that it is often far off.
+    # Half of epsilon is spent on the range; it is so small that the range is often wrong.
     for u in np.linspace(0.01, 0.99, 25):
         expected = np.clip(values, *private_range(values, 0.5, 0.1, 1.0, u)).mean()
         assert winsorized_mean_1d(values, 1.0, 0.1, 1.0, u, median) == pytest.approx(expected)
@@ -153,52 +163,53 @@ def test_mean_is_that_of_clipped_values_and_laplace_noise() -> None:
     assert shifted - expected == pytest.approx(noise)
 
 
-def test_noise_of_the_mean() -> None:
-    """The scale of 50 values at r = 0.1 and epsilon = 0.5 is 0.032."""
-    draw, values = np.random.default_rng(3), np.zeros(50)
+def test_noise_of_the_mean_has_its_scale() -> None:
+    """Check the scale 0.032 of 50 values at r = 0.1 and epsilon = 0.5."""
+    rng, values = np.random.default_rng(3), np.zeros(50)
     noise = [
-        winsorized_mean_1d(values, 0.5, 0.1, 0.1, 0.5, float(u)) for u in draw.uniform(size=4000)
+        winsorized_mean_1d(values, 0.5, 0.1, 0.1, 0.5, float(u)) for u in rng.uniform(size=4000)
     ]
-    assert stats.kstest(noise, stats.laplace(scale=0.032).cdf).pvalue > ALARM
+    assert stats.kstest(noise, stats.laplace(scale=0.032).cdf).pvalue > FALSE_ALARM
 
 
 def test_privacy_of_the_mean_in_one_dimension() -> None:
-    """Densities over all replacements at 4 ends of the line, with the range as a mixture."""
+    """Compare densities for all replacements at 4 points, with the range as a mixture."""
     radius, bound, epsilon = 1.0, 3.0, 1.0
     y, scale = np.linspace(-40, 40, 2001), 8.0 * radius / (3 * epsilon)
 
     def log_density(values: tuple[float, ...]) -> np.ndarray:
-        weights = law(list(values), epsilon / 2.0, radius, bound)
-        out = np.zeros_like(y)
+        weights = range_probabilities(list(values), epsilon / 2.0, radius, bound)
+        density = np.zeros_like(y)
         for k, p in enumerate(weights):
-            middle = -bound + (2 * k + 1) * radius
-            mean = np.clip(values, middle - 2 * radius, middle + 2 * radius).mean()
-            out += p * stats.laplace(mean, scale).pdf(y)
-        return np.log(out)
+            midpoint = -bound + (2 * k + 1) * radius
+            mean = np.clip(values, midpoint - 2 * radius, midpoint + 2 * radius).mean()
+            density += p * stats.laplace(mean, scale).pdf(y)
+        return np.log(density)
 
     ends = (-1e9, -1.0, 1.0, 1e9)
     logs = {values: log_density(values) for values in itertools.product(ends, repeat=3)}
-    found = max(
+    max_log_ratio = max(
         float(np.abs(logs[v] - logs[(other, *v[1:])]).max()) for v in logs for other in ends
     )
-    assert 0.5 < found <= epsilon
+    assert 0.5 < max_log_ratio <= epsilon
 
 
 # ---- the rotation -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 64])
-def test_hadamard(n: int) -> None:
-    draw = np.random.default_rng(n)
-    x = draw.integers(-9, 9, size=(3, 5, n)).astype(float)
-    kept = x.copy()
+def test_hadamard_equals_the_matrix_product(n: int) -> None:
+    rng = np.random.default_rng(n)
+    x = rng.integers(-9, 9, size=(3, 5, n)).astype(float)
+    x_before = x.copy()
     assert np.array_equal(hadamard(x), x @ linalg.hadamard(n))
-    assert np.array_equal(x, kept), "the argument is not changed"
+    assert np.array_equal(x, x_before), "the argument is not changed"
     assert np.array_equal(hadamard(hadamard(x)), n * x)
 
 
-def made(**changes: object) -> WinsorizedMean:
-    given: dict = {
+def make_mean(**changes: object) -> WinsorizedMean:
+    """Return a mechanism with these fields changed."""
+    fields: dict = {
         "dimension": 5,
         "padded": 8,
         "silos": 300,
@@ -211,23 +222,23 @@ def made(**changes: object) -> WinsorizedMean:
         "budget": Budget(1.0, 1e-5, unit="silo"),
         "source": "test",
     }
-    return WinsorizedMean(**{**given, **changes})
+    return WinsorizedMean(**{**fields, **changes})
 
 
-def test_a_mean_without_noise_is_the_mean() -> None:
-    """With the median of the noise and vectors close together, for every choice of signs."""
-    draw = np.random.default_rng(4)
-    vectors = draw.normal([0.5, -0.2, 0.0, 0.3, 0.1], 0.002, size=(300, 5))
+def test_apply_without_noise_returns_the_mean() -> None:
+    """Use the median of the noise and vectors that are close together, for several signs."""
+    rng = np.random.default_rng(4)
+    vectors = rng.normal([0.5, -0.2, 0.0, 0.3, 0.1], 0.002, size=(300, 5))
     for signs in itertools.islice(itertools.product([-1.0, 1.0], repeat=8), 0, 256, 19):
-        found = made().apply(vectors, signs, np.full(8, 0.5), np.full(8, 0.5))
-        np.testing.assert_allclose(found, vectors.mean(axis=0), rtol=0, atol=1e-14)
+        mean = make_mean().apply(vectors, signs, np.full(8, 0.5), np.full(8, 0.5))
+        np.testing.assert_allclose(mean, vectors.mean(axis=0), rtol=0, atol=1e-14)
 
 
-def test_apply_is_algorithm_4_by_matrices() -> None:
-    draw, d2 = np.random.default_rng(5), 8
-    mechanism = made(silos=40, radius=0.02, epsilon_coordinate=0.3)
-    vectors = draw.normal(size=(40, 5))
-    signs, u, v = draw.choice([-1.0, 1.0], d2), draw.uniform(size=d2), draw.uniform(size=d2)
+def test_apply_equals_algorithm_4_with_matrices() -> None:
+    rng, d2 = np.random.default_rng(5), 8
+    mechanism = make_mean(silos=40, radius=0.02, epsilon_coordinate=0.3)
+    vectors = rng.normal(size=(40, 5))
+    signs, u, v = rng.choice([-1.0, 1.0], d2), rng.uniform(size=d2), rng.uniform(size=d2)
     rotation = linalg.hadamard(d2) @ np.diag(signs) / math.sqrt(d2)
     y = np.pad(vectors, ((0, 0), (0, 3))) @ rotation.T
     radius, bound = mechanism.rotated_radius, math.sqrt(8.0)
@@ -235,51 +246,58 @@ def test_apply_is_algorithm_4_by_matrices() -> None:
     expected = (np.linalg.inv(rotation) @ means)[:5]
     np.testing.assert_allclose(mechanism.apply(vectors, signs, u, v), expected, rtol=1e-9)
     assert mechanism.rotated_radius == pytest.approx(0.2 * math.sqrt(math.log(8 * 40 / 0.01) / 8))
-    assert made(radius=5.0).rotated_radius == pytest.approx(math.sqrt(8.0)), "capped"
-    assert made(radius=5.0).bins == 1
+    assert make_mean(radius=5.0).rotated_radius == pytest.approx(math.sqrt(8.0)), "capped"
+    assert make_mean(radius=5.0).bins == 1
 
 
-def test_what_is_not_finite_counts_as_zero() -> None:
-    draw = np.random.default_rng(6)
-    vectors = draw.normal(0.1, 0.01, size=(300, 5))
+def test_vectors_that_are_not_finite_count_as_zero() -> None:
+    rng = np.random.default_rng(6)
+    vectors = rng.normal(0.1, 0.01, size=(300, 5))
     cleaned = vectors.copy()
     for row, bad in ((3, math.nan), (9, math.inf), (11, -math.inf)):
         vectors[row, 2], cleaned[row] = bad, 0.0
-    uniforms = np.ones(8), draw.uniform(size=8), draw.uniform(size=8)
-    assert np.array_equal(made().apply(vectors, *uniforms), made().apply(cleaned, *uniforms))
+    uniforms = np.ones(8), rng.uniform(size=8), rng.uniform(size=8)
+    assert np.array_equal(
+        make_mean().apply(vectors, *uniforms), make_mean().apply(cleaned, *uniforms)
+    )
     vectors[:] = np.finfo(float).max
-    assert np.isfinite(made().apply(vectors, *uniforms)).all()
+    assert np.isfinite(make_mean().apply(vectors, *uniforms)).all()
 
 
 @pytest.mark.slow
-def test_noise_of_every_coordinate() -> None:
-    mechanism = made(silos=1, radius=5.0)  # one bin: nothing but the Laplace noise is random
-    draw = np.random.default_rng(7)
-    out = np.array(
+def test_noise_of_every_coordinate_has_its_std() -> None:
+    mechanism = make_mean(silos=1, radius=5.0)  # with one bin, only the Laplace noise is random
+    rng = np.random.default_rng(7)
+    means = np.array(
         [
-            mechanism.apply(np.zeros((1, 5)), np.ones(8), np.full(8, 0.5), draw.uniform(size=8))
+            mechanism.apply(np.zeros((1, 5)), np.ones(8), np.full(8, 0.5), rng.uniform(size=8))
             for _ in range(1500)
         ]
     )
     std = mechanism.noise_stds["mean"]
     assert std == pytest.approx(math.sqrt(2.0) * 8.0 * math.sqrt(8.0) / 2.0)
     # The fourth moment of a sum of 8 Laplace variables is 3 + 3/8 times the squared variance.
-    z = ((out**2).mean(axis=0) / std**2 - 1.0) / math.sqrt((3.0 + 3.0 / 8.0 - 1.0) / 1500)
-    assert np.abs(z).max() < stats.norm.isf(ALARM / 10)
+    z = ((means**2).mean(axis=0) / std**2 - 1.0) / math.sqrt((3.0 + 3.0 / 8.0 - 1.0) / 1500)
+    assert np.abs(z).max() < stats.norm.isf(FALSE_ALARM / 10)
 
 
-# ---- what it costs ------------------------------------------------------------------------------
+# ---- privacy account ----------------------------------------------------------------------------
 
 
-def calibrated(epsilon: float, delta: float, releases: int, **changes: object) -> WinsorizedMean:
-    given: dict = {
+def calibrated_mean(
+    epsilon: float, delta: float, releases: int, **changes: object
+) -> WinsorizedMean:
+    """Return a calibrated mechanism."""
+    arguments: dict = {
         "silos": 200,
         "dimension": 8,
         "radius": 0.1,
         "bound": 1.0,
         "concentration_failure": 0.01,
     }
-    return calibrate_winsorized(Budget(epsilon, delta), releases=releases, **{**given, **changes})
+    return calibrate_winsorized(
+        Budget(epsilon, delta), releases=releases, **{**arguments, **changes}
+    )
 
 
 @pytest.mark.parametrize(
@@ -292,67 +310,82 @@ def calibrated(epsilon: float, delta: float, releases: int, **changes: object) -
         (8.0, 1e-9, 1, 1),
     ],
 )
-def test_exact_is_the_largest(epsilon: float, delta: float, releases: int, dimension: int) -> None:
-    found = calibrated(epsilon, delta, releases, dimension=dimension)
-    assert found.exact() <= epsilon
-    each = found.epsilon_coordinate
-    more = msgspec.structs.replace(found, epsilon_coordinate=1.01 * each)
-    assert more.exact() > epsilon
-    # A Gaussian of the same variance of the privacy loss, when there are many.
-    if releases * found.padded >= 80 and epsilon <= 1.0:
-        close = math.sqrt(3.0 / (releases * found.padded)) * mu_of(epsilon, delta)
-        assert each == pytest.approx(close, rel=0.015)
+def test_exact_calibration_uses_the_whole_budget(
+    epsilon: float, delta: float, releases: int, dimension: int
+) -> None:
+    mechanism = calibrated_mean(epsilon, delta, releases, dimension=dimension)
+    assert mechanism.exact() <= epsilon
+    epsilon_coordinate = mechanism.epsilon_coordinate
+    larger_epsilon = msgspec.structs.replace(
+        mechanism, epsilon_coordinate=1.01 * epsilon_coordinate
+    )
+    assert larger_epsilon.exact() > epsilon
+    # With many releases, the limit is a Gaussian with the same variance of the privacy loss.
+    if releases * mechanism.padded >= 80 and epsilon <= 1.0:
+        gaussian_limit = math.sqrt(3.0 / (releases * mechanism.padded)) * mu_of(epsilon, delta)
+        assert epsilon_coordinate == pytest.approx(gaussian_limit, rel=0.015)
 
 
-def test_pure_budgets() -> None:
-    found = calibrated(2.0, 0.0, 5)
-    assert found.exact() <= 2.0
-    assert found.epsilon_coordinate == pytest.approx(2.0 / 40.0, rel=1e-6)
-    assert found.exact(1e-3) < 2.0
-    assert calibrated(1.0, 1e-3, 0).exact() == 0.0, "what is never released costs nothing"
+def test_calibration_of_pure_budgets() -> None:
+    mechanism = calibrated_mean(2.0, 0.0, 5)
+    assert mechanism.exact() <= 2.0
+    assert mechanism.epsilon_coordinate == pytest.approx(2.0 / 40.0, rel=1e-6)
+    assert mechanism.exact(1e-3) < 2.0
+    assert calibrated_mean(1.0, 1e-3, 0).exact() == 0.0, "what is never released costs nothing"
 
 
 @pytest.mark.parametrize("dimension", [6, 8])
-def test_printed_constants(dimension: int) -> None:
-    found = calibrated(1.0, 1e-3, 10, dimension=dimension, calibration="printed")
-    assert found.epsilon_coordinate == pytest.approx(0.0021477172059375183, rel=1e-12)
-    # Phases count, whether they release or not; the account is of those that do.
-    fewer = calibrated(1.0, 1e-3, 4, dimension=dimension, calibration="printed", phases=10)
-    assert fewer.epsilon_coordinate == found.epsilon_coordinate
-    assert fewer.exact() < found.exact()
+def test_printed_epsilon_of_a_coordinate_is_reproduced(dimension: int) -> None:
+    mechanism = calibrated_mean(1.0, 1e-3, 10, dimension=dimension, calibration="printed")
+    assert mechanism.epsilon_coordinate == pytest.approx(0.0021477172059375183, rel=1e-12)
+    # All phases count in the printed constant, but the account counts only releases.
+    fewer_releases = calibrated_mean(
+        1.0, 1e-3, 4, dimension=dimension, calibration="printed", phases=10
+    )
+    assert fewer_releases.epsilon_coordinate == mechanism.epsilon_coordinate
+    assert fewer_releases.exact() < mechanism.exact()
 
 
-def pure(each: float, coordinates: int, delta: float) -> float:
-    """With no more known of the range than that it is pure."""
+def pure_epsilon(epsilon_coordinate: float, coordinates: int, delta: float) -> float:
+    """Compose coordinates when only pure privacy of the range is used."""
     kinds = ("randomized-response", "laplace")
-    return composed_epsilon([(kind, each / 2.0, coordinates) for kind in kinds], delta)
+    return composed_epsilon(
+        [(kind, epsilon_coordinate / 2.0, coordinates) for kind in kinds], delta
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "truth"), [(1.0, 0.015), (5.0, 0.126)])
 def test_printed_constants_are_loose(epsilon: float, truth: float) -> None:
-    """The figures were computed on a coarser grid, of which they show a few per cent."""
-    printed = calibrated(epsilon, 1e-3, 10, calibration="printed")
-    found = pure(printed.epsilon_coordinate, 80, 1e-3)
-    assert 0.95 * truth < found < 1.01 * truth
-    assert printed.exact() < found, "the bounded range of the exponential mechanism is worth more"
+    """Compare with published figures, which were computed on a coarser grid and differ by a few per
+    cent."""
+    printed = calibrated_mean(epsilon, 1e-3, 10, calibration="printed")
+    own_epsilon = pure_epsilon(printed.epsilon_coordinate, 80, 1e-3)
+    assert 0.95 * truth < own_epsilon < 1.01 * truth
+    assert printed.exact() < own_epsilon, (
+        "the bounded range of the exponential mechanism is worth more"
+    )
 
 
-def test_tight_coordinates() -> None:
-    printed = calibrated(1.0, 1e-3, 10, calibration="printed").epsilon_coordinate
-    assert 0.98 < pure(0.0609, 80, 1e-3) < 1.0
+def test_exact_epsilon_of_a_coordinate_is_far_above_the_printed_one() -> None:
+    printed = calibrated_mean(1.0, 1e-3, 10, calibration="printed").epsilon_coordinate
+    assert 0.98 < pure_epsilon(0.0609, 80, 1e-3) < 1.0
     assert 28.0 < 0.0609 / printed < 29.0
-    # Of the bounded range only a third of the squared epsilon counts: 1 + 1 becomes 1 + 1/3.
-    each = calibrated(1.0, 1e-3, 10).epsilon_coordinate
-    assert each / 0.0609 == pytest.approx(math.sqrt(1.5), rel=0.02)
+    # With bounded range, only a third of the squared epsilon counts: 1 + 1 becomes 1 + 1/3.
+    epsilon_coordinate = calibrated_mean(1.0, 1e-3, 10).epsilon_coordinate
+    assert epsilon_coordinate / 0.0609 == pytest.approx(math.sqrt(1.5), rel=0.02)
     for epsilon in (0.5, 1.0, 4.0):
         for releases, dimension in ((2, 5), (10, 8), (14, 16)):
-            sized = {"releases": releases, "dimension": dimension}
-            exact = calibrated(epsilon, 1e-5, **sized)
-            other = calibrated(epsilon, 1e-5, **sized, calibration="printed")
-            assert 25.0 < exact.epsilon_coordinate / other.epsilon_coordinate < 45.0
+            sizes = {"releases": releases, "dimension": dimension}
+            exact_mechanism = calibrated_mean(epsilon, 1e-5, **sizes)
+            printed_mechanism = calibrated_mean(epsilon, 1e-5, **sizes, calibration="printed")
+            assert (
+                25.0
+                < exact_mechanism.epsilon_coordinate / printed_mechanism.epsilon_coordinate
+                < 45.0
+            )
 
 
-def test_the_account_against_another_library() -> None:
+def test_account_agrees_with_dp_accounting() -> None:
     library = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     common = pytest.importorskip("dp_accounting.pld.common")
     half = 0.0609 / 2.0
@@ -360,80 +393,82 @@ def test_the_account_against_another_library() -> None:
     pair = library.from_laplace_mechanism(1.0 / half, **shared).compose(
         library.from_privacy_parameters(common.DifferentialPrivacyParameters(half, 0.0), **shared)
     )
-    theirs = pair.self_compose(80).get_epsilon_for_delta(1e-3)
-    assert pure(0.0609, 80, 1e-3) == pytest.approx(theirs, rel=1e-3)
+    library_epsilon = pair.self_compose(80).get_epsilon_for_delta(1e-3)
+    assert pure_epsilon(0.0609, 80, 1e-3) == pytest.approx(library_epsilon, rel=1e-3)
 
 
 @pytest.mark.parametrize(("phases", "epsilon", "total"), [(2, 5.0, 5.06), (10, 10.0, 14.0)])
-def test_printed_composition_beyond_its_range(phases: int, epsilon: float, total: float) -> None:
+def test_printed_composition_exceeds_large_budgets(
+    phases: int, epsilon: float, total: float
+) -> None:
     budget = Budget(epsilon, 0.1)
     eps0 = epsilon / math.sqrt(6.0 * phases * math.log(20.0))
-    found = printed_composition(budget, eps0, phases)
-    assert found == pytest.approx(total, abs=0.06)
-    literal = eps0 * math.sqrt(2 * phases * math.log(20.0)) + phases * eps0 * math.expm1(eps0)
-    assert found == pytest.approx(literal, rel=1e-12)
-    # Its proof fails, what it claims still holds: the account is of the mechanism itself.
-    mechanism = calibrated(epsilon, 0.1, phases, calibration="printed")
+    total_epsilon = printed_composition(budget, eps0, phases)
+    assert total_epsilon == pytest.approx(total, abs=0.06)
+    expected = eps0 * math.sqrt(2 * phases * math.log(20.0)) + phases * eps0 * math.expm1(eps0)
+    assert total_epsilon == pytest.approx(expected, rel=1e-12)
+    # The proof fails, but the claim holds: the account is of the mechanism itself.
+    mechanism = calibrated_mean(epsilon, 0.1, phases, calibration="printed")
     claim = mechanism.conditions()[-1]
     assert isinstance(claim, ClaimCondition) and claim.holds
     assert "not within the budget" in claim.text
-    usual = calibrated(1.0, 1e-5, phases, calibration="printed").conditions()[-1]
+    usual = calibrated_mean(1.0, 1e-5, phases, calibration="printed").conditions()[-1]
     assert ", within the budget" in usual.text
 
 
-def test_a_false_claim_is_said() -> None:
-    wrong = made(epsilon_coordinate=1.0).conditions()
-    assert [c.holds for c in wrong] == [True, True, True, False]
+def test_conditions_show_a_claim_that_does_not_hold() -> None:
+    conditions = make_mean(epsilon_coordinate=1.0).conditions()
+    assert [c.holds for c in conditions] == [True, True, True, False]
 
 
-def test_feasible() -> None:
-    """M epsilon' / 8 against ln(10 bins)."""
-    few, many = made(silos=20), made(silos=40)
+def test_feasibility_of_the_range() -> None:
+    """Compare M epsilon' / 8 with ln(10 bins)."""
+    few, many = make_mean(silos=20), make_mean(silos=40)
     assert not few.feasible and many.feasible
     assert math.log(10 * few.bins) > 20 * 2.0 / 8.0
     assert math.log(10 * many.bins) < 40 * 2.0 / 8.0
     assert many.at(0.5).radius == 0.5 and many.at(0.5).exact() == many.exact()
 
 
-# ---- the public door ----------------------------------------------------------------------------
+# ---- the public function ------------------------------------------------------------------------
 
 
-def test_mean_of_users_who_agree() -> None:
-    draw = np.random.default_rng(8)
+def test_winsorized_mean_of_similar_users_is_accurate() -> None:
+    rng = np.random.default_rng(8)
     centre = np.array([0.3, -0.2, 0.1])
-    x = draw.normal(centre, 0.01, size=(20_000, 3))
+    x = rng.normal(centre, 0.01, size=(20_000, 3))
     mean, certificate = winsorized_mean(x, epsilon=1.0, delta=1e-6, radius=0.06)
     (std,) = certificate.noise_std.values()
     assert std < 0.003 and np.abs(mean - centre).max() < 25 * std
     assert (certificate.unit, certificate.relation) == ("user", "replace")
-    assert certificate.status == "proven" and all(c.holds for c in certificate.conditions)
+    assert certificate.status == "proven" and all(caveat.holds for caveat in certificate.conditions)
     assert certificate.claimed is not None and certificate.exact is not None
     assert 0.999 < certificate.exact.epsilon <= certificate.claimed.epsilon == 1.0
     assert "proven" in as_text(certificate) and json.loads(msgspec.json.encode(certificate))
-    assert not any("too few" in c or "seed" in c for c in certificate.caveats)
+    assert not any("too few" in caveat or "seed" in caveat for caveat in certificate.caveats)
 
 
-def test_seeds_and_systems() -> None:
+def test_results_depend_on_the_seed_or_on_system_noise() -> None:
     x = np.random.default_rng(9).normal(0.1, 0.01, size=(50, 6))
     kwargs = {"epsilon": 1.0, "delta": 1e-5, "radius": 0.05}
     first, certificate = winsorized_mean(x, **kwargs, seed=1)
-    again, other = (winsorized_mean(x, **kwargs, seed=s)[0] for s in (1, 2))
-    assert np.array_equal(first, again) and not np.array_equal(first, other)
-    drawn = [winsorized_mean(x, **kwargs)[0] for _ in range(2)]
-    assert not np.array_equal(*drawn)
-    said = " ".join(certificate.caveats)
-    assert "seed" in said and "50 users are too few" in said
+    same_seed, other_seed = (winsorized_mean(x, **kwargs, seed=seed)[0] for seed in (1, 2))
+    assert np.array_equal(first, same_seed) and not np.array_equal(first, other_seed)
+    with_system_noise = [winsorized_mean(x, **kwargs)[0] for _ in range(2)]
+    assert not np.array_equal(*with_system_noise)
+    caveats = " ".join(certificate.caveats)
+    assert "seed" in caveats and "50 users are too few" in caveats
 
 
-def test_vectors_are_clipped_and_nothing_in_them_is_an_error() -> None:
-    draw = np.random.default_rng(10)
-    x = draw.normal(size=(400, 3))
-    x *= (10.0 ** draw.uniform(-3, 3, size=400) / np.linalg.norm(x, axis=1))[:, None]
+def test_vectors_are_clipped_and_never_raise_errors() -> None:
+    rng = np.random.default_rng(10)
+    x = rng.normal(size=(400, 3))
+    x *= (10.0 ** rng.uniform(-3, 3, size=400) / np.linalg.norm(x, axis=1))[:, None]
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     kwargs = {"epsilon": 50.0, "delta": 1e-3, "radius": 0.01, "bound": 2.0, "seed": 3}
-    ours = winsorized_mean(x, **kwargs)[0]
-    by_hand = winsorized_mean(x * np.minimum(1.0, 2.0 / norms), **kwargs)[0]
-    np.testing.assert_allclose(ours, by_hand, rtol=1e-9)
+    mean = winsorized_mean(x, **kwargs)[0]
+    mean_of_clipped = winsorized_mean(x * np.minimum(1.0, 2.0 / norms), **kwargs)[0]
+    np.testing.assert_allclose(mean, mean_of_clipped, rtol=1e-9)
     x[0], x[1], x[2, 0], x[3] = math.nan, 1e308, -math.inf, 5e-324
     assert np.isfinite(winsorized_mean(x, **kwargs)[0]).all()
     assert winsorized_mean([[math.nan]], epsilon=1.0, delta=0.0, radius=1.0)[0].shape == (1,)
@@ -448,17 +483,17 @@ def test_vectors_are_clipped_and_nothing_in_them_is_an_error() -> None:
         (lambda: private_range([0.0], 1.0, 1e-300, 1.0), "radius must be at least bound / 2"),
         (lambda: private_range([0.0], 1.0, 1.0, 1.0, 1.0), "uniform must be > 0 and < 1"),
         (lambda: winsorized_mean_1d([0.0], 1.0, 1.0, 1.0, 0.5, 0.0), "laplace_uniform must be"),
-        (lambda: made(padded=16), "padded must be 8 for dimension 5, got 16"),
-        (lambda: made(calibration="theorem"), "calibration must be one of"),
-        (lambda: made().apply(np.zeros((2, 5)), *np.ones((3, 8))), "vectors must have shape"),
-        (lambda: made().apply(np.zeros((300, 5)), *np.full((3, 8), 0.5)), "signs must be"),
-        (lambda: made().apply(np.zeros((300, 5)), *np.ones((3, 8))), "range_uniforms must be"),
-        (lambda: calibrated(1.0, 0.0, 1, calibration="printed"), "delta must be > 0"),
-        (lambda: calibrated(1.0, 0.1, 5, calibration="printed", phases=4), "phases must be"),
+        (lambda: make_mean(padded=16), "padded must be 8 for dimension 5, got 16"),
+        (lambda: make_mean(calibration="theorem"), "calibration must be one of"),
+        (lambda: make_mean().apply(np.zeros((2, 5)), *np.ones((3, 8))), "vectors must have shape"),
+        (lambda: make_mean().apply(np.zeros((300, 5)), *np.full((3, 8), 0.5)), "signs must be"),
+        (lambda: make_mean().apply(np.zeros((300, 5)), *np.ones((3, 8))), "range_uniforms must be"),
+        (lambda: calibrated_mean(1.0, 0.0, 1, calibration="printed"), "delta must be > 0"),
+        (lambda: calibrated_mean(1.0, 0.1, 5, calibration="printed", phases=4), "phases must be"),
         (lambda: winsorized_mean(np.zeros((0, 3)), epsilon=1, delta=0.1, radius=1), "one row"),
         (lambda: winsorized_mean(np.zeros(3), epsilon=1, delta=0.1, radius=1), "vectors must"),
     ],
 )
-def test_refusals(call, message: str) -> None:
+def test_errors_name_the_bad_argument(call, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()

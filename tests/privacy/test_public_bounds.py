@@ -52,13 +52,13 @@ def test_numpy_integers_draw_what_integers_draw():
         (environments.Sphere(3, 4), 0, 2**32, r"round must be in \[0, 2\^32\), got"),
     ],
 )
-def test_environments_have_no_other_silos_and_rounds(world, silo, round, message):
+def test_environments_refuse_silos_and_rounds_out_of_range(world, silo, round, message):
     with pytest.raises(IndexError, match=message):
         world.open(1, 0, 2).round(silo, round)
 
 
 @pytest.mark.parametrize("sampling", ["in-order", "without-replacement"])
-def test_rows_that_come_once_end(sampling):
+def test_rows_sampled_once_end(sampling):
     contexts = np.arange(24.0).reshape(2, 3, 2, 2) / 48.0
     world = environments.Replay.from_arrays(contexts, np.full((2, 3, 2), 0.5), sampling)
     opened = world.open(1, 0, 2)
@@ -70,7 +70,7 @@ def test_rows_that_come_once_end(sampling):
 
 
 @pytest.mark.parametrize(("silo", "round"), [(0, 6), (0, 0), (0, 10**9), (2, 1), (-1, 1)])
-def test_losses_have_no_other_silos_and_rounds(silo, round):
+def test_losses_refuse_silos_and_rounds_out_of_range(silo, round):
     losses = environments.ObliviousLosses(losses=np.ones((5, 3))).open(1, 0, 2).losses
     assert losses.row(1, 5).tolist() == [1.0, 1.0, 1.0]
     with pytest.raises(IndexError, match="must be in"):
@@ -92,7 +92,7 @@ def test_rows_are_learned_all_or_none(rows, monkeypatch):
     assert agent.round == before[1] + 1
 
 
-def test_no_buffer_stays_taken_where_there_is_no_memory():
+def test_failed_calls_keep_no_reference_to_their_arrays():
     actions = np.lib.stride_tricks.as_strided(np.ones(1), (2**40, 1), (0, 0))
     factor = np.eye(1)
     before = sys.getrefcount(factor)
@@ -126,7 +126,7 @@ def test_sizes_of_a_mechanism_are_checked(mechanism, sizes, message):
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "noisy-argmin", "exponential"])
-def test_noise_for_a_record_is_not_a_silos(mechanism):
+def test_noise_for_silo_privacy_needs_a_sensitivity(mechanism):
     budget = Budget(1.0, 1e-6, unit="silo")
     with pytest.raises(InputError, match="set sensitivity"):
         calibrate(mechanism, budget)
@@ -137,7 +137,7 @@ def test_noise_for_a_record_is_not_a_silos(mechanism):
 
 
 @pytest.mark.parametrize(("users", "dimension"), [(3, 1), (1, 2), (3, 2)])
-def test_the_shuffler_leaves_what_it_was_given(users, dimension):
+def test_the_shuffler_does_not_change_its_arguments(users, dimension):
     made = VectorSum(dimension, users, epsilon=1.0, delta=1e-3, seed=1)
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2, (users, dimension, made.message_bits)).astype(np.uint8)

@@ -88,7 +88,7 @@ def long_stream(draw, n=2_000_000):
 
 
 @BOTH
-def test_moments(draw):
+def test_draws_have_their_moments(draw):
     """Mean, variance, skewness, kurtosis: each estimate is nearly normal around its value."""
     x = long_stream(draw)
     moment = np.ones_like(x)
@@ -98,12 +98,12 @@ def test_moments(draw):
 
 
 @BOTH
-def test_normality(draw):
+def test_draws_are_normal(draw):
     assert stats.kstest(long_stream(draw), stats.norm.cdf).pvalue > ALARM
 
 
 @BOTH
-def test_tails(draw):
+def test_draws_have_normal_tails(draw):
     x = long_stream(draw, 4_000_000)
     for threshold in (2.5, 3.0, 3.5, 4.0, 4.5):
         for side in (x, -x):
@@ -132,7 +132,7 @@ def test_the_two_halves_of_box_muller_are_uncorrelated(draw):
 
 
 @BOTH
-def test_no_correlation_along_a_stream(draw):
+def test_draws_of_a_stream_are_uncorrelated(draw):
     x = long_stream(draw)
     for f in (np.asarray, np.square):
         y = f(x)
@@ -227,7 +227,7 @@ def test_uniform_int_is_uniform(n):
     assert len(counts) == n and stats.chisquare(counts).pvalue > ALARM
 
 
-def test_below_has_no_bias_where_a_remainder_would():
+def test_below_has_no_modulo_bias():
     """n = 3 2^30: w mod n would give the first third of the range half of the draws."""
     n = 3 * 2**30 // 2
     drawn = np.array([compiled.uniform_int(5, 1, 0, 0, i, n) for i in range(60_000)])
@@ -248,7 +248,7 @@ def test_permutations_are_uniform():
 # ---- where noise comes from ---------------------------------------------------------------------
 
 
-def test_noise_of_the_operating_system():
+def test_noise_of_the_operating_system_is_normal_and_never_repeats():
     source = SystemNoise()
     x = source.node(0, 1, 446)
     assert x.shape == (446 + 446 * 447 // 2,) and len(np.unique(x)) == len(x)
@@ -282,6 +282,6 @@ def test_seeded_noise_is_a_function_of_its_key():
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1"])
-def test_bad_seeds(seed):
+def test_bad_seeds_are_refused(seed):
     with pytest.raises(InputError, match="seed must be an integer"):
         SeededNoise(seed)

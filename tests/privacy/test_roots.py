@@ -62,6 +62,6 @@ def test_a_root_at_an_end_is_returned():
         (lambda x: x - 0.3, 1, RuntimeError, "after 1 iterations"),
     ],
 )
-def test_what_has_no_root_is_refused(function, maxiter, error, words):
+def test_functions_without_a_root_raise_errors(function, maxiter, error, words):
     with pytest.raises(error, match=words):
         brentq(function, -1.0, 1.0, maxiter=maxiter)

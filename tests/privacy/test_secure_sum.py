@@ -1,4 +1,5 @@
-"""The account of secure sums: from the numbers that are executed, against independent ones."""
+"""Tests of the account of secure sums: it follows from the numbers of the plan and agrees with
+independent computations."""
 
 from __future__ import annotations
 
@@ -23,24 +24,25 @@ from fastfed.privacy.releases.prefix_sums import toeplitz_factor
 from fastfed.protocols.secure_sum import Aggregate, Decoder
 
 BUDGETS = (Budget(1.0, 1e-3), Budget(5.0, 1e-5))
-REAL = {"silos": 100, "colluders": 33, "dimension": 10, "points": 10**6}
+SIZES = {"silos": 100, "colluders": 33, "dimension": 10, "points": 10**6}
 
 
-def factor(releases: int, horizon: int = 10_000) -> np.ndarray:
+def growing_factor(releases: int, horizon: int = 10_000) -> np.ndarray:
+    """Return the optimal factor for releases at growing times."""
     times = oracle.growing(releases, horizon)
     assert len(times) == releases
     return oracle.optimal_factor(times)
 
 
 @pytest.fixture(scope="module")
-def real() -> SecureSum:
-    """The setting of the page, with 27 releases."""
-    return calibrate_secure_sum(BUDGETS[0], factor(27), **REAL)
+def published_sum() -> SecureSum:
+    """Return the setting of docs/secure-sum.md with 27 releases."""
+    return calibrate_secure_sum(BUDGETS[0], growing_factor(27), **SIZES)
 
 
-def small(trials=(40, 40, 80), *, colluders=0, rows=((1,), (1, 2)), **keys) -> SecureSum:
-    """Few coins and coarse records, where everything can be summed exactly."""
-    given = {
+def small_sum(trials=(40, 40, 80), *, colluders=0, rows=((1,), (1, 2)), **keys) -> SecureSum:
+    """Return a sum with few coins and coarse records, which can be enumerated exactly."""
+    all_keys = {
         "budget": Budget(1.0, 0.1),
         "factor": rows,
         "trials": trials,
@@ -52,7 +54,7 @@ def small(trials=(40, 40, 80), *, colluders=0, rows=((1,), (1, 2)), **keys) -> S
         "factor_bits": 0,
         **keys,
     }
-    return SecureSum(**given)
+    return SecureSum(**all_keys)
 
 
 # ---- calibration ---------------------------------------------------------------------------------
@@ -60,207 +62,215 @@ def small(trials=(40, 40, 80), *, colluders=0, rows=((1,), (1, 2)), **keys) -> S
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("releases", [27, 74])
-def test_the_budget_is_met_by_a_hair_at_the_sizes_of_the_page(budget, releases) -> None:
-    made = calibrate_secure_sum(budget, factor(releases), **REAL)
-    assert budget.epsilon * (1.0 - 1e-4) < made.exact() <= budget.epsilon
-    # Of the Gaussian limit: for coins of the same variance, 1e-9 apart.
-    assert epsilon_of(made.mu(), budget.delta) == pytest.approx(made.exact(), rel=1e-8)
-    assert made.fallback() == pytest.approx(
-        epsilon_of(made.mu() * math.sqrt(67), budget.delta), rel=1e-8
+def test_calibration_uses_nearly_the_whole_budget(budget, releases) -> None:
+    secure_sum = calibrate_secure_sum(budget, growing_factor(releases), **SIZES)
+    assert budget.epsilon * (1.0 - 1e-4) < secure_sum.exact() <= budget.epsilon
+    # The Gaussian limit for coins of the same variance differs by 1e-9.
+    assert epsilon_of(secure_sum.mu(), budget.delta) == pytest.approx(secure_sum.exact(), rel=1e-8)
+    assert secure_sum.fallback() == pytest.approx(
+        epsilon_of(secure_sum.mu() * math.sqrt(67), budget.delta), rel=1e-8
     )
-    assert made.fallback() == pytest.approx(14.184 if budget.epsilon == 1.0 else 80.438, abs=1e-3)
-    assert (made.nbytes, made.honest, made.releases) == (520, 67, releases)
-    assert made.bits == 57 and made.unit == 2.0**-22
-    # One coin in a million less does not meet it.
-    fewer = tuple(n - 2 * (n // 2_000_000) for n in made.trials)
-    assert msgspec.structs.replace(made, trials=fewer).exact() > budget.epsilon
+    assert secure_sum.fallback() == pytest.approx(
+        14.184 if budget.epsilon == 1.0 else 80.438, abs=1e-3
+    )
+    assert (secure_sum.nbytes, secure_sum.honest, secure_sum.releases) == (520, 67, releases)
+    assert secure_sum.bits == 57 and secure_sum.unit == 2.0**-22
+    # With one coin in a million less, the budget is exceeded.
+    fewer_coins = tuple(coins - 2 * (coins // 2_000_000) for coins in secure_sum.trials)
+    assert msgspec.structs.replace(secure_sum, trials=fewer_coins).exact() > budget.epsilon
 
 
-def test_noise_is_that_of_the_gaussian_mechanism(real: SecureSum) -> None:
-    """All M shares: sqrt(M / (M - t)) times D / mu, D = 2 under replacement."""
+def test_noise_equals_the_noise_of_a_gaussian_mechanism(published_sum: SecureSum) -> None:
+    """Check sqrt(M / (M - t)) D / mu for all M shares, with D = 2 for replacement."""
     std = 2.0 / mu_of(1.0, 1e-3) * math.sqrt(100 / 67)
-    # Columns rounded and records rounded: some 1e-5.
-    assert real.stds[0] == pytest.approx(std, rel=1e-4) and real.stds[0] > std
-    assert real.stds[1] == real.stds[0]
-    assert real.stds[2] == pytest.approx(math.sqrt(2.0) * real.stds[0], rel=1e-12)
-    assert real.noise_stds["bias"] == real.stds[0]
+    # Rounding of columns and records adds about 1e-5.
+    assert published_sum.stds[0] == pytest.approx(std, rel=1e-4) and published_sum.stds[0] > std
+    assert published_sum.stds[1] == published_sum.stds[0]
+    assert published_sum.stds[2] == pytest.approx(math.sqrt(2.0) * published_sum.stds[0], rel=1e-12)
+    assert published_sum.noise_stds["bias"] == published_sum.stds[0]
 
 
 @pytest.mark.parametrize("layout", ["iid", "goe1", "goe2"])
 @pytest.mark.parametrize("relation", ["replace", "zero-out"])
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
-def test_layouts_relations_ratios_and_bounds(layout, relation, ratio) -> None:
-    given = {"silos": 7, "colluders": 2, "dimension": 3, "points": 500}
+def test_noise_follows_layout_relation_ratio_and_bounds(layout, relation, ratio) -> None:
+    sizes = {"silos": 7, "colluders": 2, "dimension": 3, "points": 500}
     budget = Budget(2.0, 1e-4, relation)
-    made = calibrate_secure_sum(
+    secure_sum = calibrate_secure_sum(
         budget,
         toeplitz_factor(6),
-        **given,
+        **sizes,
         layout=layout,
         covariance_ratio=ratio,
         feature_bound=0.5,
         reward_bound=3.0,
     )
-    assert 1.9998 < made.exact() <= 2.0
-    bias, off, on = made.stds
+    assert 1.9998 < secure_sum.exact() <= 2.0
+    bias, off, on = secure_sum.stds
     off_unit, on_unit = {"iid": (1, 1), "goe1": (0.5**0.5, 1), "goe2": (1, 2**0.5)}[layout]
     assert off / bias == pytest.approx(ratio * off_unit * 0.25 / 1.5, rel=1e-9)
     assert on / bias == pytest.approx(ratio * on_unit * 0.25 / 1.5, rel=1e-9)
-    # The account follows the bounds: features four times as long tell more.
-    longer = msgspec.structs.replace(made, feature_bound=1.0)
-    assert longer.exact() > 2.0 * made.exact()
+    # With longer features the account gives a larger epsilon.
+    longer_features = msgspec.structs.replace(secure_sum, feature_bound=1.0)
+    assert longer_features.exact() > 2.0 * secure_sum.exact()
 
 
-def test_a_longer_factor_needs_as_much_more_noise() -> None:
-    given = {"silos": 5, "colluders": 1, "dimension": 2, "points": 100}
-    one, two = (
-        calibrate_secure_sum(BUDGETS[0], c * toeplitz_factor(8), **given) for c in (0.5, 2.0)
+def test_noise_is_proportional_to_the_factor() -> None:
+    sizes = {"silos": 5, "colluders": 1, "dimension": 2, "points": 100}
+    small_factor_sum, large_factor_sum = (
+        calibrate_secure_sum(BUDGETS[0], scale * toeplitz_factor(8), **sizes)
+        for scale in (0.5, 2.0)
     )
-    assert two.stds[0] / one.stds[0] == pytest.approx(4.0, rel=1e-4)
+    assert large_factor_sum.stds[0] / small_factor_sum.stds[0] == pytest.approx(4.0, rel=1e-4)
     np.testing.assert_allclose(
-        two.variance_factors * two.stds[0] ** 2,
-        one.variance_factors * one.stds[0] ** 2,
+        large_factor_sum.variance_factors * large_factor_sum.stds[0] ** 2,
+        small_factor_sum.variance_factors * small_factor_sum.stds[0] ** 2,
         rtol=1e-3,
     )
 
 
-def test_one_silo_and_everybody_colluding() -> None:
-    alone = calibrate_secure_sum(BUDGETS[0], np.eye(3), 1, 0, 2, points=100)
-    assert alone.exact() == alone.fallback() and len(alone.conditions()) == 2
-    all_but_one = calibrate_secure_sum(BUDGETS[0], np.eye(3), 4, 3, 2, points=100)
-    assert all_but_one.exact() == all_but_one.fallback()
-    # Every share is then as large as that of a silo which trusts nobody.
-    assert all_but_one.trials[0] == pytest.approx(alone.trials[0], rel=1e-6)
+def test_silos_that_trust_nobody_add_the_same_noise() -> None:
+    single_silo = calibrate_secure_sum(BUDGETS[0], np.eye(3), 1, 0, 2, points=100)
+    assert single_silo.exact() == single_silo.fallback() and len(single_silo.conditions()) == 2
+    all_others_collude = calibrate_secure_sum(BUDGETS[0], np.eye(3), 4, 3, 2, points=100)
+    assert all_others_collude.exact() == all_others_collude.fallback()
+    # Each share is then as large as the share of a silo that trusts nobody.
+    assert all_others_collude.trials[0] == pytest.approx(single_silo.trials[0], rel=1e-6)
 
 
-# ---- the account says what is executed -----------------------------------------------------------
+# ---- planted faults ------------------------------------------------------------------------------
 
 
-def faulty(made: SecureSum) -> dict[str, SecureSum]:
-    """What each fault does to the executed numbers."""
+def faulty_sums(secure_sum: SecureSum) -> dict[str, SecureSum]:
+    """Return, for each planted fault, the sum with the changed numbers."""
 
     def change(**fields) -> SecureSum:
-        return msgspec.structs.replace(made, **fields)
+        return msgspec.structs.replace(secure_sum, **fields)
 
-    bias, off, on = made.trials
-    rows = [list(row) for row in made.factor]
+    bias, off, on = secure_sum.trials
+    rows = [list(row) for row in secure_sum.factor]
     rows[-1][0] += 2**13
     return {
-        "half the noise": change(trials=tuple(n // 8 * 2 for n in made.trials)),
+        "half the noise": change(trials=tuple(coins // 8 * 2 for coins in secure_sum.trials)),
         "less noise on the bias": change(trials=(bias // 4 * 2, off, on)),
         "less noise off the diagonal": change(trials=(bias, off // 4 * 2, on)),
         "less noise on the diagonal": change(trials=(bias, off, on // 4 * 2)),
-        "colluders": change(colluders=made.colluders + 40),
+        "colluders": change(colluders=secure_sum.colluders + 40),
         "fewer silos": change(silos=80),
         "a longer column": change(factor=tuple(tuple(row) for row in rows)),
-        "a finer unit": change(unit=made.unit / 2),
+        "a finer unit": change(unit=secure_sum.unit / 2),
         "longer features": change(feature_bound=1.3),
         "larger rewards": change(reward_bound=1.3),
         "users that return": change(max_participations=2),
     }
 
 
-def test_every_fault_changes_the_account(real: SecureSum) -> None:
-    found = {name: made.exact() for name, made in faulty(real).items()}
-    assert real.exact() <= 1.0
-    assert all(epsilon > 1.001 for epsilon in found.values()), found
-    assert found["half the noise"] == pytest.approx(
+def test_account_of_every_fault_gives_a_larger_epsilon(published_sum: SecureSum) -> None:
+    epsilons = {name: faulty_sum.exact() for name, faulty_sum in faulty_sums(published_sum).items()}
+    assert published_sum.exact() <= 1.0
+    assert all(epsilon > 1.001 for epsilon in epsilons.values()), epsilons
+    assert epsilons["half the noise"] == pytest.approx(
         epsilon_of(2.0 * mu_of(1.0, 1e-3), 1e-3), rel=1e-6
     )
-    # The same integers said to be of another scale are as private, and their sums another thing.
-    scaled = msgspec.structs.replace(real, factor_bits=13)
-    assert scaled.exact() == pytest.approx(real.exact(), rel=1e-9)
-    assert scaled.stds[0] == 2.0 * real.stds[0]
-    # t ignored: calibrated for nobody, 33 collude.
-    naive = calibrate_secure_sum(BUDGETS[0], factor(27), 100, 0, 10, points=10**6)
-    honest = msgspec.structs.replace(naive, colluders=33)
-    assert honest.exact() == pytest.approx(
+    # The same integers with a different scale are as private; only the decoded sums differ.
+    scaled = msgspec.structs.replace(published_sum, factor_bits=13)
+    assert scaled.exact() == pytest.approx(published_sum.exact(), rel=1e-9)
+    assert scaled.stds[0] == 2.0 * published_sum.stds[0]
+    # Calibrated for t = 0, while 33 silos collude.
+    without_colluders = calibrate_secure_sum(
+        BUDGETS[0], growing_factor(27), 100, 0, 10, points=10**6
+    )
+    with_colluders = msgspec.structs.replace(without_colluders, colluders=33)
+    assert with_colluders.exact() == pytest.approx(
         epsilon_of(mu_of(1.0, 1e-3) * math.sqrt(100 / 67), 1e-3), rel=1e-6
     )
-    assert honest.exact() > 1.2
+    assert with_colluders.exact() > 1.2
 
 
-def test_conditions_say_what_holds(real: SecureSum) -> None:
-    *trusted, claim = real.conditions()
+def test_conditions_name_trusted_silos_and_missed_claims(published_sum: SecureSum) -> None:
+    *trusted, claim = published_sum.conditions()
     assert isinstance(claim, ClaimCondition) and claim.holds
     assert "67 of the 100 silos" in trusted[0].text and "keys" in trusted[1].text
-    (side,) = real.sides()
-    assert side.epsilon == real.fallback()
-    for name, made in faulty(real).items():
-        assert not made.conditions()[-1].holds, name
-    nothing = msgspec.structs.replace(real, trials=(0, 0, 0), remark="no noise")
-    assert nothing.exact() == math.inf and not nothing.sides()
-    assert "none is" in nothing.conditions()[-1].text
-    assert "no noise" in nothing.conditions()[-1].text
-    several = msgspec.structs.replace(real, max_participations=3)
-    assert any("at most 3 batches" in condition.text for condition in several.conditions())
+    (side,) = published_sum.sides()
+    assert side.epsilon == published_sum.fallback()
+    for name, faulty_sum in faulty_sums(published_sum).items():
+        assert not faulty_sum.conditions()[-1].holds, name
+    without_noise = msgspec.structs.replace(published_sum, trials=(0, 0, 0), remark="no noise")
+    assert without_noise.exact() == math.inf and not without_noise.sides()
+    assert "none is" in without_noise.conditions()[-1].text
+    assert "no noise" in without_noise.conditions()[-1].text
+    three_batches = msgspec.structs.replace(published_sum, max_participations=3)
+    assert any("at most 3 batches" in condition.text for condition in three_batches.conditions())
 
 
-def test_delta_and_epsilon_are_inverse(real: SecureSum) -> None:
+def test_delta_and_exact_epsilon_are_inverse_functions(published_sum: SecureSum) -> None:
     for epsilon in (0.3, 1.0, 2.0):
-        delta = real.delta(epsilon)
-        assert real.exact(delta * 1.001) <= epsilon * 1.001
-        assert delta == pytest.approx(delta_of(epsilon, real.mu()), rel=1e-3)
-    assert real.exact(relation="zero-out") < real.exact()
-    assert real.exact(0.0) == math.inf
+        delta = published_sum.delta(epsilon)
+        assert published_sum.exact(delta * 1.001) <= epsilon * 1.001
+        assert delta == pytest.approx(delta_of(epsilon, published_sum.mu()), rel=1e-3)
+    assert published_sum.exact(relation="zero-out") < published_sum.exact()
+    assert published_sum.exact(0.0) == math.inf
 
 
-def test_it_is_a_value(real: SecureSum) -> None:
-    again = calibrate_secure_sum(BUDGETS[0], factor(27), **REAL)
-    assert again == real and hash(again) == hash(real)
+def test_secure_sums_are_immutable_and_hashable(published_sum: SecureSum) -> None:
+    equal_sum = calibrate_secure_sum(BUDGETS[0], growing_factor(27), **SIZES)
+    assert equal_sum == published_sum and hash(equal_sum) == hash(published_sum)
     with pytest.raises(AttributeError):
-        real.silos = 3
+        published_sum.silos = 3
 
 
 # ---- against independent numbers -----------------------------------------------------------------
 
 
-def test_small_sums_are_never_claimed_more_private_than_they_are() -> None:
-    """Every pair of records, every release and entry, all coins: exact convolutions."""
-    made = small()
-    honest = made.silos
+def test_delta_of_small_sums_is_at_least_the_exact_delta() -> None:
+    """Convolve exactly over all coins, for every pair of records, release and entry."""
+    secure_sum = small_sum()
+    honest = secure_sum.silos
     points = [(x, y) for x in (-1.0, 0.0, 1.0) for y in (-1.0, 0.0, 1.0)]
-    codes = [oracle.statistic(np.array([x]), y, made.unit) for x, y in points]
-    trials = np.array(entries(1, made.trials)) * honest
-    worst = {epsilon: 0.0 for epsilon in (0.2, 1.0, 3.0)}
+    codes = [oracle.statistic(np.array([x]), y, secure_sum.unit) for x, y in points]
+    trials = np.array(entries(1, secure_sum.trials)) * honest
+    max_delta = {epsilon: 0.0 for epsilon in (0.2, 1.0, 3.0)}
     for first, second in itertools.combinations(codes, 2):
         for leaf in range(2):
             parts = [
                 (int(n), abs(row[leaf] * int(change)))
-                for row in made.factor[leaf:]
+                for row in secure_sum.factor[leaf:]
                 for n, change in zip(trials, first - second, strict=True)
                 if change
             ]
-            for epsilon in worst:
-                true = oracle.composed_delta(parts, epsilon, 1e-3) if parts else 0.0
-                worst[epsilon] = max(worst[epsilon], true)
-    for epsilon, true in worst.items():
-        assert 0.0 < true <= made.delta(epsilon)
-        # One colluder, one share less: the same coins claim less.
-        assert small(colluders=1).delta(epsilon) > made.delta(epsilon)
+            for epsilon in max_delta:
+                exact_delta = oracle.composed_delta(parts, epsilon, 1e-3) if parts else 0.0
+                max_delta[epsilon] = max(max_delta[epsilon], exact_delta)
+    for epsilon, exact_delta in max_delta.items():
+        assert 0.0 < exact_delta <= secure_sum.delta(epsilon)
+        # With one colluder, one share does not count: the same coins give a larger delta.
+        assert small_sum(colluders=1).delta(epsilon) > secure_sum.delta(epsilon)
 
 
-def test_with_more_coins_the_claim_is_close() -> None:
-    """The worst records, 1 and -1, in units of 2^-10: rounding adds 1 part in 1000."""
+def test_delta_of_many_coins_is_close_to_the_exact_delta() -> None:
+    """Use the worst records, 1 and -1, in units of 2^-10; rounding adds 1 part in 1000."""
     coins = 6 * 10**7
-    made = small(
+    secure_sum = small_sum(
         (coins, coins, 2 * coins), rows=((2,), (1, 2)), unit=2.0**-10, budget=Budget(1.0, 1e-3)
     )
-    steps = [(3 * coins, abs(row[0]) * 2 * 2**10) for row in made.factor]
-    mu = math.hypot(*(shift / math.sqrt(n / 4) for n, shift in steps))
-    assert made.mu() == pytest.approx(mu, rel=0.01)
+    coins_and_shifts = [(3 * coins, abs(row[0]) * 2 * 2**10) for row in secure_sum.factor]
+    mu = math.hypot(*(shift / math.sqrt(n / 4) for n, shift in coins_and_shifts))
+    assert secure_sum.mu() == pytest.approx(mu, rel=0.01)
     for epsilon in (0.3, 1.0):
-        # Losses of many coins, sampled: -ln of the ratio of two masses by log-gammas.
-        true = _many_coins(steps, epsilon)
-        assert true == pytest.approx(delta_of(epsilon, mu), rel=0.01)
-        assert true * 0.999 <= made.delta(epsilon) <= 1.05 * true
+        # Privacy losses on a grid of outcomes, computed with log-gamma functions.
+        exact_delta = divergence_of_many_coins(coins_and_shifts, epsilon)
+        assert exact_delta == pytest.approx(delta_of(epsilon, mu), rel=0.01)
+        assert exact_delta * 0.999 <= secure_sum.delta(epsilon) <= 1.05 * exact_delta
 
 
-def _many_coins(parts, epsilon: float) -> float:
-    """Hockey-stick divergence of two independent coordinates, within twelve deviations."""
+def divergence_of_many_coins(parts, epsilon: float) -> float:
+    """Return the hockey-stick divergence of two independent coordinates.
+
+    Outcomes up to twelve standard deviations are included.
+    """
     from scipy.special import gammaln
 
-    sides = []
+    masses_and_losses = []
     for n, shift in parts:
         std = math.sqrt(n) / 2.0
         step = max(1, round(std / 200))
@@ -270,173 +280,191 @@ def _many_coins(parts, epsilon: float) -> float:
             return gammaln(n + 1) - gammaln(v + 1) - gammaln(n - v + 1) - n * math.log(2.0)
 
         mass = np.exp(log_mass(k))
-        sides.append((mass / mass.sum(), log_mass(k) - log_mass(k - shift)))
-    (p, a), (q, b) = sides
+        masses_and_losses.append((mass / mass.sum(), log_mass(k) - log_mass(k - shift)))
+    (p, a), (q, b) = masses_and_losses
     loss = a[:, None] + b[None, :]
-    over = loss > epsilon
-    return float((np.outer(p, q)[over] * -np.expm1(epsilon - loss[over])).sum())
+    exceeds = loss > epsilon
+    return float((np.outer(p, q)[exceeds] * -np.expm1(epsilon - loss[exceeds])).sum())
 
 
-def test_the_account_against_another_library(real: SecureSum) -> None:
-    """The Gaussian limit of the executed integers, from the records' own change."""
+def test_account_agrees_with_dp_accounting(published_sum: SecureSum) -> None:
+    """Compare with the Gaussian limit of the executed integers for the worst change of a record."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
-    stds = np.sqrt(np.array(real.entry_trials(real.honest), dtype=np.float64)) / 2.0
+    stds = (
+        np.sqrt(np.array(published_sum.entry_trials(published_sum.honest), dtype=np.float64)) / 2.0
+    )
     x = np.zeros(10)
     x[0] = 1.0
-    change = oracle.statistic(x, 1.0, real.unit) - oracle.statistic(-x, 1.0, real.unit)
-    worst = max(oracle.gaussian_mu(real.factor, change, stds, leaf) for leaf in range(27))
-    theirs = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / worst)
-    assert theirs.get_delta_for_epsilon(real.exact()) == pytest.approx(1e-3, rel=1e-4)
-    assert theirs.get_delta_for_epsilon(real.exact()) <= 1e-3
+    change = oracle.statistic(x, 1.0, published_sum.unit) - oracle.statistic(
+        -x, 1.0, published_sum.unit
+    )
+    max_mu = max(oracle.gaussian_mu(published_sum.factor, change, stds, leaf) for leaf in range(27))
+    loss = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / max_mu)
+    assert loss.get_delta_for_epsilon(published_sum.exact()) == pytest.approx(1e-3, rel=1e-4)
+    assert loss.get_delta_for_epsilon(published_sum.exact()) <= 1e-3
 
 
-def test_no_pair_of_records_moves_more_than_is_counted(real: SecureSum) -> None:
-    draw = np.random.default_rng(1)
-    stds = np.sqrt(np.array(real.entry_trials(real.honest), dtype=np.float64)) / 2.0
-    most = 0.0
+def test_no_pair_of_records_exceeds_the_sensitivity(published_sum: SecureSum) -> None:
+    rng = np.random.default_rng(1)
+    stds = (
+        np.sqrt(np.array(published_sum.entry_trials(published_sum.honest), dtype=np.float64)) / 2.0
+    )
+    max_mu = 0.0
     for _ in range(2000):
         pair = []
         for _ in range(2):
-            x = draw.normal(size=10)
-            x *= min(1.0, draw.uniform(0.8, 1.3)) / np.linalg.norm(x)
-            pair.append((x, draw.choice([-1.0, 1.0, draw.uniform(-1, 1)])))
-        if draw.random() < 0.5:
-            pair[1] = (-pair[0][0] + 0.02 * draw.normal(size=10), pair[0][1])
+            x = rng.normal(size=10)
+            x *= min(1.0, rng.uniform(0.8, 1.3)) / np.linalg.norm(x)
+            pair.append((x, rng.choice([-1.0, 1.0, rng.uniform(-1, 1)])))
+        if rng.random() < 0.5:
+            pair[1] = (-pair[0][0] + 0.02 * rng.normal(size=10), pair[0][1])
             pair[1] = (pair[1][0] / max(1.0, np.linalg.norm(pair[1][0])), pair[0][1])
-        change = np.subtract(*(oracle.statistic(x, y, real.unit) for x, y in pair))
-        assert np.abs(change).max() * max(map(abs, real.factor[0])) <= real.reach
-        most = max(most, oracle.gaussian_mu(real.factor, change, stds, 0))
-    assert 0.97 * real.mu() < most <= real.mu()
+        change = np.subtract(*(oracle.statistic(x, y, published_sum.unit) for x, y in pair))
+        assert np.abs(change).max() * max(map(abs, published_sum.factor[0])) <= published_sum.reach
+        max_mu = max(max_mu, oracle.gaussian_mu(published_sum.factor, change, stds, 0))
+    assert 0.97 * published_sum.mu() < max_mu <= published_sum.mu()
 
 
 @pytest.mark.parametrize("returning", [1, 2, 3, 9])
-def test_users_of_several_batches(returning: int) -> None:
-    """q against every set of columns; exact where all products are positive."""
+def test_sensitivity_of_several_batches_covers_every_set(returning: int) -> None:
+    """Compare the squares with every set of columns.
+
+    They are equal where all products are positive.
+    """
     rows = integer_factor(toeplitz_factor(6), 8)
-    made = small(rows=rows, max_participations=returning, points=50)
-    full = np.zeros((6, 6), dtype=np.int64)
+    secure_sum = small_sum(rows=rows, max_participations=returning, points=50)
+    matrix = np.zeros((6, 6), dtype=np.int64)
     for k, row in enumerate(rows):
-        full[k, : k + 1] = row
-    products = np.abs(full.T @ full)
+        matrix[k, : k + 1] = row
+    products = np.abs(matrix.T @ matrix)
     count = min(returning, 6)
-    worst = max(
+    max_square = max(
         int(products[np.ix_(chosen, chosen)].sum())
         for chosen in itertools.combinations(range(6), count)
     )
-    assert worst <= made.squares <= 1.3 * worst
+    assert max_square <= secure_sum.squares <= 1.3 * max_square
     if returning in (1, 9):
-        assert made.squares == worst
+        assert secure_sum.squares == max_square
     negative = tuple(
-        tuple(-v if (k + j) % 2 else v for j, v in enumerate(row)) for k, row in enumerate(rows)
+        tuple(-entry if (k + j) % 2 else entry for j, entry in enumerate(row))
+        for k, row in enumerate(rows)
     )
-    assert small(rows=negative, max_participations=returning).squares == made.squares
+    assert small_sum(rows=negative, max_participations=returning).squares == secure_sum.squares
 
 
-def test_integers_of_any_size_are_multiplied_exactly() -> None:
+def test_large_integers_are_multiplied_exactly() -> None:
     rows = ((2**33,), (2**32 + 1, 2**33))
-    made = small((2**100,) * 3, rows=rows, max_participations=2, factor_bits=20)
+    secure_sum = small_sum((2**100,) * 3, rows=rows, max_participations=2, factor_bits=20)
     lengths = [2**66 + (2**32 + 1) ** 2, 2**66]
-    assert made.squares == sum(lengths) + 2 * (2**32 + 1) * 2**33
+    assert secure_sum.squares == sum(lengths) + 2 * (2**32 + 1) * 2**33
 
 
-def test_monte_carlo_of_the_transcript(real: SecureSum) -> None:
-    """Log likelihood ratios of whole transcripts have the mu of the account: 2000 of each world."""
+def test_log_likelihood_ratios_of_transcripts_have_the_accounts_mu(
+    published_sum: SecureSum,
+) -> None:
+    """Simulate 2000 transcripts under each of two neighbouring data sets."""
     change = np.zeros(65)
     change[0] = 2.0
-    found = []
-    precision = 1.0 / np.array(real.entry_trials(real.silos), dtype=np.float64)[0] * 4.0
-    column = np.array([row[0] for row in real.factor], dtype=np.float64)
-    for world in (0, 1):
+    ratios = []
+    precision = (
+        1.0 / np.array(published_sum.entry_trials(published_sum.silos), dtype=np.float64)[0] * 4.0
+    )
+    column = np.array([row[0] for row in published_sum.factor], dtype=np.float64)
+    for data_set in (0, 1):
         for run in range(2000):
-            sums = Aggregate(real, SeededNoise(11 + world, run))
+            sums = Aggregate(published_sum, SeededNoise(11 + data_set, run))
             first = np.zeros(65)
-            first[0] = 1.0 - 2.0 * world
+            first[0] = 1.0 - 2.0 * data_set
             ratio = 0.0
-            for k in range(3):  # columns are short after some releases
+            for k in range(3):  # later entries of the column are small
                 total = sums.total(first if k == 0 else np.zeros(65))
                 ratio += column[k] * float(total.view(np.int64)[0])
-            found.append(ratio)
-    step = 2.0 / real.unit
-    part = float((column[:3] ** 2).sum())
-    mu = math.sqrt(part * precision) * step
-    first, second = np.array(found[:2000]), np.array(found[2000:])
-    apart = (first.mean() - second.mean()) / np.concatenate(
+            ratios.append(ratio)
+    step = 2.0 / published_sum.unit
+    short_column_square = float((column[:3] ** 2).sum())
+    mu = math.sqrt(short_column_square * precision) * step
+    first, second = np.array(ratios[:2000]), np.array(ratios[2000:])
+    separation = (first.mean() - second.mean()) / np.concatenate(
         [first - first.mean(), second - second.mean()]
     ).std()
-    assert apart == pytest.approx(mu, abs=4.0 * math.sqrt(2.0 / 2000))
-    # The whole column, with the shares that count.
-    whole = mu * math.sqrt(float((column**2).sum()) / part * 100 / 67)
-    assert whole == pytest.approx(real.mu(), rel=1e-4)
+    assert separation == pytest.approx(mu, abs=4.0 * math.sqrt(2.0 / 2000))
+    # For the whole column, with the shares of honest silos only.
+    mu_of_column = mu * math.sqrt(float((column**2).sum()) / short_column_square * 100 / 67)
+    assert mu_of_column == pytest.approx(published_sum.mu(), rel=1e-4)
 
 
 # ---- words and decoding --------------------------------------------------------------------------
 
 
-def test_the_weights_are_those_of_fractions(real: SecureSum) -> None:
-    wanted = np.zeros((27, 27))
-    for k, row in enumerate(oracle.exact_inverse(real.factor)):
-        wanted[k] = [float(v * 2**14) for v in row]
-    np.testing.assert_allclose(real.prefix_weights, wanted, rtol=1e-9, atol=1e-12)
-    assert not np.triu(real.prefix_weights, 1).any()
-    np.testing.assert_allclose(real.variance_factors, [0.0, *(wanted**2).sum(axis=1)], rtol=1e-12)
+def test_prefix_weights_equal_exact_fractions(published_sum: SecureSum) -> None:
+    expected = np.zeros((27, 27))
+    for k, row in enumerate(oracle.exact_inverse(published_sum.factor)):
+        expected[k] = [float(fraction * 2**14) for fraction in row]
+    np.testing.assert_allclose(published_sum.prefix_weights, expected, rtol=1e-9, atol=1e-12)
+    assert not np.triu(published_sum.prefix_weights, 1).any()
+    np.testing.assert_allclose(
+        published_sum.variance_factors, [0.0, *(expected**2).sum(axis=1)], rtol=1e-12
+    )
 
 
-def test_prefixes_have_the_covariance_of_the_factor() -> None:
-    """B~ B~' times the variance, entry by entry, from 3000 federations."""
-    made = calibrate_secure_sum(BUDGETS[0], toeplitz_factor(5), 6, 1, 2, points=100)
+def test_prefix_noise_has_the_covariance_of_the_factor() -> None:
+    """Compare 3000 simulated federations with B~ B~' times the variance, entry by entry."""
+    secure_sum = calibrate_secure_sum(BUDGETS[0], toeplitz_factor(5), 6, 1, 2, points=100)
     runs = np.empty((3000, 5, 5))
     leaves = [np.arange(5.0) + k for k in range(5)]
     for run in range(len(runs)):
-        sums, decoder = Aggregate(made, SeededNoise(5, run)), Decoder(made)
+        sums, decoder = Aggregate(secure_sum, SeededNoise(5, run)), Decoder(secure_sum)
         runs[run] = [decoder.add(sums.total(leaf)) for leaf in leaves]
     noise = runs - np.cumsum(leaves, axis=0)
-    wanted = made.prefix_weights @ made.prefix_weights.T
-    for entry, std in enumerate(entries(2, made.stds)):
-        found = np.cov(noise[:, :, entry].T) / std**2
-        np.testing.assert_allclose(found, wanted, atol=5.0 * wanted.max() * math.sqrt(2 / 3000))
-        scores = noise[:, 4, entry] / (std * math.sqrt(wanted[4, 4]))
+    expected = secure_sum.prefix_weights @ secure_sum.prefix_weights.T
+    for entry, std in enumerate(entries(2, secure_sum.stds)):
+        covariance = np.cov(noise[:, :, entry].T) / std**2
+        np.testing.assert_allclose(
+            covariance, expected, atol=5.0 * expected.max() * math.sqrt(2 / 3000)
+        )
+        scores = noise[:, 4, entry] / (std * math.sqrt(expected[4, 4]))
         assert stats.kstest(scores, "norm").pvalue > 1e-4
 
 
 @pytest.mark.parametrize("points", [1, 10**6, 10**8, 10**10])
-def test_no_sum_overflows(points: int) -> None:
-    """The largest sums of records, in any order, with 40 deviations of noise."""
-    made = calibrate_secure_sum(
-        BUDGETS[0], -3.0 * factor(9), 100, 33, 2, points=points, feature_bound=1.7
+def test_largest_sums_do_not_overflow(points: int) -> None:
+    """Check the largest sum of records plus 40 standard deviations of noise."""
+    secure_sum = calibrate_secure_sum(
+        BUDGETS[0], -3.0 * growing_factor(9), 100, 33, 2, points=points, feature_bound=1.7
     )
-    entry = round(1.7**2 / made.unit)
-    noise = 40 * math.sqrt(made.silos * max(made.trials)) / 2
-    # All records in the worst leaf of the worst release.
-    most = max(max(map(abs, row)) for row in made.factor) * points * entry + noise
-    assert most < 2.0 ** (made.bits - 1) <= 2.0**62
-    # float64 adds up that many fixed-point entries exactly.
+    entry = round(1.7**2 / secure_sum.unit)
+    noise = 40 * math.sqrt(secure_sum.silos * max(secure_sum.trials)) / 2
+    # Put all records into the worst leaf of the worst release.
+    largest_sum = max(max(map(abs, row)) for row in secure_sum.factor) * points * entry + noise
+    assert largest_sum < 2.0 ** (secure_sum.bits - 1) <= 2.0**62
+    # float64 adds this number of fixed-point entries exactly.
     assert points * entry < 2**53
-    assert 1.0 - 1e-4 < made.exact() <= 1.0
-    assert made.unit <= (2.0**-20 if points <= 10**6 else 2.0**-10)
+    assert 1.0 - 1e-4 < secure_sum.exact() <= 1.0
+    assert secure_sum.unit <= (2.0**-20 if points <= 10**6 else 2.0**-10)
 
 
-def test_a_sum_that_cannot_fit_is_refused() -> None:
+def test_sums_that_need_more_than_63_bits_are_refused() -> None:
     with pytest.raises(InputError, match="must leave 63 bits for the sum of 1000000000000 rec"):
-        calibrate_secure_sum(BUDGETS[0], factor(9), 100, 33, 2, points=10**12)
+        calibrate_secure_sum(BUDGETS[0], growing_factor(9), 100, 33, 2, points=10**12)
     with pytest.raises(InputError, match="63 bits"):
-        calibrate_secure_sum(BUDGETS[0], factor(9), 100, 33, 2, points=10, unit=2.0**-50)
+        calibrate_secure_sum(BUDGETS[0], growing_factor(9), 100, 33, 2, points=10, unit=2.0**-50)
 
 
-def test_a_given_unit_is_taken() -> None:
+def test_noise_grows_with_a_coarse_unit() -> None:
     coarse, fine = (
-        calibrate_secure_sum(BUDGETS[0], factor(9), 100, 33, 10, points=1000, unit=unit)
+        calibrate_secure_sum(BUDGETS[0], growing_factor(9), 100, 33, 10, points=1000, unit=unit)
         for unit in (2.0**-10, 2.0**-22)
     )
     assert (coarse.unit, fine.unit) == (2.0**-10, 2.0**-22)
-    # 2 sqrt(2 s) u / 2 more noise, s = 65.
+    # Rounding to a unit u adds 2 sqrt(2 s) u / 2 to the sensitivity, with s = 65 entries.
     assert coarse.stds[0] / fine.stds[0] == pytest.approx(1.0 + math.sqrt(130) / 1024, rel=1e-5)
 
 
-# ---- input ---------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
         ({"rows": ()}, "rows of 1, 2, 3"),
         ({"rows": ((1,), (1, 2, 3))}, "rows of 1, 2, 3"),
@@ -454,13 +482,13 @@ def test_a_given_unit_is_taken() -> None:
         ({"points": 2**60}, "must leave 63 bits"),
     ],
 )
-def test_numbers_that_no_account_is_about(change, message) -> None:
+def test_errors_name_the_bad_field(changes, message) -> None:
     with pytest.raises(InputError, match=message):
-        small(**change)
+        small_sum(**changes)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
         ({"factor": np.ones((2, 2))}, "must be lower triangular"),
         ({"factor": np.zeros((0, 0))}, "must be lower triangular"),
@@ -475,15 +503,15 @@ def test_numbers_that_no_account_is_about(change, message) -> None:
         ({"covariance_ratio": 0.0}, "covariance_ratio must be > 0"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(change, message) -> None:
-    given = {
+def test_errors_name_the_bad_argument(changes, message) -> None:
+    arguments = {
         "budget": BUDGETS[0],
         "factor": np.eye(2),
         "silos": 5,
         "colluders": 1,
         "dimension": 2,
         "points": 10,
-        **change,
+        **changes,
     }
     with pytest.raises(InputError, match=message):
-        calibrate_secure_sum(**given)
+        calibrate_secure_sum(**arguments)

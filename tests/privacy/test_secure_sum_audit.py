@@ -1,4 +1,5 @@
-"""Transcripts of secure sums under attack: the likelihood ratio of all of it, and its last bits."""
+"""Tests of audits of secure sums: likelihood ratios of whole transcripts, and attacks on their low
+bits."""
 
 from __future__ import annotations
 
@@ -28,124 +29,143 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum, calibrate_secure_su
 from fastfed.protocols.secure_sum import Encoder, simulated_keys
 
 FEW = 2500
-#: Integers in units that the attack's grids reach.
+#: The unit of integers, on a grid that the attack can handle.
 STEP = 2.0**-20
 
 
 @pytest.mark.parametrize("name", sorted(AUDITS))
-def test_faults_are_caught_and_nothing_else_is(name: str) -> None:
-    found = AUDITS[name](FEW, 0)
-    assert found.verdict == ("caught" if name in FAULTY else "pass")
-    assert (found.name, found.trials, found.delta) == (name, FEW, BUDGET.delta)
+def test_audits_detect_exactly_the_planted_faults(name: str) -> None:
+    result = AUDITS[name](FEW, 0)
+    assert result.verdict == ("caught" if name in FAULTY else "pass")
+    assert (result.name, result.trials, result.delta) == (name, FEW, BUDGET.delta)
     assert set(TRIALS) == set(AUDITS) > FAULTY
 
 
-def test_an_audit_is_a_function_of_its_seed() -> None:
+def test_results_of_an_audit_depend_only_on_its_seed() -> None:
     name = "fault-secure-sum-half-noise"
-    found = [AUDITS[name](500, seed).epsilon_lower_bound for seed in (4, 4, 5)]
-    assert found[0] == found[1] != found[2]
+    bounds = [AUDITS[name](500, seed).epsilon_lower_bound for seed in (4, 4, 5)]
+    assert bounds[0] == bounds[1] != bounds[2]
 
 
-def test_the_likelihood_ratio_has_the_mu_of_the_account() -> None:
-    """The worst pair attains it: no less noise would do."""
-    made = calibrated()
+def test_likelihood_ratio_has_the_mu_of_the_account() -> None:
+    """Use the worst pair of records, which attains mu: less noise would not suffice."""
+    secure_sum = calibrated()
     first, second = (
-        likelihood(made, WORST, transcripts(made, WORST, world, 6000, 3)) for world in (0, 1)
+        likelihood(secure_sum, WORST, transcripts(secure_sum, WORST, data_set, 6000, 3))
+        for data_set in (0, 1)
     )
-    found = estimated_mu(first, second)
-    assert found.low <= made.mu() <= found.high
-    assert epsilon_of(found.mu, BUDGET.delta) == pytest.approx(made.exact(), rel=0.1)
+    estimate = estimated_mu(first, second)
+    assert estimate.low <= secure_sum.mu() <= estimate.high
+    assert epsilon_of(estimate.mu, BUDGET.delta) == pytest.approx(secure_sum.exact(), rel=0.1)
 
 
-def test_transcripts_are_what_the_parties_send() -> None:
-    """The audited sums are the honest silos' unmasked messages."""
-    made = calibrated()
+def test_transcripts_equal_the_messages_of_the_parties() -> None:
+    """Compare the audited sums with the honest silos' unmasked messages."""
+    secure_sum = calibrated()
 
-    class World(SeededNoise):
-        """The audit's keys: the silo of the noise says the world, too."""
+    class AuditNoise(SeededNoise):
+        """The audit's noise keys: the silo number of the noise also encodes the data set."""
 
         def coins(self, silo, node, dimension, trials):
             return super().coins(2 * silo, node, dimension, trials)
 
-    audited = transcripts(made, PLAIN, 0, 1, 9)[0]
+    audited = transcripts(secure_sum, PLAIN, 0, 1, 9)[0]
     record = np.array(PLAIN[0])
-    known = np.full(2, math.sqrt(0.5))
-    silos = [Encoder(made, i, simulated_keys(1, i, made.silos), World(9)) for i in range(4)]
-    for k in range(made.releases):
+    fixed_record = np.full(2, math.sqrt(0.5))
+    silos = [
+        Encoder(secure_sum, i, simulated_keys(1, i, secure_sum.silos), AuditNoise(9))
+        for i in range(4)
+    ]
+    for k in range(secure_sum.releases):
         total = np.zeros(5, dtype=np.uint64)
         for i, silo in enumerate(silos):
             leaf = np.zeros(5)
             if i == 0:
-                leaf += silo.point(known, 1.0)
+                leaf += silo.point(fixed_record, 1.0)
                 leaf += silo.point(record, 1.0) if k == 0 else 0.0
             total += silo.message(leaf).values
-        for i in range(made.honest, made.silos):  # what colluders know of themselves
-            total -= World(9).coins(i, k + 1, 2, made.trials)
-        # The audit rounds a leaf as a whole: a unit apart at most, for two records.
-        apart = np.abs((total - audited[k]).view(np.int64))
-        assert (apart <= 2 * abs(made.factor[k][0])).all()
+        for i in range(secure_sum.honest, secure_sum.silos):  # colluders know their own noise
+            total -= AuditNoise(9).coins(i, k + 1, 2, secure_sum.trials)
+        # The audit rounds the sum of a leaf: for two records the difference is at most one unit.
+        difference = np.abs((total - audited[k]).view(np.int64))
+        assert (difference <= 2 * abs(secure_sum.factor[k][0])).all()
 
 
-def test_low_bits_are_uniform_in_both_worlds() -> None:
-    made = calibrated()
-    for world in (0, 1):
-        found = transcripts(made, PLAIN, world, 2000, 5)
+def test_low_bits_are_uniform_for_both_data_sets() -> None:
+    secure_sum = calibrated()
+    for data_set in (0, 1):
+        drawn_transcripts = transcripts(secure_sum, PLAIN, data_set, 2000, 5)
         for bit in range(20):
-            ones = ((found >> np.uint64(bit)) & np.uint64(1)).sum()
-            assert abs(int(ones) - found.size / 2) < 4.5 * math.sqrt(found.size / 4)
-        # Trailing zeros of uniform words: as many of one record's as of the other's.
-        agreed = low_bits(made, PLAIN, found)
-        assert agreed.std() > 1.0
-        assert abs(agreed.mean()) < 5.0 * agreed.std() / math.sqrt(len(agreed))
+            ones = ((drawn_transcripts >> np.uint64(bit)) & np.uint64(1)).sum()
+            assert abs(int(ones) - drawn_transcripts.size / 2) < 4.5 * math.sqrt(
+                drawn_transcripts.size / 4
+            )
+        # Trailing zeros of uniform words agree equally often with both records.
+        low_bit_scores = low_bits(secure_sum, PLAIN, drawn_transcripts)
+        assert low_bit_scores.std() > 1.0
+        assert abs(low_bit_scores.mean()) < 5.0 * low_bit_scores.std() / math.sqrt(
+            len(low_bit_scores)
+        )
 
 
-# ---- which of many records was it? ---------------------------------------------------------------
+# ---- attacks among many records ------------------------------------------------------------------
 
 
-class Coarse(SystemNoise):
-    """The fault of noise whose last 16 bits are 0."""
+class CoarseNoise(SystemNoise):
+    """A planted fault: noise whose last 16 bits are 0."""
 
     def coins(self, silo, node, dimension, trials):
         return super().coins(silo, node, dimension, trials) >> np.uint64(16) << np.uint64(16)
 
 
-def channel(made: SecureSum, source: type[SystemNoise], count: int) -> Channel:
-    """One silo's record of the first release, all other silos' messages known but for noise."""
-    draw = np.random.default_rng(2)
-    records = draw.normal(size=(count, made.dimension))
+def make_channel(secure_sum: SecureSum, source: type[SystemNoise], count: int) -> Channel:
+    """Return a channel of one silo's record; all other messages are known up to noise."""
+    rng = np.random.default_rng(2)
+    records = rng.normal(size=(count, secure_sum.dimension))
     records /= np.linalg.norm(records, axis=1, keepdims=True)
-    rewards = draw.uniform(-1.0, 1.0, size=count)
+    rewards = rng.uniform(-1.0, 1.0, size=count)
 
-    def sums(index: int) -> np.ndarray:
-        encoder = Encoder(made, 0, simulated_keys(1, 0, made.silos), SeededNoise(0))
+    def leaf_sums_of(index: int) -> np.ndarray:
+        encoder = Encoder(secure_sum, 0, simulated_keys(1, 0, secure_sum.silos), SeededNoise(0))
         return encoder.point(records[index], float(rewards[index]))
 
     def send(index: int) -> np.ndarray:
-        """The unmasked sum of all messages, as integers: what a server makes of them."""
-        total = np.zeros(made.size, dtype=np.uint64)
-        for silo in range(made.silos):
-            keys = simulated_keys(1, silo, made.silos)
-            encoder = Encoder(made, silo, keys, source())
-            leaf = sums(index) if silo == 0 else np.zeros(made.size)
+        """Return the unmasked sum of all messages as integers, as the server computes it."""
+        total = np.zeros(secure_sum.size, dtype=np.uint64)
+        for silo in range(secure_sum.silos):
+            keys = simulated_keys(1, silo, secure_sum.silos)
+            encoder = Encoder(secure_sum, silo, keys, source())
+            leaf = leaf_sums_of(index) if silo == 0 else np.zeros(secure_sum.size)
             total += encoder.message(leaf).values
-        found = total.view(np.int64)
-        assert np.abs(found).max() < 2**52  # float64 holds every bit
-        return found * STEP
+        message = total.view(np.int64)
+        assert np.abs(message).max() < 2**52  # float64 holds every bit
+        return message * STEP
 
-    rows = [made.row(made.encode(sums(i))[None]).view(np.int64) for i in range(count)]
+    rows = [
+        secure_sum.row(secure_sum.encode(leaf_sums_of(i))[None]).view(np.int64)
+        for i in range(count)
+    ]
     contributions = np.array(rows)[:, None, :] * STEP
-    stds = np.sqrt(np.array(made.entry_trials(made.silos), dtype=np.float64)) / 2.0 * STEP
+    stds = (
+        np.sqrt(np.array(secure_sum.entry_trials(secure_sum.silos), dtype=np.float64)) / 2.0 * STEP
+    )
     return Channel("secure-sum", contributions, stds, send)
 
 
 @pytest.mark.parametrize(
     "count", ordinary_cases([40, 200], lambda count: count == 40), ids=lambda count: str(count)
 )
-def test_the_low_bits_attack_excludes_nobody(count: int) -> None:
-    """Deployed silos, the operating system's noise; a coarser grid of it tells every record."""
+def test_low_bits_attack_on_secure_sums_excludes_no_record(count: int) -> None:
+    """Attack deployed silos with system noise; with coarse noise the attack finds every record."""
     factor = np.array([[14747.0, 0.0], [6553.0, 14001.0]]) / 2.0**14
-    made = calibrate_secure_sum(Budget(1.0, 1e-6), factor, 3, 0, 4, points=100)
-    sound = attack(channel(made, SystemNoise, count), 12)
-    assert sound.wrongly_excluded == sound.decoded == 0 and sound.excluded == 0.0
-    coarse = attack(channel(made, Coarse, count), 12)
-    assert coarse.wrongly_excluded == 0 and coarse.decoded == 12 and "residue" in coarse.tests
+    secure_sum = calibrate_secure_sum(Budget(1.0, 1e-6), factor, 3, 0, 4, points=100)
+    sound_result = attack(make_channel(secure_sum, SystemNoise, count), 12)
+    assert (
+        sound_result.wrongly_excluded == sound_result.decoded == 0 and sound_result.excluded == 0.0
+    )
+    coarse_result = attack(make_channel(secure_sum, CoarseNoise, count), 12)
+    assert (
+        coarse_result.wrongly_excluded == 0
+        and coarse_result.decoded == 12
+        and "residue" in coarse_result.tests
+    )

@@ -1,4 +1,5 @@
-"""TreeRelease: node counts, variances, privacy of what is released, and what is refused."""
+"""Check TreeRelease: node counts, variances, privacy of the released sums, and refused
+arguments."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from fastfed.privacy.accounting.gdp import epsilon_of
 from fastfed.privacy.releases.prefix_sums import prefix_nodes
 from fastfed.privacy.releases.tree_release import TreeRelease
 
-ALARM = 1e-6  # of each statistical test here, before its seed was fixed
+FALSE_ALARM = 1e-6  # false-alarm probability of each statistical test for a random seed
 
 
-def test_it_is_public():
+def test_tree_release_is_public():
     assert fastfed.privacy.TreeRelease is TreeRelease
 
 
-# ---- the sums -----------------------------------------------------------------------------------
+# ---- Sums ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("releases", [1, 2, 3, 7, 8, 9, 31, 32, 33, 100])
-def test_with_noise_one_the_noise_counts_the_nodes(releases):
-    """Prefix k is made of one node for each set bit of k."""
+def test_constant_noise_counts_the_nodes(releases):
+    """Check that prefix k consists of one node for each bit 1 of k."""
     tree = TreeRelease(3, releases, noise_std=1.0, noise=lambda node: np.ones(3))
     x = np.array([0.5, 0.0, -0.25])
     for k in range(1, releases + 1):
@@ -35,49 +36,49 @@ def test_with_noise_one_the_noise_counts_the_nodes(releases):
         assert tree.released == k
 
 
-def test_every_node_is_drawn_once_and_in_order():
-    drawn = []
+def test_noise_of_every_node_is_drawn_once_and_in_order():
+    drawn_nodes = []
 
     def noise(node):
-        drawn.append(node)
+        drawn_nodes.append(node)
         return [float(2**node), 0.0]
 
     tree = TreeRelease(2, 20, noise_std=1.0, noise=noise)
     for k in range(1, 21):
         total = tree.add([0.0, 0.0])
-        # Powers of two: the sum names the nodes it is made of.
+        # With powers of two, the sum shows the nodes of which it consists.
         assert total.tolist() == [float(sum(2**node for node in prefix_nodes(k))), 0.0]
-    assert drawn == list(range(1, 21))
+    assert drawn_nodes == list(range(1, 21))
 
 
-def test_sums_are_exact_but_for_the_noise():
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(77, 5))
-    x /= np.linalg.norm(x, axis=1, keepdims=True) * draw.uniform(1.0, 3.0, size=(77, 1))
+def test_sums_without_noise_are_exact():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(77, 5))
+    x /= np.linalg.norm(x, axis=1, keepdims=True) * rng.uniform(1.0, 3.0, size=(77, 1))
     tree = TreeRelease(5, 77, noise_std=1.0, noise=lambda node: np.zeros(5))
     for k, row in enumerate(x, start=1):
         np.testing.assert_allclose(tree.add(row), x[:k].sum(axis=0), atol=1e-13)
     assert tree.clipped == 0
 
 
-def test_noise_variance_is_that_of_the_nodes():
-    """chi-square of the noise over many seeded trees, at prefixes of one to five nodes."""
+def test_noise_has_the_variance_of_its_nodes():
+    """Test the noise of many seeded trees by chi-square, for prefixes of one to five nodes."""
     d, std = 50, 2.5
     trees = [TreeRelease(d, 31, noise_std=std, seed=seed) for seed in range(300)]
     for k in range(1, 32):
         noise = np.concatenate([tree.add(np.zeros(d)) for tree in trees])
         variance = std**2 * k.bit_count()
         p = stats.chi2.cdf(np.sum(noise**2) / variance, len(noise))
-        assert ALARM / 2 < p < 1.0 - ALARM / 2, k
-        assert stats.kstest(noise / math.sqrt(variance), stats.norm.cdf).pvalue > ALARM, k
+        assert FALSE_ALARM / 2 < p < 1.0 - FALSE_ALARM / 2, k
+        assert stats.kstest(noise / math.sqrt(variance), stats.norm.cdf).pvalue > FALSE_ALARM, k
 
 
 def test_prefixes_share_the_noise_of_shared_nodes():
-    """Prefixes 4 and 5 share node 4; 3 and 4 share none."""
+    """Check that prefixes 4 and 5 share node 4, and that 3 and 4 share none."""
     d = 20_000
     tree = TreeRelease(d, 8, noise_std=1.0, seed=1)
     totals = {k: tree.add(np.zeros(d)) for k in range(1, 9)}
-    limit = stats.norm.isf(ALARM / 2) / math.sqrt(d)
+    limit = stats.norm.isf(FALSE_ALARM / 2) / math.sqrt(d)
     for k, other, shared in ((4, 5, 1), (3, 4, 0), (6, 7, 2), (7, 8, 0), (5, 6, 1)):
         expected = shared / math.sqrt(k.bit_count() * other.bit_count())
         assert abs(np.corrcoef(totals[k], totals[other])[0, 1] - expected) < limit
@@ -90,7 +91,7 @@ def test_vectors_are_clipped_and_counted():
     np.testing.assert_allclose(tree.add(x), [0.6, 0.8], rtol=1e-15)
     assert tree.clipped == 1
     tree.add([0.6, 0.8])
-    tree.add(np.array([0.6, 0.8], np.float32))  # above 1 by rounding only
+    tree.add(np.array([0.6, 0.8], np.float32))  # above 1 only by rounding
     assert tree.clipped == 1
     before = tree.add([0, 0])
     np.testing.assert_allclose(tree.add([-3e200, 4e200]) - before, [-0.6, 0.8], rtol=1e-14)
@@ -98,7 +99,7 @@ def test_vectors_are_clipped_and_counted():
     assert x.tolist() == [3.0, 4.0]
 
 
-# ---- where noise comes from ---------------------------------------------------------------------
+# ---- Sources of noise ---------------------------------------------------------------------------
 
 
 def release_all(**keywords):
@@ -106,13 +107,13 @@ def release_all(**keywords):
     return np.array([tree.add(np.zeros(4)) for _ in range(6)])
 
 
-def test_noise_of_the_system_is_fresh_and_seeded_noise_is_not():
+def test_seeded_noise_repeats_and_system_noise_does_not():
     assert not np.isin(release_all(), release_all()).any()
     assert np.array_equal(release_all(seed=3), release_all(seed=3))
     assert not np.isin(release_all(seed=3), release_all(seed=4)).any()
 
 
-# ---- privacy ------------------------------------------------------------------------------------
+# ---- Privacy ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("relation", ["replace", "zero-out"])
@@ -128,9 +129,10 @@ def test_calibration_is_exact_and_tight(releases, kappa, relation):
 
 
 def test_noise_covers_the_worst_pair_of_streams():
-    """Brute force: the squared change of all nodes over noise^2, for a change in each leaf."""
+    """Calculate by brute force the squared change of all nodes over noise^2, for a change in each
+    leaf."""
     releases, x, other = 13, np.array([1.0, 0.0]), np.array([-1.0, 0.0])
-    worst = 0.0
+    largest_change = 0.0
     for leaf in range(1, releases + 1):
         nodes = []
         for changed in (x, other):
@@ -138,13 +140,13 @@ def test_noise_covers_the_worst_pair_of_streams():
             nodes.append(
                 [np.sum(streams[k - (k & -k) : k], axis=0) for k in range(1, releases + 1)]
             )
-        worst = max(worst, float(np.sum((np.array(nodes[0]) - nodes[1]) ** 2)))
+        largest_change = max(largest_change, float(np.sum((np.array(nodes[0]) - nodes[1]) ** 2)))
     tree = TreeRelease(2, releases, noise_std=3.0)
-    assert tree.mu == pytest.approx(math.sqrt(worst) / 3.0)
-    assert tree.exact(1e-5) == pytest.approx(epsilon_of(math.sqrt(worst) / 3.0, 1e-5))
+    assert tree.mu == pytest.approx(math.sqrt(largest_change) / 3.0)
+    assert tree.exact(1e-5) == pytest.approx(epsilon_of(math.sqrt(largest_change) / 3.0, 1e-5))
 
 
-def test_certificate():
+def test_certificate_of_a_budget_is_proven():
     tree = TreeRelease(3, 100, epsilon=1.0, delta=1e-6)
     certificate = tree.certificate
     assert (certificate.unit, certificate.status) == ("item", "proven")
@@ -160,7 +162,7 @@ def test_certificate():
     assert "kappa" not in as_text(certificate) and "proven" in as_text(certificate)
 
 
-def test_certificate_of_noise_that_was_named():
+def test_certificate_of_a_given_noise_std():
     certificate = TreeRelease(3, 100, noise_std=20.0, delta=1e-6, relation="zero-out").certificate
     assert certificate.claimed is None and certificate.status == "proven"
     assert certificate.relation == "zero-out"
@@ -168,7 +170,7 @@ def test_certificate_of_noise_that_was_named():
     assert certificate.exact.epsilon == epsilon_of(math.sqrt(7) / 20.0, 1e-6)
 
 
-def test_certificate_of_seeded_noise_says_simulation():
+def test_certificate_of_seeded_noise_mentions_simulation():
     certificate = TreeRelease(3, 9, epsilon=1.0, delta=1e-6, seed=1).certificate
     assert certificate.status == "proven"
     assert any(caveat.startswith("simulation:") for caveat in certificate.caveats)
@@ -178,20 +180,20 @@ def test_certificate_of_a_noise_function_is_unproven():
     tree = TreeRelease(3, 9, epsilon=1.0, delta=1e-6, noise=lambda node: np.zeros(3))
     certificate = tree.certificate
     assert certificate.status == "unproven" and certificate.exact is None
-    assert [c.text for c in certificate.conditions if not c.holds] == [
+    assert [condition.text for condition in certificate.conditions if not condition.holds] == [
         "every node's noise is standard normal, and drawn once"
     ]
     (user,) = certificate.also
     assert user.status == "conditional" and user.exact is not None
-    assert [c.text for c in user.conditions if not c.holds] == [
+    assert [condition.text for condition in user.conditions if not condition.holds] == [
         "every node's noise is standard normal, and drawn once"
     ]
 
 
-# ---- what is refused ----------------------------------------------------------------------------
+# ---- Refused arguments --------------------------------------------------------------------------
 
 
-def test_more_vectors_than_releases():
+def test_more_vectors_than_releases_are_refused():
     tree = TreeRelease(2, 3, noise_std=1.0)
     for _ in range(3):
         tree.add([0.0, 0.0])
@@ -211,16 +213,16 @@ def test_more_vectors_than_releases():
     ],
 )
 def test_bad_vectors_change_nothing_and_draw_no_noise(x, message):
-    drawn = []
+    drawn_nodes = []
 
     def noise(node):
-        drawn.append(node)
+        drawn_nodes.append(node)
         return np.ones(2)
 
     tree = TreeRelease(2, 3, noise_std=1.0, noise=noise)
     with pytest.raises(InputError, match=message):
         tree.add(x)
-    assert tree.released == 0 and not drawn
+    assert tree.released == 0 and not drawn_nodes
     assert tree.add([1.0, 0.0]).tolist() == [2.0, 1.0]
 
 
@@ -235,15 +237,15 @@ def test_bad_noise_changes_nothing():
     assert tree.add([1.0, 0.0]).tolist() == [2.0, 1.0]
 
 
-ONE = "exactly one of epsilon .with delta. and noise_std must be given"
+EXACTLY_ONE = "exactly one of epsilon .with delta. and noise_std must be given"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("changes", "message"),
     [
-        ({}, f"{ONE}, got epsilon None, noise_std None"),
-        ({"epsilon": 1.0, "delta": 1e-6, "noise_std": 1.0}, f"{ONE}, got epsilon 1.0"),
-        ({"delta": 1e-6}, ONE),
+        ({}, f"{EXACTLY_ONE}, got epsilon None, noise_std None"),
+        ({"epsilon": 1.0, "delta": 1e-6, "noise_std": 1.0}, f"{EXACTLY_ONE}, got epsilon 1.0"),
+        ({"delta": 1e-6}, EXACTLY_ONE),
         ({"epsilon": 1.0}, "delta must be given with epsilon, got None"),
         ({"epsilon": 1.0, "delta": 0.0}, "delta must be > 0 and < 1, got 0.0"),
         ({"epsilon": 0.0, "delta": 1e-6}, "epsilon must be > 0, got 0.0"),
@@ -256,13 +258,13 @@ ONE = "exactly one of epsilon .with delta. and noise_std must be given"
         ({"noise_std": 1.0, "noise": np.ones(2)}, "noise must be a function of the node's number"),
     ],
 )
-def test_bad_arguments(given, message):
-    arguments = {"dimension": 2, "releases": 5} | given
+def test_errors_name_the_bad_argument(changes, message):
+    arguments = {"dimension": 2, "releases": 5} | changes
     with pytest.raises(InputError, match=message):
         TreeRelease(**arguments)
 
 
-def test_privacy_without_a_delta_is_not_guessed():
+def test_epsilon_needs_a_delta():
     tree = TreeRelease(2, 5, noise_std=1.0)
     with pytest.raises(InputError, match="delta must be given: this TreeRelease was made from"):
         tree.exact()
@@ -273,7 +275,7 @@ def test_privacy_without_a_delta_is_not_guessed():
     assert tree.exact(1e-6) > 0.0
 
 
-def test_the_noise_grows_with_the_depth_only():
+def test_noise_grows_only_with_the_depth():
     stds = [
         TreeRelease(2, releases, epsilon=1.0, delta=1e-6).noise_std for releases in (4, 7, 8, 15)
     ]

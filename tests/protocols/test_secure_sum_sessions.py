@@ -1,4 +1,4 @@
-"""Sessions of masked messages: a party that is started again never has a mask a second time."""
+"""Check sessions of masked messages: a restarted party never has the same mask twice."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fastfed.protocols.server import Server
 KEYS = [simulated_keys(1, i, SILOS) for i in range(SILOS)]
 
 
-def met(plan, noise=None):
-    """Silos with the same old keys that have exchanged their sessions."""
-    silos = [Silo(plan, i, noise, KEYS[i]) for i in range(SILOS)]
-    sessions = {i: silo.session for i, silo in enumerate(silos)}
+def silos_with_sessions(plan, noise=None):
+    """Return silos with the same old keys that have exchanged their sessions."""
+    silos = [Silo(plan, index, noise, KEYS[index]) for index in range(SILOS)]
+    sessions = {index: silo.session for index, silo in enumerate(silos)}
     for silo in silos:
         silo.meet(sessions)
     return silos
 
 
-def first(silos):
-    """Everybody's first report, of one record a round."""
+def first_reports(silos):
+    """Return the first report of every silo, of one record per round."""
     while not silos[0].due:
         for silo in silos:
             silo.select(np.eye(D)[:1] * 0.9)
@@ -35,73 +35,75 @@ def first(silos):
     return [silo.report() for silo in silos]
 
 
-def pair(seed=1):
-    return [Masks(i, simulated_keys(seed, i, 2)) for i in range(2)]
+def mask_pair(seed=1):
+    return [Masks(index, simulated_keys(seed, index, 2)) for index in range(2)]
 
 
-def test_a_silo_that_is_started_again_with_its_keys_has_other_masks():
-    """One seed makes equal rows: what differs is the mask, in all words, as between strangers."""
+def test_a_restarted_silo_with_the_same_keys_has_other_masks():
+    """Check equal rows of one seed, so that only the masks differ, in all words."""
     plan, noise = make(messages="individual").plan, SeededNoise(3)
-    once, again = (first(met(plan, noise)) for _ in "ab")
-    for a, b in zip(once, again, strict=True):
-        assert (a.values != b.values).all()
+    first, second = (first_reports(silos_with_sessions(plan, noise)) for _ in "ab")
+    for first_report, second_report in zip(first, second, strict=True):
+        assert (first_report.values != second_report.values).all()
         # The difference of two masks is uniform: its high bits are those of random words.
-        assert (a.values - b.values > 2**40).all()
-    totals = [sum(m.values for m in messages) for messages in (once, again)]
+        assert (first_report.values - second_report.values > 2**40).all()
+    totals = [sum(message.values for message in messages) for messages in (first, second)]
     np.testing.assert_array_equal(*totals)
 
 
-def test_without_sessions_the_mask_is_the_same_and_the_silo_says_so():
+def test_silos_without_sessions_warn_about_repeated_masks():
     plan = make(messages="individual").plan
-    simulated = [[Silo(plan, i, SeededNoise(3), KEYS[i]) for i in range(SILOS)] for _ in "ab"]
+    simulated = [
+        [Silo(plan, index, SeededNoise(3), KEYS[index]) for index in range(SILOS)] for _ in "ab"
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        once, again = map(first, simulated)
-        first(met(plan))
-    for a, b in zip(once, again, strict=True):
-        np.testing.assert_array_equal(a.values, b.values)
+        first, second = map(first_reports, simulated)
+        first_reports(silos_with_sessions(plan))
+    for first_report, second_report in zip(first, second, strict=True):
+        np.testing.assert_array_equal(first_report.values, second_report.values)
     with pytest.warns(UserWarning, match="masks of silo 0 depend on its keys only"):
-        first([Silo(plan, i, keys=KEYS[i]) for i in range(SILOS)])
+        first_reports([Silo(plan, index, keys=KEYS[index]) for index in range(SILOS)])
 
 
-def test_only_one_silo_is_started_again_and_nothing_is_unmasked():
-    """Another session on one side: the masks do not cancel, and the sum is no sum."""
+def test_a_single_restarted_silo_unmasks_nothing():
+    """Check that masks do not cancel if one side has another session."""
     plan = make(messages="individual", epsilon=1e5).plan
-    silos = met(plan)
-    alone = Silo(plan, 0, keys=KEYS[0])
-    alone.meet({i: silo.session for i, silo in enumerate(silos) if i})
-    reports = first(silos)
-    lonely = first([alone])
-    honest = Server(plan).combine(reports).values
-    mixed = Server(plan).combine([*lonely, *reports[1:]]).values
-    assert np.abs(honest).max() < 1e3 < 1e6 < np.abs(mixed).max()
+    silos = silos_with_sessions(plan)
+    restarted = Silo(plan, 0, keys=KEYS[0])
+    restarted.meet({index: silo.session for index, silo in enumerate(silos) if index})
+    reports = first_reports(silos)
+    restarted_report = first_reports([restarted])
+    correct_values = Server(plan).combine(reports).values
+    masked_values = Server(plan).combine([*restarted_report, *reports[1:]]).values
+    assert np.abs(correct_values).max() < 1e3 < 1e6 < np.abs(masked_values).max()
 
 
-def test_masks_cancel_whatever_the_order_in_which_silos_met():
-    masks = [Masks(i, KEYS[i]) for i in range(SILOS)]
-    sessions = {i: mask.session for i, mask in enumerate(masks)}
+def test_masks_cancel_for_every_order_of_sessions():
+    masks = [Masks(index, KEYS[index]) for index in range(SILOS)]
+    sessions = {index: mask.session for index, mask in enumerate(masks)}
     for mask in reversed(masks):
         mask.meet(dict(reversed(sessions.items())))
-        mask.meet({i: s for i, s in sessions.items() if i != mask.silo})
+        mask.meet({index: session for index, session in sessions.items() if index != mask.silo})
     for release in (1, 7, 2**40):
-        rows = np.array([m.at(release, 5) for m in masks])
+        rows = np.array([mask_of_silo.at(release, 5) for mask_of_silo in masks])
         assert not rows.sum(axis=0, dtype=np.uint64).any() and rows.any(axis=1).all()
     assert len({mask.session for mask in masks}) == SILOS
 
 
-def test_a_pair_of_sessions_has_its_own_masks():
-    """Both sessions count, and their order is that of the silos: 64 pairs, 64 masks."""
-    seen = set()
+def test_every_pair_of_sessions_has_its_own_masks():
+    """Check that both sessions and the order of the silos count: 64 pairs have 64 masks."""
+    all_masks = set()
     for _ in range(64):
-        low, high = pair()
+        low, high = mask_pair()
         low.meet({1: high.session})
         high.meet({0: low.session})
         mask = low.at(1, 2)
         np.testing.assert_array_equal(mask, np.uint64(0) - high.at(1, 2))
-        seen.add(mask.tobytes())
-    assert len(seen) == 64
-    # The server swaps a session: no mask that either side has had, and none that cancels.
-    low, high = pair()
+        all_masks.add(mask.tobytes())
+    assert len(all_masks) == 64
+    # The server replaces a session: no mask repeats one of either side, and none cancels.
+    low, high = mask_pair()
     low.meet({1: bytes(32)})
     high.meet({0: low.session})
     assert (low.at(1, 8) + high.at(1, 8)).all()
@@ -117,7 +119,7 @@ def test_a_pair_of_sessions_has_its_own_masks():
         ({1: bytes(32), 2: bytes(32), 4: bytes(32)}, "got silos .1, 2, 4."),
     ],
 )
-def test_sessions_that_do_not_fit_are_refused_and_change_nothing(sessions, message):
+def test_refused_sessions_change_nothing(sessions, message):
     masks = Masks(0, KEYS[0])
     with pytest.raises(InputError, match=message):
         masks.meet(sessions)
@@ -125,18 +127,18 @@ def test_sessions_that_do_not_fit_are_refused_and_change_nothing(sessions, messa
     np.testing.assert_array_equal(masks.at(1, 3), Masks(0, KEYS[0]).at(1, 3))
 
 
-def test_silos_meet_once_and_before_their_first_report():
+def test_silos_exchange_sessions_once_before_their_first_report():
     plan = make(messages="individual").plan
-    silos = met(plan)
+    silos = silos_with_sessions(plan)
     with pytest.raises(InputError, match="already has different sessions; start all silos again"):
-        silos[0].meet({i: bytes(32) for i in range(1, SILOS)})
-    made = plan.secure
-    late = Encoder(made, 0, KEYS[0], SeededNoise(1))
-    late.message(np.zeros(made.size))
+        silos[0].meet({index: bytes(32) for index in range(1, SILOS)})
+    secure_sum = plan.secure
+    late_encoder = Encoder(secure_sum, 0, KEYS[0], SeededNoise(1))
+    late_encoder.message(np.zeros(secure_sum.size))
     with pytest.raises(InputError, match="before the first message"):
-        late.meet({i: bytes(32) for i in range(1, SILOS)})
-    other = Silo(make(protocol="central").plan, 0)
+        late_encoder.meet({index: bytes(32) for index in range(1, SILOS)})
+    central_silo = Silo(make(protocol="central").plan, 0)
     with pytest.raises(InputError, match='not to "central"'):
-        other.meet({})
+        central_silo.meet({})
     with pytest.raises(InputError, match="sessions belong to masked messages"):
-        _ = other.session
+        _ = central_silo.session

@@ -1,4 +1,4 @@
-"""Silos may have different budgets: each gets its noise and its certificate."""
+"""Check that silos may have different budgets: each gets its own noise and certificate."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_silo_has_the_noise_of_its_budget(protocol):
     assert bounds[1] == pytest.approx(expected)
 
 
-def test_the_certificate_names_every_budget():
+def test_certificate_names_every_budget():
     certificate = system(silo_epsilon=[0.5, 2.0, 0.5]).certificate
     assert certificate.claimed.epsilon == 2.0
     assert certificate.exact.epsilon == pytest.approx(2.0)
@@ -67,7 +67,7 @@ def test_the_certificate_names_every_budget():
 
 @pytest.mark.parametrize("release", ["tree", "toeplitz", "honaker"])
 @pytest.mark.parametrize("lazy", [True, False])
-def test_the_two_drivers_agree_where_budgets_differ(release, lazy):
+def test_drivers_agree_for_different_budgets(release, lazy):
     curve = {
         "label": "own", "algorithm": "private-fedlinucb", "silo_epsilon": [5.0, 50.0, 500.0],
         "delta": 1e-3, "batch_size": 6, "release": release, "lazy": lazy,
@@ -85,7 +85,7 @@ def test_the_two_drivers_agree_where_budgets_differ(release, lazy):
     assert np.array_equal(compiled_outcome.actions, step_outcome.actions)
 
 
-def test_a_list_of_budgets_gives_one_curve_and_no_sweep():
+def test_a_list_of_budgets_makes_one_curve_and_no_sweep():
     results = fastfed.simulate(
         {"kind": "sphere", "dimension": 2, "actions": 3}, "private-fedlinucb", silos=2, horizon=20,
         batch_size=5, silo_epsilon=[1.0, 3.0], delta=1e-3,
@@ -147,8 +147,8 @@ def test_each_silo_of_feducb_has_the_noise_of_its_budget(calibration):
         assert mixed.radius.offset[part] == pytest.approx(sums)
 
 
-def test_the_inequality_that_proposition_2_uses_holds():
-    """h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i, for h = sum h_i and any H_i > 0."""
+def test_inequality_used_by_proposition_2_holds():
+    """Check h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i, for h = sum h_i and any H_i > 0."""
     rng = np.random.default_rng(4)
     for _ in range(50):
         factors = rng.normal(size=(4, 3, 3)) * rng.choice([0.1, 1.0, 10.0], size=(4, 1, 1))
@@ -159,7 +159,7 @@ def test_the_inequality_that_proposition_2_uses_holds():
         assert left_side <= right_side * (1 + 1e-9)
 
 
-def test_the_certificate_of_feducb_names_every_budget_and_the_weakest():
+def test_certificate_of_feducb_names_every_budget_and_the_weakest():
     certificate = feducb(**MIXED).certificate
     assert (certificate.claimed.epsilon, certificate.claimed.delta) == (2.0, 1e-4)
     # The exact account takes the least noise (silo 1) at the largest delta, so epsilon is below 2.
@@ -190,29 +190,34 @@ def test_the_certificate_of_feducb_names_every_budget_and_the_weakest():
 
 @pytest.mark.parametrize("radius", ["proposition-2", "direct"])
 @pytest.mark.parametrize("lazy", [True, False])
-def test_the_two_drivers_of_feducb_agree(radius, lazy):
+def test_drivers_agree_for_feducb_with_different_budgets(radius, lazy):
     curve = {
         "label": "own", "algorithm": "feducb", "silo_epsilon": [5.0, 50.0, 500.0],
         "silo_delta": [1e-3, 1e-3, 1e-5], "batch_size": 6, "schedule": "fixed", "lazy": lazy,
         "radius": radius,
     }  # fmt: skip
-    e = make_experiment(
+    experiment = make_experiment(
         name="own", environment=Sphere(dimension=3, actions=5), curves=[curve], horizon=40, silos=3
     )
-    opened, plans = e.environment.open(0, 0, 3), [c.system.plan for c in e.curves]
-    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
-    (other,) = server.run_steps(opened, plans, e.checkpoints)
-    assert np.array_equal(one.total, other.total)
-    assert np.array_equal(one.actions, other.actions)
+    environment, plans = (
+        experiment.environment.open(0, 0, 3),
+        [curve_.system.plan for curve_ in experiment.curves],
+    )
+    (compiled_outcome,) = compiled.run(environment, plans, experiment.checkpoints, record=True)
+    (step_outcome,) = server.run_steps(environment, plans, experiment.checkpoints)
+    assert np.array_equal(compiled_outcome.total, step_outcome.total)
+    assert np.array_equal(compiled_outcome.actions, step_outcome.actions)
 
 
 @pytest.mark.parametrize("keys", [{}, {"batch_size": "theorem"}, {"radius": "direct"}])
 def test_equal_budgets_give_the_results_of_one_budget(keys):
-    world = {"kind": "sphere", "dimension": 3, "actions": 5}
+    environment = {"kind": "sphere", "dimension": 3, "actions": 5}
     sizes = {"silos": 4, "horizon": 60, "replicates": 2, "schedule": "fixed", "batch_size": 6}
-    one_budget = fastfed.simulate(world, "feducb", **{**sizes, **keys}, epsilon=50.0, delta=1e-3)
+    one_budget = fastfed.simulate(
+        environment, "feducb", **{**sizes, **keys}, epsilon=50.0, delta=1e-3
+    )
     equal_budgets = fastfed.simulate(
-        world, "feducb", **{**sizes, **keys}, silo_epsilon=[50.0] * 4, silo_delta=[1e-3] * 4
+        environment, "feducb", **{**sizes, **keys}, silo_epsilon=[50.0] * 4, silo_delta=[1e-3] * 4
     )
     assert len(equal_budgets.curves) == 1  # no sweep
     np.testing.assert_array_equal(

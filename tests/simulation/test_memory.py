@@ -1,4 +1,4 @@
-"""Estimates of memory against what runs take, and refusals of what would not fit."""
+"""Tests of memory estimates against measured memory, and of errors about runs that do not fit."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ LDP = {
 
 
 def spec(*curves, **changes):
+    """Return a small spec with these curves."""
     curves = curves or ({"algorithm": "local-linucb"},)
     return {
         "name": "small",
@@ -40,14 +41,18 @@ def spec(*curves, **changes):
     }
 
 
-def made(*curves, **changes):
+def make(*curves, **changes):
+    """Return the experiment of a small spec with these curves."""
     return experiment_from_spec(spec(*curves, **changes))
 
 
-# ---- what is available ---------------------------------------------------------------------------
+# ---- available memory ----------------------------------------------------------------------------
 
 
-def system(tmp_path, meminfo="MemTotal: 9000 kB\nMemAvailable:    8000 kB\n", cgroup="", **files):
+def available_in(
+    tmp_path, meminfo="MemTotal: 9000 kB\nMemAvailable:    8000 kB\n", cgroup="", **files
+):
+    """Write files of /proc and /sys and return the memory that is available according to them."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text(meminfo)
     (tmp_path / "proc" / "self" / "cgroup").write_text(cgroup)
@@ -58,45 +63,47 @@ def system(tmp_path, meminfo="MemTotal: 9000 kB\nMemAvailable:    8000 kB\n", cg
     return available(tmp_path / "proc")
 
 
-def test_without_groups_the_system_says_what_is_available(tmp_path):
-    assert system(tmp_path) == 8000 * 1024
+def test_without_control_groups_meminfo_counts(tmp_path):
+    assert available_in(tmp_path) == 8000 * 1024
 
 
-def test_a_group_of_version_2_and_those_around_it_count(tmp_path):
+def test_control_groups_of_version_2_and_their_parents_count(tmp_path):
     limits = {
         "a__b__memory--max": "max\n", "a__b__memory--current": "7\n",
         "a__memory--max": "5000000\n", "a__memory--current": "2000000\n",
         "a__memory--stat": "anon 4\ninactive_file 500000\n",
     }  # fmt: skip
-    assert system(tmp_path, cgroup="0::/a/b\n", **limits) == 3_500_000
+    assert available_in(tmp_path, cgroup="0::/a/b\n", **limits) == 3_500_000
 
 
-def test_a_group_of_version_1_whose_path_is_the_hosts(tmp_path):
+def test_control_groups_of_version_1_with_the_hosts_path_count(tmp_path):
     limits = {
         "memory__memory--limit_in_bytes": "3000000\n",
         "memory__memory--usage_in_bytes": "1000000\n",
         "memory__memory--stat": "cache 1\ntotal_inactive_file 200000\n",
     }
     lines = "3:cpu:/x\n4:memory,hugetlb:/docker/123\n0::/\n"
-    assert system(tmp_path, cgroup=lines, **limits) == 2_200_000
+    assert available_in(tmp_path, cgroup=lines, **limits) == 2_200_000
 
 
-def test_a_full_group_leaves_nothing(tmp_path):
+def test_a_full_control_group_leaves_no_memory(tmp_path):
     limits = {"memory--max": "10\n", "memory--current": "20\n"}
-    assert system(tmp_path, cgroup="0::/\n", **limits) == 0
+    assert available_in(tmp_path, cgroup="0::/\n", **limits) == 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ulimit -v as on Linux")
-def test_a_limit_of_addresses_counts():
+def test_a_limit_on_address_space_counts():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
         "from fastfed._memory import available; print(available())"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 0 < int(found.stdout) < 2 << 30
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert 0 < int(process.stdout) < 2 << 30
 
 
-def test_sizes_are_read_and_shown():
+def test_sizes_are_parsed_and_formatted():
     assert [parse_size("m", v) for v in ("40GB", "1.5 GiB", "300m", "7", 9, 4e9)] == [
         40 * 10**9, 3 * 2**29, 3 * 10**8, 7, 9, 4 * 10**9,
     ]  # fmt: skip
@@ -133,7 +140,8 @@ with open("/proc/self/status") as lines:
 print(json.dumps([found, 1024 * most]))
 """
 
-#: Some 300 MB each, of other terms: states of silos and of nodes; checkpoints; and objects.
+#: About 300 MB each, dominated by different terms: states of silos and nodes, checkpoints, and
+#: objects.
 CASES = {
     "states": (
         spec(LDP, silos=2500, environment={"kind": "sphere", "dimension": 57, "actions": 5}),
@@ -149,47 +157,59 @@ CASES = {
 }  # fmt: skip
 
 
-def measured(spec, driver):
-    """(the estimate, the most that the process had), bytes."""
+def measure_memory(spec, driver):
+    """Return the estimate and the peak memory of a run in a new process, in bytes."""
     command = [sys.executable, "-c", CHILD, json.dumps(spec), driver]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(run.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(process.stdout)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
     "name", ordinary_cases(CASES, lambda name: name not in ("marks", "objects"))
 )
-def test_an_estimate_is_what_a_run_takes(name):
-    given, driver = CASES[name]
-    small = {**given, "silos": 2, "horizon": 20, "checkpoints": 5}
-    small["environment"] = {**given["environment"], "dimension": 2}
-    (_, least), (found, most) = measured(small, driver), measured(given, driver)
-    taken = most - least
-    print(f"{name}: {found / 1e6:.0f} MB estimated, {taken / 1e6:.0f} MB taken")
-    assert taken > 150e6
-    assert 0.9 * taken < found < 1.5 * taken
+def test_estimates_agree_with_measured_memory(name):
+    spec_table, driver = CASES[name]
+    small = {**spec_table, "silos": 2, "horizon": 20, "checkpoints": 5}
+    small["environment"] = {**spec_table["environment"], "dimension": 2}
+    (_, small_peak), (estimated, peak) = (
+        measure_memory(small, driver),
+        measure_memory(spec_table, driver),
+    )
+    used = peak - small_peak
+    print(f"{name}: {estimated / 1e6:.0f} MB estimated, {used / 1e6:.0f} MB taken")
+    assert used > 150e6
+    assert 0.9 * used < estimated < 1.5 * used
 
 
-def test_shapes_are_those_of_the_state_that_is_played():
-    """Every array of a state that grows with its silos is one that the estimate knows."""
+def test_estimated_shapes_equal_those_of_the_state():
+    """Check that the estimate knows every array that grows with the number of silos."""
     for keys in (LDP, {**LDP, "lazy": False, "protocol": "silo-ldp-prefix"}, {"algorithm": "feducb",
                  "epsilon": 1.0, "delta": 1e-5}, {**LDP, "release": "toeplitz"}):  # fmt: skip
-        plan = made(keys).curves[0].system.plan
-        known = compiled.shapes(plan, 5)
+        plan = make(keys).curves[0].system.plan
+        estimated_shapes = compiled.shapes(plan, 5)
         state = compiled.state(plan, 5, False)
-        arrays = {k: v for k, v in state.items() if isinstance(v, np.ndarray)}
+        arrays = {
+            own_name: value for own_name, value in state.items() if isinstance(value, np.ndarray)
+        }
         for name, values in arrays.items():
-            if name in known:
-                assert values.shape == known[name][0] and values.dtype == known[name][1], name
-            else:  # plans, and one number of each silo
+            if name in estimated_shapes:
+                assert (
+                    values.shape == estimated_shapes[name][0]
+                    and values.dtype == estimated_shapes[name][1]
+                ), name
+            else:  # arrays of the plan, or one number per silo
                 assert values.size <= max(plan.silos, 3 * len(plan.regularizer), 500), name
         if plan.trigger is not None:
-            trigger = {k: v for k, v in state["trigger"].items() if isinstance(v, np.ndarray)}
+            trigger = {
+                own_name: value
+                for own_name, value in state["trigger"].items()
+                if isinstance(value, np.ndarray)
+            }
             assert set(trigger) == set(compiled.clock_shapes(plan))
 
 
-def test_every_kind_of_plan_has_an_estimate_that_grows_with_it():
+def test_estimates_of_every_kind_of_plan_grow_with_silos():
     kinds = [
         (LDP, {}),
         ({"algorithm": "feducb", "epsilon": 1.0, "delta": 1e-5}, {}),
@@ -202,26 +222,29 @@ def test_every_kind_of_plan_has_an_estimate_that_grows_with_it():
         ({"algorithm": "random"}, {"environment": {"kind": "fixed-set", "dimension": 3}}),
     ]  # fmt: skip
     for keys, changes in kinds:
-        few, many = (estimate(made(keys, silos=m, **changes), Resources()).bytes for m in (4, 40))
+        few, many = (estimate(make(keys, silos=m, **changes), Resources()).bytes for m in (4, 40))
         assert 0 < few < many, keys
 
 
-def test_what_a_users_environment_says_is_counted():
+def test_memory_reported_by_an_environment_is_counted():
     class Large(fastfed.environments.Sphere):
         def memory(self, silos, horizon, curves):
             return 10**9 * curves
 
-    plain, large = (
+    default_environment, large_environment = (
         fastfed.environments.Sphere(dimension=3, actions=5),
         Large(dimension=3, actions=5),
     )
-    plans = [made().curves[0].system.plan] * 2
-    facts = plain.facts(4, 20)
-    found = [dispatch.total(dispatch.of_pass(e, facts, plans, 5, 1)) for e in (plain, large)]
-    assert found[1] - found[0] == 2 * 10**9
+    plans = [make().curves[0].system.plan] * 2
+    facts = default_environment.facts(4, 20)
+    estimates = [
+        dispatch.total(dispatch.of_pass(environment, facts, plans, 5, 1))
+        for environment in (default_environment, large_environment)
+    ]
+    assert estimates[1] - estimates[0] == 2 * 10**9
 
 
-def test_a_mapped_pool_takes_no_memory_of_its_own(tmp_path):
+def test_mapped_arrays_are_recognised(tmp_path):
     from fastfed.environments.pool import is_mapped
 
     np.save(tmp_path / "a.npy", np.zeros(100))
@@ -230,9 +253,9 @@ def test_a_mapped_pool_takes_no_memory_of_its_own(tmp_path):
     assert not is_mapped(np.zeros(100)[3:])
 
 
-# ---- refusals ------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
-ABSURD = {
+TOO_LARGE = {
     "silos": ({"silos": 2**31}, r"about 6\d\d GB \(silo states .* 2 147 483 648 silos x d = 3"),
     "replicates": (
         {"replicates": 10**9},
@@ -249,11 +272,11 @@ ABSURD = {
 }
 
 
-@pytest.mark.parametrize("name", list(ABSURD))
-def test_what_would_not_fit_is_refused_before_anything_is_written(name, tmp_path):
-    changes, said = ABSURD[name]
-    experiment = made(**changes)
-    with pytest.raises(InputError, match=rf"this run needs {said}.*and [\d.]+ [A-Z]B are avail"):
+@pytest.mark.parametrize("name", list(TOO_LARGE))
+def test_runs_that_do_not_fit_are_refused_before_anything_is_written(name, tmp_path):
+    changes, message = TOO_LARGE[name]
+    experiment = make(**changes)
+    with pytest.raises(InputError, match=rf"this run needs {message}.*and [\d.]+ [A-Z]B are avail"):
         fastfed.run(experiment, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     sizes = spec(**changes)
@@ -271,22 +294,22 @@ def test_what_would_not_fit_is_refused_before_anything_is_written(name, tmp_path
          "delta": 1e-5}]},
     ],
 )  # fmt: skip
-def test_sizes_that_cannot_even_be_planned_are_refused_at_once(changes, monkeypatch):
+def test_sizes_that_cannot_be_planned_are_refused_at_once(changes, monkeypatch):
     monkeypatch.setattr(driver, "available", lambda: 16 * 10**9)
     with pytest.raises(
         InputError, match=r"this run needs about \d+ GB .*, and 16 GB are available"
     ):
-        made(**changes)
+        make(**changes)
 
 
 @pytest.mark.parametrize("key", ["silos", "horizon", "replicates"])
-def test_numbers_beyond_all_bounds_are_bad_input(key):
+def test_numbers_beyond_all_bounds_raise_input_errors(key):
     with pytest.raises(InputError, match=f"{key} must be an integer"):
-        made(**{key: 10**15})
+        make(**{key: 10**15})
 
 
-def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monkeypatch):
-    experiment = made()
+def test_memory_limit_replaces_the_available_memory(tmp_path, monkeypatch):
+    experiment = make()
     needed = estimate(experiment, Resources(1)).bytes
     with pytest.raises(InputError, match=r"memory_limit is 1 kB: .*tries all the same"):
         fastfed.run(experiment, tmp_path / "out", memory_limit=1000)
@@ -295,81 +318,83 @@ def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monk
         fastfed.run(experiment, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=needed)
-    # Nothing is left to play: what is read fits.
-    read = estimate(experiment, Resources(1), done=2).bytes
-    assert read < needed
-    fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=read)
+    # All replicates are stored; only reading needs memory.
+    read_bytes = estimate(experiment, Resources(1), done=2).bytes
+    assert read_bytes < needed
+    fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=read_bytes)
     monkeypatch.setattr(dispatch, "available", lambda: None)
     assert fit(experiment, Resources()).reduced == ""
 
 
-def test_what_fits_only_in_parts_is_played_in_parts_with_the_same_results(tmp_path):
+def test_runs_that_fit_only_in_parts_give_the_same_results(tmp_path):
     curves = [LDP, {"algorithm": "fedlinucb", "batch_size": 4}, {**LDP, "lazy": False}]
-    experiment = made(*curves, silos=60, replicates=6)
-    wanted = fit(experiment, Resources(3, memory_limit="1TB"))
-    assert (wanted.at_once, wanted.together, wanted.reduced) == (3, 64, "")
-    least = estimate(experiment, Resources(3), at_once=1, together=1).bytes
-    whole = estimate(experiment, Resources(3), at_once=1).bytes
-    found = {}
-    for limit, layout in ((10**12, (3, 64)), (whole, (1, 64)), (least, (1, 1))):
+    experiment = make(*curves, silos=60, replicates=6)
+    full_layout = fit(experiment, Resources(3, memory_limit="1TB"))
+    assert (full_layout.at_once, full_layout.together, full_layout.reduced) == (3, 64, "")
+    min_bytes = estimate(experiment, Resources(3), at_once=1, together=1).bytes
+    bytes_of_one_batch = estimate(experiment, Resources(3), at_once=1).bytes
+    results_by_limit = {}
+    for limit, layout in ((10**12, (3, 64)), (bytes_of_one_batch, (1, 64)), (min_bytes, (1, 1))):
         fitted = fit(experiment, Resources(3, memory_limit=limit))
         assert (fitted.at_once, fitted.together) == layout
         assert fitted.bytes <= limit
         folder = tmp_path / str(limit)
         results = fastfed.run(experiment, folder, threads=3, memory_limit=limit)
-        found[limit] = [c.group_regret.tobytes() for c in results.curves]
-    assert len({tuple(f) for f in found.values()}) == 1
+        results_by_limit[limit] = [curve.group_regret.tobytes() for curve in results.curves]
+    assert len({tuple(regrets) for regrets in results_by_limit.values()}) == 1
     assert "1 of 3 batches at once and at most 1 curves" in fitted.reduced
     with pytest.raises(InputError, match="this run needs"):
-        fit(experiment, Resources(3, memory_limit=least - 1))
+        fit(experiment, Resources(3, memory_limit=min_bytes - 1))
 
 
-def test_fewer_processes_play_at_once(tmp_path):
-    experiment = made(LDP, silos=2000, replicates=2)
-    one = estimate(experiment, Resources(2, "processes"), at_once=1).bytes
-    fitted = fit(experiment, Resources(2, "processes", memory_limit=one))
+def test_fewer_processes_run_if_memory_is_short(tmp_path):
+    experiment = make(LDP, silos=2000, replicates=2)
+    bytes_of_one_batch = estimate(experiment, Resources(2, "processes"), at_once=1).bytes
+    fitted = fit(experiment, Resources(2, "processes", memory_limit=bytes_of_one_batch))
     assert fitted.at_once == 1 and "1 of 2 batches at once" in fitted.reduced
 
 
-# ---- when it ends all the same -------------------------------------------------------------------
+# ---- when memory is exhausted --------------------------------------------------------------------
 
 
-def test_memory_that_ends_at_once_leaves_no_store(tmp_path, monkeypatch):
-    def full(*args, **keys):
+def test_no_store_is_left_if_memory_is_exhausted_at_once(tmp_path, monkeypatch):
+    def raise_memory_error(*args, **keys):
         raise MemoryError("Unable to allocate 7 PiB")
 
-    monkeypatch.setattr(dispatch, "run", full)
+    monkeypatch.setattr(dispatch, "run", raise_memory_error)
     with pytest.raises(OutOfMemory, match=r"out of memory: this run needs about .* need less"):
-        fastfed.run(made(), tmp_path / "out")
+        fastfed.run(make(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").mkdir()
     with pytest.raises(MemoryError):
-        fastfed.run(made(), tmp_path / "mine")
+        fastfed.run(make(), tmp_path / "mine")
     assert list((tmp_path / "mine").iterdir()) == []
     sizes = spec()
     with pytest.raises(OutOfMemory):
         fastfed.simulate(sizes["environment"], "local-linucb", silos=2, horizon=5)
 
 
-def test_memory_that_ends_later_keeps_what_was_played(tmp_path, monkeypatch):
-    play, calls = dispatch.run, []
+def test_finished_replicates_are_kept_if_memory_is_exhausted_later(tmp_path, monkeypatch):
+    original_run, calls = dispatch.run, []
 
-    def full(*args, **keys):
+    def fail_after_two(*args, **keys):
         calls.append(1)
         if len(calls) > 2:
             raise MemoryError
-        return play(*args, **keys)
+        return original_run(*args, **keys)
 
-    experiment = made(replicates=5)
-    monkeypatch.setattr(dispatch, "run", full)
+    experiment = make(replicates=5)
+    monkeypatch.setattr(dispatch, "run", fail_after_two)
     with pytest.raises(OutOfMemory):
         fastfed.run(experiment, tmp_path / "out", threads=1)
     with Store.open_existing(tmp_path / "out") as store:
         assert len(store.done()) == 2
-    monkeypatch.setattr(dispatch, "run", play)
-    again = fastfed.run(experiment, tmp_path / "out", threads=1)
-    straight = fastfed.run(experiment, tmp_path / "straight", threads=1)
-    np.testing.assert_array_equal(again.curves[0].group_regret, straight.curves[0].group_regret)
+    monkeypatch.setattr(dispatch, "run", original_run)
+    resumed = fastfed.run(experiment, tmp_path / "out", threads=1)
+    uninterrupted = fastfed.run(experiment, tmp_path / "straight", threads=1)
+    np.testing.assert_array_equal(
+        resumed.curves[0].group_regret, uninterrupted.curves[0].group_regret
+    )
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -392,29 +417,30 @@ algorithm = "local-linucb"
 
 
 def command(*words):
+    """Run ``python -m fastfed`` with these arguments."""
     return subprocess.run(
         [sys.executable, "-m", "fastfed", *map(str, words)], capture_output=True, text=True
     )
 
 
-def test_the_command_refuses_in_a_sentence_and_leaves_nothing(tmp_path):
+def test_command_refuses_with_one_sentence_and_leaves_no_files(tmp_path):
     path, out = tmp_path / "spec.toml", tmp_path / "out"
     path.write_text(TOML.format(silos=2**31))
-    refused = command("run", path, "-o", out)
-    assert refused.returncode == 2 and not out.exists()
-    assert refused.stderr.startswith("error: this run needs about ")
-    assert "Traceback" not in refused.stderr and refused.stderr.count("\n") == 1
+    too_large = command("run", path, "-o", out)
+    assert too_large.returncode == 2 and not out.exists()
+    assert too_large.stderr.startswith("error: this run needs about ")
+    assert "Traceback" not in too_large.stderr and too_large.stderr.count("\n") == 1
     path.write_text(TOML.format(silos=3))
-    bad = command("run", path, "-o", out, "--memory", "much")
-    assert bad.returncode == 2 and '--memory must be a size such as "40GB"' in bad.stderr
-    small = command("run", path, "-o", out, "--memory", "2kB")
-    assert small.returncode == 2 and "memory_limit is 2 kB" in small.stderr
+    bad_size = command("run", path, "-o", out, "--memory", "much")
+    assert bad_size.returncode == 2 and '--memory must be a size such as "40GB"' in bad_size.stderr
+    small_limit = command("run", path, "-o", out, "--memory", "2kB")
+    assert small_limit.returncode == 2 and "memory_limit is 2 kB" in small_limit.stderr
     assert not out.exists()
     assert command("run", path, "-o", out, "--memory", "1GB").returncode == 0
     assert (out / FILE).exists()
 
 
-def test_a_dry_run_says_how_much_memory(tmp_path):
+def test_a_dry_run_shows_the_memory(tmp_path):
     run = CliRunner().invoke(
         cli, ["reproduce", "zc24-fig3a", "--quick", "--dry-run", "-o", str(tmp_path)]
     )
@@ -425,10 +451,12 @@ def test_a_dry_run_says_how_much_memory(tmp_path):
     assert json.loads(doctor.stdout)["memory"] > 10**6
 
 
-def test_a_plan_plays_as_many_at_once_as_fit(monkeypatch):
+def test_number_of_workers_is_limited_by_memory(monkeypatch):
     terms = [dispatch.Term("silo states", 400, "4 silos", "silos")]
-    for have, workers in ((None, 3), (1200, 3), (1199, 2), (400, 1)):
-        monkeypatch.setattr(driver, "available", lambda have=have: have)
+    for available_bytes, workers in ((None, 3), (1200, 3), (1199, 2), (400, 1)):
+        monkeypatch.setattr(
+            driver, "available", lambda available_bytes=available_bytes: available_bytes
+        )
         assert driver.that_fit(terms, 3) == workers
     monkeypatch.setattr(driver, "available", lambda: 399)
     with pytest.raises(InputError, match=r"this run needs about 1 kB \(silo states"):

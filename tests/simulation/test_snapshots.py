@@ -1,4 +1,4 @@
-"""Runs that go on from a snapshot have the bits of runs that were never stopped."""
+"""Check that runs which continue from a snapshot have the same bits as uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -46,69 +46,74 @@ CURVES = [
 ]  # fmt: skip
 
 
-def one_curve(curve: dict, world=None, **sizes) -> Experiment:
-    agent = curve["algorithm"].startswith("linucb")
+def one_curve(curve: dict, environment=None, **sizes) -> Experiment:
+    """Return an experiment with one curve on a sphere or in ``world``."""
+    is_single_agent = curve["algorithm"].startswith("linucb")
     return make_experiment(
         name="part",
-        environment=world or Sphere(dimension=3, actions=6),
+        environment=environment or Sphere(dimension=3, actions=6),
         curves=[curve],
-        **({"horizon": HORIZON, "silos": 1 if agent else 4, "replicates": 1, "seed": 3} | sizes),
+        **(
+            {"horizon": HORIZON, "silos": 1 if is_single_agent else 4, "replicates": 1, "seed": 3}
+            | sizes
+        ),
     )
 
 
-def opened(experiment: Experiment):
-    """A fresh run of its first replicate, with the states of its curves."""
-    plans = [c.system.plan for c in experiment.curves]
+def new_run(experiment: Experiment):
+    """Return a new run of the first replicate and the states of its curves."""
+    plans = [curve.system.plan for curve in experiment.curves]
     states = [compiled.state(plan, len(experiment.checkpoints), False) for plan in plans]
     environment = experiment.curves[0].problem.open(experiment.seed, 0)
-    made = driver.Run(
+    opened_run = driver.Run(
         environment, plans[0].silos, plans[0].horizon, experiment.checkpoints, states, 1
     )
-    made.initialise()
-    return made, states
+    opened_run.initialise()
+    return opened_run, states
 
 
-@pytest.mark.parametrize("world", ["fresh", "fixed"])
+@pytest.mark.parametrize("environment_name", ["fresh", "fixed"])
 @pytest.mark.parametrize("curve", CURVES, ids=lambda c: " ".join(map(str, c.values())))
-def test_a_second_process_would_go_on_with_the_same_bits(
-    curve: dict, world: str, tmp_path: Path
+def test_a_new_run_continues_from_a_snapshot_with_the_same_bits(
+    curve: dict, environment_name: str, tmp_path: Path
 ) -> None:
-    """After any number of rounds: within a batch, at its end, before the first release."""
-    made = FixedSet(dimension=3, actions=6) if world == "fixed" else None
+    """Take snapshots within a batch, at its end, and before the first release."""
+    environment = FixedSet(dimension=3, actions=6) if environment_name == "fixed" else None
     if "reward_centre" in curve:
-        made = Sphere(dimension=3, actions=6, intercept=2.0)
-    experiment = one_curve(curve, made)
-    first, states = opened(experiment)
-    first.simulate(1, HORIZON)
-    whole = states[0]
-    for at in (2, 7, 33):
-        run_one, states = opened(experiment)
-        run_one.simulate(1, at)
+        environment = Sphere(dimension=3, actions=6, intercept=2.0)
+    experiment = one_curve(curve, environment)
+    full_run, states = new_run(experiment)
+    full_run.simulate(1, HORIZON)
+    full_state = states[0]
+    for snapshot_round in (2, 7, 33):
+        interrupted_run, states = new_run(experiment)
+        interrupted_run.simulate(1, snapshot_round)
         snapshot = Snapshot(tmp_path / "one.npz", "this")
-        snapshot.write(at, run_one.numbers(), states)
-        run_two, states = opened(experiment)
-        kept = snapshot.read(states, HORIZON)
-        assert kept is not None and kept[0] == at
-        run_two.resume(kept[1])
-        run_two.simulate(at + 1, HORIZON)
-        for name, value in whole.items():
+        snapshot.write(snapshot_round, interrupted_run.numbers(), states)
+        continued_run, states = new_run(experiment)
+        loaded = snapshot.read(states, HORIZON)
+        assert loaded is not None and loaded[0] == snapshot_round
+        continued_run.resume(loaded[1])
+        continued_run.simulate(snapshot_round + 1, HORIZON)
+        for name, value in full_state.items():
             if isinstance(value, np.ndarray) and name not in snapshots.CACHES:
                 np.testing.assert_array_equal(states[0][name], value, err_msg=name)
-        np.testing.assert_array_equal(run_two.numbers(), first.numbers())
+        np.testing.assert_array_equal(continued_run.numbers(), full_run.numbers())
 
 
 # ---- runs into an output folder ------------------------------------------------------------------
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot after every call of the driver, and calls of a few rounds."""
+def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a snapshot after every call of the driver; each call simulates a few rounds."""
     monkeypatch.setattr(snapshots, "EVERY", 0.0)
     monkeypatch.setattr(snapshots, "TIMES_OF_WRITING", 0.0)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 1e-9)
 
 
 def two_curves(horizon: int = 90) -> Experiment:
+    """Return an experiment with two curves of different epsilon."""
     keys = {"algorithm": "private-fedlinucb", "protocol": "central", "delta": 1e-3}
     return make_experiment(
         name="parts",
@@ -118,22 +123,25 @@ def two_curves(horizon: int = 90) -> Experiment:
     )  # fmt: skip
 
 
-def rows(folder: Path) -> list:
+def stored_rows(folder: Path) -> list:
+    """Return all rows of the table of results."""
     with Store.open_existing(folder) as store:
         return store._db.execute("SELECT * FROM cells ORDER BY position, replicate").fetchall()
 
 
-def stop_after(agent_rounds: int, heard: list[int]):
-    def progress(more: int) -> None:
-        heard.append(more)
-        if sum(heard) > agent_rounds:
+def stop_after(agent_rounds: int, reported: list[int]):
+    """Return a progress function that interrupts the run after this number of agent-rounds."""
+
+    def progress(new_rounds: int) -> None:
+        reported.append(new_rounds)
+        if sum(reported) > agent_rounds:
             raise Interrupted
 
     return progress
 
 
-def took(path: Path, seconds: float) -> None:
-    """Make a snapshot say that its part took so long."""
+def set_seconds(path: Path, seconds: float) -> None:
+    """Change a snapshot to say that its batch took this time."""
     with np.load(path) as archive:
         arrays = dict(archive)
     about = json.loads(arrays.pop("about").tobytes())
@@ -145,8 +153,8 @@ def took(path: Path, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("engine", ["local", "processes"])
-def test_a_run_goes_on_where_it_was_stopped(
-    engine: str, tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_run_continues_from_its_snapshot(
+    engine: str, tmp_path: Path, frequent_snapshots: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if engine == "processes":
         monkeypatch.setattr("fastfed.simulation.engines.processes.EVERY", 0.0)
@@ -154,73 +162,75 @@ def test_a_run_goes_on_where_it_was_stopped(
     run.run(experiment, tmp_path / "whole", threads=1)
     with pytest.raises(Interrupted):
         run.run(experiment, tmp_path / "parts", threads=1, progress=stop_after(300, []))
-    kept = list((tmp_path / "parts" / snapshots.FOLDER).iterdir())
-    assert len(kept) == 1 and kept[0].stat().st_mode & 0o777 == 0o600
-    took(kept[0], 1000.0)
-    heard: list[int] = []
-    run.run(experiment, tmp_path / "parts", threads=1, engine=engine, progress=heard.append)
-    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-    # What it took before it was stopped counts too; the curves of a batch share it.
+    snapshot_files = list((tmp_path / "parts" / snapshots.FOLDER).iterdir())
+    assert len(snapshot_files) == 1 and snapshot_files[0].stat().st_mode & 0o777 == 0o600
+    set_seconds(snapshot_files[0], 1000.0)
+    reported: list[int] = []
+    run.run(experiment, tmp_path / "parts", threads=1, engine=engine, progress=reported.append)
+    assert stored_rows(tmp_path / "parts") == stored_rows(tmp_path / "whole")
+    # The time before the interruption counts, too; the curves of a batch share it.
     with Store.open_existing(tmp_path / "parts") as store:
         (seconds,) = store._db.execute("SELECT max(seconds) FROM timings").fetchone()
     assert 1000.0 / 2 < seconds < 1000.0
-    # All agent-rounds are heard, those of the snapshot at once.
-    assert sum(heard) == 2 * 2 * 3 * 90 and max(heard) >= 300 - 2 * 3 * 90 // 4
+    # Progress reports all agent-rounds; those of the snapshot are reported at once.
+    assert sum(reported) == 2 * 2 * 3 * 90 and max(reported) >= 300 - 2 * 3 * 90 // 4
     assert not (tmp_path / "parts" / snapshots.FOLDER).exists()
 
 
-def damaged(path: Path, how: str) -> None:
-    whole = bytearray(path.read_bytes())
-    if how == "cut":
-        del whole[len(whole) // 2 :]
-    elif how == "flipped":
-        whole[len(whole) // 3] ^= 4
+def damage(path: Path, kind: str) -> None:
+    """Truncate, alter or empty the file."""
+    content = bytearray(path.read_bytes())
+    if kind == "cut":
+        del content[len(content) // 2 :]
+    elif kind == "flipped":
+        content[len(content) // 3] ^= 4
     else:
-        whole[:] = b""
-    path.write_bytes(bytes(whole))
+        content[:] = b""
+    path.write_bytes(bytes(content))
 
 
 @pytest.mark.parametrize(
-    "how", ["flipped", *[pytest.param(h, marks=pytest.mark.slow) for h in ("cut", "empty")]]
+    "kind", ["flipped", *[pytest.param(h, marks=pytest.mark.slow) for h in ("cut", "empty")]]
 )
-def test_a_damaged_snapshot_is_not_read(how: str, tmp_path: Path, often: None) -> None:
+def test_a_damaged_snapshot_is_ignored(kind: str, tmp_path: Path, frequent_snapshots: None) -> None:
     experiment = two_curves()
     with pytest.raises(Interrupted):
         run.run(experiment, tmp_path, threads=1, progress=stop_after(300, []))
-    (kept,) = (tmp_path / snapshots.FOLDER).iterdir()
-    damaged(kept, how)
-    heard: list[int] = []
-    run.run(experiment, tmp_path, threads=1, progress=heard.append)
-    assert heard[0] == 0 and sum(heard) == 2 * 2 * 3 * 90
+    (snapshot_file,) = (tmp_path / snapshots.FOLDER).iterdir()
+    damage(snapshot_file, kind)
+    reported: list[int] = []
+    run.run(experiment, tmp_path, threads=1, progress=reported.append)
+    assert reported[0] == 0 and sum(reported) == 2 * 2 * 3 * 90
     run.run(experiment, tmp_path / "whole", threads=1)
-    assert rows(tmp_path) == rows(tmp_path / "whole")
+    assert stored_rows(tmp_path) == stored_rows(tmp_path / "whole")
 
 
-def test_every_flipped_bit_of_a_snapshot_is_seen(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_snapshot_is_detected(tmp_path: Path) -> None:
     experiment = one_curve(CURVES[1])
-    made, states = opened(experiment)
-    made.simulate(1, 20)
+    opened_run, states = new_run(experiment)
+    opened_run.simulate(1, 20)
     snapshot = Snapshot(tmp_path / "one.npz", "this")
-    snapshot.write(20, made.numbers(), states)
-    whole = snapshot.path.read_bytes()
+    snapshot.write(20, opened_run.numbers(), states)
+    content = snapshot.path.read_bytes()
     arrays = {name: a.copy() for name, a in snapshots.arrays_of(states).items()}
-    _, fresh = opened(experiment)
-    for at in range(0, len(whole), len(whole) // 150):
-        flipped = bytearray(whole)
-        flipped[at] ^= 1 << at % 8
+    _, new_states = new_run(experiment)
+    for position in range(0, len(content), len(content) // 150):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position % 8
         snapshot.path.write_bytes(bytes(flipped))
-        kept = snapshot.read(fresh, HORIZON)
-        if kept is None:
+        loaded = snapshot.read(new_states, HORIZON)
+        if loaded is None:
             continue
-        # Bits of the archive that mean nothing to whoever reads it: dates, attributes.
-        assert kept[0] == 20
-        np.testing.assert_array_equal(kept[1], made.numbers())
-        for name, array in snapshots.arrays_of(fresh).items():
+        # Other bits of the archive, such as dates and attributes, do not matter.
+        assert loaded[0] == 20
+        np.testing.assert_array_equal(loaded[1], opened_run.numbers())
+        for name, array in snapshots.arrays_of(new_states).items():
             np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
-def test_a_flipped_bit_of_a_header_is_seen(tmp_path: Path) -> None:
-    """NumPy stops reading where the header says, before the archive has compared its sum."""
+def test_a_flipped_bit_of_a_header_is_detected(tmp_path: Path) -> None:
+    """Check this since NumPy reads only as far as the header says, before the checksum is
+    compared."""
     snapshot = Snapshot(tmp_path / "s.npz", "this")
     arrays = {
         "numbers": np.arange(3.0)[None],
@@ -228,66 +238,71 @@ def test_a_flipped_bit_of_a_header_is_seen(tmp_path: Path) -> None:
         "1.history": np.ones(9999),
     }
     snapshot.keep(7, arrays)
-    whole = snapshot.path.read_bytes()
+    content = snapshot.path.read_bytes()
     with zipfile.ZipFile(snapshot.path) as archive:
         members = archive.infolist()
     assert len(members) == 4
-    missed = 0
+    missed_by_numpy = 0
     for member in members:
-        name, extra = struct.unpack("<HH", whole[member.header_offset + 26 :][:4])
+        name, extra = struct.unpack("<HH", content[member.header_offset + 26 :][:4])
         first = member.header_offset + 30 + name + extra
-        for at, bit in itertools.product(range(first, first + 12), range(8)):
-            flipped = bytearray(whole)
-            flipped[at] ^= 1 << bit
+        for position, bit in itertools.product(range(first, first + 12), range(8)):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << bit
             snapshot.path.write_bytes(bytes(flipped))
             with suppress(Exception), np.load(snapshot.path) as archive:
-                missed += any(archive[n].tobytes() != arrays[n].tobytes() for n in arrays)
-            kept = Snapshot(snapshot.path, "this").kept()
-            assert kept is None or all(
-                kept.arrays[n].tobytes() == arrays[n].tobytes() for n in arrays
+                missed_by_numpy += any(
+                    archive[own_name].tobytes() != arrays[own_name].tobytes() for own_name in arrays
+                )
+            loaded = Snapshot(snapshot.path, "this").kept()
+            assert loaded is None or all(
+                loaded.arrays[own_name].tobytes() == arrays[own_name].tobytes()
+                for own_name in arrays
             )
-    assert missed  # by NumPy and the archive alone
+    assert missed_by_numpy  # NumPy and the archive alone miss some flipped bits
 
 
-def test_a_snapshot_of_another_batch_of_runs_is_not_read(tmp_path: Path) -> None:
-    kept = snapshots.Snapshots.in_output(tmp_path, "digest")
+def test_a_snapshot_of_another_batch_is_ignored(tmp_path: Path) -> None:
+    saved_snapshots = snapshots.Snapshots.in_output(tmp_path, "digest")
     experiment = one_curve(CURVES[0])
-    made, states = opened(experiment)
-    kept.of(0, [0, 1]).write(1, made.numbers(), states)
-    assert kept.of(0, [0, 1]).read(states, HORIZON) is not None
-    assert kept.of(0, [0, 2]).read(states, HORIZON) is None
-    assert kept.of(1, [0, 1]).read(states, HORIZON) is None
-    assert kept.of(0, [0, 1]).read(states, 0) is None
-    other = snapshots.Snapshots.in_output(tmp_path, "another")
-    assert other.of(0, [0, 1]).read(states, HORIZON) is None
-    bigger = one_curve(CURVES[0], Sphere(dimension=5, actions=6))
-    assert kept.of(0, [0, 1]).read(opened(bigger)[1], HORIZON) is None
+    opened_run, states = new_run(experiment)
+    saved_snapshots.of(0, [0, 1]).write(1, opened_run.numbers(), states)
+    assert saved_snapshots.of(0, [0, 1]).read(states, HORIZON) is not None
+    assert saved_snapshots.of(0, [0, 2]).read(states, HORIZON) is None
+    assert saved_snapshots.of(1, [0, 1]).read(states, HORIZON) is None
+    assert saved_snapshots.of(0, [0, 1]).read(states, 0) is None
+    other_snapshots = snapshots.Snapshots.in_output(tmp_path, "another")
+    assert other_snapshots.of(0, [0, 1]).read(states, HORIZON) is None
+    bigger_experiment = one_curve(CURVES[0], Sphere(dimension=5, actions=6))
+    assert saved_snapshots.of(0, [0, 1]).read(new_run(bigger_experiment)[1], HORIZON) is None
 
 
-def test_what_was_read_is_not_written_again(tmp_path: Path, often: None) -> None:
-    """A run that goes on keeps what it reaches, not what it began with."""
-    experiment, kept = two_curves(), snapshots.Snapshots.in_output(tmp_path, "one")
-    _, states = opened(experiment)
-    kept.of(0, [0, 1]).write(30, np.zeros((2, 3)), states)
-    one = kept.of(0, [0, 1])
-    written = one.path.stat().st_ino
-    assert one.read(states, HORIZON) is not None and one.due()
-    one.write(30, np.zeros((2, 3)), states)
-    assert one.path.stat().st_ino == written
-    one.write(31, np.zeros((2, 3)), states)
-    assert kept.of(0, [0, 1]).read(states, HORIZON)[0] == 31
+def test_a_snapshot_is_not_written_again_at_the_same_round(
+    tmp_path: Path, frequent_snapshots: None
+) -> None:
+    """Check that a continued run writes only later snapshots."""
+    experiment, saved_snapshots = two_curves(), snapshots.Snapshots.in_output(tmp_path, "one")
+    _, states = new_run(experiment)
+    saved_snapshots.of(0, [0, 1]).write(30, np.zeros((2, 3)), states)
+    snapshot = saved_snapshots.of(0, [0, 1])
+    inode = snapshot.path.stat().st_ino
+    assert snapshot.read(states, HORIZON) is not None and snapshot.due()
+    snapshot.write(30, np.zeros((2, 3)), states)
+    assert snapshot.path.stat().st_ino == inode
+    snapshot.write(31, np.zeros((2, 3)), states)
+    assert saved_snapshots.of(0, [0, 1]).read(states, HORIZON)[0] == 31
 
 
-def test_a_full_disk_does_not_end_the_run(tmp_path: Path, often: None) -> None:
-    """The folder of snapshots cannot be made."""
+def test_a_full_disk_does_not_end_the_run(tmp_path: Path, frequent_snapshots: None) -> None:
+    """Check this for a snapshot folder that cannot be created."""
     (tmp_path / snapshots.FOLDER).write_text("in the way")
-    found = run.run(two_curves(), tmp_path, threads=1)
-    assert len(found.curves) == 2
+    results = run.run(two_curves(), tmp_path, threads=1)
+    assert len(results.curves) == 2
 
 
 @pytest.mark.slow
-def test_killed_five_times(tmp_path: Path) -> None:
-    """kill -9 in one long replicate: it ends all the same, with the bits of one that lived."""
+def test_a_run_that_is_killed_five_times_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Kill a process with SIGKILL during one long replicate."""
     spec = tmp_path / "long.toml"
     spec.write_text(
         'name = "long"\nhorizon = 1600000\nsilos = 4\nreplicates = 1\ncheckpoints = 20\n'
@@ -300,22 +315,22 @@ def test_killed_five_times(tmp_path: Path) -> None:
         "snapshots.TIMES_OF_WRITING = 0.0\nfrom fastfed.cli import main\nmain()\n"
     )
     command = [sys.executable, "-c", code, "run", str(spec), "--threads", "1"]
-    rounds = []
+    snapshot_counts = []
     for _ in range(5):
         with subprocess.Popen([*command, "-o", str(tmp_path / "killed")],
                               stdout=subprocess.DEVNULL) as child:  # fmt: skip
-            until = time.monotonic() + 60.0
+            deadline = time.monotonic() + 60.0
             folder = tmp_path / "killed" / snapshots.FOLDER
-            seen = {p: p.stat().st_mtime_ns for p in folder.glob("*.npz")}
-            while time.monotonic() < until and child.poll() is None:
-                now = {p: p.stat().st_mtime_ns for p in folder.glob("*.npz")}
-                if now and now != seen:
+            times_before = {path: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
+            while time.monotonic() < deadline and child.poll() is None:
+                times_now = {path: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
+                if times_now and times_now != times_before:
                     break
                 time.sleep(0.01)
             child.send_signal(signal.SIGKILL)
-        rounds += [len(now)]
-    assert rounds == [1] * 5
+        snapshot_counts += [len(times_now)]
+    assert snapshot_counts == [1] * 5
     for name in ("killed", "whole"):
         subprocess.run([*command, "-o", str(tmp_path / name)], check=True, capture_output=True)
-    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert stored_rows(tmp_path / "killed") == stored_rows(tmp_path / "whole")
     assert os.listdir(tmp_path / "killed") and not (tmp_path / "killed" / ".snapshots").exists()

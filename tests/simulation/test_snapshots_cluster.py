@@ -1,4 +1,5 @@
-"""Snapshots of workers that die, and of workers of a cluster that do not see the output folder."""
+"""Tests of snapshots of workers that die, and of cluster workers that cannot access the output
+folder."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_snapshots import rows, stop_after, two_curves
+from test_snapshots import stop_after, stored_rows, two_curves
 
 from fastfed.environments import Sphere
 from fastfed.simulation import compiled, run, snapshots
@@ -32,8 +33,8 @@ from fastfed.simulation.engines import dask as engine  # noqa: E402
 from fastfed.simulation.engines import dask_snapshots  # noqa: E402
 
 
-def long(horizon: int = 400_000, replicates: int = 1) -> Experiment:
-    """Some seconds of one replicate."""
+def long_experiment(horizon: int = 400_000, replicates: int = 1) -> Experiment:
+    """Return an experiment whose replicate takes some seconds."""
     keys = {"algorithm": "private-fedlinucb", "protocol": "central", "delta": 1e-3}
     return make_experiment(
         name="long", environment=Sphere(dimension=6, actions=20),
@@ -42,8 +43,8 @@ def long(horizon: int = 400_000, replicates: int = 1) -> Experiment:
     )  # fmt: skip
 
 
-def apart(every: float = 0.1) -> None:
-    """At a worker: snapshots often, and the output folder is on another machine."""
+def configure_worker(every: float = 0.1) -> None:
+    """Configure a worker: frequent snapshots and an output folder on another machine."""
     from fastfed.simulation import snapshots
     from fastfed.simulation.engines import dask, dask_snapshots
 
@@ -55,7 +56,7 @@ def apart(every: float = 0.1) -> None:
 
 @pytest.fixture(scope="module")
 def threads():
-    """A cluster of threads of this process."""
+    """Start a cluster of threads of this process."""
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0",
         silence_logs=50,
@@ -64,154 +65,160 @@ def threads():
 
 
 @pytest.fixture
-def often(monkeypatch):
+def frequent_snapshots(monkeypatch):
+    """Write snapshots and report progress as often as possible."""
     monkeypatch.setattr(snapshots, "EVERY", 0.0)
     monkeypatch.setattr(snapshots, "TIMES_OF_WRITING", 0.0)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 1e-9)
     monkeypatch.setattr(engine, "EVERY", 0.0)
 
 
-@pytest.mark.parametrize("seen", [True, False])
-def test_dask_goes_on_where_a_run_was_stopped(seen, threads, often, tmp_path, monkeypatch):
-    """With the client's snapshots; the folder is left as after a run that was not stopped."""
-    e, at = two_curves(), threads.scheduler_address
-    monkeypatch.setattr(dask_snapshots.Place, "seen", lambda self: seen)
+@pytest.mark.parametrize("folder_is_shared", [True, False])
+def test_dask_continues_an_interrupted_run(
+    folder_is_shared, threads, frequent_snapshots, tmp_path, monkeypatch
+):
+    """Check that workers use the client's snapshots and that the folder is clean afterwards."""
+    e, address = two_curves(), threads.scheduler_address
+    monkeypatch.setattr(dask_snapshots.Place, "seen", lambda self: folder_is_shared)
     run.run(e, tmp_path / "whole", threads=1)
     with pytest.raises(Interrupted):
         run.run(e, tmp_path / "part", threads=1, progress=stop_after(300, []))
-    brought = []
-    into = snapshots.Kept.into
+    loaded_rounds = []
+    load = snapshots.Kept.into
     monkeypatch.setattr(
         snapshots.Kept,
         "into",
-        lambda kept, states: brought.append(kept.round) or into(kept, states),
+        lambda kept, states: loaded_rounds.append(kept.round) or load(kept, states),
     )
-    run.run(e, tmp_path / "part", engine="dask", scheduler=at)
-    assert len(brought) == 1 and brought[0] >= 40
-    assert rows(tmp_path / "part") == rows(tmp_path / "whole")
+    run.run(e, tmp_path / "part", engine="dask", scheduler=address)
+    assert len(loaded_rounds) == 1 and loaded_rounds[0] >= 40
+    assert stored_rows(tmp_path / "part") == stored_rows(tmp_path / "whole")
     assert not (tmp_path / "part" / snapshots.FOLDER).exists()
     assert not threads.scheduler.tasks
     assert not [name for name in threads.scheduler.task_metadata if str(name).startswith("fastfed")]
     assert not [name for name in threads.scheduler.worker_plugins if name.startswith("fastfed")]
 
 
-def test_what_workers_send_is_written_and_is_enough(threads, often, tmp_path, monkeypatch):
-    e, at = two_curves(400), threads.scheduler_address
+def test_snapshots_sent_by_workers_suffice_to_continue(
+    threads, frequent_snapshots, tmp_path, monkeypatch
+):
+    e, address = two_curves(400), threads.scheduler_address
     monkeypatch.setattr(dask_snapshots.Place, "seen", lambda self: False)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 0.002)
     run.run(e, tmp_path / "whole", threads=1)
-    left: list[Path] = []
-    store = dask_snapshots.store
+    written: list[Path] = []
+    original_store = dask_snapshots.store
 
-    def stored(path: Path, write: Any) -> None:
-        store(path, write)
+    def record_and_store(path: Path, write: Any) -> None:
+        original_store(path, write)
         if path.suffix == ".npz":
             assert path.stat().st_mode & 0o777 == 0o600
-            left.append(path)
+            written.append(path)
             (tmp_path / "kept").mkdir(exist_ok=True)
             shutil.copy(path, tmp_path / "kept" / path.name)
 
-    monkeypatch.setattr(dask_snapshots, "store", stored)
-    # Whoever is as quick as this is over before the client comes to take anything.
+    monkeypatch.setattr(dask_snapshots, "store", record_and_store)
+    # A fast worker would end before the client requests its snapshots, so slow it down.
     simulate = compiled.run_rounds
 
     def slowly(run, first, last, rounds_per_call=None, progress=None):
-        def heard(rounds):
+        def reported(rounds):
             time.sleep(0.01)
             progress(rounds)
 
-        simulate(run, first, last, 20, heard)
+        simulate(run, first, last, 20, reported)
 
     monkeypatch.setattr(compiled, "run_rounds", slowly)
-    run.run(e, tmp_path / "sent", engine="dask", scheduler=at)
-    assert rows(tmp_path / "sent") == rows(tmp_path / "whole")
-    assert left
+    run.run(e, tmp_path / "sent", engine="dask", scheduler=address)
+    assert stored_rows(tmp_path / "sent") == stored_rows(tmp_path / "whole")
+    assert written
     monkeypatch.setattr(compiled, "run_rounds", simulate)
     (tmp_path / "part" / snapshots.FOLDER).mkdir(parents=True)
     for path in (tmp_path / "kept").iterdir():
         shutil.copy(path, tmp_path / "part" / snapshots.FOLDER)
-    heard: list[int] = []
-    run.run(e, tmp_path / "part", threads=1, progress=heard.append)
-    assert max(heard) >= 2 * 3 * 20
-    assert rows(tmp_path / "part") == rows(tmp_path / "whole")
+    reported: list[int] = []
+    run.run(e, tmp_path / "part", threads=1, progress=reported.append)
+    assert max(reported) >= 2 * 3 * 20
+    assert stored_rows(tmp_path / "part") == stored_rows(tmp_path / "whole")
 
 
-def test_a_snapshot_too_large_to_send_is_not_made(monkeypatch):
-    said: list[Any] = []
-    worker = SimpleNamespace(address="there", log_event=lambda *event: said.append(event))
+def test_snapshots_too_large_to_send_are_not_written(monkeypatch):
+    events: list[Any] = []
+    worker = SimpleNamespace(address="there", log_event=lambda *event: events.append(event))
     place = dask_snapshots.Place(Snapshots(Path("nowhere"), "d"), "mark", "topic")
     desk = dask_snapshots.Desk()
-    one = dask_snapshots.AtWorker(place, desk, worker).of(0, [3])
-    one.keep(5, {"a": np.zeros(10)})
-    assert list(desk.held) == [dask_snapshots.key_of(RunBatch(0, (3,)))] and len(said) == 1
+    snapshot = dask_snapshots.AtWorker(place, desk, worker).of(0, [3])
+    snapshot.keep(5, {"a": np.zeros(10)})
+    assert list(desk.held) == [dask_snapshots.key_of(RunBatch(0, (3,)))] and len(events) == 1
     monkeypatch.setattr(dask_snapshots, "MOST_SENT", 100)
-    one.drop()
-    one.begun = -1e9
-    assert one.due()
-    one.keep(6, {"a": np.zeros(1000)})
-    one.begun = -1e9
-    assert not desk.held and len(said) == 1 and not one.due() and not one.worth()
+    snapshot.drop()
+    snapshot.begun = -1e9
+    assert snapshot.due()
+    snapshot.keep(6, {"a": np.zeros(1000)})
+    snapshot.begun = -1e9
+    assert not desk.held and len(events) == 1 and not snapshot.due() and not snapshot.worth()
 
 
 # ---- processes that are killed -------------------------------------------------------------------
 
 
-def test_a_killed_process_goes_on_from_its_snapshot(tmp_path, monkeypatch):
-    """Engine "processes": another worker begins where the snapshot is."""
-    e, heard = long(400_000), []
+def test_another_process_continues_from_the_snapshot_of_a_killed_process(tmp_path, monkeypatch):
+    """Check the engine "processes": a new worker starts at the snapshot."""
+    e, reported = long_experiment(400_000), []
     pids: list[int] = []
     worker = processes.Worker
 
-    class Watched(worker):  # type: ignore[misc, valid-type]
-        def __init__(self, *given):
-            super().__init__(*given)
+    class RecordingWorker(worker):  # type: ignore[misc, valid-type]
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
             pids.append(self.process.pid)
 
-    monkeypatch.setattr(processes, "Worker", Watched)
-    monkeypatch.setattr(processes, "serve", often_serve)
-    # Workers find `often_serve` by its module's name; last, so that the installed package is first.
+    monkeypatch.setattr(processes, "Worker", RecordingWorker)
+    monkeypatch.setattr(processes, "serve", serve_with_frequent_snapshots)
+    # Workers find `serve_with_frequent_snapshots` by its module's name. The path is last so that
+    # the installed package comes first.
     monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2])])
     folder = tmp_path / "killed" / snapshots.FOLDER
 
     def kill() -> None:
-        until = time.monotonic() + 60.0
-        while time.monotonic() < until and round_of(folder) < 1000:
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline and snapshot_round(folder) < 1000:
             time.sleep(0.005)
         os.kill(pids[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    run.run(e, tmp_path / "killed", engine="processes", threads=1, progress=heard.append)
+    run.run(e, tmp_path / "killed", engine="processes", threads=1, progress=reported.append)
     killer.join()
     assert len(pids) == 2
-    lost = heard.index(min(heard))
-    assert heard[lost] < 0 and sum(heard) == 4 * 400_000
-    # What the second one says first is what the snapshot has.
-    assert heard[lost + 1] >= 4 * 1000
+    loss_index = reported.index(min(reported))
+    assert reported[loss_index] < 0 and sum(reported) == 4 * 400_000
+    # The second worker first reports the rounds of the snapshot.
+    assert reported[loss_index + 1] >= 4 * 1000
     run.run(e, tmp_path / "whole", threads=1)
-    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert stored_rows(tmp_path / "killed") == stored_rows(tmp_path / "whole")
 
 
-def round_of(folder: Path) -> int:
-    """The round of the snapshot in a folder, 0 where there is none."""
+def snapshot_round(folder: Path) -> int:
+    """Return the round of the snapshot in a folder, or 0 if there is none."""
     for path in folder.glob("*.npz"):
-        with np.load(path) as kept:
-            return int(json.loads(kept["about"].tobytes())["round"])
+        with np.load(path) as arrays:
+            return int(json.loads(arrays["about"].tobytes())["round"])
     return 0
 
 
-def often_serve(*given: Any) -> None:
-    """A worker that writes snapshots often."""
+def serve_with_frequent_snapshots(*arguments: Any) -> None:
+    """Run a worker that writes snapshots often."""
     snapshots.EVERY, snapshots.TIMES_OF_WRITING = 0.1, 0.0
     compiled.CALL_SECONDS = 0.01
     processes.EVERY = 0.0
-    processes.serve(*given)
+    processes.serve(*arguments)
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster of two processes that see no output folder."""
-    # They need not find this module.
+    """Start a cluster of two processes that cannot access the output folder."""
+    # The workers do not need to import this module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with (
         distributed.LocalCluster(
@@ -220,53 +227,54 @@ def cluster():
         ) as started,
         distributed.Client(started, set_as_default=False) as client,
     ):  # fmt: skip
-        client.run(apart)
+        client.run(configure_worker)
         yield started, client
 
 
-def until_there(folder: Path, round: int = 0, running: Any = lambda: True) -> None:
-    """Wait for a snapshot of a later round; an earlier one would be of a run begun again."""
-    until = time.monotonic() + 90.0
-    while time.monotonic() < until and running():
-        found = round_of(folder)
-        assert not 0 < found < round
-        if found > round:
+def wait_for_snapshot(folder: Path, round: int = 0, running: Any = lambda: True) -> None:
+    """Wait for a snapshot of a later round; an earlier round would mean that the run started
+    again."""
+    deadline = time.monotonic() + 90.0
+    while time.monotonic() < deadline and running():
+        current_round = snapshot_round(folder)
+        assert not 0 < current_round < round
+        if current_round > round:
             return
         time.sleep(0.005)
     raise AssertionError("no snapshot came")
 
 
 @pytest.mark.slow
-def test_a_dask_worker_is_killed_and_another_goes_on(cluster, tmp_path):
+def test_another_dask_worker_continues_after_one_is_killed(cluster, tmp_path):
     started, client = cluster
-    e, heard = long(), []
+    e, reported = long_experiment(), []
     folder = tmp_path / "killed" / snapshots.FOLDER
 
     def kill() -> None:
-        until_there(folder)
+        wait_for_snapshot(folder)
         time.sleep(0.5)
-        (busy,) = [a for a, tasks in client.processing().items() if tasks]
+        (busy,) = [address for address, tasks in client.processing().items() if tasks]
         client.run(os._exit, 9, workers=[busy], on_error="ignore")
 
     killer = threading.Thread(target=kill)
     killer.start()
     run.run(
         e, tmp_path / "killed", engine="dask", scheduler=started.scheduler_address,
-        progress=heard.append,
+        progress=reported.append,
     )  # fmt: skip
     killer.join()
     run.run(e, tmp_path / "whole", threads=1)
-    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
-    assert sum(heard) == 4 * 400_000
-    # Said as less than before, but not from the first round on: at most some snapshots' distance.
-    lost = min(heard)
-    assert lost > -4 * 400_000 / 4
+    assert stored_rows(tmp_path / "killed") == stored_rows(tmp_path / "whole")
+    assert sum(reported) == 4 * 400_000
+    # Progress falls, but not to the first round: at most by the distance of some snapshots.
+    largest_loss = min(reported)
+    assert largest_loss > -4 * 400_000 / 4
     client.wait_for_workers(2, timeout=60)
-    client.run(apart)
+    client.run(configure_worker)
 
 
 @pytest.mark.slow
-def test_the_client_of_a_cluster_is_killed_three_times(cluster, tmp_path):
+def test_a_run_ends_although_its_client_is_killed_three_times(cluster, tmp_path):
     started, _ = cluster
     spec = tmp_path / "long.toml"
     spec.write_text(
@@ -276,20 +284,20 @@ def test_the_client_of_a_cluster_is_killed_three_times(cluster, tmp_path):
         "epsilon = 1.0\ndelta = 1e-6\nbatch_size = 50\n"
     )
     command = [sys.executable, "-m", "fastfed", "run", str(spec)]
-    there = ["--engine", "dask", "--scheduler", started.scheduler_address]
+    dask_options = ["--engine", "dask", "--scheduler", started.scheduler_address]
     folder = tmp_path / "killed" / snapshots.FOLDER
     rounds = [0]
     for _ in range(3):
         with subprocess.Popen(
-            [*command, "-o", str(tmp_path / "killed"), *there],
+            [*command, "-o", str(tmp_path / "killed"), *dask_options],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         ) as child:  # fmt: skip
-            until_there(folder, rounds[-1], lambda child=child: child.poll() is None)
+            wait_for_snapshot(folder, rounds[-1], lambda child=child: child.poll() is None)
             child.send_signal(signal.SIGKILL)
-        rounds.append(round_of(folder))
-    for name, more in (("killed", there), ("whole", ["--threads", "1"])):
+        rounds.append(snapshot_round(folder))
+    for name, options in (("killed", dask_options), ("whole", ["--threads", "1"])):
         subprocess.run(
-            [*command, "-o", str(tmp_path / name), *more], check=True, capture_output=True
+            [*command, "-o", str(tmp_path / name), *options], check=True, capture_output=True
         )
-    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert stored_rows(tmp_path / "killed") == stored_rows(tmp_path / "whole")
     assert not folder.exists()

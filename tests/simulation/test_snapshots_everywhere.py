@@ -1,4 +1,5 @@
-"""Snapshots of robin, of peers and of experts: from each one that a run keeps, the same bits."""
+"""Tests of snapshots of robin, peers and experts: a run continued from any snapshot has the same
+bits."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_experts_drivers as of_experts
+import test_experts_drivers as experts_module
 import test_feducb_decentralized as peers_module
-import test_robin as of_robin
+import test_robin as robin_module
 from problems import ordinary_cases
 from test_drivers import same
-from test_snapshots import rows, stop_after
+from test_snapshots import stop_after, stored_rows
 
 from fastfed.environments import ObliviousLosses
 from fastfed.experts.baselines import Leader
@@ -25,56 +26,64 @@ from fastfed.simulation.snapshots import Snapshot, Snapshots
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot wherever there may be one, and blocks of few rounds."""
+def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a snapshot wherever possible and simulate few rounds at a time."""
     monkeypatch.setattr(snapshots, "EVERY", 0.0)
     monkeypatch.setattr(snapshots, "TIMES_OF_WRITING", 0.0)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 1e-9)
     monkeypatch.setattr(expert_course, "SECONDS_HEARD", 0.0)
     monkeypatch.setattr(experts, "MOST_SUMS_TOGETHER", 40)
     monkeypatch.setattr(experts, "MOST_LOSSES", 60)
-    monkeypatch.setattr(snapshots.os, "fsync", lambda handle: None)  # kills, not power cuts
+    monkeypatch.setattr(
+        snapshots.os, "fsync", lambda handle: None
+    )  # the tests kill processes, but do not cut the power
 
 
-def from_each(
-    play: Callable[..., Any], path: Path, monkeypatch: pytest.MonkeyPatch, most: int = 12
+def check_each_snapshot(
+    run_: Callable[..., Any], path: Path, monkeypatch: pytest.MonkeyPatch, max_checked: int = 12
 ) -> int:
-    """Play once, and again from the files that a process killed at any time would leave; of more
-    than so many, as many evenly among them. Returns how many there were."""
-    left: list[Path] = []
+    """Run once, then continue from each snapshot; return the number of snapshots.
+
+    A killed process could leave any of these files. If there are more than ``most``, a subset at
+    equal distances is checked.
+    """
+    snapshot_files: list[Path] = []
     keep = Snapshot.keep
 
-    def kept(snapshot: Snapshot, round: int, *more: Any) -> None:
+    def copy_snapshot(snapshot: Snapshot, round: int, *more: Any) -> None:
         keep(snapshot, round, *more)
         if round:
-            left.append(snapshot.path.with_name(f"{len(left)}.kept"))
-            shutil.copy(snapshot.path, left[-1])
+            snapshot_files.append(snapshot.path.with_name(f"{len(snapshot_files)}.kept"))
+            shutil.copy(snapshot.path, snapshot_files[-1])
 
-    whole = play()
+    full_outcome = run_()
     with monkeypatch.context() as patch:
-        patch.setattr(Snapshot, "keep", kept)
-        same(play(snapshot=Snapshot(path, "this")), whole)
+        patch.setattr(Snapshot, "keep", copy_snapshot)
+        same(run_(snapshot=Snapshot(path, "this")), full_outcome)
     monkeypatch.setattr(snapshots, "EVERY", 1e9)
-    brought: list[Any] = []
+    loaded: list[Any] = []
     for owner, name in ((snapshots.Kept, "into"), (expert_course, "into_fields")):
-        bring = getattr(owner, name)
-        heard = lambda *given, bring=bring: brought.append(bring(*given)) or brought[-1]  # noqa: E731
-        monkeypatch.setattr(owner, name, heard)
-    chosen = {round(i) for i in np.linspace(0, len(left) - 1, min(most, len(left)))}
+        load = getattr(owner, name)
+        record_load = lambda *given, load=load: loaded.append(load(*given)) or loaded[-1]  # noqa: E731
+        monkeypatch.setattr(owner, name, record_load)
+    chosen = {
+        round(i)
+        for i in np.linspace(0, len(snapshot_files) - 1, min(max_checked, len(snapshot_files)))
+    }
     for i in chosen:
-        shutil.copy(left[i], path)
-        before = len(brought)
-        same(play(snapshot=Snapshot(path, "this")), whole)
-        assert len(brought) == before + 1 and brought[-1] is not False
-    return len(left)
+        shutil.copy(snapshot_files[i], path)
+        count_before = len(loaded)
+        same(run_(snapshot=Snapshot(path, "this")), full_outcome)
+        assert len(loaded) == count_before + 1 and loaded[-1] is not False
+    return len(snapshot_files)
 
 
-def steps_of(rounds: int) -> Any:
-    """Calls of so many rounds of the compiled driver."""
-    made = compiled.run_rounds
+def calls_of_length(rounds: int) -> Any:
+    """Return a replacement of ``run_rounds`` that simulates this number of rounds per call."""
+    original = compiled.run_rounds
 
     def run_rounds(run, first, last, rounds_per_call=None, progress=None):  # type: ignore[no-untyped-def]
-        made(run, first, last, rounds, progress)
+        original(run, first, last, rounds, progress)
 
     return run_rounds
 
@@ -87,17 +96,25 @@ ROBIN = [
 
 
 @pytest.mark.parametrize(
-    ("name", "world"),
+    ("name", "environment"),
     ordinary_cases(
-        [(name, world) for name in ROBIN for world in ("sphere", "fixed set")],
-        lambda name, world: name in ROBIN[::2] and (world == "sphere") != (name == "U = 3"),
+        [(name, environment) for name in ROBIN for environment in ("sphere", "fixed set")],
+        lambda name, environment: (
+            name in ROBIN[::2] and (environment == "sphere") != (name == "U = 3")
+        ),
     ),
 )
-def test_robin_goes_on_from_each_snapshot(name, world, often, tmp_path, monkeypatch):
-    e = of_robin.experiment(of_robin.ENVIRONMENTS[world], **of_robin.PROBLEMS[name])
-    monkeypatch.setattr(compiled, "run_rounds", steps_of(2))
-    found = from_each(lambda **keys: of_robin.fast(e, **keys), tmp_path / "one", monkeypatch)
-    assert found >= 0.4 * e.horizon
+def test_robin_continues_from_each_snapshot(
+    name, environment, frequent_snapshots, tmp_path, monkeypatch
+):
+    e = robin_module.experiment(
+        robin_module.ENVIRONMENTS[environment], **robin_module.PROBLEMS[name]
+    )
+    monkeypatch.setattr(compiled, "run_rounds", calls_of_length(2))
+    snapshot_count = check_each_snapshot(
+        lambda **keys: robin_module.run_compiled(e, **keys), tmp_path / "one", monkeypatch
+    )
+    assert snapshot_count >= 0.4 * e.horizon
 
 
 PEERS = [
@@ -108,16 +125,16 @@ PEERS = [
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_peers_go_on_from_each_snapshot(name, often, tmp_path, monkeypatch):
+def test_peers_continue_from_each_snapshot(name, frequent_snapshots, tmp_path, monkeypatch):
     e, _ = peers_module.run_case(name)
-    monkeypatch.setattr(compiled, "run_rounds", steps_of(2))
-    found = from_each(
+    monkeypatch.setattr(compiled, "run_rounds", calls_of_length(2))
+    snapshot_count = check_each_snapshot(
         lambda **keys: peers_module.run_compiled(e, **keys), tmp_path / "one", monkeypatch
     )
-    assert found >= len(e.curves[0].system.plan.parts)
+    assert snapshot_count >= len(e.curves[0].system.plan.parts)
 
 
-#: One of each server, way of playing and kind of regret.
+#: One problem for each server, driver path and kind of regret.
 ORDINARY = [
     "linear", "quadratic", "gradients", "server's noise", "no tree", "hindsight", "svt, N = 9",
     "dartboard, N = 7, pseudo-regret", "limited updates", "leader", "hedge", "one round",
@@ -125,33 +142,36 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize(
-    "name", ordinary_cases(list(of_experts.PROBLEMS), lambda name: name in ORDINARY)
+    "name", ordinary_cases(list(experts_module.PROBLEMS), lambda name: name in ORDINARY)
 )
-def test_experts_go_on_from_each_snapshot(name, often, tmp_path, monkeypatch):
-    e = of_experts.experiment(name)
-    found = from_each(lambda **keys: of_experts.fast(e, **keys), tmp_path / "one", monkeypatch)
-    assert found >= min(e.horizon, 2)
+def test_experts_continue_from_each_snapshot(name, frequent_snapshots, tmp_path, monkeypatch):
+    e = experts_module.experiment(name)
+    snapshot_count = check_each_snapshot(
+        lambda **keys: experts_module.run_compiled(e, **keys), tmp_path / "one", monkeypatch
+    )
+    assert snapshot_count >= min(e.horizon, 2)
 
 
-def test_a_phase_of_trees_is_kept_inside(often, tmp_path, monkeypatch):
-    """A stop between two leaves goes on at the next one, and samples no loss twice."""
-    e = of_experts.experiment("quadratic")
-    left = []
+def test_snapshots_can_be_inside_a_phase_of_trees(frequent_snapshots, tmp_path, monkeypatch):
+    """Check that a run stopped between two leaves continues at the next leaf and samples no loss
+    twice."""
+    e = experts_module.experiment("quadratic")
+    progress = []
     keep = Snapshot.keep
 
-    def kept(snapshot, round, arrays, *more):
+    def record_progress(snapshot, round, arrays, *more):
         keep(snapshot, round, arrays, *more)
-        left.append((round, int(arrays["course.made"]), int(arrays.get("walk.done", 0))))
+        progress.append((round, int(arrays["course.made"]), int(arrays.get("walk.done", 0))))
 
-    monkeypatch.setattr(Snapshot, "keep", kept)
-    of_experts.fast(e, snapshot=Snapshot(tmp_path / "one", "this"))
-    rounds = [round for round, _, _ in left]
-    inside = [made for round, made, done in left if rounds.count(round) > 2 and done > 1]
-    assert len(set(inside)) > 10
+    monkeypatch.setattr(Snapshot, "keep", record_progress)
+    experts_module.run_compiled(e, snapshot=Snapshot(tmp_path / "one", "this"))
+    rounds = [round for round, _, _ in progress]
+    inside_phase = [made for round, made, done in progress if rounds.count(round) > 2 and done > 1]
+    assert len(set(inside_phase)) > 10
 
 
-class Stubborn(Leader):
-    """A server of another package's, with more to keep than its base."""
+class PatientLeader(Leader):
+    """A server of another package, with more state than its base class."""
 
     patience = 0
 
@@ -160,32 +180,43 @@ class Stubborn(Leader):
         return super().decide(total)
 
 
-def test_servers_of_other_packages_begin_again(often, tmp_path, monkeypatch):
-    """Nobody knows what an object of theirs has to keep; a class may say so by ``KEPT``."""
-    e = of_experts.experiment("leader")
+def test_servers_of_other_packages_start_anew_unless_they_declare_their_state(
+    frequent_snapshots, tmp_path, monkeypatch
+):
+    """Check that a class can declare its state with ``KEPT``."""
+    e = experts_module.experiment("leader")
     plan = e.curves[0].system.plan
-    monkeypatch.setattr(type(plan), "decider", lambda self, noise: Stubborn(self, noise))
-    whole, path = of_experts.fast(e), tmp_path / "one"
-    same(of_experts.fast(e, snapshot=Snapshot(path, "this")), whole)
+    monkeypatch.setattr(type(plan), "decider", lambda self, noise: PatientLeader(self, noise))
+    full_outcome, path = experts_module.run_compiled(e), tmp_path / "one"
+    same(experts_module.run_compiled(e, snapshot=Snapshot(path, "this")), full_outcome)
     assert not path.exists()
-    monkeypatch.setattr(Stubborn, "KEPT", (*Leader.KEPT, "patience"), raising=False)
-    assert from_each(lambda **keys: of_experts.fast(e, **keys), path, monkeypatch, 5) > 5
+    monkeypatch.setattr(PatientLeader, "KEPT", (*Leader.KEPT, "patience"), raising=False)
+    assert (
+        check_each_snapshot(
+            lambda **keys: experts_module.run_compiled(e, **keys), path, monkeypatch, 5
+        )
+        > 5
+    )
 
 
 # ---- into an output folder -----------------------------------------------------------------------
 
 ROBIN_CURVE = {"label": "robin", "algorithm": "robin", "private": False, "initial_phases": 2}
 KINDS = {
-    "robin": (of_robin.ENVIRONMENTS["sphere"], {**ROBIN_CURVE, "concentration_multiplier": 3e-4}),
+    "robin": (
+        robin_module.ENVIRONMENTS["sphere"],
+        {**ROBIN_CURVE, "concentration_multiplier": 3e-4},
+    ),
     "peers": (
-        of_robin.ENVIRONMENTS["sphere"],
+        robin_module.ENVIRONMENTS["sphere"],
         {"label": "p", "algorithm": "feducb-decentralized", "private": False, "graph": "line"},
     ),
-    "experts": (ObliviousLosses(losses=of_experts.TABLE), {"label": "h", "algorithm": "hedge"}),
+    "experts": (ObliviousLosses(losses=experts_module.TABLE), {"label": "h", "algorithm": "hedge"}),
 }
 
 
-def of_kind(kind: str, replicates: int = 2, **sizes: int) -> Experiment:
+def experiment_of_kind(kind: str, replicates: int = 2, **sizes: int) -> Experiment:
+    """Return an experiment whose curve uses this driver."""
     environment, curve = KINDS[kind]
     return make_experiment(
         name="kinds", environment=environment, curves=[curve], seed=8, replicates=replicates,
@@ -194,73 +225,80 @@ def of_kind(kind: str, replicates: int = 2, **sizes: int) -> Experiment:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_stopped_goes_on(kind, often, tmp_path):
-    """At each of some points of its way; the store is that of a run that was not."""
-    e = of_kind(kind)
+def test_an_interrupted_run_continues_from_its_snapshot(kind, frequent_snapshots, tmp_path):
+    """Interrupt the run several times; the results equal those of an uninterrupted run."""
+    e = experiment_of_kind(kind)
     run.run(e, tmp_path / "whole", threads=1)
-    everything, part = 2 * 3 * 150, tmp_path / "part"
-    heard: list[int] = []
-    for at in (60, 200, 400, 500, 700):
-        heard = []
+    all_rounds, part = 2 * 3 * 150, tmp_path / "part"
+    reported: list[int] = []
+    for interrupt_at in (60, 200, 400, 500, 700):
+        reported = []
         with pytest.raises(Interrupted):
-            run.run(e, part, threads=1, progress=stop_after(at - sum(done(e, part)), heard))
-        (kept,) = (part / snapshots.FOLDER).iterdir()
-        assert kept.stat().st_mode & 0o777 == 0o600
-    heard = []
-    run.run(e, part, threads=1, progress=heard.append)
-    assert heard[0] > 100 and sum(heard) == everything // 2
-    assert rows(part) == rows(tmp_path / "whole")
+            run.run(
+                e,
+                part,
+                threads=1,
+                progress=stop_after(interrupt_at - sum(committed_rounds(e, part)), reported),
+            )
+        (snapshot_file,) = (part / snapshots.FOLDER).iterdir()
+        assert snapshot_file.stat().st_mode & 0o777 == 0o600
+    reported = []
+    run.run(e, part, threads=1, progress=reported.append)
+    assert reported[0] > 100 and sum(reported) == all_rounds // 2
+    assert stored_rows(part) == stored_rows(tmp_path / "whole")
     assert not (part / snapshots.FOLDER).exists()
 
 
-def done(e: Experiment, folder: Path) -> list[int]:
-    """Agent-rounds of the replicates that are committed."""
-    return [] if not folder.exists() else [3 * 150] * len(rows(folder))
+def committed_rounds(e: Experiment, folder: Path) -> list[int]:
+    """Return the agent-rounds of each committed replicate."""
+    return [] if not folder.exists() else [3 * 150] * len(stored_rows(folder))
 
 
-HOWS = ["flipped", "cut", "of another experiment", "of another kind"]
+DAMAGES = ["flipped", "cut", "of another experiment", "of another kind"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"),
+    ("kind", "damage"),
     ordinary_cases(
-        [(kind, how) for kind in KINDS for how in HOWS],
-        lambda kind, how: kind == "experts" or (kind, how) == ("robin", HOWS[-1]),
+        [(kind, damage) for kind in KINDS for damage in DAMAGES],
+        lambda kind, damage: kind == "experts" or (kind, damage) == ("robin", DAMAGES[-1]),
     ),
 )
-def test_what_does_not_fit_is_not_read(kind, how, often, tmp_path):
-    e, part = of_kind(kind, replicates=1), tmp_path / "part"
+def test_snapshots_that_do_not_fit_are_ignored(kind, damage, frequent_snapshots, tmp_path):
+    e, part = experiment_of_kind(kind, replicates=1), tmp_path / "part"
     with pytest.raises(Interrupted):
         run.run(e, part, threads=1, progress=stop_after(200, []))
-    (kept,) = (part / snapshots.FOLDER).iterdir()
-    whole = bytearray(kept.read_bytes())
-    if how == "flipped":
-        whole[len(whole) // 3] ^= 4
-    elif how == "cut":
-        del whole[len(whole) // 2 :]
+    (snapshot_file,) = (part / snapshots.FOLDER).iterdir()
+    content = bytearray(snapshot_file.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 3] ^= 4
+    elif damage == "cut":
+        del content[len(content) // 2 :]
     else:
-        other = of_kind(kind if how.endswith("experiment") else "experts", 1, horizon=140)
+        other_experiment = experiment_of_kind(
+            kind if damage.endswith("experiment") else "experts", 1, horizon=140
+        )
         with pytest.raises(Interrupted):
-            run.run(other, tmp_path / "other", threads=1, progress=stop_after(200, []))
-        whole[:] = (tmp_path / "other" / snapshots.FOLDER / kept.name).read_bytes()
-    kept.write_bytes(whole)
-    heard: list[int] = []
-    run.run(e, part, threads=1, progress=heard.append)
-    assert max(heard) < 150  # from the first round on
+            run.run(other_experiment, tmp_path / "other", threads=1, progress=stop_after(200, []))
+        content[:] = (tmp_path / "other" / snapshots.FOLDER / snapshot_file.name).read_bytes()
+    snapshot_file.write_bytes(content)
+    reported: list[int] = []
+    run.run(e, part, threads=1, progress=reported.append)
+    assert max(reported) < 150  # the run started again from the first round
     run.run(e, tmp_path / "whole", threads=1)
-    assert rows(part) == rows(tmp_path / "whole")
+    assert stored_rows(part) == stored_rows(tmp_path / "whole")
 
 
-def test_a_snapshot_of_another_stage_or_shape_is_not_read(tmp_path, often):
-    """Such as one that was written by a version in work, under the same number."""
-    e = of_robin.experiment(of_robin.ENVIRONMENTS["sphere"], horizon=21)
-    plan, whole = of_robin.plan_of(e), of_robin.fast(e)
+def test_snapshots_with_another_stage_or_shape_are_ignored(tmp_path, frequent_snapshots):
+    """Check snapshots such as a version under development could write with the same number."""
+    e = robin_module.experiment(robin_module.ENVIRONMENTS["sphere"], horizon=21)
+    plan, full_outcome = robin_module.plan_of(e), robin_module.run_compiled(e)
     state = compiled.state(plan.local, e.horizon, True)
     numbers = np.zeros((1, 12))
     for stage, round in ((0, 5), (1, 5), (7, 5), (1, 22), (0, -1)):
         snapshot = Snapshot(tmp_path / "one", "this")
         snapshot.write(round, numbers, [{**state, "theta": np.zeros((1, 9))}], stage)
-        same(of_robin.fast(e, snapshot=snapshot), whole)
+        same(robin_module.run_compiled(e, snapshot=snapshot), full_outcome)
     for arrays in (
         {},
         {"course.x": np.zeros(3)},
@@ -268,11 +306,14 @@ def test_a_snapshot_of_another_stage_or_shape_is_not_read(tmp_path, often):
     ):
         snapshot = Snapshot(tmp_path / "two", "this")
         snapshot.keep(9, arrays)
-        one = of_experts.experiment("quadratic")
-        same(of_experts.fast(one, snapshot=snapshot), of_experts.fast(one))
+        experts_experiment = experts_module.experiment("quadratic")
+        same(
+            experts_module.run_compiled(experts_experiment, snapshot=snapshot),
+            experts_module.run_compiled(experts_experiment),
+        )
 
 
-def test_drafts_of_killed_processes_are_deleted(tmp_path, often):
+def test_drafts_of_killed_processes_are_deleted(tmp_path, frequent_snapshots):
     folder = tmp_path / snapshots.FOLDER
     folder.mkdir()
     (folder / f"replicate-0-curves-0-1.npz.x7{snapshots.DRAFT}").write_bytes(b"half")
@@ -281,6 +322,6 @@ def test_drafts_of_killed_processes_are_deleted(tmp_path, often):
     assert not list(folder.iterdir())
 
 
-def test_drivers_that_keep_snapshots_are_all_but_plain_policies():
-    found = {name for name, driver in dispatch.DRIVERS.items() if driver.snapshots}
-    assert found == {"server", "peers", "phases", "experts"}
+def test_all_drivers_except_plain_policies_write_snapshots():
+    drivers_with_snapshots = {name for name, driver in dispatch.DRIVERS.items() if driver.snapshots}
+    assert drivers_with_snapshots == {"server", "peers", "phases", "experts"}

@@ -98,16 +98,16 @@ except KeyboardInterrupt as error:
 
 @POSIX
 @pytest.mark.parametrize(
-    ("does", "number", "itself"),
+    ("code", "number", "ends_by_itself"),
     [
         ("sum(itertools.repeat(1))", signal.SIGINT, False),
         ("sum(itertools.repeat(1))", signal.SIGTERM, False),
         ("time.sleep(60)", signal.SIGTERM, True),
     ],
 )
-def test_a_signal_ends_a_process_even_if_code_holds_the_gil(does, number, itself):
+def test_a_signal_ends_a_process_even_if_code_holds_the_gil(code, number, ends_by_itself):
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD.format(does)],
+        [sys.executable, "-c", CHILD.format(code)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
@@ -117,7 +117,7 @@ def test_a_signal_ends_a_process_even_if_code_holds_the_gil(does, number, itself
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 128 + number
     assert (output, errors) == (
-        ("by itself\n", "") if itself else ("", f"{_signals.SENTENCE}; kept\n")
+        ("by itself\n", "") if ends_by_itself else ("", f"{_signals.SENTENCE}; kept\n")
     )
 
 
