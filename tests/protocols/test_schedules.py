@@ -1,4 +1,4 @@
-"""Batches of any lengths, factors, shuffles without a tree, centred rewards and the ledger.
+"""Batches of any lengths, factors, shuffles without a tree, centred rewards and the sieve.
 
 Both drivers and the parties play the same; the oracle, which builds every sum from its definition,
 replays them on the same draws.
@@ -73,7 +73,7 @@ def test_the_two_drivers_agree_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("rounds_per_call", [1, 5])
 @pytest.mark.parametrize(
     "name", ["growing, silo-ldp, factorised, lazy", "growing, shuffle-vector, flat, lazy",
-             "explicit, linucb-jdp, factorised, lazy", "ledger, silo-ldp, growing, 0.3"],
+             "explicit, linucb-jdp, factorised, lazy", "sieve wide, silo-ldp, growing"],
 )  # fmt: skip
 def test_threads_and_calls_change_nothing(name: str, rounds_per_call: int) -> None:
     e = experiment_of(CASES[name])
@@ -141,6 +141,12 @@ def direct_of(plan: Plan) -> oracle.Direct:
     )  # fmt: skip
 
 
+def sieve_of(plan: Plan) -> oracle.Sieve | None:
+    if plan.ranking == 1.0:
+        return None
+    return oracle.Sieve(plan.ranking, plan.reward_limit, plan.sieve_growth)
+
+
 def ends_of(plan: Plan) -> list[int]:
     """From the keys' meaning alone: rounds as given, or multiples of B."""
     if plan.release_rounds:
@@ -200,7 +206,7 @@ def replayed(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
         "feature": clip.feature,
         "constant": clip.constant,
         "centre": clip.centre,
-        "ledger": oracle.Ledger(plan.bonus, list(plan.allowance)) if plan.bonus < 1.0 else None,
+        "sieve": sieve_of(plan),
         **noise_of(plan, e.seed),
     }
     return oracle.replay(**{**given, **changes})
@@ -213,8 +219,8 @@ def checked(sizes: dict[str, Any], **more: Any) -> tuple[Any, Any, oracle.Replay
     (outcome,) = compiled.run(opened, [plan], e.checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
     truth = replayed(e, outcome)
-    # Nearer than this, rounding may choose another lambda or bonus: it needs another seed.
-    assert truth.nearest_floor > 1e-12 and truth.nearest_allowance > 1e-8
+    # Nearer than this, rounding may choose another lambda: it needs another seed.
+    assert truth.nearest_floor > 1e-12
     assert truth.worst_gap < 1e-8
     np.testing.assert_allclose(outcome.group_regret, truth.regret, rtol=1e-8, atol=1e-8)
     if truth.totals:
@@ -237,7 +243,7 @@ REPLAYED = [
 @pytest.mark.parametrize(
     "name",
     problems.ordinary_cases(
-        REPLAYED, lambda n: not n.startswith("growing") or "eager" in n or "ledger" in n
+        REPLAYED, lambda n: not n.startswith("growing") or "eager" in n or "sieve" in n
     ),
 )
 def test_every_case_plays_what_its_definition_says(name: str) -> None:
@@ -327,7 +333,7 @@ def deploy(plan: Plan, opened: Any, noise: Any) -> tuple[np.ndarray, Any]:
 @pytest.mark.parametrize(
     "name",
     problems.ordinary_cases(
-        PARTIES, lambda n: n.startswith(("explicit", "centred", "one", "to ", "ledger"))
+        PARTIES, lambda n: n.startswith(("explicit", "centred", "one", "to ", "sieve"))
     ),
 )
 def test_parties_with_seeded_noise_are_both_drivers(name: str) -> None:
