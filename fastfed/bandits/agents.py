@@ -122,12 +122,11 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         settled = with_saturation(
             super().settled(problem), problem, lambda c, s: _joint_noise(c, problem, s)
         )
-        if settled.release is None:
+        release = settled.release
+        if release is None:
             release = "factorised" if self.saturation else _joint_release(settled, problem)
-            settled = msgspec.structs.replace(settled, release=release)
-        if settled.release != "factorised":
-            settled = msgspec.structs.replace(settled, saturation=0.0)
-        return settled
+        saturation = settled.saturation if release == "factorised" else 0.0
+        return msgspec.structs.replace(settled, release=release, saturation=saturation)
 
 
 def _joint_batches(config: JointConfig, problem: ProblemSpec) -> Schedule:

@@ -237,12 +237,11 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
             settled = settled.with_batches(first, SHUFFLED_RATIO)
         if settled.protocol in (*RELEASABLE, "secure-sum"):
             settled = with_saturation(settled, problem, lambda c, s: make_noise(c, problem, s))
-        if settled.release is None:
+        release = settled.release
+        if release is None:
             release = "factorised" if self.saturation else _default_release(settled, problem)
-            settled = msgspec.structs.replace(settled, release=release)
-        if settled.release != "factorised":
-            settled = msgspec.structs.replace(settled, saturation=0.0)
-        return settled
+        saturation = settled.saturation if release == "factorised" else 0.0
+        return msgspec.structs.replace(settled, release=release, saturation=saturation)
 
     def _check_rewards(self) -> None:
         """Raise InputError for keys that do not fit ``protects`` = "reward"."""
