@@ -121,7 +121,6 @@ class Direct:
         beta = self.multiplier * self.scale * math.sqrt(f * (self.base + grown))
         return beta, self.multiplier * (self.tau * lam + self.error(k))
 
-
     def width(self, k: int, rows: float, d: int) -> float:
         """C after k releases of `rows` rows: w(x) <= C ||x||_{A^-1} for every lambda."""
         c, n = self.anchor, max(self.full(k) - self.anchor, 0.0)
