@@ -184,7 +184,7 @@ def test_noise_is_a_trusted_servers_and_the_colluders(
     colluders: int | None, centre: dict[str, Any], release: str
 ) -> None:
     """Of the least noise of a trusted server, sqrt(M / (M - t)) times; factors are rounded."""
-    keys = {"silos": 15, "release": release, **centre, "epsilon": 1.0}
+    keys = {"silos": 15, "release": release, **centre, "epsilon": 1.0, "saturation": 0.0}
     e = experiment({**keys, "colluders": colluders}, {**keys, "protocol": "central"}, horizon=200)
     ours, theirs = (c.system.plan for c in e.curves)
     t = 5 if colluders is None else colluders

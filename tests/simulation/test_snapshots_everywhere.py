@@ -96,7 +96,7 @@ ROBIN = [
 def test_robin_goes_on_from_each_snapshot(name, world, often, tmp_path, monkeypatch):
     e = of_robin.experiment(of_robin.ENVIRONMENTS[world], **of_robin.PROBLEMS[name])
     monkeypatch.setattr(compiled, "run_rounds", steps_of(2))
-    found = from_each(lambda **keys: of_robin.fast(e, **keys), tmp_path / "one", monkeypatch)
+    found = from_each(lambda **keys: of_robin.run_compiled(e, **keys), tmp_path / "one", monkeypatch)
     assert found >= 0.4 * e.horizon
 
 
@@ -129,7 +129,7 @@ ORDINARY = [
 )
 def test_experts_go_on_from_each_snapshot(name, often, tmp_path, monkeypatch):
     e = of_experts.experiment(name)
-    found = from_each(lambda **keys: of_experts.fast(e, **keys), tmp_path / "one", monkeypatch)
+    found = from_each(lambda **keys: of_experts.run_compiled(e, **keys), tmp_path / "one", monkeypatch)
     assert found >= min(e.horizon, 2)
 
 
@@ -144,7 +144,7 @@ def test_a_phase_of_trees_is_kept_inside(often, tmp_path, monkeypatch):
         left.append((round, int(arrays["course.made"]), int(arrays.get("walk.done", 0))))
 
     monkeypatch.setattr(Snapshot, "keep", kept)
-    of_experts.fast(e, snapshot=Snapshot(tmp_path / "one", "this"))
+    of_experts.run_compiled(e, snapshot=Snapshot(tmp_path / "one", "this"))
     rounds = [round for round, _, _ in left]
     inside = [made for round, made, done in left if rounds.count(round) > 2 and done > 1]
     assert len(set(inside)) > 10
@@ -165,11 +165,11 @@ def test_servers_of_other_packages_begin_again(often, tmp_path, monkeypatch):
     e = of_experts.experiment("leader")
     plan = e.curves[0].system.plan
     monkeypatch.setattr(type(plan), "decider", lambda self, noise: Stubborn(self, noise))
-    whole, path = of_experts.fast(e), tmp_path / "one"
-    same(of_experts.fast(e, snapshot=Snapshot(path, "this")), whole)
+    whole, path = of_experts.run_compiled(e), tmp_path / "one"
+    same(of_experts.run_compiled(e, snapshot=Snapshot(path, "this")), whole)
     assert not path.exists()
     monkeypatch.setattr(Stubborn, "KEPT", (*Leader.KEPT, "patience"), raising=False)
-    assert from_each(lambda **keys: of_experts.fast(e, **keys), path, monkeypatch, 5) > 5
+    assert from_each(lambda **keys: of_experts.run_compiled(e, **keys), path, monkeypatch, 5) > 5
 
 
 # ---- into an output folder -----------------------------------------------------------------------
@@ -254,13 +254,13 @@ def test_what_does_not_fit_is_not_read(kind, how, often, tmp_path):
 def test_a_snapshot_of_another_stage_or_shape_is_not_read(tmp_path, often):
     """Such as one that was written by a version in work, under the same number."""
     e = of_robin.experiment(of_robin.ENVIRONMENTS["sphere"], horizon=21)
-    plan, whole = of_robin.plan_of(e), of_robin.fast(e)
+    plan, whole = of_robin.plan_of(e), of_robin.run_compiled(e)
     state = compiled.state(plan.local, e.horizon, True)
     numbers = np.zeros((1, 12))
     for stage, round in ((0, 5), (1, 5), (7, 5), (1, 22), (0, -1)):
         snapshot = Snapshot(tmp_path / "one", "this")
         snapshot.write(round, numbers, [{**state, "theta": np.zeros((1, 9))}], stage)
-        same(of_robin.fast(e, snapshot=snapshot), whole)
+        same(of_robin.run_compiled(e, snapshot=snapshot), whole)
     for arrays in (
         {},
         {"course.x": np.zeros(3)},
@@ -269,7 +269,7 @@ def test_a_snapshot_of_another_stage_or_shape_is_not_read(tmp_path, often):
         snapshot = Snapshot(tmp_path / "two", "this")
         snapshot.keep(9, arrays)
         one = of_experts.experiment("quadratic")
-        same(of_experts.fast(one, snapshot=snapshot), of_experts.fast(one))
+        same(of_experts.run_compiled(one, snapshot=snapshot), of_experts.run_compiled(one))
 
 
 def test_drafts_of_killed_processes_are_deleted(tmp_path, often):
