@@ -229,6 +229,11 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                 "noise of its own reports"
             )
 
+    @property
+    def clips(self) -> bool:
+        """True if rewards are clipped to a known range."""
+        return self.bounds(published=self.calibration == "published-code") is not None
+
     def settled(self, problem: ProblemSpec) -> Self:
         """Return the config with its defaults filled in, see `usual_release`."""
         settled = super().settled(problem)

@@ -803,6 +803,11 @@ def test_the_default_ranking_is_that_of_curves_with_a_proof(
 def test_rewards_of_no_known_range_have_no_sieve_unless_they_are_clipped() -> None:
     unknown = {"reward_range": None}
     assert made_of("fedlinucb", {"batch_size": 5, "clip": False}, **unknown).plan.ranking == 1.0
+    # Published code does not clip.
+    keys = {"protocol": "silo-ldp", "batch_size": 5, "calibration": "published-code"}
+    assert made_of("private-fedlinucb", keys, **unknown).plan.ranking == 1.0
+    assert made_of("private-fedlinucb", {**keys, "clip": True}, **unknown).plan.ranking == 0.3
+    assert made_of("private-fedlinucb", keys).plan.ranking == 0.3
     clipped = made_of("fedlinucb", {"batch_size": 5}, **unknown).plan
     assert clipped.ranking == 0.3 and clipped.reward_limit == clipped.clip.high == 1.0
     for key in ("sieve", "bonus", "tie_bonus"):

@@ -127,7 +127,7 @@ def test_a_score_without_memory_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_state_of_a_score_is_audited_as_it_is() -> None:
     """Caught exactly where a score finds in its state what it wrote there for another user."""
     memory = np.zeros(1)
-    plan = audits._plan("private-fedlinucb", protocol="silo-ldp", batch_size=2, lazy=True)
+    plan = audits._plan("private-fedlinucb", protocol="silo-ldp", batch_size=2, sieve=1.0)
     score = fastfed.protocols.score.Score(audits._remembering(), memory)
     silo = fastfed.parties.Silo(audits.replace(plan, score=score))
     silo.select(audits.RECORDS[0][None])

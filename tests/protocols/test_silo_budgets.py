@@ -31,8 +31,7 @@ def test_each_silo_has_the_noise_of_its_budget(protocol):
     keys = {"protocol": protocol, "saturation": 0.0}
     mixed = system(**keys, silo_epsilon=[0.5, 2.0, 0.5])
     single_budget = {
-        epsilon_of_silo: system(**keys, epsilon=epsilon_of_silo)
-        for epsilon_of_silo in (0.5, 2.0)
+        epsilon_of_silo: system(**keys, epsilon=epsilon_of_silo) for epsilon_of_silo in (0.5, 2.0)
     }
     for silo, epsilon in enumerate((0.5, 2.0, 0.5)):
         std = mixed.plan.noise_std.times(mixed.plan.noise_scale[silo])

@@ -96,7 +96,9 @@ ROBIN = [
 def test_robin_goes_on_from_each_snapshot(name, world, often, tmp_path, monkeypatch):
     e = of_robin.experiment(of_robin.ENVIRONMENTS[world], **of_robin.PROBLEMS[name])
     monkeypatch.setattr(compiled, "run_rounds", steps_of(2))
-    found = from_each(lambda **keys: of_robin.run_compiled(e, **keys), tmp_path / "one", monkeypatch)
+    found = from_each(
+        lambda **keys: of_robin.run_compiled(e, **keys), tmp_path / "one", monkeypatch
+    )
     assert found >= 0.4 * e.horizon
 
 
@@ -129,7 +131,9 @@ ORDINARY = [
 )
 def test_experts_go_on_from_each_snapshot(name, often, tmp_path, monkeypatch):
     e = of_experts.experiment(name)
-    found = from_each(lambda **keys: of_experts.run_compiled(e, **keys), tmp_path / "one", monkeypatch)
+    found = from_each(
+        lambda **keys: of_experts.run_compiled(e, **keys), tmp_path / "one", monkeypatch
+    )
     assert found >= min(e.horizon, 2)
 
 
