@@ -126,7 +126,7 @@ def test_a_plan_file_with_the_keys_of_then_is_loaded(name, protocol):
     assert loaded.document == changed and loaded.digest != today.digest
     # A number too many is still one too many.
     spoiled = msgspec.structs.replace(changed, numbers={**numbers, "radius.other": 1.0})
-    with pytest.raises(InputError, match="radius.other"):
+    with pytest.raises(InputError, match=r"radius\.other"):
         plans.load(msgspec.msgpack.encode([plans.spelled(spoiled), {}]))
 
 
