@@ -91,9 +91,11 @@ def test_both_drivers_choose_the_same(d, lazy, protocol, kind):
     # The default radius has a second bonus.
     radius = {"radius": "lemma-c2"} if protocol == "silo-ldp" else {}
     sizes_of = {"silos": 2, "horizon": 90, "protocol": protocol.split()[0], "lazy": lazy}
-    e = experiment(Rows(rows_of(draw, sizes, d, kind), sizes, 2), {**sizes_of, **batch, **radius})
-    (fast,), (readable,), _ = played(e)
-    same(fast, readable)
+    rows, keys = rows_of(draw, sizes, d, kind), {**sizes_of, **batch, **radius}
+    # Without a sieve bounds decide. The default of some curves has a sieve.
+    for sieve in ({"sieve": 1.0}, {}):
+        (fast,), (readable,), _ = played(experiment(Rows(rows, sizes, 2), {**keys, **sieve}))
+        same(fast, readable)
 
 
 @pytest.mark.parametrize("kind", ["long tail", "ties", "near ties", "huge"])
@@ -110,9 +112,10 @@ def test_few_products_lose_no_choice(lazy, radius, kind):
     elif kind == "huge":
         rows *= 1e6
     keys = {"silos": 2, "horizon": 120, "protocol": "silo-ldp", "lazy": lazy, "batch_size": 20}
-    e = experiment(Rows(rows, sizes, 2), {**keys, "radius": radius})
-    (fast,), (readable,), _ = played(e)
-    same(fast, readable)
+    for sieve in ({"sieve": 1.0}, {}):
+        e = experiment(Rows(rows, sizes, 2), {**keys, "radius": radius, **sieve})
+        (fast,), (readable,), _ = played(e)
+        same(fast, readable)
 
 
 @needs_it
@@ -134,7 +137,7 @@ def test_they_are_used(radius):
 def test_silos_whose_v_has_grown_make_factors_of_their_own(kind):
     """Who learns alone has no release but the first, of V = lambda I, which soon tells nothing."""
     draw, sizes = np.random.default_rng(2), [60] * 8
-    keys = {"silos": 2, "horizon": 400, "protocol": "local", "lazy": False}
+    keys = {"silos": 2, "horizon": 400, "protocol": "local", "lazy": False, "sieve": 1.0}
     e = experiment(Rows(rows_of(draw, sizes, 34, kind), sizes, 2), keys)
     (fast,), (readable,), [(_, factors, _)] = played(e)
     same(fast, readable)
@@ -358,9 +361,10 @@ def test_drivers_agree_on_rows_of_any_length(length, lazy):
     rows *= length / np.linalg.norm(rows, axis=1, keepdims=True)
     environment = Rows(rows.astype(np.float32), [60] * 33, 1)
     curve = {"label": "a", "algorithm": "fedlinucb", "lazy": lazy, "batch_size": 50}
+    curves = [curve, {**curve, "label": "b", "sieve": 1.0}]
     made, stepped, _ = played(
         make_experiment(
-            name="lengths", environment=environment, curves=[curve], horizon=100, silos=1, seed=3,
+            name="lengths", environment=environment, curves=curves, horizon=100, silos=1, seed=3,
             checkpoints=5,
         )
     )  # fmt: skip
