@@ -76,7 +76,8 @@ LINEAR: tuple[dict[str, Any], ...] = (
     {"reward_centre": 0.5}, {"silo_epsilon": [1.0, 2.0, 4.0]}, {"radius": "theorem"},
     {"batch_size": None, "batch_first": 2, "batch_ratio": 1.5}, {"bonus": 0.5}, {"score": "greedy"},
     {"protocol": "silo-ldp"}, {"protocol": "silo-ldp-prefix"}, {"protocol": "central"},
-    {"failure_probability": 0.05}, {"tie_bonus": 0.5}, {"regularizer": 50.0},
+    {"failure_probability": 0.05}, {"tie_bonus": 0.5}, {"regularizer": 50.0}, {"sieve": 1.0},
+    {"sieve": 0.1}, {"bonus": 0.3, "ledger": 0.5}, {"release": "factorised", "saturation": 20.0},
 )  # fmt: skip
 OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
     "robin": ({"initial_phases": 3}, {"diversity": 0.1}, {"clip": False}, {"horizon": 80}),

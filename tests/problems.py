@@ -185,7 +185,7 @@ def agents() -> list[tuple[str, dict]]:
 def schedules() -> list[tuple[str, dict]]:
     """Return problems with unequal batches, factorised and flat releases, and centred rewards.
 
-    Some also scale the bonus (key ``bonus``) within a regret allowance (key ``ledger``).
+    Lazy curves with a direct radius have a sieve. Some have another ranking, or a wider sieve.
     """
     sizes = {
         "growing": {"horizon": 41, "batch_size": "growing", "batch_ratio": 1.4},
@@ -283,10 +283,16 @@ def schedules() -> list[tuple[str, dict]]:
     add_problem("centred, base rate, eager", "silo-ldp",
         {**sizes["growing"], "reward_centre": 0.4, "base_rates": [0.3, 0.6],
          "lazy": False})  # fmt: skip
-    for bonus, size_name in itertools.product((0.0, 0.3), ("equal", "growing")):
+    rankings: dict[str, dict] = {
+        "0": {"sieve": 0.0},
+        "wide": {"bonus": 0.3, "ledger": 0.2},
+        "tied": {"tie_bonus": 0.5},
+        "none": {"sieve": 1.0},
+    }
+    for (ranking, chosen), size_name in itertools.product(rankings.items(), ("equal", "growing")):
         for release_name in ("none", "silo-ldp", "central, factorised", "shuffle-vector, flat",
                      "linucb-jdp, tree", "linucb-sdp-vec"):  # fmt: skip
             protocol, keys = releases_by_name.get(release_name, ("silo-ldp", {}))
-            add_problem(f"ledger, {release_name}, {size_name}, {bonus}", protocol,
-                {**sizes[size_name], **keys, "bonus": bonus, "ledger": 0.2})  # fmt: skip
+            add_problem(f"sieve {ranking}, {release_name}, {size_name}", protocol,
+                {**sizes[size_name], **keys, **chosen})  # fmt: skip
     return problems

@@ -126,10 +126,10 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         settled = with_saturation(
             super().settled(problem), problem, lambda c, s: _joint_noise(c, problem, s)
         )
-        if settled.release is None:
+        release = settled.release
+        if release is None:
             release = "factorised" if self.saturation else _joint_release(settled, problem)
-            settled = with_release(settled, release)
-        return settled
+        return with_release(settled, release)
 
 
 def _joint_batches(config: JointConfig, problem: ProblemSpec) -> Schedule:

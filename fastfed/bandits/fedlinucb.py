@@ -230,6 +230,11 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                 "noise of its own reports"
             )
 
+    @property
+    def clips(self) -> bool:
+        """True if rewards are clipped to a known range."""
+        return self.bounds(published=self.calibration == "published-code") is not None
+
     def settled(self, problem: ProblemSpec) -> Self:
         """Return the config with its defaults filled in, see `usual_release`."""
         settled = super().settled(problem)
@@ -240,10 +245,10 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
             settled = with_saturation(settled, problem, lambda c, s: make_noise(c, problem, s))
         else:
             settled = msgspec.structs.replace(settled, saturation=settled.saturation or 0.0)
-        if settled.release is None:
+        release = settled.release
+        if release is None:
             release = "factorised" if self.saturation else _default_release(settled, problem)
-            settled = with_release(settled, release)
-        return settled
+        return with_release(settled, release)
 
     def _check_rewards(self) -> None:
         """Raise InputError for keys that do not fit ``protects`` = "reward"."""

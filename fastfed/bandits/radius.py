@@ -501,4 +501,4 @@ def sieve_widths(plan: Plan, theory: Theory) -> tuple[float, ...]:
     _, widths, _ = _widths(plan, theory)
     # The batch after the last release may be empty.
     entries = np.minimum(np.arange(len(theory.regularizer)), len(widths) - 1)
-    return tuple((plan.radius.multiplier * widths[entries]).tolist())
+    return tuple(plan.radius.multiplier * width for width in widths[entries].tolist())

@@ -227,12 +227,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """
         sieve = self.sieve
         if sieve is None:
-            in_range = problem.reward_range is not None or self.clip is not False
+            in_range = problem.reward_range is not None or self.clips
             unset = self.bonus is None and self.tie_bonus is None
             proven = self.sieve_proven and self.radius_multiplier >= 1.0
             sieve = SIEVE if in_range and unset and proven and self.score == UCB else 1.0
         bonus, tie_bonus = (1.0 if m is None else m for m in (self.bonus, self.tie_bonus))
         return msgspec.structs.replace(self, sieve=sieve, bonus=bonus, tie_bonus=tie_bonus)
+
+    @property
+    def clips(self) -> bool:
+        """True if rewards are clipped to a known range."""
+        return self.bounds(published=False) is not None
 
     @property
     def sieve_proven(self) -> bool:

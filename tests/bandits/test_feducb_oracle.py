@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
         **SMALL, **SHARP, **FIXED, "batch_size": "theorem", "calibration": "theorem",
         "lazy": False,
     },
-    "fixed, direct": {**SMALL, **NOISY, **FIXED, "batch_size": 7, "radius": "direct"},
+    "fixed, direct": {**SMALL, **NOISY, **FIXED, "batch_size": 7, "radius": "direct", "sieve": 1.0},
     "fixed, direct, eager": {
         **SMALL, **SHARP, **FIXED, "batch_size": 4, "radius": "direct", "lazy": False,
     },

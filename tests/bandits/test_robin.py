@@ -119,6 +119,7 @@ def run_local_linucb(e: Experiment) -> Any:
     curve = {
         "label": "local",
         "algorithm": "local-linucb",
+        "sieve": 1.0,  # ROBIN's clients choose the largest bound
         **{key: keys[key] for key in shared_keys},
     }
     local_experiment = make_experiment(

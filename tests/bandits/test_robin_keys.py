@@ -396,7 +396,7 @@ CURVES: list[dict[str, Any]] = [
         "silos": [2, 5],
     },
     {"label": "plain", "algorithm": "robin", "private": False, "initial_phases": 1},
-    {"label": "alone", "algorithm": "local-linucb", "silos": [2, 5]},
+    {"label": "alone", "algorithm": "local-linucb", "silos": [2, 5], "sieve": 1.0},
     {"label": "together", "algorithm": "fedlinucb", "batch_size": 5, "silos": [2, 5]},
 ]
 LABELS = [

@@ -231,7 +231,7 @@ def test_linucb_written_as_a_score_chooses_the_same_actions():
     sizes = {"silos": 3, "horizon": 60, "protocol": "silo-ldp"}
     for radius in ("direct", "lemma-c2"):
         for lazy in (True, False):
-            keys = {"radius": radius, "lazy": lazy, "batch_size": 8, "epsilon": 50.0}
+            keys = {"radius": radius, "lazy": lazy, "batch_size": 8, "epsilon": 50.0, "sieve": 1.0}
             builtin_outcome, score_outcome = (
                 test_drivers.both(test_drivers.experiment(pool, sizes, **keys, score=score))[0][0]
                 for score in ("ucb", "confident")

@@ -27,8 +27,8 @@ from fastfed.advice.successive_halving import (
 )
 from fastfed.advice.systems import (
     ALGORITHMS,
-    BONUS,
     LESS,
+    SIEVES,
     TRUST,
     Growing,
     Question,
@@ -41,6 +41,8 @@ from fastfed.advice.systems import (
     recipes,
     shared_rounds,
 )
+from fastfed.bandits.linucb import Acting
+from fastfed.bandits.system import SIEVE
 from fastfed.cli import cli
 from fastfed.environments import Rotated, Sphere
 from fastfed.simulation import dispatch
@@ -85,7 +87,6 @@ def test_every_trust_model_has_its_releases() -> None:
     asked = question()
     assert kinds(recipes(asked, "central")) == {
         ("central", "factorised", True), ("central", "toeplitz", False),
-        ("central", "toeplitz", True),  # the default at these sizes
         ("central", "honaker", False), ("central", "tree", False),
     }  # fmt: skip
     assert kinds(recipes(asked, "shuffle")) == {
@@ -94,11 +95,14 @@ def test_every_trust_model_has_its_releases() -> None:
     }  # fmt: skip
     assert kinds(recipes(asked, "secure-sum")) == {
         ("secure-sum", "factorised", True), ("secure-sum", "toeplitz", False),
-        ("secure-sum", "toeplitz", True),
     }  # fmt: skip
-    assert all(v.bonus == BONUS and not v.centred for *_, v in recipes(asked, "central"))
+    assert all(v.sieve == SIEVE and not v.centred for *_, v in recipes(asked, "central"))
+    assert asked.sieves
     low = Question(asked.problem, 1.0, 1e-5, "replace", 0.5)
-    assert all(v.bonus == 1.0 for *_, v in recipes(low, "central"))
+    assert not low.sieves
+    assert {one.plan.ranking for one in made_of(low, "central", recipes(low, "central"))[0]} == {
+        1.0
+    }
 
 
 def test_rewards_are_centred_where_an_intercept_is_declared() -> None:
@@ -145,43 +149,47 @@ def test_few_releases_are_factorised() -> None:
 
 def test_what_is_near_differs_in_one_thing() -> None:
     asked = question(horizon=3000)
-    best = asked.make("central", "central", "factorised", Growing(9, 1.2), Variant(BONUS))
+    best = asked.make("central", "central", "factorised", Growing(9, 1.2), Variant(0.1))
     found = near(asked, best)
     assert {b for *_, b, _ in found} == {
         Growing(9, 1.2), Growing(3, 1.2), Growing(27, 1.2), Growing(9, 1.1),
     }  # fmt: skip
-    assert ("central", "toeplitz", Growing(9, 1.2), Variant(BONUS)) in found
+    assert ("central", "toeplitz", Growing(9, 1.2), Variant(0.1)) in found
     own = asked.make("central", "central", "factorised", Growing(3, 1.2), Variant(until=100))
     assert {v.until for *_, v in near(asked, own)} == {50, 100, 200}
     flat = asked.make("shuffle", "shuffle-vector", "flat", Growing(9, 1.4))
     assert all(isinstance(b, Growing) and b.ratio >= 1.25 for *_, b, _ in near(asked, flat))
 
 
-# ---- a bonus, its bound and its guarantee --------------------------------------------------------
+# ---- rankings, their bound and their guarantee ---------------------------------------------------
 
 
-def test_a_bonus_changes_neither_noise_nor_guarantee_and_the_bound_by_the_ledger() -> None:
+def test_a_ranking_changes_neither_noise_nor_guarantee_nor_bound() -> None:
     asked = question(epsilon=50.0)
     one = asked.make("central", "central", "factorised", STEPS)
-    less, made = one.with_bonus(BONUS), asked.make(
-        "central", "central", "factorised", STEPS, Variant(BONUS)
-    )  # fmt: skip
-    assert less.label == made.label == one.label + ", bonus 0.3"
-    assert (less.keys, less.plan.allowance) == (made.keys, made.plan.allowance)
-    assert less.system.certificate == made.system.certificate
-    # The account of the plan that is simulated, made again from its numbers.
-    assert account(less.plan, asked.problem) == account(made.plan, asked.problem)
-    assert less.bound == made.bound and less.bound is not None and one.bound is not None
-    assert one.bound < less.bound <= 2.0 * one.bound
-    back = less.with_bonus(1.0)
-    assert (back.keys, back.plan.allowance, back.plan.bonus) == (one.keys, (), 1.0)
+    assert (one.plan.ranking, one.plan.sieve_growth, "sieve" in one.keys) == (SIEVE, 1.0, False)
+    for factor in (0.0, *SIEVES):
+        less, made = one.with_sieve(factor), asked.make(
+            "central", "central", "factorised", STEPS, Variant(factor)
+        )  # fmt: skip
+        assert less.label == made.label == one.label + f", sieve {factor:g}"
+        assert less.keys == made.keys == {**one.keys, "sieve": factor}
+        # It is the plan that its keys make.
+        assert (less.plan.ranking, less.plan.widths) == (made.plan.ranking, made.plan.widths)
+        assert less.plan.ranking == factor and less.plan.widths == one.plan.widths
+        np.testing.assert_array_equal(less.plan.factor.matrix, made.plan.factor.matrix)
+        assert less.system.certificate == made.system.certificate == one.system.certificate
+        # The account of the plan that is simulated, made again from its numbers.
+        assert account(less.plan, asked.problem) == account(made.plan, asked.problem)
+        assert less.bound == made.bound == one.bound is not None
 
 
-def test_both_bonuses_of_the_best_are_played() -> None:
+def test_all_rankings_of_the_best_are_played() -> None:
     found = plan(**{**ASK, "trust": "central"})
-    assert {c.bonus for c in found.candidates if c.regret} == {BONUS, 1.0}
-    text = CliRunner().invoke(cli, ["plan", *map(str, ARGS), "--trust", "central"]).stdout
-    assert "bonus below 1: less exploration; its bound holds what the ledger allows" in text
+    assert {c.bonus for c in found.candidates if c.regret} == {SIEVE, *SIEVES}
+    assert {c.keys.get("sieve") for c in found.candidates if c.regret} == {None, *SIEVES}
+    less = found.baseline(LESS)
+    assert less.keys["sieve"] == min(SIEVES) and "sieve" not in found.baseline("alone").keys
 
 
 # ---- how they are simulated ----------------------------------------------------------------------
@@ -199,10 +207,10 @@ def regrets(plan: Any, environment: Any, replicates: int) -> np.ndarray:
     ordinary_cases(
         [
             ("silo-ldp", "factorised", Variant()),
-            ("central", "toeplitz", Variant(BONUS)),
+            ("central", "toeplitz", Variant(0.1)),
             ("shuffle-vector", "flat", Variant()),
-            ("secure-sum", "factorised", Variant(BONUS, True)),
-            ("central", "factorised", Variant(1.0, True)),
+            ("secure-sum", "factorised", Variant(0.1, True)),
+            ("central", "factorised", Variant(centred=True)),
         ],
         lambda protocol, release, variant: protocol in ("silo-ldp", "secure-sum"),
     ),
@@ -220,15 +228,32 @@ def test_few_silos_stand_for_many(protocol: str, release: str, variant: Variant)
         assert abs(whole.mean() - other.mean()) < 4.0 * spread + 0.05 * whole.mean()
 
 
-def test_an_allowance_is_of_as_many_silos() -> None:
-    one = question(60).make("x", "central", "factorised", STEPS, Variant(BONUS))
+@pytest.mark.parametrize("multiplier", [1.0, 1.5])
+def test_the_slack_of_few_silos_is_that_of_all(multiplier: float) -> None:
+    """Both widths and bonuses are those of M silos over sqrt(q), so s = C / g stays."""
+    asked = question(60)
+    asked = dataclasses.replace(asked, radius_multiplier=multiplier)
+    one = asked.make("x", "central", "factorised", STEPS, Variant(0.1))
     few = scaled_plan(one.plan, one.node, 10)
-    assert few.allowance == pytest.approx([a / 6.0 for a in one.plan.allowance])
-    assert few.bonus == BONUS
+    assert few.ranking == 0.1 and few.sieve_growth == 1.0
+    assert few.widths == pytest.approx([c / math.sqrt(6.0) for c in one.plan.widths])
+    rng = np.random.default_rng(0)
+    for k in range(one.plan.releases + 1):
+        rows = 60.0 * (one.plan.end(k) if k else 0)
+        gram = rows / 3.0 * np.eye(3) + np.diag(rng.uniform(0.0, 0.2, size=3)) * rows
+        total = np.append(rng.normal(size=3) * rows / 10.0, gram[np.tril_indices(3)])
+        found = []
+        for scaled, times in ((one.plan, 1.0), (few, 6.0)):
+            silo = Acting(scaled)
+            silo._refresh(total / times, k)
+            found.append(silo._slack)
+        assert found[1] == pytest.approx(found[0], rel=1e-9)
 
 
 def test_a_centre_stays_and_clips_nothing_of_few_silos() -> None:
-    one = question(60, intercept=2.0).make("x", "central", "factorised", STEPS, Variant(1.0, True))
+    one = question(60, intercept=2.0).make(
+        "x", "central", "factorised", STEPS, Variant(centred=True)
+    )
     clip = scaled_plan(one.plan, one.node, 10).clip
     assert clip is not None and one.plan.clip is not None
     assert (clip.centre, clip.constant) == (0.5, one.plan.clip.constant)
@@ -244,9 +269,10 @@ def test_own_rounds_are_played_as_they_are() -> None:
 
 def test_noise_of_shares_is_counted_once() -> None:
     asked = question(silos=30)
-    masked = asked.make("secure-sum", "secure-sum", "factorised", STEPS)
-    central = asked.make("central", "central", "factorised", STEPS)
-    local = asked.make("silo-ldp", "silo-ldp", "factorised", STEPS)
+    # Toeplitz factors do not depend on the noise; factors that saturate do.
+    masked = asked.make("secure-sum", "secure-sum", "toeplitz", STEPS)
+    central = asked.make("central", "central", "toeplitz", STEPS)
+    local = asked.make("silo-ldp", "silo-ldp", "toeplitz", STEPS)
     assert (noises(masked.plan), noises(local.plan)) == (1, 30)
     # Noise of all 30 shares, where that of 20 would be enough.
     assert masked.noise_std == pytest.approx(central.noise_std * math.sqrt(30 / 20), rel=0.02)
@@ -313,7 +339,7 @@ def test_a_secure_sum_says_whom_it_trusts_and_its_fallback() -> None:
 
 def test_more_colluders_need_more_noise() -> None:
     few, many = (
-        question(colluders=t).make("secure-sum", "secure-sum", "factorised", STEPS).noise_std
+        question(colluders=t).make("secure-sum", "secure-sum", "toeplitz", STEPS).noise_std
         for t in (0, 6)
     )
     assert many == pytest.approx(2.0 * few, rel=0.01)
@@ -363,21 +389,20 @@ def test_what_is_unproven_is_compared_with_the_best_alone(unlike: fastfed.advice
     )  # fmt: skip
 
 
-def test_a_proven_bound_is_said_where_less_exploration_alone_does_as_well() -> None:
-    """Sharing beats each silo alone, and a silo alone without a bound beats sharing."""
+def test_the_better_of_both_local_baselines_is_compared() -> None:
+    """Each has the same proven bound, so the better one is what sharing must beat."""
     found = plan(**{**ASK, "epsilon": 8.0, "trust": "central", "seconds": 1.0})
     (verdict,) = found.verdicts
     ours = found[verdict.best].regret
-    assert ours is not None and verdict.helps and verdict.alone == "alone"
+    assert ours is not None and verdict.helps
+    means = {name: found.baseline(name).regret.mean for name in ("alone", LESS)}
+    assert verdict.alone == min(means, key=lambda name: means[name])
     regrets = {b.name: b.regret for b in found.baselines} | {verdict.best: ours}
-    said = {}
-    for factor in (0.9, 1.5):
-        regrets[LESS] = dataclasses.replace(ours, mean=factor * ours.mean)
-        said[factor] = verdict_text(
-            verdict, regrets, budget=(8.0, 1e-5), looked=True, differ=False, fallback=None
-        )
-    clause = "if regret must have a proven bound; if not, keep apart"
-    assert clause in said[0.9] and clause not in said[1.5]
+    said = verdict_text(
+        verdict, regrets, budget=(8.0, 1e-5), looked=True, differ=False, fallback=None
+    )
+    assert said.startswith(f"share by {verdict.best}: regret")
+    assert "if regret must have a proven bound" not in said
 
 
 def test_unequal_silos_are_noted(tmp_path: Path) -> None:
@@ -453,7 +478,8 @@ def test_json_has_the_new_keys() -> None:
     first = found["candidates"][0]
     assert first["centred"] is True and first["batches"] and first["releases"] > 0
     assert first["share_until"] is None and first["fallback_epsilon"] > 0.2
-    assert found["colluders"] == 2 and found["verdicts"][0]["alone"] == "alone"
+    assert found["colluders"] == 2 and found["verdicts"][0]["alone"] in ("alone", LESS)
+    assert first["bonus"] in (SIEVE, *SIEVES)
 
 
 def test_labels_are_unique() -> None:

@@ -40,6 +40,7 @@ actions = 5
 label = "open"
 algorithm = "fedlinucb"
 batch_size = 10
+sieve = 1.0
 
 [[curve]]
 label = "LDP"
@@ -47,6 +48,7 @@ algorithm = "private-fedlinucb"
 epsilon = 0.5
 delta = 1e-5
 batch_size = 10
+sieve = 1.0
 lazy = {lazy}
 """
 

@@ -241,8 +241,18 @@ def faults():
     left = {name: v for name, v in stored.items() if name != "noise_std.bias"}
     yield "one number less", {"numbers": left}, "has no number noise_std.bias"
     yield "another claim", {"keys": keys | {"epsilon": 0.5}}, "but its choices give"
-    yield "eager", {"keys": keys | {"lazy": False}}, "radius.base"
-    yield "no clipping", {"keys": keys | {"clip": False}}, "clip.centre"
+    yield "eager", {"keys": keys | {"lazy": False}}, "sieve below 1 needs"
+    largest = keys | {"sieve": 1.0}
+    yield "eager, largest bound", {"keys": largest | {"lazy": False}}, "radius.base"
+    yield "no clipping", {"keys": keys | {"clip": False}}, "sieve below 1 needs rewards"
+    yield "no clipping, largest bound", {"keys": largest | {"clip": False}}, "ranking|clip"
+    yield "another ranking", {"keys": keys | {"sieve": 0.5}}, "ranking"
+    yield "no sieve", {"keys": largest}, "ranking|sieve_growth|widths"
+    yield "a wider sieve", {"numbers": numbers(sieve_growth=2.0)}, "sieve_growth"
+    wide = [2.0 * c for c in stored["widths"]]
+    yield "other widths", {"numbers": numbers(widths=wide)}, "widths"
+    fewer = {name: v for name, v in stored.items() if name != "widths"}
+    yield "no widths", {"numbers": fewer}, "has no number widths"
     yield "a key more", {"keys": keys | {"model": "central"}}, "unknown key"
     yield "a baseline", {"algorithm": "hedge", "keys": {}}, "system.algorithm"
     yield "another horizon", {"horizon": 25}, "batches|choices give|calendar"

@@ -4,9 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
+
+import federation
 
 import fastfed
 from fastfed import InputError
@@ -67,6 +71,63 @@ def test_a_plan_and_a_model_of_an_earlier_version_say_the_same(running):
         assert made[key] == kept[key], key
     for key in ("unit", "relation", "claimed", "exact", "status", "noise_std"):
         assert made["certificate"][key] == kept["certificate"][key], key
+
+
+def test_a_plan_of_an_earlier_version_has_the_ranking_of_then(running):
+    plan = plans.load(running / "plan")
+    keys = plan.document.keys
+    assert "sieve" not in keys and "saturation" not in keys and "tie_bonus" in keys
+    made = plan.plan
+    assert (made.ranking, made.sieve_growth, made.widths) == (keys["tie_bonus"], 0.0, ())
+    # The largest bound is chosen, from the model that the party holds.
+    model = folders.read_party(running / "north").party.model
+    rng = np.random.default_rng(0)
+    d, (_, estimate, beta, gamma) = made.dimension, model._played
+    for _ in range(20):
+        x = rng.normal(size=(9, d)) / d
+        z = x @ estimate.w.T
+        scores = x @ estimate.theta + beta * np.linalg.norm(z, axis=1)
+        scores += gamma * np.linalg.norm(z @ estimate.w, axis=1)
+        assert model.select(x)[0] == scores.argmax()
+
+
+#: Keys that a plan file of the earlier version could hold, and (ranking, sieve_growth) of today.
+EARLIER = {
+    "largest bound": ({"sieve": 1.0}, (1.0, 0.0)),
+    "tied": ({"tie_bonus": 0.5}, (0.5, 0.0)),
+    "less bonus": ({"bonus": 0.3}, (0.3, 2.0)),
+    "less bonus, small ledger": ({"bonus": 0.3, "ledger": 0.25}, (0.3, 1.25)),
+}
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "shuffle-vector", "secure-sum"])
+@pytest.mark.parametrize("name", EARLIER)
+def test_a_plan_file_with_the_keys_of_then_is_loaded(name, protocol):
+    """Its noise is that of then: factors did not saturate, and shuffles had other batches."""
+    keys, ranking = EARLIER[name]
+    vector = protocol == "shuffle-vector"
+    batches = {"batch_size": "growing", "batch_first": 3, "batch_ratio": 1.2} if vector else {}
+    today = federation.deployed(protocol, system={**keys, **batches, "saturation": 0.0})
+    document = today.document
+    then = {k: v for k, v in document.keys.items() if k not in ("sieve", "saturation")}
+    if vector:
+        then["batch_first"] = then["batch_ratio"] = None
+    numbers = {k: v for k, v in document.numbers.items() if k not in plans.codec.ADDED}
+    numbers |= {"bonus": then["bonus"], "tie_bonus": then["tie_bonus"], "allowance": [1.0, 2.0]}
+    changed = msgspec.structs.replace(document, keys=then, numbers=numbers)
+    data = msgspec.msgpack.encode([plans.spelled(changed), {}])
+    loaded = plans.load(data)
+    assert (loaded.plan.ranking, loaded.plan.sieve_growth) == ranking
+    assert loaded.plan.widths == today.plan.widths
+    assert loaded.plan.release_rounds == today.plan.release_rounds
+    assert loaded.plan.noise_std == today.plan.noise_std
+    assert loaded.certificate.exact == today.certificate.exact
+    # It is the file of then that all parties sign, not one of today.
+    assert loaded.document == changed and loaded.digest != today.digest
+    # A number too many is still one too many.
+    spoiled = msgspec.structs.replace(changed, numbers={**numbers, "radius.other": 1.0})
+    with pytest.raises(InputError, match=r"radius\.other"):
+        plans.load(msgspec.msgpack.encode([plans.spelled(spoiled), {}]))
 
 
 def test_a_federation_of_an_earlier_version_goes_on(running):

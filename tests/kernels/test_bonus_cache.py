@@ -93,9 +93,12 @@ def test_both_drivers_choose_the_same_actions(d, lazy, protocol, kind):
     # The default radius has a second bonus.
     radius = {"radius": "lemma-c2"} if protocol == "silo-ldp" else {}
     run_sizes = {"silos": 2, "horizon": 90, "protocol": protocol.split()[0], "lazy": lazy}
-    e = experiment(Rows(rows_of(rng, sizes, d, kind), sizes, 2), {**run_sizes, **batch, **radius})
-    (compiled_outcome,), (step_outcome,), _ = run_both(e)
-    same(compiled_outcome, step_outcome)
+    rows, keys = rows_of(rng, sizes, d, kind), {**run_sizes, **batch, **radius}
+    # Bounds decide without a sieve, and with the sieve that some curves have by default.
+    for sieve in ({"sieve": 1.0}, {}):
+        e = experiment(Rows(rows, sizes, 2), {**keys, **sieve})
+        (compiled_outcome,), (step_outcome,), _ = run_both(e)
+        same(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("kind", ["long tail", "ties", "near ties", "huge"])
@@ -112,9 +115,10 @@ def test_partial_products_never_lose_the_best_action(lazy, radius, kind):
     elif kind == "huge":
         rows *= 1e6
     keys = {"silos": 2, "horizon": 120, "protocol": "silo-ldp", "lazy": lazy, "batch_size": 20}
-    e = experiment(Rows(rows, sizes, 2), {**keys, "radius": radius})
-    (compiled_outcome,), (step_outcome,), _ = run_both(e)
-    same(compiled_outcome, step_outcome)
+    for sieve in ({"sieve": 1.0}, {}):
+        e = experiment(Rows(rows, sizes, 2), {**keys, "radius": radius, **sieve})
+        (compiled_outcome,), (step_outcome,), _ = run_both(e)
+        same(compiled_outcome, step_outcome)
 
 
 @needs_i16
@@ -137,7 +141,7 @@ def test_silos_with_a_grown_v_compute_their_own_factors(kind):
     """Check silos that learn alone: their only release has V = lambda I, whose bounds soon become
     too weak."""
     rng, sizes = np.random.default_rng(2), [60] * 8
-    keys = {"silos": 2, "horizon": 400, "protocol": "local", "lazy": False}
+    keys = {"silos": 2, "horizon": 400, "protocol": "local", "lazy": False, "sieve": 1.0}
     e = experiment(Rows(rows_of(rng, sizes, 34, kind), sizes, 2), keys)
     (compiled_outcome,), (step_outcome,), [(_, factors, _)] = run_both(e)
     same(compiled_outcome, step_outcome)
@@ -366,9 +370,10 @@ def test_drivers_agree_on_rows_of_any_length(length, lazy):
     rows *= length / np.linalg.norm(rows, axis=1, keepdims=True)
     environment = Rows(rows.astype(np.float32), [60] * 33, 1)
     curve = {"label": "a", "algorithm": "fedlinucb", "lazy": lazy, "batch_size": 50}
+    curves = [curve, {**curve, "label": "b", "sieve": 1.0}]
     compiled_outcomes, step_outcomes, _ = run_both(
         make_experiment(
-            name="lengths", environment=environment, curves=[curve], horizon=100, silos=1, seed=3,
+            name="lengths", environment=environment, curves=curves, horizon=100, silos=1, seed=3,
             checkpoints=5,
         )
     )  # fmt: skip

@@ -87,7 +87,7 @@ def test_tied_or_invalid_scores_give_no_choice():
     assert driver.Tracked(rows, w, theta, 1.0).choose(1.0) == -1
 
 
-@pytest.mark.parametrize("keys", [{}, {"radius": "lemma-a2"}])
+@pytest.mark.parametrize("keys", [{}, {"sieve": 1.0}, {"radius": "lemma-a2"}])
 @pytest.mark.parametrize("d, actions", [(11, 30), (12, 1), (12, 100), (33, 7), (40, 61)])
 def test_both_drivers_agree_for_an_agent(d, actions, keys):
     experiment = make_experiment(

@@ -23,7 +23,8 @@ LEAVES = [
     *("add_noise", "node_normals", "refresh", "radius_at", "random_u32", "scale", "touched_levels"),
     *("round_point", "round_points", "binomials", "binomials_from_words"),
     *("encode_bits", "shuffle_bits", "choose_regularizer", "determinant_radius"),
-    *("honaker", "honaker_number", "toeplitz", "weighted_sum", "missing_bonus"),
+    *("honaker", "honaker_number", "toeplitz", "weighted_sum"),
+    *("inverse_norm", "row_width", "slack"),
     *("ideal_normals", "ideal_laplace", "round_noisy", "sum_normals"),
 ]
 WORD = st.integers(0, 2**32 - 1)

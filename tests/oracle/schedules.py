@@ -9,7 +9,7 @@ n_k and the noise of that prefix, whichever way it was made:
 - `bits`: each batch's points in fixed point, with noise bits, shuffled once and added up.
 
 The direct radius with a bound tau on the norm, rewards less a centre beside a constant feature,
-and smaller bonuses under a ledger follow docs/radius.md and docs/centred.md. Everything is built
+and the sieve follow docs/radius.md and docs/centred.md. Everything is built
 anew in every round. Silos and actions count from 0, rounds, releases and draws from 1.
 """
 
@@ -22,6 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from . import sieve as sieves
 from .vector_sum import fixed_point, lower_triangle, symmetric
 
 Pair = tuple[np.ndarray, np.ndarray]  # of the bias stream (d,), of the covariance stream (d, d)
@@ -120,25 +121,49 @@ class Direct:
         beta = self.multiplier * self.scale * math.sqrt(f * (self.base + grown))
         return beta, self.multiplier * (self.tau * lam + self.error(k))
 
+    def width(self, k: int, rows: float, d: int) -> float:
+        """C after k releases of `rows` rows: w(x) <= C ||x||_{A^-1} for every lambda."""
+        c, n = self.anchor, max(self.full(k) - self.anchor, 0.0)
+        gamma = self.tau * (n + c) + self.error(k)
+
+        def beta(f: float) -> float:
+            grown = d * math.log(f * (2.0 * n + c + rows / d) / c)
+            return self.scale * math.sqrt(f * (self.base + grown))
+
+        worst = beta(1.0) + gamma / math.sqrt(c)
+        if self.floor(k) > 0.0:
+            worst = max(worst, math.sqrt(2.0) * (beta(2.0) + gamma / math.sqrt(n + c)))
+        return self.multiplier * worst
+
 
 @dataclass
-class Ledger:
-    """Bonuses times m in every batch whose charge keeps the ledger within its allowance.
+class Sieve:
+    """Of the actions that pass, the largest <x, theta_hat> + ranking w(x) is chosen.
 
-    `allowance[k]` is for the batch after release k. The charge of a round is
-    min(1, (1 - m) (beta sqrt(q) + gamma q)), q = tr(V^-8)^(1/8).
+    The slack is `growth` max(1, C / g), or 1 if `growth` is 0. `times` multiplies it: a fault.
     """
 
-    bonus: float
-    allowance: Sequence[float]
+    ranking: float
+    limit: float
+    growth: float
+    times: float = 1.0
+
+    def slack(self, direct: Direct, k: int, lam: float, v: np.ndarray, rows: float) -> float:
+        """s after k releases, with V = v of `rows` rows."""
+        if self.growth == 0.0:
+            return self.times
+        full, (beta, gamma) = direct.full(k), direct.bonuses(k, lam, v)
+        f = 1.0 if lam == full else 1.0 + (full - lam) / direct.floor(k)
+        width = direct.width(k, rows, len(v))
+        return self.times * sieves.slack(v, beta, gamma, f, width, self.growth - 1.0)
 
 
 @dataclass
 class Replay:
     """What following the recorded actions gives; gaps are relative, as in zhou_chowdhury_2024.
 
-    `missing` holds, by batch, the sum over silos and rounds of min(1, (1 - m) w(x*)) where m < 1,
-    `charged` what the ledger was charged for the batch, `terms` the sum of min(1, (1 + m) w(a)).
+    `slacks` holds s by batch. `counted` is the largest regret of a round as a multiple of
+    2 C ||a||_{A^-1}, by batch, with A = G + c I of the raw sums before the batch.
     """
 
     worst_gap: float
@@ -146,11 +171,10 @@ class Replay:
     totals: list[Pair]
     regularizers: list[float]
     nearest_floor: float
-    bonuses: list[float] = field(default_factory=list)
-    charged: list[float] = field(default_factory=list)
-    missing: list[float] = field(default_factory=list)
-    terms: list[float] = field(default_factory=list)
-    nearest_allowance: float = math.inf
+    slacks: list[float] = field(default_factory=list)
+    widths: list[float] = field(default_factory=list)
+    counted: list[float] = field(default_factory=list)
+    sieved: int = 0  # rounds in which another action than that of the largest score was chosen
     nearest_width: float = math.inf  # least (w(x) - |<x, theta_hat> - mean|) over all actions
 
 
@@ -170,7 +194,7 @@ def replay(
     constant: float = 0.0,
     centre: float = 0.0,
     public: bool = False,
-    ledger: Ledger | None = None,
+    sieve: Sieve | None = None,
 ) -> Replay:
     """Follow actions and rewards (M, T) in batches that end after the rounds `ends`.
 
@@ -186,7 +210,6 @@ def replay(
     boundaries = [0, *ends, *([horizon] if not ends or ends[-1] < horizon else [])]
     lam, near = direct.regularizer(0, total[1])
     out = Replay(0.0, np.zeros(horizon), [], [lam], near)
-    spent = 0.0
 
     def raw(first: int, last: int, of: Sequence[int]) -> Pair:
         rows = [points[i, t] for i in of for t in range(first, last + 1)]
@@ -209,21 +232,13 @@ def replay(
 
     for k, (start, stop) in enumerate(pairwise(boundaries)):
         v = lam * np.eye(d) + total[1]
-        m, charge = 1.0, 0.0
-        if ledger is not None:
-            beta, gamma = direct.bonuses(k, lam, v)
-            q = float((np.linalg.eigvalsh(v) ** -8.0).sum()) ** 0.125
-            each = min(1.0, (1.0 - ledger.bonus) * (beta * math.sqrt(q) + gamma * q))
-            charge, most = silos * (stop - start) * each, ledger.allowance[k]
-            if most + spent + charge > 0.0:
-                away = abs(spent + charge - most) / (most + spent + charge)
-                out.nearest_allowance = min(out.nearest_allowance, away)
-            m = ledger.bonus if spent + charge <= most else 1.0
-            charge = charge if m < 1.0 else 0.0
-            spent += charge
-        out.bonuses.append(m)
-        out.charged.append(charge)
-        missing = terms = 0.0
+        rows = silos * start
+        slack = 1.0 if sieve is None else sieve.slack(direct, k, lam, v, rows)
+        out.slacks.append(slack)
+        out.widths.append(direct.width(k, rows, d))
+        known = np.linalg.inv(raw(1, start, range(silos))[1] + direct.anchor * np.eye(d))
+        each = 2.0 * max(1.0, sieve.growth if sieve else 0.0) * out.widths[-1]
+        counted = 0.0
         for t in range(start + 1, stop + 1):
             for i in range(silos):
                 phi = np.asarray(contexts(t, i), dtype=float)
@@ -234,20 +249,27 @@ def replay(
                 beta, gamma = direct.bonuses(k, lam, v)
                 width = beta * np.sqrt(np.einsum("ij,jk,ik->i", phi, inverse, phi))
                 width = width + gamma * np.linalg.norm(phi @ inverse, axis=1)
-                score = phi @ theta + m * width
-                a, expected = int(actions[i, t - 1]), np.asarray(means(t, i), dtype=float)
-                scale = float(np.max(np.abs(phi @ theta) + m * width))
+                mean, limit = phi @ theta, math.inf if sieve is None else sieve.limit
+                score, a = mean + width, int(actions[i, t - 1])
+                expected = np.asarray(means(t, i), dtype=float)
+                scale = float(np.max(np.abs(mean) + width))
                 if scale > 0.0:
-                    out.worst_gap = max(out.worst_gap, float(score.max() - score[a]) / scale)
+                    # How much the action lacks to pass, and what another that surely passes has
+                    # more in the ranking.
+                    above = mean + (2.0 * slack - 1.0) * width - min(limit, float(score.max()))
+                    ranked = score if sieve is None else mean + sieve.ranking * width
+                    sure = (above > 1e-9 * scale * slack) | (np.arange(len(phi)) == score.argmax())
+                    lacks = max(-float(above[a]), float(ranked[sure].max() - ranked[a]))
+                    out.worst_gap = max(out.worst_gap, lacks / scale)
+                    out.sieved += bool(score.max() - score[a] > 1e-9 * scale)
                 best = int(expected.argmax())
                 out.regret[t - 1] += expected[best] - expected[a]
-                off = np.abs(phi @ theta + centre - expected)
+                off = np.abs(mean + centre - expected)
                 out.nearest_width = min(out.nearest_width, float((width - off).min()))
-                missing += min(1.0, (1.0 - m) * width[best])
-                terms += min(1.0, (1.0 + m) * width[a])
+                norm = math.sqrt(max(0.0, float(phi[a] @ known @ phi[a])))
+                counted = max(counted, (expected[best] - expected[a]) / (each * norm))
                 points[i, t] = entered(phi[a], float(rewards[i, t - 1]))
-        out.missing.append(missing)
-        out.terms.append(terms)
+        out.counted.append(counted)
         if k < len(ends):
             if bits is not None:
                 held = {key: p for key, p in points.items() if start < key[1] <= stop}
@@ -281,7 +303,7 @@ def regret_bound(
     until: int | None = None,
     unequal: bool = True,
 ) -> float:
-    """The bound on the regret of lazy play by round `until` (docs/radius.md), with bonuses 1.
+    """The bound on the regret of lazy play by round `until` (docs/radius.md), without a sieve.
 
     Bad batches are at most Lambda / ln 2: of unequal ones, so many of the longest.
     """
@@ -293,16 +315,7 @@ def regret_bound(
     for k, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         if start >= until:
             break
-        n = max(direct.full(k) - c, 0.0)
-        gamma = direct.tau * (n + c) + direct.error(k)
-
-        def beta(f: float, n: float = n, seen: float = silos * start / d) -> float:
-            grown = d * math.log(f * (2.0 * n + c + seen) / c)
-            return direct.scale * math.sqrt(f * (direct.base + grown))
-
-        worst = beta(1.0) + gamma / math.sqrt(c)
-        if direct.floor(k) > 0.0:
-            worst = max(worst, math.sqrt(2.0) * (beta(2.0) + gamma / math.sqrt(n + c)))
+        worst = direct.width(k, silos * start, d) / direct.multiplier
         held = silos * (stop - start)
         rows += held
         lengths.append(held)

@@ -1,4 +1,4 @@
-"""The sieve of docs/radius.md in plain NumPy, written from its proof; imports nothing of ours.
+"""The sieve of docs/radius.md in plain NumPy, from its proof alone; imports nothing of ours.
 
 After a release V = lambda I + G + N, theta_hat = V^-1 b, A = G + c I,
 w(x) = beta ||x||_{V^-1} + gamma ||V^-1 x|| and U(x) = <x, theta_hat> + w(x).

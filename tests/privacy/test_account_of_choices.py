@@ -669,8 +669,9 @@ def test_numbers_are_checked_everywhere_in_a_plan() -> None:
     check_numbers(plan)
     for path, value in (
         ("radius.multiplier", replace(plan, radius=replace(plan.radius, multiplier=math.nan))),
-        ("bonus", replace(plan, bonus=math.inf)),
-        ("allowance", replace(plan, allowance=(1.0, math.nan))),
+        ("ranking", replace(plan, ranking=math.inf)),
+        ("sieve_growth", replace(plan, sieve_growth=-1.0)),
+        ("widths", replace(plan, widths=(1.0, math.nan))),
         ("regularizer", replace(plan, regularizer=np.array([1.0, math.nan]))),
         ("regularizer", replace(plan, regularizer=[1.0])),
         ("lazy", replace(plan, lazy="no")),
@@ -700,7 +701,8 @@ def test_ranges_of_numbers_have_their_declared_limits() -> None:
         (plan, ("noise_std", "diagonal"), 7, "7"),
         (plan, ("clip", "low"), -1e150, -1.001e150),
         (plan, ("clip", "feature"), 1.0, -1.0),
-        (plan, ("bonus",), 1.0, math.nan),
+        (plan, ("ranking",), 1.0, math.nan),
+        (plan, ("sieve_growth",), 1.5, math.inf),
         (plan, ("radius", "log_lambda"), np.array([math.inf]), np.array([-math.inf])),
         (plan, ("radius", "log_lambda"), np.zeros(1), np.array([math.nan])),
         (plan, ("regularizer",), np.ones(2), np.array([1.0, math.inf])),

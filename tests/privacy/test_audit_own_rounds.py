@@ -29,7 +29,7 @@ def test_audits_give_their_verdicts(name: str) -> None:
 
 
 def test_results_of_an_audit_depend_only_on_its_seed() -> None:
-    bounds = [run_audit("own-rounds-shared", 400, seed).epsilon_lower_bound for seed in (5, 5, 4)]
+    bounds = [run_audit("own-rounds-shared", 800, seed).epsilon_lower_bound for seed in (5, 5, 4)]
     assert bounds[0] == bounds[1] != bounds[2]
 
 

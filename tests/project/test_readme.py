@@ -165,9 +165,7 @@ def test_the_readme_shows_the_output_of_its_command(tmp_path):
     assert f"(difference {-mean:.0f} ± {error:.0f})" in " ".join(README.split())
     tried = tmp_path / "tried.toml"
     tried.write_text(
-        re.sub(
-            r'(protocol = "silo-ldp"\n)', r"\1intercept = 8.0\nsieve = 0.1\n", spec.read_text()
-        )
+        re.sub(r'(protocol = "silo-ldp"\n)', r"\1intercept = 8.0\nsieve = 0.1\n", spec.read_text())
     )
     _, results = run(tried, "tried")
     final = results["silo-level LDP"].final()

@@ -94,7 +94,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**ROBIN, **GROWING}, "batch_size has no meaning for robin"),
     ({**ROBIN, "release_rounds": [3]}, "release_rounds has no meaning for robin"),
     ({"algorithm": "local-linucb", "release_rounds": [3]}, "has no meaning for local-linucb"),
-    ({"algorithm": "local-linucb", "bonus": 0.5}, "bonus below 1 needs"),
+    ({"algorithm": "local-linucb", "bonus": 0.5, "radius": "lemma-c2"}, "bonus below 1 needs"),
+    ({"algorithm": "local-linucb", "saturation": 3.0}, "unknown key 'saturation'|saturation"),
+    ({**PUBLIC, "batch_size": 5, "sieve": 0.5, "tie_bonus": 0.5}, "either sieve or tie_bonus"),
+    ({**PRIVATE, "batch_size": 5, "release": "tree", "saturation": 3.0},
+     'saturation needs release "factorised"'),
     ({"algorithm": "random", "release_rounds": [3]}, "release_rounds has no meaning for random"),
     ({"algorithm": "random", "reward_centre": 0.5}, "reward_centre has no meaning for random"),
 ]  # fmt: skip
@@ -169,7 +173,11 @@ AGENTS: dict[str, dict[str, Any]] = {
 
 
 def old(curves: dict[str, dict[str, Any]], silos: int, environment: Any) -> Experiment:
-    tables = [{"label": name, "algorithm": name, **keys} for name, keys in curves.items()]
+    tables = [
+        # The rule of then, which is no longer the default: the largest bound is chosen.
+        {"label": name, "algorithm": name, **({} if name == "random" else {"sieve": 1.0}), **keys}
+        for name, keys in curves.items()
+    ]
     return make_experiment(
         name="old", environment=environment, curves=tables, horizon=40, silos=silos, seed=1,
         checkpoints=2,
@@ -184,27 +192,42 @@ def test_curves_without_the_new_keys_are_who_they_were() -> None:
 
 
 def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
-    plain = experiment({**PUBLIC, "batch_size": 5})
+    plain = experiment({**PUBLIC, "batch_size": 5, "sieve": 1.0})
     curve = plain.identity()["curves"][0]
     assert not set(curve) & set(LATER)
-    fields = {
-        f.name: f.default
-        for config in (Config, *(ALGORITHMS[name].config for name in ALGORITHMS))
-        for f in msgspec.structs.fields(config)
-    }
-    assert all(fields[key] == value for key, value in LATER.items())
+    settled = [
+        {**keys, **msgspec.structs.asdict(made)} if isinstance(made, Config) else keys
+        for name in ALGORITHMS
+        if issubclass(ALGORITHMS[name].config, Config) and name in OLD | AGENTS
+        for keys in [{"sieve": 1.0, **(OLD | AGENTS)[name]}]
+        for made in [_settled(name, keys)]
+    ]
+    assert len(settled) == len(OLD) + len(AGENTS)
+    for keys in settled:
+        assert all(keys[key] == value for key, value in LATER.items() if key in keys)
     said = [
         experiment({**PUBLIC, "batch_size": 5, **keys}, 1.0)
         for keys in ({"bonus": 0.5}, {"bonus": 0.5, "ledger": 2.0}, {"reward_centre": 0.5},
+                     {"tie_bonus": 0.5}, {"sieve": 0.3}, {"sieve": 0.5},
                      {"reward_centre": 0.5, "base_rates": [0.4, 0.6]})
     ] + [
         experiment({**PUBLIC, **keys})
         for keys in (GROWING, {**GROWING, "batch_first": 2}, {**GROWING, "batch_ratio": 1.5},
                      {"release_rounds": [3, 9]}, {"release_rounds": [3, 10]})
-    ] + [experiment({**PUBLIC, "batch_size": 5}, 2.0)]  # fmt: skip
+    ] + [experiment({**PUBLIC, "batch_size": 5, "sieve": 1.0}, 2.0)]  # fmt: skip
     digests = {e.digest() for e in said}
     assert len(digests) == len(said) and plain.digest() not in digests
     assert experiment({**PUBLIC, "batch_size": 5, "bonus": 1.0}).digest() == plain.digest()
+    default = experiment({**PUBLIC, "batch_size": 5})
+    assert default.digest() == experiment({**PUBLIC, "batch_size": 5, "sieve": 0.3}).digest()
+
+
+def _settled(name: str, keys: dict[str, Any]) -> Any:
+    """The config with its defaults of a problem filled in."""
+    silos = 1 if name.startswith("linucb") else 30
+    entry = ALGORITHMS[name]
+    given = {k: v for k, v in keys.items() if (name, k) != ("random", "sieve")}
+    return entry.settled(entry.check(given), ProblemSpec(silos=silos, horizon=40, dimension=3))
 
 
 # ---- keys drawn at random ------------------------------------------------------------------------
@@ -225,6 +248,9 @@ def drawn(rng: np.random.Generator) -> dict[str, Any]:
         "base_rates": [[0.5, 0.5], [0.1, 0.9]],
         "bonus": [0.0, 0.4, 1.0],
         "ledger": [0.01, 1.0, 30.0],
+        "sieve": [0.0, 0.5, 1.0],
+        "tie_bonus": [0.5],
+        "saturation": [0.0, 20.0],
         "lazy": [True, False],
         "radius": ["direct", "lemma-c2"],
         "schedule": ["fixed", "private-determinant"],

@@ -196,7 +196,7 @@ def test_noise_exceeds_that_of_a_trusted_server_by_the_colluders_share(
     colluders: int | None, centre: dict[str, Any], release: str
 ) -> None:
     """Check the factor sqrt(M / (M - t)), up to rounding of the factor."""
-    keys = {"silos": 15, "release": release, **centre, "epsilon": 1.0}
+    keys = {"silos": 15, "release": release, **centre, "epsilon": 1.0, "saturation": 0.0}
     e = experiment({**keys, "colluders": colluders}, {**keys, "protocol": "central"}, horizon=200)
     secure_plan, central_plan = (curve.system.plan for curve in e.curves)
     t = 5 if colluders is None else colluders

@@ -38,7 +38,9 @@ def spec(**changes: Any) -> dict[str, Any]:
 def private(label: str = "LDP", **keys: Any) -> dict[str, Any]:
     """Return the table of a private curve."""
     return {
-        "label": label, "algorithm": "private-fedlinucb", "delta": 1e-4, "batch_size": 10, **keys,
+        "label": label, "algorithm": "private-fedlinucb", "delta": 1e-4, "batch_size": 10,
+        "saturation": 0.0,  # the default depends on epsilon
+        **keys,
     }  # fmt: skip
 
 

@@ -119,8 +119,8 @@ def choose_regularizer(statistic: Array, full: float, floor: float, d: int) -> f
     return full * high / 8.0
 
 
-def missing_bonus(w: Array, beta: float, gamma: float, m: float) -> float:
-    """min(1, (1 - m) (beta sqrt(q) + gamma q)), q >= the largest eigenvalue of W'W."""
+def inverse_norm(w: Array) -> float:
+    """tr((W'W)^8)^(1/8), at least the largest eigenvalue of W'W."""
     d = len(w)
     a = np.zeros((d, d))
     for k in range(d):
@@ -137,8 +137,27 @@ def missing_bonus(w: Array, beta: float, gamma: float, m: float) -> float:
     trace = 0.0
     for i in range(d):
         trace += a[i, i]
-    q = scale * float(np.sqrt(np.sqrt(np.sqrt(trace)))) * (1.0 + 1e-9)
-    return min(1.0, (1.0 - m) * (beta * float(np.sqrt(q)) + gamma * q))
+    return scale * float(np.sqrt(np.sqrt(np.sqrt(trace)))) * (1.0 + 1e-9)
+
+
+def row_width(
+    multiplier: float,
+    scale: float,
+    base: float,
+    anchor: float,
+    gamma: float,
+    rows: float,
+    d: int,
+) -> float:
+    """multiplier scale sqrt(base + d ln(1 + rows / (d anchor))) + gamma / sqrt(anchor)."""
+    grown = d * log(1.0 + rows / (d * anchor))
+    return multiplier * scale * float(np.sqrt(base + grown)) + gamma / float(np.sqrt(anchor))
+
+
+def slack(width: float, beta: float, gamma: float, inflation: float, inverse: float) -> float:
+    """max(1, width / (sqrt(inflation) (beta + gamma sqrt(inverse)))), a little less."""
+    own = float(np.sqrt(inflation)) * (beta + gamma * float(np.sqrt(inverse)))
+    return max(1.0, width / own * (1.0 - 1e-9))
 
 
 def determinant_radius(

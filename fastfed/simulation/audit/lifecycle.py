@@ -373,7 +373,9 @@ def audit_score(name: str, outside: bool, trials: int, seed: int) -> AuditResult
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
-    plan = _plan("private-fedlinucb", protocol="silo-ldp", release="tree", batch_size=2, lazy=True)
+    # With a sieve the score would not be called.
+    keys = {"protocol": "silo-ldp", "release": "tree", "batch_size": 2, "lazy": True, "sieve": 1.0}
+    plan = _plan("private-fedlinucb", **keys)
     actions = np.eye(DIMENSION)
 
     def runs(world: int) -> np.ndarray:
