@@ -34,7 +34,7 @@ from fastfed.environments import Sphere
 from fastfed.parties import Server, Silo
 from fastfed.privacy.releases.prefix_sums import optimal_factor
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.score import SCORES
+from fastfed.protocols.score import SCORES, Score
 from fastfed.simulation import compiled
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import ALGORITHMS
@@ -354,7 +354,7 @@ def test_the_slack_of_each_release_is_that_of_the_definition(
 def test_the_slack_of_a_silo_alone_is_that_of_the_definition_in_each_round(
     keys: dict[str, Any], limit: float
 ) -> None:
-    """q is that of rounds 1, 2, 4, 8, ..; C and beta are those of the round."""
+    """q is 1 / c up to round 15, then that of rounds 16, 64, ..; C and beta change by round."""
     e = world_of({"algorithm": "local-linucb", **keys}, 200)
     e = with_limit(e, limit)
     plan = e.curves[0].system.plan
@@ -362,10 +362,10 @@ def test_the_slack_of_a_silo_alone_is_that_of_the_definition_in_each_round(
     radius, d = plan.radius, plan.dimension
     silo, opened = Silo(plan, 1), e.environment.open(1, 0, 3)
     c, tau = radius.anchor, radius.tau
-    v, u, q, beyond = c * np.eye(d), np.zeros(d), 0.0, 0
+    v, u, q, beyond = c * np.eye(d), np.zeros(d), 1.0 / c, 0
     for t in range(1, plan.horizon + 1):
         features, means = opened.round(1, t)
-        if t & (t - 1) == 0:
+        if t in (16, 64):
             q = definition.largest_inverse_eigenvalue(v)
         rows = features.astype(float)
         width = definition.row_width(
@@ -744,7 +744,7 @@ def test_an_error_bound_that_is_too_small_is_noticed(keys: dict[str, Any]) -> No
 
 
 WITH, WITHOUT = (0.3, 1.0), (1.0, 0.0)  # (ranking, sieve_growth)
-THOMPSON = plugins.module("score", "thompson").thompson
+THOMPSON = Score(plugins.module("score", "thompson").thompson)
 DEFAULTS: list[tuple[str, dict[str, Any], tuple[float, float]]] = [
     ("fedlinucb", {"batch_size": 5}, WITH),
     ("fedlinucb", {"batch_size": "growing"}, WITH),
@@ -857,10 +857,11 @@ def test_an_explicit_one_is_the_identity_of_before() -> None:
          "give either sieve or bonus: each sets the ranking of actions"),
         ("fedlinucb", {"sieve": 0.5, "tie_bonus": 0.5}, "give either sieve or tie_bonus"),
         ("fedlinucb", {"sieve": 0.5, "lazy": False},
-         'sieve below 1 needs radius "direct", lazy = true and score "ucb"'),
+         'sieve below 1 needs radius "direct" and lazy = true'),
         ("fedlinucb", {"bonus": 0.5, "lazy": False}, 'bonus below 1 needs radius "direct"'),
         ("fedlinucb", {"sieve": 0.5, "radius": "lemma-c2"}, 'sieve below 1 needs radius "direct"'),
-        ("fedlinucb", {"sieve": 0.5, "score": "thompson"}, "sieve below 1 needs .* score"),
+        ("fedlinucb", {"bonus": 0.5, "score": "thompson"},
+         'bonus below 1 needs score "ucb", got "thompson": use sieve'),
         ("fedlinucb", {"tie_bonus": 0.5, "score": "thompson"},
          'tie_bonus below 1 needs score "ucb", got "thompson"'),
         ("local-linucb", {"sieve": 0.5, "radius": "lemma-c2"}, "sieve below 1 needs radius"),
@@ -1031,3 +1032,108 @@ def test_a_default_release_without_a_factor_has_no_saturation(protocol: str) -> 
     assert made_of("linucb-jdp", {"batch_size": 1}).plan.ranking == 0.3
     explicit = made_of("private-fedlinucb", {"protocol": protocol, "saturation": 5.0})
     assert explicit.plan.release == "factorised"
+
+
+# ---- scores of packages and local rounds ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slack", "ranking"), [(1.0, 0.5), (1.3, 0.0), (3.0, 0.3)])
+def test_a_score_chooses_the_largest_value_among_actions_that_pass(
+    slack: float, ranking: float
+) -> None:
+    """The function gets ``ranking`` times beta and gamma."""
+    function = THOMPSON
+    rng = np.random.default_rng(4)
+    refused = 0
+    for key in range(200):
+        d, count = int(rng.integers(1, 9)), int(rng.integers(1, 40))
+        w, theta = lower(d, key, 1.0), rng.normal(size=d)
+        x = rng.normal(size=(count, d)) / math.sqrt(d)
+        beta, gamma = rng.uniform(0.1, 2.0), rng.uniform(0.0, 1.0)
+        free, _ = linalg.scored(function, key, 1, x, w, theta, ranking * beta, ranking * gamma)
+        v = np.linalg.inv(w.T @ w)
+        mean, bonus = x @ theta, definition.bonuses(x, v, beta, gamma)
+        upper = mean + bonus
+        limit = float(rng.choice([np.median(upper), upper.max() + 1.0]))
+        passing = definition.passes(mean, bonus, slack, limit)
+        sieve = limit, slack, ranking
+        index, row = linalg.scored(function, key, 1, x, w, theta, beta, gamma, sieve)
+        assert passing[index]
+        np.testing.assert_array_equal(row, x[index])
+        # The free choice is kept if it passes. Otherwise a different action is chosen.
+        assert (index == free) == passing[free]
+        refused += not passing[free]
+    assert 0 < refused < 200 or slack == 3.0
+
+
+def test_a_score_with_a_sieve_has_the_regret_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCORES.builtin, "thompson", THOMPSON)
+    spec = ProblemSpec(silos=3, horizon=100, dimension=3)
+    keys = {"protocol": "central", "epsilon": 5.0, "delta": 1e-3, "score": "thompson"}
+    entry = ALGORITHMS.choose("private-fedlinucb")
+    without, sieved, plain = (
+        entry.make(k, spec) for k in (keys, {**keys, "sieve": 0.5}, {**keys, "score": "ucb"})
+    )
+    assert not without.theory.proven and without.plan.sieve_growth == 0.0
+    assert sieved.theory.proven and sieved.plan.ranking == 0.5
+    bound = direct_regret_bound(sieved.plan, sieved.theory)
+    assert bound == direct_regret_bound(plain.plan, plain.theory)
+    curve = {"label": "a", "algorithm": "private-fedlinucb", **keys, "sieve": 0.5}
+    world = {"kind": "sphere", "dimension": 3, "actions": 9}
+    regrets = [
+        fastfed.simulate(world, curves=[curve], driver=driver, horizon=100, silos=3, seed=2)["a"]
+        for driver in ("compiled", "step")
+    ]
+    np.testing.assert_array_equal(regrets[0].group_regret, regrets[1].group_regret)
+
+
+@pytest.mark.parametrize("growth", [{}, {"bonus": 0.2, "ledger": 0.5}])
+def test_local_rounds_by_a_posterior_cost_at_most_twice_the_largest_local_width(
+    growth: dict[str, float],
+) -> None:
+    """theta* is known. V counts the raw rows of both kinds of rounds."""
+    spec = ProblemSpec(silos=2, horizon=400, dimension=4, reward_range=(0.0, 1.0))
+    keys = {"protocol": "central", "epsilon": 20.0, "delta": 1e-2, "share": {"until": 20}}
+    keys |= {"batch_size": 4, **growth}
+    system = ALGORITHMS.choose("private-fedlinucb").make(keys, spec)
+    plan = system.plan
+    assert system.theory.proven and plan.own.sieve_width > 0.0
+    _, scale, base, offset = plan.own.bound
+    most = scale * math.sqrt(base + 4 * math.log1p(400 / 4)) + offset
+    share = growth.get("ledger", 0.0)
+    assert plan.own.sieve_width == pytest.approx((1.0 + share) * most, rel=1e-12)
+    noise = SeededNoise(7)
+    silos, server = [Silo(plan, i, noise) for i in (0, 1)], Server(plan, noise)
+    rng, theta = np.random.default_rng(3), np.array([0.5, 0.3, 0.2, 0.4])
+    grams = [np.eye(4), np.eye(4)]
+    worst, restricted = 0.0, 0
+    for _ in range(plan.horizon):
+        for silo, gram in zip(silos, grams, strict=True):
+            x = np.abs(rng.normal(size=(12, 4)))
+            x /= 1.3 * np.linalg.norm(x, axis=1)[:, None]
+            local = silo.plays_own
+            if local:
+                free, _ = linalg.select(x, silo._own.w, silo._own.theta, plan.own.bonus, 0.0)
+            a = silo.select(x)
+            if local:
+                width = math.sqrt(x[a] @ np.linalg.solve(gram, x[a]))
+                regret = float((x @ theta).max() - x[a] @ theta)
+                assert regret <= 2.0 * (1.0 + share) * most * width
+                worst = max(worst, regret / (2.0 * most * width))
+                restricted += a != free
+            gram += np.outer(x[a], x[a])
+            silo.observe(float(rng.random() < x[a] @ theta))
+        if silos[0].due:
+            broadcast = server.combine([silo.report() for silo in silos])
+            for silo in silos:
+                silo.receive(broadcast)
+    assert worst > 0.0
+    bound = direct_regret_bound(plan, system.theory)
+    assert bound is not None
+    alone = 2.0 * (1.0 + share) * most * math.sqrt(2.0 * 400 * 4 * math.log1p(400 / 4))
+    shared = ALGORITHMS.choose("private-fedlinucb").make(
+        {**keys, "share": {"until": 20, "rule": "min-of-bounds"}}, spec
+    )
+    shared_bound = direct_regret_bound(shared.plan, shared.theory)
+    assert shared_bound is not None and bound == pytest.approx(shared_bound, rel=1e-12)
+    assert bound > 2.0 * alone
