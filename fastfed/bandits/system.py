@@ -89,6 +89,10 @@ class Algorithm(_system.Algorithm):
         # The algorithm may have put a score function into the plan without the key `score`.
         if score == UCB and plan_score is not None:
             score = getattr(plan_score.function, "__name__", "its own")
+            if getattr(config, "sieve", None) is None:
+                # The default sieve is for the score "ucb". The algorithm's score gets both bonuses.
+                plan = replace(system.plan, ranking=1.0, sieve_growth=0.0, widths=())
+                system = replace(system, plan=plan)
         # Whatever score chooses among actions that pass a sieve, the regret bound holds.
         sieved = getattr(system.plan, "sieve_growth", 0.0) > 0.0
         return system if score == UCB or sieved else scored(system, score, problem)

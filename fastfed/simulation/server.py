@@ -187,10 +187,11 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
     levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
     bytes_per_silo = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
     if plan.own is not None:
-        # Local rounds: a factor and a mean. A posterior also needs raw sums, the other silos'
-        # released sums and the silo's sent sums.
+        # Local rounds: a factor and a mean, twice with a sieve. A posterior also needs raw sums,
+        # the other silos' released sums and the silo's sent sums.
         sums = 0 if not plan.own.posterior else 4 if plan.own.mixed else 3
-        bytes_per_silo += 8 * (plan.dimension * (plan.dimension + 1) + sums * s)
+        models = 2 if plan.own.sieve_width else 1
+        bytes_per_silo += 8 * (models * plan.dimension * (plan.dimension + 1) + sums * s)
     # A message, its copy, and the copy of the shuffler.
     bytes_per_silo += 3 * (8 * s + OBJECT) if plan.batch_size else 0
     terms = [silo_term("silos as objects", m * bytes_per_silo, plan)]

@@ -538,8 +538,11 @@ def test_certificate_protects_against_other_silos_only(protocol):
     assert any(
         "users of the same silo are not protected" in caveat for caveat in certificate.caveats
     )
-    assert not local_system.theory.proven
-    assert any("own" in caveat and "unproven" in caveat for caveat in certificate.caveats)
+    assert local_system.theory.proven
+    unsieved = system(protocol, environment=homogeneous, epsilon=1.0, sieve=1.0)
+    assert not unsieved.theory.proven
+    caveats = unsieved.certificate.caveats
+    assert any("own" in caveat and "unproven" in caveat for caveat in caveats)
     # Releases end early, so there are fewer of them.
     curve = problems.curve(protocol, epsilon=1.0)
     shared_system = make_experiment(
@@ -691,7 +694,8 @@ def test_regret_bound_of_min_of_bounds_is_proven_for_equal_silos():
         share = {**MIN_OF_BOUNDS, **keys}
         min_system = system(protocol, environment=homogeneous, share=share)
         assert min_system.theory.proven
-        gls_system = system(protocol, environment=homogeneous, share={**share, "rule": "gls"})
+        gls_share = {**share, "rule": "gls"}
+        gls_system = system(protocol, environment=homogeneous, share=gls_share, sieve=1.0)
         assert (
             not gls_system.theory.proven
             and direct_regret_bound(gls_system.plan, gls_system.theory) is None
@@ -717,11 +721,14 @@ def test_regret_bound_of_min_of_bounds_is_proven_for_equal_silos():
 
 def test_local_and_public_bounds_divide_the_failure_probability():
     homogeneous = Rotated(D, K, 0.0)
-    min_plan, gls_plan = (
-        system(environment=homogeneous, share=share).plan for share in (MIN_OF_BOUNDS, None)
+    min_plan, sieved_plan, gls_plan = (
+        system(environment=homogeneous, **keys).plan
+        for keys in ({"share": MIN_OF_BOUNDS}, {}, {"sieve": 1.0})
     )
-    halved_plan = system(environment=homogeneous, failure_probability=0.005).plan
+    halved_plan = system(environment=homogeneous, failure_probability=0.005, sieve=1.0).plan
     assert min_plan.radius.base == halved_plan.radius.base > gls_plan.radius.base
+    assert sieved_plan.radius.base == min_plan.radius.base
+    assert sieved_plan.own.bound == min_plan.own.bound
     assert min_plan.own.bound == (1.0, 0.5, 2.0 * math.log(2 * SILOS / 0.01), 1.0)
 
 
@@ -825,7 +832,8 @@ def test_memory_estimate_counts_the_arrays_of_local_rounds():
     plan = system().plan
     s = plan.statistic_size
     state = compiled.state(plan, 5, False)
-    local_bytes = {name: array.nbytes for name, array in state.items() if name.startswith("own_")
+    local_bytes = {name: array.nbytes for name, array in state.items()
+             if name.startswith(("own_", "local_"))
              and isinstance(array, np.ndarray) and array.size}  # fmt: skip
     # This array holds a few numbers of the plan, not state.
     assert local_bytes.pop("own_ridges") == 8 * 4 * (plan.releases + 1)
@@ -834,11 +842,13 @@ def test_memory_estimate_counts_the_arrays_of_local_rounds():
         "own_theta": 8 * SILOS * D,
         "own_sums": 8 * SILOS * s,
         "own_rest": 8 * SILOS * s,
+        "local_w": 8 * SILOS * D * D,
+        "local_theta": 8 * SILOS * D,
     }
     plan_without = replace(plan, own=None)
     for steps, expected in (
         (False, sum(local_bytes.values())),
-        (True, 8 * SILOS * (D * D + D + 3 * s)),
+        (True, 8 * SILOS * (2 * (D * D + D) + 3 * s)),
     ):
         totals = [
             sum(term.bytes for term in server.memory(each_plan, 5, steps=steps))
@@ -846,7 +856,8 @@ def test_memory_estimate_counts_the_arrays_of_local_rounds():
         ]
         assert totals[0] - totals[1] == expected
     coin_plan, min_plan = (system(share=share).plan for share in (SECRET_COIN, MIN_OF_BOUNDS))
-    for plan, extra_bytes in ((coin_plan, 8 * SILOS * s), (min_plan, -16 * SILOS * s)):
+    without_posterior = -16 * SILOS * s - 8 * SILOS * (D * D + D)
+    for plan, extra_bytes in ((coin_plan, 8 * SILOS * s), (min_plan, without_posterior)):
         totals = [
             sum(term.bytes for term in server.memory(each_plan, 5))
             for each_plan in (plan, plan_without)
