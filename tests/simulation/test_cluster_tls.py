@@ -123,4 +123,4 @@ def test_the_help_says_what_a_scheduler_is_trusted_with():
         capture_output=True, text=True, env={**__import__("os").environ, "COLUMNS": "200"},
     )  # fmt: skip
     text = " ".join(found.stdout.replace("│", " ").split())
-    assert "runs any code" in text and "tls://" in text
+    assert "run any code" in text and "tls://" in text
