@@ -498,7 +498,9 @@ def sieve_widths(plan: Plan, theory: Theory) -> tuple[float, ...]:
         )
     if not plan.batch_size:
         return ()
-    _, widths, _ = _widths(plan, theory)
+    # Absurd keys give infinite widths, which a plan's numbers refuse.
+    with np.errstate(over="ignore", invalid="ignore"):
+        _, widths, _ = _widths(plan, theory)
     # The batch after the last release may be empty.
     entries = np.minimum(np.arange(len(theory.regularizer)), len(widths) - 1)
     return tuple(plan.radius.multiplier * width for width in widths[entries].tolist())
