@@ -101,6 +101,13 @@ def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
     assert {tuple(new.processes[n].party.model.theta) for n in plan.silos} == {
         tuple(silo.model.theta)
     }
+    # No regret bound is known for the sum of two models, so the sieve has a slack of 1.
+    silo.model._slack = 1e6
+    played, limit, ranking = silo.model.played, plan.plan.reward_limit, plan.plan.ranking
+    assert ranking == 0.3
+    for rows in np.random.default_rng(2).uniform(-0.5, 0.5, (50, 6, 3)):
+        sieve = played.radius, played.second, limit, 1.0, ranking
+        assert silo.model.select(rows)[0] == played.estimate.select_sieved(rows, *sieve)[0]
 
 
 def test_the_radius_of_both_holds_where_each_does():
