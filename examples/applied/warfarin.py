@@ -21,7 +21,8 @@ import fastfed
 from fastfed.results.results import Results
 
 DELTA, KAPPA, UNTIL = 1e-5, 2.0, 20
-#: Rewards centred at 1/2.
+#: Rewards centred at 1/2. The rule of local rounds, "min-of-bounds", has no sieve: with the full
+#: radius it is wrong for 45 to 48 % of patients, so a tenth of the radius is kept.
 NOW = {"reward_centre": 0.5, "radius_multiplier": 0.1}
 #: For comparison: equal batches, rewards that are not centred.
 BEFORE = {"batch_size": 10, "radius_multiplier": 0.1, "release": "toeplitz"}
