@@ -166,6 +166,14 @@ def records_pool(
         )
     z = _scaled(features, width, records.norm)
     rows = _project(z, actions, dimension, seed) if coding == "projection" else _blocks(z, actions)
+    unused = np.setdiff1d(np.arange(actions), classes)
+    if len(unused):
+        names = ", ".join(f"class {each}" for each in unused[:10])
+        names += ", ..." if len(unused) > 10 else ""
+        notes = (
+            *notes,
+            f"no record has {names}, so {len(unused)} of {actions} actions are never right",
+        )
     public = (
         "rows are divided by the largest norm in the data, which is taken as public"
         if records.norm is None

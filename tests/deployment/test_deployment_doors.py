@@ -507,7 +507,7 @@ def test_times_of_a_parquet_file_that_no_calendar_has(tmp_path):
     with pytest.raises(InputError, match=r"column 1 of p.parquet has a time that is out of range"):
         cases(source_of({"file": "p.parquet"}, tmp_path), PLAN.document.schema)
     for value in (datetime.max, datetime.min):
-        assert data._seconds(value) is not None
+        assert data.seconds(value) is not None
 
 
 BAD = [NAME, f"{NAME}\n", float(NUMBER), [NAME], {NAME: NUMBER}, [[float(NUMBER)]], 10**400]

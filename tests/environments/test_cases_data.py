@@ -1,0 +1,419 @@
+"""Small inputs as people have them: each is read right, or refused by a sentence that helps."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import warnings
+from datetime import date
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+import fastfed
+from fastfed import _cells
+from fastfed._containers import delimiter_of
+from fastfed._validate import InputError
+from fastfed.deployment.data import source_of, surveyed
+from fastfed.deployment.declared import schema_of
+from fastfed.environments import Classification
+from fastfed.environments.storage import cache_folder
+from fastfed.environments.tables import digest_of, read_table
+
+SCHEMA = schema_of(
+    {
+        "columns": [
+            {"name": "age", "kind": "number", "low": 20, "high": 80, "fill": 50},
+            {
+                "name": "dx",
+                "kind": "category",
+                "codes": ["900000000000000001", "900000000000000511"],
+                "missing_flag": True,
+            },
+            {"name": "smokes", "kind": "flag", "fill": "no"},
+        ],
+        "actions": {"names": ["A", "B"]},
+        "reward": {"column": "result", "correct": {"0": "A", "1": "B"}},
+    }
+)
+HEAD = "age,dx,smokes,result\n"
+MARKERS = ["NULL", "N/A", "NA", "None", "null", "#N/A", "<NA>", "NaN", "", "-"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
+
+
+def put(folder, name, text):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def deployed(folder, text, name="t.csv", **source):
+    put(folder, name, text)
+    return surveyed(source_of({"file": name, **source}, folder), SCHEMA)
+
+
+def play(environment, **more):
+    more = {"silos": 1, "horizon": 20, "replicates": 1, **more}
+    return fastfed.simulate(environment, curves=[{"algorithm": "local-linucb"}], **more).curves[0]
+
+
+def records(site=lambda i: "ns"[i % 2], sick=lambda i: "ab"[i % 2]):
+    return "age,y,site\n" + "".join(f"{20 + i},{sick(i)},{site(i)}\n" for i in range(20))
+
+
+def classified(data, **more):
+    keys = {"label": "y", "silo": "site", "sampling": "with-replacement", **more}
+    return play(Classification(data=data, **keys), silos=None)
+
+
+# ---- Missing values ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_every_marker_is_missing_in_both_readers(tmp_path, marker):
+    path = put(tmp_path, "t.csv", records(lambda i: marker if i == 3 else "ns"[i % 2]))
+    with pytest.raises(InputError, match=r"t.csv:5: silo 'site' must be given"):
+        classified(path)
+    path = put(tmp_path, "t.csv", records(sick=lambda i: marker if i == 3 else "ab"[i % 2]))
+    with pytest.raises(InputError, match=r"t.csv:5: label 'y' must be given"):
+        classified(path)
+    found, problems = deployed(tmp_path, f"{HEAD}{marker},{marker},{marker},1\n30,,no,1\n")
+    assert not problems
+    assert list(found[0].record.values()) == [None, None, None]
+    found, problems = deployed(tmp_path, HEAD[:-1] + f",who\n30,,no,1,{marker}\n", subject="who")
+    assert not found and "must say who it is" in problems[0]
+
+
+def test_a_marker_that_is_a_declared_code_is_that_code(tmp_path):
+    schema = schema_of(
+        {
+            "columns": [
+                {"name": "test", "kind": "flag", "yes": ["+"], "no": ["-"]},
+                {"name": "drug", "kind": "category", "codes": ["None", "A"]},
+            ],
+            "actions": {"names": ["None", "A"]},
+            "reward": {"column": "result", "low": 0, "high": 1},
+        }
+    )
+    put(tmp_path, "t.csv", "test,drug,took,result\n-,None,None,1\n+,A,A,0\n")
+    source = source_of({"file": "t.csv", "action": "took"}, tmp_path)
+    found, problems = surveyed(source, schema)
+    assert not problems and [case.taken for case in found] == ["None", "A"]
+    assert schema.records.context(found[0].record) == [-1.0, 1.0, 0.0]
+
+
+def test_files_read_as_before_keep_their_digests_and_others_do_not(tmp_path):
+    import hashlib
+
+    for text, same in (
+        (records(), True),
+        (records() + "40,NA,n\n", True),
+        (records() + "40,a,NULL\n", False),
+        (records() + "40,a,-\n", False),
+        (records(lambda i: "caf\u00e9"), True),
+        (records(lambda i: "cafe\u0301"), False),
+    ):
+        path = put(tmp_path, "t.csv", text)
+        before = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert (digest_of(path) == before) is same, text[-12:]
+
+
+# ---- Codes, categories, subjects, silos and labels -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["900000000000000002", 900000000000000002, 9e17, 900000000000000001.0, Decimal(9 * 10**17)],
+)
+def test_long_codes_are_compared_digit_by_digit(code):
+    with pytest.raises(InputError, match="dx"):
+        SCHEMA.records.context({"age": 30, "dx": code, "smokes": "no"})
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "900000000000000001",
+        " 900000000000000001 ",
+        900000000000000001,
+        "900000000000000001.0",
+        np.int64(900000000000000001),
+        Decimal("900000000000000001"),
+    ],
+)
+def test_a_code_is_one_however_it_is_written(code):
+    context = SCHEMA.records.context({"age": 30, "dx": code, "smokes": "no"})
+    assert context[1:4] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [("p1", "p1 "), ("17", "17.0", " 17", "17."), ("caf\u00e9", "cafe\u0301"), ("p1", "\u00a0p1")],
+)
+def test_a_person_is_one_however_it_is_written(tmp_path, ways):
+    rows = "".join(f'30,,no,1,"{way}"\n' for way in ways)
+    found, problems = deployed(tmp_path, HEAD[:-1] + ",who\n" + rows, subject="who")
+    assert not problems and len({case.subject for case in found}) == 1
+
+
+@pytest.mark.parametrize("ways", [(17, 17.0), (17, "17"), (2**60, str(2**60)), (Decimal(17), 17)])
+def test_a_person_of_a_query_is_one_whatever_the_type(ways):
+    forms = {_cells.person("who", way) for way in ways}
+    assert len(forms) == 1
+
+
+@pytest.mark.parametrize("who", [9e17, 2.0**53, "9.00000000000001E+17", "1E+12"])
+def test_a_person_whose_number_was_rounded_is_refused(who):
+    with pytest.raises(InputError, match="rounded") as error:
+        _cells.person('column "who"', who)
+    assert str(who) not in str(error.value)
+
+
+@pytest.mark.parametrize("ways", [("1", "2"), ("001", "1"), ("1e5", "100000"), ("p1", "P1")])
+def test_persons_who_may_differ_are_different(ways):
+    assert len({_cells.person("who", way) for way in ways}) == 2
+
+
+def test_a_silo_is_one_however_it_is_written(tmp_path):
+    ways = ("17", "17.0", "18", "18.0")
+    env = Classification(
+        data=put(tmp_path, "t.csv", records(lambda i: ways[i % 4])), label="y", silo="site"
+    )
+    assert env.natural_silos() == 2
+    ways = ("caf\u00e9", "cafe\u0301", "b")
+    env = Classification(
+        data=put(tmp_path, "t.csv", records(lambda i: ways[i % 3])), label="y", silo="site"
+    )
+    assert env.natural_silos() == 2
+
+
+def test_a_flag_is_read_in_every_usual_spelling(tmp_path):
+    words = {"True": 1, "TRUE": 1, "true": 1, "Yes": 1, "Y": 1, "t": 1, "1": 1, "1.0": 1}
+    words |= {"False": -1, "NO": -1, "n": -1, "F": -1, "0": -1}
+    rows = "".join(f"30,,{word},1\n" for word in words)
+    found, problems = deployed(tmp_path, HEAD + rows)
+    assert not problems
+    got = [SCHEMA.records.context(case.record)[-1] for case in found]
+    assert got == list(words.values())
+
+
+def test_words_of_truth_values_match_no_other_codes():
+    assert _cells.matched("yes", ["1", "2"]) is None
+    assert _cells.matched("F", ["f", "m"]) is None
+    assert _cells.matched("F", ["F", "m"]) == 0
+    assert _cells.matched(True, ["yes", "no"]) == 0
+    assert _cells.matched(True, ["1", "0"]) is None
+
+
+# ---- CSV files and their containers --------------------------------------------------------------
+
+
+def test_a_line_of_separators_is_no_patient(tmp_path):
+    found, problems = deployed(tmp_path, HEAD + "30,,no,1\n31,,yes,0\n,,,\n , ,\t,\n\n")
+    assert len(found) == 2 and not problems
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter"),
+    [
+        ('"age, at visit, in years, rounded";dx;y\n30;;1\n', ";"),
+        ('"a;b;c",y\n1,2\n', ","),
+        ('"a\nb;c;d;e",y\n1,2\n', ","),
+        ("a|b, c and d|y\n1|2|3\n", "|"),
+        ("a;b;c, d\n1,5;2;3\n", ";"),
+        ("a;b;c;d,y\nw;x;z;u,1\n", ";"),
+        ("a;b;c;d,y\nw,1\n", ","),
+        ("\n;;\n,,\na\tb\n", "\t"),
+        ("a\rb,c\r", ","),
+        ("a\n1\n", ","),
+    ],
+)
+def test_the_delimiter_is_found_outside_of_quotes(text, delimiter):
+    assert delimiter_of(text) == delimiter
+
+
+def test_a_header_with_commas_in_quotes(tmp_path):
+    text = '"age, at visit, in years, rounded";dx;smokes;result\n30;;no;1\n'
+    columns = {"age": "age, at visit, in years, rounded"}
+    found, problems = deployed(tmp_path, text, columns=columns)
+    assert len(found) == 1 and not problems
+
+
+PACKED = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("ending", PACKED)
+@pytest.mark.parametrize("name", ["t.csv.{}", "t.csv.{upper}", "renamed.csv", "t"])
+def test_compression_is_told_by_bytes(tmp_path, ending, name):
+    name = name.format(ending, upper=ending.upper())
+    packed = put(tmp_path, name, PACKED[ending](records().encode()))
+    assert read_table(packed).cells == read_table(put(tmp_path, "u.csv", records())).cells
+    found, _ = deployed(tmp_path, PACKED[ending](f"{HEAD}30,,no,1\n".encode()), name)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "word"),
+    [
+        (b"PK\x03\x04\x00\xff\x80", "t.xlsx", "Excel"),
+        (b"PK\x03\x04\x00\xff\x80" + b"[Content_Types].xml", "t.csv", "Excel"),
+        (b"PK\x03\x04\x00\xff\x80", "t.csv", "ZIP"),
+        (b"\xd0\xcf\x11\xe0\x00", "t.csv", "Excel"),
+        (b"SQLite format 3\x00", "t.csv", "SQLite"),
+        ("\ufeffage,y\n".encode("utf-16-le"), "t.csv", "UTF-16"),
+        (b"PAR1 and no more", "t.csv", "Parquet"),
+        (b"plain text", "t.csv.gz", "gzip"),
+        (gzip.compress(b"a" * 100)[:-9], "t.csv", "gzip"),
+        (b"\x28\xb5\x2f\xfd no more", "t.csv", "zstd"),
+    ],
+)
+def test_a_file_that_is_no_csv_is_named(tmp_path, content, name, word):
+    with pytest.raises(InputError, match=word):
+        read_table(put(tmp_path, name, content))
+    with pytest.raises(InputError, match=word):
+        deployed(tmp_path, content, name)
+
+
+def test_parquet_feather_and_zstd_are_read_by_both(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    columns = {"age": [30, 31], "dx": [None, None], "smokes": [True, False], "result": [1, 0]}
+    table = pyarrow.table(columns)
+    parquet.write_table(table, tmp_path / "p.csv")
+    feather.write_feather(table, tmp_path / "f.csv")
+    with pyarrow.CompressedOutputStream(str(tmp_path / "z.csv"), "zstd") as file:
+        file.write(b"age,dx,smokes,result\n30,,True,1\n31,,False,0\n")
+    for name in ("p.csv", "f.csv", "z.csv"):
+        read = read_table(tmp_path / name)
+        assert read.names == list(columns)
+        assert read.cells == [["30", "", "True", "1"], ["31", "", "False", "0"]]
+        found, problems = surveyed(source_of({"file": name}, tmp_path), SCHEMA)
+        assert len(found) == 2 and not problems
+
+
+@pytest.mark.parametrize("encoding", ["UTF_8", "utf-8", "U8", "utf8", "UTF-8"])
+def test_a_byte_order_mark_is_skipped_however_utf_8_is_written(tmp_path, encoding):
+    found, _ = deployed(tmp_path, "\ufeff" + HEAD + "30,,no,1\n", encoding=encoding)
+    assert len(found) == 1
+
+
+# ---- Folders -------------------------------------------------------------------------------------
+
+
+def test_only_the_ending_of_a_name_is_cut(tmp_path):
+    for name in ("dr.smith.csv", "north.CSV", "a.b.tsv.gz"):
+        text = b"age\ty\n1\ta\n2\tb\n"
+        put(tmp_path / "s", name, gzip.compress(text) if name.endswith("gz") else text)
+    assert set(read_table(tmp_path / "s").column("silo")) == {"dr.smith", "north", "a.b"}
+
+
+def test_hidden_and_lock_files_of_a_folder_are_skipped(tmp_path):
+    for name in ("north.csv", "south.csv"):
+        put(tmp_path / "s", name, "age,y\n1,a\n2,b\n")
+    for name in ("._north.csv", ".hidden.csv", "~$north.csv", ".~lock.north.csv#"):
+        put(tmp_path / "s", name, b"\x00\x05\x16\x07")
+    assert set(read_table(tmp_path / "s").column("silo")) == {"north", "south"}
+
+
+def test_a_column_that_only_one_silo_has_may_be_left_out(tmp_path):
+    put(tmp_path / "s", "north.csv", "age,ward,y\n1,w,a\n2,w,b\n")
+    put(tmp_path / "s", "south.csv", "y,age\na,1\nb,2\n")
+    with pytest.raises(InputError, match=r"'ward' in only one of .* columns"):
+        classified(tmp_path / "s", silo="silo")
+    assert classified(tmp_path / "s", silo="silo", columns=["age"]).final()["mean"] >= 0
+    with pytest.raises(InputError, match="columns must be a column"):
+        classified(tmp_path / "s", silo="silo", columns=["age", "ward"])
+
+
+def test_a_mapping_of_columns_is_refused():
+    columns = {"age": [1, 2, 3, 4], "y": ["a", "b", "a", "b"], "site": ["n", "n", "s", "s"]}
+    for value in (columns, {"age": np.arange(4), "y": "abab"}):
+        with pytest.raises(InputError, match="frame"):
+            Classification(data=value, label="y", silo="site")
+
+
+# ---- Times ---------------------------------------------------------------------------------------
+
+SPAN = {"time": "when", "begin": "2023-01-01", "until": "2024-01-01"}
+
+
+@pytest.mark.parametrize("pattern", ["YYYY-MM-DD", "dd.mm.yyyy", "%d.%m", "%H:%M", "%Q", "%"])
+def test_a_time_format_is_checked_once(tmp_path, pattern):
+    with pytest.raises(InputError, match="time_format must be"):
+        deployed(tmp_path, HEAD[:-1] + ",when\n30,,no,1,2023-02-01\n", **SPAN, time_format=pattern)
+
+
+@pytest.mark.parametrize("pattern", ["%d.%m.%Y", "%d/%m/%y %H:%M", "%Y%m%d", "%b %d %Y"])
+def test_time_formats_that_are_read(tmp_path, pattern):
+    text = HEAD[:-1] + f",when\n30,,no,1,{date(2023, 2, 1).strftime(pattern)}\n"
+    found, problems = deployed(tmp_path, text, **SPAN, time_format=pattern)
+    assert len(found) == 1 and not problems
+
+
+@pytest.mark.parametrize(("when", "word"), [("44958", "Excel"), ("1675209600000", "milliseconds")])
+def test_times_in_another_unit_are_named(tmp_path, when, word):
+    _, problems = deployed(tmp_path, HEAD[:-1] + f",when\n30,,no,1,{when}\n", **SPAN)
+    assert word in problems[0] and when not in problems[0]
+
+
+# ---- Labels that are numbers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "label", "said"),
+    [
+        (300, lambda i: 20 + (i * 7 % 150) / 10, True),
+        (442, lambda i: 25 + i * 11 % 214, True),
+        (1000, lambda i: (i * 7 % 30) / 10, True),
+        (400, lambda i: i % 20, False),
+        (400, lambda i: (i % 8) / 2, False),
+        (300, lambda i: i % 2, False),
+    ],
+)
+def test_a_label_that_seems_to_be_a_number_is_said(tmp_path, count, label, said):
+    rows = "".join(f"{i % 37},{'ns'[i % 2]},{label(i)}\n" for i in range(count))
+    path = put(tmp_path, "t.csv", "x,site,y\n" + rows)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        pool = Classification(data=path, label="y", silo="site").pool(None)
+    assert any("if it is a number" in note for note in pool.notes) is said
+    assert any("if it is a number" in str(w.message) for w in seen) is said
+
+
+def test_a_class_without_records_is_said():
+    features = np.random.default_rng(0).normal(size=(60, 3))
+    pool = Classification.from_arrays(features, np.arange(60) % 3 + 1).load(2)
+    assert any("no record has class 0" in note for note in pool.notes)
+    pool = Classification.from_arrays(features, np.arange(60) % 3).load(2)
+    assert not any("no record has" in note for note in pool.notes)
+
+
+# ---- Users without a home folder -----------------------------------------------------------------
+
+
+def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
+    import pwd
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    for key in ("FASTFED_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = cache_folder()
+    assert folder == tmp_path / f"fastfed-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("HOME", "")
+    assert cache_folder() == folder
+    folder.chmod(0o755)
+    with pytest.raises(InputError, match="set FASTFED_CACHE"):
+        cache_folder()
