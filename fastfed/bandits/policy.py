@@ -19,7 +19,16 @@ from numpy.typing import ArrayLike
 from fastfed import off_policy
 from fastfed._files import write_whole
 from fastfed._kernels import checked, linalg
-from fastfed._validate import InputError, array, boolean, integer, number, show
+from fastfed._validate import (
+    InputError,
+    array,
+    axes,
+    boolean,
+    integer,
+    number,
+    reward_number,
+    show,
+)
 from fastfed.bandits.linucb import Estimate, check_actions
 
 #: Sparse rows are converted to dense blocks of about this many entries.
@@ -45,13 +54,13 @@ class Replayed:
     inverse_propensity, self_normalised : PolicyValue or None
         Off-policy estimates for any logging policy, see `fastfed.off_policy`. If the agent learns
         during the replay, they estimate its mean reward over the rounds of the log.
-        ``self_normalised`` is None if no round matched.
+        Both are None if no round matched.
     """
 
     actions: np.ndarray
     matched: np.ndarray
     mean_reward: float
-    inverse_propensity: off_policy.PolicyValue
+    inverse_propensity: off_policy.PolicyValue | None
     self_normalised: off_policy.PolicyValue | None
 
 
@@ -278,7 +287,7 @@ class LinUCB:
                 f"each user, got {show(actions)}"
             )
         users: Any = actions
-        if not is_sparse(users[0] if len(users) else users) and np.ndim(users[:1]) == 2:
+        if not is_sparse(users[0] if len(users) else users) and axes("actions", users[:1]) == 2:
             raise InputError(
                 f"actions must have shape (n, K, {self.dimension}), the actions of n users, got "
                 f"{np.shape(users)}: use select for one user"
@@ -321,7 +330,7 @@ class LinUCB:
         if self._sums is not None or not checked.update(
             self._estimate.w, self._estimate.theta, x, reward, True
         ):
-            self._learn(x, number("reward", reward))
+            self._learn(x, reward_number("reward", reward))
         self._chosen = None
         self.round += 1
 
@@ -545,8 +554,8 @@ class LinUCB:
             logged_probabilities = 1.0 / counts
         else:
             logged_probabilities = array("propensities", propensities, shape=(n,))
-        # Check the values before anything is learned, with a policy that never matches the log.
-        _value_of_choices(np.zeros(n, bool), logged_rewards, logged_probabilities, confidence)
+        # Check the values before anything is learned, with a policy that always matches the log.
+        _value_of_choices(np.ones(n, bool), logged_rewards, logged_probabilities, confidence)
         chosen = np.empty(n, np.int64)
         chosen_row = np.empty(self.dimension)
         state_before = copy.deepcopy(self.__dict__)
@@ -559,21 +568,18 @@ class LinUCB:
             self.__dict__.update(state_before, _row=self._row, _row_2d=self._row_2d)
             raise
         matched = chosen == logged
-        weighted = _value_of_choices(matched, logged_rewards, logged_probabilities, confidence)
+        values = [
+            _value_of_choices(matched, logged_rewards, logged_probabilities, confidence, estimator)
+            if matched.any()
+            else None
+            for estimator in (off_policy.inverse_propensity, off_policy.self_normalised)
+        ]
         return Replayed(
             actions=chosen,
             matched=matched,
             mean_reward=float(logged_rewards[matched].mean()) if matched.any() else math.nan,
-            inverse_propensity=weighted,
-            self_normalised=_value_of_choices(
-                matched,
-                logged_rewards,
-                logged_probabilities,
-                confidence,
-                off_policy.self_normalised,
-            )
-            if matched.any()
-            else None,
+            inverse_propensity=values[0],
+            self_normalised=values[1],
         )
 
     # ---- files -----------------------------------------------------------------------------------
@@ -720,6 +726,8 @@ def dense_blocks(name: str, rows: Any, dimension: int) -> Iterator[np.ndarray]:
 
 def _action_count(actions: Any, index: int) -> int:
     """Return K, the number of actions of one logged round."""
+    if not hasattr(actions, "shape"):
+        axes("contexts", actions)
     shape = actions.shape if hasattr(actions, "shape") else np.shape(actions)
     if len(shape) != 2 or not shape[0]:
         raise InputError(f"contexts must hold actions (K, d), K >= 1, got {shape} at index {index}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._random import NoiseSource, SystemNoise
-from fastfed._validate import InputError, Once, array, integer, number, once
+from fastfed._validate import InputError, Once, array, integer, once, reward_number
 from fastfed.bandits.linucb import Acting, check_actions
 from fastfed.bandits.own_rounds import make_memory
 from fastfed.protocols import make_randomizer
@@ -349,7 +349,7 @@ class Silo(Acting, Once):
         InputError
             If no action was selected, or if users send their messages themselves.
         """
-        y = number("reward", reward)
+        y = reward_number("reward", reward)
         if self.acts_only:
             raise InputError(
                 "observe would show the agent a reward that only the user may see: "

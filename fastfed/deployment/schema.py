@@ -23,6 +23,7 @@ from fastfed._validate import (
     choice,
     nearest,
     number,
+    reward_number,
     show,
 )
 
@@ -44,10 +45,10 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # ---- values of records, which errors never quote -------------------------------------------------
 
 
-def private_number(name: str, value: object) -> float:
-    """Return value as a finite number; the InputError does not quote it."""
+def private_reward(name: str, value: object) -> float:
+    """Return a reward as a finite number; the InputError does not quote it."""
     try:
-        return number(name, value)
+        return reward_number(name, value)
     except InputError:
         raise InputError(f"{name} must be a finite number, got something else") from None
 

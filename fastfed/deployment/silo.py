@@ -32,7 +32,7 @@ from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_s
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
-from fastfed.deployment.schema import private_number
+from fastfed.deployment.schema import private_reward
 from fastfed.deployment.seal import (
     KEY,
     SealedNoise,
@@ -286,7 +286,7 @@ class SiloParty(Speaker):
             If the silo must be recovered, if the decision is unknown, or if it ended differently.
         """
         self.check_recovered()
-        y = private_number("reward", reward)
+        y = private_reward("reward", reward)
         decided = self._decided(name)
         previous = self.ended.get(name)
         if previous is not None:

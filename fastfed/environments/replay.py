@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed._random import MAX_DIMENSION
-from fastfed._validate import InputError, array, number, show
+from fastfed._validate import InputError, array, axes, number, show, unmasked
 from fastfed.environments.base import SCALED, RewardDistribution
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
 
@@ -60,7 +60,8 @@ class Records:
         count = len(features)
         if count == 0:
             raise InputError("features must hold at least one record, got none")
-        classes_array = np.asarray(classes)
+        axes("classes", classes)
+        classes_array = np.asarray(unmasked("classes", classes))
         if classes_array.dtype.kind in "UO" and all(
             isinstance(value, str) for value in classes_array.flat
         ):
@@ -197,7 +198,10 @@ def records_pool(
 
 def _owners(silo: ArrayLike, count: int) -> np.ndarray:
     """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
-    names = np.asarray(silo).tolist()
+    try:
+        names = np.asarray(unmasked("silo", silo)).tolist()
+    except ValueError:  # lists of different lengths
+        raise InputError(f"silo must be a flat list of names, got {show(silo)}") from None
     if not isinstance(names, list) or len(names) != count:
         raise InputError(f"silo must name one silo for each of {count} records, got {show(silo)}")
     try:
@@ -292,7 +296,7 @@ class Replay(PoolEnvironment):
             self.contexts, self.rewards = _read(self.path)
         if self.contexts is None or self.rewards is None:
             raise InputError("replay needs contexts and rewards, or path to an .npz file with them")
-        if np.ndim(self.contexts) != 4:
+        if axes("contexts", self.contexts) != 4:
             raise InputError(
                 f"contexts must have the axes (M, T, K, d), got shape {np.shape(self.contexts)}"
             )

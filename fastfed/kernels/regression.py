@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed._kernels import checked, linalg
-from fastfed._validate import InputError, array
+from fastfed._validate import InputError, array, axes
 from fastfed.kernels._arguments import (
+    is_moderate,
     rewards,
     rows,
     square,
@@ -47,14 +48,14 @@ def rank_one_update(
     Raises
     ------
     InputError
-        For a gram or bias that cannot be updated in place, shapes that do not agree and values
-        that are not finite. Both are then unchanged.
+        For a gram or bias that cannot be updated in place, shapes that do not agree, values that
+        are not finite and sums that overflow. Both are then unchanged.
 
     Notes
     -----
     Source: Abbasi-Yadkori et al. 2011, Section 3.
     """
-    if checked.rank_one(gram, bias, x, y, trusted):
+    if is_moderate(x) and is_moderate(y) and checked.rank_one(gram, bias, x, y, trusted):
         return gram, bias
     gram = target("gram", gram, (None, None), finite=not trusted)
     d = square("gram", gram)
@@ -62,8 +63,19 @@ def rank_one_update(
     if np.may_share_memory(gram, bias):
         raise InputError("gram and bias must not share memory")
     features = rows(x, d, gram, bias)
-    for row, reward in zip(features, rewards(y, x, len(features), gram, bias), strict=True):
-        linalg.rank_one(gram, bias, row, float(reward))
+    row_rewards = rewards(y, x, len(features), gram, bias)
+    new_gram, new_bias = gram, bias
+    may_overflow = not (is_moderate(features) and is_moderate(row_rewards))
+    if may_overflow:
+        new_gram, new_bias = gram.copy(), bias.copy()
+    for row, reward in zip(features, row_rewards, strict=True):
+        linalg.rank_one(new_gram, new_bias, row, float(reward))
+    if may_overflow:
+        if not (np.isfinite(new_gram).all() and np.isfinite(new_bias).all()):
+            raise InputError(
+                "x and y must be smaller: the sums gram + x x' or bias + x y overflow a float64"
+            )
+        gram[:], bias[:] = new_gram, new_bias
     return gram, bias
 
 
@@ -141,7 +153,7 @@ def inverse_factor(V: ArrayLike, *, trusted: bool = False) -> np.ndarray:
     compiled: np.ndarray | None = checked.factors(V, trusted)
     if compiled is not None:
         return compiled
-    if np.ndim(V) == 3:
+    if axes("V", V) == 3:
         stack = array("V", V)
         if stack.shape[1] != stack.shape[2] or not stack.shape[1]:
             raise InputError(f"V must have shape (m, d, d) with d >= 1, got {stack.shape}")
@@ -192,7 +204,7 @@ def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarr
     d = square("factor", w)
     if not trusted:
         triangular(w)
-    if np.ndim(u) == 2:
+    if axes("u", u) == 2:
         right = array("u", u, shape=(None, d))
         return np.array([linalg.solve(w, row) for row in right]).reshape(right.shape)
     result: np.ndarray = linalg.solve(w, array("u", u, shape=(d,)))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed import _cells
+from fastfed import _cells, kernels, off_policy
 from fastfed._containers import delimiter_of
 from fastfed._validate import InputError
 from fastfed.deployment.data import source_of, surveyed
@@ -417,3 +417,78 @@ def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
     folder.chmod(0o755)
     with pytest.raises(InputError, match="set FASTFED_CACHE"):
         cache_folder()
+
+
+# ---- Arrays from Python --------------------------------------------------------------------------
+
+
+def test_a_masked_reward_is_refused():
+    rewards = np.ma.masked_array([1.0, 1.0, 0.0, 0.0], mask=[1, 0, 0, 0])
+    policy = np.full((4, 2), 0.5)
+    with pytest.raises(InputError, match="rewards must have no masked values, got 1 of 4"):
+        off_policy.inverse_propensity([0, 1, 0, 1], rewards, [0.5] * 4, policy)
+    whole = np.ma.masked_array([1.0, 1.0, 0.0, 0.0])
+    assert off_policy.inverse_propensity([0, 1, 0, 1], whole, [0.5] * 4, policy).value == 0.5
+
+
+def test_a_policy_without_a_logged_action_has_no_estimate():
+    log = [0] * 50, [1.0] * 50, [0.5] * 50, np.tile([0.0, 1.0], (50, 1))
+    for estimate in (
+        off_policy.inverse_propensity,
+        off_policy.self_normalised,
+        lambda *log: off_policy.doubly_robust(*log, np.zeros((50, 2))),
+    ):
+        with pytest.raises(InputError, match="it takes none"):
+            estimate(*log)
+    agent = fastfed.LinUCB(2)
+    contexts = np.tile([[1.0, 0.0], [0.5, 0.0]], (50, 1, 1))
+    replayed = agent.replay(contexts, [1] * 50, [1.0] * 50)
+    assert replayed.inverse_propensity is None and replayed.self_normalised is None
+
+
+@pytest.mark.parametrize(
+    "row", [[0.333333] * 3, [0.142857] * 7, [1 / 3] * 3, [0.25] * 4, [0.166667] * 6]
+)
+def test_probabilities_with_six_decimals_are_taken(row):
+    policy = np.tile(row, (20, 1))
+    value = off_policy.inverse_propensity([0, 1] * 10, [1.0] * 20, [1 / len(row)] * 20, policy)
+    assert value.value == pytest.approx(1.0, abs=2e-6)
+    with pytest.raises(InputError, match="a sum of"):
+        off_policy.inverse_propensity([0, 1] * 10, [1.0] * 20, [0.5] * 20, policy * 0.99)
+
+
+@pytest.mark.parametrize("dtype", [float, np.longdouble])
+@pytest.mark.parametrize("scale", [1e155, 1e200, 1e300])
+def test_scores_and_sums_that_overflow_are_refused(dtype, scale):
+    factor, theta = kernels.inverse_factor(np.eye(2)), np.array([1.0, 0.0])
+    actions = (np.array([[0.1, 0.0], [0.9, 0.0]]) * scale).astype(dtype)
+    for function in (kernels.ucb_scores, kernels.ucb_argmax):
+        for sets in (actions, actions[None], actions.tolist()):
+            with pytest.raises(InputError, match="actions must be smaller"):
+                function(sets, factor, theta, 1.0)
+    gram, bias = np.eye(2), np.zeros(2)
+    for x, y in ((actions[1], 1.0), (actions, np.ones(2)), ([1e100, 0], 1e250), (actions[1], 1)):
+        with pytest.raises(InputError, match="x and y must be smaller"):
+            kernels.rank_one_update(gram, bias, x, y)
+        assert (gram == np.eye(2)).all() and not bias.any()
+
+
+def test_large_numbers_that_do_not_overflow_are_taken():
+    factor, theta = kernels.inverse_factor(np.eye(2)), np.array([1.0, 0.0])
+    actions = np.array([[0.1, 0.0], [0.9, 0.0]]) * 1e100
+    assert kernels.ucb_argmax(actions, factor, theta, 1.0) == 1
+    gram, bias = np.eye(2), np.zeros(2)
+    kernels.rank_one_update(gram, bias, [1e150, 0.0], 1e100)
+    assert gram[0, 0] == 1e150 * 1e150 and bias[0] == 1e150 * 1e100
+
+
+@pytest.mark.parametrize("click", [True, False, np.True_, np.False_])
+def test_a_click_is_a_reward(click):
+    learners = [fastfed.LinUCB(2), fastfed.LinUCB(2)]
+    for learner, reward in zip(learners, (click, float(click)), strict=True):
+        learner.select(np.eye(2))
+        learner.observe(reward)
+    assert (learners[0].theta == learners[1].theta).all()
+    gram, bias = np.eye(2), np.zeros(2)
+    kernels.rank_one_update(gram, bias, [1.0, 0.0], click)
+    assert bias[0] == float(click)
