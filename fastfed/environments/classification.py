@@ -49,9 +49,9 @@ def classification_pool(
 
     A column in ``ranges`` is scaled or one-hot coded by its range, and gets a further column that
     marks missing cells. Any other numeric column is scaled to [0, 1] by its least and largest
-    value, and any other text column is one-hot coded. In these columns "?", "NA", "NaN" and empty
-    cells become 0, and a further column marks them. ``records_pool`` defines the features and
-    rewards of actions.
+    value, and any other text column is one-hot coded. In these columns missing cells
+    (`_cells.MISSING`) become 0, and a further column marks them. ``records_pool`` defines the
+    features and rewards of actions.
 
     Parameters
     ----------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import os
+import random
 import warnings
 from datetime import date
 from decimal import Decimal
@@ -19,7 +21,9 @@ from fastfed._containers import delimiter_of
 from fastfed._validate import InputError
 from fastfed.deployment.data import source_of, surveyed
 from fastfed.deployment.declared import schema_of
-from fastfed.environments import Classification
+from fastfed.environments import Classification, Letor
+from fastfed.environments.letor import letor_pool
+from fastfed.environments.letor_files import read_letor
 from fastfed.environments.storage import cache_folder
 from fastfed.environments.tables import digest_of, read_table
 
@@ -417,6 +421,120 @@ def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
     folder.chmod(0o755)
     with pytest.raises(InputError, match="set FASTFED_CACHE"):
         cache_folder()
+
+
+# ---- Ranking files -------------------------------------------------------------------------------
+
+
+def ranked(queries=20, rows=15, width=46, scale=50.0, first=1):
+    rng = random.Random(0)
+    lines = []
+    for q in range(queries):
+        for _ in range(rows):
+            label = rng.choice([0, 0, 0, 1, 2])
+            values = [min(1.0, rng.random() * (0.7 + 0.15 * label)) * scale for _ in range(width)]
+            pairs = " ".join(f"{j}:{value:.6f}" for j, value in enumerate(values, first))
+            lines.append(f"{label} qid:{q + 10} {pairs}")
+    return lines
+
+
+def rank_file(folder, lines):
+    return str(put(folder, "rows.txt", "\n".join(lines) + "\n"))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_normalised_features_are_played_by_default(tmp_path, scale):
+    path = rank_file(tmp_path, ranked(scale=scale))
+    curve = play({"kind": "letor", "path": path})
+    assert curve.final()["mean"] > 0
+    with pytest.raises(InputError, match="theta_penalty must be smaller"):
+        play({"kind": "letor", "path": path, "theta_penalty": 1.0})
+    play({"kind": "letor", "path": path, "theta_penalty": 0.001 * scale})
+
+
+def test_a_default_penalty_that_fits_is_not_changed(tmp_path):
+    path = rank_file(tmp_path, ranked())
+    env = Letor(path=path)
+    assert not any("penalty" in note for note in env.load(2).notes)
+    assert (env.load(2).theta == letor_pool(path, 2, theta_penalty=1.0).theta).all()
+    assert set(env.describe()) == {
+        *("kind", "sources", "features", "scaling", "sampling", "reward"),
+        *env.later_keys,
+    }
+
+
+def test_rows_of_one_query_that_are_not_together_are_said(tmp_path):
+    lines = ranked()
+    path = rank_file(tmp_path, lines)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(read_letor(path).qids) == 20
+    random.Random(1).shuffle(lines)
+    path = rank_file(tmp_path, lines)
+    with pytest.warns(UserWarning, match="qid that came before"):
+        rows = read_letor(path)
+    assert rows.returning == len(rows.qids) - 20 == read_letor(path).returning
+    assert any("came before" in note for note in Letor(path=path).load(2).notes)
+
+
+@pytest.mark.parametrize("missing", ["1.79769313486e+308", "nan", "-999.0", "NaN"])
+def test_a_value_of_missing_features_is_absent(tmp_path, missing):
+    lines = ranked(scale=5.0)
+    without = [" ".join(w for w in line.split() if not w.startswith("7:")) for line in lines]
+    with_it = [line + f" # 7:{missing}" for line in without]
+    with_it[3] = without[3].replace(" 8:", f" 7:{missing} 8:")
+    with_it[4] = without[4] + f" 47:{missing}"
+    path = rank_file(tmp_path, with_it)
+    if missing != "-999.0":
+        with pytest.raises(InputError, match=f'set missing = "{missing}"'.replace("+", r"\+")):
+            read_letor(path)
+    rows = read_letor(path, missing=missing)
+    wanted = read_letor(rank_file(tmp_path / "other", without))
+    assert (rows.features[:, :46] == wanted.features).all() and not rows.features[:, 46:].any()
+    play({"kind": "letor", "path": path, "missing": missing})
+    assert Letor(path=path, missing=missing).describe()["missing"] == missing
+
+
+def test_the_value_of_missing_features_is_a_number_in_quotes(tmp_path):
+    path = rank_file(tmp_path, ranked())
+    for missing in (-1, 1e300, "", "none", "1 2"):
+        with pytest.raises(InputError, match="missing must be a number as the file writes it"):
+            Letor(path=path, missing=missing)
+
+
+def test_rows_that_nobody_judged_are_left_out(tmp_path):
+    lines = ranked()
+    some = ["-1" + line[1:] if i % 3 == 0 else line for i, line in enumerate(lines)]
+    judged = [line for line in some if not line.startswith("-1")]
+    path = rank_file(tmp_path, some)
+    with pytest.warns(UserWarning, match="100 rows have relevance -1"):
+        rows = read_letor(path)
+    wanted = read_letor(rank_file(tmp_path / "other", judged))
+    assert (rows.features == wanted.features).all() and (rows.starts == wanted.starts).all()
+    assert rows.unjudged == read_letor(path).unjudged == 100
+    env = Letor(path=path)
+    assert env.describe()["unjudged"] == "left out"
+    assert any("nobody judged them" in note for note in env.load(2).notes)
+    with pytest.raises(InputError, match="judged by somebody, found 300 others"):
+        read_letor(rank_file(tmp_path, ["-1" + line[1:] for line in lines]))
+
+
+def test_a_cache_of_an_earlier_version_is_parsed_again(tmp_path):
+    path = rank_file(tmp_path, ranked())
+    meta = read_letor(path).folder / "meta.json"
+    old = {
+        k: v for k, v in json.loads(meta.read_text()).items() if k not in ("unjudged", "returning")
+    }
+    meta.write_text(json.dumps(old))
+    assert read_letor(path).unjudged == 0 and "returning" in json.loads(meta.read_text())
+
+
+def test_messages_about_ranking_files_say_the_limit_and_the_way(tmp_path):
+    lines = ranked()
+    with pytest.raises(InputError, match="relevance must be a whole number of at most 2147483647"):
+        read_letor(rank_file(tmp_path, ["3000000000" + line[1:] for line in lines]))
+    with pytest.raises(InputError, match="number features from 1"):
+        read_letor(rank_file(tmp_path, ranked(first=0)))
 
 
 # ---- Arrays from Python --------------------------------------------------------------------------
