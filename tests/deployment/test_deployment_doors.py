@@ -225,6 +225,19 @@ def test_a_person_is_one_however_a_name_is_composed():
     assert party.digest_of(composed) == plain == party.digest_of(apart)
 
 
+def test_a_person_is_one_with_a_blank_more_and_as_earlier_versions_stored_it():
+    process = federation.Federation(federation.deployed()).processes["silo0"]
+    ways = ["p1", "p1 ", "p2", "17", 17, "17.0", "17 "]
+    learns = [
+        answers(process, "/decide", {"actions": ROWS, "subject": way})["learns"] for way in ways
+    ]
+    assert learns == [True, False, True, True, False, False, False]
+    # An earlier version stored the digest of the text with its blank.
+    process.party._subjects.add(process.party._keyed_subject("p3 "))
+    for way in ("p3 ", "p3"):
+        assert not answers(process, "/decide", {"actions": ROWS, "subject": way})["learns"]
+
+
 def test_a_table_has_a_person_once_however_a_name_is_composed(tmp_path):
     names = [unicodedata.normalize(form, "Zoë Müller") for form in ("NFC", "NFD")]
     rows = "".join(f"{name},63,1,m,0\n" for name in names)

@@ -21,6 +21,7 @@ from fastfed._containers import delimiter_of
 from fastfed._validate import InputError
 from fastfed.deployment.data import source_of, surveyed
 from fastfed.deployment.declared import schema_of
+from fastfed.deployment.replay import _similar
 from fastfed.environments import Classification, Letor
 from fastfed.environments.letor import letor_pool
 from fastfed.environments.letor_files import read_letor
@@ -184,6 +185,14 @@ def test_a_person_whose_number_was_rounded_is_refused(who):
 @pytest.mark.parametrize("ways", [("1", "2"), ("001", "1"), ("1e5", "100000"), ("p1", "P1")])
 def test_persons_who_may_differ_are_different(ways):
     assert len({_cells.person("who", way) for way in ways}) == 2
+
+
+def test_deploy_check_counts_persons(tmp_path):
+    rows = "".join(f"30,,no,1,{who}\n" for who in ("p1", "p1 ", "P1", "007", "7", "8", "p-1", "9"))
+    put(tmp_path, "t.csv", HEAD[:-1] + ",who\n" + rows + "30,,no,,NULL\n")
+    cases, problems = surveyed(source_of({"file": "t.csv", "subject": "who"}, tmp_path), SCHEMA)
+    assert len(problems) == 1 and len({case.subject for case in cases}) == 7
+    assert _similar(cases) == 5
 
 
 def test_a_silo_is_one_however_it_is_written(tmp_path):
