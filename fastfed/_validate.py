@@ -247,6 +247,12 @@ def unmasked(name: str, value: Any) -> Any:
     return value.data
 
 
+def is_list(value: object) -> bool:
+    """Return True for a value with entries at positions 0, 1, ..., such as an array."""
+    has_entries = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return has_entries and not isinstance(value, Mapping)
+
+
 def _no_array(name: str, value: object, error: Exception) -> InputError:
     """Return the error for a value that is no array of numbers."""
     if "inhomogeneous" in str(error):

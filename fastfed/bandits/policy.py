@@ -25,9 +25,11 @@ from fastfed._validate import (
     axes,
     boolean,
     integer,
+    is_list,
     number,
     reward_number,
     show,
+    unmasked,
 )
 from fastfed.bandits.linucb import Estimate, check_actions
 
@@ -281,7 +283,8 @@ class LinUCB:
                 rows = np.take_along_axis(actions, index[:, None, None], axis=1)
                 self._chosen = rows.reshape(-1, d).astype(np.float64)
                 return np.asarray(index)
-        if is_sparse(actions) or not hasattr(actions, "__len__"):
+        actions = unmasked("actions", actions)
+        if is_sparse(actions) or not is_list(actions):
             raise InputError(
                 "actions must have shape (n, K, d), or be a sequence of the actions (K, d) of "
                 f"each user, got {show(actions)}"
@@ -530,7 +533,8 @@ class LinUCB:
         the logged action). The estimators are in `fastfed.off_policy`.
         """
         learn = boolean("learn", learn)
-        if is_sparse(contexts) or not hasattr(contexts, "__len__"):
+        contexts = unmasked("contexts", contexts)
+        if is_sparse(contexts) or not is_list(contexts):
             raise InputError(
                 "contexts must have shape (n, K, d), or be a sequence of the actions (K, d) of "
                 f"each round, got {show(contexts)}"
@@ -564,9 +568,9 @@ class LinUCB:
                 chosen[t] = self._best(actions_by_round[t], chosen_row)
                 if learn and chosen[t] == logged[t]:
                     self.observe(float(logged_rewards[t]), chosen_row)
-        except InputError:
+        except InputError as error:
             self.__dict__.update(state_before, _row=self._row, _row_2d=self._row_2d)
-            raise
+            raise InputError(f"contexts, index {t}: {error}") from None
         matched = chosen == logged
         values = [
             _value_of_choices(matched, logged_rewards, logged_probabilities, confidence, estimator)
