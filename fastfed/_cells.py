@@ -34,8 +34,9 @@ TRUE, FALSE = frozenset({"true", "t", "yes", "y"}), frozenset({"false", "f", "no
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 #: A whole number with an empty fraction, as programs write codes that they took for numbers.
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*", re.ASCII)
-#: A number as spreadsheets write one of more than 11 digits, which loses the last digits.
-_ROUNDED = re.compile(r"[+-]?[0-9](\.[0-9]+)?E\+[0-9]+", re.ASCII)
+#: A number as spreadsheets write one of more than 11 digits, which loses the last digits, and as
+#: Python writes a float of more than 16 digits.
+_ROUNDED = re.compile(r"[+-]?[0-9](\.[0-9]+)?(E\+[0-9]+|e\+(1[6-9]|[2-9][0-9]|[1-9][0-9]{2}))")
 #: Whole numbers of this size and more may share a float64.
 _INEXACT = 2.0**53
 
@@ -92,17 +93,27 @@ def code(value: object) -> str:
     return normalize("NFC", str(value).strip())
 
 
-def person(name: str, value: Any) -> str:
-    """Return the normal form of a cell that identifies a person: 17, "17 " and "17.0" are one.
+def plain_name(name: str, value: Any) -> str:
+    """Return the normal form of a text that tells persons or silos apart.
+
+    17, "17 ", "17.0" and 17.0 are one.
+
+    Parameters
+    ----------
+    name : str
+        The column or argument, for messages.
+    value
+        A text or a number.
 
     Raises
     ------
     InputError
-        If the cell cannot tell persons apart. The message never has the value.
+        If the number was rounded, so that it cannot tell them apart. The message never has the
+        value.
     """
     if isinstance(value, float | np.floating) and abs(float(value)) >= _INEXACT:
         raise InputError(
-            f"{name} must tell persons apart, but has numbers that were rounded: store it "
+            f"{name} must tell persons or silos apart, but has numbers that were rounded: store it "
             "as text or as whole numbers"
         )
     try:
@@ -111,8 +122,8 @@ def person(name: str, value: Any) -> str:
         raise InputError(f"{name} must have at most 4300 digits, got more") from None
     if _ROUNDED.fullmatch(text):
         raise InputError(
-            f"{name} must tell persons apart, but a spreadsheet has rounded it to a "
-            "number such as 9E+17: export it as text"
+            f"{name} must tell persons or silos apart, but has numbers that were rounded, such as "
+            "9E+17: export it as text"
         )
     whole = _WHOLE.fullmatch(text)
     return whole[1] if whole else text

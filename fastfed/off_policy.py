@@ -135,6 +135,10 @@ class _Log:
         """Return an estimate with its normal interval and the counts of the log."""
         from scipy.special import ndtri
 
+        if not (math.isfinite(value) and math.isfinite(stderr)):
+            raise InputError(
+                "rewards must be smaller: the estimate or its standard error overflows a float64"
+            )
         half = float(ndtri(0.5 + self.confidence / 2.0)) * stderr
         w, squares = self.weights, float((self.weights**2).sum())
         return PolicyValue(
@@ -202,7 +206,8 @@ def inverse_propensity(
     """
     log = _Log.of(actions, rewards, propensities, policy, confidence)
     log.check_overlap()
-    terms = log.weights * log.rewards
+    with np.errstate(over="ignore"):
+        terms = log.weights * log.rewards
     bounded = None
     if largest_reward is not None:
         most = number("largest_reward", largest_reward, above=0.0)
@@ -259,8 +264,9 @@ def self_normalised(
     log = _Log.of(actions, rewards, propensities, policy, confidence)
     log.check_overlap()
     total = float(log.weights.sum())
-    value = float(log.weights @ log.rewards) / total
-    stderr = math.sqrt(float((log.weights**2 * (log.rewards - value) ** 2).sum())) / total
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = float(log.weights @ log.rewards) / total
+        stderr = math.sqrt(float((log.weights**2 * (log.rewards - value) ** 2).sum())) / total
     return log.estimate(SNIPW, value, stderr)
 
 
@@ -303,7 +309,8 @@ def doubly_robust(
     log.check_overlap()
     model = array("predicted", predicted, shape=log.policy.shape)
     logged = model[np.arange(len(model)), log.actions]
-    terms = (log.policy * model).sum(axis=1) + log.weights * (log.rewards - logged)
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms = (log.policy * model).sum(axis=1) + log.weights * (log.rewards - logged)
     return log.estimate(DR, *_mean(terms))
 
 
@@ -354,8 +361,15 @@ def cross_fitted_ridge(
     predicted = np.empty((n, k))
     for held_out in range(folds):
         in_fold, not_in_fold = fold == held_out, fold != held_out
-        gram = x[not_in_fold].T @ x[not_in_fold] + ridge * np.eye(d)
-        theta = np.linalg.solve(gram, x[not_in_fold].T @ rewards[not_in_fold])
+        with np.errstate(over="ignore", invalid="ignore"):
+            gram = x[not_in_fold].T @ x[not_in_fold] + ridge * np.eye(d)
+            bias = x[not_in_fold].T @ rewards[not_in_fold]
+        if not (np.isfinite(gram).all() and np.isfinite(bias).all()):
+            raise InputError(
+                "contexts and rewards must be smaller: the sums of the regression overflow a "
+                "float64"
+            )
+        theta = np.linalg.solve(gram, bias)
         predicted[in_fold] = contexts[in_fold] @ theta
     return predicted
 
@@ -371,8 +385,9 @@ def _actions(actions: ArrayLike, n: int, k: int) -> np.ndarray:
 
 
 def _mean(terms: np.ndarray) -> tuple[float, float]:
-    """Return the mean and its standard error."""
-    return float(terms.mean()), float(terms.std(ddof=1)) / math.sqrt(len(terms))
+    """Return the mean and its standard error, infinite or NaN if they overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(terms.mean()), float(terms.std(ddof=1)) / math.sqrt(len(terms))
 
 
 def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:

@@ -201,9 +201,11 @@ class LinUCB:
         model_numbers = model.w, model.theta, self.confidence_radius
         # The compiled function returns None for arguments that Python must convert or refuse.
         scores = checked.scores(actions, *model_numbers, 0.0, True)
-        if scores is not None and scores.ndim == 1:
-            return scores
-        return linalg.scores(check_actions(actions, self.dimension), *model_numbers, 0.0)
+        if scores is None or scores.ndim != 1:
+            scores = linalg.scores(check_actions(actions, self.dimension), *model_numbers, 0.0)
+        if not np.isfinite(scores).all():
+            raise InputError("actions must be smaller: their scores overflow a float64")
+        return scores
 
     def select(self, actions: object) -> int:
         """Choose an action. Pass its reward to ``observe``.

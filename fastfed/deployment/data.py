@@ -25,7 +25,7 @@ from fastfed._cells import (
     is_missing,
     matched,
     other_unit,
-    person,
+    plain_name,
     seconds,
 )
 from fastfed._containers import (
@@ -554,7 +554,7 @@ class _Reader:
             }
         elif self._outcome is not None:
             outcome_value = self._value(outcome, cells[self._outcome])
-        who = f"row {row}" if subject is None else person(f'column "{source.subject}"', subject)
+        who = f"row {row}" if subject is None else plain_name(f'column "{source.subject}"', subject)
         if not is_line(who):
             raise InputError(
                 f'column "{source.subject}" must be of printable characters on one line'

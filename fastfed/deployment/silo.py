@@ -20,7 +20,7 @@ from unicodedata import normalize
 import msgspec
 import numpy as np
 
-from fastfed._cells import person
+from fastfed._cells import plain_name
 from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, is_line
@@ -234,7 +234,7 @@ class SiloParty(Speaker):
         """
         text = self._subject_text(subject)
         # The same person may be written with a blank more, or with other codes of accented letters.
-        return self._keyed_subject(person("subject", text))
+        return self._keyed_subject(plain_name("subject", text))
 
     def _keyed_subject(self, text: str) -> bytes:
         """Compute the keyed digest of a text in NFC."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._cells import MISSING, NEW_MARKERS, NUMBER, matched, unified
+from fastfed._cells import MISSING, NEW_MARKERS, NUMBER, matched, plain_name, unified
 from fastfed._validate import InputError, number, show
 from fastfed.environments.replay import MAX_CLASSES
 from fastfed.environments.tables import Table
@@ -76,7 +76,9 @@ def from_table(
     classes = _classes(table, label)
     silos = None
     if silo is not None:
-        names = unified(table.complete("silo", silo))
+        cells = table.complete("silo", silo)
+        form = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
+        names = [form[cell] for cell in cells]
         numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
         silos = np.array([numbers[name] for name in names])
     feature_names = feature_columns(table, label, silo, columns)

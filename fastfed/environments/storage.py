@@ -194,14 +194,15 @@ def cache_folder() -> Path:
     if chosen:
         return Path(chosen)
     home = _home()
+    linux_cache = os.environ.get("XDG_CACHE_HOME", "")
     if home is None:
-        return _temporary_cache()
+        return Path(linux_cache) / "fastfed" if linux_cache else _temporary_cache()
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = home / "Library" / "Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+        base = Path(linux_cache or home / ".cache")
     return base / "fastfed"
 
 

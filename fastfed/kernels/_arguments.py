@@ -122,11 +122,12 @@ def square_sum(values: np.ndarray) -> float:
     return float(np.vdot(values, values))
 
 
-def check_finite(name: str, scores: np.ndarray) -> None:
-    """Raise InputError if scores of finite arguments are infinite, or no numbers."""
-    # The sum of squares is faster than isfinite, but may overflow where the scores do not.
-    if not square_sum(scores) < np.inf and not np.isfinite(scores).all():
-        raise InputError(
-            f"{name} must be smaller: their scores overflow a float64; divide features and radius "
-            "by a common scale"
-        )
+def check_finite(
+    name: str,
+    values: np.ndarray,
+    problem: str = "their scores overflow",
+) -> None:
+    """Raise InputError if values computed from finite arguments are infinite, or no numbers."""
+    # The sum of squares is faster than isfinite, but may overflow where the values do not.
+    if not square_sum(values) < np.inf and not np.isfinite(values).all():
+        raise InputError(f"{name} must be smaller: {problem} a float64; scale all numbers down")

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from fastfed._kernels import checked, linalg
 from fastfed._validate import InputError, array, axes
 from fastfed.kernels._arguments import (
+    check_finite,
     is_moderate,
     rewards,
     rows,
@@ -194,11 +195,13 @@ def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarr
     Raises
     ------
     InputError
-        For shapes that do not agree, values that are not finite and a factor that is not lower
-        triangular with a positive diagonal.
+        For shapes that do not agree, values that are not finite, a factor that is not lower
+        triangular with a positive diagonal, and a solution that overflows.
     """
     compiled: np.ndarray | None = checked.solves(factor, u, trusted)
     if compiled is not None:
+        if not trusted:
+            check_finite("u", compiled, "the solution overflows")
         return compiled
     w = array("factor", factor, shape=(None, None), finite=not trusted)
     d = square("factor", w)
@@ -206,8 +209,11 @@ def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarr
         triangular(w)
     if axes("u", u) == 2:
         right = array("u", u, shape=(None, d))
-        return np.array([linalg.solve(w, row) for row in right]).reshape(right.shape)
-    result: np.ndarray = linalg.solve(w, array("u", u, shape=(d,)))
+        result = np.array([linalg.solve(w, row) for row in right]).reshape(right.shape)
+    else:
+        result = linalg.solve(w, array("u", u, shape=(d,)))
+    if not trusted:
+        check_finite("u", result, "the solution overflows")
     return result
 
 

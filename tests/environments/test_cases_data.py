@@ -171,20 +171,20 @@ def test_a_person_is_one_however_it_is_written(tmp_path, ways):
 
 @pytest.mark.parametrize("ways", [(17, 17.0), (17, "17"), (2**60, str(2**60)), (Decimal(17), 17)])
 def test_a_person_of_a_query_is_one_whatever_the_type(ways):
-    forms = {_cells.person("who", way) for way in ways}
+    forms = {_cells.plain_name("who", way) for way in ways}
     assert len(forms) == 1
 
 
 @pytest.mark.parametrize("who", [9e17, 2.0**53, "9.00000000000001E+17", "1E+12"])
 def test_a_person_whose_number_was_rounded_is_refused(who):
     with pytest.raises(InputError, match="rounded") as error:
-        _cells.person('column "who"', who)
+        _cells.plain_name('column "who"', who)
     assert str(who) not in str(error.value)
 
 
 @pytest.mark.parametrize("ways", [("1", "2"), ("001", "1"), ("1e5", "100000"), ("p1", "P1")])
 def test_persons_who_may_differ_are_different(ways):
-    assert len({_cells.person("who", way) for way in ways}) == 2
+    assert len({_cells.plain_name("who", way) for way in ways}) == 2
 
 
 def test_deploy_check_counts_persons(tmp_path):
