@@ -296,7 +296,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
                     f'outcome "{self.column}" must be one of {known}, got another value'
                 )
             return float(table[index][1]) if self.codes else float(table[index][1] == action)
-        number_value = as_number(value)
+        # A click may be written as a truth value.
+        click = matched(value, ("false", "true"))
+        number_value = as_number(value) if click is None else float(click)
         if number_value is None or (
             self.outside == "refuse" and not self.low <= number_value <= self.high
         ):

@@ -151,7 +151,7 @@ def missing_value(value: object) -> bytes | None:
         return None
     if not isinstance(value, str) or not is_value(value):
         raise InputError(
-            "missing must be a number as the file writes it, in quotes, such as "
+            "missing must be a missing value as the file writes it, in quotes, such as "
             f'"1.79769313486e+308", got {show(value)}'
         )
     return value.encode()

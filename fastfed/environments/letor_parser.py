@@ -9,9 +9,11 @@ or quotient could be rounded twice.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -22,6 +24,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fastfed._cells import MISSING
+from fastfed._containers import columnar, compression, is_utf_16, other_kind
 from fastfed._kernels import environments
 from fastfed._validate import InputError, show
 
@@ -39,9 +43,9 @@ _LINE_END = np.uint8(ord("\n"))
 
 
 def is_value(text: str) -> bool:
-    """Return True for the text of a number, which may be infinite or NaN."""
+    """Return True for the text of a number, which may be infinite, or of a missing value."""
     data = text.encode("utf-8", "replace")
-    return bool(_DECIMAL.fullmatch(data) or _NOT_FINITE.fullmatch(data))
+    return text in MISSING - {""} or bool(_DECIMAL.fullmatch(data) or _NOT_FINITE.fullmatch(data))
 
 
 # ---- Parsing one block ---------------------------------------------------------------------------
@@ -151,7 +155,8 @@ def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
                 f"{where}: feature {index} must be finite, got {_text(right)}{_missing(right)}"
             )
         if not _DECIMAL.fullmatch(right):
-            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
+            advice = _missing(right) if right.decode("utf-8", "replace") in MISSING - {""} else ""
+            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}{advice}")
         value = float(right)
         if abs(value) > _LARGEST:
             raise InputError(
@@ -185,6 +190,20 @@ def _text(token: bytes) -> str:
 
 
 # ---- Parsing files, block by block ---------------------------------------------------------------
+
+#: Compressions besides gzip that are read block by block.
+_OPENERS: dict[str | None, Any] = {"bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}
+
+
+def _other_text(start: bytes, kind: str | None) -> str | None:
+    """Return what the first bytes of a file are and what to do with it, or None for text."""
+    if kind is not None:
+        return f"a file compressed by {kind}: unpack it"
+    if is_utf_16(start):
+        return "text in UTF-16: save it in UTF-8"
+    name = columnar(start)
+    return None if name is None else f"a {name.capitalize()} file: write its rows as text"
+
 
 _BLOCK = 1 << 18  # bytes of a block; its text and its table fit the processor's cache
 _LONGEST = 1 << 24  # largest length of a line, as a file without line ends would fill the memory
@@ -321,8 +340,14 @@ def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
         # Leaving the context of the thread waits for the digest.
         with ThreadPoolExecutor(1) as thread, source.open("rb") as file:
             stream: Any = io.BufferedReader(_HashingFile(file, digest, thread), _BLOCK)
-            if source.name.endswith(".gz") or stream.peek(2)[:2] == b"\x1f\x8b":
+            start = stream.peek(16)
+            kind = compression(start)
+            if kind == "gzip" or source.name.endswith(".gz"):
                 stream = gzip.GzipFile(fileobj=stream)
+            elif kind in _OPENERS:
+                stream = _OPENERS[kind](stream)
+            elif other := other_kind(start, source.name) or _other_text(start, kind):
+                raise InputError(f"{source} must be LETOR text, got {other}")
             line = 1
             rest: list[bytes] = []
             data = stream.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
@@ -342,7 +367,9 @@ def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
                 data = stream.read(_BLOCK)
             if any(rest):
                 yield b"".join([*rest, b"\n"]), line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{source} must be a whole gzip file, got damage: {error}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise InputError(
+            f"{source} must be a whole {kind or 'gzip'} file, got damage: {error}"
+        ) from None
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror or error}") from None

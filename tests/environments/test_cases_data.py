@@ -486,7 +486,7 @@ def test_rows_of_one_query_that_are_not_together_are_said(tmp_path):
     assert any("came before" in note for note in Letor(path=path).load(2).notes)
 
 
-@pytest.mark.parametrize("missing", ["1.79769313486e+308", "nan", "-999.0", "NaN"])
+@pytest.mark.parametrize("missing", ["1.79769313486e+308", "nan", "-999.0", "NaN", "NULL"])
 def test_a_value_of_missing_features_is_absent(tmp_path, missing):
     lines = ranked(scale=5.0)
     without = [" ".join(w for w in line.split() if not w.startswith("7:")) for line in lines]
@@ -507,7 +507,7 @@ def test_a_value_of_missing_features_is_absent(tmp_path, missing):
 def test_the_value_of_missing_features_is_a_number_in_quotes(tmp_path):
     path = rank_file(tmp_path, ranked())
     for missing in (-1, 1e300, "", "none", "1 2"):
-        with pytest.raises(InputError, match="missing must be a number as the file writes it"):
+        with pytest.raises(InputError, match="missing must be a missing value"):
             Letor(path=path, missing=missing)
 
 
@@ -538,12 +538,48 @@ def test_a_cache_of_an_earlier_version_is_parsed_again(tmp_path):
     assert read_letor(path).unjudged == 0 and "returning" in json.loads(meta.read_text())
 
 
+@pytest.mark.parametrize("ending", PACKED)
+def test_a_packed_ranking_file_is_read(tmp_path, ending):
+    text = "\n".join(ranked()) + "\n"
+    rows = read_letor(put(tmp_path, "rows.txt", PACKED[ending](text.encode())))
+    wanted = read_letor(put(tmp_path, "plain.txt", text))
+    assert (rows.features == wanted.features).all() and (rows.qids == wanted.qids).all()
+    with pytest.raises(InputError, match="must be a whole"):
+        read_letor(put(tmp_path, "cut.txt", PACKED[ending](text.encode())[:-20]))
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "word"),
+    [
+        (b"PK\x03\x04\x00", "t.xlsx", "Excel"),
+        (b"PK\x03\x04\x00", "t.txt", "ZIP"),
+        (b"\x28\xb5\x2f\xfd\x00", "t.txt", "zstd"),
+        (b"PAR1\x00\x00", "t.txt", "Parquet"),
+        ("1 qid:1 1:2\n".encode("utf-16"), "t.txt", "UTF-16"),
+    ],
+)
+def test_a_ranking_file_that_is_no_text_is_named(tmp_path, content, name, word):
+    with pytest.raises(InputError, match=word):
+        read_letor(put(tmp_path, name, content))
+
+
 def test_messages_about_ranking_files_say_the_limit_and_the_way(tmp_path):
     lines = ranked()
     with pytest.raises(InputError, match="relevance must be a whole number of at most 2147483647"):
         read_letor(rank_file(tmp_path, ["3000000000" + line[1:] for line in lines]))
     with pytest.raises(InputError, match="number features from 1"):
         read_letor(rank_file(tmp_path, ranked(first=0)))
+
+
+@pytest.mark.parametrize(
+    ("value", "reward"),
+    [(True, 1.0), (False, 0.0), ("True", 1.0), ("false", 0.0), ("1", 1.0), (0.25, 0.25)],
+)
+def test_an_outcome_may_be_a_click(value, reward):
+    outcome = {"column": "result", "low": 0, "high": 1}
+    columns = [{"name": "age", "kind": "number", "low": 0, "high": 1}]
+    tables = {"columns": columns, "actions": {"names": ["A", "B"]}, "reward": outcome}
+    assert schema_of(tables).records.outcome.reward(value, "A") == reward
 
 
 # ---- Arrays from Python --------------------------------------------------------------------------
