@@ -9,6 +9,7 @@ from fastfed._validate import InputError, array, axes, reward_number, show, unma
 
 #: Numbers below this have products so small that adding them to a finite sum never overflows.
 _MODERATE = 1e145
+_MODERATE_SQUARE = 1e290
 _FLOAT64 = np.dtype(np.float64)
 
 
@@ -112,14 +113,13 @@ def is_moderate(values: object) -> bool:
     """Return True if no product of two of these numbers can overflow float64, False if unknown."""
     if type(values) is float:
         return -_MODERATE < values < _MODERATE
-    if type(values) is not np.ndarray or values.dtype is not _FLOAT64:
-        return type(values) is int and abs(values) < _MODERATE
-    return square_sum(values) < _MODERATE**2
+    if type(values) is np.ndarray and values.dtype is _FLOAT64:
+        return bool(square_sum(values, values) < _MODERATE_SQUARE)
+    return type(values) is int and abs(values) < _MODERATE
 
 
-def square_sum(values: np.ndarray) -> float:
-    """Return the sum of squares; unlike the other ways, vdot does not warn if it overflows."""
-    return float(np.vdot(values, values))
+#: Sum of the products of two arrays. Unlike the other ways, vdot does not warn if it overflows.
+square_sum = np.vdot
 
 
 def check_finite(
@@ -129,5 +129,5 @@ def check_finite(
 ) -> None:
     """Raise InputError if values computed from finite arguments are infinite, or no numbers."""
     # The sum of squares is faster than isfinite, but may overflow where the values do not.
-    if not square_sum(values) < np.inf and not np.isfinite(values).all():
+    if not square_sum(values, values) < np.inf and not np.isfinite(values).all():
         raise InputError(f"{name} must be smaller: {problem} a float64; scale all numbers down")

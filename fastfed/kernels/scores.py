@@ -133,7 +133,7 @@ def _is_moderate_choice(actions: Any, index: int | np.ndarray) -> bool:
         chosen = actions[index]
     else:
         chosen = np.take_along_axis(actions, index[:, None, None], axis=1)
-    return square_sum(chosen) < _MODERATE_SQUARE
+    return bool(square_sum(chosen, chosen) < _MODERATE_SQUARE)
 
 
 def _jobs(
